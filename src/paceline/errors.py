@@ -1,0 +1,23 @@
+"""What can be wrong with what the user asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class UsageError(ValueError):
+    """Bad input, found before anything is started: the command line prints it as one line and exits with 2.
+
+    >>> raise UsageError("epochs must be at least 0; got -1")
+    Traceback (most recent call last):
+    paceline.errors.UsageError: epochs must be at least 0; got -1
+    """
+
+
+def unknown(what: str, name: str, choices: Iterable[str]) -> UsageError:
+    """The error for a name that is not one of `choices`.
+
+    >>> unknown("collective", "rng", ["naive", "ring"])
+    UsageError("unknown collective 'rng'; choose one of naive, ring")
+    """
+    return UsageError(f"unknown {what} {name!r}; choose one of {', '.join(choices)}")

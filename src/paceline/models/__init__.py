@@ -1,0 +1,47 @@
+"""Models: two flat vectors, parameters and gradient, of which every layer's arrays are views."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.data import Batch
+
+Array = NDArray[Any]
+
+
+@runtime_checkable
+class Model(Protocol):
+    """What a strategy needs of a network.
+
+    `g` is the gradient of the last batch as a SUM over its samples: pieces of a batch add up to the whole, however
+    unevenly they were cut. The mean is `g / count`.
+    """
+
+    x: Array
+    """The parameters, flat."""
+    g: Array
+    """The gradient of the last batch's summed loss, flat."""
+    layers: Sequence[slice]
+    """Each layer's part of `x` and `g`."""
+    buffers: dict[str, Array]
+    """State that no gradient changes: BatchNorm's statistics, the input's mean. Views: writing them changes the model."""
+
+    def place(self, x: Array, g: Array) -> None:
+        """Move parameters and gradient into memory given from outside (a shared window, say), keeping x's values."""
+        ...
+
+    def gradient(self, batch: Batch) -> float:
+        """Fill `g` for this batch; return the loss summed over its samples."""
+        ...
+
+    def predict(self, inputs: Array) -> Array:
+        """Scores for each sample, one row each; the predicted class is the largest."""
+        ...
+
+    def evaluate(self, inputs: Array, labels: Array) -> tuple[float, int]:
+        """The loss summed over the samples, and how many were classified right (0 for regression)."""
+        ...

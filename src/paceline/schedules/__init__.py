@@ -1,0 +1,1 @@
+"""How the learning rate goes with the step, one file a schedule."""

@@ -1,0 +1,146 @@
+"""`name:option=value,option=value`: one spelling for the command line, the record and the legend.
+
+The options of a thing are the parameters of its function, or the fields of its dataclass, with their types:
+
+    sync:allreduce=ring        mlp:128,64,activation=relu        my_module:build_net:width=32
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Union
+
+from paceline import registry
+from paceline.errors import UsageError, unknown
+
+# Parameters that paceline itself supplies; they are no options of the user's.
+SUPPLIED = frozenset({"self", "data", "seed", "dtype"})
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A name with its checked options, ready to be called.
+
+    >>> parse("strategies", "sync:allreduce=ring").make()
+    Sync(allreduce='ring')
+    """
+
+    kind: str
+    name: str
+    target: Callable[..., Any] = field(repr=False, compare=False)
+    arguments: tuple[Any, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def make(self, *leading: Any, **supplied: Any) -> Any:
+        """Call the target; of `supplied`, only what it takes is handed on."""
+        takes = inspect.signature(self.target).parameters
+        given = {name: value for name, value in supplied.items() if name in takes}
+        return self.target(*leading, *self.arguments, **given, **self.options)
+
+    def __str__(self) -> str:
+        words = [_spell(a) for a in self.arguments] + [f"{k}={_spell(v)}" for k, v in self.options.items()]
+        return f"{self.name}:{','.join(words)}" if words else self.name
+
+
+def parse(kind: str, text: str) -> Spec:
+    """Read one spec and check every option of it.
+
+    >>> str(parse("strategies", "sync:allreduce=naive"))
+    'sync:allreduce=naive'
+    """
+    name, _, rest = text.partition(":")
+    if name in registry.names(kind):
+        target = registry.find(kind, name)
+    elif rest:
+        attribute, _, rest = rest.partition(":")
+        name = f"{name}:{attribute}"
+        target = registry.import_target(kind, name)
+    else:
+        raise unknown(registry.SINGULAR[kind], name, [*registry.names(kind), "module:attribute"])
+    arguments, options = _convert(name, target, [word for word in rest.split(",") if word])
+    return Spec(kind, name, target, arguments, options)
+
+
+def describe(thing: Any, name: str) -> str:
+    """A dataclass instance in the spelling of the command line: what differs from the defaults, and no more."""
+    changed = [
+        f"{f.name.replace('_', '-')}={_spell(getattr(thing, f.name))}"
+        for f in dataclasses.fields(thing)
+        if getattr(thing, f.name) != f.default
+    ]
+    return f"{name}:{','.join(changed)}" if changed else name
+
+
+def options_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters that a user may set, with their types resolved."""
+    function = target.__init__ if inspect.isclass(target) else target  # type: ignore[misc]
+    hints = typing.get_type_hints(function)
+    return {
+        p.name: p.replace(annotation=hints.get(p.name, str))
+        for p in inspect.signature(target).parameters.values()
+        if p.name not in SUPPLIED and p.kind is not p.VAR_KEYWORD
+    }
+
+
+def _convert(name: str, target: Callable[..., Any], words: list[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    parameters = options_of(target)
+    rest = next((p for p in parameters.values() if p.kind is p.VAR_POSITIONAL), None)
+    named = {k: p for k, p in parameters.items() if p.kind is not p.VAR_POSITIONAL}
+    arguments: list[Any] = []
+    options: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            if rest is None:
+                raise UsageError(f"{name} takes option=value; got {word!r}")
+            if options:
+                raise UsageError(f"{name}: {word!r} must stand before the options")
+            arguments.append(_value(name, rest.name, rest.annotation, word))
+            continue
+        key = key.replace("-", "_")
+        if key not in named:
+            choices = [k.replace("_", "-") for k in named] or ["none: it has no options"]
+            raise unknown(f"option of {name}", key.replace("_", "-"), choices)
+        options[key] = _value(name, key, named[key].annotation, value)
+    missing = [k for k, p in named.items() if p.default is p.empty and k not in options]
+    if missing:
+        raise UsageError(f"{name} needs {', '.join(missing)}; write {name}:{missing[0]}=…")
+    return tuple(arguments), options
+
+
+def _value(name: str, key: str, kind: Any, text: str) -> Any:
+    """`text` as the type that the parameter's annotation asks for."""
+    origin = typing.get_origin(kind)
+    if origin in (Union, types.UnionType):
+        choices = typing.get_args(kind)
+        if type(None) in choices and text == "none":
+            return None
+        return _value(name, key, next(c for c in choices if c is not type(None)), text)
+    if origin is Literal:
+        allowed = typing.get_args(kind)
+        for choice in allowed:
+            if text == str(choice):
+                return choice
+        raise unknown(f"{key} of {name}", text, [str(choice) for choice in allowed])
+    if kind is bool:
+        if text.lower() not in ("true", "false", "yes", "no", "1", "0"):
+            raise UsageError(f"{key} of {name} must be true or false; got {text!r}")
+        return text.lower() in ("true", "yes", "1")
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            article = "a whole number" if kind is int else "a number"
+            raise UsageError(f"{key} of {name} must be {article}; got {text!r}") from None
+    return text
+
+
+def _spell(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "none" if value is None else str(value)

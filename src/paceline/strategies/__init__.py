@@ -1,0 +1,1 @@
+"""How ranks train together, one file a strategy."""

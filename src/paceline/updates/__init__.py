@@ -1,0 +1,1 @@
+"""How a gradient changes the parameters, one file an update."""
