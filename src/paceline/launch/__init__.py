@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
-from pathlib import Path
+
+from paceline.errors import UsageError
+from paceline.launch._library import Library, find
+from paceline.launch._settings import clean, for_library
+from paceline.launch._threads import apply_threads, thread_variables, threads_per_rank, usable_cores
+
+__all__ = ["Library", "apply_threads", "find", "mpiexec", "threads_per_rank", "usable_cores"]
 
 
-def mpiexec(ranks: int, command: Sequence[str], *, threads: int | None = None) -> tuple[list[str], dict[str, str]]:
-    """The command line and the environment that start `command` on `ranks` ranks of this machine."""
-    prefixes = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(prefixes)}
-    environment |= {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_ALLOW_RUN_AS_ROOT": "1",
-        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-        "OMPI_MCA_pml": "ob1",
-        "OMPI_MCA_btl": "self,sm,tcp",
-        "OMPI_MCA_osc": "^ucx",
-    }
-    cores = len(os.sched_getaffinity(0))
-    if ranks > cores:
-        environment["OMPI_MCA_mpi_yield_when_idle"] = "1"
-    environment["OMP_NUM_THREADS"] = environment["OPENBLAS_NUM_THREADS"] = str(threads or max(1, cores // ranks))
-    starter = str(Path(sys.executable).parent / "mpiexec")
-    return [starter, "--bind-to", "none", "-n", str(ranks), *command], environment
+def mpiexec(
+    ranks: int, command: Sequence[str], *, threads: int | None = None
+) -> tuple[list[str], dict[str, str]]:
+    """The command line and the environment that start `command` on `ranks` ranks of this machine.
+
+    >>> argv, environment = mpiexec(2, ["python", "-V"], threads=3)
+    >>> argv[-4:], environment["OMP_NUM_THREADS"]
+    (['-n', '2', 'python', '-V'], '3')
+    """
+    if ranks < 1:
+        raise UsageError(f"ranks must be at least 1; got {ranks}")
+    library = find()
+    options, settings = for_library(library, crowded=ranks > usable_cores())
+    environment = clean(dict(os.environ)) | settings | thread_variables(threads_per_rank(ranks, threads))
+    return [str(library.mpiexec), *options, "-n", str(ranks), *command], environment

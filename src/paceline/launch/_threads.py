@@ -1,0 +1,104 @@
+"""How many cores this process may use, and how many threads each rank gets of them.
+
+Threads are divided, not multiplied: p ranks that each start a BLAS pool as wide as the machine are the
+commonest reason why more ranks are slower.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from pathlib import Path
+
+from paceline.errors import UsageError
+
+# What OpenMP, OpenBLAS, MKL, BLIS, numexpr and Accelerate read when they are loaded.
+VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+
+
+def usable_cores() -> int:
+    """The cores that this process may really use: its affinity, and its container's share of time.
+
+    >>> usable_cores() >= 1
+    True
+    """
+    allowed = len(os.sched_getaffinity(0))
+    share = cpu_quota()
+    return allowed if share is None else max(1, min(allowed, math.ceil(share)))
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """The cores' worth of time that the control groups (version 1 or 2) grant; None where they set no limit."""
+    shares = []
+    for folder in cgroup_folders("cpu", root):
+        try:
+            if (both := folder / "cpu.max").exists():
+                quota, period = both.read_text().split()
+            else:
+                quota = (folder / "cpu.cfs_quota_us").read_text().strip()
+                period = (folder / "cpu.cfs_period_us").read_text().strip()
+        except (OSError, ValueError):
+            continue
+        if quota not in ("max", "-1"):
+            shares.append(int(quota) / int(period))
+    return min(shares, default=None)
+
+
+def cgroup_folders(controller: str, root: Path = Path("/")) -> list[Path]:
+    """The folders whose limits hold for this process, innermost first, up to the root of what can be seen."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    folders = []
+    for line in lines:
+        _, controllers, inside = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / (controllers and controller)
+        path = top / inside.strip("/")
+        folders += [path, *(above for above in path.parents if above == top or top in above.parents)]
+    return folders
+
+
+def threads_per_rank(ranks_here: int, given: int | None = None) -> int:
+    """The threads of each of `ranks_here` ranks on this machine: an equal share of the cores, unless given.
+
+    >>> threads_per_rank(10_000), threads_per_rank(2, given=3)
+    (1, 3)
+    """
+    if given is not None:
+        if given < 1:
+            raise UsageError(f"threads must be at least 1; got {given}")
+        return given
+    return max(1, usable_cores() // ranks_here)
+
+
+def thread_variables(threads: int) -> dict[str, str]:
+    """The environment that holds a process's thread pools to `threads`, if set before it starts.
+
+    >>> thread_variables(2)["OPENBLAS_NUM_THREADS"]
+    '2'
+    """
+    return dict.fromkeys(VARIABLES, str(threads))
+
+
+def apply_threads(threads: int) -> None:
+    """Holds this process's pools to `threads`, also where NumPy or torch have been imported already.
+
+    >>> apply_threads(1)
+    """
+    os.environ.update(thread_variables(threads))
+    from threadpoolctl import threadpool_limits
+
+    threadpool_limits(threads)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(threads)
