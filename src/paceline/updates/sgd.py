@@ -1,0 +1,40 @@
+"""Stochastic gradient descent: a step against the mean gradient.
+
+    x <- x - eta (g + lambda x)
+
+Robbins and Monro, "A stochastic approximation method", 1951. lambda is the weight decay (L2 penalty).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.updates import Array, State
+from paceline.updates._checks import not_negative
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sgd:
+    """Plain SGD.
+
+    >>> x, update = np.array([1.0, 2.0]), Sgd()
+    >>> update.apply(x, np.array([4.0, 8.0]), 0.5, update.start(x), scale=0.25)
+    >>> x
+    array([0.5, 1. ])
+    """
+
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        not_negative("weight-decay of sgd", self.weight_decay)
+
+    def start(self, x: Array) -> State:
+        return {}
+
+    def apply(self, x: Array, g: Array, eta: float, state: State, scale: float = 1.0) -> None:
+        if self.weight_decay:
+            np.multiply(x, 1 - eta * self.weight_decay, x)                                # x <- x - eta lambda x
+        np.multiply(g, eta * scale, g)
+        np.subtract(x, g, x)                                                              # x <- x - eta g
