@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from paceline.data._batches import Batch, Batches
-from paceline.data._dataset import Dataset, Split
+from paceline.data._batches import Batch, Batches, partition, piece
+from paceline.data._dataset import ArraySplit, Dataset, Split, Subset, chunks
+from paceline.data._load import load
 
-__all__ = ["Batch", "Batches", "Dataset", "Split"]
+__all__ = [
+    "ArraySplit",
+    "Batch",
+    "Batches",
+    "Dataset",
+    "Split",
+    "Subset",
+    "chunks",
+    "load",
+    "partition",
+    "piece",
+]

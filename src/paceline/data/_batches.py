@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from paceline.data._dataset import Split, Subset, buffers
+from paceline.errors import UsageError
 
 Array = NDArray[Any]
+
+# Random draws are made for many batches at once: about this many samples.
+DRAWN_AT_ONCE = 65_536
 
 
 @dataclass(slots=True)
@@ -30,5 +38,135 @@ class Batch:
     """Number of the epoch, from 0."""
 
 
+def piece(total: int, rank: int, ranks: int) -> tuple[int, int]:
+    """Where rank's share of `total` starts and stops; sizes differ by at most 1, the larger ones first.
+
+    >>> [piece(10, rank, 4) for rank in range(4)]
+    [(0, 3), (3, 6), (6, 8), (8, 10)]
+    """
+    size, larger = divmod(total, ranks)
+    start = rank * size + min(rank, larger)
+    return start, start + size + (rank < larger)
+
+
+def partition(split: Split, rank: int, ranks: int, *, seed: int) -> Subset:
+    """Rank's part of the samples, divided at random, once: the parts are disjoint and together are all.
+
+    >>> from paceline.data import load
+    >>> iris = load("iris")
+    >>> [len(partition(iris.train, rank, 4, seed=0)) for rank in range(4)]
+    [30, 30, 30, 30]
+    """
+    order = _generator(seed, 0).permutation(len(split))
+    start, stop = piece(len(split), rank, ranks)
+    return Subset(split, order[start:stop])
+
+
 class Batches:
-    pass
+    """The batches of every epoch, from a seed; rank r of p is handed the r-th of p slices of each.
+
+    Without `draws` an epoch is a fresh permutation of all samples, its last batch perhaps smaller; with `draws=k` it is
+    k batches, each drawn at random, no sample twice in one batch.
+
+    >>> from paceline.data import load
+    >>> batches = Batches(load("mnist").train, batch=128, seed=1, rank=0, ranks=3)
+    >>> batches.steps_per_epoch
+    391
+    >>> [(b.step, b.count, b.total) for b in batches.epoch(0)][-2:]
+    [(389, 43, 128), (390, 27, 80)]
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        *,
+        batch: int,
+        seed: int = 0,
+        dtype: DTypeLike = np.float32,
+        rank: int = 0,
+        ranks: int = 1,
+        draws: int | None = None,
+    ) -> None:
+        samples = len(split)
+        if samples == 0:
+            raise UsageError("there are no training samples")
+        if batch < 1:
+            raise UsageError(f"batch must be at least 1; got {batch}")
+        if batch > samples:
+            raise UsageError(
+                f"batch must not exceed the training samples; got {batch}, the data have {samples}"
+            )
+        if draws is not None and draws < 1:
+            raise UsageError(f"draws must be at least 1; got {draws}")
+        if seed < 0:
+            raise UsageError(f"seed must be at least 0; got {seed}")
+        if not 0 <= rank < ranks:
+            raise UsageError(f"rank must be from 0 to {ranks - 1}; got {rank}")
+        self.split = split
+        self.batch = batch
+        self.seed = seed
+        self.rank = rank
+        self.ranks = ranks
+        self.draws = draws
+        self.steps_per_epoch = draws if draws is not None else -(-samples // batch)
+        self._piece = piece(batch, rank, ranks)
+        self._inputs, self._labels = buffers(split, self._piece[1] - self._piece[0], dtype)
+        self._key: tuple[int, int] | None = None
+        self._order = np.empty(0, np.intp)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """This rank's pieces of one epoch's batches, in order, from step `start` of the epoch."""
+        for step in range(start, self.steps_per_epoch):
+            yield self.at(epoch, step)
+
+    def at(self, epoch: int, step: int) -> Batch:
+        """This rank's piece of one batch; `step` counts from 0 in its epoch."""
+        indices = self.indices(epoch, step)
+        total = len(indices)
+        start, stop = self._piece if total == self.batch else piece(total, self.rank, self.ranks)
+        count = stop - start
+        inputs, labels = self._inputs, self._labels
+        if count != len(inputs):
+            inputs, labels = inputs[:count], labels[:count]
+        self.split.take(indices[start:stop], inputs, labels)
+        return Batch(inputs, labels, count, total, start, epoch * self.steps_per_epoch + step, epoch)
+
+    def indices(self, epoch: int, step: int) -> Array:
+        """Which samples the whole batch of one step holds: the same on every rank, for any number of ranks.
+
+        >>> from paceline.data import load
+        >>> split = load("iris").train
+        >>> one, many = Batches(split, batch=4, ranks=1), Batches(split, batch=4, rank=2, ranks=3)
+        >>> bool((one.indices(5, 7) == many.indices(5, 7)).all())
+        True
+        """
+        if self.draws is None:
+            if self._key != (epoch, 0):
+                self._order = _generator(self.seed, 1, epoch).permutation(len(self.split))
+                self._key = (epoch, 0)
+            return self._order[step * self.batch : (step + 1) * self.batch]
+        block, row = divmod(step, max(1, DRAWN_AT_ONCE // self.batch))
+        if self._key != (epoch, block):
+            rows = min(max(1, DRAWN_AT_ONCE // self.batch), self.draws)
+            self._order = _draw(_generator(self.seed, 2, epoch, block), len(self.split), rows, self.batch)
+            self._key = (epoch, block)
+        return self._order[row]  # type: ignore[no-any-return]
+
+
+def _draw(generator: np.random.Generator, samples: int, rows: int, size: int) -> Array:
+    """`rows` batches of `size` different samples each."""
+    if size * (size - 1) > samples:  # a row without a repetition would be rare
+        return np.stack([generator.choice(samples, size, replace=False) for _ in range(rows)])
+    drawn = generator.integers(samples, size=(rows, size), dtype=np.intp)
+    again = np.arange(rows)
+    while True:
+        ordered = np.sort(drawn[again], axis=1)
+        again = again[(ordered[:, 1:] == ordered[:, :-1]).any(axis=1)]
+        if len(again) == 0:
+            return drawn
+        drawn[again] = generator.integers(samples, size=(len(again), size), dtype=np.intp)
+
+
+def _generator(seed: int, *key: int) -> np.random.Generator:
+    """Random numbers for one purpose: an epoch's do not depend on how many were used before it."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))

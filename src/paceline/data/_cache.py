@@ -1,0 +1,164 @@
+"""Arrays that are made once and then memory-mapped, so that all processes of a node share one copy.
+
+    PACELINE_CACHE, or XDG_CACHE_HOME/paceline, or ~/.cache/paceline
+      mnist-1f0c…/          one entry: its name and the fingerprint of what it was made from
+        images.npy labels.npy
+        entry.json          the size of each file; an entry without it, or that it does not fit, is made again
+
+An entry is built in a folder beside it and renamed into place, under a lock: whoever comes at the same moment waits
+and maps what the first one built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from paceline.errors import UsageError
+
+Array = NDArray[Any]
+New = Callable[[str, tuple[int, ...], DTypeLike], Array]
+"""`new("images", (70000, 28, 28), np.uint8)` makes room for one array of the entry, in its mapped file."""
+
+
+def cached(name: str, fingerprint: str, build: Callable[[New], None]) -> dict[str, Array]:
+    """The arrays of one entry, read-only and memory-mapped; `build` fills them when they are not there yet.
+
+    >>> def squares(new):
+    ...     new("squares", (4,), np.int64)[:] = [0, 1, 4, 9]
+    >>> cached("doctest-squares", "1", squares)["squares"].tolist()
+    [0, 1, 4, 9]
+    """
+    for folder in folders():
+        entry = folder / f"{name}-{fingerprint}"
+        if (arrays := _open(entry)) is not None:
+            return arrays
+    folder = _writable()
+    entry = folder / f"{name}-{fingerprint}"
+    try:
+        with _locked(folder / f"{name}.lock"):
+            if (arrays := _open(entry)) is not None:
+                return arrays
+            _make(entry, name, build)
+            arrays = _open(entry)
+    except OSError as error:
+        if error.filename is not None and not str(error.filename).startswith(str(folder)):
+            raise
+        why = (error.strerror or str(error)).lower()
+        raise UsageError(
+            f"cannot write to the cache {folder}: {why}; set PACELINE_CACHE to another folder"
+        ) from None
+    if arrays is None:
+        raise UsageError(
+            f"the cache entry {entry} could not be read back; set PACELINE_CACHE to another folder"
+        )
+    return arrays
+
+
+def folders() -> list[Path]:
+    """Where entries may be, the preferred place first."""
+    if given := os.environ.get("PACELINE_CACHE"):
+        return [Path(given).expanduser()]
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    spare = Path(tempfile.gettempdir()) / f"paceline-{os.getuid()}"
+    try:
+        own = spare.lstat().st_uid == os.getuid()  # the temporary directory is everybody's
+    except OSError:
+        own = True
+    return [Path(base).expanduser() / "paceline", *([spare] if own else [])]
+
+
+def fingerprint(*parts: object) -> str:
+    """A short name for what an entry was made from.
+
+    >>> fingerprint("a.csv", 1) == fingerprint("a.csv", 1) != fingerprint("a.csv", 2)
+    True
+    """
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
+
+
+def state(*files: Path) -> list[object]:
+    """What changes when a file is written again: for `fingerprint`."""
+    return [part for file in files for part in (file.name, file.stat().st_size, file.stat().st_mtime_ns)]
+
+
+def _writable() -> Path:
+    tried = folders()
+    for folder in tried:
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    raise UsageError(f"cannot write to the cache {tried[0]}; set PACELINE_CACHE to another folder")
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    import fcntl
+
+    with path.open("w") as file:
+        # Some network file systems have no locks: then each process builds, and the first rename wins.
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _open(entry: Path) -> dict[str, Array] | None:
+    """The entry's arrays, or None when it is missing, half written or damaged."""
+    try:
+        sizes = json.loads((entry / "entry.json").read_text())
+        arrays: dict[str, Array] = {}
+        for name, size in sizes.items():
+            path = entry / f"{name}.npy"
+            if path.stat().st_size != size:
+                return None
+            # As a plain array: np.memmap's own bookkeeping costs microseconds at every indexing.
+            arrays[name] = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        return arrays
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _make(entry: Path, name: str, build: Callable[[New], None]) -> None:
+    work = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=entry.parent))
+    try:
+        made: dict[str, np.memmap[Any, Any]] = {}
+
+        def new(array: str, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
+            made[array] = _mapped(work / f"{array}.npy", shape, np.dtype(dtype))
+            return made[array]
+
+        build(new)
+        for array in made.values():
+            array.flush()
+        sizes = {array: (work / f"{array}.npy").stat().st_size for array in made}
+        (work / "entry.json").write_text(json.dumps(sizes))
+        for old in entry.parent.glob(
+            f"{name}-*"
+        ):  # made from an earlier state of the same source, or damaged
+            if len(old.name) == len(entry.name):
+                shutil.rmtree(old, ignore_errors=True)
+        with contextlib.suppress(OSError):  # somebody without the lock was faster
+            work.rename(entry)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.memmap[Any, Any]:
+    """A new .npy file in memory; its room on the disk is taken now, since a full disk later would kill the process."""
+    mapped = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return mapped

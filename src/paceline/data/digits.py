@@ -1,0 +1,30 @@
+"""Digits: 1,797 grey images of handwritten digits, 8 x 8, in 17 shades; a small stand-in for MNIST.
+
+The test part of UCI's "Optical recognition of handwritten digits", E. Alpaydin and C. Kaynak, 1998.
+"""
+
+from __future__ import annotations
+
+from paceline.data._dataset import ArraySplit, Dataset
+from paceline.data._divide import divide
+from paceline.data._files import shipped
+
+
+def load(*, validation: float = 0.1, test: float = 0.1, seed: int = 0) -> Dataset:
+    """About 80 / 10 / 10 % of the images to train, validate and test, each digit evenly; `seed` draws them.
+
+    >>> data = load()
+    >>> len(data.train), len(data.validation), len(data.test), data.shape
+    (1437, 180, 180, (8, 8))
+    """
+    inputs, labels = shipped("digits")
+    return divide(
+        "digits",
+        ArraySplit(inputs, labels, scale=1 / 16),
+        labels,
+        classes=10,
+        class_names=tuple("0123456789"),
+        validation=validation,
+        test=test,
+        seed=seed,
+    )

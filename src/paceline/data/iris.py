@@ -1,0 +1,30 @@
+"""Iris: 150 flowers of 3 species, 4 measures each in cm; the true rows of R. A. Fisher's paper of 1936.
+
+(The copy that most programs read, UCI's, has errors in rows 35 and 38.)
+"""
+
+from __future__ import annotations
+
+from paceline.data._dataset import ArraySplit, Dataset
+from paceline.data._divide import divide
+from paceline.data._files import shipped
+
+
+def load(*, validation: float = 0.1, test: float = 0.1, seed: int = 0) -> Dataset:
+    """120 / 15 / 15 flowers to train, validate and test, each species evenly; `seed` draws them.
+
+    >>> data = load(test=0.2, validation=0)
+    >>> len(data.train), len(data.test)
+    (120, 30)
+    """
+    inputs, labels = shipped("iris")
+    return divide(
+        "iris",
+        ArraySplit(inputs, labels),
+        labels,
+        classes=3,
+        class_names=("setosa", "versicolor", "virginica"),
+        validation=validation,
+        test=test,
+        seed=seed,
+    )

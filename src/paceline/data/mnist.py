@@ -1,0 +1,32 @@
+"""MNIST: 70,000 grey images of handwritten digits, 28 x 28; all of them ship with paceline.
+
+The test set is the original one, of 10,000; the last `validation` images of the original training set are kept for
+validation. Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits".
+"""
+
+from __future__ import annotations
+
+from paceline.data._dataset import ArraySplit, Dataset
+from paceline.data._files import shipped
+from paceline.errors import UsageError
+
+
+def load(*, validation: int = 10_000) -> Dataset:
+    """50,000 / 10,000 / 10,000 images to train, validate and test; with `validation=0`, 60,000 / 0 / 10,000.
+
+    >>> len(load(validation=0).train)
+    60000
+    """
+    if not 0 <= validation < 60_000:
+        raise UsageError(f"validation of mnist must be from 0 to 59999 images; got {validation}")
+    inputs, labels = shipped("mnist")
+    train, test = 60_000 - validation, 60_000
+    return Dataset(
+        name="mnist",
+        shape=(28, 28),
+        classes=10,
+        train=ArraySplit(inputs[:train], labels[:train]),
+        validation=ArraySplit(inputs[train:test], labels[train:test]),
+        test=ArraySplit(inputs[test:], labels[test:]),
+        class_names=tuple("0123456789"),
+    )
