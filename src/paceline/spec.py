@@ -19,7 +19,7 @@ from paceline import registry
 from paceline.errors import UsageError, unknown
 
 # Parameters that paceline itself supplies; they are no options of the user's.
-SUPPLIED = frozenset({"self", "data", "seed", "dtype"})
+SUPPLIED = frozenset({"self", "me", "data", "seed", "dtype"})
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,12 @@ class Spec:
     arguments: tuple[Any, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
 
-    def make(self, *leading: Any, **supplied: Any) -> Any:
-        """Call the target; of `supplied`, only what it takes is handed on."""
-        takes = inspect.signature(self.target).parameters
+    def make(self, **supplied: Any) -> Any:
+        """Call the target with its options and with what it takes of `supplied`."""
+        takes = list(inspect.signature(self.target).parameters)
         given = {name: value for name, value in supplied.items() if name in takes}
-        return self.target(*leading, *self.arguments, **given, **self.options)
+        first = [given.pop(takes[0])] if takes and takes[0] in given else []
+        return self.target(*first, *self.arguments, **given, **self.options)
 
     def __str__(self) -> str:
         words = [_spell(a) for a in self.arguments] + [f"{k}={_spell(v)}" for k, v in self.options.items()]

@@ -1,0 +1,61 @@
+"""What a run is: every setting, its default and its help, in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from paceline.errors import UsageError, unknown
+
+
+def _setting(default: Any, text: str, metavar: str | None = None) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text, "metavar": metavar})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """The settings of one run, as the command line, `fit` and the record spell them.
+
+    >>> Config(data="iris", model="mlp:30,20").batch
+    64
+    """
+
+    data: str = _setting("mnist", "a data set by name, a file or folder, or module:function", "DATA")
+    model: str = _setting("mlp:128,64", "a network by name with its options, or module:function", "MODEL")
+    strategy: str = _setting("sync", "how the ranks train together, or module:class", "STRATEGY")
+    update: str = _setting("sgd", "how a gradient changes the parameters", "UPDATE")
+    lr: float = _setting(0.1, "learning rate, applied to the mean gradient of a batch", "RATE")
+    schedule: str = _setting("constant", "how the learning rate goes with the step", "SCHEDULE")
+    lr_scaling: Literal["none", "linear", "square-root"] = _setting(
+        "none", "with --batch-per-rank: how the learning rate grows with the ranks"
+    )
+    batch: int = _setting(64, "samples in the global batch: p ranks take pieces of it (strong scaling)", "N")
+    batch_per_rank: int | None = _setting(
+        None, "samples a rank: the global batch grows with the ranks (weak scaling; in the place of --batch)", "N"
+    )
+    epochs: int = _setting(5, "passes over the training data", "N")
+    draws: int | None = _setting(
+        None, "an epoch is this many batches drawn at random, in the place of a pass over a permutation", "N"
+    )
+    dtype: Literal["float32", "float64"] = _setting("float32", "type of the parameters of NumPy networks")
+    seed: int = _setting(0, "seeds the start, the order of the samples and dropout", "N")
+    threads: int | None = _setting(None, "threads a rank (default: cores // ranks)", "N")
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch", 1), ("batch_per_rank", 1), ("epochs", 0), ("draws", 1), ("threads", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise UsageError(f"{name.replace('_', '-')} must be a whole number of at least {least}; got {value!r}")
+        if not isinstance(self.lr, int | float) or not math.isfinite(self.lr) or self.lr <= 0:
+            raise UsageError(f"lr must be a number above 0; got {self.lr!r}")
+        for name, choices in (("lr_scaling", ("none", "linear", "square-root")), ("dtype", ("float32", "float64"))):
+            if getattr(self, name) not in choices:
+                raise unknown(name.replace("_", "-"), str(getattr(self, name)), choices)
+        if self.lr_scaling != "none" and self.batch_per_rank is None:
+            raise UsageError(f"lr-scaling={self.lr_scaling} needs batch-per-rank: a fixed batch does not grow")
+
+    def global_batch(self, ranks: int) -> int:
+        """Samples in one step of all `ranks` ranks together."""
+        return self.batch if self.batch_per_rank is None else self.batch_per_rank * ranks

@@ -1,0 +1,117 @@
+"""`paceline.fit`: train from Python, in this process, on the ranks of this MPI job, or on ranks started for it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.config import Config
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.strategies import Strategy
+    from paceline.training import Fitted
+    from paceline.worker import Worker
+
+
+def fit(
+    model: Any = "mlp:128,64",
+    data: Any = "mnist",
+    *,
+    strategy: str | Strategy | Callable[[Worker], None] = "sync",
+    ranks: int | None = None,
+    comm: Any = None,
+    runs: str | Path | None = "runs",
+    quiet: bool = False,
+    **settings: Any,
+) -> Fitted:
+    """Train `model` on `data` and return what came out, the trained model included.
+
+    `model` is a name with options (`"mlp:128,64"`), a paceline Model, a `torch.nn.Module` or a pair of module and
+    loss. `data` is a name or path, a Dataset, a tuple of arrays (inputs, labels), or a torch Dataset. `strategy` is a
+    name with options, a Strategy, or your own function `train(me)`. `settings` are those of the command line with
+    underscores: `lr`, `batch`, `epochs`, `update`, `seed` … (see `paceline.Config`).
+
+    Where it runs: inside an MPI job (started by mpiexec or srun), on the ranks of `comm` or of the job. In a plain
+    script or notebook: in this process, or, with `ranks=4`, on 4 ranks that are started for it and end with it; a
+    model given as an object has its trained parameters afterwards, as it would after serial training.
+
+    >>> fitted = fit("mlp:8", "iris", strategy="serial", epochs=2, batch=10, runs=None, quiet=True)
+    >>> fitted.steps
+    24
+    """
+    from paceline.launch import abort_on_error, world
+    from paceline.training import Job, train
+
+    job = Job(config=_config(model, data, strategy, settings), **_objects(model, data, strategy), runs=_path(runs))
+    if comm is None and (world() is not None or _mpi_is_running()):
+        from paceline.comm._mpi import mpi
+
+        comm = mpi().COMM_WORLD
+    if comm is not None:
+        from paceline.launch import apply_threads, threads_per_rank, verify
+
+        if ranks is not None and ranks != comm.Get_size():
+            raise UsageError(f"ranks={ranks} inside a job of {comm.Get_size()} ranks: leave ranks out there")
+        verify(comm.Get_size())
+        apply_threads(threads_per_rank(comm.Get_size(), job.config.threads))
+        with abort_on_error(comm, usage_errors=False):
+            return train(job, comm, progress=None if quiet else _progress())
+    if ranks is not None and ranks > 1:
+        from paceline._elsewhere import fit_on_ranks
+
+        return fit_on_ranks(job, ranks, quiet=quiet)
+    if ranks is not None and ranks < 1:
+        raise UsageError(f"ranks must be at least 1; got {ranks}")
+    return train(job, _alone(job), progress=None if quiet else _progress())
+
+
+def _config(model: Any, data: Any, strategy: Any, settings: dict[str, Any]) -> Config:
+    known = [field.name for field in fields(Config) if field.name not in ("model", "data", "strategy")]
+    for name in settings:
+        if name not in known:
+            raise UsageError(f"unknown setting {name!r} of fit; choose one of {', '.join(known)}")
+    words = {"model": model, "data": data, "strategy": strategy}
+    return Config(**{k: v if isinstance(v, str) else _described(v) for k, v in words.items()}, **settings)
+
+
+def _described(thing: Any) -> str:
+    """What the record says of an object that has no spelling on the command line."""
+    kind = type(thing) if not callable(thing) or hasattr(thing, "parameters") else thing
+    kind = kind if hasattr(kind, "__qualname__") else type(kind)
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _objects(model: Any, data: Any, strategy: Any) -> dict[str, Any]:
+    given = {"model": model, "data": data, "strategy": strategy}
+    return {name: thing for name, thing in given.items() if not isinstance(thing, str)}
+
+
+def _path(runs: str | Path | None) -> Path | None:
+    return None if runs is None else Path(runs)
+
+
+def _mpi_is_running() -> bool:
+    """Whether this process has started MPI itself, on more ranks than one."""
+    loaded = sys.modules.get("mpi4py.MPI")
+    return loaded is not None and loaded.Is_initialized() and loaded.COMM_WORLD.Get_size() > 1
+
+
+def _alone(job: Any) -> Any:
+    """A communicator of one: none for the serial baseline, which needs no MPI."""
+    if job.name() == "serial":
+        return None
+    from paceline.comm._mpi import mpi
+
+    return mpi().COMM_SELF
+
+
+def _progress() -> Any:
+    from paceline.progress import on
+
+    return on(sys.stderr)
+
+

@@ -1,0 +1,66 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A new file that takes the place of `path` when everything has been written to it.
+
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with replacing(folder / "a.txt") as file:
+    ...     _ = file.write(b"whole")
+    >>> [p.name for p in folder.iterdir()]
+    ['a.txt']
+    """
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644 & ~_umask())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` to `path`, whole or not at all; no NaN, which is no JSON."""
+    with replacing(path) as file:
+        file.write(json.dumps(_finite(value), indent=2, allow_nan=False).encode() + b"\n")
+
+
+def write_arrays(path: Path, arrays: dict[str, NDArray[Any]], *, compress: bool = False) -> None:
+    """Write named arrays to one .npz file, whole or not at all, with no pickle in it."""
+    with replacing(path) as file:
+        (np.savez_compressed if compress else np.savez)(file, allow_pickle=False, **arrays)
+
+
+def _finite(value: Any) -> Any:
+    """The same value with the floats that JSON cannot hold (a diverged loss) as words."""
+    if isinstance(value, float) and not np.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,77 @@
+"""Writing a run's folder.
+
+    config.json        what was asked for
+    environment.json   versions, MPI, cores, host, state of the source
+    epochs.jsonl       a line an epoch, written as it happens
+    steps.npz          every rank's every step: loss, samples, seconds
+    model.npz          parameters and buffers
+    summary.json       results; written last, so a folder that has it is complete
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.errors import UsageError
+from paceline.models import Model
+from paceline.record._files import _finite, write_arrays, write_json
+from paceline.worker import COLUMNS, Epoch
+
+FORMAT = 1
+
+
+def new_folder(runs: Path, strategy: str, ranks: int, seed: int) -> Path:
+    """Make a folder for one run below `runs`, with a name of its own that sorts by time."""
+    words = re.sub(r"[^A-Za-z0-9.]+", "-", strategy).strip("-")
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{words}-n{ranks}-s{seed}"
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        for number in range(1, 10_000):
+            folder = runs / (stem if number == 1 else f"{stem}-{number}")
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                continue
+            return folder
+    except OSError as error:
+        raise UsageError(f"cannot write runs to {runs}: {error.strerror}") from None
+    raise UsageError(f"{runs} holds too many runs named {stem}")
+
+
+class Record:
+    """The folder of one run, written by rank 0."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def start(self, config: dict[str, Any], environment: dict[str, Any]) -> None:
+        """Write down what is about to run, and where."""
+        write_json(self.folder / "config.json", {"format": FORMAT, **config})
+        write_json(self.folder / "environment.json", environment)
+
+    def epoch(self, epoch: Epoch) -> None:
+        """Add a line for an epoch that has ended."""
+        with (self.folder / "epochs.jsonl").open("a") as file:
+            file.write(json.dumps(_finite(asdict(epoch))) + "\n")
+
+    def finish(self, model: Model, logs: list[NDArray[np.float64]], summary: dict[str, Any]) -> None:
+        """Write the steps of every rank, the trained model, and at last the summary."""
+        rows = np.concatenate(logs) if logs else np.empty((0, len(COLUMNS)))
+        columns: dict[str, NDArray[Any]] = {
+            "rank": np.repeat(np.arange(len(logs), dtype=np.uint32), [len(log) for log in logs])
+        }
+        kinds = {"step": np.uint32, "epoch": np.uint32, "count": np.uint32, "loss": np.float64}
+        for number, name in enumerate(COLUMNS):
+            columns[name] = rows[:, number].astype(kinds.get(name, np.float32))
+        write_arrays(self.folder / "steps.npz", columns, compress=True)
+        state = {f"buffer.{name}": np.array(value) for name, value in model.buffers.items()}
+        write_arrays(self.folder / "model.npz", {"x": np.array(model.x), **state})
+        write_json(self.folder / "summary.json", summary)

@@ -1,0 +1,108 @@
+"""Reading runs back."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.errors import UsageError
+from paceline.models import Model
+
+
+class Run:
+    """A run's folder, read as it is needed."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise UsageError(f"no such run: {self.folder}")
+        if not (self.folder / "config.json").is_file():
+            raise UsageError(f"{self.folder} is not a run: it has no config.json")
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run came to its end."""
+        return (self.folder / "summary.json").is_file()
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """What was asked for."""
+        return self._json("config.json")
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """Where it ran."""
+        return self._json("environment.json")
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """What came out."""
+        if not self.complete:
+            raise UsageError(f"the run {self.folder} has not ended: it has no summary.json")
+        return self._json("summary.json")
+
+    @cached_property
+    def epochs(self) -> list[dict[str, Any]]:
+        """A dictionary an epoch."""
+        path = self.folder / "epochs.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    @cached_property
+    def steps(self) -> dict[str, NDArray[Any]]:
+        """Every rank's every step, as columns."""
+        return self._arrays("steps.npz")
+
+    def restore(self, model: Model) -> None:
+        """Put the trained parameters and buffers into a model of the same shape."""
+        arrays = self._arrays("model.npz")
+        x = arrays.pop("x")
+        if x.shape != model.x.shape:
+            raise UsageError(
+                f"the model of {self.folder} has {x.size:,} parameters and the one given {model.x.size:,}"
+            )
+        buffers = {name.removeprefix("buffer."): value for name, value in arrays.items()}
+        if buffers.keys() != model.buffers.keys():
+            raise UsageError(
+                f"the model of {self.folder} has the buffers {sorted(buffers)} and the one given {sorted(model.buffers)}"
+            )
+        model.x[...] = x
+        for name, value in buffers.items():
+            model.buffers[name][...] = value
+
+    def _json(self, name: str) -> dict[str, Any]:
+        try:
+            value: dict[str, Any] = json.loads((self.folder / name).read_text())
+        except FileNotFoundError:
+            raise UsageError(f"the run {self.folder} has no {name}") from None
+        except json.JSONDecodeError as error:
+            raise UsageError(f"{self.folder / name} is no JSON: {error}") from None
+        return value
+
+    def _arrays(self, name: str) -> dict[str, NDArray[Any]]:
+        try:
+            with np.load(self.folder / name, allow_pickle=False) as file:
+                return dict(file)
+        except FileNotFoundError:
+            raise UsageError(f"the run {self.folder} has no {name}: it has not ended") from None
+        except (ValueError, OSError, zipfile.BadZipFile) as error:
+            raise UsageError(f"{self.folder / name} cannot be read: {error}") from None
+
+
+def find_runs(places: Iterable[str | Path]) -> list[Run]:
+    """The complete runs among some folders, each a run or a folder of runs, oldest name first."""
+    found: list[Run] = []
+    for place in map(Path, places):
+        if (place / "config.json").is_file():
+            found.append(Run(place))
+        elif place.is_dir():
+            found.extend(Run(path.parent) for path in sorted(place.glob("*/config.json")))
+        else:
+            raise UsageError(f"no such run or folder of runs: {place}")
+    return [run for run in found if run.complete]

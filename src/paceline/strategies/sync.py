@@ -1,0 +1,48 @@
+"""Synchronous data-parallel SGD: every rank a piece of the batch, the gradients summed, one common step.
+
+    for each global batch B, cut into pieces B_1 … B_p:
+        g_i <- sum over B_i of grad f(x)             each rank its piece
+        g   <- g_1 + … + g_p                         one exchange
+        x   <- x - eta g / |B|                       the same step everywhere
+
+With `shared-memory` the exchange copies nothing: the ranks of a node share one x, each rank sums and updates its own
+1/p of it where it lies, and two barriers keep them in step. p changes only the order of additions: the result is
+serial SGD's, to rounding.
+
+Cost a step, n parameters: the collective's own; shared-memory reads n numbers a rank and sends nothing.
+Chen et al., Revisiting distributed synchronous SGD (2016); for the sliced update Rajbhandari et al., ZeRO (2020).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline import registry
+from paceline.errors import unknown
+from paceline.strategies import Strategy
+
+if TYPE_CHECKING:
+    from paceline.worker import Worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sync(Strategy):
+    """Each step: pieces of one global batch, gradients summed with any collective, one common update."""
+
+    allreduce: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.allreduce not in registry.names("collectives"):
+            raise unknown("collective", self.allreduce, registry.names("collectives"))
+
+    def train(self, me: Worker) -> None:
+        me.broadcast()                                   # x the same on every rank
+        with me.exchange(self.allreduce) as exchange:
+            for epoch in me.epochs():
+                for batch in me.batches(epoch):
+                    me.gradient(batch)                   # g_i <- sum over B_i of grad f(x)
+                    g = exchange.reduce()                # g   <- (g_1 + … + g_p)[mine]
+                    me.step(g, batch.total, exchange.part)   # x[mine] <- x[mine] - eta g / |B|
+                    exchange.publish()                   # x complete on every rank
+                me.validate(epoch)

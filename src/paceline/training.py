@@ -1,0 +1,247 @@
+"""One rank's part of a run: build what was asked for, train, record."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline import spec
+from paceline.comm._agree import agreed, shared_text
+from paceline.comm.recording import Recorded
+from paceline.config import Config
+from paceline.data import Batches, Dataset, load
+from paceline.errors import UsageError
+from paceline.launch import threads_per_rank
+from paceline.models import Model
+from paceline.models._wrap import as_model
+from paceline.progress import Progress
+from paceline.record import Record, new_folder
+from paceline.record._environment import environment
+from paceline.schedules import scaled_rate
+from paceline.stopwatch import KINDS
+from paceline.strategies import Strategy
+from paceline.worker import COLUMNS, Epoch, Worker
+
+Array = NDArray[Any]
+Train = Callable[[Worker], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """What came out of a run; `summary()` is what `--json` prints."""
+
+    run: Path | None
+    """The run's folder, or None where none was asked for."""
+    strategy: str
+    ranks: int
+    seed: int
+    epochs: int
+    steps: int
+    test_accuracy: float | None
+    test_loss: float | None
+    validation_accuracy: float | None
+    loss: float | None
+    """Mean training loss of the last epoch."""
+    train_seconds: float
+    """Evaluation left out."""
+    samples_per_second: float | None
+    seconds: dict[str, float]
+    """By kind, mean over the ranks; `wait` is what an exchange took longer than on the rank that came to it last."""
+    bytes_sent: int
+    messages_sent: int
+    data: str
+    model_name: str
+    parameters: int
+    global_batch: int
+    threads: int
+    history: tuple[Epoch, ...] = field(repr=False)
+    model: Model = field(repr=False)
+    """The trained model, in this process."""
+
+    def summary(self) -> dict[str, Any]:
+        """The results as JSON values."""
+        values = {k: v for k, v in vars(self).items() if k not in ("history", "model")}
+        return {**values, "run": None if self.run is None else str(self.run)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Everything that a run is made of; what is not given as an object is made from the configuration's words."""
+
+    config: Config
+    data: Any = None
+    model: Any = None
+    strategy: Strategy | Train | None = None
+    runs: Path | None = Path("runs")
+
+    def name(self) -> str:
+        """The strategy as records and legends spell it."""
+        return self.config.strategy if self.strategy is None else strategy_name(self.strategy)
+
+    def check(self, ranks: int) -> tuple[Dataset, Strategy | Train]:
+        """Refuse what cannot work, before anything is started; return what had to be made for that."""
+        strategy = self.strategy if self.strategy is not None else _strategy(self.config.strategy)
+        if isinstance(strategy, Strategy):
+            strategy.check(ranks)
+        spec.parse("updates", self.config.update).make()
+        spec.parse("schedules", self.config.schedule).make()
+        if self.model is None:
+            spec.parse("models", self.config.model)
+        data = load(self.config.data if self.data is None else self.data)
+        batch = self.config.global_batch(ranks)
+        if batch > len(data.train):
+            raise UsageError(f"a batch of {batch} is more than the {len(data.train)} training samples of {data.name}")
+        return data, strategy
+
+
+def train(job: Job, comm: Any, *, progress: Callable[[int, int, int], Progress] | None = None) -> Fitted:
+    """Run `job` on the ranks of `comm` (None: this process alone); every rank calls it, every rank gets the results."""
+    ranks = 1 if comm is None else comm.Get_size()
+    rank = 0 if comm is None else comm.Get_rank()
+    config = job.config
+    data, strategy, model = agreed(comm, lambda: _prepare(job, rank, ranks))
+    folder = _folder(job, comm, rank, ranks)
+    record = Record(folder) if folder is not None and rank == 0 else None
+    threads = threads_per_rank(ranks, config.threads)
+    batch = config.global_batch(ranks)
+    batches = Batches(
+        data, batch=batch, seed=config.seed, dtype=model.x.dtype, rank=rank, ranks=ranks, draws=config.draws
+    )
+    steps = config.epochs * batches.steps_per_epoch
+    shown = progress(config.epochs, steps, batch) if progress and rank == 0 else None
+    if record is not None:
+        described = {**asdict(config), "strategy": job.name(), "ranks": ranks, "classes": data.classes}
+        record.start(described, environment(threads=threads, comm=comm))
+
+    def on_epoch(epoch: Epoch) -> None:
+        if record is not None:
+            record.epoch(epoch)
+        if shown is not None:
+            shown.epoch(epoch)
+
+    counted = None if comm is None else Recorded(comm)
+    me = Worker(
+        comm=counted,
+        model=model,
+        data=data,
+        batches=batches,
+        update=spec.parse("updates", config.update).make(),
+        schedule=spec.parse("schedules", config.schedule).make(),
+        rate=scaled_rate(config.lr, config.lr_scaling, ranks),
+        epochs=config.epochs,
+        on_step=shown.step if shown is not None else None,
+        on_epoch=on_epoch if rank == 0 else None,
+    )
+    (strategy.train if isinstance(strategy, Strategy) else strategy)(me)
+    traffic = (0, 0) if counted is None else (counted.traffic.bytes, counted.traffic.messages)
+    test_loss, test_accuracy = me.test()
+    seconds, totals, logs = _collect(me, traffic)
+    samples, bytes_sent, messages_sent = map(int, totals)
+    busy = float(seconds[:, [kind != "evaluation" for kind in KINDS]].sum(axis=1).max())
+    last = me.history[-1] if me.history else None
+    fitted = Fitted(
+        run=folder,
+        strategy=job.name(),
+        ranks=ranks,
+        seed=config.seed,
+        epochs=config.epochs,
+        steps=steps,
+        test_accuracy=test_accuracy,
+        test_loss=test_loss,
+        validation_accuracy=last.validation_accuracy if last else None,
+        loss=last.loss if last else None,
+        train_seconds=busy,
+        samples_per_second=samples / busy if samples else None,
+        seconds=dict(zip(KINDS, map(float, seconds.mean(axis=0)), strict=True)),
+        bytes_sent=bytes_sent,
+        messages_sent=messages_sent,
+        data=data.name,
+        model_name=config.model,
+        parameters=model.x.size,
+        global_batch=batch,
+        threads=threads,
+        history=tuple(me.history),
+        model=model,
+    )
+    if record is not None:
+        by_rank = [dict(zip(KINDS, map(float, row), strict=True)) for row in seconds]
+        record.finish(model, logs, {**fitted.summary(), "seconds_by_rank": by_rank})
+    if shown is not None:
+        shown.close()
+    me.close()
+    return fitted
+
+
+def strategy_name(strategy: Strategy | Train) -> str:
+    """A strategy object in the spelling of the command line."""
+    kind = type(strategy) if isinstance(strategy, Strategy) else strategy
+    if kind.__module__.startswith("paceline.strategies."):
+        return spec.describe(strategy, kind.__module__.rpartition(".")[2].replace("_", "-"))
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    return spec.describe(strategy, name) if isinstance(strategy, Strategy) else name
+
+
+def _strategy(text: str) -> Strategy | Train:
+    """A strategy from its words: a dataclass is made with its options, a function of a worker is taken as it is."""
+    wanted = spec.parse("strategies", text)
+    if inspect.isfunction(wanted.target):
+        return functools.partial(wanted.target, **wanted.options)
+    made = wanted.make()
+    if not isinstance(made, Strategy):
+        raise UsageError(f"{text} is neither a paceline Strategy nor a function of a worker")
+    return made
+
+
+def _prepare(job: Job, rank: int, ranks: int) -> tuple[Dataset, Strategy | Train, Model]:
+    data, strategy = job.check(ranks)
+    config = job.config
+    supplied = {"data": data, "seed": config.seed, "dtype": np.dtype(config.dtype)}
+    model = job.model if job.model is not None else spec.parse("models", config.model).make(**supplied)
+    return data, strategy, as_model(model, data, seed=config.seed, dtype=np.dtype(config.dtype))
+
+
+def _folder(job: Job, comm: Any, rank: int, ranks: int) -> Path | None:
+    """The run's folder, made by rank 0."""
+    if job.runs is None:
+        return None
+    runs = job.runs
+    made = agreed(comm, lambda: new_folder(runs, job.name(), ranks, job.config.seed) if rank == 0 else None)
+    return Path(shared_text(comm, str(made)))
+
+
+def _collect(me: Worker, traffic: tuple[int, int]) -> tuple[Array, Array, list[Array]]:
+    """Seconds by rank and kind; samples, bytes and messages in all; and, on rank 0, every rank's log."""
+    rows = np.array(me.log).reshape(-1, len(COLUMNS))
+    logs = me.gather(rows)
+    seconds = np.concatenate(me.gather(np.array([[me.watch.seconds[kind] for kind in KINDS]])) or [np.empty((0, 5))])
+    totals = me.total(np.array([rows[:, COLUMNS.index("count")].sum(), *traffic]))
+    if me.rank == 0:
+        waited = waiting(logs)
+        seconds[:, KINDS.index("exchange")] -= waited
+        seconds[:, KINDS.index("wait")] += waited
+    else:
+        seconds = np.empty((me.size, len(KINDS)))
+    return me.from_first(seconds), totals, logs
+
+
+def waiting(logs: list[Array]) -> Array:
+    """Seconds that each rank waited for others in the exchanges of the steps that all ranks took together.
+
+    Nobody leaves an exchange before the last rank has come to it, so the rank that spent least in it came last and
+    waited for no one; what the others spent more than it, they waited.
+
+    >>> step = lambda seconds: np.array([[0, 0, 0, 1, 0, seconds, 0]])
+    >>> waiting([step(3.0), step(1.0)]).tolist()
+    [2.0, 0.0]
+    """
+    if len({len(log) for log in logs}) != 1 or len(logs) == 1:
+        return np.zeros(len(logs))
+    spent = np.stack([log[:, COLUMNS.index("exchange")] for log in logs])
+    return (spent - spent.min(axis=0)).sum(axis=1)  # type: ignore[no-any-return]

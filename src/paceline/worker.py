@@ -1,0 +1,253 @@
+"""What a strategy is handed: its communicator, model, batches, update, clock and record."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.data import Batch, Batches, Dataset, Split, piece
+from paceline.models import Model
+from paceline.schedules import Schedule
+from paceline.stopwatch import Stopwatch
+from paceline.updates import Update
+
+Array = NDArray[Any]
+WHOLE = slice(None)
+COLUMNS = ("step", "epoch", "loss", "count", "compute", "exchange", "update")
+CHUNK = 1000  # samples evaluated at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """What is known of the model at the end of an epoch."""
+
+    epoch: int
+    step: int
+    loss: float
+    """Mean training loss over the epoch's samples."""
+    validation_loss: float | None
+    validation_accuracy: float | None
+    train_seconds: float
+    """Since the start, evaluation left out."""
+
+
+class Exchange:
+    """A gradient exchange on the worker's clock; `part` is what this rank updates of the parameters."""
+
+    def __init__(self, inner: Any, watch: Stopwatch) -> None:
+        self._inner = inner
+        self._watch = watch
+        self.part: slice = inner.part
+
+    def reduce(self) -> Array:
+        """The gradients of all ranks, summed, for `part`: the caller may overwrite it."""
+        g: Array = self._inner.reduce()
+        self._watch.lap("exchange")
+        return g
+
+    def publish(self) -> None:
+        """Make this rank's part of the parameters everybody's."""
+        self._inner.publish()
+        self._watch.lap("exchange")
+
+
+class Worker:
+    """One rank of a run, as strategies see it.
+
+    A strategy is a function of a Worker: it walks through `epochs()` and `batches(epoch)`, computes with
+    `gradient(batch)`, communicates over `comm` (mpi4py's buffer interface) or with `exchange(…)`, changes the
+    parameters with `step(…)`, and calls `validate(epoch)` when the model is complete.
+    """
+
+    def __init__(
+        self,
+        *,
+        comm: Any,
+        model: Model,
+        data: Dataset,
+        batches: Batches,
+        update: Update,
+        schedule: Schedule,
+        rate: float,
+        epochs: int,
+        on_step: Callable[[int, float], None] | None = None,
+        on_epoch: Callable[[Epoch], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.comm = comm
+        self.rank: int = comm.Get_rank() if comm is not None else 0
+        self.size: int = comm.Get_size() if comm is not None else 1
+        self.model = model
+        self.data = data
+        self.update = update
+        self.rate = rate
+        self.steps = epochs * batches.steps_per_epoch
+        self.history: list[Epoch] = []
+        self.log = array("d")
+        self._batches = batches
+        self._schedule = schedule
+        self._epochs = epochs
+        self._on_step = on_step
+        self._on_epoch = on_epoch
+        self._states: dict[tuple[int | None, int | None], dict[str, Array]] = {}
+        self._control = comm.Dup() if self.size > 1 else None
+        self._step = 0
+        self._loss = 0.0
+        self._epoch_loss = np.zeros(2)
+        self.watch = Stopwatch(clock)
+
+    # ---- the loop
+
+    def epochs(self) -> range:
+        """The numbers of the run's epochs, from 0."""
+        return range(self._epochs)
+
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        """This rank's piece of each global batch of an epoch; each step is logged when the next one is asked for."""
+        seconds, log = self.watch.seconds, self.log
+        self._epoch_loss[:] = 0
+        for batch in self._batches.epoch(epoch):
+            compute, exchange, update = seconds["compute"], seconds["exchange"], seconds["update"]
+            self._step = batch.step
+            yield batch
+            log.extend((
+                batch.step, epoch, self._loss, batch.count,
+                seconds["compute"] - compute, seconds["exchange"] - exchange, seconds["update"] - update,
+            ))  # fmt: skip
+            self._epoch_loss += (self._loss, batch.count)
+            if self._on_step is not None:
+                self._on_step(batch.step, self._loss / max(batch.count, 1))
+
+    def gradient(self, batch: Batch) -> float:
+        """Fill `model.g` with the gradient summed over the batch's samples; return the summed loss."""
+        if batch.count:
+            self._loss = self.model.gradient(batch)
+        else:
+            self.model.g.fill(0)
+            self._loss = 0.0
+        self.watch.lap("compute")
+        return self._loss
+
+    def eta(self) -> float:
+        """The learning rate of the present step."""
+        return self.rate * self._schedule.factor(self._step, self.steps)
+
+    def step(self, g: Array, count: int, part: slice = WHOLE) -> None:
+        """x[part] <- update(x[part], g / count); `g` is used up."""
+        x = self.model.x[part]
+        key = (part.start, part.stop)
+        state = self._states.get(key)
+        if state is None:
+            state = self._states[key] = self.update.start(x)
+        self.update.apply(x, g, self.eta(), state, 1.0 / count)
+        self.watch.lap("update")
+
+    # ---- together with the other ranks
+
+    def broadcast(self) -> None:
+        """Give rank 0's parameters and buffers to every rank."""
+        if self._control is not None:
+            self._control.Bcast(self.model.x, root=0)
+            for buffer in self.model.buffers.values():
+                buffer[...] = self.from_first(np.array(buffer, order="C"))
+        self.watch.lap("exchange")
+
+    @contextmanager
+    def exchange(self, name: str) -> Iterator[Exchange]:
+        """The gradient exchange that a collective's name stands for; it decides where x and g live meanwhile."""
+        from paceline.collectives import make_exchange
+
+        inner = make_exchange(name, self.model, self.comm)
+        yield Exchange(inner, self.watch)
+        inner.close()
+
+    def validate(self, epoch: int) -> None:
+        """Evaluate the model on the validation samples, every rank its share; the model must be complete."""
+        self._agree_on_buffers()
+        loss, correct, count = self._evaluate(self.data.validation)
+        sums = self.total(np.array([*self._epoch_loss, loss, correct, count]))
+        at_end = Epoch(
+            epoch=epoch,
+            step=self._step + 1,
+            loss=_ratio(sums[0], sums[1]) or 0.0,
+            validation_loss=_ratio(sums[2], sums[4]),
+            validation_accuracy=_ratio(sums[3], sums[4]) if self.data.classes else None,
+            train_seconds=self.watch.training(),
+        )
+        self.watch.lap("evaluation")
+        self.history.append(at_end)
+        if self._on_epoch is not None:
+            self._on_epoch(at_end)
+
+    def test(self) -> tuple[float | None, float | None]:
+        """Mean loss and accuracy on the test samples, every rank its share."""
+        loss, correct, count = self.total(np.array(self._evaluate(self.data.test)))
+        self.watch.lap("evaluation")
+        return _ratio(loss, count), _ratio(correct, count) if self.data.classes else None
+
+    def gather(self, rows: Array) -> list[Array]:
+        """Each rank's rows, on rank 0; other ranks get an empty list."""
+        if self._control is None:
+            return [rows]
+        counts = np.zeros(self.size, np.int64)
+        self._control.Allgather(np.array([rows.size], np.int64), counts)
+        everything = np.empty(int(counts.sum()) if self.rank == 0 else 0, rows.dtype)
+        self._control.Gatherv(np.ascontiguousarray(rows), [everything, counts] if self.rank == 0 else None, root=0)
+        if self.rank != 0:
+            return []
+        return [part.reshape(-1, *rows.shape[1:]) for part in np.split(everything, np.cumsum(counts)[:-1])]
+
+    def total(self, values: Array) -> Array:
+        """The sum of every rank's values, on every rank."""
+        if self._control is None:
+            return values
+        sums = np.empty_like(values)
+        self._control.Allreduce(values, sums)
+        return sums
+
+    def from_first(self, values: Array) -> Array:
+        """Rank 0's values, on every rank."""
+        if self._control is not None:
+            self._control.Bcast(values, root=0)
+        return values
+
+    def close(self) -> None:
+        """Free what this worker holds of MPI; collective."""
+        if self._control is not None:
+            self._control.Free()
+            self._control = None
+
+    # ---- parts of the above
+
+    def _evaluate(self, split: Split) -> tuple[float, int, int]:
+        start, stop = piece(len(split), self.rank, self.size)
+        loss, correct = 0.0, 0
+        for low in range(start, stop, CHUNK):
+            batch = self._batches.read(split, np.arange(low, min(low + CHUNK, stop)))
+            some_loss, some_correct = self.model.evaluate(*batch)
+            loss, correct = loss + some_loss, correct + some_correct
+        return loss, correct, stop - start
+
+    def _agree_on_buffers(self) -> None:
+        """Average the buffers that differ between ranks (BatchNorm's statistics); integers are rank 0's."""
+        if self._control is None:
+            return
+        for buffer in self.model.buffers.values():
+            ours = np.array(buffer, np.float64 if buffer.dtype.kind == "f" else buffer.dtype, order="C")
+            first = self.from_first(ours.copy())
+            if buffer.dtype.kind == "f":
+                difference = self.total(ours - first)  # equal buffers stay as they are, to the bit
+                buffer[...] = first + difference / self.size
+            else:
+                buffer[...] = first
+
+
+def _ratio(value: float, count: float) -> float | None:
+    return float(value) / float(count) if count else None
