@@ -40,9 +40,12 @@ def names(kind: str) -> list[str]:
     >>> "sync" in names("strategies")
     True
     """
-    folder = importlib.import_module(f"paceline.{kind}")
-    own = {m.name.replace("_", "-") for m in pkgutil.iter_modules(folder.__path__) if not m.name.startswith("_")}
-    return sorted(own | set(_entry_points(kind)))
+    return sorted(_own(kind) | set(_entry_points(kind)))
+
+
+def has(kind: str, name: str) -> bool:
+    """Whether this is a name of one kind; other packages are searched (milliseconds) only if it is not ours."""
+    return name in _own(kind) or name in _entry_points(kind)
 
 
 def find(kind: str, name: str) -> Callable[..., Any]:
@@ -51,9 +54,10 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     >>> find("collectives", "ring").__module__
     'paceline.collectives.ring'
     """
-    if name not in names(kind):
-        raise unknown(SINGULAR[kind], name, names(kind))
-    if name in (others := _entry_points(kind)):
+    if name not in _own(kind):
+        others = _entry_points(kind)
+        if name not in others:
+            raise unknown(SINGULAR[kind], name, names(kind))
         found = others[name].load()
         if not callable(found):
             raise UsageError(f"the {SINGULAR[kind]} {name!r} of {others[name].value} is not callable")
@@ -87,6 +91,11 @@ def import_target(kind: str, text: str) -> Callable[..., Any]:
     if not callable(found):
         raise UsageError(f"{text!r} is not a class or a function")
     return found
+
+
+def _own(kind: str) -> set[str]:
+    folder = importlib.import_module(f"paceline.{kind}").__path__
+    return {m.name.replace("_", "-") for m in pkgutil.iter_modules(folder) if not m.name.startswith("_")}
 
 
 def _entry_points(kind: str) -> dict[str, EntryPoint]:

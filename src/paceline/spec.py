@@ -20,6 +20,8 @@ from paceline.errors import UsageError, unknown
 
 # Parameters that paceline itself supplies; they are no options of the user's.
 SUPPLIED = frozenset({"self", "me", "data", "seed", "dtype"})
+# A data set is supplied with nothing: its seed is its own, so runs with different seeds see the same data.
+SUPPLIED_TO_DATA: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def parse(kind: str, text: str) -> Spec:
     'sync:allreduce=naive'
     """
     name, _, rest = text.partition(":")
-    if name in registry.names(kind):
+    if registry.has(kind, name):
         target = registry.find(kind, name)
     elif rest:
         attribute, _, rest = rest.partition(":")
@@ -63,7 +65,7 @@ def parse(kind: str, text: str) -> Spec:
         target = registry.import_target(kind, name)
     else:
         raise unknown(registry.SINGULAR[kind], name, [*registry.names(kind), "module:attribute"])
-    arguments, options = _convert(name, target, [word for word in rest.split(",") if word])
+    arguments, options = _convert(kind, name, target, [word for word in rest.split(",") if word])
     return Spec(kind, name, target, arguments, options)
 
 
@@ -77,19 +79,22 @@ def describe(thing: Any, name: str) -> str:
     return f"{name}:{','.join(changed)}" if changed else name
 
 
-def options_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def options_of(target: Callable[..., Any], kind: str = "") -> dict[str, inspect.Parameter]:
     """The parameters that a user may set, with their types resolved."""
+    supplied = SUPPLIED_TO_DATA if kind == "data" else SUPPLIED
     function = target.__init__ if inspect.isclass(target) else target  # type: ignore[misc]
     hints = typing.get_type_hints(function)
     return {
         p.name: p.replace(annotation=hints.get(p.name, str))
         for p in inspect.signature(target).parameters.values()
-        if p.name not in SUPPLIED and p.kind is not p.VAR_KEYWORD
+        if p.name not in supplied and p.kind is not p.VAR_KEYWORD
     }
 
 
-def _convert(name: str, target: Callable[..., Any], words: list[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    parameters = options_of(target)
+def _convert(
+    kind: str, name: str, target: Callable[..., Any], words: list[str]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    parameters = options_of(target, kind)
     rest = next((p for p in parameters.values() if p.kind is p.VAR_POSITIONAL), None)
     named = {k: p for k, p in parameters.items() if p.kind is not p.VAR_POSITIONAL}
     arguments: list[Any] = []
