@@ -1,0 +1,83 @@
+"""The reference convolutional network, and a dropout whose mask does not depend on who computes it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from paceline.data import Batch
+
+
+class GlobalDropout(nn.Module):
+    """Dropout whose mask is a function of the seed, the step and the place in the global batch alone.
+
+    So p ranks that each take a slice of a batch drop exactly what one process drops. The random numbers are
+    Philox's, which can start at any place of its sequence: no rank draws another's.
+    Outside of a `TorchModel` (nobody calls `begin`) it is `nn.Dropout`.
+    """
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__()
+        self.p = p
+        self._seed = 0
+        self._step = -1
+        self._offset = 0
+        self._uses = 0
+
+    def begin(self, batch: Batch, seed: int) -> None:
+        """Before each forward pass in training: where the batch stands."""
+        self._seed, self._step, self._offset, self._uses = seed, batch.step, batch.offset, 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return inputs
+        if self._step < 0:
+            return F.dropout(inputs, self.p)
+        mask = torch.from_numpy(self.mask(len(inputs), inputs.shape[1:].numel())).to(inputs.dtype)
+        return inputs * mask.reshape(inputs.shape)
+
+    def mask(self, count: int, features: int) -> np.ndarray:
+        """0, or 1 / (1 - p), for each feature of `count` samples from this batch's offset on."""
+        blocks = -(-features // 8)  # one Philox counter gives 8 numbers of 32 bits; a sample starts a new one
+        start = [self._offset * blocks, self._uses, self._step, 0]
+        self._uses += 1
+        philox = np.random.Philox(key=self._seed, counter=np.array(start, np.uint64))
+        bits = philox.random_raw(count * blocks * 4)
+        draws = bits.view(np.uint32).reshape(count, blocks * 8)[:, :features]
+        keep = draws >= np.uint32(min(round(self.p * 2**32), 2**32 - 1))
+        return np.multiply(keep, np.float32(1 / (1 - self.p)), dtype=np.float32)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"
+
+
+class Cnn(nn.Module):
+    """conv to 8, pool, ReLU, conv to 16, pool, ReLU, dropout, pool, linear to 120, ReLU, linear, log-softmax.
+
+    Takes (b, height, width), (b, height, width, channels) or (b, channels, height, width).
+    """
+
+    def __init__(
+        self, channels: int, height: int, width: int, classes: int, *, dropout: float, channels_last: bool
+    ) -> None:
+        super().__init__()
+        self.image = (channels, height, width)
+        self.channels_last = channels_last
+        self.conv1 = nn.Conv2d(channels, 8, 5)
+        self.conv2 = nn.Conv2d(8, 16, 5)
+        self.dropout = GlobalDropout(dropout)
+        high, wide = (((side - 4) // 2 - 4) // 2 // 2 for side in (height, width))
+        self.linear1 = nn.Linear(16 * high * wide, 120)
+        self.linear2 = nn.Linear(120, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.channels_last:
+            images = images.permute(0, 3, 1, 2)
+        h = images.reshape(len(images), *self.image)
+        h = F.relu(F.max_pool2d(self.conv1(h), 2))
+        h = F.relu(F.max_pool2d(self.conv2(h), 2))
+        h = F.max_pool2d(self.dropout(h), 2)
+        h = F.relu(self.linear1(h.flatten(1)))
+        return F.log_softmax(self.linear2(h), dim=1)
