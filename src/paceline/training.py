@@ -112,7 +112,7 @@ def train(job: Job, comm: Any, *, progress: Callable[[int, int, int], Progress] 
     threads = threads_per_rank(ranks, config.threads)
     batch = config.global_batch(ranks)
     batches = Batches(
-        data, batch=batch, seed=config.seed, dtype=model.x.dtype, rank=rank, ranks=ranks, draws=config.draws
+        data.train, batch=batch, seed=config.seed, dtype=model.x.dtype, rank=rank, ranks=ranks, draws=config.draws
     )
     steps = config.epochs * batches.steps_per_epoch
     shown = progress(config.epochs, steps, batch) if progress and rank == 0 else None

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data import Batch, Batches, Dataset, Split, piece
+from paceline.data import Batch, Batches, Dataset, Split, chunks, piece
 from paceline.models import Model
 from paceline.schedules import Schedule
 from paceline.stopwatch import Stopwatch
@@ -21,7 +21,6 @@ from paceline.updates import Update
 Array = NDArray[Any]
 WHOLE = slice(None)
 COLUMNS = ("step", "epoch", "loss", "count", "compute", "exchange", "update")
-CHUNK = 1000  # samples evaluated at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,9 +228,8 @@ class Worker:
     def _evaluate(self, split: Split) -> tuple[float, int, int]:
         start, stop = piece(len(split), self.rank, self.size)
         loss, correct = 0.0, 0
-        for low in range(start, stop, CHUNK):
-            batch = self._batches.read(split, np.arange(low, min(low + CHUNK, stop)))
-            some_loss, some_correct = self.model.evaluate(*batch)
+        for inputs, labels in chunks(split, dtype=self.model.x.dtype, start=start, stop=stop):
+            some_loss, some_correct = self.model.evaluate(inputs, labels)
             loss, correct = loss + some_loss, correct + some_correct
         return loss, correct, stop - start
 

@@ -1,0 +1,43 @@
+"""`paceline predict`: the classes, or values, that a trained network gives to samples."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The run, and the samples."""
+    parser.epilog = """
+examples:
+  paceline predict runs/20260101-120000-sync-n4-s0
+  paceline predict RUN --data new.npz --out predictions.npz
+"""
+    parser.add_argument("run", type=Path, help="folder of a run")
+    parser.add_argument("--data", metavar="DATA", help="samples (default: the test samples of the run's data)")
+    parser.add_argument("--split", choices=("train", "validation", "test"), default="test", help="default: test")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write scores and classes to an .npz file")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Predict; print a class a line, or the accuracy as JSON."""
+    from paceline.prediction import predict
+    from paceline.record._files import write_arrays
+
+    sys.path.insert(0, str(Path.cwd()))
+    predicted = predict(args.run, data=args.data, split=args.split)
+    if args.out is not None:
+        write_arrays(args.out, {"scores": predicted.scores, "classes": predicted.classes})
+    if args.json:
+        print(json.dumps({"samples": len(predicted.scores), "accuracy": predicted.accuracy, "loss": predicted.loss}))
+        return 0
+    if args.out is None:
+        np.savetxt(sys.stdout, predicted.classes if predicted.classes.size else predicted.scores, fmt="%g")
+    accuracy = "" if predicted.accuracy is None else f", accuracy {100 * predicted.accuracy:.2f} %"
+    print(f"{len(predicted.scores):,} samples, mean loss {predicted.loss:.4f}{accuracy}", file=sys.stderr)
+    return 0

@@ -1,0 +1,130 @@
+"""`paceline train`: on ranks that it starts (`-n 4`), or on those of the job it was started in."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import typing
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from paceline.config import Config
+
+if TYPE_CHECKING:
+    from paceline.training import Fitted
+
+EXAMPLES = """
+examples:
+  paceline train --data mnist --model mlp:128,64 --strategy sync:allreduce=shared-memory -n 4 --epochs 5
+  paceline train --data pictures/ --model cnn --strategy serial
+  paceline train --model my_module:build_net --data my_arrays.npz -n 8
+  mpiexec -n 4 python -m paceline train --strategy sync
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The settings of a run, and how it is started and shown."""
+    parser.epilog = EXAMPLES
+    kinds = typing.get_type_hints(Config)
+    for setting in fields(Config):
+        kind = kinds[setting.name]
+        literal = typing.get_origin(kind) is Literal
+        number = int if int in (kind, *typing.get_args(kind)) else float if kind is float else str
+        default = setting.default
+        assert default is not MISSING
+        shown = "" if default is None else f" (default: {default})"
+        parser.add_argument(
+            f"--{setting.name.replace('_', '-')}",
+            type=number,
+            default=default,
+            choices=typing.get_args(kind) if literal else None,
+            metavar=None if literal else setting.metadata["metavar"],
+            help=(setting.metadata["help"] + shown).replace("%", "%%"),
+        )
+    parser.add_argument("-n", "--ranks", type=int, metavar="P", help="start P ranks (not inside mpiexec or srun)")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (default: runs)")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--json", action="store_true", help="print the results as one JSON object, and nothing else")
+    parser.add_argument("--expect-ranks", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--terminal", type=int, help=argparse.SUPPRESS)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Train; print the results on rank 0."""
+    from paceline import launch
+    from paceline.errors import UsageError
+
+    sys.path.insert(0, str(Path.cwd()))
+    config = Config(**{setting.name: getattr(args, setting.name) for setting in fields(Config)})
+    here = launch.world()
+    if args.ranks is not None and args.ranks < 1:
+        raise UsageError(f"ranks must be at least 1; got {args.ranks}")
+    if here is not None and args.ranks not in (None, here.size):
+        raise UsageError(f"-n {args.ranks} inside a job of {here.size} ranks: leave -n out there")
+    if here is None and (args.ranks or 1) > 1:
+        return _start(args, config)
+    launch.set_thread_variables(here.local_size if here is not None else 1, config.threads)
+    return _rank(args, config, here)
+
+
+def _start(args: argparse.Namespace, config: Config) -> int:
+    """The parent: check, then start the ranks."""
+    from paceline import launch
+    from paceline.training import Job
+
+    Job(config=config, runs=args.runs).check(args.ranks)
+    command = [sys.executable, "-m", "paceline", "train", "--runs", str(args.runs), "--expect-ranks", str(args.ranks)]
+    for setting in fields(Config):
+        value = getattr(config, setting.name)
+        if value != setting.default:
+            command.append(f"--{setting.name.replace('_', '-')}={value}")
+    command += [f"--{flag}" for flag in ("quiet", "json") if getattr(args, flag)]
+    if sys.stderr.isatty():
+        command.append(f"--terminal={shutil.get_terminal_size().columns}")
+    return launch.run(args.ranks, command, threads=config.threads)
+
+
+def _rank(args: argparse.Namespace, config: Config, here: Any) -> int:
+    """One rank, or the only process."""
+    from paceline import launch
+    from paceline.errors import UsageError
+    from paceline.progress import on
+    from paceline.training import Job, train
+
+    comm = None
+    if here is not None or config.strategy != "serial":
+        from paceline.comm._mpi import mpi
+
+        comm = mpi().COMM_WORLD
+        launch.verify(comm.Get_size(), promised=args.expect_ranks)
+    with launch.abort_on_error(comm):
+        launch.apply_threads(launch.threads_per_rank(1 if here is None else here.local_size, config.threads))
+        progress = None if args.quiet else on(sys.stderr, width=args.terminal)
+        try:
+            fitted = train(Job(config=config, runs=args.runs), comm, progress=progress)
+        except UsageError:
+            if comm is not None and comm.Get_rank() != 0:
+                return 2  # rank 0 says it for all
+            raise
+    if comm is None or comm.Get_rank() == 0:
+        print(json.dumps(fitted.summary()) if args.json else _told(fitted), flush=True)
+    return 0
+
+
+def _told(fitted: Fitted) -> str:
+    accuracy = "" if fitted.test_accuracy is None else f"test accuracy {100 * fitted.test_accuracy:.2f} %, "
+    rate = "" if fitted.samples_per_second is None else f" ({fitted.samples_per_second:,.0f} samples/s)"
+    ranks = f"{fitted.ranks} rank{'s' if fitted.ranks > 1 else ''}"
+    threads = f"{fitted.threads} thread{'s' if fitted.threads > 1 else ''} each"
+    whole = sum(fitted.seconds.values()) - fitted.seconds["evaluation"]
+    split = ", ".join(
+        f"{kind} {100 * fitted.seconds[kind] / whole:.0f} %" for kind in ("compute", "exchange", "wait", "update") if whole
+    )
+    return (
+        f"{fitted.strategy} on {ranks}, {threads}: {accuracy}{fitted.train_seconds:.3g} s of training{rate}\n"
+        f"time: {split}; {fitted.bytes_sent:,} bytes sent\n"
+        f"run: {fitted.run}"
+    )
