@@ -1,0 +1,98 @@
+"""Training throughput: paceline's strategies against one process and against PyTorch DDP, both sides in one run.
+
+    python benchmarks/training.py [--ranks 16] [--repeats 3] [--json FILE]
+
+Runs of both sides are interleaved; each figure is the median of the repeats. "one process" is the strategy `serial` of
+this package, alone on the machine, with one thread and with all threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+REFERENCE = ["--data", "mnist", "--model", "mlp:128,64", "--lr", "1.6"]
+COURSE = [*REFERENCE, "--batch", "16", "--draws", "632", "--epochs", "5"]
+
+
+def paceline(*arguments: str, cores: int | None = None) -> dict:
+    """One run; `cores` limits it to the first so many cores."""
+    limit = ["taskset", "-c", f"0-{cores - 1}"] if cores else []
+    with tempfile.TemporaryDirectory() as runs:
+        command = [*limit, sys.executable, "-m", "paceline", "train", *arguments, "--quiet", "--json", "--runs", runs]
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    return json.loads(done.stdout)
+
+
+def ddp(ranks: int, batch: int) -> dict:
+    command = [sys.executable, str(HERE / "ddp.py"), "--ranks", str(ranks), "--batch", str(batch), "--steps", "150"]
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
+
+
+def cases(ranks: int) -> dict:
+    """Name -> a function that measures once and returns samples a second."""
+    rate = "samples_per_second"
+    big = [*REFERENCE, "--batch", str(64 * ranks), "--epochs", "4"]
+    return {
+        f"serial, batch {64 * ranks}, 1 thread": lambda: paceline(*big, "--strategy", "serial", "--threads", "1")[rate],
+        f"serial, batch {64 * ranks}, all threads": lambda: paceline(*big, "--strategy", "serial")[rate],
+        **{
+            f"sync:{name}, {ranks} ranks x 64": lambda name=name: paceline(
+                *big, "--strategy", f"sync:allreduce={name}", "-n", str(ranks)
+            )[rate]
+            for name in ("shared-memory", "native", "ring")
+        },
+        f"PyTorch DDP (gloo), {ranks} ranks x 64": lambda: ddp(ranks, 64)[rate],
+        "course setting, serial, 1 thread, 4 cores": lambda: paceline(
+            *COURSE, "--strategy", "serial", "--threads", "1", cores=4
+        )[rate],
+        **{
+            f"course setting, sync:{name}, 4 ranks, 4 cores": lambda name=name: paceline(
+                *COURSE, "--strategy", f"sync:allreduce={name}", "-n", "4", cores=4
+            )[rate]
+            for name in ("shared-memory", "native", "ring")
+        },
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    measured: dict[str, list[float]] = {}
+    for _ in range(args.repeats):
+        for name, measure in cases(args.ranks).items():
+            measured.setdefault(name, []).append(measure())
+    medians = {name: statistics.median(values) for name, values in measured.items()}
+    serial = next(v for name, v in medians.items() if name.startswith("serial") and "1 thread" in name)
+    course = medians["course setting, serial, 1 thread, 4 cores"]
+    peer = next(v for name, v in medians.items() if name.startswith("PyTorch"))
+    print(f"{'':52}{'samples/s':>12}{'low':>12}{'high':>12}{'x serial':>10}{'x DDP':>9}")
+    for name, rate in medians.items():
+        base = course if name.startswith("course") else serial
+        against = "" if name.startswith("course") else f"{rate / peer:.2f}"
+        low, high = min(measured[name]), max(measured[name])
+        print(f"{name:52}{rate:12,.0f}{low:12,.0f}{high:12,.0f}{rate / base:10.2f}{against:>9}")
+    if args.json:
+        result = {"command": sys.argv, "machine": {"processor": _processor(), "cores": os.cpu_count(),
+                  "system": platform.platform()}, "samples_per_second": measured}  # fmt: skip
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+
+
+if __name__ == "__main__":
+    main()

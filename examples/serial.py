@@ -1,0 +1,41 @@
+"""A PyTorch training loop as everybody writes it: one process. `parallel.py` is the same on many."""
+
+import numpy as np
+import torch
+from torch import nn
+
+EPOCHS, BATCH, RATE = 3, 64, 0.2
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10))
+
+
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    from paceline.data import chunks, load
+
+    inputs, labels = next(chunks(load("digits").train, size=10_000))
+    return inputs, labels
+
+
+def accuracy(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> float:
+    with torch.no_grad():
+        return (model(inputs).argmax(1) == labels).float().mean().item()
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    inputs, labels = map(torch.from_numpy, digits())
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    loss_of = nn.CrossEntropyLoss()
+    for _ in range(EPOCHS):
+        for batch in torch.randperm(len(inputs)).split(BATCH):
+            optimizer.zero_grad()
+            loss_of(model(inputs[batch]), labels[batch]).backward()
+            optimizer.step()
+    print(f"training accuracy {accuracy(model, inputs, labels):.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from paceline import registry, spec
+from paceline.errors import UsageError
+from paceline.strategies.sync import Sync
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    whole: int = 1
+    real: float | None = None
+    flag: bool = False
+    choice: Literal["one", "two"] = "one"
+
+
+def needs(data: object, *, width: int) -> int:
+    return width
+
+
+HERE = "tests.test_spec"
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("", Options()),
+        (":whole=3,real=0.5", Options(whole=3, real=0.5)),
+        (":real=none,flag=yes,choice=two", Options(flag=True, choice="two")),
+    ],
+)
+def test_options_are_converted_by_their_types(text: str, made: Options) -> None:
+    assert spec.parse("strategies", f"{HERE}:Options{text}").make() == made
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        ("strategies", "snyc", "unknown strategy 'snyc'; choose one of serial, sync"),
+        ("strategies", "sync:allreduce=rng", "unknown collective 'rng'; choose one of auto, "),
+        ("strategies", "sync:alreduce=ring", "unknown option of sync 'alreduce'; choose one of allreduce"),
+        ("strategies", "sync:ring", "sync takes option=value; got 'ring'"),
+        ("strategies", "no_such_module:Thing", "no module 'no_such_module'"),
+        ("strategies", f"{HERE}:Nothing", f"module '{HERE}' has no attribute 'Nothing'"),
+        ("strategies", f"{HERE}:Options:whole=x", "whole of tests.test_spec:Options must be a whole number; got 'x'"),
+        ("strategies", f"{HERE}:Options:real=x", "must be a number; got 'x'"),
+        ("strategies", f"{HERE}:Options:flag=maybe", "must be true or false; got 'maybe'"),
+        ("strategies", f"{HERE}:Options:choice=three", "unknown choice of tests.test_spec:Options 'three'"),
+        ("models", f"{HERE}:needs", "needs width; write tests.test_spec:needs:width=…"),
+        ("models", "mlp:64,activation=relu,32", "'32' must stand before the options"),
+        ("models", "mlp:64,x", "must be a whole number; got 'x'"),
+    ],
+)
+def test_bad_specs_are_refused_in_one_line(kind: str, text: str, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        spec.parse(kind, text).make()
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_supplied_arguments_go_only_where_they_are_taken() -> None:
+    assert spec.parse("models", f"{HERE}:needs:width=3").make(data=None, seed=1, dtype=None) == 3
+
+
+def test_a_spec_is_spelled_as_it_was_read() -> None:
+    assert str(spec.parse("models", "mlp:128,64,activation=tanh")) == "mlp:128,64,activation=tanh"
+    assert spec.describe(Sync(allreduce="ring"), "sync") == "sync:allreduce=ring"
+    assert spec.describe(Sync(), "sync") == "sync"
+
+
+@pytest.mark.parametrize("kind", registry.OFFERS)
+def test_every_name_of_every_kind_is_found(kind: str) -> None:
+    names = registry.names(kind)
+    assert names
+    for name in names:
+        assert callable(registry.find(kind, name))
