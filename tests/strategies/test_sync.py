@@ -1,0 +1,67 @@
+"""Synchronous training is serial training, to rounding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import registry
+from paceline.errors import UsageError
+from paceline.strategies.serial import Serial
+from tests.ranks import on_ranks
+from tests.strategies import cases
+
+SIZES = [1, 2, 3, 4, 7]
+
+
+@pytest.mark.parametrize(("settings", "steps"), [(cases.MLP, None), (cases.CNN, 4)], ids=["mlp", "cnn"])
+def test_sync_equals_serial(tmp_path: Path, settings: dict[str, Any], steps: int | None) -> None:
+    found = on_ranks(
+        "tests.strategies.cases:sync_against_serial", 7, folder=str(tmp_path), sizes=SIZES, settings=settings,
+        time_limit=280,
+    )  # fmt: skip
+    assert len(found[0]) == len(SIZES) * len(registry.names("collectives"))
+    for rank in found:
+        for run in rank:
+            assert run["moved"] > 1e-2, run
+            assert run["x"] < 1e-9, run
+            assert run["loss"] < 1e-9, run
+            assert run["accuracy"] < 1e-9, run
+            assert steps is None or run["steps"] == steps
+
+
+def test_each_rank_may_update_its_own_part() -> None:
+    for worst in on_ranks("tests.strategies.cases:updates_on_slices", 3):
+        assert len(worst) == len(registry.names("updates"))
+        assert max(worst) < 1e-9
+
+
+def test_weak_scaling() -> None:
+    for difference, batch in on_ranks("tests.strategies.cases:weak_scaling", 3):
+        assert batch == 24
+        assert difference < 1e-10
+
+
+def test_more_ranks_than_samples_in_a_batch() -> None:
+    assert max(on_ranks("tests.strategies.cases:empty_pieces", 5)) < 1e-10
+
+
+def test_replicas_agree_on_statistics_and_start_from_rank_0() -> None:
+    first, *others = on_ranks("tests.strategies.cases:batch_norm", 3)
+    assert all(other == first for other in others)
+    assert any(name != "x" and any(values) for name, values in first.items())
+
+
+def test_strategies_of_the_users_own() -> None:
+    found = on_ranks("tests.strategies.cases:own_strategies", 2)
+    assert found[0] == {
+        "name": "tests.strategies.cases:own_strategies.<locals>.alone",
+        "vote": "examples.own_strategy:SignVote",
+    }
+
+
+def test_serial_is_one_process() -> None:
+    with pytest.raises(UsageError, match="serial is one process; the job has 2 ranks"):
+        Serial().check(2)
