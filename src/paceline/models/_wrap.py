@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,13 +11,39 @@ from paceline.data import Dataset
 from paceline.errors import UsageError
 from paceline.models import Model
 
+if TYPE_CHECKING:
+    from paceline.models._torch import TorchModel
+    from paceline.spec import Spec
+
+
+def make(spec: Spec, data: Dataset, *, seed: int = 0, dtype: Any = "float32") -> Model:
+    """The model that a spec stands for. A function of the user's draws its first weights from the seed too.
+
+    >>> from paceline.data import load
+    >>> from paceline.spec import parse
+    >>> make(parse("models", "mlp:8"), load("iris"), seed=1).x.size
+    67
+    """
+    dtype = np.dtype(dtype)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.manual_seed(seed)
+    return as_model(spec.make(data=data, seed=seed, dtype=dtype), data, seed=seed, dtype=dtype)
+
 
 def as_model(thing: Any, data: Dataset, *, seed: int = 0, dtype: Any = None) -> Model:
-    """`thing` as a model for `data`. Torch is imported only where `thing` is made of it."""
+    """`thing` as a model for `data`: a model as it is; a module or a pair (module, loss) wrapped.
+
+    A module keeps the dtype of its parameters, but `dtype=float64` makes it float64. Torch is imported only
+    where `thing` is made of it.
+    """
     torch = sys.modules.get("torch")  # whoever made a module has imported it
     module, loss = thing if isinstance(thing, tuple) and len(thing) == 2 else (thing, None)
     if torch is not None and isinstance(module, torch.nn.Module):
-        return _from_module(module, loss, data, seed, dtype)
+        if dtype is not None and np.dtype(dtype) == np.float64:
+            for part in (module, loss):
+                if isinstance(part, torch.nn.Module):
+                    part.double()
+        return _fitting(module, loss, data, seed)
     if isinstance(thing, Model) and not isinstance(thing, type):
         return thing
     raise UsageError(
@@ -25,17 +51,40 @@ def as_model(thing: Any, data: Dataset, *, seed: int = 0, dtype: Any = None) -> 
     )
 
 
-def _from_module(module: Any, loss: Any, data: Dataset, seed: int, dtype: Any) -> Model:
-    import torch
+def _fitting(module: Any, loss: Any, data: Dataset, seed: int) -> TorchModel:
+    """The module as a model of the data. An image of height x width may be wanted as 1 x height x width."""
+    from torch import nn
 
     from paceline.models._torch import TorchModel
 
-    if dtype is not None and np.dtype(dtype) == np.float64:
-        module.to(torch.float64)
-        if isinstance(loss, torch.nn.Module):
-            loss.to(torch.float64)
     sample = np.zeros((2, *data.shape), np.float32)
-    return TorchModel(module, loss=loss, seed=seed, sample=sample)
+    image = (1, *data.shape) if len(data.shape) == 2 else None
+    lazy = image is not None and any(isinstance(part, nn.LazyConv2d) for part in module.modules())
+    model = TorchModel(module, loss=loss, seed=seed, sample=sample, input_shape=image if lazy else None)
+    problem = _problem(model, sample, data)
+    if problem and image is not None and not lazy:
+        model.input_shape = image
+        if _problem(model, sample, data):
+            model.input_shape = None  # the first problem is the one to tell of
+        else:
+            problem = ""
+    if problem:
+        raise UsageError(problem)
+    return model
+
+
+def _problem(model: TorchModel, sample: Any, data: Dataset) -> str:
+    """What is wrong with the module for samples of this shape and this number of classes, if anything."""
+    shape = "x".join(map(str, data.shape)) or "one number"
+    try:
+        scores = model.predict(sample)
+    except (RuntimeError, ValueError, IndexError) as error:
+        return f"the module cannot take {data.name}'s samples of {shape}: {str(error).splitlines()[0]}"
+    if len(scores) != len(sample):
+        return f"the module must give one row a sample; for 2 samples of {shape} it gave {scores.shape}"
+    if data.classes and scores.ndim == 2 and scores.shape[1] < data.classes:
+        return f"the module gives {scores.shape[1]} scores a sample; {data.name} has {data.classes} classes"
+    return ""
 
 
 def _named(thing: Any) -> str:
