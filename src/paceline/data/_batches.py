@@ -1,4 +1,4 @@
-"""The global batch at step t is the same set of samples whatever the number of ranks; rank r takes a slice."""
+"""The global batch at step t is the same set of samples for any number of ranks; rank r takes a slice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DRAWN_AT_ONCE = 65_536
 
 @dataclass(slots=True)
 class Batch:
-    """One rank's piece of one global batch. The arrays are reused: they are good until the next batch is made."""
+    """One rank's piece of one global batch. The arrays are reused: good until the next batch is made."""
 
     inputs: Array
     """Samples as floats, (count, *shape)."""
@@ -65,8 +65,8 @@ def partition(split: Split, rank: int, ranks: int, *, seed: int) -> Subset:
 class Batches:
     """The batches of every epoch, from a seed; rank r of p is handed the r-th of p slices of each.
 
-    Without `draws` an epoch is a fresh permutation of all samples, its last batch perhaps smaller; with `draws=k` it is
-    k batches, each drawn at random, no sample twice in one batch.
+    Without `draws` an epoch is a fresh permutation of all samples, its last batch perhaps smaller; with
+    `draws=k` it is k batches, each drawn at random, no sample twice in one batch.
 
     >>> from paceline.data import load
     >>> batches = Batches(load("mnist").train, batch=128, seed=1, rank=0, ranks=3)

@@ -5,8 +5,8 @@
         images.npy labels.npy
         entry.json          the size of each file; an entry without it, or that it does not fit, is made again
 
-An entry is built in a folder beside it and renamed into place, under a lock: whoever comes at the same moment waits
-and maps what the first one built.
+An entry is built in a folder beside it and renamed into place, under a lock: whoever comes at the same moment
+waits and maps what the first one built.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import mmap
 import os
 import shutil
 import tempfile
@@ -40,11 +41,11 @@ def cached(name: str, fingerprint: str, build: Callable[[New], None]) -> dict[st
     [0, 1, 4, 9]
     """
     for folder in folders():
-        entry = folder / f"{name}-{fingerprint}"
+        entry = _entry(folder, name, fingerprint)
         if (arrays := _open(entry)) is not None:
             return arrays
     folder = _writable()
-    entry = folder / f"{name}-{fingerprint}"
+    entry = _entry(folder, name, fingerprint)
     try:
         with _locked(folder / f"{name}.lock"):
             if (arrays := _open(entry)) is not None:
@@ -78,18 +79,31 @@ def folders() -> list[Path]:
     return [Path(base).expanduser() / "paceline", *([spare] if own else [])]
 
 
-def fingerprint(*parts: object) -> str:
-    """A short name for what an entry was made from.
+def release(array: Array) -> None:
+    """Let the kernel have what was written to a mapped array so far; it stays readable."""
+    mapped = getattr(array, "_mmap", None)
+    if mapped is not None:
+        mapped.madvise(mmap.MADV_DONTNEED)
 
-    >>> fingerprint("a.csv", 1) == fingerprint("a.csv", 1) != fingerprint("a.csv", 2)
-    True
-    """
+
+def state(*files: Path) -> str:
+    """What changes when one of the files is written again: their fingerprint."""
+    stats = [file.stat() for file in files]
+    return " ".join(f"{file} {s.st_size} {s.st_mtime_ns}" for file, s in zip(files, stats, strict=True))
+
+
+def entry_name(kind: str, path: Path, *options: object) -> str:
+    """The name of the entry for one file or folder, read with the given options."""
+    stem = "".join(c if c.isalnum() else "-" for c in path.name)[:40]
+    return f"{kind}-{stem}-{_short(str(path.resolve()), *options)}"
+
+
+def _entry(folder: Path, name: str, fingerprint: str) -> Path:
+    return folder / f"{name}-{_short(fingerprint)}"
+
+
+def _short(*parts: object) -> str:
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
-
-
-def state(*files: Path) -> list[object]:
-    """What changes when a file is written again: for `fingerprint`."""
-    return [part for file in files for part in (file.name, file.stat().st_size, file.stat().st_mtime_ns)]
 
 
 def _writable() -> Path:
@@ -157,7 +171,7 @@ def _make(entry: Path, name: str, build: Callable[[New], None]) -> None:
 
 
 def _mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.memmap[Any, Any]:
-    """A new .npy file in memory; its room on the disk is taken now, since a full disk later would kill the process."""
+    """A new .npy file in memory; its room on the disk is taken now, since a full disk later kills."""
     mapped = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     with path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, path.stat().st_size)

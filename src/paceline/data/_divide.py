@@ -1,4 +1,7 @@
-"""Cuts samples that come as one lot into train, validation and test: seeded, and each class evenly."""
+"""Makes a data set of samples that come in one, two or three parts: a missing part is cut from the first.
+
+The cut is seeded, and takes each class evenly. Amounts below 1 are fractions, from 1 on numbers of samples.
+"""
 
 from __future__ import annotations
 
@@ -16,52 +19,64 @@ Array = NDArray[Any]
 def divide(
     name: str,
     split: Split,
-    labels: Array,
+    labels: Array | None,
     *,
     classes: int,
-    validation: float,
-    test: float,
-    seed: int,
+    validation: float | Split = 0.1,
+    test: float | Split = 0.1,
+    seed: int = 0,
     class_names: tuple[str, ...] = (),
 ) -> Dataset:
-    """A data set of which `validation` and `test` are the given fractions, drawn at random; the rest trains."""
-    train_part, validation_part, test_part = (
-        Subset(split, places) for places in places_of(labels, classes, validation, test, seed)
-    )
+    """A data set whose `validation` and `test` are given, or drawn at random from `split`; the rest trains.
+
+    Without `labels` (reading them all would be slow) the draw does not look at the classes.
+    """
+    cut_validation = validation if isinstance(validation, int | float) else 0
+    cut_test = test if isinstance(test, int | float) else 0
+    train = split
+    if cut_validation or cut_test:
+        order = _order(len(split), labels if classes else None, seed)
+        places = [np.sort(part) for part in cut(name, order, cut_validation, cut_test)]
+        train, first, second = (Subset(split, part) for part in places)
+    else:
+        first = second = Subset(split, np.empty(0, np.intp))
     return Dataset(
         name=name,
         shape=split.shape,
         classes=classes,
-        train=train_part,
-        validation=validation_part,
-        test=test_part,
+        train=train,
+        validation=first if isinstance(validation, int | float) else validation,
+        test=second if isinstance(test, int | float) else test,
         label_shape=split.label_shape,
         class_names=class_names,
     )
 
 
-def places_of(
-    labels: Array, classes: int, validation: float, test: float, seed: int
-) -> tuple[Array, Array, Array]:
-    """Where the train, validation and test samples are, each in the order of the file.
+def cut(name: str, order: Array, validation: float, test: float) -> tuple[Array, Array, Array]:
+    """The train, validation and test parts of what lies in `order`; test is cut off its end, then validation.
 
-    >>> train, validation, test = places_of(np.array([0, 0, 0, 0, 1, 1, 1, 1]), 2, 0.25, 0.25, seed=0)
-    >>> len(train), len(validation), len(test)
-    (4, 2, 2)
+    >>> [part.tolist() for part in cut("mine", np.arange(6), validation=2, test=0.2)]
+    [[0, 1, 2], [3, 4], [5]]
     """
-    if not (validation >= 0 and test >= 0 and validation + test < 1):
+    total = len(order)
+    counts = [round(total * amount) if amount < 1 else round(amount) for amount in (validation, test)]
+    if min(validation, test) < 0 or not sum(counts) < total:
         raise UsageError(
-            f"validation and test are fractions whose sum is below 1; got validation={validation:g}, test={test:g}"
+            f"{name}: validation and test must leave samples to train; got validation={validation:g}, "
+            f"test={test:g} of {total} samples (below 1: a fraction)"
         )
+    stop = total - counts[1]
+    start = stop - counts[0]
+    return order[:start], order[start:stop], order[stop:]
+
+
+def _order(samples: int, labels: Array | None, seed: int) -> Array:
+    """All samples at random; with labels, so that every stretch has the classes in their proportions."""
     if seed < 0:
         raise UsageError(f"seed must be at least 0; got {seed}")
-    order = np.random.default_rng(seed).permutation(len(labels))
-    if classes:
-        # Shuffled, then put in an order in which every stretch has the classes in their proportions.
-        by_class = order[np.argsort(labels[order], kind="stable")]
-        counts = np.bincount(labels[order], minlength=classes)
-        position = np.concatenate([(np.arange(c) + 0.5) / c for c in counts if c])
-        order = by_class[np.argsort(position, kind="stable")]
-    first = round(len(order) * test)
-    second = first + round(len(order) * validation)
-    return np.sort(order[second:]), np.sort(order[first:second]), np.sort(order[:first])
+    order = np.random.default_rng(seed).permutation(samples)
+    if labels is None:
+        return order
+    by_class = order[np.argsort(labels[order], kind="stable")]
+    position = np.concatenate([(np.arange(count) + 0.5) / count for count in np.bincount(labels) if count])
+    return by_class[np.argsort(position, kind="stable")]

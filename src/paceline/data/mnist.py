@@ -1,7 +1,7 @@
 """MNIST: 70,000 grey images of handwritten digits, 28 x 28; all of them ship with paceline.
 
-The test set is the original one, of 10,000; the last `validation` images of the original training set are kept for
-validation. Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits".
+The test set is the original one, of 10,000; the last `validation` images of the original training set are
+kept for validation. Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits".
 """
 
 from __future__ import annotations

@@ -1,0 +1,184 @@
+"""A folder of images with one sub-folder for each class; or of train, validation and test so.
+
+Decoded once, in parallel, into the cache, and memory-mapped from then on. The classes are the sub-folders in
+sorted order. A colour image is (3, height, width), a grey one (height, width).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.data._cache import New, cached, entry_name, release, state
+from paceline.data._dataset import ArraySplit, Dataset, Split
+from paceline.data._divide import divide
+from paceline.data._progress import Progress
+from paceline.errors import UsageError
+
+Array = NDArray[Any]
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
+PARTS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val"),
+    "test": ("test", "testing"),
+}
+# Decoded images are handed to the kernel to write after so many bytes: what a process holds stays small.
+RELEASE_AFTER = 64 << 20
+
+
+def load(
+    *,
+    path: str,
+    size: str | None = None,
+    color: bool = True,
+    validation: float = 0.1,
+    test: float = 0.1,
+    seed: int = 0,
+) -> Dataset:
+    """The images of a folder, `size` (150, or 200x150 for width and height) each, in colour or grey.
+
+    Without `size` all must have one size already. A part that the folder does not have is cut from train at
+    random, each class evenly: `validation` and `test` are fractions, or from 1 on numbers of images.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise UsageError(f"no such folder: {folder}")
+    parts, names = _find(folder)
+    width_height = _size(size)
+    everything = [file for files in parts.values() for file, _ in files]
+    arrays = cached(
+        entry_name("images", folder, size, color),
+        state(*everything),
+        lambda new: _decode(folder, parts, width_height, color, new),
+    )
+    splits: dict[str, Split] = {
+        part: ArraySplit(arrays[f"{part}_inputs"], arrays[f"{part}_labels"]) for part in parts
+    }
+    return divide(
+        folder.resolve().name,
+        splits["train"],
+        arrays["train_labels"],
+        classes=len(names),
+        validation=splits.get("validation", validation),
+        test=splits.get("test", test),
+        seed=seed,
+        class_names=names,
+    )
+
+
+Files = list[tuple[Path, int]]
+"""Image files, each with the number of its class."""
+
+
+def _find(folder: Path) -> tuple[dict[str, Files], tuple[str, ...]]:
+    """The images of each part, and the names of the classes."""
+    below = {part: inner for part in PARTS if (inner := _part(folder, part)) is not None}
+    if "train" not in below:
+        below = {"train": folder}
+    names = [entry.name for entry in _folders(below["train"])]
+    if not names:
+        raise UsageError(f"{folder}: neither IDX files nor sub-folders of images, one for each class")
+    parts: dict[str, Files] = {}
+    for part, inner in below.items():
+        parts[part] = []
+        for entry in _folders(inner):
+            if entry.name not in names:
+                raise UsageError(f"{folder}: {part} has a class that train has not: {entry.name!r}")
+            files = sorted(file for file in entry.iterdir() if file.suffix.lower() in SUFFIXES)
+            if not files and part == "train":
+                raise UsageError(f"{folder}: every class needs a sample; {entry.name!r} has no images")
+            parts[part] += [(file, names.index(entry.name)) for file in files]
+    return {part: files for part, files in parts.items() if files}, tuple(names)
+
+
+def _part(folder: Path, part: str) -> Path | None:
+    """The folder of one part: `train`, or as some archives have it `seg_train/seg_train`."""
+    for entry in _folders(folder):
+        if entry.name.lower().split("_")[-1] in PARTS[part]:
+            return entry / entry.name if (entry / entry.name).is_dir() else entry
+    return None
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _size(text: str | None) -> tuple[int, int] | None:
+    """Width and height."""
+    if text is None:
+        return None
+    words = str(text).split("x")
+    if len(words) > 2 or not all(word.isdigit() and int(word) > 0 for word in words):
+        raise UsageError(f"size of images must be a number, or width x height such as 200x150; got {text!r}")
+    return int(words[0]), int(words[-1])
+
+
+def _decode(
+    folder: Path, parts: dict[str, Files], size: tuple[int, int] | None, color: bool, new: New
+) -> None:
+    first = parts["train"][0][0]
+    width, height = size or _read(first, None, color).shape[-2:][::-1]
+    shape = (3, height, width) if color else (height, width)
+    outputs: dict[str, Array] = {}
+    for part, files in parts.items():
+        outputs[part] = new(f"{part}_inputs", (len(files), *shape), np.uint8)
+        new(f"{part}_labels", (len(files),), np.int64)[:] = [number for _, number in files]
+    work = iter([(part, row) for part, files in parts.items() for row in range(len(files))])
+    every = max(1, RELEASE_AFTER // math.prod(shape))
+    lock, stop = threading.Lock(), threading.Event()
+    done = 0
+
+    def decode() -> None:
+        nonlocal done
+        for part, row in work:  # one list for all threads: whoever is free takes the next
+            if stop.is_set():
+                return
+            file = parts[part][row][0]
+            image = _read(file, size, color)
+            if image.shape != shape:
+                is_now = f"{first.name} is {width}x{height}, this {image.shape[-1]}x{image.shape[-2]}"
+                raise UsageError(
+                    f"{file}: images must have one size; {is_now}; write {folder}:size={width}x{height}"
+                )
+            outputs[part][row] = image
+            with lock:
+                done += 1
+                bar(done)
+                if done % every == 0:
+                    for array in outputs.values():
+                        release(array)
+
+    threads = len(os.sched_getaffinity(0))  # Pillow leaves Python's lock while it decodes
+    total = sum(map(len, parts.values()))
+    with Progress(f"decoding {folder.name}", total) as bar, ThreadPoolExecutor(threads) as pool:
+        running = [pool.submit(decode) for _ in range(threads)]
+        try:
+            for ended in as_completed(running):
+                ended.result()
+        finally:
+            stop.set()
+
+
+def _read(file: Path, size: tuple[int, int] | None, color: bool) -> Array:
+    from PIL import Image
+
+    mode = "RGB" if color else "L"
+    try:
+        with Image.open(file) as opened:
+            if size is not None:
+                opened.draft(mode, size)  # JPEG: decode at a fraction of its size where that is enough
+            image = opened.convert(mode)
+        if size is not None and image.size != size:
+            image = image.resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise UsageError(f"{file}: not a readable image ({str(error).splitlines()[0].lower()})") from None
+    array = np.asarray(image)
+    return np.moveaxis(array, -1, 0) if color else array

@@ -1,0 +1,90 @@
+"""Arrays in an .npz file: `inputs` and `labels`, or one pair for each of train, validation and test.
+
+Known names: inputs and labels, x and y, images and labels, data and target; the same with `_train`,
+`_validation` (or `_val`) and `_test` behind them or `train_` … before, as in Keras's mnist.npz. Labels are
+whole numbers from 0, names, or real targets. No pickle is read.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from paceline.data._cache import entry_name, state
+from paceline.data._checks import Parts
+from paceline.data._dataset import Dataset
+from paceline.data._stored import read_stored
+from paceline.errors import UsageError
+
+PAIRS = (("inputs", "labels"), ("x", "y"), ("images", "labels"), ("data", "target"))
+PARTS = {"train": ("train",), "validation": ("validation", "val", "valid"), "test": ("test",)}
+
+
+def load(
+    *,
+    path: str,
+    inputs: str | None = None,
+    labels: str | None = None,
+    validation: float = 0.1,
+    test: float = 0.1,
+    seed: int = 0,
+    scale: float | None = None,
+) -> Dataset:
+    """The arrays of a file; a part that it does not have is cut from train at random, each class evenly.
+
+    `inputs` and `labels` name the arrays where they are called otherwise. `validation` and `test` are
+    fractions, or from 1 on numbers of samples; uint8 inputs are multiplied by `scale`, 1/255 unless given.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise UsageError(f"no such file: {file}")
+    key = entry_name("npz", file, inputs, labels)
+    stored = read_stored(key, state(file), lambda: (file.name, _read(file, inputs, labels)))
+    return stored.dataset(file.stem, validation=validation, test=test, seed=seed, scale=scale)
+
+
+def _read(file: Path, inputs: str | None, labels: str | None) -> Parts:
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise UsageError(f"{file}: one .npy array; an .npz file with inputs and labels is needed")
+            found = _find(file, list(archive.files), inputs, labels)
+            return {part: (archive[first], archive[second]) for part, (first, second) in found.items()}
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+        raise UsageError(f"{file}: no .npz file, or truncated ({str(error).lower()})") from None
+    except UsageError:
+        raise
+    except ValueError:
+        raise UsageError(
+            f"{file}: no .npz file, or one that holds Python objects, which are not read"
+        ) from None
+
+
+def _find(file: Path, there: list[str], inputs: str | None, labels: str | None) -> dict[str, tuple[str, str]]:
+    """Which arrays are the inputs and labels of each part."""
+    pairs = [(inputs or first, labels or second) for first, second in PAIRS]
+    lower = {name.lower(): name for name in there}
+    for first, second in pairs:
+        for part in ({"train": ("",)}, PARTS):
+            found = {
+                name: (lower[a], lower[b])
+                for name, words in part.items()
+                for word in words
+                for a, b in _spellings(first.lower(), second.lower(), word)
+                if a in lower and b in lower
+            }
+            if "train" in found:
+                return found
+    wanted = f"{inputs or 'inputs'} and {labels or 'labels'}"
+    raise UsageError(
+        f"{file}: no arrays {wanted} (nor x and y, x_train and y_train …); it has {', '.join(there)}"
+    )
+
+
+def _spellings(first: str, second: str, part: str) -> list[tuple[str, str]]:
+    if not part:
+        return [(first, second)]
+    return [(f"{first}_{part}", f"{second}_{part}"), (f"{part}_{first}", f"{part}_{second}")]

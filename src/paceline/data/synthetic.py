@@ -1,0 +1,76 @@
+"""Synthetic data: clouds of points around one centre for each class, or (classes=0) a noisy linear function.
+
+input = centre_c + noise N(0, 1),  centre_c ~ N(0, 1);    target = input . w / sqrt(features) + noise N(0, 1)
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from paceline.data._cache import New, cached
+from paceline.data._dataset import ArraySplit, Dataset
+from paceline.data._divide import divide
+from paceline.errors import UsageError
+
+
+def load(
+    *,
+    samples: int = 10_000,
+    features: str = "20",
+    classes: int = 10,
+    noise: float = 1.0,
+    seed: int = 0,
+    validation: float = 0.1,
+    test: float = 0.1,
+) -> Dataset:
+    """Samples drawn from a seed; `features` is a number, or a shape such as 28x28.
+
+    >>> data = load(samples=100, features="1x8x8", classes=2)
+    >>> data.shape, data.classes, len(data.train), len(data.validation), len(data.test)
+    ((1, 8, 8), 2, 80, 10, 10)
+    """
+    shape = _shape(str(features))
+    if samples < max(classes, 1) or classes < 0 or noise < 0 or seed < 0:
+        raise UsageError(
+            "synthetic needs samples >= classes >= 0, noise >= 0 and seed >= 0; "
+            f"got samples={samples}, classes={classes}, noise={noise:g}, seed={seed}"
+        )
+
+    def build(new: New) -> None:
+        generator = np.random.default_rng(seed)
+        inputs = new("inputs", (samples, *shape), np.float32).reshape(samples, -1)
+        labels = new("labels", (samples,), np.int64 if classes else np.float32)
+        generator.standard_normal(out=inputs, dtype=np.float32)
+        if classes:
+            centres = generator.standard_normal((classes, inputs.shape[1]), np.float32)
+            labels[:] = generator.permutation(np.arange(samples) % classes)
+            for number in range(classes):
+                mine = labels == number
+                inputs[mine] = centres[number] + np.float32(noise) * inputs[mine]
+        else:
+            weights = generator.standard_normal(inputs.shape[1], np.float32)
+            labels[:] = inputs @ weights / math.sqrt(inputs.shape[1])
+            labels += np.float32(noise) * generator.standard_normal(samples, np.float32)
+
+    arrays = cached("synthetic", f"{samples} {shape} {classes} {noise} {seed}", build)
+    return divide(
+        "synthetic",
+        ArraySplit(arrays["inputs"], arrays["labels"]),
+        arrays["labels"],
+        classes=classes,
+        validation=validation,
+        test=test,
+        seed=seed,
+    )
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        shape = tuple(int(word) for word in text.split("x"))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise UsageError(f"features of synthetic must be a number or a shape such as 28x28; got {text!r}")
+    return shape
