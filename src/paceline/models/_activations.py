@@ -1,52 +1,74 @@
-"""Activation functions, written in place, and their slopes from the value alone."""
+"""Activation functions, in place, and their slopes, from the value alone.
+
+The constants are 0-d arrays of the network's dtype: NumPy takes them a third of a microsecond faster than
+Python numbers, which in a small network is as much as the arithmetic.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from paceline.models import Array
 
-
-def sigmoid(z: Array, a: Array) -> None:
-    """a = 1 / (1 + exp(-z)), through tanh, which cannot overflow."""
-    np.multiply(z, 0.5, a)
-    np.tanh(a, a)
-    np.multiply(a, 0.5, a)
-    np.add(a, 0.5, a)                                                                     # 1/2 + 1/2 tanh(z/2)
-
-
-def sigmoid_slope(a: Array, slope: Array) -> None:
-    np.multiply(a, a, slope)
-    np.subtract(a, slope, slope)                                                          # a (1 - a)
-
-
-def tanh(z: Array, a: Array) -> None:
-    np.tanh(z, a)
-
-
-def tanh_slope(a: Array, slope: Array) -> None:
-    np.multiply(a, a, slope)
-    np.subtract(1, slope, slope)                                                          # 1 - a^2
-
-
-def relu(z: Array, a: Array) -> None:
-    np.maximum(z, 0, a)
-
-
-def relu_slope(a: Array, slope: Array) -> None:
-    np.sign(a, slope)                                                                     # 0 where a = 0, else 1
+DType = np.dtype[Any]
 
 
 class Activation(NamedTuple):
-    value: Callable[[Array, Array], None]
+    value: Callable[[Array], None]
+    """z becomes a = f(z)."""
     slope: Callable[[Array, Array], None]
+    """From a = f(z), f'(z) into the second array."""
 
 
-ACTIVATIONS = {
-    "sigmoid": Activation(sigmoid, sigmoid_slope),
-    "tanh": Activation(tanh, tanh_slope),
-    "relu": Activation(relu, relu_slope),
-}
+def sigmoid(dtype: DType) -> Activation:
+    """1 / (1 + exp(-z)), through tanh, which cannot overflow.
+
+    >>> z = np.array([-1e4, 0.0, 1e4])
+    >>> sigmoid(z.dtype).value(z)
+    >>> z
+    array([0. , 0.5, 1. ])
+    """
+    half = np.array(0.5, dtype)
+
+    def value(z: Array) -> None:
+        np.multiply(z, half, z)
+        np.tanh(z, z)
+        np.multiply(z, half, z)
+        np.add(z, half, z)  #                                               a = (1 + tanh(z/2)) / 2
+
+    def slope(a: Array, s: Array) -> None:
+        np.multiply(a, a, s)
+        np.subtract(a, s, s)  #                                             a' = a (1 - a)
+
+    return Activation(value, slope)
+
+
+def tanh(dtype: DType) -> Activation:
+    one = np.array(1, dtype)
+
+    def value(z: Array) -> None:
+        np.tanh(z, z)  #                                                    a = tanh z
+
+    def slope(a: Array, s: Array) -> None:
+        np.multiply(a, a, s)
+        np.subtract(one, s, s)  #                                           a' = 1 - a^2
+
+    return Activation(value, slope)
+
+
+def relu(dtype: DType) -> Activation:
+    zero = np.array(0, dtype)
+
+    def value(z: Array) -> None:
+        np.maximum(z, zero, z)  #                                           a = max(z, 0)
+
+    def slope(a: Array, s: Array) -> None:
+        np.sign(a, s)  #                                                    a' = 1 where a > 0, else 0
+
+    return Activation(value, slope)
+
+
+ACTIVATIONS = {"sigmoid": sigmoid, "tanh": tanh, "relu": relu}

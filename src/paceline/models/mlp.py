@@ -1,29 +1,41 @@
-"""A fully connected network in NumPy: `mlp:128,64` has two hidden layers."""
+"""A fully connected network in NumPy: `mlp:128,64` has two hidden layers, of 128 and 64 units.
+
+`mlp:128,64` on MNIST is the reference network: 784-128-64-10, sigmoid everywhere, squared error.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from paceline.data import Batch, Dataset, Split
+from paceline.data import Batch, Dataset
 from paceline.errors import UsageError, unknown
 from paceline.models import Array
 from paceline.models._activations import ACTIVATIONS
-from paceline.models._losses import cross_entropy, softmax, squared_error
+from paceline.models._losses import LOSSES, softmax
+from paceline.models._mlp_pass import Memory, Pass
+from paceline.models._standardise import mean_and_std
 
-CHUNK = 1024
+CHUNK_VALUES = 1 << 22
+CHUNK_ROWS = 1024
+PASSES = 32
 
 
 class MLP:
-    """Layers of `sizes` units, each fully connected to the one before.
+    """Layers of `sizes` units, each fully connected to the one before. `x`: weights, biases, layer by layer.
 
-    >>> net = MLP([2, 3, 1])
-    >>> net.x.shape, [w.shape for w in net.weights]
-    ((13,), [(2, 3), (3, 1)])
+    The output is activated like the other layers under `squared-error` (but linear after `relu`, and for real
+    targets), and goes through softmax under `cross-entropy`. `standardise` shifts and scales the inputs by
+    `buffers["mean"]` and `buffers["std"]`; `normalise` normalises each sample's activations in every hidden
+    layer.
+
+    >>> net = MLP([784, 128, 64, 10])
+    >>> net.x.nbytes, net.layers[2], net.weights[2].shape, net.biases[2].shape
+    (437544, slice(108736, 109386, None), (64, 10), (10,))
     """
 
     def __init__(
@@ -38,106 +50,139 @@ class MLP:
         seed: int = 0,
         dtype: DTypeLike = np.float32,
     ) -> None:
+        _check(sizes, activation, loss, regression, normalise, dtype)
         self.sizes = tuple(sizes)
-        self.dtype = np.dtype(dtype)
         self.activation = activation
         self.loss = loss
         self.regression = regression
         self.standardise = standardise
         self.normalise = normalise
-        _check(self)
-        ends = np.cumsum([(n + 1) * m for n, m in zip(sizes, sizes[1:], strict=False)]).tolist()
-        self.layers = [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
+        self.dtype = np.dtype(dtype)
+        self.activated_output = loss == "squared-error" and activation != "relu" and not regression
+
+        self.layers: list[slice] = []
+        size = 0
+        for shape in self._shapes():
+            self.layers.append(slice(size, size := size + math.prod(shape)))
         self.buffers: dict[str, Array] = {}
         if standardise:
             self.buffers = {"mean": np.zeros(sizes[0], self.dtype), "std": np.ones(sizes[0], self.dtype)}
-        self.x = np.zeros(ends[-1], self.dtype)
-        self.g = np.zeros(ends[-1], self.dtype)
-        self._bind()
-        _xavier(self.weights, seed)
+        self._bind(np.zeros(size, self.dtype), np.zeros(size, self.dtype))
+        _start(self.weights, seed)
 
     def place(self, x: Array, g: Array) -> None:
-        """Move parameters and gradient into `x` and `g`, keeping the parameters' values."""
-        for name, array in (("x", x), ("g", g)):
-            if array.shape != self.x.shape or array.dtype != self.dtype or not array.flags.c_contiguous:
+        """Move parameters and gradient into memory given from outside, keeping the parameters' values.
+
+        >>> net, shared = MLP([2, 3, 1]), np.empty((2, 13), np.float32)
+        >>> net.place(*shared)
+        >>> shared[0, 6:9] += 1
+        >>> net.biases[0]
+        array([1., 1., 1.], dtype=float32)
+        """
+        for name, given in (("x", x), ("g", g)):
+            if given.shape != self.x.shape or given.dtype != self.dtype or not given.flags.c_contiguous:
                 raise ValueError(
-                    f"{name} must be a contiguous {self.dtype} vector of {self.x.size}; "
-                    f"got {array.dtype} of shape {array.shape}"
+                    f"{name} must be a contiguous vector of {self.x.size} {self.dtype}; "
+                    f"got {given.dtype} of shape {given.shape}, strides {given.strides}"
                 )
-        x[:] = self.x
-        self.x, self.g = x, g
-        self._bind()
-
-    def _bind(self) -> None:
-        def views(flat: Array) -> tuple[list[Array], list[Array]]:
-            shapes = list(zip(self.sizes, self.sizes[1:], strict=False))
-            parts = [flat[part].reshape(n + 1, m) for part, (n, m) in zip(self.layers, shapes, strict=True)]
-            return [part[:-1] for part in parts], [part[-1] for part in parts]
-
-        self.weights, self.biases = views(self.x)
-        self.weight_gradients, self.bias_gradients = views(self.g)
+            if not given.flags.writeable:
+                raise ValueError(f"{name} must be writeable")
+        np.copyto(x, self.x)
+        self._bind(x, g)
 
     def gradient(self, batch: Batch) -> float:
-        """Fill `g` for this batch; return the loss summed over its samples."""
-        inputs = batch.inputs.reshape(len(batch.inputs), -1)
-        act = ACTIVATIONS[self.activation]
-        hs = [inputs] if not self.standardise else [(inputs - self.buffers["mean"]) / self.buffers["std"]]
-        for i, (w, b) in enumerate(zip(self.weights, self.biases, strict=True)):
-            z = hs[-1] @ w + b
-            if i < len(self.weights) - 1 or self._activated_output():
-                act.value(z, z)
-            hs.append(z)
-        y = hs[-1]
-        d = np.empty_like(y)
-        t = self._targets(batch.labels)
-        wide = np.empty(y.size)
-        loss = (cross_entropy if self.loss == "cross-entropy" else squared_error)(y, t, d, wide)
-        s = np.empty_like(y)
-        if self._activated_output():
-            act.slope(y, s)
-            d *= s
-        for i in range(len(self.weights) - 1, -1, -1):
-            np.matmul(hs[i].T, d, out=self.weight_gradients[i])
-            np.add.reduce(d, 0, None, self.bias_gradients[i])
-            if i:
-                d = d @ self.weights[i].T
-                s = np.empty_like(d)
-                act.slope(hs[i], s)
-                d *= s
-        return loss
+        """Fill `g` for this batch; return the loss summed over its samples.
 
-    def _activated_output(self) -> bool:
-        return self.loss == "squared-error" and not self.regression and self.activation != "relu"
-
-    def _targets(self, labels: Array) -> Array:
-        if self.regression:
-            return labels.reshape(len(labels), -1).astype(self.dtype)
-        return np.eye(self.sizes[-1], dtype=self.dtype)[labels]
+        >>> net = MLP([2, 3, 1], regression=True, dtype=np.float64)
+        >>> batch = Batch(np.ones((4, 2)), np.zeros(4), 4, 4, 0, 0, 0)
+        >>> before = net.gradient(batch)
+        >>> net.x -= 0.1 / batch.count * net.g
+        >>> net.gradient(batch) < before
+        True
+        """
+        inputs, labels = batch.inputs, batch.labels
+        if inputs.dtype != self.dtype:
+            raise TypeError(f"inputs must be {self.dtype}, the network's type; got {inputs.dtype}")
+        ready = self._passes.get(len(inputs))
+        if ready is None:
+            if len(inputs) == 0:
+                self.g.fill(0)
+                return 0.0
+            self._check_labels(labels)
+            ready = self._pass(len(inputs))
+        return ready.gradient(inputs, labels)
 
     def predict(self, inputs: Array) -> Array:
-        """Scores for each sample, one row each."""
-        out = np.asarray(inputs, self.dtype).reshape(len(inputs), -1)
-        if self.standardise:
-            out = (out - self.buffers["mean"]) / self.buffers["std"]
-        for i, (w, b) in enumerate(zip(self.weights, self.biases, strict=True)):
-            out = out @ w + b
-            if i < len(self.weights) - 1 or self._activated_output():
-                ACTIVATIONS[self.activation].value(out, out)
+        """Scores for each sample, one row each: the outputs, or under cross-entropy the probabilities.
+
+        >>> MLP([2, 3, 4], loss="cross-entropy").predict(np.ones((5, 2))).sum(axis=1)
+        array([1., 1., 1., 1., 1.], dtype=float32)
+        """
+        scores = np.empty((len(inputs), self.sizes[-1]), self.dtype)
+        for part in self._chunks(len(inputs)):
+            scores[part] = self._forward(inputs[part]).output
         if self.loss == "cross-entropy":
-            softmax(out, out)
-        return out
+            softmax(scores)
+        return scores
 
     def evaluate(self, inputs: Array, labels: Array) -> tuple[float, int]:
-        """The loss summed over the samples, and how many were classified right (0 for regression)."""
+        """The loss summed over the samples, and how many were classified right (0 for regression).
+
+        >>> loss, right = MLP([2, 3, 4]).evaluate(np.ones((5, 2)), np.zeros(5, int))
+        >>> right in (0, 5)
+        True
+        """
+        self._check_labels(labels)
         loss, right = 0.0, 0
-        for start in range(0, len(inputs), CHUNK):
-            y, some = self.predict(inputs[start : start + CHUNK]), labels[start : start + CHUNK]
-            if self.loss == "cross-entropy":
-                loss -= float(np.log(np.maximum(y[np.arange(len(y)), some], 1e-38), dtype=np.float64).sum())
-            else:
-                loss += squared_error(y, self._targets(some), np.empty_like(y), np.empty(y.size))
-            right += 0 if self.regression else int((y.argmax(axis=1) == some).sum())
+        for part in self._chunks(len(inputs)):
+            done = self._forward(inputs[part])
+            loss += done.loss(labels[part])
+            if not self.regression:
+                right += int(np.count_nonzero(done.output.argmax(axis=1) == labels[part]))
         return loss, right
+
+    def _forward(self, inputs: Array) -> Pass:
+        ready = self._pass(len(inputs))
+        ready.forward(np.asarray(inputs, self.dtype))
+        return ready
+
+    def _chunks(self, count: int) -> list[slice]:
+        rows = min(CHUNK_ROWS, max(1, CHUNK_VALUES // max(self.sizes)))
+        return [slice(start, min(start + rows, count)) for start in range(0, count, rows)]
+
+    def _pass(self, count: int) -> Pass:
+        """The pass for batches of `count`, in the memory of the largest batch so far."""
+        if count not in self._passes:
+            if count > self._memory.rows:
+                self._memory = Memory(count)
+                self._passes.clear()
+            elif len(self._passes) == PASSES:
+                self._passes.clear()
+            self._passes[count] = Pass(self, count, self._memory if count > 1 else Memory(1))
+        return self._passes[count]
+
+    def _bind(self, x: Array, g: Array) -> None:
+        """Make `x` and `g` the parameters and the gradient."""
+        self.x, self.g = x, g
+        self.weights, self.biases = self._views(x)
+        self.weight_gradients, self.bias_gradients = self._views(g)
+        self._passes: dict[int, Pass] = {}
+        self._memory = Memory(1)
+
+    def _views(self, flat: Array) -> tuple[list[Array], list[Array]]:
+        parts = [flat[part].reshape(s) for part, s in zip(self.layers, self._shapes(), strict=True)]
+        return [part[:-1] for part in parts], [part[-1] for part in parts]
+
+    def _shapes(self) -> list[tuple[int, int]]:
+        """Each layer's weights, (inputs, outputs), with the biases as one more row."""
+        return [(n + 1, m) for n, m in zip(self.sizes, self.sizes[1:], strict=False)]
+
+    def _check_labels(self, labels: Array) -> None:
+        if not self.regression and len(labels) and not 0 <= labels.min() <= labels.max() < self.sizes[-1]:
+            raise ValueError(
+                f"labels must be from 0 to {self.sizes[-1] - 1}, the network's outputs; "
+                f"got {labels.min()} to {labels.max()}"
+            )
 
 
 def build(
@@ -150,10 +195,9 @@ def build(
     seed: int = 0,
     dtype: DTypeLike = np.float32,
 ) -> MLP:
-    """The network for a data set: its inputs, the hidden layers, its classes (or the width of its real labels)."""
-    outputs = data.classes or math.prod(data.label_shape)
+    """Fully connected layers in NumPy: the data's inputs, the hidden units, its classes (or real labels)."""
     net = MLP(
-        [math.prod(data.shape), *hidden, outputs],
+        [math.prod(data.shape), *hidden, data.classes or math.prod(data.label_shape)],
         activation=activation,
         loss=loss,
         regression=data.classes == 0,
@@ -163,23 +207,36 @@ def build(
         dtype=dtype,
     )
     if standardise:
-        _fit(net, data.train, data)
+        net.buffers["mean"][:], net.buffers["std"][:] = mean_and_std(data)
     return net
 
 
-def _fit(net: MLP, split: Split, data: Dataset) -> None:
-    raise NotImplementedError
-
-
-def _check(net: Any) -> None:
-    if len(net.sizes) < 2 or min(net.sizes) < 1:
-        raise UsageError(f"a network needs at least 2 layers of at least 1 unit; got {net.sizes}")
-    if net.activation not in ACTIVATIONS:
-        raise unknown("activation", net.activation, ACTIVATIONS)
-
-
-def _xavier(weights: Sequence[Array], seed: int) -> None:
-    """Uniform in +-sqrt(6 / (inputs + outputs)) (Glorot and Bengio, 2010)."""
+def _start(weights: Iterable[Array], seed: int) -> None:
+    """Uniform within +-sqrt(6 / (inputs + outputs)): Glorot and Bengio, 2010. The same on every machine."""
     random = np.random.default_rng(seed)
     for w in weights:
-        w[...] = (random.random(w.shape) - 0.5) * (2 * math.sqrt(6 / sum(w.shape)))
+        bound = math.sqrt(6 / sum(w.shape))
+        np.copyto(w, (random.random(w.shape) - 0.5) * (2 * bound), casting="same_kind")
+
+
+def _check(
+    sizes: Sequence[int], activation: str, loss: str, regression: bool, normalise: bool, dtype: Any
+) -> None:
+    if len(sizes) < 2 or min(sizes) < 1:
+        raise UsageError(f"an mlp's layers must have at least 1 unit each; got {'-'.join(map(str, sizes))}")
+    if activation not in ACTIVATIONS:
+        raise unknown("activation of mlp", activation, ACTIVATIONS)
+    if loss not in LOSSES:
+        raise unknown("loss of mlp", loss, LOSSES)
+    if np.dtype(dtype) not in (np.float32, np.float64):
+        raise UsageError(f"an mlp computes in float32 or float64; got {np.dtype(dtype)}")
+    if loss == "cross-entropy" and regression:
+        raise UsageError(
+            "cross-entropy needs classes, and these labels are real numbers; choose squared-error"
+        )
+    if loss == "cross-entropy" and sizes[-1] < 2:
+        raise UsageError(f"cross-entropy needs at least 2 classes; got {sizes[-1]}")
+    if normalise and min(sizes[1:-1], default=2) < 2:
+        raise UsageError(
+            f"normalise needs hidden layers of at least 2 units; got {'-'.join(map(str, sizes))}"
+        )

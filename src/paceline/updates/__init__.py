@@ -1,4 +1,4 @@
-"""How a gradient changes the parameters: one file an update, each on flat vectors or any slice of them, in place."""
+"""How a gradient changes the parameters: one file an update, in place, on any slice."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ State = dict[str, Array]
 
 @runtime_checkable
 class Update(Protocol):
-    """A rule that moves `x` along its gradient. Its fields are its hyper-parameters; what it remembers is in `state`.
+    """A rule that moves `x` against its gradient. Its fields are its hyper-parameters; its memory is `state`.
 
-    Every rule works element by element, so the slices of a vector may be updated apart, each with its own state, by
-    whoever owns them: the result is that of the whole, bit for bit.
+    Every rule works element by element, so the slices of a vector may be updated apart, each with its own
+    state, by whoever owns them: the result is that of the whole, bit for bit.
 
     >>> import numpy as np
     >>> from paceline.updates.sgd import Sgd
@@ -26,9 +26,9 @@ class Update(Protocol):
     """
 
     def start(self, x: Array) -> State:
-        """The state of one slice before its first step: arrays only, so that a checkpoint is a set of arrays."""
+        """The state of one slice before its first step: arrays only, to be saved without pickle."""
         ...
 
     def apply(self, x: Array, g: Array, eta: float, state: State, scale: float = 1.0) -> None:
-        """One step of learning rate `eta` along the mean gradient `scale * g`. `g` is consumed: it may be overwritten."""
+        """One step of learning rate `eta` against the mean gradient `scale * g`; `g` may be overwritten."""
         ...

@@ -35,6 +35,6 @@ class Sgd:
 
     def apply(self, x: Array, g: Array, eta: float, state: State, scale: float = 1.0) -> None:
         if self.weight_decay:
-            np.multiply(x, 1 - eta * self.weight_decay, x)                                # x <- x - eta lambda x
+            np.multiply(x, 1 - eta * self.weight_decay, x)  # x <- x - eta lambda x
         np.multiply(g, eta * scale, g)
-        np.subtract(x, g, x)                                                              # x <- x - eta g
+        np.subtract(x, g, x)  # x <- x - eta g
