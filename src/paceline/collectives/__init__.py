@@ -1,0 +1,32 @@
+"""Collectives: `allreduce` by several algorithms, one file each, and the exchange of a training step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.registry import find
+
+
+def allreduce(
+    send: NDArray[Any], recv: NDArray[Any], comm: Any, op: Any = np.add, *, algorithm: str = "auto"
+) -> None:
+    """Combine `send` of all ranks with `op` into `recv` on every rank, by the algorithm of this name.
+
+    Arrays of any shape, order and numeric dtype; `send` may be `recv`. `op` is a NumPy ufunc, an MPI.Op or
+    a Python function of two arrays that works element by element; it must be associative and commutative.
+    `comm` is an mpi4py communicator, or one that looks like it. Collective: every rank calls it with the
+    same shape, dtype and op.
+
+    >>> from mpi4py import MPI
+    >>> total = np.zeros(3)
+    >>> allreduce(np.ones(3), total, MPI.COMM_SELF, algorithm="ring")
+    >>> total
+    array([1., 1., 1.])
+    """
+    find("collectives", algorithm)(send, recv, comm, op)
+
+
+__all__ = ["allreduce"]

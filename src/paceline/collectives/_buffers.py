@@ -1,0 +1,106 @@
+"""What every collective does with its arguments, once for all: check them, and make them simple.
+
+Below the decorator `collective`, `send` and `recv` are 1-D, contiguous, native, not empty, and the same
+object or apart; `comm` is the private channel of the caller's communicator, of two ranks or more; `op(a, b,
+out)` works in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.collectives._blocks import cut
+from paceline.collectives._operation import Operation, operation
+from paceline.comm import Channel, channel
+
+Array = NDArray[Any]
+Body = Callable[[Array, Array, Channel, Operation], None]
+Allreduce = Callable[..., None]
+
+# MPI counts elements in 31 bits: what is longer goes in pieces.
+LONGEST = 1 << 30
+
+
+def collective(body: Body) -> Allreduce:
+    """Make `allreduce(send, recv, comm, op)` for any arrays out of one for simple arrays."""
+
+    @wraps(body)
+    def allreduce(send: Array, recv: Array, comm: Any, op: Any = np.add) -> None:
+        in_place = check(send, recv)
+        dtype = recv.dtype.newbyteorder("=")
+        combine = operation(op, dtype)
+        own = channel(comm)
+        if own.size == 1 or recv.size == 0:
+            if not in_place:
+                recv[...] = send
+            return
+        direct = _simple(recv)
+        result = recv.reshape(-1) if direct else np.empty(recv.size, dtype)
+        source = result
+        if not in_place and _simple(send):
+            source = send.reshape(-1)
+        elif not (in_place and direct):
+            result.reshape(recv.shape)[...] = send
+        if dtype.char == "e":  # MPI has no float16: two bytes travel as what they are
+            combine = combine.seen_as(dtype)
+            body_source, body_result = source.view(np.uint16), result.view(np.uint16)
+        else:
+            body_source, body_result = source, result
+        if source is result:
+            body_source = body_result
+        for piece in cut(recv.size, -(-recv.size // LONGEST)):
+            into = body_result[piece]
+            body(into if source is result else body_source[piece], into, own, combine)
+        if not direct:
+            recv[...] = result.reshape(recv.shape)
+
+    return allreduce
+
+
+def check(send: Any, recv: Any) -> bool:
+    """Raise if these cannot be the arrays of an allreduce; say whether they are the same memory."""
+    for name, array in (("send", send), ("recv", recv)):
+        if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
+            raise TypeError(f"{name} must be a NumPy array; got {type(array).__name__}")
+        if array.dtype.kind not in "biufc":
+            raise TypeError(f"{name} must hold numbers; got dtype {array.dtype}")
+    if send.dtype != recv.dtype:
+        raise TypeError(f"send and recv must have the same dtype; got {send.dtype} and {recv.dtype}")
+    if send.shape != recv.shape:
+        raise ValueError(f"send and recv must have the same shape; got {send.shape} and {recv.shape}")
+    if not recv.flags.writeable:
+        raise ValueError("recv must be writeable; got a read-only array")
+    if not recv.flags.c_contiguous and _meets_itself(recv):
+        raise ValueError("recv must not overlap itself; got an array with several elements at one address")
+    if send is recv:
+        return True
+    if not np.may_share_memory(send, recv):
+        return False
+    if send.ctypes.data == recv.ctypes.data and send.strides == recv.strides:
+        return True
+    try:
+        overlap = np.shares_memory(send, recv, max_work=100_000)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        overlap = True
+    if overlap:
+        raise ValueError("send and recv must be the same array or apart; got overlapping views")
+    return False
+
+
+def _simple(array: Array) -> bool:
+    return array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative
+
+
+def _meets_itself(array: Array) -> bool:
+    """Whether two elements lie at one address: strides, sorted, must each step over all that is below."""
+    reach = array.itemsize
+    for step, count in sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
+        if step < reach:
+            return True
+        reach = step * (count - 1) + reach
+    return False

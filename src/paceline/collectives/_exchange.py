@@ -1,0 +1,150 @@
+"""One step's exchange between the ranks of a synchronous run, with the fewest copies there can be.
+
+    with make_exchange("auto", model, comm) as exchange:
+        for batch in batches:
+            model.gradient(batch)                      # g_i, in model.g
+            g = exchange.reduce()                      # sum over i of g_i, of this rank's part
+            update.apply(model.x[exchange.part], g)    # x_part <- x_part - eta g
+            exchange.publish()                         # x complete everywhere
+
+Through messages (`Replicated`) the part is everything. In shared memory (`Shared`) there is one x for the
+node, each rank's g is a row of a shared window, and nothing is copied: each rank adds up its own columns
+and updates its own part of x. With several nodes the owners of a part add up between the nodes what they
+added up inside theirs.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.collectives._blocks import cut, length
+from paceline.collectives._nodes import nodes, peers
+from paceline.collectives._operation import operation
+from paceline.collectives.hierarchical import between
+from paceline.comm import Channel, channel
+from paceline.comm._shared import CACHE_LINE, SharedMemory, padded
+from paceline.models import Model
+from paceline.registry import find
+
+Array = NDArray[Any]
+
+
+class Exchange(Protocol):
+    """What `sync` needs of an exchange. Making, `reduce`, `publish` and `close` are collective."""
+
+    part: slice
+    """The part of x that this rank updates; may be empty."""
+
+    def reduce(self) -> Array:
+        """With this rank's gradient in model.g: the sum of all ranks' over `part`. May be overwritten."""
+        ...
+
+    def publish(self) -> None:
+        """With model.x[part] updated: makes model.x complete on every rank."""
+        ...
+
+    def close(self) -> None:
+        """Move the model back into private memory and free what was shared."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def make_exchange(name: str, model: Model, comm: Any) -> Exchange:
+    """The exchange that the collective called `name` stands for. Collective; x becomes rank 0's."""
+    if name == "auto":
+        layout = nodes(channel(comm))
+        name = "shared-memory" if layout.count == 1 else "hierarchical" if layout.largest > 1 else "auto"
+    if name in ("shared-memory", "hierarchical"):
+        return Shared(model, comm, across_nodes=name == "hierarchical")
+    return Replicated(model, comm, name)
+
+
+class _Closing:
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:  # closing is collective, and the other ranks may be elsewhere after an error
+            self.close()
+
+
+class Replicated(_Closing):
+    """Every rank has its own x and g, and makes the whole update."""
+
+    def __init__(self, model: Model, comm: Any, name: str) -> None:
+        self._allreduce = find("collectives", name)
+        self._model, self._comm = model, comm
+        self.part = slice(0, model.x.size)
+
+    def reduce(self) -> Array:
+        g = self._model.g
+        self._allreduce(g, g, self._comm, np.add)
+        return g
+
+    def publish(self) -> None:
+        pass
+
+
+class Shared(_Closing):
+    """One x for the node and a row of g for each of its ranks, in one window; each updates its part of x."""
+
+    def __init__(self, model: Model, comm: Any, *, across_nodes: bool) -> None:
+        own = channel(comm)
+        layout = nodes(own)
+        if layout.count > 1 and not across_nodes:
+            raise ValueError(
+                f"shared-memory needs all ranks on one node; {own.size} ranks are on {layout.count}; "
+                "choose hierarchical"
+            )
+        node: Channel = own.node
+        r, p, n = node.rank, node.size, model.x.size
+        parts = cut(n, layout.smallest, align=CACHE_LINE // model.g.itemsize)
+        self.part = parts[r] if r < len(parts) else slice(n, n)
+        self._model = model
+        self._peers = peers(own) if layout.count > 1 else None
+
+        row_bytes, x_bytes = padded(model.g.nbytes), padded(model.x.nbytes)
+        self._shared = SharedMemory(node.bare, x_bytes + p * row_bytes)
+        memory = self._shared.memory
+        x = memory[: model.x.nbytes].view(model.x.dtype)
+        rows = memory[x_bytes:].reshape(p, row_bytes)[:, : model.g.nbytes].view(model.g.dtype)
+        if r == 0:
+            x[...] = model.x
+        self._shared.fence()
+        model.x[...] = x
+        model.place(x, rows[r])
+        self._shared.fence()
+        self._columns = rows[:, self.part]
+        self._sum = np.empty(length(self.part), model.g.dtype)
+
+    def reduce(self) -> Array:
+        self._shared.fence()
+        if length(self.part):
+            np.add.reduce(
+                self._columns, axis=0, out=self._sum
+            )  # s_r = g_0 + g_1 + … + g_p-1, columns of part r
+            if self._peers is not None:
+                between(self._sum, self._peers, operation(np.add, self._sum.dtype))
+        return self._sum
+
+    def publish(self) -> None:
+        self._shared.fence()
+
+    def close(self) -> None:
+        self._model.place(self._model.x.copy(), np.zeros_like(self._model.g))
+        del self._columns
+        self._shared.fence()
+        self._shared.free()

@@ -1,0 +1,122 @@
+"""What can be given as `op`, made into one thing: `op(a, b, out)` puts "a op b" into `out`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.comm._mpi import is_op, mpi
+
+Array = NDArray[Any]
+
+# MPI's operations by the ufunc that does the same; `native` reads this table the other way.
+UFUNCS = {
+    "SUM": np.add,
+    "PROD": np.multiply,
+    "MAX": np.maximum,
+    "MIN": np.minimum,
+    "LAND": np.logical_and,
+    "LOR": np.logical_or,
+    "LXOR": np.logical_xor,
+    "BAND": np.bitwise_and,
+    "BOR": np.bitwise_or,
+    "BXOR": np.bitwise_xor,
+}
+
+
+class Operation:
+    """`operation(a, b, out)` for 1-D arrays of one dtype; `out` may be `a` or `b`.
+
+    `ufunc` is the NumPy ufunc that does it, where there is one.
+    """
+
+    def __init__(self, call: Callable[[Array, Array, Array], object], ufunc: np.ufunc | None) -> None:
+        self._call = call
+        self.ufunc = ufunc
+
+    def __call__(self, a: Array, b: Array, out: Array) -> None:
+        self._call(a, b, out)
+
+    def over(self, rows: Array, out: Array) -> None:
+        """The rows of a 2-D array, in their order: out = rows[0] op rows[1] op …"""
+        if len(rows) == 1:
+            out[...] = rows[0]
+            return
+        self._call(rows[0], rows[1], out)
+        for row in rows[2:]:
+            self._call(out, row, out)
+
+    def seen_as(self, dtype: np.dtype[Any]) -> Operation:
+        """The same for arrays whose bytes are elements of `dtype` but which are declared as another one."""
+        call = self._call
+        return Operation(lambda a, b, out: call(a.view(dtype), b.view(dtype), out.view(dtype)), None)
+
+
+def operation(op: Any, dtype: np.dtype[Any]) -> Operation:
+    """The operation that `op` (a ufunc, an MPI.Op or a Python function of two arrays) stands for on `dtype`.
+
+    >>> total = np.zeros(2)
+    >>> operation(lambda a, b: a + 2 * b, total.dtype)(np.ones(2), np.ones(2), total)
+    >>> total
+    array([3., 3.])
+    """
+    if isinstance(op, Operation):
+        return op
+    if isinstance(op, np.ufunc):
+        return _from_ufunc(op, dtype)
+    if is_op(op):
+        return _from_mpi(op, dtype)
+    if callable(op):
+        return Operation(_Function(op), None)
+    raise TypeError(
+        f"op must be a function of two arrays, a NumPy ufunc or an MPI.Op; got {type(op).__name__}"
+    )
+
+
+@lru_cache(maxsize=128)
+def _from_ufunc(op: np.ufunc, dtype: np.dtype[Any]) -> Operation:
+    if op.nin != 2 or op.nout != 1 or op.signature is not None:
+        raise TypeError(f"op must take two arrays and give one; got the ufunc {op.__name__}")
+    nothing = np.empty(0, dtype)
+    op(nothing, nothing, nothing)  # raises TypeError where the ufunc cannot give this dtype
+    return Operation(op, op)
+
+
+def _from_mpi(op: Any, dtype: np.dtype[Any]) -> Operation:
+    MPI = mpi()
+    for name, ufunc in UFUNCS.items():
+        if op == getattr(MPI, name):
+            return _from_ufunc(ufunc, dtype)
+    if op == MPI.OP_NULL or op.Is_predefined():
+        raise TypeError(f"op must be one of {', '.join(UFUNCS)} or made with MPI.Op.Create; got {op!r}")
+    if not op.Is_commutative():
+        raise ValueError("op must be commutative; got an MPI.Op made without commute=True")
+    if dtype.char == "e":
+        raise TypeError("MPI has no float16: give op as a NumPy ufunc or a function of two arrays")
+
+    def reduce_local(a: Array, b: Array, out: Array) -> None:
+        total = b if out is b else b.copy()
+        op.Reduce_local(a, total)
+        if total is not out:
+            out[...] = total
+
+    return Operation(reduce_local, None)
+
+
+class _Function:
+    """A user's function of two arrays, with its result checked."""
+
+    def __init__(self, function: Callable[[Array, Array], Array]) -> None:
+        self.function = function
+
+    def __call__(self, a: Array, b: Array, out: Array) -> None:
+        result = self.function(a, b)
+        if np.shape(result) != out.shape:
+            raise ValueError(
+                f"op must return an array of its arguments' shape {out.shape}; got {np.shape(result)}"
+            )
+        np.copyto(out, result, casting="same_kind")

@@ -1,0 +1,45 @@
+"""Any number of ranks made a power of two: the first few pair up, and one of each pair waits for the result.
+
+Of p = 2^k + e ranks the first 2e form pairs; the even one of a pair gives its array to the odd one and sits
+out.
+"""
+
+from __future__ import annotations
+
+from paceline.collectives._buffers import Array
+from paceline.collectives._operation import Operation
+from paceline.comm import Channel
+
+
+class PowerOfTwo:
+    """`number`: this rank among the `size` = 2^k that take part, or None if it sits out.
+
+    >>> [PowerOfTwo(r, 6).number for r in range(6)], PowerOfTwo(0, 6).size
+    ([None, 0, None, 1, 2, 3], 4)
+    """
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self.size = 1 << (ranks.bit_length() - 1)
+        self.extra = ranks - self.size
+        self.rank = rank
+        self.paired = rank < 2 * self.extra
+        self.number = rank - self.extra if not self.paired else rank // 2 if rank % 2 else None
+
+    def rank_of(self, number: int) -> int:
+        """The rank that takes part under this number."""
+        return 2 * number + 1 if number < self.extra else number + self.extra
+
+    def fold(self, x: Array, inbox: Array, comm: Channel, op: Operation) -> None:
+        """Combine the pairs' arrays in the odd ranks' x."""
+        if self.number is None:
+            comm.Isend(x, self.rank + 1).Wait()
+        elif self.paired:
+            comm.Irecv(inbox, self.rank - 1).Wait()
+            op(inbox, x, x)
+
+    def unfold(self, x: Array, comm: Channel) -> None:
+        """Give the result to those who sat out."""
+        if self.number is None:
+            comm.Irecv(x, self.rank + 1).Wait()
+        elif self.paired:
+            comm.Isend(x, self.rank - 1).Wait()

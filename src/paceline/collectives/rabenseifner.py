@@ -1,0 +1,62 @@
+"""Rabenseifner: the ring's few bytes in recursive doubling's few rounds.
+
+    for d = p/2 … 2, 1: of the part that is still mine, send the half that rank r xor d keeps, receive and
+    combine mine for d = 1, 2 … p/2: send all finished blocks that I have to rank r xor d, receive as many
+    (p no power of two: as in recursive doubling)
+
+2 log2 p messages and 2(p-1)/p n elements a rank; with p = 2^k + e the odd ones of the first 2e ranks send n
+more in one more message, the even ones just n.
+
+Rabenseifner: Optimization of collective reduction operations (2004).
+"""
+
+from __future__ import annotations
+
+from paceline.collectives._blocks import cut
+from paceline.collectives._buffers import Array, collective
+from paceline.collectives._operation import Operation
+from paceline.collectives._power_of_two import PowerOfTwo
+from paceline.comm import Channel
+
+
+@collective
+def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
+    """Combine `send` of all ranks into `recv` on each, by recursive halving and doubling."""
+    inbox = comm.scratch(send.size, send.dtype)
+    if send is not recv:
+        recv[...] = send
+    me = PowerOfTwo(comm.rank, comm.size)
+    me.fold(recv, inbox, comm, op)
+    if me.number is not None:
+        _halve_and_double(recv, inbox, me, comm, op)
+    me.unfold(recv, comm)
+
+
+def _halve_and_double(x: Array, inbox: Array, me: PowerOfTwo, comm: Channel, op: Operation) -> None:
+    v = me.number or 0
+    blocks = cut(x.size, me.size)
+    low, width = 0, me.size  # the blocks that are still mine: low … low + width - 1
+
+    while width > 1:  # reduce-scatter by halving
+        width //= 2
+        partner = me.rank_of(v ^ width)
+        keep, give = (low, low + width) if not v & width else (low + width, low)
+        mine, theirs = _span(blocks, keep, width), _span(blocks, give, width)
+        partial = inbox[mine]
+        receiving, sending = comm.Irecv(partial, partner), comm.Isend(x[theirs], partner)
+        receiving.Wait()
+        op(partial, x[mine], x[mine])
+        sending.Wait()
+        low = keep
+
+    while width < me.size:  # allgather by doubling
+        partner = me.rank_of(v ^ width)
+        mine, theirs = _span(blocks, low, width), _span(blocks, low ^ width, width)
+        receiving, sending = comm.Irecv(x[theirs], partner), comm.Isend(x[mine], partner)
+        receiving.Wait()
+        sending.Wait()
+        low, width = low & ~width, 2 * width
+
+
+def _span(blocks: tuple[slice, ...], first: int, count: int) -> slice:
+    return slice(blocks[first].start, blocks[first + count - 1].stop)

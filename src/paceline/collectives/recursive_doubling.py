@@ -1,0 +1,40 @@
+"""Recursive doubling: whole arrays, in the fewest rounds; the best for short ones.
+
+    for d = 1, 2, 4 … p/2: exchange arrays with rank r xor d, and combine
+    (p no power of two: the first ranks pair up before, and one of each pair is given the result after)
+
+log2 p messages and n log2 p elements a rank; with p = 2^k + e the even ones of the first 2e ranks send 1
+and n, the odd ones k + 1 and (k+1) n, the others k and k n.
+
+Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH (2005).
+"""
+
+from __future__ import annotations
+
+from paceline.collectives._buffers import Array, collective
+from paceline.collectives._operation import Operation
+from paceline.collectives._power_of_two import PowerOfTwo
+from paceline.comm import Channel
+
+
+@collective
+def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
+    """Combine `send` of all ranks into `recv` on each, in log2 p rounds of whole arrays."""
+    inbox = comm.scratch(send.size, send.dtype)
+    if send is not recv:
+        recv[...] = send
+    me = PowerOfTwo(comm.rank, comm.size)
+    me.fold(recv, inbox, comm, op)
+    if me.number is not None:
+        distance = 1
+        while distance < me.size:
+            partner = me.rank_of(me.number ^ distance)
+            receiving, sending = comm.Irecv(inbox, partner), comm.Isend(recv, partner)
+            receiving.Wait()
+            sending.Wait()
+            if partner < comm.rank:  # the same order on both sides: the same bits
+                op(inbox, recv, recv)
+            else:
+                op(recv, inbox, recv)
+            distance *= 2
+    me.unfold(recv, comm)

@@ -1,0 +1,46 @@
+"""Shared memory: on one node nothing needs to be sent.
+
+    copy my array into my row of a shared window
+    barrier; combine my 1/p of the columns over all rows; barrier
+    copy the result out
+
+No messages but two barriers; each rank writes 2n + n/p elements and reads 2n. An array longer than a row
+goes piece by piece. (Training does without the copies: see `paceline.collectives._exchange`.)
+"""
+
+from __future__ import annotations
+
+from paceline.collectives._blocks import cut, length
+from paceline.collectives._buffers import Array, collective
+from paceline.collectives._operation import Operation
+from paceline.comm import Channel
+from paceline.comm._shared import CACHE_LINE
+
+# The longest row: all rows together stay in the caches, and /dev/shm is small in containers.
+ROW_BYTES = 1 << 20
+
+
+@collective
+def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
+    """Combine `send` of all ranks into `recv` on each, through memory that they share."""
+    if comm.node.size != comm.size:
+        raise ValueError(
+            f"shared-memory needs all ranks on one node; {comm.node.size} of {comm.size} are on this one; "
+            "choose hierarchical"
+        )
+    for piece in cut(send.size, -(-send.nbytes // ROW_BYTES)):
+        reduce_piece(send[piece], recv[piece], comm, op)
+
+
+def reduce_piece(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
+    r, p = comm.rank, comm.size
+    shared = comm.shared((p + 1) * ROW_BYTES)
+    rows = shared.memory.reshape(p + 1, ROW_BYTES)[:, : send.nbytes].view(send.dtype)
+    mine = cut(send.size, p, align=CACHE_LINE // send.itemsize)[r]
+
+    rows[r] = send
+    shared.fence()
+    if length(mine):
+        op.over(rows[:p, mine], rows[p, mine])  # s_r = x_0 + x_1 + … + x_p-1, columns of part r
+    shared.fence()
+    recv[...] = rows[p]

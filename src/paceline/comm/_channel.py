@@ -1,0 +1,144 @@
+"""The private side of a communicator: a duplicate for our messages alone, and the memory kept with it.
+
+It is an attribute of the caller's communicator, made at the first collective and freed with that
+communicator. At the end of the process nothing is freed: that would be collective, and would hang the ranks
+that did not fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from paceline.comm._shared import SharedMemory, split_node
+from paceline.comm.recording import Counts, Recorded
+
+# Scratch memory above this is given back after the call.
+KEEP_BYTES = 64 << 20
+
+
+class _Kept:
+    """What the views of one channel share."""
+
+    def __init__(self, node_color: int | None) -> None:
+        self.node_color = node_color
+        self.scratch: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self.shared: SharedMemory | None = None
+        self.children: dict[str, Channel] = {}
+        self.facts: dict[str, Any] = {}
+
+
+class Channel:
+    """A private duplicate of a communicator, with the calls that a collective needs, and scratch memory."""
+
+    def __init__(self, comm: Any, kept: _Kept) -> None:
+        self.comm = comm
+        self._kept = kept
+        self.rank: int = comm.Get_rank()
+        self.size: int = comm.Get_size()
+        self.Isend, self.Irecv, self.Barrier = comm.Isend, comm.Irecv, comm.Barrier
+
+    def scratch(self, count: int, dtype: DTypeLike) -> NDArray[Any]:
+        """Uninitialised memory for one call; the next call gets the same."""
+        nbytes = count * np.dtype(dtype).itemsize
+        if nbytes > KEEP_BYTES:
+            return np.empty(count, dtype)
+        if nbytes > self._kept.scratch.size:
+            self._kept.scratch = np.empty(nbytes, np.uint8)
+        return self._kept.scratch[:nbytes].view(dtype)
+
+    def shared(self, nbytes: int) -> SharedMemory:
+        """At least `nbytes` of memory shared by all ranks, for one call. Collective."""
+        kept = self._kept
+        if kept.shared is None or kept.shared.nbytes < nbytes:
+            if kept.shared is not None:
+                kept.shared.free()
+            kept.shared = SharedMemory(self.bare, nbytes)
+        return kept.shared
+
+    def child(self, name: str, make: Callable[[Any], Any]) -> Channel:
+        """The channel over `make(communicator)`, a part of this one's ranks, made once."""
+        if name not in self._kept.children:
+            self._kept.children[name] = Channel(make(self.bare), _Kept(None))
+        return self._kept.children[name].seen_by(self.comm)
+
+    @property
+    def bare(self) -> Any:
+        """The duplicate itself, not counting."""
+        return _bare(self.comm)
+
+    @property
+    def node(self) -> Channel:
+        """The ranks of this node."""
+        color = self._kept.node_color
+        return self.child("node", split_node if color is None else lambda c: c.Split(color, c.Get_rank()))
+
+    def fact(self, name: str, find: Callable[[Channel], Any]) -> Any:
+        """`find(channel)`, found once. Collective the first time; its messages are not counted."""
+        if name not in self._kept.facts:
+            self._kept.facts[name] = find(Channel(self.bare, self._kept))
+        return self._kept.facts[name]
+
+    def seen_by(self, comm: Any) -> Channel:
+        """This channel, its messages counted where those of `comm` are."""
+        return Channel(Recorded(self.comm, comm.counts), self._kept) if isinstance(comm, Recorded) else self
+
+    def free(self) -> None:
+        """Free the duplicate and everything that was made from it. Collective."""
+        if self._kept.shared is not None:
+            self._kept.shared.free()
+        for child in self._kept.children.values():
+            child.free()
+        self.bare.Free()
+
+
+def channel(comm: Any) -> Channel:
+    """The channel of a communicator, or the channel itself. Collective the first time."""
+    if isinstance(comm, Channel):
+        return comm
+    bare = _bare(comm)
+    if not hasattr(bare, "Isend"):
+        raise TypeError(f"comm must be a communicator; got {type(comm).__name__}")
+    if not bare:
+        raise ValueError("comm must be a live communicator; got a null or freed one")
+    key = _keyval(next(c for c in type(bare).__mro__ if "Create_keyval" in vars(c)))
+    found: Channel | None = bare.Get_attr(key)
+    if found is None:
+        if bare.Is_inter():
+            raise ValueError("comm must be an intracommunicator; got an intercommunicator")
+        found = _attach(bare, key, None)
+    return found.seen_by(comm) if comm is not bare else found
+
+
+def pretend_nodes(comm: Any, node: int) -> Any:
+    """A duplicate of `comm` that takes ranks with equal `node` for one node: many nodes on one machine.
+
+    For tests and teaching. Collective; the caller frees it.
+    """
+    dup = comm.Dup()
+    bare = _bare(dup)
+    _attach(bare, _keyval(next(c for c in type(bare).__mro__ if "Create_keyval" in vars(c))), node)
+    return dup
+
+
+def _attach(bare: Any, key: int, node_color: int | None) -> Channel:
+    made = Channel(bare.Dup(), _Kept(node_color))
+    bare.Set_attr(key, made)
+    return made
+
+
+@cache
+def _keyval(kind: Any) -> int:
+    key: int = kind.Create_keyval(delete_fn=lambda comm, key, channel: channel.free())
+    return key
+
+
+def _bare(comm: Any) -> Any:
+    return comm.bare if isinstance(comm, Recorded) else comm
+
+
+__all__ = ["Channel", "Counts", "channel", "pretend_nodes"]

@@ -1,0 +1,163 @@
+"""A communicator that counts what it sends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+# Calls that put one message of their first argument on the way to `dest`.
+POINT_TO_POINT = {
+    *("Send", "Isend", "Ssend", "Issend", "Bsend", "Ibsend", "Rsend", "Irsend"),
+    *("Sendrecv", "Isendrecv", "Sendrecv_replace", "Isendrecv_replace"),
+}
+# Collective calls, with an I before them or not, in which every rank hands its first argument to MPI …
+COLLECTIVE = {
+    *("Allreduce", "Reduce", "Reduce_scatter", "Reduce_scatter_block", "Scan", "Exscan"),
+    *("Allgather", "Allgatherv", "Gather", "Gatherv", "Alltoall", "Alltoallv"),
+}
+# … in which only the root does, and in which nobody does.
+ROOTED = {"Bcast", "Scatter", "Scatterv"}
+EMPTY = {"Barrier"}
+# Calls that make another communicator.
+MAKERS = {
+    *("Dup", "Dup_with_info", "Clone", "Split", "Split_type", "Create", "Create_group"),
+    *("Create_cart", "Create_graph"),
+}
+
+
+@dataclass
+class Traffic:
+    """Messages and the bytes in them."""
+
+    messages: int = 0
+    bytes: int = 0
+
+    def add(self, nbytes: int) -> None:
+        self.messages += 1
+        self.bytes += nbytes
+
+
+@dataclass
+class Counts:
+    """What one rank sent: its own messages, and its calls of MPI's collectives with the bytes handed to them.
+
+    What a collective of MPI's really sends is MPI's affair: only the call and the bytes given to it are
+    known.
+    """
+
+    point_to_point: Traffic = field(default_factory=Traffic)
+    collective: Traffic = field(default_factory=Traffic)
+
+    @property
+    def messages(self) -> int:
+        return self.point_to_point.messages + self.collective.messages
+
+    @property
+    def bytes(self) -> int:
+        return self.point_to_point.bytes + self.collective.bytes
+
+    def clear(self) -> None:
+        self.point_to_point, self.collective = Traffic(), Traffic()
+
+
+class Recorded:
+    """An mpi4py communicator, or one that looks like it, whose sent messages and bytes are counted.
+
+    Communicators made from it (Dup, Split, Split_type …) count into the same `counts`, and so do paceline's
+    collectives. Only the buffer interface (the capital-letter calls) is counted, persistent requests are not.
+
+    >>> class Loopback:
+    ...     def Isend(self, buffer, dest, tag=0):
+    ...         return "request"
+    >>> import numpy as np
+    >>> comm = Recorded(Loopback())
+    >>> comm.Isend(np.zeros(10, np.float32), dest=1)
+    'request'
+    >>> comm.counts.point_to_point
+    Traffic(messages=1, bytes=40)
+    """
+
+    def __init__(self, comm: Any, counts: Counts | None = None) -> None:
+        self.bare: Any = comm.bare if isinstance(comm, Recorded) else comm
+        self.counts = Counts() if counts is None else counts
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached once a name: what is found is kept on the instance.
+        call = getattr(self.bare, name)
+        plain = name[1:].capitalize() if name[:1] == "I" else name  # Iallreduce counts as Allreduce
+        if name in POINT_TO_POINT:
+            wrapped = self._counting_messages(call)
+        elif plain in COLLECTIVE | ROOTED | EMPTY:
+            wrapped = self._counting_calls(call, plain)
+        elif name in MAKERS:
+            wrapped = self._making(call)
+        elif callable(call) and not isinstance(call, type):
+            wrapped = call
+        else:
+            return call
+        self.__dict__[name] = wrapped
+        return wrapped
+
+    def __bool__(self) -> bool:
+        return bool(self.bare)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.bare == (other.bare if isinstance(other, Recorded) else other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Recorded({self.bare!r}, {self.counts!r})"
+
+    def _counting_messages(self, call: Any) -> Any:
+        def counted(buffer: Any, dest: int, *arguments: Any, **named: Any) -> Any:
+            if dest >= 0:  # MPI.PROC_NULL is negative: nothing is sent
+                self.counts.point_to_point.add(nbytes(buffer))
+            return call(buffer, dest, *arguments, **named)
+
+        return counted
+
+    def _counting_calls(self, call: Any, name: str) -> Any:
+        def counted(*arguments: Any, **named: Any) -> Any:
+            given = 0
+            if name in ROOTED:
+                root = named.get("root", arguments[-1] if isinstance(arguments[-1], int) else 0)
+                given = nbytes(arguments[0]) if root == self.Get_rank() else 0
+            elif name in COLLECTIVE:
+                in_place = not _has_data(arguments[0])  # MPI.IN_PLACE: the second buffer is what is handed in
+                given = nbytes(arguments[1] if in_place else arguments[0])
+            self.counts.collective.add(given)
+            return call(*arguments, **named)
+
+        return counted
+
+    def _making(self, call: Any) -> Any:
+        def made(*arguments: Any, **named: Any) -> Any:
+            comm = call(*arguments, **named)
+            return Recorded(comm, self.counts) if comm else comm
+
+        return made
+
+
+def nbytes(buffer: Any) -> int:
+    """The bytes of an mpi4py buffer: an array, or [array, datatype], [array, count, datatype] …
+
+    >>> import numpy as np
+    >>> nbytes(np.zeros(3, np.float32)), nbytes([np.zeros(8), 2, "d"]), nbytes(None)
+    (12, 16, 0)
+    """
+    if not isinstance(buffer, (list, tuple)):
+        return memoryview(buffer).nbytes if _has_data(buffer) else 0
+    data = memoryview(buffer[0])
+    count = buffer[1] if len(buffer) > 1 else None
+    if count is None or not isinstance(count, (int, list, tuple)):
+        return data.nbytes
+    if isinstance(count, (list, tuple)):  # counts for each rank, or (counts, displacements)
+        counts = count[0] if isinstance(count[0], (list, tuple)) else count
+        count = sum(counts)
+    size = buffer[-1].Get_size() if hasattr(buffer[-1], "Get_size") else data.itemsize
+    return int(count * size)
+
+
+def _has_data(buffer: Any) -> bool:
+    return buffer is not None and not isinstance(buffer, int)
