@@ -140,7 +140,7 @@ def train(job: Job, comm: Any, *, progress: Callable[[int, int, int], Progress] 
         on_epoch=on_epoch if rank == 0 else None,
     )
     (strategy.train if isinstance(strategy, Strategy) else strategy)(me)
-    traffic = (0, 0) if counted is None else (counted.traffic.bytes, counted.traffic.messages)
+    traffic = (0, 0) if counted is None else (counted.counts.bytes, counted.counts.messages)
     test_loss, test_accuracy = me.test()
     seconds, totals, logs = _collect(me, traffic)
     samples, bytes_sent, messages_sent = map(int, totals)

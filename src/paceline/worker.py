@@ -96,7 +96,7 @@ class Worker:
         self._on_step = on_step
         self._on_epoch = on_epoch
         self._states: dict[tuple[int | None, int | None], dict[str, Array]] = {}
-        self._control = comm.Dup() if self.size > 1 else None
+        self._control = getattr(comm, "bare", comm).Dup() if self.size > 1 else None  # not counted
         self._step = 0
         self._loss = 0.0
         self._epoch_loss = np.zeros(2)
