@@ -31,8 +31,8 @@ SMALL_PRODUCT = 1_000_000
 class Memory:
     """The arrays of one network's passes, for batches of up to `rows` samples.
 
-    The pass of `rows` samples, which must be the first, brings them into being; the passes of smaller batches,
-    which ask for the same arrays in the same order, get the beginnings of the same ones.
+    The pass of `rows` samples, which must be the first, brings them into being; the passes of smaller
+    batches, which ask for the same arrays in the same order, get the beginnings of the same ones.
     """
 
     def __init__(self, rows: int) -> None:

@@ -38,6 +38,10 @@ class MLP:
     (437544, slice(108736, 109386, None), (64, 10), (10,))
     """
 
+    x: Array
+    g: Array
+    _memory: Memory
+
     def __init__(
         self,
         sizes: Sequence[int],
@@ -115,7 +119,7 @@ class MLP:
     def predict(self, inputs: Array) -> Array:
         """Scores for each sample, one row each: the outputs, or under cross-entropy the probabilities.
 
-        >>> MLP([2, 3, 4], loss="cross-entropy").predict(np.ones((5, 2))).sum(axis=1)
+        >>> MLP([2, 3, 4], loss="cross-entropy").predict(np.ones((5, 2))).sum(axis=1).round(3)
         array([1., 1., 1., 1., 1.], dtype=float32)
         """
         scores = np.empty((len(inputs), self.sizes[-1]), self.dtype)

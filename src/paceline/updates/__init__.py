@@ -1,4 +1,4 @@
-"""How a gradient changes the parameters: one file an update, in place, on any slice."""
+"""How a gradient changes the parameters: one file an update, in place, on a vector or any slice of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ class Update(Protocol):
     """
 
     def start(self, x: Array) -> State:
-        """The state of one slice before its first step: arrays only, to be saved without pickle."""
+        """The state of one slice before its first step: arrays alone, so that saving it needs no pickle.
+
+        A key that starts with an underscore is room to work in: it may be left out of what is saved.
+        """
         ...
 
     def apply(self, x: Array, g: Array, eta: float, state: State, scale: float = 1.0) -> None:

@@ -2,7 +2,7 @@
 
     x <- x - eta (g + lambda x)
 
-Robbins and Monro, "A stochastic approximation method", 1951. lambda is the weight decay (L2 penalty).
+lambda is the weight decay. Robbins and Monro, "A stochastic approximation method", 1951.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.updates._checks import not_negative
 
 @dataclass(frozen=True, kw_only=True)
 class Sgd:
-    """Plain SGD.
+    """Plain SGD: no memory.
 
     >>> x, update = np.array([1.0, 2.0]), Sgd()
     >>> update.apply(x, np.array([4.0, 8.0]), 0.5, update.start(x), scale=0.25)
@@ -35,6 +35,6 @@ class Sgd:
 
     def apply(self, x: Array, g: Array, eta: float, state: State, scale: float = 1.0) -> None:
         if self.weight_decay:
-            np.multiply(x, 1 - eta * self.weight_decay, x)  # x <- x - eta lambda x
-        np.multiply(g, eta * scale, g)
-        np.subtract(x, g, x)  # x <- x - eta g
+            np.multiply(x, float(1 - eta * self.weight_decay), x)  #        x <- x - eta lambda x
+        np.multiply(g, float(eta * scale), g)
+        np.subtract(x, g, x)  #                                             x <- x - eta g

@@ -1,0 +1,50 @@
+"""RMS-scaled SGD (RMSprop): each coordinate's step divided by the root mean square of its recent gradients.
+
+    s <- rho s + (1 - rho) g^2
+    x <- x - eta g / (sqrt(s) + epsilon)
+
+rho is the decay. Tieleman and Hinton, "Lecture 6.5: rmsprop", 2012.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.updates import Array, State
+from paceline.updates._checks import below_one, positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rms:
+    """RMSprop. A step's size does not depend on the gradient's, which keeps stale gradients in check.
+
+    >>> x, update = np.zeros(2), Rms(decay=0.75)
+    >>> update.apply(x, np.array([100.0, 0.01]), 1.0, update.start(x))
+    >>> x.round(3)
+    array([-2., -2.])
+    """
+
+    decay: float = 0.99
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        below_one("decay of rms", self.decay)
+        positive("epsilon of rms", self.epsilon)
+
+    def start(self, x: Array) -> State:
+        return {"s": np.zeros_like(x), "_work": np.empty_like(x)}
+
+    def apply(self, x: Array, g: Array, eta: float, state: State, scale: float = 1.0) -> None:
+        s, work = state["s"], state["_work"]
+        np.multiply(g, float(scale), g)
+        np.multiply(s, self.decay, s)
+        np.multiply(g, g, work)
+        np.multiply(work, 1 - self.decay, work)
+        np.add(s, work, s)  #                                               s <- rho s + (1 - rho) g^2
+        np.sqrt(s, work)
+        np.add(work, self.epsilon, work)
+        np.divide(g, work, g)
+        np.multiply(g, float(eta), g)
+        np.subtract(x, g, x)  #                                             x <- x - eta g / (sqrt s + eps)
