@@ -12,6 +12,7 @@ waits and maps what the first one built.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import mmap
@@ -53,9 +54,9 @@ def cached(name: str, fingerprint: str, build: Callable[[New], None]) -> dict[st
             _make(entry, name, build)
             arrays = _open(entry)
     except OSError as error:
-        if error.filename is not None and not str(error.filename).startswith(str(folder)):
-            raise
         why = (error.strerror or str(error)).lower()
+        if error.filename is not None and not str(error.filename).startswith(str(folder)):
+            raise UsageError(f"cannot read {error.filename}: {why}") from None
         raise UsageError(
             f"cannot write to the cache {folder}: {why}; set PACELINE_CACHE to another folder"
         ) from None
@@ -162,17 +163,28 @@ def _make(entry: Path, name: str, build: Callable[[New], None]) -> None:
         for old in entry.parent.glob(
             f"{name}-*"
         ):  # made from an earlier state of the same source, or damaged
-            if len(old.name) == len(entry.name):
-                shutil.rmtree(old, ignore_errors=True)
+            if len(old.name) == len(entry.name) and (old != entry or _open(old) is None):
+                _remove(old)
         with contextlib.suppress(OSError):  # somebody without the lock was faster
             work.rename(entry)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
+def _remove(entry: Path) -> None:
+    if entry.is_dir():
+        shutil.rmtree(entry, ignore_errors=True)
+    else:
+        entry.unlink(missing_ok=True)
+
+
 def _mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.memmap[Any, Any]:
     """A new .npy file in memory; its room on the disk is taken now, since a full disk later kills."""
     mapped = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     with path.open("r+b") as file:
-        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        try:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # not every file system can
+                raise
     return mapped

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.data import _cache
+from paceline.data._cache import New, cached
+from paceline.errors import UsageError
+
+
+class Squares:
+    """Builds one array and counts how often."""
+
+    def __init__(self) -> None:
+        self.built = 0
+
+    def __call__(self, new: New) -> None:
+        self.built += 1
+        new("squares", (1000,), np.int64)[:] = np.arange(1000) ** 2
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted(entry for entry in folder.iterdir() if entry.is_dir())
+
+
+def test_an_entry_is_built_once_and_mapped_read_only(cache: Path) -> None:
+    build = Squares()
+    first, second = cached("squares", "a", build)["squares"], cached("squares", "a", build)["squares"]
+    assert build.built == 1
+    assert first[31] == second[31] == 961
+    assert type(first) is np.ndarray
+    with pytest.raises(ValueError, match="read-only"):
+        first[0] = 1
+
+
+def test_a_changed_source_replaces_the_entry(cache: Path) -> None:
+    build = Squares()
+    old = cached("squares", "a", build)["squares"]
+    cached("squares-of", "a", build)
+    cached("squares", "b", build)
+    assert build.built == 3
+    assert [entry.name.rsplit("-", 1)[0] for entry in entries(cache)] == ["squares", "squares-of"]
+    assert old[31] == 961  # whoever has the old one keeps it
+
+
+def damage_cut(entry: Path) -> None:
+    os.truncate(entry / "squares.npy", 4000)
+
+
+def damage_header(entry: Path) -> None:
+    with (entry / "squares.npy").open("r+b") as file:
+        file.write(b"garbage")
+
+
+def damage_half_written(entry: Path) -> None:
+    (entry / "entry.json").unlink()
+
+
+def damage_json(entry: Path) -> None:
+    (entry / "entry.json").write_text('["squares"')
+
+
+def damage_missing_array(entry: Path) -> None:
+    (entry / "squares.npy").unlink()
+
+
+def damage_not_a_folder(entry: Path) -> None:
+    shutil.rmtree(entry)
+    entry.write_text("")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [damage_cut, damage_header, damage_half_written, damage_json, damage_missing_array, damage_not_a_folder],
+)
+def test_a_damaged_entry_is_built_again(cache: Path, damage: object) -> None:
+    build = Squares()
+    cached("squares", "a", build)
+    damage(entries(cache)[0])  # type: ignore[operator]
+    assert cached("squares", "a", build)["squares"][31] == 961
+    assert build.built == 2
+    cached("squares", "a", build)
+    assert build.built == 2
+
+
+def test_a_failed_build_leaves_nothing(cache: Path) -> None:
+    def fail(new: New) -> None:
+        new("squares", (10,), np.int64)
+        raise UsageError("no such thing")
+
+    with pytest.raises(UsageError, match="no such thing"):
+        cached("squares", "a", fail)
+    assert entries(cache) == []
+
+
+def test_a_full_disk_is_one_line(cache: Path) -> None:
+    with pytest.raises(
+        UsageError, match="cannot write to the cache .*; set PACELINE_CACHE to another folder"
+    ):
+        cached("huge", "a", lambda new: new("huge", (1 << 58,), np.uint8)[:1].fill(0))
+    assert entries(cache) == []
+
+
+def test_an_unusable_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(UsageError, match="cannot write to the cache"):
+        cached("squares", "a", Squares())
+
+
+def test_the_order_of_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PACELINE_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(_cache.tempfile, "gettempdir", lambda: str(tmp_path))
+    spare = tmp_path / f"paceline-{os.getuid()}"
+    assert _cache.folders() == [tmp_path / "home/.cache/paceline", spare]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert _cache.folders() == [tmp_path / "xdg/paceline", spare]
+    # A home that cannot be written: the temporary directory.
+    (tmp_path / "xdg").write_text("no folder")
+    build = Squares()
+    assert cached("squares", "a", build)["squares"][31] == 961
+    assert [entry.parent for entry in entries(spare)] == [spare]
+    cached("squares", "a", build)
+    assert build.built == 1
+    # … unless somebody else has put a folder of that name there.
+    monkeypatch.setattr(_cache.os, "getuid", lambda: 987_654)
+    (tmp_path / "paceline-987654").mkdir()
+    assert _cache.folders() == [tmp_path / "xdg/paceline"]
+
+
+RACER = """
+import pathlib, sys, time
+import numpy as np
+from paceline.data._cache import cached
+
+log = pathlib.Path(sys.argv[1])
+def build(new):
+    with log.open("a") as file:
+        file.write("built\\n")
+    array = new("squares", (500_000,), np.int64)
+    for start in range(0, 500_000, 50_000):
+        array[start : start + 50_000] = np.arange(start, start + 50_000) ** 2
+        time.sleep(0.02)
+print("ready", flush=True)
+sys.stdin.readline()
+array = cached("squares", "a", build)["squares"]
+assert (array == np.arange(500_000) ** 2).all()
+places = [line.split() for line in open("/proc/self/maps") if "squares.npy" in line]
+print(*{(place[3], place[4]) for place in places}, flush=True)
+"""
+
+
+def test_many_processes_at_once_build_one_entry_and_map_the_same_file(cache: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACER, str(log)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(4)
+    ]
+    for racer in racers:
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == "ready\n"
+    answers = set()
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    for racer in racers:
+        answers.add(racer.communicate(timeout=60)[0])
+        assert racer.returncode == 0
+    assert log.read_text() == "built\n"
+    assert len(answers) == 1  # one device and inode: one copy in memory
+    assert answers.pop().startswith("(")
+    assert len(entries(cache)) == 1
+
+
+def test_without_locks_the_first_to_finish_wins(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(new: New) -> None:
+        new("squares", (1000,), np.int64)[:] = np.arange(1000) ** 2
+        cached("squares", "a", Squares())  # another process, meanwhile
+
+    monkeypatch.setattr("fcntl.flock", lambda *_: (_ for _ in ()).throw(OSError("no locks here")))
+    assert cached("squares", "a", late)["squares"][31] == 961
+    assert len(entries(cache)) == 1
