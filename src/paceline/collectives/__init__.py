@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.collectives._exchange import Exchange, make_exchange
 from paceline.registry import find
 
 
@@ -29,4 +30,4 @@ def allreduce(
     find("collectives", algorithm)(send, recv, comm, op)
 
 
-__all__ = ["allreduce"]
+__all__ = ["Exchange", "allreduce", "make_exchange"]

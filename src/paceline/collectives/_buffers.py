@@ -15,15 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.collectives._blocks import cut
+from paceline.collectives._cost import LONGEST
 from paceline.collectives._operation import Operation, operation
 from paceline.comm import Channel, channel
 
 Array = NDArray[Any]
 Body = Callable[[Array, Array, Channel, Operation], None]
 Allreduce = Callable[..., None]
-
-# MPI counts elements in 31 bits: what is longer goes in pieces.
-LONGEST = 1 << 30
 
 
 def collective(body: Body) -> Allreduce:
@@ -41,25 +39,28 @@ def collective(body: Body) -> Allreduce:
             return
         direct = _simple(recv)
         result = recv.reshape(-1) if direct else np.empty(recv.size, dtype)
-        source = result
         if not in_place and _simple(send):
             source = send.reshape(-1)
-        elif not (in_place and direct):
-            result.reshape(recv.shape)[...] = send
-        if dtype.char == "e":  # MPI has no float16: two bytes travel as what they are
-            combine = combine.seen_as(dtype)
-            body_source, body_result = source.view(np.uint16), result.view(np.uint16)
         else:
-            body_source, body_result = source, result
-        if source is result:
-            body_source = body_result
-        for piece in cut(recv.size, -(-recv.size // LONGEST)):
-            into = body_result[piece]
-            body(into if source is result else body_source[piece], into, own, combine)
+            source = result
+            if not (in_place and direct):
+                result.reshape(recv.shape)[...] = send
+        _run(body, source, result, own, combine)
         if not direct:
             recv[...] = result.reshape(recv.shape)
 
     return allreduce
+
+
+def _run(body: Body, source: Array, result: Array, own: Channel, combine: Operation) -> None:
+    """The body on pieces that MPI can count, of types that MPI can send."""
+    in_place = source is result
+    if result.dtype.char == "e":  # MPI has no float16: two bytes travel as what they are
+        combine = combine.seen_as(result.dtype)
+        source, result = source.view(np.uint16), result.view(np.uint16)
+    for piece in cut(result.size, -(-result.size // LONGEST)):
+        into = result[piece]
+        body(into if in_place else source[piece], into, own, combine)
 
 
 def check(send: Any, recv: Any) -> bool:

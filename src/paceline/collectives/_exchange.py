@@ -16,7 +16,7 @@ added up inside theirs.
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,10 @@ from paceline.collectives._operation import operation
 from paceline.collectives.hierarchical import between
 from paceline.comm import Channel, channel
 from paceline.comm._shared import CACHE_LINE, SharedMemory, padded
-from paceline.models import Model
 from paceline.registry import find
+
+if TYPE_CHECKING:
+    from paceline.models import Model
 
 Array = NDArray[Any]
 
@@ -128,16 +130,15 @@ class Shared(_Closing):
         model.place(x, rows[r])
         self._shared.fence()
         self._columns = rows[:, self.part]
+        self._add = operation(np.add, model.g.dtype)
         self._sum = np.empty(length(self.part), model.g.dtype)
 
     def reduce(self) -> Array:
         self._shared.fence()
         if length(self.part):
-            np.add.reduce(
-                self._columns, axis=0, out=self._sum
-            )  # s_r = g_0 + g_1 + … + g_p-1, columns of part r
+            self._add.over(self._columns, self._sum)  # s_r = g_0 + g_1 + … + g_p-1, columns of part r
             if self._peers is not None:
-                between(self._sum, self._peers, operation(np.add, self._sum.dtype))
+                between(self._sum, self._peers, self._add)  # s_r <- sum of s_r over the nodes
         return self._sum
 
     def publish(self) -> None:

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
-
 import numpy as np
 
 from paceline.collectives import recursive_doubling
+from paceline.collectives._layout import Nodes
 from paceline.comm import Channel
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """The ranks of a communicator by node; the same on every rank."""
-
-    count: int
-    """Nodes."""
-    smallest: int
-    """Ranks on the node that has the fewest."""
-    largest: int
-    """Ranks on the node that has the most."""
 
 
 def nodes(comm: Channel) -> Nodes:
@@ -36,10 +22,9 @@ def peers(comm: Channel) -> Channel:
 
 
 def _look(comm: Channel) -> Nodes:
-    leader = np.array([comm.rank])
-    recursive_doubling.allreduce(leader, leader, comm.node, np.minimum)
-    leaders = np.zeros(comm.size, leader.dtype)
-    leaders[comm.rank] = leader[0]
-    recursive_doubling.allreduce(leaders, leaders, comm, np.add)
-    sizes = Counter(leaders.tolist()).values()
-    return Nodes(len(sizes), min(sizes), max(sizes))
+    first = np.array([comm.rank])
+    recursive_doubling.allreduce(first, first, comm.node, np.minimum)  # a node is named by its first rank
+    of = np.zeros(comm.size, first.dtype)
+    of[comm.rank] = first[0]
+    recursive_doubling.allreduce(of, of, comm, np.add)
+    return Nodes(tuple(of.tolist()))

@@ -27,6 +27,13 @@ UFUNCS = {
     "BXOR": np.bitwise_xor,
 }
 
+# How many columns are combined over all rows before the next ones: the partial sums stay in the inner cache.
+# Measured on a Xeon with 1.25 MiB of L2, float32, 2 to 16 rows, slices of 27 KiB to 8 MiB: a loop of adds
+# over 64 Ki columns is the fastest of NumPy's ways (reduce, einsum and a product with ones were 1.3 to 3
+# times slower), but from 8 rows on a short slice costs more in calls than in adding, and one `reduce`
+# (which adds in the same order) wins.
+AT_ONCE = 64 << 10
+
 
 class Operation:
     """`operation(a, b, out)` for 1-D arrays of one dtype; `out` may be `a` or `b`.
@@ -43,12 +50,16 @@ class Operation:
 
     def over(self, rows: Array, out: Array) -> None:
         """The rows of a 2-D array, in their order: out = rows[0] op rows[1] op …"""
-        if len(rows) == 1:
-            out[...] = rows[0]
-            return
-        self._call(rows[0], rows[1], out)
-        for row in rows[2:]:
-            self._call(out, row, out)
+        for start in range(0, out.size, AT_ONCE):
+            some, into = rows[:, start : start + AT_ONCE], out[start : start + AT_ONCE]
+            if self.ufunc is np.add and out.dtype.kind == "f" and len(rows) >= 8 and into.size >= 512:
+                np.add.reduce(some, axis=0, out=into)
+            elif len(rows) == 1:
+                into[...] = some[0]
+            else:
+                self._call(some[0], some[1], into)
+                for row in some[2:]:
+                    self._call(into, row, into)
 
     def seen_as(self, dtype: np.dtype[Any]) -> Operation:
         """The same for arrays whose bytes are elements of `dtype` but which are declared as another one."""

@@ -29,6 +29,10 @@ class PowerOfTwo:
         """The rank that takes part under this number."""
         return 2 * number + 1 if number < self.extra else number + self.extra
 
+    def messages(self, exchanges: int) -> int:
+        """How many messages this rank sends if those who take part send `exchanges`."""
+        return 1 if self.number is None else exchanges + self.paired
+
     def fold(self, x: Array, inbox: Array, comm: Channel, op: Operation) -> None:
         """Combine the pairs' arrays in the odd ranks' x."""
         if self.number is None:

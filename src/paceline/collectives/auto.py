@@ -11,7 +11,9 @@ from types import ModuleType
 
 from paceline.collectives import hierarchical, native, recursive_doubling, ring, shared_memory
 from paceline.collectives._buffers import Array, collective
-from paceline.collectives._nodes import Nodes, nodes
+from paceline.collectives._cost import Case, Cost
+from paceline.collectives._layout import Nodes
+from paceline.collectives._nodes import nodes
 from paceline.collectives._operation import Operation
 from paceline.comm import Channel
 
@@ -29,3 +31,9 @@ def choose(nbytes: int, ranks: int, layout: Nodes) -> ModuleType:
 def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
     """Combine `send` of all ranks into `recv` on each, the fastest way known."""
     choose(recv.nbytes, comm.size, nodes(comm)).allreduce(send, recv, comm, op)
+
+
+def cost(case: Case) -> Cost:
+    """That of the one chosen."""
+    chosen: Cost = choose(case.n * case.itemsize, case.p, case.nodes).cost(case)
+    return chosen

@@ -15,6 +15,7 @@ from __future__ import annotations
 from paceline.collectives import recursive_doubling, ring
 from paceline.collectives._blocks import cut, length
 from paceline.collectives._buffers import Array, collective
+from paceline.collectives._cost import Case, Cost
 from paceline.collectives._nodes import nodes, peers
 from paceline.collectives._operation import Operation
 from paceline.comm import Channel
@@ -54,5 +55,23 @@ def reduce_piece(send: Array, recv: Array, comm: Channel, owners: int, op: Opera
 
 def between(x: Array, comm: Channel, op: Operation) -> None:
     """Allreduce in place among ranks of different nodes, with the same bits on all."""
-    algorithm = recursive_doubling if x.nbytes <= SHORT else ring
-    algorithm.allreduce(x, x, comm, op)
+    if x.size and comm.size > 1:
+        (recursive_doubling if x.nbytes <= SHORT else ring).allreduce(x, x, comm, op)
+
+
+def cost(case: Case) -> Cost:
+    """Shared memory's in the node; between the nodes that of an allreduce of its part."""
+    layout = case.nodes
+    owners, place = layout.smallest, layout.place(case.r)
+    among = layout.peers(case.r)
+    barrier = (layout.largest - 1).bit_length()
+    total = Cost()
+    for piece in cut(case.n, -(-case.n * case.itemsize // ROW_BYTES)):
+        n = length(piece)
+        parts = cut(n, owners, align=CACHE_LINE // case.itemsize)
+        total += Cost(rounds=2 * barrier, touched=2 * n + layout.largest * length(parts[0]))
+        if place < owners and layout.count > 1 and length(parts[place]):
+            part = length(parts[place])
+            algorithm = recursive_doubling if part * case.itemsize <= SHORT else ring
+            total += algorithm.cost(Case(n=part, p=len(among), r=among.index(case.r), itemsize=case.itemsize))
+    return total

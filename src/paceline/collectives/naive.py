@@ -9,6 +9,7 @@ avoid.
 from __future__ import annotations
 
 from paceline.collectives._buffers import Array, collective
+from paceline.collectives._cost import Case, Cost
 from paceline.collectives._operation import Operation
 from paceline.comm import Channel
 
@@ -39,3 +40,10 @@ def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
     for request in sending:
         request.Wait()
     recv[...] = total
+
+
+def cost(case: Case) -> Cost:
+    """An array to each of the others."""
+    others = case.p - 1
+    elements = others * case.n
+    return Cost(messages=others, sent=elements, rounds=others, carried=elements, touched=elements)

@@ -12,8 +12,9 @@ Rabenseifner: Optimization of collective reduction operations (2004).
 
 from __future__ import annotations
 
-from paceline.collectives._blocks import cut
+from paceline.collectives._blocks import cut, length
 from paceline.collectives._buffers import Array, collective
+from paceline.collectives._cost import Case, Cost
 from paceline.collectives._operation import Operation
 from paceline.collectives._power_of_two import PowerOfTwo
 from paceline.comm import Channel
@@ -60,3 +61,22 @@ def _halve_and_double(x: Array, inbox: Array, me: PowerOfTwo, comm: Channel, op:
 
 def _span(blocks: tuple[slice, ...], first: int, count: int) -> slice:
     return slice(blocks[first].start, blocks[first + count - 1].stop)
+
+
+def cost(case: Case) -> Cost:
+    """Halving, all but its own block; doubling, what it has so far; and an array a pair before and after."""
+    me = PowerOfTwo(case.r, case.p)
+    k, folds = me.size.bit_length() - 1, 2 if me.extra else 0
+    blocks, sent = cut(case.n, me.size), case.n
+    if (v := me.number) is not None:
+        halving = case.n - length(blocks[v])
+        doubling = sum(length(_span(blocks, v >> j << j, 1 << j)) for j in range(k))
+        sent = me.paired * case.n + halving + doubling
+    most = case.n - length(blocks[-1])
+    return Cost(
+        messages=me.messages(2 * k),
+        sent=sent,
+        rounds=2 * k + folds,
+        carried=2 * most + folds * case.n,
+        touched=most + folds // 2 * case.n,
+    )

@@ -12,6 +12,7 @@ Thakur, Rabenseifner, Gropp: Optimization of collective communication operations
 from __future__ import annotations
 
 from paceline.collectives._buffers import Array, collective
+from paceline.collectives._cost import Case, Cost
 from paceline.collectives._operation import Operation
 from paceline.collectives._power_of_two import PowerOfTwo
 from paceline.comm import Channel
@@ -38,3 +39,17 @@ def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
                 op(recv, inbox, recv)
             distance *= 2
     me.unfold(recv, comm)
+
+
+def cost(case: Case) -> Cost:
+    """log2 p arrays, and one for each pair before and after."""
+    me = PowerOfTwo(case.r, case.p)
+    k, folds = me.size.bit_length() - 1, 2 if me.extra else 0
+    messages = me.messages(k)
+    return Cost(
+        messages=messages,
+        sent=messages * case.n,
+        rounds=k + folds,
+        carried=(k + folds) * case.n,
+        touched=(k + folds // 2) * case.n,
+    )

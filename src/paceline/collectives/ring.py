@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from paceline.collectives._blocks import cut, length
 from paceline.collectives._buffers import Array, collective
+from paceline.collectives._cost import Case, Cost
 from paceline.collectives._operation import Operation
 from paceline.comm import Channel
 
@@ -41,3 +42,16 @@ def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
         sending = comm.Isend(recv[mine], right)
         receiving.Wait()
         sending.Wait()
+
+
+def cost(case: Case) -> Cost:
+    """All blocks twice, but the one that is complete here first and the one that comes last."""
+    p, r = case.p, case.r
+    blocks = [length(block) for block in cut(case.n, p)]
+    return Cost(
+        messages=2 * (p - 1),
+        sent=2 * case.n - blocks[(r + 1) % p] - blocks[(r + 2) % p],
+        rounds=2 * (p - 1),
+        carried=2 * (p - 1) * blocks[0],
+        touched=(p - 1) * blocks[0],
+    )

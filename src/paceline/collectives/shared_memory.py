@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from paceline.collectives._blocks import cut, length
 from paceline.collectives._buffers import Array, collective
+from paceline.collectives._cost import Case, Cost
 from paceline.collectives._operation import Operation
 from paceline.comm import Channel
 from paceline.comm._shared import CACHE_LINE
@@ -44,3 +45,10 @@ def reduce_piece(send: Array, recv: Array, comm: Channel, op: Operation) -> None
         op.over(rows[:p, mine], rows[p, mine])  # s_r = x_0 + x_1 + … + x_p-1, columns of part r
     shared.fence()
     recv[...] = rows[p]
+
+
+def cost(case: Case) -> Cost:
+    """Nothing is sent; two barriers of log2 p rounds for each piece."""
+    pieces = -(-case.n * case.itemsize // ROW_BYTES)
+    barrier = (case.p - 1).bit_length()
+    return Cost(rounds=2 * barrier * pieces, touched=2 * case.n + -(-case.n * (case.p - 1) // case.p))

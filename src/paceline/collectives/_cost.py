@@ -1,0 +1,90 @@
+"""What an allreduce costs: exactly counted messages and bytes, and the alpha-beta-gamma model of its time.
+
+    T = alpha * rounds + beta * bytes on the way + gamma * bytes combined or copied
+
+alpha: seconds a message; beta: seconds a byte sent; gamma: seconds a byte combined. Each collective's file
+has its own function `cost(case)`; a collective without one has no prediction.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+
+from paceline.collectives._blocks import cut, length
+from paceline.collectives._layout import Nodes, one_node
+from paceline.registry import find
+
+# MPI counts elements in 31 bits: what is longer goes in pieces.
+LONGEST = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Rank r of p combining n elements of `itemsize` bytes; all ranks on one node unless it is said."""
+
+    n: int
+    p: int
+    r: int = 0
+    itemsize: int = 4
+    nodes: Nodes = field(default=Nodes(()))
+
+    def __post_init__(self) -> None:
+        if len(self.nodes.of) != self.p:
+            object.__setattr__(self, "nodes", one_node(self.p))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What one rank does. `messages` and `sent` are exact; the others are what the last rank waits for."""
+
+    messages: int = 0
+    """Messages that it sends."""
+    sent: int = 0
+    """Elements in them."""
+    rounds: int = 0
+    """Messages one after the other, its own and those that it waits for."""
+    carried: int = 0
+    """Elements in those."""
+    touched: int = 0
+    """Elements that it combines or copies."""
+
+    def __add__(self, other: Cost) -> Cost:
+        names = self.__dataclass_fields__
+        return Cost(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """alpha, beta and gamma, in seconds.
+
+    >>> gigabit = Machine(alpha=50e-6, beta=8e-9, gamma=0.2e-9)
+    >>> round(gigabit.seconds(cost("ring", n=250_000, p=4), itemsize=4), 4)
+    0.0125
+    """
+
+    alpha: float
+    beta: float
+    gamma: float
+
+    def seconds(self, cost: Cost, itemsize: int) -> float:
+        """The predicted time."""
+        return self.alpha * cost.rounds + itemsize * (self.beta * cost.carried + self.gamma * cost.touched)
+
+
+def cost(name: str, *, n: int, p: int, r: int = 0, itemsize: int = 4, nodes: Nodes | None = None) -> Cost:
+    """What the collective called `name` costs rank r.
+
+    >>> both = cost("ring", n=1000, p=4)
+    >>> both.messages, both.sent
+    (6, 1500)
+    """
+    module = sys.modules[find("collectives", name).__module__]
+    if not hasattr(module, "cost"):
+        raise ValueError(f"the collective {name} has no cost formula")
+    total = Cost()
+    if n and p > 1:
+        for piece in cut(n, -(-n // LONGEST)):
+            case = Case(n=length(piece), p=p, r=r, itemsize=itemsize, nodes=nodes or one_node(p))
+            total += module.cost(case)
+    return total
