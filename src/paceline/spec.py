@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Callable
@@ -82,13 +83,24 @@ def describe(thing: Any, name: str) -> str:
 def options_of(target: Callable[..., Any], kind: str = "") -> dict[str, inspect.Parameter]:
     """The parameters that a user may set, with their types resolved."""
     supplied = SUPPLIED_TO_DATA if kind == "data" else SUPPLIED
-    function = target.__init__ if inspect.isclass(target) else target  # type: ignore[misc]
-    hints = typing.get_type_hints(function)
+    known = vars(sys.modules[target.__module__])
     return {
-        p.name: p.replace(annotation=hints.get(p.name, str))
+        p.name: p.replace(annotation=_resolved(p.annotation, known))
         for p in inspect.signature(target).parameters.values()
         if p.name not in supplied and p.kind is not p.VAR_KEYWORD
     }
+
+
+def _resolved(annotation: Any, known: dict[str, Any]) -> Any:
+    """The type that an annotation names; text where there is none, or none that can be found."""
+    if annotation is inspect.Parameter.empty:
+        return str
+    if isinstance(annotation, str):
+        try:
+            return eval(annotation, known)
+        except NameError:  # imported for type checkers alone
+            return str
+    return annotation
 
 
 def _convert(

@@ -161,7 +161,7 @@ class Worker:
     @contextmanager
     def exchange(self, name: str) -> Iterator[Exchange]:
         """The gradient exchange that a collective's name stands for; it decides where x and g live meanwhile."""
-        from paceline.collectives import make_exchange
+        from paceline.collectives._exchange import make_exchange
 
         inner = make_exchange(name, self.model, self.comm)
         yield Exchange(inner, self.watch)
@@ -218,8 +218,9 @@ class Worker:
         return values
 
     def close(self) -> None:
-        """Free what this worker holds of MPI; collective."""
+        """Wait for all ranks, so that what rank 0 has written is there for all; free what is held of MPI."""
         if self._control is not None:
+            self._control.Barrier()
             self._control.Free()
             self._control = None
 
