@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 
 import numpy as np
@@ -21,7 +22,7 @@ def test_pieces_cover_all_and_differ_by_one_at_most(total: int, ranks: int) -> N
     pieces = [piece(total, rank, ranks) for rank in range(ranks)]
     assert pieces[0][0] == 0
     assert pieces[-1][1] == total
-    assert all(a[1] == b[0] for a, b in zip(pieces, pieces[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(pieces))
     sizes = [stop - start for start, stop in pieces]
     assert max(sizes) - min(sizes) <= 1
     assert sizes == sorted(sizes, reverse=True)

@@ -101,7 +101,7 @@ def test_a_failed_build_leaves_nothing(cache: Path) -> None:
 
 def test_a_full_disk_is_one_line(cache: Path) -> None:
     with pytest.raises(
-        UsageError, match="cannot write to the cache .*; set PACELINE_CACHE to another folder"
+        UsageError, match=r"cannot write to the cache .*; set PACELINE_CACHE to another folder"
     ):
         cached("huge", "a", lambda new: new("huge", (1 << 58,), np.uint8)[:1].fill(0))
     assert entries(cache) == []

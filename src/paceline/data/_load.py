@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def load(what: Any, **options: Any) -> Dataset:
     if isinstance(what, os.PathLike):
         return _call(_reader(Path(what), ""), options)  # type: ignore[no-any-return]
     if not isinstance(what, str):
+        _check("arrays", from_python, options)
         return from_python(what, **options)
     name, _, _ = what.partition(":")
     if not registry.has("data", name) and (path := _path(what)) is not None:
@@ -85,8 +87,12 @@ def _reader(path: Path, options: str) -> Spec:
 
 
 def _call(spec: Spec, options: dict[str, Any]) -> Any:
-    known = options_of(spec.target, "data")
+    _check(spec.name, spec.target, options)
+    return dataclasses.replace(spec, options=spec.options | options).make()
+
+
+def _check(name: str, target: Callable[..., Any], options: dict[str, Any]) -> None:
+    known = [key for key in options_of(target, "data") if key != "thing"]
     for key in options:
         if key not in known:
-            raise unknown(f"option of {spec.name}", key, known)
-    return dataclasses.replace(spec, options=spec.options | options).make()
+            raise unknown(f"option of {name}", key, known)

@@ -23,12 +23,12 @@ class Progress:
             self._shown = percent
             filled = percent * 30 // 100
             bar = "#" * filled + "." * (30 - filled)
-            sys.stderr.write(f"\\r{self.what} [{bar}] {done:,} of {self.total:,}")
+            sys.stderr.write(f"\r{self.what} [{bar}] {done:,} of {self.total:,}")
             sys.stderr.flush()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._shown >= 0:
-            sys.stderr.write("\\r\\033[K")
+            sys.stderr.write("\r\033[K")
             sys.stderr.flush()

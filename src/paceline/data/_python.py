@@ -38,7 +38,8 @@ def from_python(
     >>> data.shape, data.classes, len(data.train), len(data.test)
     ((3,), 2, 16, 2)
     """
-    parts = {part: _as_arrays(value) for part, value in _parts(thing, name).items()}
+    given = _parts(thing, name)
+    parts = {part: _as_arrays(value) for part, value in given.items()}
     splits: dict[str, Split]
     labels: Array | None
     if all(isinstance(value, tuple) for value in parts.values()):
@@ -46,7 +47,9 @@ def from_python(
         splits = {part: ArraySplit(*pair, scale=scale) for part, pair in arrays.items()}
         labels = arrays["train"][1]
     else:
-        maps = {part: MapSplit(value, name=f"{name} ({part})", scale=scale) for part, value in parts.items()}
+        if any(isinstance(value, tuple | list) for value in given.values()):
+            raise UsageError(f"{name}: the parts must all be arrays, or all objects with __getitem__")
+        maps = {part: MapSplit(value, name=f"{name} ({part})", scale=scale) for part, value in given.items()}
         known, names, labels = _classes(maps, classes)
         splits = dict(maps)
     return divide(

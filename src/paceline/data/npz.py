@@ -48,7 +48,8 @@ def load(
 
 def _read(file: Path, inputs: str | None, labels: str | None) -> Parts:
     try:
-        with np.load(file, allow_pickle=False) as archive:
+        with file.open("rb") as opened:
+            archive = np.load(opened, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise UsageError(f"{file}: one .npy array; an .npz file with inputs and labels is needed")
             found = _find(file, list(archive.files), inputs, labels)
