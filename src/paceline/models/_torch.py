@@ -32,8 +32,8 @@ class TorchModel:
     >>> model.x.size, model.layers
     (67, [slice(0, 40, None), slice(40, 67, None)])
     >>> model.x[:] = 0  # the module's weights and biases are now 0
-    >>> float(model.module[0].weight.abs().sum())
-    0.0
+    >>> model.module[2].bias.tolist()
+    [0.0, 0.0, 0.0]
 
     Args:
         module: on the cpu; its parameters become views of `x`: float32, or float64 where any of them is.

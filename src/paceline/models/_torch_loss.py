@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -41,18 +41,20 @@ class SummedLoss:
             self.loss.reduction = "sum"  # type: ignore[union-attr]
 
     def __call__(self, outputs: Any, labels: Tensor) -> Tensor:
-        scores = first(outputs)
         count = len(labels)
         if labels.is_floating_point():
-            labels = labels.to(scores.dtype)
+            labels = labels.to(first(outputs).dtype)
         if self.loss is None:
+            scores = first(outputs)
             if labels.is_floating_point():
                 return F.mse_loss(scores, _matched(labels, scores)) * count
             return F.cross_entropy(scores, labels, reduction="sum") / _positions(scores)
         if self.by_class:
+            scores = first(outputs)
             return self.loss(scores, labels) / _positions(scores)  # type: ignore[no-any-return]
         if isinstance(self.loss, ENTRYWISE) or self.loss in ENTRYWISE_FUNCTIONS:
-            outputs, labels = scores, _matched(labels, scores)
+            outputs = first(outputs)
+            labels = _matched(labels, outputs)
         loss = self.loss(outputs, labels)
         if self.reduction == "none":
             return loss.sum()  # type: ignore[no-any-return]
@@ -72,11 +74,13 @@ class SummedLoss:
 
 
 def first(outputs: Any) -> Tensor:
-    """The tensor of scores in what a module returned: itself, `.logits`, or the first of several."""
+    """The scores in what a module returned: the tensor, the one called logits, or the first of several."""
     if isinstance(outputs, Tensor):
         return outputs
     if isinstance(logits := getattr(outputs, "logits", None), Tensor):
         return logits
+    if isinstance(outputs, Mapping) and outputs:
+        return first(outputs["logits"] if "logits" in outputs else next(iter(outputs.values())))
     if isinstance(outputs, (tuple, list)) and outputs:
         return first(outputs[0])
     kind = type(outputs).__name__
