@@ -63,7 +63,7 @@ def relu(dtype: DType) -> Activation:
     zero = np.array(0, dtype)
 
     def value(z: Array) -> None:
-        np.maximum(z, zero, z)  #                                           a = max(z, 0)
+        np.maximum(z, zero, out=z)  #                                       a = max(z, 0)
 
     def slope(a: Array, s: Array) -> None:
         np.sign(a, s)  #                                                    a' = 1 where a > 0, else 0

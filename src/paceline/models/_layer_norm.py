@@ -28,28 +28,33 @@ class LayerNorm:
     def __init__(self, a: Array, h: Array, carve: Carve) -> None:
         self.a, self.h = a, h
         self.row, self.scale = carve((len(a), 1), a.dtype), carve((len(a), 1), a.dtype)
-        self.work = carve(a.shape, a.dtype)
+        self.row_h, self.work = carve((len(a), 1), a.dtype), carve(a.shape, a.dtype)
         self.average = np.full((a.shape[1], 1), 1 / a.shape[1], a.dtype)
         self.epsilon = np.array(EPSILON, a.dtype)
 
     def forward(self) -> None:
-        h, row, scale = self.h, self.row, self.scale
-        np.matmul(self.a, self.average, row)
-        np.subtract(self.a, row, h)
-        np.multiply(h, h, self.work)
-        np.matmul(self.work, self.average, scale)
+        a, h, row, scale, work = self.a, self.h, self.row, self.scale, self.work
+        np.matmul(a, self.average, row)
+        np.copyto(work, row)
+        np.subtract(a, work, h)
+        np.multiply(h, h, work)
+        np.matmul(work, self.average, scale)
         np.add(scale, self.epsilon, scale)
         np.sqrt(scale, scale)
-        np.reciprocal(scale, scale)
-        np.multiply(h, scale, h)  #                                         h = (a - mean a) / sigma
+        np.reciprocal(scale, scale)  #                                      sigma = sqrt(var a + epsilon)
+        np.copyto(work, scale)
+        np.multiply(h, work, h)  #                                          h = (a - mean a) / sigma
 
     def backward(self, d: Array) -> None:
         """d = dE/dh becomes dE/da."""
-        row, work = self.row, self.work
-        np.multiply(d, self.h, work)
-        np.matmul(work, self.average, row)
-        np.multiply(self.h, row, work)
-        np.matmul(d, self.average, row)
-        np.subtract(d, row, d)
+        h, row, row_h, work = self.h, self.row, self.row_h, self.work
+        np.matmul(d, self.average, row)  #                                  mean d
+        np.multiply(d, h, work)
+        np.matmul(work, self.average, row_h)  #                             mean(d h)
+        np.copyto(work, row_h)
+        np.multiply(work, h, work)
         np.subtract(d, work, d)
-        np.multiply(d, self.scale, d)  #                                    (d - mean d - h mean(d h)) / sigma
+        np.copyto(work, row)
+        np.subtract(d, work, d)
+        np.copyto(work, self.scale)
+        np.multiply(d, work, d)  #                                          (d - mean d - h mean(d h)) / sigma

@@ -4,7 +4,8 @@
     down:  d_i = dE/dz_i   dE/dW_i = h_{i-1}^T d_i    dE/db_i = 1^T d_i    d_{i-1} = (d_i W_i^T) f'(z_{i-1})
 
 A step of a small network is as much NumPy's overhead as arithmetic, so every view is made once, every call
-has an `out`, and the slopes of all layers are one call: their activations lie side by side.
+has an `out`, and the slopes of all layers are one call: their activations lie side by side. A row or a column
+is copied to full size before it meets a matrix: broadcasting would copy it too, into memory that it allocates.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ class Pass:
 
         self.shape = (count, net.sizes[0])
         self.inputs = carve((rows, net.sizes[0]), dtype) if net.standardise or rows > count else None
-        self.standard = (net.buffers["mean"], net.buffers["std"]) if net.standardise else None
+        self.standard = None
+        if net.standardise:
+            self.standard = net.buffers["mean"], net.buffers["std"], carve(self.shape, dtype)
         self.regression = net.regression
         self.ones = np.ones(rows, dtype)
         h: list[Array] = a[:-1]
@@ -92,7 +95,9 @@ class Pass:
         self.sloped = all_a[:activated], all_slopes[:activated]
         self.last = (d[-1], slopes[-1]) if net.activated_output else None
         values = [activation.value] * len(h) + [activation.value if net.activated_output else None]
-        self.up = list(zip(net.weights, net.biases, a, values, [*norms, None], [*h, a[-1]], strict=True))
+        self.up = list(
+            zip(net.weights, net.biases, a, values, [*norms, None], [*h, a[-1]], slopes, strict=True)
+        )
         parts = [_parts(w.shape, rows) for w in net.weights]
         self.down = [
             (
@@ -112,14 +117,17 @@ class Pass:
             if self.standard is None:
                 np.copyto(filled, x)
             else:
-                mean, std = self.standard
-                np.subtract(x, mean, filled)
-                np.divide(filled, std, filled)  #                           (inputs - mean) / std
+                mean, std, work = self.standard
+                np.copyto(work, mean)
+                np.subtract(x, work, filled)
+                np.copyto(work, std)
+                np.divide(filled, work, filled)  #                          (inputs - mean) / std
             x = self.inputs
         h = x
-        for w, b, a, value, norm, above in self.up:
+        for w, b, a, value, norm, above, work in self.up:
             np.matmul(h, w, a)
-            np.add(a, b, a)  #                                              z = h W + b
+            np.copyto(work, b)
+            np.add(a, work, a)  #                                           z = h W + b
             if value is not None:
                 value(a)  #                                                 a = f(z)
             if norm is not None:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from paceline.data import Dataset
+from paceline.data import Dataset, chunks
 from paceline.models import Array
 
 CHUNK_VALUES = 1 << 20
@@ -19,20 +19,16 @@ def mean_and_std(data: Dataset) -> tuple[Array, Array]:
     Chunks are joined as in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
     sample variances", 1979.
     """
-    width, total = math.prod(data.shape), len(data.train)
+    width = math.prod(data.shape)
     mean, square, seen = np.zeros(width), np.zeros(width), 0
-    rows = min(total, max(1, CHUNK_VALUES // width))
-    inputs = np.empty((rows, *data.shape))
-    labels = np.empty((rows, *data.label_shape), np.int64 if data.classes else np.float64)
-    for start in range(0, total, rows):
-        n = min(rows, total - start)
-        data.train.take(np.arange(start, start + n), inputs[:n], labels[:n])
-        chunk = inputs[:n].reshape(n, width)
-        centre = np.add.reduce(chunk, 0) / n
-        chunk -= centre
-        chunk *= chunk
+    for inputs, _ in chunks(data.train, size=max(1, CHUNK_VALUES // width), dtype=np.float64):
+        n = len(inputs)
+        values = inputs.reshape(n, width)
+        centre = np.add.reduce(values, 0) / n
+        values -= centre
+        values *= values
         shift = centre - mean
-        square += np.add.reduce(chunk, 0) + shift * shift * (seen * n / (seen + n))
+        square += np.add.reduce(values, 0) + shift * shift * (seen * n / (seen + n))
         mean += shift * (n / (seen + n))
         seen += n
     std = np.sqrt(square / max(seen, 1))

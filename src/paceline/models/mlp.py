@@ -145,6 +145,15 @@ class MLP:
                 right += int(np.count_nonzero(done.output.argmax(axis=1) == labels[part]))
         return loss, right
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy needs; its views and its working memory are its own."""
+        own = ("weights", "biases", "weight_gradients", "bias_gradients", "_passes", "_memory")
+        return {name: value for name, value in vars(self).items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._bind(self.x, self.g)
+
     def _forward(self, inputs: Array) -> Pass:
         ready = self._pass(len(inputs))
         ready.forward(np.asarray(inputs, self.dtype))
