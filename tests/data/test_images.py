@@ -76,7 +76,7 @@ def test_decoded_once_and_again_when_a_file_changes(
 ) -> None:
     draw(tmp_path / "nature", 3)
     read = loader._read
-    decoded: list[Path] = []
+    decoded: list[str] = []
     monkeypatch.setattr(loader, "_read", lambda file, *rest: (decoded.append(file), read(file, *rest))[1])
     for _ in range(2):
         load(f"{tmp_path / 'nature'}:size=4")

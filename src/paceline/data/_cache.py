@@ -87,10 +87,10 @@ def release(array: Array) -> None:
         mapped.madvise(mmap.MADV_DONTNEED)
 
 
-def state(*files: Path) -> str:
+def state(*files: Path | str) -> str:
     """What changes when one of the files is written again: their fingerprint."""
-    stats = [file.stat() for file in files]
-    return " ".join(f"{file} {s.st_size} {s.st_mtime_ns}" for file, s in zip(files, stats, strict=True))
+    stats = map(os.stat, files)
+    return " ".join([f"{file} {s.st_size} {s.st_mtime_ns}" for file, s in zip(files, stats, strict=True)])
 
 
 def entry_name(kind: str, path: Path, *options: object) -> str:

@@ -24,7 +24,7 @@ from paceline.errors import UsageError
 
 Array = NDArray[Any]
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 PARTS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val"),
@@ -74,7 +74,7 @@ def load(
     )
 
 
-Files = list[tuple[Path, int]]
+Files = list[tuple[str, int]]
 """Image files, each with the number of its class."""
 
 
@@ -92,7 +92,8 @@ def _find(folder: Path) -> tuple[dict[str, Files], tuple[str, ...]]:
         for entry in _folders(inner):
             if entry.name not in names:
                 raise UsageError(f"{folder}: {part} has a class that train has not: {entry.name!r}")
-            files = sorted(file for file in entry.iterdir() if file.suffix.lower() in SUFFIXES)
+            with os.scandir(entry) as inside:  # there may be very many: plain strings, quicker than paths
+                files = sorted(file.path for file in inside if file.name.lower().endswith(SUFFIXES))
             if not files and part == "train":
                 raise UsageError(f"{folder}: every class needs a sample; {entry.name!r} has no images")
             parts[part] += [(file, names.index(entry.name)) for file in files]
@@ -144,7 +145,7 @@ def _decode(
             file = parts[part][row][0]
             image = _read(file, size, color)
             if image.shape != shape:
-                is_now = f"{first.name} is {width}x{height}, this {image.shape[-1]}x{image.shape[-2]}"
+                is_now = f"{Path(first).name} is {width}x{height}, this {image.shape[-1]}x{image.shape[-2]}"
                 raise UsageError(
                     f"{file}: images must have one size; {is_now}; write {folder}:size={width}x{height}"
                 )
@@ -167,7 +168,7 @@ def _decode(
             stop.set()
 
 
-def _read(file: Path, size: tuple[int, int] | None, color: bool) -> Array:
+def _read(file: str, size: tuple[int, int] | None, color: bool) -> Array:
     from PIL import Image
 
     mode = "RGB" if color else "L"
