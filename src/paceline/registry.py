@@ -1,8 +1,8 @@
 """Finds strategies, collectives, models, data sets, updates and schedules by name.
 
 A name is a file: `strategies/local_sgd.py` is `local-sgd`. Files whose name starts with an underscore are not
-algorithms. Other packages add names through entry points in the groups `paceline.strategies`, `paceline.models` …
-There is no list to edit.
+algorithms. Other packages add names through entry points in the groups `paceline.strategies`, `paceline.models`
+and so on. There is no list to edit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def names(kind: str) -> list[str]:
 
 
 def has(kind: str, name: str) -> bool:
-    """Whether this is a name of one kind; other packages are searched (milliseconds) only if it is not ours."""
+    """Whether this is a name of one kind; other packages are searched (milliseconds) if it is not ours."""
     return name in _own(kind) or name in _entry_points(kind)
 
 

@@ -71,7 +71,7 @@ def parse(kind: str, text: str) -> Spec:
 
 
 def describe(thing: Any, name: str) -> str:
-    """A dataclass instance in the spelling of the command line: what differs from the defaults, and no more."""
+    """A dataclass instance in the spelling of the command line: only what differs from the defaults."""
     changed = [
         f"{f.name.replace('_', '-')}={_spell(getattr(thing, f.name))}"
         for f in dataclasses.fields(thing)
