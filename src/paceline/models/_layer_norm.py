@@ -40,8 +40,8 @@ class LayerNorm:
         np.multiply(h, h, work)
         np.matmul(work, self.average, scale)
         np.add(scale, self.epsilon, scale)
-        np.sqrt(scale, scale)
-        np.reciprocal(scale, scale)  #                                      sigma = sqrt(var a + epsilon)
+        np.sqrt(scale, scale)  #                                            sigma = sqrt(var a + epsilon)
+        np.reciprocal(scale, scale)
         np.copyto(work, scale)
         np.multiply(h, work, h)  #                                          h = (a - mean a) / sigma
 

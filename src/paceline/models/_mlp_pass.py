@@ -5,7 +5,7 @@
 
 A step of a small network is as much NumPy's overhead as arithmetic, so every view is made once, every call
 has an `out`, and the slopes of all layers are one call: their activations lie side by side. A row or a column
-is copied to full size before it meets a matrix: broadcasting would copy it too, into memory that it allocates.
+is copied to full size before it meets a matrix: broadcasting would copy it too, into memory it allocates.
 """
 
 from __future__ import annotations
