@@ -1,7 +1,7 @@
 """Finds strategies, collectives, models, data sets, updates and schedules by name.
 
 A name is a file: `strategies/local_sgd.py` is `local-sgd`. Files whose name starts with an underscore are not
-algorithms. Other packages add names through entry points in the groups `paceline.strategies`, `paceline.models`
+algorithms. Other packages add names through entry points in the groups `paceline.strategies`, `paceline.data`
 and so on. There is no list to edit.
 """
 
