@@ -14,6 +14,10 @@ class UsageError(ValueError):
     """
 
 
+class AgreedError(UsageError):
+    """Bad input that every rank of a job has heard of: each of them raises it, so each can end by itself."""
+
+
 def unknown(what: str, name: str, choices: Iterable[str]) -> UsageError:
     """The error for a name that is not one of `choices`.
 

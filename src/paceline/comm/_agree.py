@@ -7,13 +7,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from paceline.errors import UsageError
+from paceline.errors import AgreedError, UsageError
 
 Made = TypeVar("Made")
 
 
 def agreed(comm: Any, work: Callable[[], Made]) -> Made:
-    """Do `work` on every rank; if any refuses with a UsageError, every rank raises the lowest such rank's.
+    """Do `work` on every rank; if any refuses with a UsageError, every rank raises the lowest such rank's, as an
+    AgreedError.
 
     >>> agreed(None, lambda: 3)
     3
@@ -30,7 +31,7 @@ def agreed(comm: Any, work: Callable[[], Made]) -> Made:
         if flags.any():
             refusal = shared_text(comm, refusal, root=int(flags.argmax()))
     if refusal:
-        raise UsageError(refusal)
+        raise AgreedError(refusal)
     return made  # type: ignore[return-value]
 
 

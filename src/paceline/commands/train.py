@@ -90,7 +90,7 @@ def _start(args: argparse.Namespace, config: Config) -> int:
 def _rank(args: argparse.Namespace, config: Config, here: Any) -> int:
     """One rank, or the only process."""
     from paceline import launch
-    from paceline.errors import UsageError
+    from paceline.errors import AgreedError
     from paceline.progress import on
     from paceline.training import Job, train
 
@@ -105,7 +105,7 @@ def _rank(args: argparse.Namespace, config: Config, here: Any) -> int:
         progress = None if args.quiet else on(sys.stderr, width=args.terminal)
         try:
             fitted = train(Job(config=config, runs=args.runs), comm, progress=progress)
-        except UsageError:
+        except AgreedError:
             if comm is not None and comm.Get_rank() != 0:
                 return 2  # rank 0 says it for all
             raise

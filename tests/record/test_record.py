@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline import MLP, UsageError, fit, load_model, predict
+from paceline.record import Run, find_runs, new_folder
+from paceline.record._files import replacing, write_arrays, write_json
+
+
+def trained(folder: Path, **settings: object) -> Run:
+    fitted = fit("mlp:6", "iris", strategy="serial", epochs=1, batch=10, runs=folder, quiet=True, **settings)
+    assert fitted.run is not None
+    return Run(fitted.run)
+
+
+def test_the_folder_holds_what_the_run_was(tmp_path: Path) -> None:
+    run = trained(tmp_path, seed=3)
+    assert sorted(path.name for path in run.folder.iterdir()) == [
+        "config.json", "environment.json", "epochs.jsonl", "model.npz", "steps.npz", "summary.json",
+    ]  # fmt: skip
+    assert run.config["strategy"] == "serial"
+    assert run.config["seed"] == 3
+    assert run.environment["cores"] >= 1
+    assert run.environment["mpi"] is None
+    assert run.epochs[0]["step"] == run.summary["steps"] == 12
+    assert run.steps["loss"].dtype == np.float64
+    assert (run.steps["compute"] > 0).all()
+
+
+def test_the_trained_model_comes_back(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    assert predict(run.folder).accuracy == pytest.approx(run.summary["test_accuracy"])
+    model = load_model(run.folder)
+    other = MLP([4, 6, 3], seed=9)
+    run.restore(other)
+    assert (model.x == other.x).all()
+    with pytest.raises(UsageError, match="has 51 parameters and the one given 11"):
+        run.restore(MLP([4, 1, 3]))
+
+
+def test_names_do_not_collide(tmp_path: Path) -> None:
+    folders = {new_folder(tmp_path, "sync:allreduce=ring", 4, 0) for _ in range(5)}
+    assert len(folders) == 5
+    assert all("sync-allreduce-ring-n4-s0" in folder.name for folder in folders)
+
+
+def test_runs_that_did_not_end_are_left_out(tmp_path: Path) -> None:
+    first, second = trained(tmp_path), trained(tmp_path, seed=1)
+    (second.folder / "summary.json").unlink()
+    assert [run.folder for run in find_runs([tmp_path])] == [first.folder]
+    with pytest.raises(UsageError, match="has not ended"):
+        _ = Run(second.folder).summary
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    (run.folder / "model.npz").write_bytes(b"PK\x03\x04 and no more")
+    with pytest.raises(UsageError, match=r"model\.npz cannot be read"):
+        predict(run.folder)
+    (run.folder / "config.json").write_text("{")
+    with pytest.raises(UsageError, match=r"config\.json is no JSON"):
+        _ = Run(run.folder).config
+
+
+def test_no_pickle_is_loaded(tmp_path: Path) -> None:
+    run = trained(tmp_path)
+    with (run.folder / "model.npz").open("wb") as file:
+        np.savez(file, x=np.array([{"a": 1}], dtype=object))
+    with pytest.raises(UsageError, match="cannot be read"):
+        run.restore(MLP([4, 6, 3]))
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "value.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(RuntimeError), replacing(path) as file:
+        file.write(b"half")
+        raise RuntimeError
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(ValueError, match="Object arrays cannot be saved"):
+        write_arrays(tmp_path / "o.npz", {"o": np.array([None])})
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_diverged_loss_is_still_json(tmp_path: Path) -> None:
+    write_json(tmp_path / "v.json", {"loss": [float("nan"), {"x": float("inf")}]})
+    assert json.loads((tmp_path / "v.json").read_text()) == {"loss": ["nan", {"x": "inf"}]}

@@ -1,0 +1,157 @@
+"""The command line, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.cli import COMMANDS
+from paceline.launch import mpiexec
+from paceline.record import Run
+
+ROOT = Path(__file__).parent.parent
+STARTS_RANKS = True
+SMALL = ("--data", "iris", "--model", "mlp:8", "--epochs", "2", "--batch", "10")
+KEYS = {
+    "run", "strategy", "ranks", "seed", "epochs", "steps", "test_accuracy", "validation_accuracy", "loss",
+    "train_seconds", "samples_per_second", "seconds", "bytes_sent",
+}  # fmt: skip
+
+
+def paceline(*words: str, cwd: Path, time_limit: float = 60) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "paceline", *words], cwd=cwd, env=environment, timeout=time_limit,
+        capture_output=True, text=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("how", [("--strategy", "serial"), ("--strategy", "sync"), ("-n", "3", "--strategy", "sync:allreduce=ring")])
+def test_train_predict_and_report(tmp_path: Path, how: tuple[str, ...]) -> None:
+    trained = paceline("train", *SMALL, *how, "--json", cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    result = json.loads(trained.stdout)
+    assert result.keys() >= KEYS
+    assert (result["ranks"], result["epochs"], result["steps"]) == (3 if "-n" in how else 1, 2, 24)
+    assert set(result["seconds"]) == {"compute", "exchange", "wait", "update", "evaluation"}
+    assert "epoch 2/2" in trained.stderr
+
+    run = Run(tmp_path / result["run"])
+    assert run.summary["test_accuracy"] == result["test_accuracy"]
+    assert [epoch["epoch"] for epoch in run.epochs] == [0, 1]
+    assert len(run.steps["step"]) == 24 * result["ranks"]
+    assert run.steps["count"].sum() == 240
+    assert run.environment["threads_per_rank"] >= 1
+
+    predicted = paceline("predict", result["run"], "--json", cwd=tmp_path)
+    assert json.loads(predicted.stdout)["accuracy"] == pytest.approx(result["test_accuracy"])
+    lines = paceline("predict", result["run"], cwd=tmp_path).stdout.split()
+    assert len(lines) == 15
+    assert set(map(int, lines)) <= {0, 1, 2}
+    assert paceline("predict", result["run"], "--out", "p.npz", cwd=tmp_path).returncode == 0
+    assert np.load(tmp_path / "p.npz")["scores"].shape == (15, 3)
+
+    report = paceline("report", "runs", "-o", "page.html", cwd=tmp_path)
+    assert report.returncode == 0, report.stderr
+    assert result["strategy"] in report.stdout
+    page = (tmp_path / "page.html").read_text()
+    assert "<svg" in page
+    assert "http" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
+        "http://creativecommons.org", "").replace("https://matplotlib.org", "")  # fmt: skip
+
+
+def test_quiet_says_nothing_but_the_result(tmp_path: Path) -> None:
+    done = paceline("train", *SMALL, "-n", "2", "--quiet", cwd=tmp_path)
+    assert done.stderr == ""
+    assert done.stdout.startswith("sync on 2 ranks")
+
+
+def test_under_mpiexec_its_ranks_are_used(tmp_path: Path) -> None:
+    command, environment = mpiexec(2, [sys.executable, "-m", "paceline", "train", *SMALL, "--json", "--quiet"])
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ranks"] == 2
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+BAD = [
+    (("train", "--data", "mnits"), "mnits"),
+    (("train", "--data", "no/such/file.npz"), "no/such/file.npz"),
+    (("train", "--model", "mpl:3"), "unknown model"),
+    (("train", "--model", "mlp:x"), "must be a whole number; got 'x'"),
+    (("train", "--strategy", "snyc"), "unknown strategy 'snyc'; choose one of"),
+    (("train", "--strategy", "sync:allreduce=rng", "-n", "2"), "unknown collective 'rng'; choose one of"),
+    (("train", "--strategy", "tests.failing:not_a_function"), "is not a class or a function"),
+    (("train", "--strategy", "serial", "-n", "2"), "serial is one process; the job has 2 ranks"),
+    (("train", "--update", "sdg"), "unknown update 'sdg'"),
+    (("train", "--schedule", "cosin"), "unknown schedule 'cosin'"),
+    (("train", "--epochs", "-1"), "epochs must be"),
+    (("train", "--epochs", "one"), "invalid int value: 'one'"),
+    (("train", "-n", "0"), "ranks must be at least 1; got 0"),
+    (("train", "--data", "iris", "--batch", "1000", "-n", "2"), "120"),
+    (("train", "--epocs", "3"), "unrecognized arguments: --epocs 3"),
+    (("train", "--data", "iris", "--runs", "/proc/nowhere", "-n", "2"), "cannot write runs to /proc/nowhere"),
+    (("train", "--data", "iris", "--runs", "/proc/nowhere", "--strategy", "serial"), "cannot write runs to /proc/nowhere"),
+    (("predict", "nothing"), "no such run: nothing"),
+    (("predict", "."), "is not a run"),
+    (("report", "nothing"), "no such run or folder of runs: nothing"),
+    (("report", "."), "no complete runs"),
+    (("bench", "allreduce", "-n", "0"), "0"),
+    (("bench", "allreduce", "--algorithms", "rng"), "rng"),
+    (("tarin",), "invalid choice: 'tarin'"),
+    ((), "required"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "said"), BAD, ids=[" ".join(words) or "nothing" for words, _ in BAD])
+def test_bad_input_gets_one_line_and_status_2(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    done = paceline(*words, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert said in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ranks_that_refuse_say_so_once(tmp_path: Path) -> None:
+    words = ("train", "--data", "iris", "--model", "tests.failing:no_model", "-n", "3", "--quiet")
+    done = paceline(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith("paceline train: a model must be")
+
+
+def test_a_failing_rank_ends_all_and_is_named(tmp_path: Path) -> None:
+    done = paceline("train", *SMALL, "--strategy", "tests.failing:raises", "-n", "3", "--quiet", cwd=tmp_path)
+    assert done.returncode not in (0, 2)
+    assert "rank 1" in done.stderr
+    assert "RuntimeError: this rank has had enough" in done.stderr
+
+
+def test_rank_0_is_not_confused_by_n_inside_a_job(tmp_path: Path) -> None:
+    command, environment = mpiexec(2, [sys.executable, "-m", "paceline", "train", *SMALL, "-n", "3"])
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "-n 3 inside a job of 2 ranks: leave -n out there" in done.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_and_is_documented(tmp_path: Path, command: str) -> None:
+    done = paceline(command, "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "usage: paceline" in done.stdout
+    assert f"paceline {command}" in (ROOT / "README.md").read_text()
+
+
+def test_list_names_everything(tmp_path: Path) -> None:
+    done = paceline("list", "--json", cwd=tmp_path)
+    found = json.loads(done.stdout)
+    assert {thing["name"] for thing in found["collectives"]} >= {"naive", "ring", "shared-memory", "auto"}
+    assert all(thing["about"] for kind in found.values() for thing in kind), found
+    assert "sync" in paceline("list", "strategies", cwd=tmp_path).stdout

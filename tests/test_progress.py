@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import io
+
+from paceline.progress import Bar, Lines, on
+from paceline.worker import Epoch
+
+END = Epoch(epoch=1, step=20, loss=0.5, validation_loss=0.4, validation_accuracy=None, train_seconds=2.0)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_log_gets_a_line_an_epoch() -> None:
+    stream = io.StringIO()
+    shown = on(stream)(4, 40, 8)
+    assert type(shown) is Lines
+    shown.step(3, 0.1)
+    shown.epoch(END)
+    shown.close()
+    assert stream.getvalue() == "epoch 2/4  loss 0.5000  validation loss 0.4000  80 samples/s  0:02 left\n"
+
+
+def test_a_terminal_gets_a_bar_that_fits() -> None:
+    assert type(on(Terminal())(1, 1, 1)) is Bar
+    for width in (20, 60, 100):
+        now = iter(range(100))
+        stream = Terminal()
+        bar = Bar(stream, epochs=4, steps=40, samples_per_step=8, width=width, clock=lambda now=now: float(next(now)))
+        bar.step(9, 0.25)
+        drawn = stream.getvalue().split("\r")[-1]
+        assert len(drawn) == width - 1
+        if width == 100:
+            assert drawn.startswith("epoch 2/4 [####")
+            assert drawn.rstrip().endswith("10/40  loss 0.2500  80 samples/s  0:03 left")
+
+
+def test_a_bar_is_drawn_at_most_ten_times_a_second() -> None:
+    moment = [0.0]
+    stream = Terminal()
+    bar = Bar(stream, epochs=1, steps=1000, samples_per_step=1, width=80, clock=lambda: moment[0])
+    for step in range(1000):
+        moment[0] += 0.001
+        bar.step(step, 1.0)
+    assert 8 <= stream.getvalue().count("\r") <= 10
+
+
+def test_the_bar_leaves_a_clean_line() -> None:
+    stream = Terminal()
+    bar = Bar(stream, epochs=4, steps=40, samples_per_step=8, width=30, clock=lambda: 1.0)
+    bar.epoch(END)
+    bar.close()
+    assert stream.getvalue().endswith("\r" + " " * 29 + "\r")
