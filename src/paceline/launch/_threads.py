@@ -36,7 +36,7 @@ def usable_cores() -> int:
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """The cores' worth of time that the control groups (version 1 or 2) grant; None where they set no limit."""
+    """The cores' worth of time that the control groups (v1 or v2) grant; None where they set no limit."""
     shares = []
     for folder in cgroup_folders("cpu", root):
         try:

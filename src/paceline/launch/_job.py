@@ -1,0 +1,176 @@
+"""Running a job: its output passed on, its end made sure of, its exit status kept."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from paceline.launch._banners import Banners
+from paceline.launch._command import mpiexec
+
+SUPERVISOR = Path(__file__).with_name("_supervise.py")
+PREFIX = "paceline-job-"
+UNFINISHED = 0.2  # seconds that the beginning of a launcher's paragraph is held back
+
+
+def run(
+    ranks: int,
+    command: Sequence[str],
+    *,
+    threads: int | None = None,
+    environment: Mapping[str, str] | None = None,
+    on_line: Callable[[str], None] | None = None,
+) -> int:
+    """Runs `command` on `ranks` ranks and returns the exit status: the ranks' own, or 128 + the signal.
+
+    The ranks' output goes to this process's stdout and stderr as it comes, or line by line to `on_line`.
+    SIGINT and SIGTERM end the whole job (130, 143), and so does the death of this process. Nothing of the job
+    is left: no process, no segment in /dev/shm, no file in the temporary folder.
+
+    >>> run(2, [sys.executable, "-c", "print('hello')"], on_line=print)
+    hello
+    hello
+    0
+    """
+    with _folder() as (folder, lock):
+        argv, variables = mpiexec(ranks, command, threads, folder=folder, environment=environment)
+        variables |= _terminal()
+        supervisor = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(lock), str(folder)]
+        job = subprocess.Popen(
+            [*supervisor, *argv], env=variables, pass_fds=(lock,), start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+        )  # fmt: skip
+        ended_by = None
+        with job, _signals_end(job) as received:
+            try:
+                ended_by = _relay(job, on_line)
+            except BrokenPipeError:  # nobody reads this process's output any more
+                received.append(signal.SIGPIPE)
+                job.terminate()
+            except BaseException:
+                job.terminate()
+                raise
+            status = job.wait()
+    if received:
+        return 128 + received[0]
+    return 128 + ended_by if ended_by else status
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that a rank's stderr ends up on, or None if it is not one.
+
+    A rank's own stderr is a pipe to its launcher; the process that started the job knows better.
+    """
+    if (given := os.environ.get("PACELINE_COLUMNS")) is not None:
+        return int(given) or None
+    return shutil.get_terminal_size().columns if sys.stderr.isatty() else None
+
+
+def _terminal() -> dict[str, str]:
+    return {"PACELINE_COLUMNS": str(terminal_width() or 0)}
+
+
+def _relay(job: subprocess.Popen[bytes], on_line: Callable[[str], None] | None) -> int | None:
+    """Passes the job's output on until it ends; the signal that ended a rank, if one did."""
+    assert job.stdout is not None
+    assert job.stderr is not None
+    streams = [_Stream(job.stdout.fileno(), 1, on_line), _Stream(job.stderr.fileno(), 2, on_line)]
+    with selectors.DefaultSelector() as selector:
+        for stream in streams:
+            selector.register(stream.source, selectors.EVENT_READ, stream)
+        while selector.get_map():
+            waits = any(stream.banners.holds for stream in streams)
+            ready = selector.select(UNFINISHED if waits else None)
+            for key, _ in ready:
+                if data := os.read(key.fd, 65536):
+                    key.data.pass_on(key.data.banners.feed(data))
+                else:
+                    selector.unregister(key.fd)
+                    key.data.pass_on(key.data.banners.flush(), end=True)
+            if not ready:
+                for stream in streams:
+                    stream.pass_on(stream.banners.flush())
+    return next((stream.banners.signal for stream in streams if stream.banners.signal), None)
+
+
+class _Stream:
+    """One of the job's two outputs on its way out."""
+
+    def __init__(self, source: int, target: int, on_line: Callable[[str], None] | None) -> None:
+        self.source = source
+        self.target = target
+        self.on_line = on_line
+        self.banners = Banners()
+        self.line = b""
+
+    def pass_on(self, data: bytes, *, end: bool = False) -> None:
+        if self.on_line is None:
+            while data:
+                data = data[os.write(self.target, data) :]
+            return
+        *lines, self.line = (self.line + data).split(b"\n")
+        if end and self.line:
+            lines.append(self.line)
+        for line in lines:
+            self.on_line(line.decode(errors="replace"))
+
+
+@contextlib.contextmanager
+def _signals_end(job: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    """While inside, Ctrl-C and SIGTERM end the job and not this process; yields the signals that came."""
+    received: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        job.terminate()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, end)
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[tuple[Path, int]]:
+    """A folder of the job's own in shared memory, and the locked file in it that says that it is in use."""
+    parent = Path("/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else tempfile.gettempdir())
+    _sweep(parent)
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        yield folder, lock
+    finally:
+        os.close(lock)
+        shutil.rmtree(folder, ignore_errors=True)  # gone already, unless the job never started
+
+
+def _sweep(parent: Path) -> None:
+    """Removes the folders of jobs whose supervisor was killed."""
+    for folder in parent.glob(PREFIX + "*"):
+        with contextlib.suppress(OSError):
+            if folder.stat().st_uid != os.geteuid() or time.time() - folder.stat().st_mtime < 60:
+                continue
+            with (folder / "lock").open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
