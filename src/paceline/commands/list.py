@@ -52,7 +52,7 @@ def _entry(kind: str, name: str) -> dict[str, Any]:
         about = inspect.getdoc(inspect.getmodule(target)) or about
         options: dict[str, inspect.Parameter] = {}
     else:
-        options = spec.options_of(target)
+        options = spec.options_of(target, kind)
     return {
         "name": name,
         "about": about.partition("\n")[0],
