@@ -84,14 +84,15 @@ def main() -> None:
         low, high = min(measured[name]), max(measured[name])
         print(f"{name:52}{rate:12,.0f}{low:12,.0f}{high:12,.0f}{rate / base:10.2f}{against:>9}")
     if args.json:
-        result = {"command": sys.argv, "machine": {"processor": _processor(), "cores": os.cpu_count(),
-                  "system": platform.platform()}, "samples_per_second": measured}  # fmt: skip
+        result = {"command": sys.argv, "machine": machine(), "samples_per_second": measured}
         args.json.write_text(json.dumps(result, indent=2) + "\n")
 
 
-def _processor() -> str:
+def machine() -> dict:
+    """Where the figures were made."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    processor = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return {"processor": processor, "cores": os.cpu_count(), "system": platform.system(), "python": platform.python_version()}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,90 @@
+"""Samples a second against the number of ranks: paceline's exchanges beside PyTorch DDP, in one run.
+
+    python benchmarks/scaling.py --ranks 1,2,4,8,16 --json benchmarks/results/scaling.json
+    python benchmarks/scaling.py --plot docs/scaling.svg --json benchmarks/results/scaling.json --draw-only
+
+The reference network (784-128-64-10), 64 samples a rank, one thread a rank. Runs are interleaved; medians are shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from training import REFERENCE, ddp, machine, paceline
+
+SERIES = {
+    "shared-memory": ("paceline sync:allreduce=shared-memory", "#0072B2", "o-"),
+    "native": ("paceline sync:allreduce=native (Open MPI's Allreduce)", "#009E73", "s-"),
+    "ring": ("paceline sync:allreduce=ring", "#E69F00", "^-"),
+    "ddp": ("PyTorch DDP (gloo)", "#D55E00", "v-"),
+}
+
+
+def once(series: str, ranks: int) -> float:
+    if series == "ddp":
+        return ddp(ranks, 64)["samples_per_second"]
+    how = ["--strategy", "serial"] if ranks == 1 else ["--strategy", f"sync:allreduce={series}", "-n", str(ranks)]
+    words = [*REFERENCE, "--batch", str(64 * ranks), "--draws", "300", "--epochs", "2", "--threads", "1", *how]
+    return paceline(*words)["samples_per_second"]
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    axes = figure.subplots()
+    ranks = sorted({int(p) for values in results["samples_per_second"].values() for p in values})
+    one = statistics.median(results["samples_per_second"]["shared-memory"]["1"])
+    for name, (label, colour, mark) in SERIES.items():
+        values = results["samples_per_second"][name]
+        medians = [statistics.median(values[str(p)]) for p in ranks]
+        axes.plot(ranks, medians, mark, color=colour, label=label)
+        axes.annotate(f"{medians[-1]:,.0f}", (ranks[-1], medians[-1]), xytext=(6, -3), textcoords="offset points",
+                      color=colour, fontsize=9)  # fmt: skip
+    axes.plot(ranks, [one * p for p in ranks], ":", color="#999999", label="one process times ranks")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(ranks, [str(p) for p in ranks])
+    axes.set_xlim(ranks[0] * 0.92, ranks[-1] * 1.35)
+    axes.set_xlabel("ranks, one core and one thread each, 64 samples each a step")
+    axes.set_ylabel("training samples a second")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize=9)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", default="1,2,4,8,16")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--draw-only", action="store_true", help="draw what --json holds")
+    args = parser.parse_args()
+    if not args.draw_only:
+        ranks = [int(p) for p in args.ranks.split(",")]
+        measured: dict[str, dict[str, list[float]]] = {name: {str(p): [] for p in ranks} for name in SERIES}
+        for _ in range(args.repeats):
+            for p in ranks:
+                for name in SERIES:
+                    measured[name][str(p)].append(once(name, p))
+        results = {"command": sys.argv, "machine": machine(), "samples_per_second": measured}
+        args.json.write_text(json.dumps(results, indent=2) + "\n")
+    results = json.loads(args.json.read_text())
+    print(f"{'samples/s, median':56}" + "".join(f"{p:>12}" for p in results["samples_per_second"]["ddp"]))
+    for name, (label, _, _) in SERIES.items():
+        values = results["samples_per_second"][name]
+        print(f"{label:56}" + "".join(f"{statistics.median(v):12,.0f}" for v in values.values()))
+    if args.plot:
+        draw(results, args.plot)
+
+
+if __name__ == "__main__":
+    main()
