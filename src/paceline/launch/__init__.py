@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from paceline.launch._command import mpiexec
-from paceline.launch._job import run, terminal_width
+from paceline.launch._guard import abort_on_error
+from paceline.launch._job import run
 from paceline.launch._library import Library, find
-from paceline.launch._threads import apply_threads, threads_per_rank, usable_cores
+from paceline.launch._threads import apply_threads, set_thread_variables, threads_per_rank, usable_cores
+from paceline.launch._world import World, verify, world
 
 __all__ = [
     "Library",
+    "World",
+    "abort_on_error",
     "apply_threads",
     "find",
     "mpiexec",
     "run",
-    "terminal_width",
+    "set_thread_variables",
     "threads_per_rank",
     "usable_cores",
+    "verify",
+    "world",
 ]

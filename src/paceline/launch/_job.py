@@ -46,7 +46,6 @@ def run(
     """
     with _folder() as (folder, lock):
         argv, variables = mpiexec(ranks, command, threads, folder=folder, environment=environment)
-        variables |= _terminal()
         supervisor = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(lock), str(folder)]
         job = subprocess.Popen(
             [*supervisor, *argv], env=variables, pass_fds=(lock,), start_new_session=True,
@@ -66,20 +65,6 @@ def run(
     if received:
         return 128 + received[0]
     return 128 + ended_by if ended_by else status
-
-
-def terminal_width() -> int | None:
-    """Columns of the terminal that a rank's stderr ends up on, or None if it is not one.
-
-    A rank's own stderr is a pipe to its launcher; the process that started the job knows better.
-    """
-    if (given := os.environ.get("PACELINE_COLUMNS")) is not None:
-        return int(given) or None
-    return shutil.get_terminal_size().columns if sys.stderr.isatty() else None
-
-
-def _terminal() -> dict[str, str]:
-    return {"PACELINE_COLUMNS": str(terminal_width() or 0)}
 
 
 def _relay(job: subprocess.Popen[bytes], on_line: Callable[[str], None] | None) -> int | None:

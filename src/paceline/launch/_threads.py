@@ -91,6 +91,11 @@ def thread_variables(threads: int) -> dict[str, str]:
     return dict.fromkeys(VARIABLES, str(threads))
 
 
+def set_thread_variables(ranks_here: int, given: int | None = None) -> None:
+    """Before NumPy is imported: the variables that hold this process's pools to its share of the cores."""
+    os.environ.update(thread_variables(threads_per_rank(ranks_here, given)))
+
+
 def apply_threads(threads: int) -> None:
     """Holds this process's pools to `threads`, also where NumPy or torch have been imported already.
 

@@ -1,0 +1,119 @@
+"""What every rank of a job runs inside: a rank that fails ends the job at once, and says why."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from paceline.errors import AgreedError, UsageError
+from paceline.launch._world import world
+
+AGREEMENT = 1.0  # seconds for the other ranks to come to the same end
+
+
+@contextlib.contextmanager
+def abort_on_error(comm: Any, *, usage_errors: bool = True) -> Iterator[None]:
+    """An exception on any rank ends every rank of `comm`, with that rank's number and traceback on stderr.
+
+    Without it the other ranks would wait for ever, in whatever exchange they are. Ctrl-C ends the job quietly
+    with 130. Errors that all ranks have agreed on (AgreedError) pass: each rank can end by itself. Other
+    UsageErrors are one line and status 2, or, with `usage_errors=False`, pass if every rank raises one.
+    `sys.exit` passes too, except that a status other than 0 on some ranks only ends the others with it.
+
+    >>> with abort_on_error(None):
+    ...     pass
+    """
+    if comm is None or comm.Get_size() == 1:
+        yield
+        return
+    forget_segments(comm)
+    apart = comm.Dup()  # for `_all_end`: nothing that the ranks still wait for can be mistaken for it
+    try:
+        yield
+    except AgreedError:
+        raise
+    except SystemExit as leaving:
+        status = leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 1
+        if status != 0 and not _all_end(apart):
+            if isinstance(leaving.code, str):
+                _say(leaving.code)
+            _abort(comm, status)
+        raise
+    except KeyboardInterrupt:
+        _abort(comm, 130)
+    except UsageError as error:
+        if not usage_errors and _all_end(apart):
+            raise
+        _wait_turn(comm)
+        _say(f"paceline: rank {comm.Get_rank()}: {error}")
+        _abort(comm, 2)
+    except BaseException:
+        text = traceback.format_exc()
+        _wait_turn(comm)
+        _say(f"rank {comm.Get_rank()} of {comm.Get_size()} on {os.uname().nodename} failed:\n{text}")
+        _abort(comm, 1)
+    apart.Free()
+
+
+def forget_segments(comm: Any) -> None:
+    """Takes the names of MPICH's segments out of /dev/shm, once every rank of the job has them mapped.
+
+    The memory goes with the last process that has it, however that ends; after a kill a name would stay.
+    """
+    here = world()
+    names = {name for name in _mapped() if name.startswith("/dev/shm/mpich_shm_")}
+    if here is None or comm.Get_size() != here.size:
+        return
+    comm.Barrier()
+    for name in names:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+
+
+def _mapped() -> set[str]:
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    return {line.split(maxsplit=5)[5] for line in lines if "/dev/shm/" in line}
+
+
+def _all_end(apart: Any) -> bool:
+    """Whether every rank gets here within a moment."""
+    until = time.monotonic() + AGREEMENT
+    request = apart.Ibarrier()
+    while not request.Test():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def _wait_turn(comm: Any) -> None:
+    """Where all ranks fail at once, the first speaks and ends the others before they would."""
+    time.sleep(min(2.0, 0.05 * comm.Get_rank()))
+
+
+def _say(text: str) -> None:
+    """In one piece, so that no other rank's words come in between."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    data = text.rstrip("\n").encode(errors="replace") + b"\n"
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(2, data) :]
+
+
+def _abort(comm: Any, status: int) -> NoReturn:
+    """Ends every rank; MPI's own words about it go nowhere."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    comm.Abort(status)
+    os._exit(status)

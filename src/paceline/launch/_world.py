@@ -1,0 +1,114 @@
+"""Whether this process is a rank of a job, as its launcher's variables say: known before MPI is started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline.errors import UsageError
+
+# What each mpiexec tells its ranks: the variables for size, and for rank, rank on the node, ranks on the node.
+LAUNCHERS = {
+    "OMPI_COMM_WORLD_SIZE": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "mpiexec of Open MPI",
+    ),
+    "PMI_SIZE": ("PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "mpiexec of MPICH"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """What the launcher promised this process."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    launcher: str  # "mpiexec of Open MPI", "mpiexec of MPICH" or "srun"
+
+
+def world(environment: Mapping[str, str] | None = None) -> World | None:
+    """The job that this process is a rank of, or None: a plain process, or a shell inside an allocation.
+
+    >>> world({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"})
+    World(rank=1, size=4, local_rank=1, local_size=4, launcher='mpiexec of MPICH')
+    >>> world({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}) is None
+    True
+    """
+    given = os.environ if environment is None else environment
+    for size, (rank, here, among, launcher) in LAUNCHERS.items():
+        if size in given and among in given:
+            return World(
+                rank=int(given[rank]),
+                size=int(given[size]),
+                local_rank=int(given[here]),
+                local_size=int(given[among]),
+                launcher=launcher,
+            )
+    # Slurm says NTASKS in every shell of an allocation, but STEP_NUM_TASKS only in what srun started; one task
+    # is an interactive shell (`srun --pty bash`) as often as a job.
+    if int(given.get("SLURM_STEP_NUM_TASKS") or 1) > 1 and "SLURM_PROCID" in given:
+        return World(
+            rank=int(given["SLURM_PROCID"]),
+            size=int(given["SLURM_STEP_NUM_TASKS"]),
+            local_rank=int(given.get("SLURM_LOCALID") or 0),
+            local_size=_tasks_here(given),
+            launcher="srun",
+        )
+    return None
+
+
+def _tasks_here(given: Mapping[str, str]) -> int:
+    """This node's part of `SLURM_STEP_TASKS_PER_NODE`, which reads `4(x2),3`."""
+    counts: list[int] = []
+    for word in (given.get("SLURM_STEP_TASKS_PER_NODE") or "1").split(","):
+        count, _, times = word.partition("(x")
+        counts += [int(count)] * int(times.rstrip(")") or 1)
+    node = int(given.get("SLURM_NODEID") or 0)
+    return counts[node] if node < len(counts) else counts[0]
+
+
+def verify(size: int, promised: int | None = None) -> None:
+    """Refuses a job that fell apart: a launcher of another MPI starts P jobs of one rank each.
+
+    `size` is what MPI says of this job, `promised` what was asked for (by default: what the launcher's
+    variables say). Of P such processes only the first raises a UsageError; the others exit with 2, silently.
+    """
+    here = world()
+    wanted = promised if promised is not None else here.size if here is not None else size
+    mpi = sys.modules.get("mpi4py.MPI")
+    if wanted == size or (mpi is not None and mpi.COMM_WORLD.Get_size() == wanted):
+        return
+    if here is not None and here.rank != 0:
+        raise SystemExit(2)
+    raise UsageError(mismatch(wanted, size, _loaded_library(mpi), "" if here is None else here.launcher))
+
+
+def mismatch(wanted: int, size: int, library: str, launcher: str) -> str:
+    """The sentence for a job of `size` ranks that should have had `wanted`, and what to do."""
+    by = launcher or "its launcher"
+    if launcher == "srun" and "Open MPI" in library:
+        cure = f"use `salloc -n {wanted} mpiexec …`, or the wheel that srun can start: paceline[mpich]"
+    elif launcher == "srun":
+        cure = f"use `srun --mpi=pmi2 -n {wanted} …`, or the mpiexec of {library}"
+    else:
+        cure = f"use the mpiexec of {library}: `paceline train -n {wanted} …` finds it"
+    return f"{by} and {library} do not belong together: {wanted} ranks became jobs of {size}; {cure}"
+
+
+def _loaded_library(mpi: object) -> str:
+    """The MPI library in this process, by name and version.
+
+    >>> _loaded_library(None)
+    'this MPI library'
+    """
+    said = str(mpi.Get_library_version()) if mpi is not None else ""  # type: ignore[attr-defined]
+    words = said.replace("Version:", " ").replace(",", " ").split()
+    if "Open" in words[:1]:
+        return f"Open MPI {words[2].lstrip('v')}"
+    return " ".join(words[:2]) or "this MPI library"
