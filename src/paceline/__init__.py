@@ -14,6 +14,7 @@ _PLACES = {
     "Config": "paceline.config",
     "Dataset": "paceline.data",
     "Fitted": "paceline.training",
+    "GlobalDropout": "paceline.models._torch_layers",
     "MLP": "paceline.models.mlp",
     "Model": "paceline.models",
     "Run": "paceline.record",
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from paceline.fitting import fit as fit
     from paceline.models import Model as Model
     from paceline.models._torch import TorchModel as TorchModel
+    from paceline.models._torch_layers import GlobalDropout as GlobalDropout
     from paceline.models.mlp import MLP as MLP
     from paceline.prediction import load_model as load_model
     from paceline.prediction import predict as predict
