@@ -97,8 +97,8 @@ def test_dropout_changes_with_the_step_and_the_seed_and_repeats_with_them() -> N
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
 def test_a_mask_keeps_its_share_and_the_mean(p: float) -> None:
     layer = GlobalDropout(p)
-    layer.begin(batch(INPUTS, LABELS, step=7), seed=3)
-    mask = layer.mask(400, 250)
+    layer.begin(batch(np.empty((400, 1)), LABELS, step=7), seed=3)
+    mask = layer(torch.ones(400, 250)).numpy()
     assert set(np.unique(mask)) == {0, np.float32(1 / (1 - p))}
     deviation = (p * (1 - p) / mask.size) ** 0.5
     assert abs((mask == 0).mean() - p) < 4 * deviation
@@ -121,7 +121,8 @@ def test_layers_and_uses_have_masks_of_their_own() -> None:
 
         def forward(self, h: torch.Tensor) -> torch.Tensor:
             ones = torch.ones(len(h), 784)
-            self.seen = [self.one(ones), self.one(ones), self.two(ones), self.two(ones)]
+            rows = self.two(ones.reshape(-1, 28)).reshape(len(h), 784)  # several rows a sample
+            self.seen = [self.one(ones), self.one(ones), self.two(ones), rows]
             return self.head(h.flatten(1))
 
     model = TorchModel(Twice())
@@ -132,6 +133,13 @@ def test_layers_and_uses_have_masks_of_their_own() -> None:
     first = [seen.clone() for seen in model.module.seen]
     model.gradient(batch(INPUTS[4:9], LABELS[4:9], offset=4))
     assert all(torch.equal(a, b[4:9]) for a, b in zip(model.module.seen, first, strict=True))
+
+
+def test_dropout_wants_whole_samples() -> None:
+    layer = GlobalDropout(0.5)
+    layer.begin(batch(INPUTS, LABELS), seed=3)
+    with pytest.raises(UsageError, match=r"needs 21 samples on the first axis; got the shape \(10, 2\)"):
+        layer(torch.ones(10, 2))
 
 
 def test_dropout_by_itself_is_pytorchs() -> None:
@@ -168,7 +176,7 @@ def test_channels_first_and_last_are_the_same_picture() -> None:
         ((784,), 10, 0.5, "cnn needs images of height x width.*pictures has samples of 784"),
         ((28, 28, 28), 10, 0.5, "1 to 4 channels first or last; pictures has samples of 28x28x28"),
         ((28, 28), 0, 0.5, "cnn needs classes to tell apart"),
-        ((28, 28), 10, 1.0, "dropout of cnn must be at least 0 and below 1; got 1.0"),
+        ((28, 28), 10, 1.0, "the probability of dropout must be at least 0 and below 1; got 1.0"),
     ],
 )
 def test_what_it_cannot_take(shape: tuple[int, ...], classes: int, dropout: float, words: str) -> None:

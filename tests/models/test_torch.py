@@ -148,6 +148,24 @@ def test_memory_given_to_a_parameter_is_taken_back() -> None:
     assert model.x.dtype == np.float32
 
 
+def test_memory_given_to_a_parameter_moves_along() -> None:
+    model = made("tied")
+    model.module.head.weight.data = torch.full((4, 6), 2.0)
+    model.place(np.empty_like(model.x), np.empty_like(model.g))
+    assert (model.x[48:72] == 2).all()
+    assert (model.module.head.weight == 2).all()
+
+
+def test_gradients_of_somebody_elses_passes_are_not_added() -> None:
+    model, data = made("tied"), vectors()
+    model.gradient(data)
+    g = model.g.copy()
+    model.module.zero_grad()  # sets them to None; the next pass makes new ones
+    model.module(torch.from_numpy(data.inputs)).sum().backward()
+    model.gradient(data)
+    np.testing.assert_array_equal(model.g, g)
+
+
 def test_buffers_are_live() -> None:
     model = made("batch-norm")
     assert list(model.buffers) == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]

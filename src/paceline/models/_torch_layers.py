@@ -8,38 +8,52 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from paceline.data import Batch
+from paceline.errors import UsageError
+from paceline.models import Array
 
 
 class GlobalDropout(nn.Module):
     """Dropout whose mask is a function of the seed, the step and the place in the global batch alone.
 
     So p ranks that each take a slice of a batch drop exactly what one process drops. The random numbers are
-    Philox's, which can start at any place of its sequence: no rank draws another's.
-    Outside of a `TorchModel` (nobody calls `begin`) it is `nn.Dropout`.
+    Philox's, which can start at any place of its sequence: no rank draws another's. The samples are on the
+    first axis of the inputs. Outside of a `TorchModel` (nobody calls `begin`) it is `nn.Dropout`.
+
+    >>> piece = Batch(np.empty((2, 3)), np.empty(2), count=2, total=8, offset=4, step=0, epoch=0)
+    >>> dropout = GlobalDropout(0.5)
+    >>> dropout.begin(piece, seed=5)
+    >>> dropout(torch.ones(2, 3))
+    tensor([[0., 2., 0.],
+            [2., 0., 2.]])
     """
 
     def __init__(self, p: float = 0.5) -> None:
         super().__init__()
+        if not 0 <= p < 1:
+            raise UsageError(f"the probability of dropout must be at least 0 and below 1; got {p}")
         self.p = p
-        self._seed = 0
-        self._step = -1
-        self._offset = 0
-        self._uses = 0
+        self._count = 0
+        self._seed = self._step = self._offset = self._uses = 0
 
     def begin(self, batch: Batch, seed: int) -> None:
         """Before each forward pass in training: where the batch stands."""
         self._seed, self._step, self._offset, self._uses = seed, batch.step, batch.offset, 0
+        self._count = batch.count
 
     def forward(self, inputs: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return inputs
-        if self._step < 0:
+        if not self._count:
             return F.dropout(inputs, self.p)
-        mask = torch.from_numpy(self.mask(len(inputs), inputs.shape[1:].numel())).to(inputs.dtype)
-        return inputs * mask.reshape(inputs.shape)
+        features, rest = divmod(inputs.numel(), self._count)
+        if rest:
+            shape = tuple(inputs.shape)
+            raise UsageError(f"dropout needs {self._count} samples on the first axis; got the shape {shape}")
+        return inputs * torch.from_numpy(self._mask(features)).to(inputs.dtype).reshape(inputs.shape)
 
-    def mask(self, count: int, features: int) -> np.ndarray:
-        """0, or 1 / (1 - p), for each feature of `count` samples from this batch's offset on."""
+    def _mask(self, features: int) -> Array:
+        """0, or 1 / (1 - p), for each feature of each sample of the batch."""
+        count = self._count
         blocks = -(-features // 8)  # one Philox counter gives 8 numbers of 32 bits; a sample starts a new one
         start = [self._offset * blocks, self._uses, self._step, 0]
         self._uses += 1

@@ -27,8 +27,6 @@ def build(data: Dataset, *, dropout: float = 0.5, seed: int = 0, dtype: Any = "f
     channels, height, width, channels_last = _image(data)
     if data.classes < 2:
         raise UsageError(f"cnn needs classes to tell apart; {data.name} has real labels or one class")
-    if not 0 <= dropout < 1:
-        raise UsageError(f"dropout of cnn must be at least 0 and below 1; got {dropout}")
     try:
         import torch
     except ModuleNotFoundError:
