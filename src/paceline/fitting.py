@@ -57,7 +57,8 @@ def fit(
         if ranks is not None and ranks != comm.Get_size():
             raise UsageError(f"ranks={ranks} inside a job of {comm.Get_size()} ranks: leave ranks out there")
         verify(comm.Get_size())
-        apply_threads(threads_per_rank(comm.Get_size(), job.config.threads))
+        here = world()
+        apply_threads(threads_per_rank(comm.Get_size() if here is None else here.local_size, job.config.threads))
         with abort_on_error(comm, usage_errors=False):
             return train(job, comm, progress=None if quiet else _progress())
     if ranks is not None and ranks > 1:
