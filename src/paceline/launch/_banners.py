@@ -7,19 +7,19 @@ the rank could say nothing. Everything else passes at once and unchanged, unfini
 
 from __future__ import annotations
 
+import os
 import re
 
 DASHES = b"-" * 74 + b"\n"  # Open MPI's: above and below
 EQUALS = b"=" * 83 + b"\n=   BAD TERMINATION"  # MPICH's
-ENDS = {DASHES: DASHES, EQUALS: b"debugging suggestions\n"}
-START = re.compile(b"|".join(ENDS))
 LONGEST = 4096
 
 DROPPED = re.compile(
     rb"(prterun|mpirun|mpiexec) (detected that one or more processes exited with non-zero status"
     rb"|has exited due to process rank)"
     rb"|MPI_ABORT was invoked on rank"
-    rb"|Primary job +terminated normally, but",
+    rb"|Primary job +terminated normally, but"
+    rb"|PMIX ERROR: PMIX_ERR_(UNREACH|LOST_CONNECTION|COMM_FAILURE) ",
 )
 SIGNAL_OPEN_MPI = re.compile(
     rb"process rank (\d+) with PID (\d+) on node (\S+) exited on\s+signal (\d+) \((.*?)\)"
@@ -37,7 +37,10 @@ class Banners:
     b'bye'
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "") -> None:
+        line = f"[{host or os.uname().nodename}:".encode()  # Open MPI's single lines
+        self._ends = {DASHES: DASHES, EQUALS: b"debugging suggestions\n", line: b"\n"}
+        self._start = re.compile(b"|".join(re.escape(start) for start in self._ends))
         self._held = b""
         self._dropped = False
         self.signal: int | None = None  # what ended a rank, if a signal did
@@ -49,17 +52,17 @@ class Banners:
 
     def feed(self, data: bytes) -> bytes:
         held, out = self._held + data, b""
-        while found := START.search(held):
+        while found := self._start.search(held):
             start = found[0]
             out, held = out + held[: found.start()], held[found.start() :]
-            end = held.find(ENDS[start], len(start))
+            end = held.find(self._ends[start], len(start))
             if end < 0 and len(held) <= LONGEST:
                 self._held = held
                 return out
             if end < 0:  # too long for a paragraph of theirs
                 out, held = out + start, held[len(start) :]
                 continue
-            end += len(ENDS[start])
+            end += len(self._ends[start])
             instead = self._judge(held[:end])
             self._dropped |= instead != held[:end]
             if start == EQUALS and self._dropped:  # an empty line stands above it
@@ -67,7 +70,7 @@ class Banners:
             out, held = out + instead, held[end:]
         if self._dropped:
             held = held.replace(b"\0", b"")  # Open MPI ends its paragraph with one
-        kept = max(_overlap(held, start) for start in ENDS)
+        kept = max(_overlap(held, start) for start in self._ends)
         self._held = held[len(held) - kept :]
         return out + held[: len(held) - kept]
 

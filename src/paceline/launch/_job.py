@@ -32,12 +32,13 @@ def run(
     threads: int | None = None,
     environment: Mapping[str, str] | None = None,
     on_line: Callable[[str], None] | None = None,
+    time_limit: float | None = None,
 ) -> int:
     """Runs `command` on `ranks` ranks and returns the exit status: the ranks' own, or 128 + the signal.
 
     The ranks' output goes to this process's stdout and stderr as it comes, or line by line to `on_line`.
-    SIGINT and SIGTERM end the whole job (130, 143), and so does the death of this process. Nothing of the job
-    is left: no process, no segment in /dev/shm, no file in the temporary folder.
+    SIGINT and SIGTERM end the whole job (130, 143), and so do the death of this process and `time_limit`
+    seconds (124). Nothing of the job is left: no process, no segment in /dev/shm, no temporary file.
 
     >>> run(2, [sys.executable, "-c", "print('hello')"], on_line=print)
     hello
@@ -52,9 +53,10 @@ def run(
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
         )  # fmt: skip
         ended_by = None
+        late = None if time_limit is None else time.monotonic() + time_limit
         with job, _signals_end(job) as received:
             try:
-                ended_by = _relay(job, on_line)
+                ended_by = _relay(job, on_line, late)
             except BrokenPipeError:  # nobody reads this process's output any more
                 received.append(signal.SIGPIPE)
                 job.terminate()
@@ -64,10 +66,14 @@ def run(
             status = job.wait()
     if received:
         return 128 + received[0]
+    if late is not None and time.monotonic() > late:
+        return 124
     return 128 + ended_by if ended_by else status
 
 
-def _relay(job: subprocess.Popen[bytes], on_line: Callable[[str], None] | None) -> int | None:
+def _relay(
+    job: subprocess.Popen[bytes], on_line: Callable[[str], None] | None, late: float | None
+) -> int | None:
     """Passes the job's output on until it ends; the signal that ended a rank, if one did."""
     assert job.stdout is not None
     assert job.stderr is not None
@@ -76,8 +82,12 @@ def _relay(job: subprocess.Popen[bytes], on_line: Callable[[str], None] | None) 
         for stream in streams:
             selector.register(stream.source, selectors.EVENT_READ, stream)
         while selector.get_map():
-            waits = any(stream.banners.holds for stream in streams)
-            ready = selector.select(UNFINISHED if waits else None)
+            patience = UNFINISHED if any(stream.banners.holds for stream in streams) else None
+            if late is not None:
+                patience = min(patience or 1.0, 1.0)
+                if time.monotonic() > late:
+                    job.terminate()
+            ready = selector.select(patience)
             for key, _ in ready:
                 if data := os.read(key.fd, 65536):
                     key.data.pass_on(key.data.banners.feed(data))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from paceline.errors import UsageError
 
-# What each mpiexec tells its ranks: the variables for size, and for rank, rank on the node, ranks on the node.
+# What each mpiexec tells its ranks: the variables for size; for rank, rank on the node, ranks on the node.
 LAUNCHERS = {
     "OMPI_COMM_WORLD_SIZE": (
         "OMPI_COMM_WORLD_RANK",
@@ -50,8 +50,8 @@ def world(environment: Mapping[str, str] | None = None) -> World | None:
                 local_size=int(given[among]),
                 launcher=launcher,
             )
-    # Slurm says NTASKS in every shell of an allocation, but STEP_NUM_TASKS only in what srun started; one task
-    # is an interactive shell (`srun --pty bash`) as often as a job.
+    # Slurm says NTASKS in every shell of an allocation, STEP_NUM_TASKS only in what srun started; one task is
+    # an interactive shell (`srun --pty bash`) as often as a job.
     if int(given.get("SLURM_STEP_NUM_TASKS") or 1) > 1 and "SLURM_PROCID" in given:
         return World(
             rank=int(given["SLURM_PROCID"]),
