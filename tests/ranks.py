@@ -2,15 +2,15 @@
 
     results = on_ranks("tests.collectives.cases:sums", 4, algorithm="ring")
 
-starts `mpiexec -n 4` in a subprocess with a time limit; each rank calls `sums(comm, algorithm="ring")`. Returns what
-each rank returned (as JSON), in rank order. A failing rank fails the test with the job's output shown.
+starts `mpiexec -n 4` with a time limit; each rank calls `sums(comm, algorithm="ring")`. Returns what each
+rank returned (as JSON), in rank order. A failing rank fails the test with the job's output shown.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import subprocess
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -20,22 +20,19 @@ ROOT = Path(__file__).parent.parent
 
 
 def on_ranks(case: str, ranks: int, *, time_limit: float = 120, **arguments: Any) -> list[Any]:
-    from paceline.launch import mpiexec
+    from paceline.launch import run
 
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
-        child = [sys.executable, "-m", "mpi4py", "-m", "tests.ranks", case, json.dumps(arguments), str(answer)]
-        command, environment = mpiexec(ranks, child)
-        try:
-            done = subprocess.run(
-                command, env=environment, cwd=ROOT, timeout=time_limit, text=True,
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as late:
-            said = late.stdout.decode() if isinstance(late.stdout, bytes) else (late.stdout or "")
-            raise AssertionError(f"{case} on {ranks} ranks: no end after {time_limit} s\n{said}") from None
-        if done.returncode != 0 or not answer.exists():
-            raise AssertionError(f"{case} on {ranks} ranks: exit status {done.returncode}\n{done.stdout}")
+        child = [sys.executable, "-m", "tests.ranks", case, json.dumps(arguments), str(answer)]
+        path = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+        said: list[str] = []
+        status = run(ranks, child, environment=path, on_line=said.append, time_limit=time_limit)
+        if status == 130:
+            raise KeyboardInterrupt
+        if status != 0 or not answer.exists():
+            why = f"no end after {time_limit} s" if status == 124 else f"exit status {status}"
+            raise AssertionError("\n".join([f"{case} on {ranks} ranks: {why}", *said]))
         return json.loads(answer.read_text())
 
 
@@ -43,12 +40,15 @@ def main() -> None:
     case, arguments, answer = sys.argv[1:]
     from mpi4py import MPI
 
+    from paceline.launch import abort_on_error
+
     comm = MPI.COMM_WORLD
-    module, _, name = case.partition(":")
-    result = getattr(importlib.import_module(module), name)(comm, **json.loads(arguments))
-    results = comm.gather(result)
-    if comm.rank == 0:
-        Path(answer).write_text(json.dumps(results))
+    with abort_on_error(comm):
+        module, _, name = case.partition(":")
+        result = getattr(importlib.import_module(module), name)(comm, **json.loads(arguments))
+        results = comm.gather(result)
+        if comm.rank == 0:
+            Path(answer).write_text(json.dumps(results))
 
 
 if __name__ == "__main__":
