@@ -26,7 +26,9 @@ class Config:
     model: str = _setting("mlp:128,64", "a network by name with its options, or module:function", "MODEL")
     strategy: str = _setting("sync", "how the ranks train together, or module:class", "STRATEGY")
     update: str = _setting("sgd", "how a gradient changes the parameters", "UPDATE")
-    lr: float = _setting(0.1, "learning rate, applied to the mean gradient of a batch", "RATE")
+    lr: float | None = _setting(
+        None, "learning rate, applied to the mean gradient of a batch (default: the model's own, else 0.1)", "RATE"
+    )
     schedule: str = _setting("constant", "how the learning rate goes with the step", "SCHEDULE")
     lr_scaling: Literal["none", "linear", "square-root"] = _setting(
         "none", "with --batch-per-rank: how the learning rate grows with the ranks"
@@ -48,7 +50,7 @@ class Config:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise UsageError(f"{name.replace('_', '-')} must be a whole number of at least {least}; got {value!r}")
-        if not isinstance(self.lr, int | float) or not math.isfinite(self.lr) or self.lr <= 0:
+        if self.lr is not None and not (isinstance(self.lr, int | float) and 0 < self.lr < math.inf):
             raise UsageError(f"lr must be a number above 0; got {self.lr!r}")
         for name, choices in (("lr_scaling", ("none", "linear", "square-root")), ("dtype", ("float32", "float64"))):
             if getattr(self, name) not in choices:

@@ -109,6 +109,7 @@ def train(job: Job, comm: Any, *, progress: Callable[[int, int, int], Progress] 
     data, strategy, model = agreed(comm, lambda: _prepare(job, rank, ranks))
     folder = _folder(job, comm, rank, ranks)
     record = Record(folder) if folder is not None and rank == 0 else None
+    rate = config.lr if config.lr is not None else float(getattr(model, "default_rate", 0.1))
     here = world()
     threads = threads_per_rank(ranks if here is None else here.local_size, config.threads)
     batch = config.global_batch(ranks)
@@ -118,7 +119,7 @@ def train(job: Job, comm: Any, *, progress: Callable[[int, int, int], Progress] 
     steps = config.epochs * batches.steps_per_epoch
     shown = progress(config.epochs, steps, batch) if progress and rank == 0 else None
     if record is not None:
-        described = {**asdict(config), "strategy": job.name(), "ranks": ranks, "classes": data.classes}
+        described = {**asdict(config), "lr": rate, "strategy": job.name(), "ranks": ranks, "classes": data.classes}
         record.start(described, environment(threads=threads, comm=comm))
 
     def on_epoch(epoch: Epoch) -> None:
@@ -135,7 +136,7 @@ def train(job: Job, comm: Any, *, progress: Callable[[int, int, int], Progress] 
         batches=batches,
         update=spec.parse("updates", config.update).make(),
         schedule=spec.parse("schedules", config.schedule).make(),
-        rate=scaled_rate(config.lr, config.lr_scaling, ranks),
+        rate=scaled_rate(rate, config.lr_scaling, ranks),
         epochs=config.epochs,
         on_step=shown.step if shown is not None else None,
         on_epoch=on_epoch if rank == 0 else None,

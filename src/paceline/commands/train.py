@@ -32,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for setting in fields(Config):
         kind = kinds[setting.name]
         literal = typing.get_origin(kind) is Literal
-        number = int if int in (kind, *typing.get_args(kind)) else float if kind is float else str
+        kinds_taken = (kind, *typing.get_args(kind))
+        number = int if int in kinds_taken else float if float in kinds_taken else str
         default = setting.default
         assert default is not MISSING
         shown = "" if default is None else f" (default: {default})"

@@ -18,7 +18,8 @@ class Model(Protocol):
     """What a strategy needs of a network.
 
     `g` is the gradient of the last batch as a SUM over its samples: pieces of a batch add up to the whole, however
-    unevenly they were cut. The mean is `g / count`.
+    unevenly they were cut. The mean is `g / count`. A model may have a `default_rate`: the learning rate where the user
+    gives none.
     """
 
     x: Array

@@ -62,6 +62,8 @@ class MLP:
         self.standardise = standardise
         self.normalise = normalise
         self.dtype = np.dtype(dtype)
+        # Sigmoid's gradients are small: 1/4 at the most in each layer, and once more in the squared error.
+        self.default_rate = 0.1 if activation != "sigmoid" else 2.0 if loss == "squared-error" else 1.0
         self.activated_output = loss == "squared-error" and activation != "relu" and not regression
 
         self.layers: list[slice] = []

@@ -87,8 +87,8 @@ class Run:
 
     def _arrays(self, name: str) -> dict[str, NDArray[Any]]:
         try:
-            with np.load(self.folder / name, allow_pickle=False) as file:
-                return dict(file)
+            with (self.folder / name).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                return dict(arrays)
         except FileNotFoundError:
             raise UsageError(f"the run {self.folder} has no {name}: it has not ended") from None
         except (ValueError, OSError, zipfile.BadZipFile) as error:
