@@ -91,10 +91,10 @@ def test_float32_agrees_with_float64(variant: dict[str, Any]) -> None:
     np.testing.assert_allclose(short.g, wide.g, atol=2e-5 * np.abs(wide.g).max())
 
 
-@pytest.mark.parametrize("sizes", [(3, 2), (1, 1, 1), (784, 128, 64, 10), (40, 300, 9)])
+@pytest.mark.parametrize("sizes", [(3, 2), (1, 1, 1), (784, 128, 64, 10), (40, 300, 9), (6, 5, 300)])
 @pytest.mark.parametrize("count", [1, 3, 16, 31, 70])
 def test_depths_and_sizes(sizes: tuple[int, ...], count: int) -> None:
-    """With no hidden layer, with layers of one unit, and where a product is cut into parts for speed."""
+    """With no hidden layer, layers of one unit, many classes, and products cut into parts for speed."""
     model = net({}, sizes)
     given = batch(model, count)
     x = torch.tensor(model.x, requires_grad=True)

@@ -28,6 +28,9 @@ ALIGNMENT = 64
 SMALL_PRODUCT = 1_000_000
 """Multiply-adds up to which OpenBLAS leaves its operands unpacked: 1.4 times as fast for few rows."""
 
+FEW_CLASSES = 256
+"""Classes up to which one-hot targets are rows of an identity matrix, the fastest way to make them."""
+
 
 class Memory:
     """The arrays of one network's passes, for batches of up to `rows` samples.
@@ -72,16 +75,20 @@ class Pass:
         all_a, a = side_by_side()
         all_slopes, slopes = side_by_side()
         _, d = side_by_side()
-        t = carve((count, widths[-1]), dtype)
-        self.output, self.targets, self.identity = a[-1][:count], t, np.eye(widths[-1], dtype=dtype)
-        self.error = LOSSES[net.loss](self.output, t, d[-1][:count], carve)
+        self.output = a[-1][:count]
+        self.targets = carve((count, widths[-1]), dtype)
+        self.error = LOSSES[net.loss](self.output, self.targets, d[-1][:count], carve)
+        self.regression, self.few_classes = net.regression, widths[-1] <= FEW_CLASSES
+        if self.few_classes:
+            self.one_hot = np.eye(widths[-1], dtype=dtype)
+        else:
+            self.starts, self.index = np.arange(count) * widths[-1], np.empty(count, np.intp)
 
         self.shape = (count, net.sizes[0])
         self.inputs = carve((rows, net.sizes[0]), dtype) if net.standardise or rows > count else None
         self.standard = None
         if net.standardise:
             self.standard = net.buffers["mean"], net.buffers["std"], carve(self.shape, dtype)
-        self.regression = net.regression
         self.ones = np.ones(rows, dtype)
         h: list[Array] = a[:-1]
         norms: list[LayerNorm | None] = [None] * len(h)
@@ -94,9 +101,10 @@ class Pass:
         activated = all_a.size if net.activated_output else all_a.size - a[-1].size
         self.sloped = all_a[:activated], all_slopes[:activated]
         self.last = (d[-1], slopes[-1]) if net.activated_output else None
+        work = [all_slopes[: layer.size].reshape(layer.shape) for layer in a]  # free until the way down
         values = [activation.value] * len(h) + [activation.value if net.activated_output else None]
         self.up = list(
-            zip(net.weights, net.biases, a, values, [*norms, None], [*h, a[-1]], slopes, strict=True)
+            zip(net.weights, net.biases, a, values, [*norms, None], [*h, a[-1]], work, strict=True)
         )
         parts = [_parts(w.shape, rows) for w in net.weights]
         self.down = [
@@ -139,8 +147,12 @@ class Pass:
         """The summed loss of the output that `forward` left, its gradient in the last layer's d."""
         if self.regression:
             np.copyto(self.targets, labels.reshape(self.targets.shape))
+        elif self.few_classes:
+            self.one_hot.take(labels, 0, self.targets, "clip")
         else:
-            self.identity.take(labels, 0, self.targets, "clip")
+            self.targets.fill(0)
+            np.add(self.starts, labels, self.index)
+            self.targets.put(self.index, 1, "clip")
         return self.error()
 
     def gradient(self, inputs: Array, labels: Array) -> float:
