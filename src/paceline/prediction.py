@@ -13,7 +13,7 @@ from paceline import spec
 from paceline.data import chunks, load
 from paceline.errors import UsageError
 from paceline.models import Model
-from paceline.models._wrap import as_model
+from paceline.models._wrap import as_model, make
 from paceline.record import Run
 
 Array = NDArray[Any]
@@ -34,13 +34,14 @@ def load_model(run: str | Path, *, model: Any = None, data: Any = None) -> Model
     source = Run(run)
     config = source.config
     dataset = load(config["data"] if data is None else data)
-    supplied = {"data": dataset, "seed": config["seed"], "dtype": np.dtype(config["dtype"])}
-    if model is None:
+    seeded = {"seed": config["seed"], "dtype": config["dtype"]}
+    if model is not None:
+        made = as_model(model, dataset, **seeded)
+    else:
         try:
-            model = spec.parse("models", config["model"]).make(**supplied)
+            made = make(spec.parse("models", config["model"]), dataset, **seeded)
         except (UsageError, TypeError) as error:
             raise UsageError(f"the model {config['model']!r} of {source.folder} cannot be made again: {error}") from None
-    made = as_model(model, dataset, seed=config["seed"], dtype=np.dtype(config["dtype"]))
     source.restore(made)
     return made
 

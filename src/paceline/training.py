@@ -20,7 +20,7 @@ from paceline.data import Batches, Dataset, load
 from paceline.errors import UsageError
 from paceline.launch import threads_per_rank, world
 from paceline.models import Model
-from paceline.models._wrap import as_model
+from paceline.models._wrap import as_model, make
 from paceline.progress import Progress
 from paceline.record import Record, new_folder
 from paceline.record._environment import environment
@@ -106,7 +106,7 @@ def train(job: Job, comm: Any, *, progress: Callable[[int, int, int], Progress] 
     ranks = 1 if comm is None else comm.Get_size()
     rank = 0 if comm is None else comm.Get_rank()
     config = job.config
-    data, strategy, model = agreed(comm, lambda: _prepare(job, rank, ranks))
+    data, strategy, model = agreed(comm, lambda: _prepare(job, ranks))
     folder = _folder(job, comm, rank, ranks)
     record = Record(folder) if folder is not None and rank == 0 else None
     rate = config.lr if config.lr is not None else float(getattr(model, "default_rate", 0.1))
@@ -201,12 +201,13 @@ def _strategy(text: str) -> Strategy | Train:
     return made
 
 
-def _prepare(job: Job, rank: int, ranks: int) -> tuple[Dataset, Strategy | Train, Model]:
+def _prepare(job: Job, ranks: int) -> tuple[Dataset, Strategy | Train, Model]:
     data, strategy = job.check(ranks)
     config = job.config
-    supplied = {"data": data, "seed": config.seed, "dtype": np.dtype(config.dtype)}
-    model = job.model if job.model is not None else spec.parse("models", config.model).make(**supplied)
-    return data, strategy, as_model(model, data, seed=config.seed, dtype=np.dtype(config.dtype))
+    if job.model is None:
+        wanted = spec.parse("models", config.model)
+        return data, strategy, make(wanted, data, seed=config.seed, dtype=config.dtype)
+    return data, strategy, as_model(job.model, data, seed=config.seed, dtype=config.dtype)
 
 
 def _folder(job: Job, comm: Any, rank: int, ranks: int) -> Path | None:

@@ -75,6 +75,7 @@ class Run:
         model.x[...] = x
         for name, value in buffers.items():
             model.buffers[name][...] = value
+        model.place(model.x, model.g)  # parameters that are no views of x catch up
 
     def _json(self, name: str) -> dict[str, Any]:
         try:
