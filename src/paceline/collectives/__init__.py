@@ -18,12 +18,11 @@ def allreduce(
 
     Arrays of any shape, order and numeric dtype; `send` may be `recv`. `op` is a NumPy ufunc, an MPI.Op or
     a Python function of two arrays that works element by element; it must be associative and commutative.
-    `comm` is an mpi4py communicator, or one that looks like it. Collective: every rank calls it with the
-    same shape, dtype and op.
+    `comm` is an mpi4py communicator, or one that looks like it; None is this process alone. Collective: every
+    rank calls it with the same shape, dtype and op.
 
-    >>> from mpi4py import MPI
     >>> total = np.zeros(3)
-    >>> allreduce(np.ones(3), total, MPI.COMM_SELF, algorithm="ring")
+    >>> allreduce(np.ones(3), total, None, algorithm="ring")
     >>> total
     array([1., 1., 1.])
     """

@@ -32,8 +32,8 @@ def collective(body: Body) -> Allreduce:
         in_place = check(send, recv)
         dtype = recv.dtype.newbyteorder("=")
         combine = operation(op, dtype)
-        own = channel(comm)
-        if own.size == 1 or recv.size == 0:
+        own = None if comm is None else channel(comm)
+        if own is None or own.size == 1 or recv.size == 0:
             if not in_place:
                 recv[...] = send
             return

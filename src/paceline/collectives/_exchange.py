@@ -27,6 +27,7 @@ from paceline.collectives._operation import operation
 from paceline.collectives.hierarchical import between
 from paceline.comm import Channel, channel
 from paceline.comm._shared import CACHE_LINE, SharedMemory, padded
+from paceline.errors import UsageError
 from paceline.registry import find
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class Exchange(Protocol):
 
 def make_exchange(name: str, model: Model, comm: Any) -> Exchange:
     """The exchange that the collective called `name` stands for. Collective; x becomes rank 0's."""
+    if comm is None or comm.Get_size() == 1:
+        return Replicated(model, comm, name)
     if name == "auto":
         layout = nodes(channel(comm))
         name = "shared-memory" if layout.count == 1 else "hierarchical" if layout.largest > 1 else "auto"
@@ -107,7 +110,7 @@ class Shared(_Closing):
         own = channel(comm)
         layout = nodes(own)
         if layout.count > 1 and not across_nodes:
-            raise ValueError(
+            raise UsageError(
                 f"shared-memory needs all ranks on one node; {own.size} ranks are on {layout.count}; "
                 "choose hierarchical"
             )
@@ -131,6 +134,7 @@ class Shared(_Closing):
         self._shared.fence()
         self._columns = rows[:, self.part]
         self._add = operation(np.add, model.g.dtype)
+        self._closed = False
         self._sum = np.empty(length(self.part), model.g.dtype)
 
     def reduce(self) -> Array:
@@ -145,6 +149,9 @@ class Shared(_Closing):
         self._shared.fence()
 
     def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         self._model.place(self._model.x.copy(), np.zeros_like(self._model.g))
         del self._columns
         self._shared.fence()

@@ -82,7 +82,12 @@ def operation(op: Any, dtype: np.dtype[Any]) -> Operation:
     if is_op(op):
         return _from_mpi(op, dtype)
     if callable(op):
-        return Operation(_Function(op), None)
+        made = Operation(_Function(op), None)
+        one = np.ones(1, dtype)
+        made(
+            one, one.copy(), one.copy()
+        )  # raises, on every rank alike, what would else be raised in mid-exchange
+        return made
     raise TypeError(
         f"op must be a function of two arrays, a NumPy ufunc or an MPI.Op; got {type(op).__name__}"
     )
@@ -102,7 +107,7 @@ def _from_mpi(op: Any, dtype: np.dtype[Any]) -> Operation:
     for name, ufunc in UFUNCS.items():
         if op == getattr(MPI, name):
             return _from_ufunc(ufunc, dtype)
-    if op == MPI.OP_NULL or op.Is_predefined():
+    if op == MPI.OP_NULL or op.is_predefined:
         raise TypeError(f"op must be one of {', '.join(UFUNCS)} or made with MPI.Op.Create; got {op!r}")
     if not op.Is_commutative():
         raise ValueError("op must be commutative; got an MPI.Op made without commute=True")

@@ -16,6 +16,7 @@ from paceline.collectives._cost import Case, Cost
 from paceline.collectives._operation import Operation
 from paceline.comm import Channel
 from paceline.comm._shared import CACHE_LINE
+from paceline.errors import UsageError
 
 # The longest row: all rows together stay in the caches, and /dev/shm is small in containers.
 ROW_BYTES = 1 << 20
@@ -25,7 +26,7 @@ ROW_BYTES = 1 << 20
 def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
     """Combine `send` of all ranks into `recv` on each, through memory that they share."""
     if comm.node.size != comm.size:
-        raise ValueError(
+        raise UsageError(
             f"shared-memory needs all ranks on one node; {comm.node.size} of {comm.size} are on this one; "
             "choose hierarchical"
         )

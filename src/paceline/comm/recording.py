@@ -160,4 +160,6 @@ def nbytes(buffer: Any) -> int:
 
 
 def _has_data(buffer: Any) -> bool:
-    return buffer is not None and not isinstance(buffer, int)
+    """Whether this is memory, and not MPI.IN_PLACE or MPI.BOTTOM."""
+    kind = type(buffer)
+    return not (buffer is None or issubclass(kind, int) or kind.__name__ in ("InPlaceType", "BottomType"))

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import on_ranks
+
+
+def test_any_shape_dtype_order_and_op_on_1_to_9_ranks() -> None:
+    on_ranks("tests.collectives.cases:any_case", 9, count=104, seed=1)
+
+
+def test_sizes_around_the_number_of_ranks_and_pieces_of_long_arrays() -> None:
+    on_ranks("tests.collectives.cases:sizes", 9)
+
+
+def test_results_are_the_same_bits_on_all_ranks() -> None:
+    on_ranks("tests.collectives.cases:same_bits", 9)
+
+
+def test_naive_and_shared_memory_add_in_rank_order() -> None:
+    on_ranks("tests.collectives.cases:rank_order", 9)
+
+
+def test_messages_and_bytes_equal_the_formulas() -> None:
+    on_ranks("tests.collectives.cases:counted", 9)
+
+
+def test_the_callers_messages_are_never_confused_with_ours() -> None:
+    on_ranks("tests.collectives.cases:beside_user_messages", 4)
+
+
+def test_a_rank_may_be_a_whole_call_ahead() -> None:
+    on_ranks("tests.collectives.cases:ahead", 4)
+
+
+def test_communicators_of_the_callers_own() -> None:
+    on_ranks("tests.collectives.cases:own_communicators", 4)
+
+
+def test_freeing_a_communicator_frees_all_that_we_made_of_it() -> None:
+    grown = on_ranks("tests.collectives.cases:freed", 2, times=600)
+    assert all(rank["files"] == 0 and rank["mappings"] < 20 for rank in grown), grown
+
+
+def test_thousands_of_calls_keep_nothing() -> None:
+    grown = on_ranks("tests.collectives.cases:many_calls", 2, times=2400)
+    assert max(grown) < 3000, grown
+
+
+def test_nothing_is_left_behind_by_a_job_that_frees_nothing() -> None:
+    mapped = on_ranks("tests.collectives.cases:left_open", 3)
+    assert all(mapped), mapped
+    assert not [file for rank in mapped for file in rank if Path(file).exists()]
+
+
+def test_a_failing_rank_ends_the_job_though_windows_are_open() -> None:
+    with pytest.raises(AssertionError, match="rank 1 has had enough"):
+        on_ranks("tests.collectives.cases:dies", 3, time_limit=60)

@@ -1,0 +1,91 @@
+"""What the communicators' tests do on each rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from paceline.collectives import allreduce
+from paceline.comm import Recorded, channel, pretend_nodes
+
+
+def recorded(world: Any) -> None:
+    """A counting communicator is used like mpi4py's own."""
+    from mpi4py import MPI
+
+    comm = Recorded(world)
+    r, p = comm.rank, comm.Get_size()
+    inbox = np.empty(3)
+    requests = [
+        comm.Irecv(inbox, source=(r - 1) % p),
+        comm.Isend([np.full(3, float(r)), MPI.DOUBLE], dest=(r + 1) % p),
+    ]
+    type(requests[0]).Waitall(requests)
+    comm.Send(np.zeros(8, np.uint8), dest=MPI.PROC_NULL)
+    assert (comm.counts.messages, comm.counts.bytes) == (1, 24)
+
+    comm.counts.clear()
+    total = np.ones(5)
+    comm.Allreduce(MPI.IN_PLACE, total)
+    comm.Bcast([total, MPI.DOUBLE], root=1)
+    comm.Barrier()
+    assert (total == p).all()
+    assert comm.counts.collective.messages == 3
+    assert comm.counts.collective.bytes == (80 if r == 1 else 40)
+
+    comm.counts.clear()
+    half = comm.Split(r % 2, r)
+    node = half.Split_type(MPI.COMM_TYPE_SHARED)
+    again = node.Dup()
+    total = np.ones(2)
+    allreduce(total, total, again, algorithm="naive")
+    others = again.Get_size() - 1
+    assert (comm.counts.messages, comm.counts.bytes) == (others, 16 * others)
+    for made in (again, node, half):
+        made.Free()
+    assert not half
+    assert comm == world
+    assert comm.Split(MPI.UNDEFINED) == MPI.COMM_NULL
+    assert "Recorded" in repr(comm)
+
+
+def channels(world: Any) -> None:
+    """One channel for a communicator, however it is seen; another for its duplicates."""
+    own = channel(world)
+    assert channel(world) is own
+    assert channel(own) is own
+    dup = world.Dup()
+    assert channel(dup) is not own
+    dup.Free()
+
+    one, two = Recorded(world), Recorded(world)
+    for seen in (one, two, one):
+        allreduce(np.ones(1), np.ones(1), seen, algorithm="naive")
+    assert (one.counts.messages, two.counts.messages) == (2 * (world.size - 1), world.size - 1)
+    assert channel(one).bare == own.bare
+
+    scratch = own.scratch(100, np.float32)
+    assert np.shares_memory(scratch, own.scratch(10, np.int8))
+    assert not np.shares_memory(scratch, own.scratch((64 << 20) + 1, np.int8))
+
+    assert own.node.size == world.size
+    apart = pretend_nodes(world, world.rank)
+    assert channel(apart).node.size == 1
+    seen = Recorded(apart)
+    assert channel(seen).node.size == 1
+    apart.Free()
+
+
+def shared(world: Any) -> None:
+    """Memory that all ranks write and read, at a cache line; it is grown, and given back."""
+    own = channel(world)
+    for nbytes in (10, 1000, 500):
+        memory = own.shared(nbytes)
+        assert memory.memory.size >= nbytes
+        assert memory.memory.ctypes.data % 64 == 0
+        memory.fence()
+        memory.memory[world.rank] = world.rank + 1
+        memory.fence()
+        assert memory.memory[: world.size].tolist() == list(range(1, world.size + 1))
+    assert own.shared(500) is own.shared(1000)

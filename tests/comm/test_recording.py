@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.comm.recording import Counts, Recorded, Traffic, nbytes
+from tests.ranks import on_ranks
+
+
+class Silent:
+    """A communicator that does nothing with what it is given, and says what it was."""
+
+    rank, size = 1, 4
+
+    def __init__(self, alive: bool = True) -> None:
+        self.alive = alive
+        self.calls: list[str] = []
+
+    def __bool__(self) -> bool:
+        return self.alive
+
+    def Get_rank(self) -> int:  # noqa: N802
+        return self.rank
+
+    def Split(self, color: int, key: int = 0) -> Silent:  # noqa: N802
+        return Silent(alive=color >= 0)
+
+    def Get_name(self) -> str:  # noqa: N802
+        return "silent"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        def call(*arguments: Any, **named: Any) -> str:
+            self.calls.append(name)
+            return name
+
+        return call
+
+
+FOUR = np.zeros(4, np.float32)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Send", "Isend", "Ssend", "Issend", "Bsend", "Ibsend", "Rsend", "Irsend", "Sendrecv", "Isendrecv"],
+)
+def test_every_way_to_send_a_message_is_counted_once(name: str) -> None:
+    comm = Recorded(Silent())
+    assert getattr(comm, name)(FOUR, 2) == name
+    assert getattr(comm, name)(FOUR, dest=0, tag=7) == name
+    assert comm.counts == Counts(point_to_point=Traffic(2, 32))
+    assert comm.bare.calls == [name, name]
+
+
+def test_a_message_to_nobody_is_not_counted() -> None:
+    comm = Recorded(Silent())
+    comm.Isend(FOUR, dest=-2)
+    assert comm.counts.messages == 0
+
+
+def test_receives_probes_and_questions_are_not_counted() -> None:
+    comm = Recorded(Silent())
+    comm.Irecv(FOUR, source=0)
+    comm.Probe()
+    assert comm.Get_name() == "silent"
+    assert (comm.rank, comm.size) == (1, 4)
+    assert comm.counts == Counts()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "given"),
+    [
+        ("Allreduce", (FOUR, FOUR), 16),
+        ("Iallreduce", (FOUR, FOUR), 16),
+        ("Allreduce", (-1, FOUR), 16),  # MPI.IN_PLACE is a number
+        ("Reduce_scatter_block", (FOUR, FOUR), 16),
+        ("Allgather", (FOUR, FOUR), 16),
+        ("Bcast", (FOUR, 1), 16),
+        ("Bcast", (FOUR, 0), 0),
+        ("Bcast", (FOUR,), 0),
+        ("Ibcast", (FOUR, 1), 16),
+        ("Scatter", (None, FOUR, 0), 0),
+        ("Barrier", (), 0),
+        ("Ibarrier", (), 0),
+    ],
+)
+def test_collective_calls_count_what_is_handed_to_mpi(name: str, arguments: Any, given: int) -> None:
+    comm = Recorded(Silent())
+    getattr(comm, name)(*arguments)
+    assert comm.counts == Counts(collective=Traffic(1, given))
+
+
+def test_root_by_name() -> None:
+    comm = Recorded(Silent())
+    comm.Bcast(FOUR, root=1)
+    comm.Bcast(FOUR, root=0)
+    assert comm.counts == Counts(collective=Traffic(2, 16))
+
+
+def test_children_share_the_counts_and_null_stays_null() -> None:
+    comm = Recorded(Silent())
+    child = comm.Split(0, key=1)
+    child.Isend(FOUR, 0)
+    assert comm.counts.point_to_point == Traffic(1, 16)
+    assert isinstance(child, Recorded)
+    assert not isinstance(comm.Split(-1), Recorded)
+
+
+def test_recording_a_recorded_communicator_counts_once() -> None:
+    inner = Recorded(Silent())
+    outer = Recorded(inner)
+    outer.Isend(FOUR, 0)
+    assert (outer.counts.messages, inner.counts.messages) == (1, 0)
+    outer.counts.clear()
+    assert outer.counts == Counts()
+
+
+@pytest.mark.parametrize(
+    ("buffer", "size"),
+    [
+        (FOUR, 16),
+        (FOUR[:0], 0),
+        (np.float64(3).reshape(()), 8),
+        (bytearray(5), 5),
+        ([FOUR, "f"], 16),
+        ([FOUR, 3, "f"], 12),
+        ([FOUR, (1, 2), "f"], 12),
+        ([FOUR, ((1, 1), (0, 2)), "f"], 8),
+        (None, 0),
+    ],
+)
+def test_bytes_of_buffers(buffer: Any, size: int) -> None:
+    assert nbytes(buffer) == size
+
+
+def test_on_real_ranks() -> None:
+    on_ranks("tests.comm.cases:recorded", 3)
