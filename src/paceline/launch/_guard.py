@@ -15,6 +15,9 @@ from paceline.errors import AgreedError, UsageError
 from paceline.launch._world import world
 
 AGREEMENT = 1.0  # seconds for the other ranks to come to the same end
+MOMENT = 0.05  # seconds within which failures count as one
+PATIENCE = 5.0  # seconds that a rank waits for another one's end of the job
+DELIVERY = 0.2  # seconds for the launcher to pass on the last words: it may end the job before it reads them
 
 
 @contextlib.contextmanager
@@ -33,7 +36,7 @@ def abort_on_error(comm: Any, *, usage_errors: bool = True) -> Iterator[None]:
         yield
         return
     forget_segments(comm)
-    apart = comm.Dup()  # for `_all_end`: nothing that the ranks still wait for can be mistaken for it
+    apart = comm.Dup()  # nothing that the ranks still wait for can be mistaken for what is said here
     try:
         yield
     except AgreedError:
@@ -50,13 +53,17 @@ def abort_on_error(comm: Any, *, usage_errors: bool = True) -> Iterator[None]:
     except UsageError as error:
         if not usage_errors and _all_end(apart):
             raise
-        _wait_turn(comm)
-        _say(f"paceline: rank {comm.Get_rank()}: {error}")
+        if _is_first(apart):
+            _say(f"paceline: rank {comm.Get_rank()}: {error}")
+        else:
+            time.sleep(PATIENCE)
         _abort(comm, 2)
     except BaseException:
         text = traceback.format_exc()
-        _wait_turn(comm)
-        _say(f"rank {comm.Get_rank()} of {comm.Get_size()} on {os.uname().nodename} failed:\n{text}")
+        if _is_first(apart):
+            _say(f"rank {comm.Get_rank()} of {comm.Get_size()} on {os.uname().nodename} failed:\n{text}")
+        else:
+            time.sleep(PATIENCE)
         _abort(comm, 1)
     apart.Free()
 
@@ -95,9 +102,20 @@ def _all_end(apart: Any) -> bool:
     return True
 
 
-def _wait_turn(comm: Any) -> None:
-    """Where all ranks fail at once, the first speaks and ends the others before they would."""
-    time.sleep(min(2.0, 0.05 * comm.Get_rank()))
+def _is_first(apart: Any) -> bool:
+    """Where several ranks fail at once, one speaks: the first; of those within a moment, the lowest."""
+    me, size = apart.Get_rank(), apart.Get_size()
+    with contextlib.suppress(Exception):  # MPI itself may be what failed
+        if apart.Iprobe():
+            return False
+        sent = [apart.Isend(bytearray(1), dest=other) for other in range(size) if other != me]
+        until = time.monotonic() + MOMENT
+        while time.monotonic() < until:
+            if any(apart.Iprobe(source=other) for other in range(me)):
+                return False
+            time.sleep(0.001)
+        del sent
+    return True
 
 
 def _say(text: str) -> None:
@@ -109,6 +127,7 @@ def _say(text: str) -> None:
     with contextlib.suppress(OSError):
         while data:
             data = data[os.write(2, data) :]
+    time.sleep(DELIVERY)
 
 
 def _abort(comm: Any, status: int) -> NoReturn:
