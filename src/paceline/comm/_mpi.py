@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from types import ModuleType
 from typing import Any
 
 
 def mpi() -> ModuleType:
     """The module mpi4py.MPI, with MPI started."""
-    from mpi4py import MPI
+    import mpi4py
 
+    if "mpi4py.MPI" not in sys.modules:
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"\s*suspicious MPI", RuntimeWarning)  # `prepared` says it better
+        from mpi4py import MPI
+    if not MPI.Is_initialized():
+        from paceline.launch import prepared
+
+        with prepared(*MPI.get_vendor()):
+            MPI.Init_thread()
     return MPI
 
 

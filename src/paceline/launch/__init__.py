@@ -6,6 +6,7 @@ from paceline.launch._command import mpiexec
 from paceline.launch._guard import abort_on_error
 from paceline.launch._job import run
 from paceline.launch._library import Library, find
+from paceline.launch._prepare import prepared
 from paceline.launch._threads import apply_threads, set_thread_variables, threads_per_rank, usable_cores
 from paceline.launch._world import World, verify, world
 
@@ -16,6 +17,7 @@ __all__ = [
     "apply_threads",
     "find",
     "mpiexec",
+    "prepared",
     "run",
     "set_thread_variables",
     "threads_per_rank",

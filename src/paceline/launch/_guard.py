@@ -72,12 +72,14 @@ def forget_segments(comm: Any) -> None:
     """Takes the names of MPICH's segments out of /dev/shm, once every rank of the job has them mapped.
 
     The memory goes with the last process that has it, however that ends; after a kill a name would stay.
+    `comm` is None where this process is alone.
     """
     here = world()
     names = {name for name in _mapped() if name.startswith("/dev/shm/mpich_shm_")}
-    if here is None or comm.Get_size() != here.size:
-        return
-    comm.Barrier()
+    if comm is not None:
+        if here is None or comm.Get_size() != here.size:
+            return
+        comm.Barrier()
     for name in names:
         with contextlib.suppress(OSError):
             Path(name).unlink()

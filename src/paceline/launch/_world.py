@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from paceline.errors import UsageError
 
@@ -84,21 +85,31 @@ def verify(size: int, promised: int | None = None) -> None:
     mpi = sys.modules.get("mpi4py.MPI")
     if wanted == size or (mpi is not None and mpi.COMM_WORLD.Get_size() == wanted):
         return
-    if here is not None and here.rank != 0:
+    if here is None:
+        raise UsageError(mismatch(wanted, _loaded_library(mpi), "the launcher"))
+    refuse(here, _loaded_library(mpi))
+
+
+def refuse(here: World, library: str) -> NoReturn:
+    """A UsageError on the first of the processes that should have been one job; the others end silently."""
+    if here.rank != 0:
         raise SystemExit(2)
-    raise UsageError(mismatch(wanted, size, _loaded_library(mpi), "" if here is None else here.launcher))
+    raise UsageError(mismatch(here.size, library, here.launcher))
 
 
-def mismatch(wanted: int, size: int, library: str, launcher: str) -> str:
-    """The sentence for a job of `size` ranks that should have had `wanted`, and what to do."""
-    by = launcher or "its launcher"
+def mismatch(wanted: int, library: str, launcher: str) -> str:
+    """The sentence for a job of `wanted` ranks that fell apart, and what to do.
+
+    >>> mismatch(4, "Open MPI 5.0.11", "mpiexec of MPICH").partition(";")[0]
+    'mpiexec of MPICH cannot start Open MPI 5.0.11: 4 ranks would be 4 jobs of 1'
+    """
     if launcher == "srun" and "Open MPI" in library:
         cure = f"use `salloc -n {wanted} mpiexec …`, or the wheel that srun can start: paceline[mpich]"
     elif launcher == "srun":
         cure = f"use `srun --mpi=pmi2 -n {wanted} …`, or the mpiexec of {library}"
     else:
         cure = f"use the mpiexec of {library}: `paceline train -n {wanted} …` finds it"
-    return f"{by} and {library} do not belong together: {wanted} ranks became jobs of {size}; {cure}"
+    return f"{launcher} cannot start {library}: {wanted} ranks would be {wanted} jobs of 1; {cure}"
 
 
 def _loaded_library(mpi: object) -> str:
