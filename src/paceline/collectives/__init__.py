@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,12 @@ def allreduce(
     >>> total
     array([1., 1., 1.])
     """
-    find("collectives", algorithm)(send, recv, comm, op)
+    _find(algorithm)(send, recv, comm, op)
+
+
+@cache
+def _find(algorithm: str) -> Callable[..., None]:
+    return find("collectives", algorithm)  # looks into folders: 0.2 ms
 
 
 __all__ = ["Exchange", "allreduce", "make_exchange"]

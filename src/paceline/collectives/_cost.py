@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from types import ModuleType
 
 from paceline.collectives._blocks import cut, length
 from paceline.collectives._layout import Nodes, one_node
@@ -79,12 +80,21 @@ def cost(name: str, *, n: int, p: int, r: int = 0, itemsize: int = 4, nodes: Nod
     >>> both.messages, both.sent
     (6, 1500)
     """
-    module = sys.modules[find("collectives", name).__module__]
-    if not hasattr(module, "cost"):
+    if not has_cost(name):
         raise ValueError(f"the collective {name} has no cost formula")
+    module = _module(name)
     total = Cost()
     if n and p > 1:
         for piece in cut(n, -(-n // LONGEST)):
             case = Case(n=length(piece), p=p, r=r, itemsize=itemsize, nodes=nodes or one_node(p))
             total += module.cost(case)
     return total
+
+
+def has_cost(name: str) -> bool:
+    """Whether the collective called `name` brings a formula; other packages' need not."""
+    return hasattr(_module(name), "cost")
+
+
+def _module(name: str) -> ModuleType:
+    return sys.modules[find("collectives", name).__module__]

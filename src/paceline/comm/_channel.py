@@ -105,7 +105,7 @@ def channel(comm: Any) -> Channel:
         raise TypeError(f"comm must be a communicator; got {type(comm).__name__}")
     if not bare:
         raise ValueError("comm must be a live communicator; got a null or freed one")
-    key = _keyval(next(c for c in type(bare).__mro__ if "Create_keyval" in vars(c)))
+    key = _key(bare)
     found: Channel | None = bare.Get_attr(key)
     if found is None:
         if bare.Is_inter():
@@ -121,7 +121,7 @@ def pretend_nodes(comm: Any, node: int) -> Any:
     """
     dup = comm.Dup()
     bare = _bare(dup)
-    _attach(bare, _keyval(next(c for c in type(bare).__mro__ if "Create_keyval" in vars(c))), node)
+    _attach(bare, _key(bare), node)
     return dup
 
 
@@ -129,6 +129,17 @@ def _attach(bare: Any, key: int, node_color: int | None) -> Channel:
     made = Channel(bare.Dup(), _Kept(node_color))
     bare.Set_attr(key, made)
     return made
+
+
+def _key(bare: Any) -> int:
+    """The number under which this kind of communicator, and those derived from it, keep their channel."""
+    kind: Any = type(bare)
+    return _keyval_for(kind)
+
+
+@cache
+def _keyval_for(kind: Any) -> int:
+    return _keyval(next(base for base in kind.__mro__ if "Create_keyval" in vars(base)))
 
 
 @cache

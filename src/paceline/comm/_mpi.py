@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import warnings
+from functools import cache
 from types import ModuleType
 from typing import Any
 
 
+@cache
 def mpi() -> ModuleType:
     """The module mpi4py.MPI, with MPI started."""
     import mpi4py

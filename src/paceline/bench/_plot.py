@@ -1,0 +1,59 @@
+"""The benchmark's result as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from paceline.bench._question import spell
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart; the markers tell the same.
+STYLES = {
+    "naive": ("#999999", "x"),
+    "ring": ("#0072B2", "o"),
+    "recursive-doubling": ("#E69F00", "^"),
+    "rabenseifner": ("#009E73", "v"),
+    "shared-memory": ("#D55E00", "s"),
+    "hierarchical": ("#CC79A7", "D"),
+    "native": ("#000000", "+"),
+    "auto": ("#56B4E9", "*"),
+}
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """Time and bus bandwidth against the size, a column for each number of ranks; the model's time dotted."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
+
+    jobs = result["jobs"]
+    figure = Figure(figsize=(1.5 + 4.6 * len(jobs), 8), layout="constrained")
+    rows = figure.subplots(2, len(jobs), squeeze=False, sharex=True, sharey="row")
+    for column, job in enumerate(jobs):
+        above, below = rows[0][column], rows[1][column]
+        crowded = " (more ranks than cores)" if job["oversubscribed"] else ""
+        above.set_title(f"{job['ranks']} ranks on {job['cores']} cores{crowded}")
+        for name in dict.fromkeys(cell["algorithm"] for cell in job["cells"]):
+            cells = [cell for cell in job["cells"] if cell["algorithm"] == name]
+            sizes = [cell["size"] for cell in cells]
+            colour, marker = STYLES.get(name, ("#F0E442", "p"))
+            look = {"color": colour, "marker": marker, "markersize": 5, "linewidth": 1.4}
+            above.plot(sizes, [1e6 * cell["median"] for cell in cells], label=name, **look)
+            low, high = ([1e6 * cell[key] for cell in cells] for key in ("p10", "p90"))
+            above.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
+            if all(cell["model"] for cell in cells):
+                above.plot(sizes, [1e6 * cell["model"] for cell in cells], ":", color=colour, linewidth=1)
+            below.plot(sizes, [1e-9 * cell["busbw"] for cell in cells], label=name, **look)
+        above.set_yscale("log")
+        below.set_xscale("log", base=4)
+        below.xaxis.set_major_formatter(FuncFormatter(lambda size, _: spell(round(size))))
+        below.tick_params(axis="x", rotation=45)
+        below.set_xlabel("size of the array")
+        for axes in (above, below):
+            axes.grid(alpha=0.3)
+            axes.spines[["top", "right"]].set_visible(False)
+    rows[0][0].set_ylabel("time in us (median; band: p10 to p90; dotted: model)")
+    rows[1][0].set_ylabel("bus bandwidth in GB/s")
+    handles, labels = rows[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, ncols=min(8, len(labels)), loc="outside lower center", frameon=False)
+    figure.suptitle(f"allreduce of {result['dtype']}")
+    figure.savefig(path, dpi=150)
