@@ -7,7 +7,13 @@ from paceline.launch._guard import abort_on_error
 from paceline.launch._job import run
 from paceline.launch._library import Library, find
 from paceline.launch._prepare import prepared
-from paceline.launch._threads import apply_threads, set_thread_variables, threads_per_rank, usable_cores
+from paceline.launch._threads import (
+    apply_threads,
+    set_thread_variables,
+    threads_of_rank,
+    threads_per_rank,
+    usable_cores,
+)
 from paceline.launch._world import World, verify, world
 
 __all__ = [
@@ -20,6 +26,7 @@ __all__ = [
     "prepared",
     "run",
     "set_thread_variables",
+    "threads_of_rank",
     "threads_per_rank",
     "usable_cores",
     "verify",

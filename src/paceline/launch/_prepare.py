@@ -1,4 +1,4 @@
-"""MPI's start, also where paceline's own mpiexec did not start the process: under another launcher, or alone."""
+"""MPI's start, also where paceline's own mpiexec did not start it: under another launcher, or alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.launch._guard import forget_segments
-from paceline.launch._library import TITLES, Library
+from paceline.launch._library import TITLES, Library, installed_wheels
 from paceline.launch._settings import for_library
 from paceline.launch._world import World, refuse, world
 
@@ -22,8 +22,8 @@ def prepared(vendor: str, version: tuple[int, ...]) -> Iterator[None]:
     """Start MPI inside: it gets the settings that a process can still choose for itself. What is set stays.
 
     Open MPI then starts in 0.1 s and not in 1.2, and a process alone leaves no segment in /dev/shm and no
-    folder in the temporary one (Open MPI would leave both, even after a good end). A launcher that cannot start
-    this library's ranks as one job is refused before it makes a job of each.
+    folder in the temporary one (Open MPI would leave both, even after a good end). A launcher that cannot
+    start this library's ranks as one job is refused before it makes a job of each.
 
     `vendor` and `version` are what `MPI.get_vendor()` says before MPI is started.
     """
@@ -39,15 +39,17 @@ def prepared(vendor: str, version: tuple[int, ...]) -> Iterator[None]:
     library = _library(vendor, version)
     if _falls_apart(library, here):
         refuse(here, library.title)
-    settings = for_library(library, crowded=False)[1] if here.local_size == here.size else {}
-    # A cluster's own Open MPI, before 5, was set up by someone who knows the machine.
-    with _variables(settings if library.major >= 5 else {}):
+    _, settings = for_library(library, crowded=False, one_node=here.local_size == here.size)
+    # A cluster's own Open MPI was set up by someone who knows its network.
+    with _variables(settings if library.wheel or here.local_size == here.size else {}):
         yield
 
 
 def _library(vendor: str, version: tuple[int, ...]) -> Library:
     kind = next((kind for kind, title in TITLES.items() if title == vendor), "other")
-    return Library(kind=kind, version=".".join(map(str, version)), mpiexec=Path(), wheel=False)
+    return Library(
+        kind=kind, version=".".join(map(str, version)), mpiexec=Path(), wheel=kind in installed_wheels()
+    )
 
 
 def _falls_apart(library: Library, here: World) -> bool:

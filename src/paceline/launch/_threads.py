@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import UsageError
 
@@ -25,14 +28,23 @@ VARIABLES = (
 
 
 def usable_cores() -> int:
-    """The cores that this process may really use: its affinity, and its container's share of time.
+    """The cores that this process may really use: its affinity, its container's share, its Slurm job's.
 
     >>> usable_cores() >= 1
     True
     """
-    allowed = len(os.sched_getaffinity(0))
+    return max(1, min(len(os.sched_getaffinity(0)), *_granted()))
+
+
+def _granted() -> list[int]:
+    """The limits on cores that are set for the whole node, whatever single cores a process is bound to."""
     share = cpu_quota()
-    return allowed if share is None else max(1, min(allowed, math.ceil(share)))
+    limits = [sys.maxsize] if share is None else [math.ceil(share)]
+    if "SLURM_JOB_ID" in os.environ:
+        said = os.environ.get("SLURM_CPUS_ON_NODE") or os.environ.get("SLURM_JOB_CPUS_PER_NODE") or ""
+        if count := re.match(r"\d+", said):
+            limits.append(int(count[0]))
+    return limits
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
@@ -80,6 +92,25 @@ def threads_per_rank(ranks_here: int, given: int | None = None) -> int:
             raise UsageError(f"threads must be at least 1; got {given}")
         return given
     return max(1, usable_cores() // ranks_here)
+
+
+def threads_of_rank(comm: Any, given: int | None = None) -> int:
+    """This rank's threads, exactly: a core that k ranks of the node are bound to counts 1/k.
+
+    Every rank of `comm` calls it.
+
+    >>> threads_of_rank(None, given=2)
+    2
+    """
+    if comm is None or given is not None:
+        return threads_per_rank(1, given)
+    node = comm.Split_type(sys.modules["mpi4py.MPI"].COMM_TYPE_SHARED)
+    bound = node.allgather(sorted(os.sched_getaffinity(0)))
+    ranks_here = node.Get_size()
+    node.Free()
+    users = Counter(core for cores in bound for core in cores)
+    share = int(sum(1 / users[core] for core in os.sched_getaffinity(0)) + 1e-9)
+    return max(1, min(share, *(limit // int(ranks_here) for limit in _granted())))
 
 
 def thread_variables(threads: int) -> dict[str, str]:
