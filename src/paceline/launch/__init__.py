@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.launch._channel import receive, serve
 from paceline.launch._command import mpiexec
 from paceline.launch._guard import abort_on_error
 from paceline.launch._job import run
@@ -24,7 +25,9 @@ __all__ = [
     "find",
     "mpiexec",
     "prepared",
+    "receive",
     "run",
+    "serve",
     "set_thread_variables",
     "threads_of_rank",
     "threads_per_rank",

