@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline.launch._channel import receive, serve
 from paceline.launch._command import mpiexec
+from paceline.launch._cores import machine_cores, take_cores
 from paceline.launch._guard import abort_on_error
 from paceline.launch._job import run
 from paceline.launch._library import Library, find
@@ -23,12 +24,14 @@ __all__ = [
     "abort_on_error",
     "apply_threads",
     "find",
+    "machine_cores",
     "mpiexec",
     "prepared",
     "receive",
     "run",
     "serve",
     "set_thread_variables",
+    "take_cores",
     "threads_of_rank",
     "threads_per_rank",
     "usable_cores",

@@ -18,7 +18,10 @@ from pathlib import Path
 from types import FrameType
 
 from paceline.launch._banners import Banners
-from paceline.launch._command import mpiexec
+from paceline.launch._command import allocated_nodes, mpiexec
+from paceline.launch._cores import reserved
+from paceline.launch._cores import variables as core_variables
+from paceline.launch._threads import threads_per_rank
 
 SUPERVISOR = Path(__file__).with_name("_supervise.py")
 PREFIX = "paceline-job-"
@@ -33,20 +36,25 @@ def run(
     environment: Mapping[str, str] | None = None,
     on_line: Callable[[str], None] | None = None,
     time_limit: float | None = None,
+    bind: bool = False,
 ) -> int:
     """Runs `command` on `ranks` ranks and returns the exit status: the ranks' own, or 128 + the signal.
 
     The ranks' output goes to this process's stdout and stderr as it comes, or line by line to `on_line`.
     SIGINT and SIGTERM end the whole job (130, 143), and so do the death of this process and `time_limit`
-    seconds (124). Nothing of the job is left: no process, no segment in /dev/shm, no temporary file.
+    seconds (124). Nothing of the job is left: no process, no segment in /dev/shm, no temporary file. With `bind`
+    idle cores are reserved for the ranks, which go to them with `take_cores`.
 
     >>> run(2, [sys.executable, "-c", "print('hello')"], on_line=print)
     hello
     hello
     0
     """
-    with _folder() as (folder, lock):
-        argv, variables = mpiexec(ranks, command, threads, folder=folder, environment=environment)
+    wanted = ranks * threads_per_rank(ranks, threads)
+    reservation = reserved(wanted) if bind and allocated_nodes() == 1 else contextlib.nullcontext()
+    with _folder() as (folder, lock), reservation as cores:
+        given = {**(environment or {}), **core_variables(cores)}
+        argv, variables = mpiexec(ranks, command, threads, folder=folder, environment=given)
         supervisor = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(lock), str(folder)]
         job = subprocess.Popen(
             [*supervisor, *argv], env=variables, pass_fds=(lock,), start_new_session=True,
