@@ -52,17 +52,16 @@ def fit(
 
         comm = mpi().COMM_WORLD
     if comm is not None:
-        from paceline.launch import apply_threads, threads_per_rank, verify
+        from paceline.launch import apply_threads, threads_of_rank, verify
 
         if ranks is not None and ranks != comm.Get_size():
             raise UsageError(f"ranks={ranks} inside a job of {comm.Get_size()} ranks: leave ranks out there")
         verify(comm.Get_size())
-        here = world()
-        apply_threads(threads_per_rank(comm.Get_size() if here is None else here.local_size, job.config.threads))
+        apply_threads(threads_of_rank(comm, job.config.threads))
         with abort_on_error(comm, usage_errors=False):
             return train(job, comm, progress=None if quiet else _progress())
     if ranks is not None and ranks > 1:
-        from paceline._elsewhere import fit_on_ranks
+        from paceline.elsewhere import fit_on_ranks
 
         return fit_on_ranks(job, ranks, quiet=quiet)
     if ranks is not None and ranks < 1:

@@ -18,7 +18,7 @@ from paceline.comm.recording import Recorded
 from paceline.config import Config
 from paceline.data import Batches, Dataset, load
 from paceline.errors import UsageError
-from paceline.launch import threads_per_rank, world
+from paceline.launch import threads_of_rank
 from paceline.models import Model
 from paceline.models._wrap import as_model, make
 from paceline.progress import Progress
@@ -110,8 +110,7 @@ def train(job: Job, comm: Any, *, progress: Callable[[int, int, int], Progress] 
     folder = _folder(job, comm, rank, ranks)
     record = Record(folder) if folder is not None and rank == 0 else None
     rate = config.lr if config.lr is not None else float(getattr(model, "default_rate", 0.1))
-    here = world()
-    threads = threads_per_rank(ranks if here is None else here.local_size, config.threads)
+    threads = threads_of_rank(comm, config.threads)
     batch = config.global_batch(ranks)
     batches = Batches(
         data.train, batch=batch, seed=config.seed, dtype=model.x.dtype, rank=rank, ranks=ranks, draws=config.draws

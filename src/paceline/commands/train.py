@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument("-n", "--ranks", type=int, metavar="P", help="start P ranks (not inside mpiexec or srun)")
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (default: runs)")
+    parser.add_argument("--no-bind", action="store_true", help="reserve no cores for the ranks")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--json", action="store_true", help="print the results as one JSON object, and nothing else")
     parser.add_argument("--expect-ranks", type=int, help=argparse.SUPPRESS)
@@ -67,6 +68,7 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError(f"-n {args.ranks} inside a job of {here.size} ranks: leave -n out there")
     if here is None and (args.ranks or 1) > 1:
         return _start(args, config)
+    launch.take_cores()
     launch.set_thread_variables(here.local_size if here is not None else 1, config.threads)
     return _rank(args, config, here)
 
@@ -85,7 +87,7 @@ def _start(args: argparse.Namespace, config: Config) -> int:
     command += [f"--{flag}" for flag in ("quiet", "json") if getattr(args, flag)]
     if sys.stderr.isatty():
         command.append(f"--terminal={shutil.get_terminal_size().columns}")
-    return launch.run(args.ranks, command, threads=config.threads)
+    return launch.run(args.ranks, command, threads=config.threads, bind=not args.no_bind)
 
 
 def _rank(args: argparse.Namespace, config: Config, here: Any) -> int:
@@ -102,7 +104,7 @@ def _rank(args: argparse.Namespace, config: Config, here: Any) -> int:
         comm = mpi().COMM_WORLD
         launch.verify(comm.Get_size(), promised=args.expect_ranks)
     with launch.abort_on_error(comm):
-        launch.apply_threads(launch.threads_per_rank(1 if here is None else here.local_size, config.threads))
+        launch.apply_threads(launch.threads_of_rank(comm, config.threads))
         progress = None if args.quiet else on(sys.stderr, width=args.terminal)
         try:
             fitted = train(Job(config=config, runs=args.runs), comm, progress=progress)

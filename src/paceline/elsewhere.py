@@ -1,0 +1,139 @@
+"""`fit(…, ranks=4)` from a plain script or notebook: the job goes to ranks started for it, the results come back.
+
+The parent hands rank 0 the job over a private socket, with large arrays of the data in files that all ranks map; rank 0
+hands it on to the others. Back come the figures and, in a file, the trained parameters.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.errors import AgreedError, UsageError
+from paceline.training import Fitted, Job, train
+
+LARGE = 1 << 16  # bytes from which an array of the data travels as a file
+
+
+def fit_on_ranks(job: Job, ranks: int, *, quiet: bool) -> Fitted:
+    """Run `job` on `ranks` new ranks of this machine; a model given as an object is trained in place."""
+    from paceline.launch import run, serve
+    from paceline.models._wrap import as_model, make
+
+    data, strategy = job.check(ranks)
+    model: Any = None
+    if job.model is not None:  # what cannot be a model is refused here, and what is one gets the result
+        model = as_model(job.model, data, seed=job.config.seed, dtype=job.config.dtype)
+    answers: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+        payload = _packed(replace(job, data=data, model=model), Path(folder), _width(quiet), quiet)
+        with serve(payload, answers.append) as variables:
+            command = [sys.executable, "-m", "paceline.elsewhere"]
+            status = run(ranks, command, threads=job.config.threads, environment=variables, bind=True)
+        if not answers:
+            if status >= 128 + 2 and status in (130, 143):
+                raise KeyboardInterrupt
+            raise RuntimeError(f"the {ranks} ranks ended with exit status {status}; what went wrong is said above")
+        answer = answers[-1]
+        if "refused" in answer:
+            raise UsageError(answer["refused"])
+        if model is None:
+            from paceline import spec
+
+            wanted = spec.parse("models", job.config.model)
+            model = make(wanted, data, seed=job.config.seed, dtype=job.config.dtype)
+        with np.load(Path(folder) / "model.npz", allow_pickle=False) as arrays:
+            model.x[...] = arrays["x"]
+            for name, buffer in model.buffers.items():
+                buffer[...] = arrays[f"buffer.{name}"]
+        model.place(model.x, model.g)
+    return replace(answer["fitted"], model=model, strategy=job.name())
+
+
+def _width(quiet: bool) -> int | None:
+    return shutil.get_terminal_size().columns if not quiet and sys.stderr.isatty() else None
+
+
+def _packed(job: Job, folder: Path, width: int | None, quiet: bool) -> bytes:
+    """The job as bytes, large arrays of its data as files in `folder`."""
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, thing: Any) -> Any:
+            if type(thing) is np.ndarray and thing.nbytes >= LARGE and not thing.dtype.hasobject:
+                path = folder / f"{len(list(folder.iterdir()))}.npy"
+                np.save(path, thing, allow_pickle=False)
+                return _mapped, (str(path),)
+            return super().reducer_override(thing)
+
+    data = io.BytesIO()
+    try:
+        Pickler(data).dump(job.data)
+        rest = replace(job, data=None)
+        return cloudpickle.dumps((sys.path, data.getvalue(), rest, str(folder), width, quiet))  # type: ignore[no-any-return]
+    except (TypeError, AttributeError, RuntimeError, ValueError) as error:
+        raise UsageError(f"the model, data or strategy cannot be sent to other processes: {error}") from error
+
+
+def _mapped(path: str) -> NDArray[Any]:
+    array: NDArray[Any] = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    return array
+
+
+def main() -> int:
+    """One rank of such a job."""
+    from paceline import launch
+    from paceline.comm._mpi import mpi
+
+    launch.take_cores()
+    comm = mpi().COMM_WORLD
+    with launch.abort_on_error(comm):
+        up = None
+        payload = b""
+        if comm.Get_rank() == 0:
+            payload, up = launch.receive()
+        path, data, job, folder, width, quiet = cloudpickle.loads(_everywhere(comm, payload))
+        sys.path[:] = path
+        job = replace(job, data=cloudpickle.loads(data))
+        launch.apply_threads(launch.threads_of_rank(comm, job.config.threads))
+        try:
+            fitted = train(job, comm, progress=None if quiet else _progress(width))
+        except AgreedError as refused:
+            if up is not None:
+                up.send({"refused": str(refused)})
+            return 0
+        if up is not None:
+            from paceline.record._files import write_arrays
+
+            state = {f"buffer.{name}": np.array(value) for name, value in fitted.model.buffers.items()}
+            write_arrays(Path(folder) / "model.npz", {"x": np.array(fitted.model.x), **state})
+            up.send({"fitted": replace(fitted, model=None)})  # type: ignore[arg-type]
+            up.close()
+    return 0
+
+
+def _everywhere(comm: Any, payload: bytes) -> bytes:
+    """Rank 0's bytes, on every rank."""
+    size = np.array([len(payload)])
+    comm.Bcast(size)
+    room = np.frombuffer(payload, np.uint8).copy() if payload else np.empty(int(size[0]), np.uint8)
+    comm.Bcast(room)
+    return room.tobytes()
+
+
+def _progress(width: int | None) -> Any:
+    from paceline.progress import on
+
+    return on(sys.stderr, width=width)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
