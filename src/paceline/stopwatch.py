@@ -33,6 +33,10 @@ class Stopwatch:
         self.seconds[kind] += elapsed
         return elapsed
 
+    def restart(self) -> None:
+        """Let the time since the last lap go uncounted."""
+        self.last = self.clock()
+
     def training(self) -> float:
         """Seconds of everything but evaluation."""
         return sum(seconds for kind, seconds in self.seconds.items() if kind != "evaluation")

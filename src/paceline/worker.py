@@ -164,6 +164,7 @@ class Worker:
         from paceline.collectives._exchange import make_exchange
 
         inner = make_exchange(name, self.model, self.comm)
+        self.watch.restart()  # what an exchange takes to set up is the start of a run, not a step of it
         yield Exchange(inner, self.watch)
         inner.close()
 
