@@ -1,77 +1,101 @@
-"""alpha, beta and gamma of this machine: ping-pong between neighbours and local sums, all ranks at once."""
+"""What this machine's messages and sums cost, measured on all ranks at once: they share its memory.
+
+A ping-pong goes both ways at a time between neighbours, since in a collective every rank sends and receives
+at a time.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.collectives import recursive_doubling
+from paceline.collectives._cost import Machine, cost
+
 Array = NDArray[Any]
 
-SIZES = (8, 64, 1 << 10, 8 << 10, 64 << 10, 512 << 10, 4 << 20)
+SIZES = tuple(8 << k for k in range(0, 22, 3))  # 8 bytes to 16 MiB
 SECONDS = 0.05  # for each size
 
 
-def measure_machine(comm: Any) -> dict[str, float]:
-    """Seconds a message, a byte sent, a byte combined; collective. With an odd rank out, it only computes."""
-    r, p = comm.Get_rank(), comm.Get_size()
-    partner = r ^ 1
+def measure_machine(comm: Any) -> Machine:
+    """alpha, beta, gamma and the cost of a call; collective. With an odd rank out, that one only computes."""
+    p = comm.Get_size()
     passes, sums = [], []
     for size in SIZES:
-        comm.Barrier()
-        passes.append(_ping_pong(comm, size, partner) if partner < p else np.nan)
-        comm.Barrier()
-        sums.append(_local_sum(size))
+        passes.append(_both_ways(comm, size))
+        sums.append(_median_of(comm, _sum(size)))
     both = np.array([passes, sums])
     every = np.empty((p, *both.shape))
     comm.Allgather(both, every)
     times = np.nanmedian(every, axis=0)
     alpha, beta = fit_line(SIZES, times[0])
     _, gamma = fit_line(SIZES, times[1])
-    return {"alpha": alpha, "beta": beta, "gamma": gamma}
+    machine = Machine(alpha=alpha, beta=beta, gamma=gamma)
+
+    one, total = np.ones(1, np.float32), np.ones(1, np.float32)
+    call = np.array([_median_of(comm, lambda: recursive_doubling.allreduce(one, total, comm), together=True)])
+    comm.Bcast(call)
+    messages = machine.seconds(cost("recursive-doubling", n=1, p=p), itemsize=4)
+    return Machine(call=max(0.0, float(call[0]) - messages), alpha=alpha, beta=beta, gamma=gamma)
 
 
 def fit_line(sizes: tuple[int, ...], seconds: Array) -> tuple[float, float]:
-    """a, b of T = a + b * size with the least relative error, neither below 0.
+    """a, b > 0 of T = a + b * size with the least squared error of log T: each size counts alike.
 
-    >>> a, b = fit_line((0, 10, 20), np.array([1.0, 2.0, 3.0]))
+    >>> a, b = fit_line((1, 10, 100, 1000), np.array([2.1, 3.0, 12.0, 102.0]))
     >>> round(a, 6), round(b, 6)
-    (1.0, 0.1)
+    (2.0, 0.1)
     """
-    x = np.array(sizes, float)
-    matrix = np.stack([np.ones_like(x), x], axis=1) / seconds[:, None]
-    (a, b), *_ = np.linalg.lstsq(matrix, np.ones_like(x))
-    if a < 0:
-        a, b = 0.0, float((x / seconds).sum() / ((x / seconds) ** 2).sum())
-    return float(a), max(float(b), 0.0)
+    x, logs = np.array(sizes, float), np.log(seconds)
+    a, b = float(seconds.min()), float(seconds[-1] / x[-1])
+    for _ in range(100):  # Gauss and Newton's steps for log a and log b
+        fitted = a + b * x
+        slopes = np.stack([a / fitted, b * x / fitted], axis=1)
+        step, *_ = np.linalg.lstsq(slopes, logs - np.log(fitted))
+        a, b = (float(v) for v in np.array([a, b]) * np.exp(np.clip(step, -1, 1)))
+    return a, b
 
 
-def _ping_pong(comm: Any, size: int, partner: int) -> float:
-    """Half the median time of a message there and back."""
-    here, there = np.zeros(size, np.uint8), np.empty(size, np.uint8)
-    first = comm.Get_rank() < partner
-    trial = np.median([_there_and_back(comm, here, there, partner, first) for _ in range(5)])
-    repeats = np.array([np.clip(SECONDS / max(trial, 1e-7), 5, 2000)], int)  # the first one says how many
-    (comm.Isend(repeats, partner) if first else comm.Irecv(repeats, partner)).Wait()
-    trips = [_there_and_back(comm, here, there, partner, first) for _ in range(repeats[0])]
-    return float(np.median(trips)) / 2
+def _both_ways(comm: Any, size: int) -> float:
+    partner = comm.Get_rank() ^ 1
+    here, there = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+
+    def exchange() -> None:
+        if partner < comm.Get_size():
+            receiving, sending = comm.Irecv(there, partner), comm.Isend(here, partner)
+            receiving.Wait()
+            sending.Wait()
+
+    seconds = _median_of(comm, exchange)
+    return seconds if partner < comm.Get_size() else np.nan
 
 
-def _there_and_back(comm: Any, here: Array, there: Array, partner: int, first: bool) -> float:
+def _sum(size: int) -> Callable[[], None]:
+    a, b, c = (np.ones(size // 4, np.float32) for _ in range(3))
+
+    def add() -> None:
+        np.add(a, b, out=c)
+
+    return add
+
+
+def _median_of(comm: Any, work: Callable[[], None], *, together: bool = False) -> float:
+    """Seconds of `work`, done by all ranks as often as fits the time; after a barrier if `together`."""
+    trial = [_seconds(comm, work, together) for _ in range(5)]
+    repeats = np.array([np.clip(SECONDS / max(float(np.median(trial)), 1e-7), 5, 2000)], int)
+    comm.Bcast(repeats)
+    comm.Barrier()
+    return float(np.median([_seconds(comm, work, together) for _ in range(repeats[0])]))
+
+
+def _seconds(comm: Any, work: Callable[[], None], together: bool) -> float:
+    if together:
+        comm.Barrier()
     start = time.perf_counter()
-    for sends in (first, not first):
-        (comm.Isend(here, partner) if sends else comm.Irecv(there, partner)).Wait()
+    work()
     return time.perf_counter() - start
-
-
-def _local_sum(size: int) -> float:
-    a, b = np.ones(max(1, size // 4), np.float32), np.ones(max(1, size // 4), np.float32)
-    seconds: list[float] = []
-    until = time.perf_counter() + SECONDS / 4
-    while not seconds or time.perf_counter() < until:
-        start = time.perf_counter()
-        np.add(a, b, out=b)
-        seconds.append(time.perf_counter() - start)
-    return float(np.median(seconds))

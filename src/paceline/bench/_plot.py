@@ -26,7 +26,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
     from matplotlib.ticker import FuncFormatter
 
     jobs = result["jobs"]
-    figure = Figure(figsize=(1.5 + 4.6 * len(jobs), 8), layout="constrained")
+    figure = Figure(figsize=(2.4 + 4.6 * len(jobs), 8.4), layout="constrained")
     rows = figure.subplots(2, len(jobs), squeeze=False, sharex=True, sharey="row")
     for column, job in enumerate(jobs):
         above, below = rows[0][column], rows[1][column]
@@ -51,9 +51,11 @@ def plot(result: dict[str, Any], path: Path) -> None:
         for axes in (above, below):
             axes.grid(alpha=0.3)
             axes.spines[["top", "right"]].set_visible(False)
-    rows[0][0].set_ylabel("time in us (median; band: p10 to p90; dotted: model)")
+    rows[0][0].set_ylabel("time in us")
     rows[1][0].set_ylabel("bus bandwidth in GB/s")
     handles, labels = rows[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, ncols=min(8, len(labels)), loc="outside lower center", frameon=False)
-    figure.suptitle(f"allreduce of {result['dtype']}")
+    figure.legend(
+        handles, labels, ncols=min(4 * len(jobs), len(labels)), loc="outside lower center", frameon=False
+    )
+    figure.suptitle(f"allreduce of {result['dtype']}: median time, band p10 to p90, dotted the model")
     figure.savefig(path, dpi=150)

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def measure(
             traffic[name] = [seen.counts.messages, seen.counts.bytes]
             right[name] = _is_sum(recv, comm.Get_size())
             recv[...] = 0
-            repeat[name] = max(1, min(repeats, int(seconds / _slowest(comm, [_timed(comm, call)])[0])))
+            trial = _slowest(comm, [_timed(comm, call) for _ in range(3)]).min()
+            repeat[name] = max(1, min(repeats, int(seconds / trial)))
         times: dict[str, list[float]] = {name: [] for name in algorithms}
         for turn in range(max(repeat.values())):
             for name in algorithms:
@@ -57,7 +59,7 @@ def measure(
                 }
             )
     library = " ".join(mpi().Get_library_version().strip("\0 \n").splitlines()[0].split(",")[0].split())
-    return {"machine": machine, "mpi": library, "cells": cells}
+    return {"machine": asdict(machine), "mpi": library, "cells": cells}
 
 
 def _call(name: str, send: Array, recv: Array) -> Callable[[Any], None]:

@@ -22,8 +22,9 @@ def _block(job: dict[str, Any], dtype: str) -> str:
     crowded = "; more ranks than cores: the times say little" if job["oversubscribed"] else ""
     head = (
         f"{job['ranks']} ranks on {job['cores']} cores, {dtype}, {job['mpi']}{crowded}\n"
-        f"alpha {1e6 * machine['alpha']:.2f} us a message, beta {1e9 * machine['beta']:.3f} ns a byte sent, "
-        f"gamma {1e9 * machine['gamma']:.3f} ns a byte combined (ping-pong of all pairs at once, local sums)"
+        f"a call {1e6 * machine['call']:.1f} us, alpha {1e6 * machine['alpha']:.2f} us a message, "
+        f"beta {1e9 * machine['beta']:.3f} ns a byte sent, "
+        f"gamma {1e9 * machine['gamma']:.3f} ns a byte combined"
     )
     rows = [HEADINGS, *(_row(cell) for cell in job["cells"])]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]

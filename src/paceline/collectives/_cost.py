@@ -1,9 +1,9 @@
 """What an allreduce costs: exactly counted messages and bytes, and the alpha-beta-gamma model of its time.
 
-    T = alpha * rounds + beta * bytes on the way + gamma * bytes combined or copied
+    T = call + alpha * rounds + beta * bytes on the way + gamma * bytes combined or copied
 
-alpha: seconds a message; beta: seconds a byte sent; gamma: seconds a byte combined. Each collective's file
-has its own function `cost(case)`; a collective without one has no prediction.
+call: seconds before the first message; alpha: a message; beta: a byte sent; gamma: a byte combined. Each
+collective's file has its own function `cost(case)`; a collective without one has no prediction.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """alpha, beta and gamma, in seconds.
+    """alpha, beta and gamma, and what a call costs before its first message, in seconds.
 
     >>> gigabit = Machine(alpha=50e-6, beta=8e-9, gamma=0.2e-9)
     >>> round(gigabit.seconds(cost("ring", n=250_000, p=4), itemsize=4), 4)
@@ -67,10 +67,12 @@ class Machine:
     alpha: float
     beta: float
     gamma: float
+    call: float = 0.0
 
     def seconds(self, cost: Cost, itemsize: int) -> float:
         """The predicted time."""
-        return self.alpha * cost.rounds + itemsize * (self.beta * cost.carried + self.gamma * cost.touched)
+        moved = self.beta * cost.carried + self.gamma * cost.touched
+        return self.call + self.alpha * cost.rounds + itemsize * moved
 
 
 def cost(name: str, *, n: int, p: int, r: int = 0, itemsize: int = 4, nodes: Nodes | None = None) -> Cost:

@@ -33,17 +33,19 @@ class PowerOfTwo:
         """How many messages this rank sends if those who take part send `exchanges`."""
         return 1 if self.number is None else exchanges + self.paired
 
-    def fold(self, x: Array, inbox: Array, comm: Channel, op: Operation) -> None:
-        """Combine the pairs' arrays in the odd ranks' x."""
+    def fold(self, send: Array, recv: Array, inbox: Array, comm: Channel, op: Operation) -> Array:
+        """Combine the pairs' arrays in the odd ranks' `recv`; return the array to go on with."""
         if self.number is None:
-            comm.Isend(x, self.rank + 1).Wait()
+            comm.Isend(send, self.rank + 1).Wait()
         elif self.paired:
             comm.Irecv(inbox, self.rank - 1).Wait()
-            op(inbox, x, x)
+            op(inbox, send, recv)
+            return recv
+        return send
 
-    def unfold(self, x: Array, comm: Channel) -> None:
+    def unfold(self, recv: Array, comm: Channel) -> None:
         """Give the result to those who sat out."""
         if self.number is None:
-            comm.Irecv(x, self.rank + 1).Wait()
+            comm.Irecv(recv, self.rank + 1).Wait()
         elif self.paired:
-            comm.Isend(x, self.rank - 1).Wait()
+            comm.Isend(recv, self.rank - 1).Wait()

@@ -5,37 +5,45 @@
     allreduce my part with the owners of that part on the other nodes; barrier
     copy the result out
 
-With m nodes of q ranks, each rank sends what an allreduce of n/q elements among m ranks costs. If the nodes
-differ, q is the smallest number of ranks on a node, and the ranks beyond it own no part. A long array goes
-piece by piece.
+With m nodes of q ranks, each rank sends what an allreduce of n/q elements among m ranks costs, by the
+cheapest of recursive doubling, Rabenseifner and the ring. If the nodes differ, q is the smallest number of
+ranks on a node, and the ranks beyond it own no part. A long array goes piece by piece. On one node this is
+shared-memory.
 """
 
 from __future__ import annotations
 
-from paceline.collectives import recursive_doubling, ring
+from functools import lru_cache
+from types import ModuleType
+
+from paceline.collectives import rabenseifner, recursive_doubling, ring, shared_memory
 from paceline.collectives._blocks import cut, length
 from paceline.collectives._buffers import Array, collective
-from paceline.collectives._cost import Case, Cost
+from paceline.collectives._cost import Case, Cost, Machine
 from paceline.collectives._nodes import nodes, peers
 from paceline.collectives._operation import Operation
 from paceline.comm import Channel
 from paceline.comm._shared import CACHE_LINE
 
+# Longer than shared-memory's: what goes between the nodes is a part of it.
 ROW_BYTES = 4 << 20
-# Below this many bytes rounds cost more than bytes.
-SHORT = 32 << 10
+# What a message between nodes costs, roughly: 10 Gbit Ethernet. It decides by which algorithm they combine.
+NETWORK = Machine(alpha=30e-6, beta=0.8e-9, gamma=0.1e-9)
 
 
 @collective
 def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
     """Combine `send` of all ranks into `recv` on each: inside the nodes, then between them."""
-    owners = nodes(comm).smallest
+    layout = nodes(comm)
+    if layout.count == 1:
+        shared_memory.allreduce(send, recv, comm, op)
+        return
     for piece in cut(send.size, -(-send.nbytes // ROW_BYTES)):
-        reduce_piece(send[piece], recv[piece], comm, owners, op)
+        reduce_piece(send[piece], recv[piece], comm, layout.smallest, op)
 
 
 def reduce_piece(send: Array, recv: Array, comm: Channel, owners: int, op: Operation) -> None:
-    node = comm.node
+    node, across = comm.node, peers(comm)
     r, p = node.rank, node.size
     shared = node.shared((p + 1) * ROW_BYTES)
     rows = shared.memory.reshape(p + 1, ROW_BYTES)[:, : send.nbytes].view(send.dtype)
@@ -44,34 +52,37 @@ def reduce_piece(send: Array, recv: Array, comm: Channel, owners: int, op: Opera
     shared.fence()
     if r < owners:
         mine = cut(send.size, owners, align=CACHE_LINE // send.itemsize)[r]
-        if length(mine):
-            op.over(rows[:p, mine], rows[p, mine])  # s_r = sum of x over the node, columns of part r
-        between(rows[p, mine], peers(comm), op)  # s_r <- sum of s_r over the nodes
-    else:
-        peers(comm)
+        op.over(rows[:p, mine], rows[p, mine])  # s_r = sum of x over the node, columns of part r
+        between(rows[p, mine], across, op)  # s_r <- sum of s_r over the nodes
     shared.fence()
     recv[...] = rows[p]
 
 
+@lru_cache(maxsize=256)
+def between_nodes(nbytes: int, ranks: int) -> ModuleType:
+    """The cheapest collective for an array of `nbytes` among ranks of different nodes, by the formulas."""
+    case = Case(n=nbytes, p=ranks, itemsize=1)
+    choices = (recursive_doubling, rabenseifner, ring)
+    return min(choices, key=lambda module: NETWORK.seconds(module.cost(case), itemsize=1))
+
+
 def between(x: Array, comm: Channel, op: Operation) -> None:
     """Allreduce in place among ranks of different nodes, with the same bits on all."""
-    if x.size and comm.size > 1:
-        (recursive_doubling if x.nbytes <= SHORT else ring).allreduce(x, x, comm, op)
+    between_nodes(x.nbytes, comm.size).allreduce(x, x, comm, op)
 
 
 def cost(case: Case) -> Cost:
     """Shared memory's in the node; between the nodes that of an allreduce of its part."""
     layout = case.nodes
-    owners, place = layout.smallest, layout.place(case.r)
-    among = layout.peers(case.r)
+    if layout.count == 1:
+        return shared_memory.cost(case)
+    owners, place, among = layout.smallest, layout.place(case.r), layout.peers(case.r)
     barrier = (layout.largest - 1).bit_length()
     total = Cost()
     for piece in cut(case.n, -(-case.n * case.itemsize // ROW_BYTES)):
-        n = length(piece)
-        parts = cut(n, owners, align=CACHE_LINE // case.itemsize)
-        total += Cost(rounds=2 * barrier, touched=2 * n + layout.largest * length(parts[0]))
-        if place < owners and layout.count > 1 and length(parts[place]):
-            part = length(parts[place])
-            algorithm = recursive_doubling if part * case.itemsize <= SHORT else ring
-            total += algorithm.cost(Case(n=part, p=len(among), r=among.index(case.r), itemsize=case.itemsize))
+        parts = [length(part) for part in cut(length(piece), owners, align=CACHE_LINE // case.itemsize)]
+        total += Cost(rounds=2 * barrier, touched=2 * length(piece) + layout.largest * parts[0])
+        if place < owners and parts[place]:
+            part = Case(n=parts[place], p=len(among), r=among.index(case.r), itemsize=case.itemsize)
+            total += between_nodes(part.n * part.itemsize, part.p).cost(part)
     return total

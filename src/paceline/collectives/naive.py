@@ -46,4 +46,5 @@ def cost(case: Case) -> Cost:
     """An array to each of the others."""
     others = case.p - 1
     elements = others * case.n
-    return Cost(messages=others, sent=elements, rounds=others, carried=elements, touched=elements)
+    touched = elements + 2 * case.n
+    return Cost(messages=others, sent=elements, rounds=others, carried=elements, touched=touched)

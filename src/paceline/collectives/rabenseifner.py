@@ -24,17 +24,16 @@ from paceline.comm import Channel
 def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
     """Combine `send` of all ranks into `recv` on each, by recursive halving and doubling."""
     inbox = comm.scratch(send.size, send.dtype)
-    if send is not recv:
-        recv[...] = send
     me = PowerOfTwo(comm.rank, comm.size)
-    me.fold(recv, inbox, comm, op)
+    x = me.fold(send, recv, inbox, comm, op)
     if me.number is not None:
-        _halve_and_double(recv, inbox, me, comm, op)
+        _halve_and_double(x, recv, inbox, me, me.number, comm, op)
     me.unfold(recv, comm)
 
 
-def _halve_and_double(x: Array, inbox: Array, me: PowerOfTwo, comm: Channel, op: Operation) -> None:
-    v = me.number or 0
+def _halve_and_double(
+    x: Array, recv: Array, inbox: Array, me: PowerOfTwo, v: int, comm: Channel, op: Operation
+) -> None:
     blocks = cut(x.size, me.size)
     low, width = 0, me.size  # the blocks that are still mine: low … low + width - 1
 
@@ -46,14 +45,14 @@ def _halve_and_double(x: Array, inbox: Array, me: PowerOfTwo, comm: Channel, op:
         partial = inbox[mine]
         receiving, sending = comm.Irecv(partial, partner), comm.Isend(x[theirs], partner)
         receiving.Wait()
-        op(partial, x[mine], x[mine])
+        op(partial, x[mine], recv[mine])  # s <- s + s', of the half that is kept
         sending.Wait()
-        low = keep
+        x, low = recv, keep
 
     while width < me.size:  # allgather by doubling
         partner = me.rank_of(v ^ width)
         mine, theirs = _span(blocks, low, width), _span(blocks, low ^ width, width)
-        receiving, sending = comm.Irecv(x[theirs], partner), comm.Isend(x[mine], partner)
+        receiving, sending = comm.Irecv(recv[theirs], partner), comm.Isend(recv[mine], partner)
         receiving.Wait()
         sending.Wait()
         low, width = low & ~width, 2 * width

@@ -22,22 +22,17 @@ from paceline.comm import Channel
 def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
     """Combine `send` of all ranks into `recv` on each, in log2 p rounds of whole arrays."""
     inbox = comm.scratch(send.size, send.dtype)
-    if send is not recv:
-        recv[...] = send
     me = PowerOfTwo(comm.rank, comm.size)
-    me.fold(recv, inbox, comm, op)
-    if me.number is not None:
-        distance = 1
-        while distance < me.size:
-            partner = me.rank_of(me.number ^ distance)
-            receiving, sending = comm.Irecv(inbox, partner), comm.Isend(recv, partner)
-            receiving.Wait()
-            sending.Wait()
-            if partner < comm.rank:  # the same order on both sides: the same bits
-                op(inbox, recv, recv)
-            else:
-                op(recv, inbox, recv)
-            distance *= 2
+    x = me.fold(send, recv, inbox, comm, op)
+    distance = 1
+    while me.number is not None and distance < me.size:
+        partner = me.rank_of(me.number ^ distance)
+        receiving, sending = comm.Irecv(inbox, partner), comm.Isend(x, partner)
+        receiving.Wait()
+        sending.Wait()
+        lower, upper = (inbox, x) if partner < comm.rank else (x, inbox)
+        op(lower, upper, recv)  # s <- s + s', in the same order on both sides: the same bits
+        x, distance = recv, 2 * distance
     me.unfold(recv, comm)
 
 

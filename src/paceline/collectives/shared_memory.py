@@ -10,7 +10,7 @@ goes piece by piece. (Training does without the copies: see `paceline.collective
 
 from __future__ import annotations
 
-from paceline.collectives._blocks import cut, length
+from paceline.collectives._blocks import cut
 from paceline.collectives._buffers import Array, collective
 from paceline.collectives._cost import Case, Cost
 from paceline.collectives._operation import Operation
@@ -42,8 +42,7 @@ def reduce_piece(send: Array, recv: Array, comm: Channel, op: Operation) -> None
 
     rows[r] = send
     shared.fence()
-    if length(mine):
-        op.over(rows[:p, mine], rows[p, mine])  # s_r = x_0 + x_1 + … + x_p-1, columns of part r
+    op.over(rows[:p, mine], rows[p, mine])  # s_r = x_0 + x_1 + … + x_p-1, columns of part r
     shared.fence()
     recv[...] = rows[p]
 
