@@ -26,7 +26,14 @@ def rank_main(rank: int, ranks: int, port: int, batch: int, steps: int) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
     torch.manual_seed(0)
-    layers = [nn.Linear(784, 128), nn.Sigmoid(), nn.Linear(128, 64), nn.Sigmoid(), nn.Linear(64, 10), nn.Sigmoid()]
+    layers = [
+        nn.Linear(784, 128),
+        nn.Sigmoid(),
+        nn.Linear(128, 64),
+        nn.Sigmoid(),
+        nn.Linear(64, 10),
+        nn.Sigmoid(),
+    ]
     network = nn.Sequential(*layers)
     model = DistributedDataParallel(network) if ranks > 1 else network
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -52,7 +59,9 @@ def rank_main(rank: int, ranks: int, port: int, batch: int, steps: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--batch", type=int, default=64, help="samples a rank")
     parser.add_argument("--steps", type=int, default=200)
@@ -66,7 +75,16 @@ def main() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    common = [sys.executable, __file__, "--ranks", str(args.ranks), "--batch", str(args.batch), "--steps", str(args.steps)]
+    common = [
+        sys.executable,
+        __file__,
+        "--ranks",
+        str(args.ranks),
+        "--batch",
+        str(args.batch),
+        "--steps",
+        str(args.steps),
+    ]
     ranks = [
         subprocess.Popen([*common, "--rank", str(rank), "--port", str(port)], env=environment)
         for rank in range(args.ranks)

@@ -28,8 +28,23 @@ SERIES = {
 def once(series: str, ranks: int) -> float:
     if series == "ddp":
         return ddp(ranks, 64)["samples_per_second"]
-    how = ["--strategy", "serial"] if ranks == 1 else ["--strategy", f"sync:allreduce={series}", "-n", str(ranks)]
-    words = [*REFERENCE, "--batch", str(64 * ranks), "--draws", "300", "--epochs", "2", "--threads", "1", *how]
+    how = (
+        ["--strategy", "serial"]
+        if ranks == 1
+        else ["--strategy", f"sync:allreduce={series}", "-n", str(ranks)]
+    )
+    words = [
+        *REFERENCE,
+        "--batch",
+        str(64 * ranks),
+        "--draws",
+        "300",
+        "--epochs",
+        "2",
+        "--threads",
+        "1",
+        *how,
+    ]
     return paceline(*words)["samples_per_second"]
 
 
@@ -61,7 +76,9 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", default="1,2,4,8,16")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, required=True)

@@ -27,13 +27,33 @@ def paceline(*arguments: str, cores: int | None = None) -> dict:
     """One run; `cores` limits it to the first so many cores."""
     limit = ["taskset", "-c", f"0-{cores - 1}"] if cores else []
     with tempfile.TemporaryDirectory() as runs:
-        command = [*limit, sys.executable, "-m", "paceline", "train", *arguments, "--quiet", "--json", "--runs", runs]
+        command = [
+            *limit,
+            sys.executable,
+            "-m",
+            "paceline",
+            "train",
+            *arguments,
+            "--quiet",
+            "--json",
+            "--runs",
+            runs,
+        ]
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     return json.loads(done.stdout)
 
 
 def ddp(ranks: int, batch: int) -> dict:
-    command = [sys.executable, str(HERE / "ddp.py"), "--ranks", str(ranks), "--batch", str(batch), "--steps", "150"]
+    command = [
+        sys.executable,
+        str(HERE / "ddp.py"),
+        "--ranks",
+        str(ranks),
+        "--batch",
+        str(batch),
+        "--steps",
+        "150",
+    ]
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
 
 
@@ -42,7 +62,9 @@ def cases(ranks: int) -> dict:
     rate = "samples_per_second"
     big = [*REFERENCE, "--batch", str(64 * ranks), "--epochs", "4"]
     return {
-        f"serial, batch {64 * ranks}, 1 thread": lambda: paceline(*big, "--strategy", "serial", "--threads", "1")[rate],
+        f"serial, batch {64 * ranks}, 1 thread": lambda: paceline(
+            *big, "--strategy", "serial", "--threads", "1"
+        )[rate],
         f"serial, batch {64 * ranks}, all threads": lambda: paceline(*big, "--strategy", "serial")[rate],
         **{
             f"sync:{name}, {ranks} ranks x 64": lambda name=name: paceline(
@@ -64,7 +86,9 @@ def cases(ranks: int) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)
@@ -92,7 +116,12 @@ def machine() -> dict:
     """Where the figures were made."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     processor = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return {"processor": processor, "cores": os.cpu_count(), "system": platform.system(), "python": platform.python_version()}
+    return {
+        "processor": processor,
+        "cores": os.cpu_count(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+    }
 
 
 if __name__ == "__main__":

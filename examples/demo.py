@@ -13,7 +13,20 @@ REFERENCE = ["--data", "mnist", "--model", "mlp:128,64", "--lr", "1.6"]
 SMALL = [*REFERENCE, "--batch", "16", "--draws", "632", "--epochs", "5"]
 LARGE = ["--data", "mnist", "--model", "mlp:256,128,activation=relu,loss=cross-entropy", "--lr", "0.2", "--batch", "512",
          "--epochs", "5"]  # fmt: skip
-CONVOLUTION = ["--data", "mnist", "--model", "cnn", "--lr", "0.1", "--batch", "64", "--draws", "300", "--epochs", "1"]
+CONVOLUTION = [
+    "--data",
+    "mnist",
+    "--model",
+    "cnn",
+    "--lr",
+    "0.1",
+    "--batch",
+    "64",
+    "--draws",
+    "300",
+    "--epochs",
+    "1",
+]
 COLLECTIVES = ("naive", "ring", "recursive-doubling", "rabenseifner", "native", "shared-memory")
 
 
@@ -35,7 +48,9 @@ def main() -> None:
         train(*problem, "--strategy", "serial", "--threads", "1")
         for name in collectives:
             train(*problem, "--strategy", f"sync:allreduce={name}", "-n", ranks, "--threads", "1")
-    sys.exit(subprocess.run([sys.executable, "-m", "paceline", "report", str(RUNS), "-o", str(REPORT)]).returncode)
+    sys.exit(
+        subprocess.run([sys.executable, "-m", "paceline", "report", str(RUNS), "-o", str(REPORT)]).returncode
+    )
 
 
 if __name__ == "__main__":

@@ -32,7 +32,10 @@ def paceline(*words: str, cwd: Path, time_limit: float = 60) -> subprocess.Compl
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("how", [("--strategy", "serial"), ("--strategy", "sync"), ("-n", "3", "--strategy", "sync:allreduce=ring")])
+@pytest.mark.parametrize(
+    "how",
+    [("--strategy", "serial"), ("--strategy", "sync"), ("-n", "3", "--strategy", "sync:allreduce=ring")],
+)
 def test_train_predict_and_report(tmp_path: Path, how: tuple[str, ...]) -> None:
     trained = paceline("train", *SMALL, *how, "--json", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
@@ -73,7 +76,9 @@ def test_quiet_says_nothing_but_the_result(tmp_path: Path) -> None:
 
 
 def test_under_mpiexec_its_ranks_are_used(tmp_path: Path) -> None:
-    command, environment = mpiexec(2, [sys.executable, "-m", "paceline", "train", *SMALL, "--json", "--quiet"])
+    command, environment = mpiexec(
+        2, [sys.executable, "-m", "paceline", "train", *SMALL, "--json", "--quiet"]
+    )
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["ranks"] == 2

@@ -28,7 +28,14 @@ def test_a_terminal_gets_a_bar_that_fits() -> None:
     for width in (20, 60, 100):
         now = iter(range(100))
         stream = Terminal()
-        bar = Bar(stream, epochs=4, steps=40, samples_per_step=8, width=width, clock=lambda now=now: float(next(now)))
+        bar = Bar(
+            stream,
+            epochs=4,
+            steps=40,
+            samples_per_step=8,
+            width=width,
+            clock=lambda now=now: float(next(now)),
+        )
         bar.step(9, 0.25)
         drawn = stream.getvalue().split("\r")[-1]
         assert len(drawn) == width - 1

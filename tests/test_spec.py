@@ -46,7 +46,11 @@ def test_options_are_converted_by_their_types(text: str, made: Options) -> None:
         ("strategies", "sync:ring", "sync takes option=value; got 'ring'"),
         ("strategies", "no_such_module:Thing", "no module 'no_such_module'"),
         ("strategies", f"{HERE}:Nothing", f"module '{HERE}' has no attribute 'Nothing'"),
-        ("strategies", f"{HERE}:Options:whole=x", "whole of tests.test_spec:Options must be a whole number; got 'x'"),
+        (
+            "strategies",
+            f"{HERE}:Options:whole=x",
+            "whole of tests.test_spec:Options must be a whole number; got 'x'",
+        ),
         ("strategies", f"{HERE}:Options:real=x", "must be a number; got 'x'"),
         ("strategies", f"{HERE}:Options:flag=maybe", "must be true or false; got 'maybe'"),
         ("strategies", f"{HERE}:Options:choice=three", "unknown choice of tests.test_spec:Options 'three'"),

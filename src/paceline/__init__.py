@@ -28,7 +28,7 @@ _PLACES = {
     "load_model": "paceline.prediction",
     "predict": "paceline.prediction",
 }
-__all__ = ["__version__", *sorted(_PLACES)]  # noqa: PLE0604
+__all__ = ["__version__", *sorted(_PLACES)]
 
 if TYPE_CHECKING:
     from paceline.collectives import allreduce as allreduce

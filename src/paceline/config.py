@@ -27,7 +27,9 @@ class Config:
     strategy: str = _setting("sync", "how the ranks train together, or module:class", "STRATEGY")
     update: str = _setting("sgd", "how a gradient changes the parameters", "UPDATE")
     lr: float | None = _setting(
-        None, "learning rate, applied to the mean gradient of a batch (default: the model's own, else 0.1)", "RATE"
+        None,
+        "learning rate, applied to the mean gradient of a batch (default: the model's own, else 0.1)",
+        "RATE",
     )
     schedule: str = _setting("constant", "how the learning rate goes with the step", "SCHEDULE")
     lr_scaling: Literal["none", "linear", "square-root"] = _setting(
@@ -35,7 +37,9 @@ class Config:
     )
     batch: int = _setting(64, "samples in the global batch: p ranks take pieces of it (strong scaling)", "N")
     batch_per_rank: int | None = _setting(
-        None, "samples a rank: the global batch grows with the ranks (weak scaling; in the place of --batch)", "N"
+        None,
+        "samples a rank: the global batch grows with the ranks (weak scaling; in the place of --batch)",
+        "N",
     )
     epochs: int = _setting(5, "passes over the training data", "N")
     draws: int | None = _setting(
@@ -46,17 +50,31 @@ class Config:
     threads: int | None = _setting(None, "threads a rank (default: cores // ranks)", "N")
 
     def __post_init__(self) -> None:
-        for name, least in (("batch", 1), ("batch_per_rank", 1), ("epochs", 0), ("draws", 1), ("threads", 1), ("seed", 0)):
+        for name, least in (
+            ("batch", 1),
+            ("batch_per_rank", 1),
+            ("epochs", 0),
+            ("draws", 1),
+            ("threads", 1),
+            ("seed", 0),
+        ):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise UsageError(f"{name.replace('_', '-')} must be a whole number of at least {least}; got {value!r}")
+                raise UsageError(
+                    f"{name.replace('_', '-')} must be a whole number of at least {least}; got {value!r}"
+                )
         if self.lr is not None and not (isinstance(self.lr, int | float) and 0 < self.lr < math.inf):
             raise UsageError(f"lr must be a number above 0; got {self.lr!r}")
-        for name, choices in (("lr_scaling", ("none", "linear", "square-root")), ("dtype", ("float32", "float64"))):
+        for name, choices in (
+            ("lr_scaling", ("none", "linear", "square-root")),
+            ("dtype", ("float32", "float64")),
+        ):
             if getattr(self, name) not in choices:
                 raise unknown(name.replace("_", "-"), str(getattr(self, name)), choices)
         if self.lr_scaling != "none" and self.batch_per_rank is None:
-            raise UsageError(f"lr-scaling={self.lr_scaling} needs batch-per-rank: a fixed batch does not grow")
+            raise UsageError(
+                f"lr-scaling={self.lr_scaling} needs batch-per-rank: a fixed batch does not grow"
+            )
 
     def global_batch(self, ranks: int) -> int:
         """Samples in one step of all `ranks` ranks together."""

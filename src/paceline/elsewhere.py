@@ -29,7 +29,7 @@ def fit_on_ranks(job: Job, ranks: int, *, quiet: bool) -> Fitted:
     from paceline.launch import run, serve
     from paceline.models._wrap import as_model, make
 
-    data, strategy = job.check(ranks)
+    data, _ = job.check(ranks)
     model: Any = None
     if job.model is not None:  # what cannot be a model is refused here, and what is one gets the result
         model = as_model(job.model, data, seed=job.config.seed, dtype=job.config.dtype)
@@ -40,9 +40,11 @@ def fit_on_ranks(job: Job, ranks: int, *, quiet: bool) -> Fitted:
             command = [sys.executable, "-m", "paceline.elsewhere"]
             status = run(ranks, command, threads=job.config.threads, environment=variables, bind=True)
         if not answers:
-            if status >= 128 + 2 and status in (130, 143):
+            if status == 130:
                 raise KeyboardInterrupt
-            raise RuntimeError(f"the {ranks} ranks ended with exit status {status}; what went wrong is said above")
+            raise RuntimeError(
+                f"the {ranks} ranks ended with exit status {status}; what went wrong is said above"
+            )
         answer = answers[-1]
         if "refused" in answer:
             raise UsageError(answer["refused"])
@@ -56,7 +58,8 @@ def fit_on_ranks(job: Job, ranks: int, *, quiet: bool) -> Fitted:
             for name, buffer in model.buffers.items():
                 buffer[...] = arrays[f"buffer.{name}"]
         model.place(model.x, model.g)
-    return replace(answer["fitted"], model=model, strategy=job.name())
+    fitted: Fitted = answer["fitted"]
+    return replace(fitted, model=model, strategy=job.name())
 
 
 def _width(quiet: bool) -> int | None:

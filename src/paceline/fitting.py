@@ -46,7 +46,9 @@ def fit(
     from paceline.launch import abort_on_error, world
     from paceline.training import Job, train
 
-    job = Job(config=_config(model, data, strategy, settings), **_objects(model, data, strategy), runs=_path(runs))
+    job = Job(
+        config=_config(model, data, strategy, settings), **_objects(model, data, strategy), runs=_path(runs)
+    )
     if comm is None and (world() is not None or _mpi_is_running()):
         from paceline.comm._mpi import mpi
 
@@ -75,7 +77,8 @@ def _config(model: Any, data: Any, strategy: Any, settings: dict[str, Any]) -> C
         if name not in known:
             raise UsageError(f"unknown setting {name!r} of fit; choose one of {', '.join(known)}")
     words = {"model": model, "data": data, "strategy": strategy}
-    return Config(**{k: v if isinstance(v, str) else _described(v) for k, v in words.items()}, **settings)
+    spelled: dict[str, Any] = {k: v if isinstance(v, str) else _described(v) for k, v in words.items()}
+    return Config(**spelled, **settings)
 
 
 def _described(thing: Any) -> str:
@@ -113,5 +116,3 @@ def _progress() -> Any:
     from paceline.progress import on
 
     return on(sys.stderr)
-
-

@@ -41,7 +41,9 @@ def load_model(run: str | Path, *, model: Any = None, data: Any = None) -> Model
         try:
             made = make(spec.parse("models", config["model"]), dataset, **seeded)
         except (UsageError, TypeError) as error:
-            raise UsageError(f"the model {config['model']!r} of {source.folder} cannot be made again: {error}") from None
+            raise UsageError(
+                f"the model {config['model']!r} of {source.folder} cannot be made again: {error}"
+            ) from None
     source.restore(made)
     return made
 

@@ -97,7 +97,9 @@ class Job:
         data = load(self.config.data if self.data is None else self.data)
         batch = self.config.global_batch(ranks)
         if batch > len(data.train):
-            raise UsageError(f"a batch of {batch} is more than the {len(data.train)} training samples of {data.name}")
+            raise UsageError(
+                f"a batch of {batch} is more than the {len(data.train)} training samples of {data.name}"
+            )
         return data, strategy
 
 
@@ -113,12 +115,24 @@ def train(job: Job, comm: Any, *, progress: Callable[[int, int, int], Progress] 
     threads = threads_of_rank(comm, config.threads)
     batch = config.global_batch(ranks)
     batches = Batches(
-        data.train, batch=batch, seed=config.seed, dtype=model.x.dtype, rank=rank, ranks=ranks, draws=config.draws
+        data.train,
+        batch=batch,
+        seed=config.seed,
+        dtype=model.x.dtype,
+        rank=rank,
+        ranks=ranks,
+        draws=config.draws,
     )
     steps = config.epochs * batches.steps_per_epoch
     shown = progress(config.epochs, steps, batch) if progress and rank == 0 else None
     if record is not None:
-        described = {**asdict(config), "lr": rate, "strategy": job.name(), "ranks": ranks, "classes": data.classes}
+        described = {
+            **asdict(config),
+            "lr": rate,
+            "strategy": job.name(),
+            "ranks": ranks,
+            "classes": data.classes,
+        }
         record.start(described, environment(threads=threads, comm=comm))
 
     def on_epoch(epoch: Epoch) -> None:
@@ -222,7 +236,9 @@ def _collect(me: Worker, traffic: tuple[int, int]) -> tuple[Array, Array, list[A
     """Seconds by rank and kind; samples, bytes and messages in all; and, on rank 0, every rank's log."""
     rows = np.array(me.log).reshape(-1, len(COLUMNS))
     logs = me.gather(rows)
-    seconds = np.concatenate(me.gather(np.array([[me.watch.seconds[kind] for kind in KINDS]])) or [np.empty((0, 5))])
+    seconds = np.concatenate(
+        me.gather(np.array([[me.watch.seconds[kind] for kind in KINDS]])) or [np.empty((0, 5))]
+    )
     totals = me.total(np.array([rows[:, COLUMNS.index("count")].sum(), *traffic]))
     if me.rank == 0:
         waited = waiting(logs)

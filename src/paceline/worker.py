@@ -199,7 +199,9 @@ class Worker:
         counts = np.zeros(self.size, np.int64)
         self._control.Allgather(np.array([rows.size], np.int64), counts)
         everything = np.empty(int(counts.sum()) if self.rank == 0 else 0, rows.dtype)
-        self._control.Gatherv(np.ascontiguousarray(rows), [everything, counts] if self.rank == 0 else None, root=0)
+        self._control.Gatherv(
+            np.ascontiguousarray(rows), [everything, counts] if self.rank == 0 else None, root=0
+        )
         if self.rank != 0:
             return []
         return [part.reshape(-1, *rows.shape[1:]) for part in np.split(everything, np.cumsum(counts)[:-1])]

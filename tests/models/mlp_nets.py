@@ -16,14 +16,20 @@ VARIANTS = [
     for activation, loss, normalise, standardise in itertools.product(
         ("sigmoid", "tanh", "relu"), ("squared-error", "cross-entropy"), (False, True), (False, True)
     )
-] + [dict(activation=a, regression=True, normalise=n) for a in ("sigmoid", "tanh", "relu") for n in (False, True)]
+] + [
+    dict(activation=a, regression=True, normalise=n)
+    for a in ("sigmoid", "tanh", "relu")
+    for n in (False, True)
+]
 
 
 def name(variant: dict[str, Any]) -> str:
     return "-".join(str(k if v is True else v) for k, v in variant.items() if v is not False)
 
 
-def net(variant: dict[str, Any], sizes: tuple[int, ...] = SIZES, dtype: Any = np.float64, seed: int = 3) -> MLP:
+def net(
+    variant: dict[str, Any], sizes: tuple[int, ...] = SIZES, dtype: Any = np.float64, seed: int = 3
+) -> MLP:
     """A network with biases, and input statistics, that are not the trivial ones of its start."""
     made = MLP(sizes, seed=seed, dtype=dtype, **variant)
     random = np.random.default_rng(seed)
@@ -37,7 +43,11 @@ def net(variant: dict[str, Any], sizes: tuple[int, ...] = SIZES, dtype: Any = np
 def batch(net: MLP, count: int, seed: int = 0) -> Batch:
     random = np.random.default_rng(seed)
     inputs = random.normal(0, 1, (count, net.sizes[0])).astype(net.dtype)
-    labels = random.normal(0, 1, (count, net.sizes[-1])) if net.regression else random.integers(0, net.sizes[-1], count)
+    labels = (
+        random.normal(0, 1, (count, net.sizes[-1]))
+        if net.regression
+        else random.integers(0, net.sizes[-1], count)
+    )
     return part(inputs, labels)
 
 

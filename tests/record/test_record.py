@@ -77,9 +77,13 @@ def test_no_pickle_is_loaded(tmp_path: Path) -> None:
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "value.json"
     write_json(path, {"a": 1})
-    with pytest.raises(RuntimeError), replacing(path) as file:
-        file.write(b"half")
-        raise RuntimeError
+    def half() -> None:
+        with replacing(path) as file:
+            file.write(b"half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        half()
     assert json.loads(path.read_text()) == {"a": 1}
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(ValueError, match="Object arrays cannot be saved"):

@@ -13,14 +13,30 @@ from paceline.data import chunks, load
 from paceline.record import Run
 from paceline.training import Job, train
 
-MLP = {"data": "digits", "model": "mlp:16,activation=tanh,loss=cross-entropy", "batch": 25, "epochs": 2, "lr": 0.3}
-CNN = {"data": "tests.strategies.cases:few_digits", "model": "cnn", "batch": 10, "draws": 4, "epochs": 1, "lr": 0.1}
+MLP = {
+    "data": "digits",
+    "model": "mlp:16,activation=tanh,loss=cross-entropy",
+    "batch": 25,
+    "epochs": 2,
+    "lr": 0.3,
+}
+CNN = {
+    "data": "tests.strategies.cases:few_digits",
+    "model": "cnn",
+    "batch": 10,
+    "draws": 4,
+    "epochs": 1,
+    "lr": 0.1,
+}
 
 
 def few_digits() -> Any:
     """A little of MNIST: evaluating all of it with a convolutional network takes longer than the training here."""
     mnist = load("mnist")
-    return tuple(next(chunks(split, size=60, dtype=np.float64)) for split in (mnist.train, mnist.validation, mnist.test))
+    return tuple(
+        next(chunks(split, size=60, dtype=np.float64))
+        for split in (mnist.train, mnist.validation, mnist.test)
+    )
 
 
 def losses(folder: Path) -> np.ndarray:
@@ -30,12 +46,16 @@ def losses(folder: Path) -> np.ndarray:
     return sums / np.bincount(steps["step"], steps["count"])
 
 
-def sync_against_serial(comm: Any, folder: str, sizes: list[int], settings: dict[str, Any]) -> list[dict[str, Any]]:
+def sync_against_serial(
+    comm: Any, folder: str, sizes: list[int], settings: dict[str, Any]
+) -> list[dict[str, Any]]:
     """Train with every collective on the first p ranks, for several p; compare to serial training."""
     found = []
     base = Config(**settings, dtype="float64", strategy="serial")
     serial = train(Job(config=base, runs=Path(folder) / f"serial-{comm.rank}"), None)
-    start = train(Job(config=Config(**{**settings, "epochs": 0}, dtype="float64", strategy="serial"), runs=None), None)
+    start = train(
+        Job(config=Config(**{**settings, "epochs": 0}, dtype="float64", strategy="serial"), runs=None), None
+    )
     for size in sizes:
         group = comm.Split(0 if comm.rank < size else 1, comm.rank)
         for name in registry.names("collectives") if comm.rank < size else []:
@@ -61,7 +81,10 @@ def updates_on_slices(comm: Any) -> list[float]:
     for update in registry.names("updates"):
         settings = {**MLP, "update": update, "lr": 0.01, "epochs": 1}
         both = [
-            train(Job(config=Config(**settings, dtype="float64", strategy=f"sync:allreduce={name}"), runs=None), comm)
+            train(
+                Job(config=Config(**settings, dtype="float64", strategy=f"sync:allreduce={name}"), runs=None),
+                comm,
+            )
             for name in ("native", "shared-memory")
         ]
         worst.append(float(np.abs(both[0].model.x - both[1].model.x).max()))

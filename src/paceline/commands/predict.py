@@ -18,8 +18,12 @@ examples:
   paceline predict RUN --data new.npz --out predictions.npz
 """
     parser.add_argument("run", type=Path, help="folder of a run")
-    parser.add_argument("--data", metavar="DATA", help="samples (default: the test samples of the run's data)")
-    parser.add_argument("--split", choices=("train", "validation", "test"), default="test", help="default: test")
+    parser.add_argument(
+        "--data", metavar="DATA", help="samples (default: the test samples of the run's data)"
+    )
+    parser.add_argument(
+        "--split", choices=("train", "validation", "test"), default="test", help="default: test"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write scores and classes to an .npz file")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -34,7 +38,11 @@ def main(args: argparse.Namespace) -> int:
     if args.out is not None:
         write_arrays(args.out, {"scores": predicted.scores, "classes": predicted.classes})
     if args.json:
-        print(json.dumps({"samples": len(predicted.scores), "accuracy": predicted.accuracy, "loss": predicted.loss}))
+        print(
+            json.dumps(
+                {"samples": len(predicted.scores), "accuracy": predicted.accuracy, "loss": predicted.loss}
+            )
+        )
         return 0
     if args.out is None:
         np.savetxt(sys.stdout, predicted.classes if predicted.classes.size else predicted.scores, fmt="%g")

@@ -45,11 +45,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar=None if literal else setting.metadata["metavar"],
             help=(setting.metadata["help"] + shown).replace("%", "%%"),
         )
-    parser.add_argument("-n", "--ranks", type=int, metavar="P", help="start P ranks (not inside mpiexec or srun)")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (default: runs)")
+    parser.add_argument(
+        "-n", "--ranks", type=int, metavar="P", help="start P ranks (not inside mpiexec or srun)"
+    )
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (default: runs)"
+    )
     parser.add_argument("--no-bind", action="store_true", help="reserve no cores for the ranks")
     parser.add_argument("--quiet", action="store_true", help="no progress")
-    parser.add_argument("--json", action="store_true", help="print the results as one JSON object, and nothing else")
+    parser.add_argument(
+        "--json", action="store_true", help="print the results as one JSON object, and nothing else"
+    )
     parser.add_argument("--expect-ranks", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--terminal", type=int, help=argparse.SUPPRESS)
 
@@ -79,7 +85,16 @@ def _start(args: argparse.Namespace, config: Config) -> int:
     from paceline.training import Job
 
     Job(config=config, runs=args.runs).check(args.ranks)
-    command = [sys.executable, "-m", "paceline", "train", "--runs", str(args.runs), "--expect-ranks", str(args.ranks)]
+    command = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "train",
+        "--runs",
+        str(args.runs),
+        "--expect-ranks",
+        str(args.ranks),
+    ]
     for setting in fields(Config):
         value = getattr(config, setting.name)
         if value != setting.default:
@@ -124,7 +139,9 @@ def _told(fitted: Fitted) -> str:
     threads = f"{fitted.threads} thread{'s' if fitted.threads > 1 else ''} each"
     whole = sum(fitted.seconds.values()) - fitted.seconds["evaluation"]
     split = ", ".join(
-        f"{kind} {100 * fitted.seconds[kind] / whole:.0f} %" for kind in ("compute", "exchange", "wait", "update") if whole
+        f"{kind} {100 * fitted.seconds[kind] / whole:.0f} %"
+        for kind in ("compute", "exchange", "wait", "update")
+        if whole
     )
     return (
         f"{fitted.strategy} on {ranks}, {threads}: {accuracy}{fitted.train_seconds:.3g} s of training{rate}\n"

@@ -32,7 +32,7 @@ def reserved(count: int) -> Iterator[list[int] | None]:
     """
     allowed = sorted(os.sched_getaffinity(0), key=lambda core: (_place_among_siblings(core), core))
     with ExitStack() as held:
-        free = []
+        free: list[int] = []
         if count <= usable_cores() and others_running() + count <= len(allowed):
             for core in allowed:
                 if len(free) < count and _lock(core, held):

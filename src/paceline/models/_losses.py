@@ -58,14 +58,14 @@ class CrossEntropy:
 
     def __call__(self) -> float:
         y, t, d, row = self.y, self.t, self.d, self.row
-        np.maximum.reduce(y, 1, None, row, True)
+        np.maximum.reduce(y, 1, None, out=row, keepdims=True)
         np.copyto(d, row)
         np.subtract(y, d, d)  #                                             s = y - max y
         np.multiply(d, t, self.product)
         np.copyto(self.wide, self.product)
         chosen = np.add.reduce(self.wide, None)
         np.exp(d, d)
-        np.add.reduce(d, 1, None, row, True)
+        np.add.reduce(d, 1, None, out=row, keepdims=True)
         np.copyto(self.product, row)
         np.divide(d, self.product, d)  #                                    p = exp s / sum exp s
         np.subtract(d, t, d)  #                                             dE/dy = p - t

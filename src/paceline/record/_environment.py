@@ -31,7 +31,7 @@ def environment(*, threads: int, comm: Any = None) -> dict[str, Any]:
         "cores": machine_cores(),
         "bound": len(os.sched_getaffinity(0)) < machine_cores(),
         "threads_per_rank": threads,
-        "blas": np.show_config(mode="dicts")["Build Dependencies"]["blas"].get("name"),  # type: ignore[index]
+        "blas": np.show_config(mode="dicts")["Build Dependencies"]["blas"].get("name"),
         "source": _source(),
         "command": sys.argv,
     }
@@ -55,7 +55,9 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown"
+    )
 
 
 def _source() -> dict[str, Any] | None:

@@ -1,11 +1,11 @@
 """Writing a run's folder.
 
-    config.json        what was asked for
-    environment.json   versions, MPI, cores, host, state of the source
-    epochs.jsonl       a line an epoch, written as it happens
-    steps.npz          every rank's every step: loss, samples, seconds
-    model.npz          parameters and buffers
-    summary.json       results; written last, so a folder that has it is complete
+config.json        what was asked for
+environment.json   versions, MPI, cores, host, state of the source
+epochs.jsonl       a line an epoch, written as it happens
+steps.npz          every rank's every step: loss, samples, seconds
+model.npz          parameters and buffers
+summary.json       results; written last, so a folder that has it is complete
 """
 
 from __future__ import annotations

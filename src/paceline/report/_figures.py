@@ -26,10 +26,14 @@ def time_split(rows: Sequence[Row]) -> str:
         left = [a + b for a, b in zip(left, widths, strict=True)]
     for row, end in zip(rows, left, strict=True):
         note = f"{row.train_seconds:.3g} s" + ("" if row.speedup is None else f"  {row.speedup:.2f}x")
-        axes.annotate(note, (end, _label(row)), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9)
+        axes.annotate(
+            note, (end, _label(row)), xytext=(4, 0), textcoords="offset points", va="center", fontsize=9
+        )
     axes.invert_yaxis()
     axes.set_xlim(0, max(left, default=1) * 1.18 or 1)
-    axes.set_xlabel("seconds of training, mean over ranks and seeds (at the right: total, speedup against serial)")
+    axes.set_xlabel(
+        "seconds of training, mean over ranks and seeds (at the right: total, speedup against serial)"
+    )
     axes.legend(ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     _plain(axes)
     return _svg(figure)
@@ -46,7 +50,9 @@ def accuracy(rows: Sequence[Row]) -> str:
         assert row.accuracy is not None
         assert row.accuracy_range is not None
         low, high = row.accuracy_range
-        axes.plot([100 * low, 100 * high], [place, place], color="#999999", linewidth=3, solid_capstyle="round")
+        axes.plot(
+            [100 * low, 100 * high], [place, place], color="#999999", linewidth=3, solid_capstyle="round"
+        )
         axes.plot([100 * row.accuracy], [place], "o", color="#0072B2")
     axes.set_yticks(range(len(shown)), [_label(row) for row in shown])
     axes.invert_yaxis()
@@ -57,7 +63,9 @@ def accuracy(rows: Sequence[Row]) -> str:
 
 
 def _label(row: Row) -> str:
-    return f"{row.strategy}, {row.ranks} rank{'s' if row.ranks > 1 else ''}{' *' if row.oversubscribed else ''}"
+    return (
+        f"{row.strategy}, {row.ranks} rank{'s' if row.ranks > 1 else ''}{' *' if row.oversubscribed else ''}"
+    )
 
 
 def _plain(axes: Any) -> None:

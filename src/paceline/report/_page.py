@@ -20,7 +20,17 @@ th, td { padding: 0.25rem 0.7rem; text-align: right; border-bottom: 1px solid #d
 th:first-child, td:first-child { text-align: left }
 svg { max-width: 100%; height: auto } .note { color: #555; font-size: 0.9rem } h2 { margin-top: 2.5rem }
 """
-HEADINGS = ("strategy", "ranks", "threads", "seeds", "test accuracy", "seconds", "speedup", "samples/s", "MB sent")
+HEADINGS = (
+    "strategy",
+    "ranks",
+    "threads",
+    "seeds",
+    "test accuracy",
+    "seconds",
+    "speedup",
+    "samples/s",
+    "MB sent",
+)
 
 
 def write_report(runs: Sequence[Run], path: Path) -> None:
@@ -81,7 +91,9 @@ def cells(row: Row) -> tuple[str, ...]:
 
 def _table(rows: Sequence[Row]) -> str:
     head = "".join(f"<th>{name}</th>" for name in HEADINGS)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells(row)) + "</tr>" for row in rows)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells(row)) + "</tr>" for row in rows
+    )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 

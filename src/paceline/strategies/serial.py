@@ -30,6 +30,6 @@ class Serial(Strategy):
     def train(self, me: Worker) -> None:
         for epoch in me.epochs():
             for batch in me.batches(epoch):
-                me.gradient(batch)                 # g <- sum over B of grad f(x)
-                me.step(me.model.g, batch.total)   # x <- x - eta g / |B|
+                me.gradient(batch)  # g <- sum over B of grad f(x)
+                me.step(me.model.g, batch.total)  # x <- x - eta g / |B|
             me.validate(epoch)

@@ -37,12 +37,12 @@ class Sync(Strategy):
             raise unknown("collective", self.allreduce, registry.names("collectives"))
 
     def train(self, me: Worker) -> None:
-        me.broadcast()                                   # x the same on every rank
+        me.broadcast()  # x the same on every rank
         with me.exchange(self.allreduce) as exchange:
             for epoch in me.epochs():
                 for batch in me.batches(epoch):
-                    me.gradient(batch)                   # g_i <- sum over B_i of grad f(x)
-                    g = exchange.reduce()                # g   <- (g_1 + … + g_p)[mine]
-                    me.step(g, batch.total, exchange.part)   # x[mine] <- x[mine] - eta g / |B|
-                    exchange.publish()                   # x complete on every rank
+                    me.gradient(batch)  # g_i <- sum over B_i of grad f(x)
+                    g = exchange.reduce()  # g   <- (g_1 + … + g_p)[mine]
+                    me.step(g, batch.total, exchange.part)  # x[mine] <- x[mine] - eta g / |B|
+                    exchange.publish()  # x complete on every rank
                 me.validate(epoch)

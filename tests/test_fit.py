@@ -1,0 +1,161 @@
+"""Training from Python."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import paceline
+from paceline import UsageError, fit
+from paceline.launch import mpiexec
+
+STARTS_RANKS = True
+ROOT = Path(__file__).parent.parent
+SMALL = {"epochs": 2, "batch": 10, "quiet": True, "runs": None}
+
+
+def blobs(samples: int = 300, shape: tuple[int, ...] = (6,)) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    labels = random.integers(3, size=samples)
+    inputs = random.normal(size=(samples, *shape)).astype(np.float32)
+    inputs[np.arange(samples), labels] += 4
+    return inputs, labels
+
+
+def test_ranks_started_for_a_call_give_serial_s_result(tmp_path: Path) -> None:
+    serial = fit("mlp:8", blobs(), strategy="serial", dtype="float64", **SMALL)
+    settings: dict[str, Any] = {**SMALL, "runs": tmp_path}
+    parallel = fit("mlp:8", blobs(), ranks=3, dtype="float64", **settings)
+    assert parallel.ranks == 3
+    assert np.abs(serial.model.x - parallel.model.x).max() < 1e-10
+    assert parallel.test_accuracy == serial.test_accuracy
+    assert parallel.history[-1].validation_accuracy == serial.history[-1].validation_accuracy
+    assert parallel.run is not None
+    assert paceline.Run(parallel.run).complete
+
+
+def test_a_module_is_trained_in_place_also_on_other_ranks() -> None:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    before = module[0].weight.detach().clone()
+    inputs, labels = blobs()
+    fitted = fit(module, (inputs, labels), ranks=2, lr=0.1, epochs=6, batch=20, quiet=True, runs=None)
+    assert not torch.equal(before, module[0].weight)
+    assert module[1].running_mean.abs().sum() > 0
+    module.eval()
+    with torch.no_grad():
+        right = (module(torch.from_numpy(inputs)).argmax(1).numpy() == labels).mean()
+    assert right > 0.9
+    assert fitted.test_accuracy > 0.8
+
+
+def test_what_only_this_script_knows_travels() -> None:
+    calls: list[int] = []  # a closure, a function and a class of no importable module
+
+    def train(me: Any) -> None:
+        me.broadcast()
+        for epoch in me.epochs():
+            for batch in me.batches(epoch):
+                me.gradient(batch)
+                paceline.allreduce(me.model.g, me.model.g, me.comm)
+                me.step(me.model.g, batch.total + len(calls))
+            me.validate(epoch)
+
+    own = fit("mlp:8", blobs(), strategy=train, ranks=2, dtype="float64", **SMALL)
+    serial = fit("mlp:8", blobs(), strategy="serial", dtype="float64", **SMALL)
+    assert np.abs(own.model.x - serial.model.x).max() < 1e-10
+    assert own.strategy.endswith("train")
+
+
+def test_large_arrays_are_shared_not_copied() -> None:
+    def where(me: Any) -> None:
+        array = me.data.train.split.inputs
+        while isinstance(array.base, np.ndarray):
+            array = array.base
+        if not isinstance(array, np.memmap):
+            raise AssertionError(f"the data are {type(array)}")
+
+    fit("mlp:8", blobs(20_000), strategy=where, ranks=2, **SMALL)
+
+
+def test_a_map_style_dataset() -> None:
+    class Pairs:
+        def __init__(self) -> None:
+            self.inputs, self.labels = blobs()
+
+        def __len__(self) -> int:
+            return len(self.labels)
+
+        def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+            return self.inputs[index], int(self.labels[index])
+
+    alone = fit("mlp:8", Pairs(), strategy="serial", **SMALL)
+    together = fit("mlp:8", Pairs(), ranks=2, **SMALL)
+    assert together.test_accuracy == pytest.approx(alone.test_accuracy)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"epocs": 3}, "unknown setting 'epocs' of fit; choose one of"),
+        ({"ranks": 0}, "ranks must be at least 1; got 0"),
+        ({"model": 7, "ranks": 2}, "a model must be"),
+        ({"model": "mpl", "ranks": 2}, "unknown model 'mpl'"),
+        ({"strategy": "serial", "ranks": 2}, "serial is one process"),
+        ({"data": (np.zeros((4, 2)), np.zeros(3))}, "as many labels as samples"),
+        ({"model": "mlp:4,loss=cross-entropy", "data": (np.zeros((40, 2)), np.linspace(0, 1, 40)), "ranks": 2, "batch": 8},
+         "cross-entropy needs classes"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_refused_in_words(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        fit(**{"model": "mlp:4", "data": "iris", "runs": None, "quiet": True, **arguments})
+
+
+def test_a_failing_rank_is_an_exception_here() -> None:
+    def fails(me: Any) -> None:
+        if me.rank == 1:
+            raise ValueError("broken")
+        me.comm.Barrier()
+
+    with pytest.raises(RuntimeError, match="the 2 ranks ended with exit status 1"):
+        fit("mlp:4", "iris", strategy=fails, ranks=2, **SMALL)
+
+
+def test_in_a_script_under_mpiexec(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import paceline\n"
+        "fitted = paceline.fit('mlp:4', 'iris', epochs=1, batch=10, quiet=True, runs=None)\n"
+        "print(fitted.ranks, round(float(fitted.model.x.sum()), 6))\n"
+        "try:\n"
+        "    paceline.fit('mlp:4', 'irsi', quiet=True)\n"
+        "except paceline.UsageError as error:\n"
+        "    print('refused')\n"
+    )
+    command, environment = mpiexec(3, [sys.executable, str(script)])
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    lines = sorted(done.stdout.splitlines())
+    assert len(set(lines[:3])) == 1
+    assert lines[0].startswith("3 ")
+    assert lines[3:] == ["refused"] * 3
+
+
+@pytest.mark.parametrize("name", ["serial.py", "parallel.py", "own_strategy.py"])
+def test_examples_run(tmp_path: Path, name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / name)], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONWARNINGS": "default"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "accuracy 0." in done.stdout
