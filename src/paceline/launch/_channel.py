@@ -8,7 +8,6 @@ started the other: nothing is ever unpickled from a file or a network.
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import tempfile
 import threading
@@ -28,8 +27,8 @@ KEY = "PACELINE_CHANNEL_KEY"
 def serve(payload: bytes, on_message: Callable[[Any], None]) -> Iterator[dict[str, str]]:
     """Offers `payload` to the job started inside; calls `on_message` with each object that rank 0 sends.
 
-    Yields the variables that the job needs. When the block ends, every message has been delivered, by a thread
-    of its own; an exception of `on_message` is raised there.
+    Yields the variables that the job needs. When the block ends, every message has been delivered (by a thread
+    of its own); an exception of `on_message` is raised there.
 
     >>> import sys
     >>> from paceline.launch import run
@@ -40,7 +39,7 @@ def serve(payload: bytes, on_message: Callable[[Any], None]) -> Iterator[dict[st
     """
     from multiprocessing.connection import Listener
 
-    key = secrets.token_bytes(32)
+    key = os.urandom(32)
     with tempfile.TemporaryDirectory(prefix="paceline-", dir=_short()) as folder:
         address = str(Path(folder) / "channel")
         over = threading.Event()

@@ -86,8 +86,8 @@ def verify(size: int, promised: int | None = None) -> None:
     if wanted == size or (mpi is not None and mpi.COMM_WORLD.Get_size() == wanted):
         return
     if here is None:
-        raise UsageError(mismatch(wanted, _loaded_library(mpi), "the launcher"))
-    refuse(here, _loaded_library(mpi))
+        raise UsageError(mismatch(wanted, loaded_library(mpi), "the launcher"))
+    refuse(here, loaded_library(mpi))
 
 
 def refuse(here: World, library: str) -> NoReturn:
@@ -112,10 +112,10 @@ def mismatch(wanted: int, library: str, launcher: str) -> str:
     return f"{launcher} cannot start {library}: {wanted} ranks would be {wanted} jobs of 1; {cure}"
 
 
-def _loaded_library(mpi: object) -> str:
+def loaded_library(mpi: object) -> str:
     """The MPI library in this process, by name and version.
 
-    >>> _loaded_library(None)
+    >>> loaded_library(None)
     'this MPI library'
     """
     said = str(mpi.Get_library_version()) if mpi is not None else ""  # type: ignore[attr-defined]

