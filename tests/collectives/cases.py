@@ -205,6 +205,24 @@ def own_communicators(world: Any) -> None:
         comm.Free()
 
 
+def prepared(world: Any) -> None:
+    """A prepared call does the same again and again, with what is then in the arrays."""
+    from paceline.registry import find
+
+    for name in NAMES:
+        for dtype, order in ((np.float32, "C"), (np.float16, "C"), (np.float64, "F")):
+            send, recv = np.ones((3, 5), dtype, order=order), np.zeros((3, 5), dtype)
+            for target in (recv, send):
+                call = find("collectives", name).prepare(send, target, world, np.add)
+                for value in (1, 2, 3):
+                    send[...] = value
+                    call()
+                    assert (target == value * world.size).all(), (name, dtype, order)
+    total = np.matrix([[1.0, 2.0], [3.0, 4.0]])
+    allreduce(total, total, world, algorithm="ring")
+    assert total.tolist() == [[world.size, 2 * world.size], [3 * world.size, 4 * world.size]]
+
+
 def freed(world: Any, times: int) -> dict[str, int]:
     """Communicators made, used and freed, more often than an MPI has numbers for them; nothing piles up."""
 

@@ -39,6 +39,10 @@ def test_communicators_of_the_callers_own() -> None:
     on_ranks("tests.collectives.cases:own_communicators", 4)
 
 
+def test_prepared_calls() -> None:
+    on_ranks("tests.collectives.cases:prepared", 3)
+
+
 def test_freeing_a_communicator_frees_all_that_we_made_of_it() -> None:
     grown = on_ranks("tests.collectives.cases:freed", 2, times=600)
     assert all(rank["files"] == 0 and rank["mappings"] < 20 for rank in grown), grown

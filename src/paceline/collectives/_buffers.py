@@ -8,7 +8,7 @@ out)` works in place.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -25,31 +25,54 @@ Allreduce = Callable[..., None]
 
 
 def collective(body: Body) -> Allreduce:
-    """Make `allreduce(send, recv, comm, op)` for any arrays out of one for simple arrays."""
+    """Make `allreduce(send, recv, comm, op)` for any arrays out of one for simple arrays.
+
+    `allreduce.prepare(…)` takes the same arguments, checks them, and returns a function that does it, again
+    and again.
+    """
 
     @wraps(body)
     def allreduce(send: Array, recv: Array, comm: Any, op: Any = np.add) -> None:
+        prepare(send, recv, comm, op)()
+
+    def prepare(send: Array, recv: Array, comm: Any, op: Any = np.add) -> Callable[[], None]:
         in_place = check(send, recv)
+        send, recv = np.asarray(send), np.asarray(recv)  # a matrix would not become flat
         dtype = recv.dtype.newbyteorder("=")
         combine = operation(op, dtype)
         own = None if comm is None else channel(comm)
         if own is None or own.size == 1 or recv.size == 0:
-            if not in_place:
-                recv[...] = send
-            return
-        direct = _simple(recv)
-        result = recv.reshape(-1) if direct else np.empty(recv.size, dtype)
-        if not in_place and _simple(send):
-            source = send.reshape(-1)
-        else:
-            source = result
-            if not (in_place and direct):
-                result.reshape(recv.shape)[...] = send
-        _run(body, source, result, own, combine)
-        if not direct:
-            recv[...] = result.reshape(recv.shape)
+            return partial(_copy, send, recv) if not in_place else _nothing
+        if _plain(recv) and (in_place or _plain(send)):
+            result = recv.reshape(-1)
+            return partial(body, result if in_place else send.reshape(-1), result, own, combine)
+        return partial(_around, body, send, recv, in_place, own, combine)
 
+    allreduce.prepare = prepare  # type: ignore[attr-defined]
     return allreduce
+
+
+def _nothing() -> None:
+    """What one rank does in place."""
+
+
+def _copy(send: Array, recv: Array) -> None:
+    recv[...] = send
+
+
+def _around(body: Body, send: Array, recv: Array, in_place: bool, own: Channel, combine: Operation) -> None:
+    """The body on simple arrays made from these, and its result put where it belongs."""
+    direct = _simple(recv)
+    result = recv.reshape(-1) if direct else np.empty(recv.size, recv.dtype.newbyteorder("="))
+    if not in_place and _simple(send):
+        source = send.reshape(-1)
+    else:
+        source = result
+        if not (in_place and direct):
+            result.reshape(recv.shape)[...] = send
+    _run(body, source, result, own, combine)
+    if not direct:
+        recv[...] = result.reshape(recv.shape)
 
 
 def _run(body: Body, source: Array, result: Array, own: Channel, combine: Operation) -> None:
@@ -95,6 +118,11 @@ def check(send: Any, recv: Any) -> bool:
 
 def _simple(array: Array) -> bool:
     return array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative
+
+
+def _plain(array: Array) -> bool:
+    """Whether a body can use it as it is: MPI can send its type and count its elements."""
+    return _simple(array) and array.dtype.char != "e" and array.size <= LONGEST
 
 
 def _meets_itself(array: Array) -> bool:
