@@ -159,11 +159,15 @@ class Worker:
         self.watch.lap("exchange")
 
     @contextmanager
-    def exchange(self, name: str) -> Iterator[Exchange]:
-        """The gradient exchange that a collective's name stands for; it decides where x and g live meanwhile."""
+    def exchange(self, name: str, *, factors: bool = False) -> Iterator[Exchange]:
+        """The gradient exchange that a collective's name stands for; it decides where x and g live meanwhile.
+
+        `factors`: the strategy reads and writes no gradient but what `reduce` returns, not `model.g`: then a small
+        batch's gradient may be exchanged as its factors where that is faster.
+        """
         from paceline.collectives._exchange import make_exchange
 
-        inner = make_exchange(name, self.model, self.comm)
+        inner = make_exchange(name, self.model, self.comm, self._batches.batch if factors else None)
         self.watch.restart()  # what an exchange takes to set up is the start of a run, not a step of it
         yield Exchange(inner, self.watch)
         inner.close()

@@ -62,13 +62,21 @@ class Exchange(Protocol):
     ) -> None: ...
 
 
-def make_exchange(name: str, model: Model, comm: Any) -> Exchange:
-    """The exchange that the collective called `name` stands for. Collective; x becomes rank 0's."""
+def make_exchange(name: str, model: Model, comm: Any, batch: int | None = None) -> Exchange:
+    """The exchange that the collective called `name` stands for. Collective; x becomes rank 0's.
+
+    `batch`: samples in a global batch, from a caller that reads and writes no gradient but what `reduce`
+    returns. The ranks of one node may then exchange factors, and model.g is not used.
+    """
+    from paceline.collectives._factored import Factored, pays
+
     if comm is None or comm.Get_size() == 1:
         return Replicated(model, comm, name)
+    layout = nodes(channel(comm))
     if name == "auto":
-        layout = nodes(channel(comm))
         name = "shared-memory" if layout.count == 1 else "hierarchical" if layout.largest > 1 else "auto"
+    if name == "shared-memory" and layout.count == 1 and batch is not None and pays(model, batch):
+        return Factored(model, comm, batch)
     if name in ("shared-memory", "hierarchical"):
         return Shared(model, comm, across_nodes=name == "hierarchical")
     return Replicated(model, comm, name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data import Batch
@@ -45,4 +44,38 @@ class Model(Protocol):
 
     def evaluate(self, inputs: Array, labels: Array) -> tuple[float, int]:
         """The loss summed over the samples, and how many were classified right (0 for regression)."""
+        ...
+
+
+class PartGradient(Protocol):
+    """The gradient of one part of the parameters, summed over all samples of a batch, from their factors."""
+
+    @property
+    def part(self) -> slice:
+        """The part of x; may be empty."""
+        ...
+
+    def __call__(self) -> Array:
+        """The sum, in private memory; the caller may overwrite it."""
+        ...
+
+
+@runtime_checkable
+class FactoredModel(Model, Protocol):
+    """A model whose gradient is a sum of products of short factors, for each sample, that ranks can exchange.
+
+    Every rank calls `share_factors` with the same memory; then `gradient(batch)`, for its piece of a batch, leaves the
+    piece's factors there, and `g` as it is. When all ranks have done so, each can compute the summed gradient of a part.
+    """
+
+    def factor_bytes(self, batch: int) -> int:
+        """The memory that the factors of `batch` samples take."""
+        ...
+
+    def share_factors(self, memory: Array, batch: int, rank: int, ranks: int) -> PartGradient:
+        """Leave factors in `memory` until the next `place`; return the sum for the rank-th of `ranks` parts of x.
+
+        `memory`: `factor_bytes(batch)` bytes (uint8). The parts are slices of x, in order, of about the same length.
+        No batch may have more than `batch` samples.
+        """
         ...

@@ -106,7 +106,8 @@ class Pass:
         self.up = list(
             zip(net.weights, net.biases, a, values, [*norms, None], [*h, a[-1]], work, strict=True)
         )
-        parts = [_parts(w.shape, rows) for w in net.weights]
+        self.h, self.d, self.slopes, self.norms = h, d, slopes, norms
+        parts = [small_parts(w.shape, rows) for w in net.weights]
         self.down = [
             (
                 [(h[i - 1].T[part], net.weight_gradients[i][part]) for part in parts[i]],
@@ -178,7 +179,7 @@ class Pass:
         return loss
 
 
-def _parts(shape: tuple[int, ...], rows: int) -> list[slice]:
+def small_parts(shape: tuple[int, ...], rows: int) -> list[slice]:
     """The parts in which a weight matrix's gradient is computed: small enough for the unpacked product."""
     work = math.prod(shape) * rows
     parts = math.ceil(work / SMALL_PRODUCT) if rows <= 32 and work <= 4 * SMALL_PRODUCT else 1

@@ -17,6 +17,7 @@ from paceline.errors import UsageError, unknown
 from paceline.models import Array
 from paceline.models._activations import ACTIVATIONS
 from paceline.models._losses import LOSSES, softmax
+from paceline.models._mlp_factors import Factors, PartGradient, cut_rows, factor_bytes
 from paceline.models._mlp_pass import Memory, Pass
 from paceline.models._standardise import mean_and_std
 
@@ -41,6 +42,7 @@ class MLP:
     x: Array
     g: Array
     _memory: Memory
+    _factors: Factors | None
 
     def __init__(
         self,
@@ -109,14 +111,37 @@ class MLP:
         inputs, labels = batch.inputs, batch.labels
         if inputs.dtype != self.dtype:
             raise TypeError(f"inputs must be {self.dtype}, the network's type; got {inputs.dtype}")
-        ready = self._passes.get(len(inputs))
+        factors = self._factors
+        ready = self._passes.get(len(inputs)) if factors is None else factors.ready(batch)
         if ready is None:
             if len(inputs) == 0:
                 self.g.fill(0)
                 return 0.0
             self._check_labels(labels)
-            ready = self._pass(len(inputs))
+            ready = self._pass(len(inputs)) if factors is None else factors.make(batch)
         return ready.gradient(inputs, labels)
+
+    def factor_bytes(self, batch: int) -> int:
+        """The memory that the factors of the gradient of `batch` samples take.
+
+        >>> MLP([784, 128, 64, 10]).factor_bytes(16)
+        83840
+        """
+        return factor_bytes(self, batch)
+
+    def share_factors(self, memory: Array, batch: int, rank: int, ranks: int) -> PartGradient:
+        """From now on leave the factors of the gradient in `memory`, and `g` alone; return the sum of a part.
+
+        >>> net = MLP([2, 3, 1], regression=True)
+        >>> one = Batch(np.ones((1, 2), np.float32), np.zeros(1), 1, 1, 0, 0, 0)
+        >>> loss, g = net.gradient(one), net.g.copy()
+        >>> first_half = net.share_factors(np.empty(net.factor_bytes(1), np.uint8), 1, rank=0, ranks=2)
+        >>> first_half.part, net.gradient(one) == loss, bool((first_half() == g[first_half.part]).all())
+        (slice(0, 6, None), True, True)
+        """
+        part = cut_rows(self, ranks)[rank]
+        self._factors = Factors(self, memory, batch)
+        return PartGradient(self, self._factors, part)
 
     def predict(self, inputs: Array) -> Array:
         """Scores for each sample, one row each: the outputs, or under cross-entropy the probabilities.
@@ -149,7 +174,7 @@ class MLP:
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy needs; its views and its working memory are its own."""
-        own = ("weights", "biases", "weight_gradients", "bias_gradients", "_passes", "_memory")
+        own = ("weights", "biases", "weight_gradients", "bias_gradients", "_passes", "_memory", "_factors")
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -183,6 +208,7 @@ class MLP:
         self.weight_gradients, self.bias_gradients = self._views(g)
         self._passes: dict[int, Pass] = {}
         self._memory = Memory(1)
+        self._factors = None
 
     def _views(self, flat: Array) -> tuple[list[Array], list[Array]]:
         parts = [flat[part].reshape(s) for part, s in zip(self.layers, self._shapes(), strict=True)]

@@ -38,7 +38,7 @@ class Sync(Strategy):
 
     def train(self, me: Worker) -> None:
         me.broadcast()  # x the same on every rank
-        with me.exchange(self.allreduce) as exchange:
+        with me.exchange(self.allreduce, factors=True) as exchange:
             for epoch in me.epochs():
                 for batch in me.batches(epoch):
                     me.gradient(batch)  # g_i <- sum over B_i of grad f(x)

@@ -1,0 +1,65 @@
+"""The exchange of a small batch's gradient as its factors, between ranks that share memory.
+
+With few samples a gradient has low rank: the activations and deltas of a batch of 16 are a sixth as long as
+the reference network's gradient. So no rank forms a gradient of its own. Each leaves its samples' factors in
+a shared window, and after a barrier multiplies out its own part of the sum from everybody's. What goes from
+one core's cache to another's is the factors and the new x, and no gradient.
+
+Xie et al., "Distributed machine learning via sufficient factor broadcasting", 2015.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeGuard
+
+from paceline.collectives._exchange import Array, _Closing
+from paceline.comm import channel
+from paceline.comm._shared import SharedMemory, padded
+from paceline.models import FactoredModel, Model
+
+
+def pays(model: Model, batch: int) -> TypeGuard[FactoredModel]:
+    """Whether `model` can leave the factors of a batch, and they take less than half of a gradient's bytes.
+
+    >>> from paceline.models.mlp import MLP
+    >>> [pays(MLP([784, 128, 64, 10]), batch) for batch in (16, 43, 44)]
+    [True, True, False]
+    """
+    return isinstance(model, FactoredModel) and 2 * model.factor_bytes(batch) < model.g.nbytes
+
+
+class Factored(_Closing):
+    """One x and one batch's factors, in one window; each rank sums and updates its part of x. One node."""
+
+    def __init__(self, model: FactoredModel, comm: Any, batch: int) -> None:
+        node = channel(comm).node
+        x_bytes = padded(model.x.nbytes)
+        self._shared = SharedMemory(node.bare, x_bytes + model.factor_bytes(batch))
+        memory = self._shared.memory
+        x = memory[: model.x.nbytes].view(model.x.dtype)
+        if node.rank == 0:
+            x[...] = model.x
+        self._shared.fence()
+        model.x[...] = x
+        model.place(x, model.g)
+        self._model = model
+        self._sum = model.share_factors(memory[x_bytes:], batch, node.rank, node.size)
+        self._shared.fence()
+        self.part = self._sum.part
+        self._closed = False
+
+    def reduce(self) -> Array:
+        self._shared.fence()
+        return self._sum()  # sum over all samples of h^T d, rows of part r
+
+    def publish(self) -> None:
+        self._shared.fence()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._model.place(self._model.x.copy(), self._model.g)
+        del self._sum
+        self._shared.fence()
+        self._shared.free()
