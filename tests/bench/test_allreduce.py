@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline import registry
+from paceline.bench import allreduce
+from paceline.bench._fit import SIZES, fit_line
+from paceline.bench._question import read_ranks, read_sizes, spell
+from paceline.bench._table import table
+from paceline.errors import UsageError
+
+STARTS_RANKS = True
+
+
+def arguments(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    allreduce.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, Any], Path]:
+    """One real benchmark of every collective on 2 and 3 ranks; status, result and the folder of its files."""
+    folder = tmp_path_factory.mktemp("bench")
+    files = ["--json", str(folder / "result.json"), "--plot", str(folder / "result.svg")]
+    status = allreduce.main(arguments("-n", "2,3", "--sizes", "4,437544", "--seconds", "0.01", *files))
+    return status, json.loads((folder / "result.json").read_text()), folder
+
+
+def test_every_collective_is_measured_right_and_as_its_formula_says(measured: Any) -> None:
+    status, result, _ = measured
+    assert status == 0
+    for job, ranks in zip(result["jobs"], (2, 3), strict=True):
+        cells = job["cells"]
+        assert {cell["algorithm"] for cell in cells} == set(registry.names("collectives"))
+        assert {cell["size"] for cell in cells} == {4, 437544}
+        assert len(cells) == 2 * len(registry.names("collectives"))
+        for cell in cells:
+            assert cell["right"]
+            assert cell["sent"] == cell["formula"], cell["algorithm"]
+            assert len(cell["sent"]) == job["ranks"] == ranks
+
+
+def test_the_ring_sends_what_is_known_of_it(measured: Any) -> None:
+    _, result, _ = measured
+    (ring,) = [c for c in result["jobs"][1]["cells"] if c["algorithm"] == "ring" and c["size"] == 437544]
+    assert ring["sent"] == [[4, 583392]] * 3  # 2(p-1) messages, 2(p-1)/p n bytes
+
+
+def test_figures_follow_from_the_times(measured: Any) -> None:
+    _, result, _ = measured
+    for job in result["jobs"]:
+        machine = job["machine"]
+        assert all(machine[name] >= 0 for name in ("alpha", "beta", "gamma", "call"))
+        for cell in job["cells"]:
+            assert 0 < min(cell["seconds"]) <= cell["p10"] <= cell["median"] <= cell["p90"]
+            assert cell["algbw"] == pytest.approx(cell["size"] / np.median(cell["seconds"]))
+            assert cell["busbw"] == pytest.approx(cell["algbw"] * 2 * (job["ranks"] - 1) / job["ranks"])
+            assert cell["model"] > machine["call"]
+
+
+def test_the_result_names_the_machine_and_the_mpi(measured: Any) -> None:
+    _, result, _ = measured
+    assert re.match("Open MPI|MPICH", result["jobs"][0]["mpi"])
+    assert result["environment"]["cores"] >= 1
+    assert result["jobs"][0]["oversubscribed"] == (result["jobs"][0]["cores"] < 2)
+
+
+def test_the_picture_has_every_name(measured: Any) -> None:
+    _, _, folder = measured
+    picture = (folder / "result.svg").read_text()
+    assert "<svg" in picture
+    for words in ("ring", "shared-memory", "bus bandwidth in GB/s", "time in us", "size of the array"):
+        assert f"<!-- {words} -->" in picture, words
+
+
+def test_the_table_has_a_line_for_every_cell(measured: Any) -> None:
+    _, result, _ = measured
+    text = table(result)
+    lines = text.splitlines()
+    for name in registry.names("collectives"):
+        assert sum(f" {name} " in line for line in lines) == 4
+    assert sum(line.endswith("right") for line in lines) == sum(len(job["cells"]) for job in result["jobs"])
+    assert lines[0].startswith("2 ranks on ")
+    assert "427.3 KiB" in text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "verdict"),
+    [({"right": False}, "wrong"), ({"as_formula": False}, "unlike formula"), ({"as_formula": None}, "right")],
+)
+def test_a_wrong_sum_or_count_is_said_and_is_the_exit_status(
+    wrong: dict[str, Any], verdict: str, measured: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    _, result, _ = measured
+    first = result["jobs"][0]
+    other = {**result, "jobs": [{**first, "cells": [{**first["cells"][0], **wrong}]}]}
+    monkeypatch.setattr(allreduce, "run", lambda question: other)
+    assert allreduce.main(arguments()) == (verdict != "right")
+    assert capsys.readouterr().out.rstrip().endswith(verdict)
+
+
+def test_a_collective_without_a_formula_is_measured_all_the_same(measured: Any) -> None:
+    _, result, _ = measured
+    first = result["jobs"][0]
+    cell = {**first["cells"][0], "formula": None, "as_formula": None, "model": None}
+    assert table({**result, "jobs": [{**first, "cells": [cell]}]}).split()[-1] == "right"
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("-ntwo", "-n takes numbers of ranks like 2,4,8; got 'two'"),
+        ("-n2,,4", "-n takes numbers of ranks"),
+        ("-n-2", "-n takes numbers of ranks"),
+        ("-n1", "an allreduce needs at least 2 ranks; got 1"),
+        ("--sizes=big", "sizes are given like 1KiB..64MiB or 4096,437544,16MiB; got 'big'"),
+        ("--sizes=1XB", "sizes are given like"),
+        ("--sizes=", "sizes are given like"),
+        ("--sizes=8KiB..4KiB", "sizes must rise from at least 1 byte; got '8KiB..4KiB'"),
+        ("--sizes=0", "sizes must rise from at least 1 byte"),
+        ("--sizes=1.0001KiB", "sizes must be whole bytes; got '1.0001KiB'"),
+        ("--sizes=6", "sizes must be multiples of float32's 4 bytes; got 6"),
+        ("--algorithms=ring,rng", "unknown collective 'rng'; choose one of auto, hierarchical, naive"),
+        ("--dtype=float99", "dtype must be one of NumPy's numbers; got 'float99'"),
+        ("--dtype=str", "dtype must be one of NumPy's numbers; got 'str'"),
+        ("--repeats=0", "repeats must be at least 1; got 0"),
+        ("--seconds=0", "seconds must be more than 0; got 0"),
+        ("--seconds=nan", "seconds must be more than 0; got nan"),
+        ("--json=/nowhere/at/all.json", "--json must be a file in a folder that exists"),
+        ("--json=/tmp", "--json must be a file in a folder that exists; got /tmp"),
+        ("--plot=picture.bmp", "--plot must end in .png, .svg, .pdf; got picture.bmp"),
+        ("--plot=/nowhere/picture.png", "--plot must be a file in a folder that exists"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_starts(
+    word: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allreduce, "run", lambda question: pytest.fail("ranks were started"))
+    with pytest.raises(UsageError, match=re.escape(message)) as raised:
+        allreduce.main(arguments(word))
+    assert "\n" not in str(raised.value)
+
+
+def test_ranks_and_sizes() -> None:
+    assert read_ranks("8, 2,8") == (8, 2)
+    assert read_sizes("1KiB..64MiB") == tuple(1024 * 4**k for k in range(9))
+    assert read_sizes("2MB, 1.5 KiB,3") == (3, 1536, 2_000_000)
+    assert [spell(size) for size in (3, 1536, 1 << 30)] == ["3 B", "1.5 KiB", "1 GiB"]
+
+
+@given(a=st.floats(1e-7, 1e-3), b=st.floats(1e-12, 1e-8))
+def test_a_line_is_found_from_its_points(a: float, b: float) -> None:
+    found = fit_line(SIZES, a + b * np.array(SIZES, float))
+    assert found == pytest.approx((a, b), rel=0.02)
