@@ -99,38 +99,61 @@ class Factors:
 
 
 class FactorPass(Pass):
-    """The pass of one piece of the batch: it leaves factors, from sample `offset` on, and forms no gradient."""
+    """The pass of one piece of the batch: it leaves factors, from sample `offset` on, and forms no gradient.
+
+    The way up goes through the factors, too: with the column of ones, weights and biases are one matrix.
+    """
 
     def __init__(self, net: MLP, factors: Factors, count: int, offset: int) -> None:
         super().__init__(net, count, Memory(count))
         mine = slice(offset, offset + count)
-        kept_h, kept_d = [h[mine, :-1] for h in factors.h], [d[mine] for d in factors.d]
-        self.kept_inputs, self.kept_last = kept_h[0], (self.d[-1][:count], kept_d[-1])
+        kept_h, kept_d = [h[mine] for h in factors.h], [d[mine] for d in factors.d]
+        h, d, last = [h[:count] for h in self.h], [d[:count] for d in self.d], len(kept_d) - 1
+        self.kept_inputs = kept_h[0][:, :-1]
+        self.way_up = [
+            (
+                kept_h[i], net.x[net.layers[i]].reshape(-1, net.sizes[i + 1]), self.a[i][:count], self.values[i],
+                None if i == last else self.norms[i],
+                None if i == last else (kept_h[i + 1][:, :-1], h[i]),
+            )
+            for i in range(last + 1)
+        ]  # fmt: skip
+        self.kept_last = kept_d[last], d[last]
         self.way_down = [
             (
-                self.h[i - 1][:count], kept_h[i], self.d[i], net.weights[i].T, self.d[i - 1],
-                self.norms[i - 1], self.slopes[i - 1], self.d[i - 1][:count], kept_d[i - 1],
+                d[i], net.weights[i].T, d[i - 1], self.norms[i - 1], self.d[i - 1], self.slopes[i - 1][:count],
+                kept_d[i - 1],
             )
-            for i in reversed(range(1, len(kept_d)))
+            for i in reversed(range(1, last + 1))
         ]  # fmt: skip
 
+    def forward(self, inputs: Array) -> Array:
+        x = self.prepared(inputs)[: len(self.kept_inputs)]
+        np.copyto(self.kept_inputs, x)
+        for kept_h, w, a, value, norm, above in self.way_up:
+            np.matmul(kept_h, w, a)  #                                      z = (h 1) (W, b)
+            if value is not None:
+                value(a)  #                                                 a = f(z)
+            if norm is not None:
+                norm.forward()
+            if above is not None:
+                np.copyto(*above)
+        return x
+
     def gradient(self, inputs: Array, labels: Array) -> float:
-        x = self.forward(inputs)
+        self.forward(inputs)
         loss = self.loss(labels)
-        np.copyto(self.kept_inputs, x[: len(self.kept_inputs)])
         self.slope(*self.sloped)
         if self.last is not None:
             d, slope = self.last
             np.multiply(d, slope, d)
-        d, kept_d = self.kept_last
-        np.copyto(kept_d, d)
-        for h, kept_h, d, w, d_below, norm, slope, d_mine, kept_d in self.way_down:
-            np.copyto(kept_h, h)
+        np.copyto(*self.kept_last)
+        for d, w, d_below, norm, all_below, slope, kept_d in self.way_down:
             np.matmul(d, w, d_below)
             if norm is not None:
-                norm.backward(d_below)
+                norm.backward(all_below)
             np.multiply(d_below, slope, d_below)  #                         d = (d W^T) f'(z)
-            np.copyto(kept_d, d_mine)
+            np.copyto(kept_d, d_below)
         return loss
 
 

@@ -106,7 +106,7 @@ class Pass:
         self.up = list(
             zip(net.weights, net.biases, a, values, [*norms, None], [*h, a[-1]], work, strict=True)
         )
-        self.h, self.d, self.slopes, self.norms = h, d, slopes, norms
+        self.a, self.h, self.d, self.slopes, self.norms, self.values = a, h, d, slopes, norms, values
         parts = [small_parts(w.shape, rows) for w in net.weights]
         self.down = [
             (
@@ -120,6 +120,19 @@ class Pass:
 
     def forward(self, inputs: Array) -> Array:
         """The inputs as layer 0 sees them; the output is in `self.output`."""
+        h = x = self.prepared(inputs)
+        for w, b, a, value, norm, above, work in self.up:
+            np.matmul(h, w, a)
+            np.copyto(work, b)
+            np.add(a, work, a)  #                                           z = h W + b
+            if value is not None:
+                value(a)  #                                                 a = f(z)
+            if norm is not None:
+                norm.forward()
+            h = above
+        return x
+
+    def prepared(self, inputs: Array) -> Array:
         x = inputs.reshape(self.shape)
         if self.inputs is not None:
             filled = self.inputs[: len(x)]
@@ -132,16 +145,6 @@ class Pass:
                 np.copyto(work, std)
                 np.divide(filled, work, filled)  #                          (inputs - mean) / std
             x = self.inputs
-        h = x
-        for w, b, a, value, norm, above, work in self.up:
-            np.matmul(h, w, a)
-            np.copyto(work, b)
-            np.add(a, work, a)  #                                           z = h W + b
-            if value is not None:
-                value(a)  #                                                 a = f(z)
-            if norm is not None:
-                norm.forward()
-            h = above
         return x
 
     def loss(self, labels: Array) -> float:
