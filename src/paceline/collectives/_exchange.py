@@ -72,10 +72,10 @@ def make_exchange(name: str, model: Model, comm: Any, batch: int | None = None) 
 
     if comm is None or comm.Get_size() == 1:
         return Replicated(model, comm, name)
-    layout = nodes(channel(comm))
     if name == "auto":
+        layout = nodes(channel(comm))
         name = "shared-memory" if layout.count == 1 else "hierarchical" if layout.largest > 1 else "auto"
-    if name == "shared-memory" and layout.count == 1 and batch is not None and pays(model, batch):
+    if name == "shared-memory" and batch and pays(model, batch) and nodes(channel(comm)).count == 1:
         return Factored(model, comm, batch)
     if name in ("shared-memory", "hierarchical"):
         return Shared(model, comm, across_nodes=name == "hierarchical")
