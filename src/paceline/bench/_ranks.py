@@ -28,48 +28,52 @@ def measure(
     A call's time is that of its slowest rank. The algorithms take turns, so that a noisy moment falls on all.
     """
     machine = measure_machine(comm)
-    cells = []
+    cells: list[dict[str, Any]] = []
     for size in sizes:
-        n = size // np.dtype(dtype).itemsize
-        send = (np.arange(n) % 3 + comm.Get_rank()).astype(dtype)
-        recv = np.empty_like(send)
-        calls = {name: _call(name, send, recv) for name in algorithms}
-        right, traffic, repeat = {}, {}, {}
-        for name, call in calls.items():
-            seen = Recorded(comm)
-            call(seen)
-            traffic[name] = [seen.counts.messages, seen.counts.bytes]
-            right[name] = _is_sum(recv, comm.Get_size())
-            recv[...] = 0
-            trial = _slowest(comm, [_timed(comm, call) for _ in range(3)]).min()
-            repeat[name] = max(1, min(repeats, int(seconds / trial)))
-        times: dict[str, list[float]] = {name: [] for name in algorithms}
-        for turn in range(max(repeat.values())):
-            for name in algorithms:
-                if turn < repeat[name]:
-                    times[name].append(_timed(comm, calls[name]))
-        for name in algorithms:
-            cells.append(
-                {
-                    "size": size,
-                    "algorithm": name,
-                    "seconds": _slowest(comm, times[name]).tolist(),
-                    "sent": comm.gather(traffic[name]),
-                    "right": all(comm.allgather(right[name])),
-                }
-            )
+        cells += _measure_size(comm, size // np.dtype(dtype).itemsize, algorithms, dtype, repeats, seconds)
     library = " ".join(mpi().Get_library_version().strip("\0 \n").splitlines()[0].split(",")[0].split())
     return {"machine": asdict(machine), "mpi": library, "cells": cells}
+
+
+def _measure_size(
+    comm: Any, n: int, algorithms: list[str], dtype: str, repeats: int, seconds: float
+) -> list[dict[str, Any]]:
+    send = (np.arange(n) % 3 + comm.Get_rank()).astype(dtype)
+    recv = np.empty_like(send)
+    calls = {name: _call(name, send, recv) for name in algorithms}
+    cells, times = {}, {}
+    for name, call in calls.items():
+        seen = Recorded(comm)
+        recv[...] = 0
+        (first,) = _slowest(comm, [_timed(comm, call, seen)])
+        cells[name] = {
+            "size": send.nbytes,
+            "algorithm": name,
+            "sent": comm.gather([seen.counts.messages, seen.counts.bytes]),
+            "right": all(comm.allgather(_is_sum(recv, comm.Get_size()))),
+        }
+        times[name] = _slowest(
+            comm, [_timed(comm, call) for _ in range(3 if first < seconds else 1)]
+        ).tolist()
+    wanted = {name: min(repeats, int(seconds / min(first))) for name, first in times.items()}
+    for turn in range(max(wanted.values())):
+        for name, call in calls.items():
+            if turn >= 3 and turn < wanted[name]:
+                times[name].append(_timed(comm, call))
+    for name, cell in cells.items():
+        cell["seconds"] = _slowest(comm, times[name]).tolist()
+    return list(cells.values())
 
 
 def _call(name: str, send: Array, recv: Array) -> Callable[[Any], None]:
     return lambda comm: allreduce(send, recv, comm, algorithm=name)
 
 
-def _timed(comm: Any, call: Callable[[Any], None]) -> float:
+def _timed(comm: Any, call: Callable[[Any], None], seen: Any = None) -> float:
+    """Seconds of one call on `comm`, or on `seen`, its counting double."""
     comm.Barrier()
     start = time.perf_counter()
-    call(comm)
+    call(comm if seen is None else seen)
     return time.perf_counter() - start
 
 

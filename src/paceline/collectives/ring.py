@@ -26,20 +26,21 @@ def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
     left, right = (r - 1) % p, (r + 1) % p
     blocks = cut(send.size, p)
     inbox = comm.scratch(length(blocks[0]), send.dtype)
+    x, s = [send[block] for block in blocks], [recv[block] for block in blocks]
 
     for k in range(p - 1):  # reduce-scatter
-        mine, next_one = blocks[(r - k) % p], blocks[(r - k - 1) % p]
-        partial = inbox[: length(next_one)]
+        mine, other = (r - k) % p, (r - k - 1) % p
+        partial = inbox[: x[other].size]
         receiving = comm.Irecv(partial, left)
-        sending = comm.Isend(recv[mine] if k else send[mine], right)
+        sending = comm.Isend(s[mine] if k else x[mine], right)
         receiving.Wait()
-        op(partial, send[next_one], recv[next_one])  # s_b <- s_b + x_b,  b = r-k-1
+        op(partial, x[other], s[other])  # s_b <- s_b + x_b,  b = r-k-1
         sending.Wait()
 
     for k in range(p - 1):  # allgather: block r+1 is complete here
-        mine, next_one = blocks[(r + 1 - k) % p], blocks[(r - k) % p]
-        receiving = comm.Irecv(recv[next_one], left)
-        sending = comm.Isend(recv[mine], right)
+        mine, other = (r + 1 - k) % p, (r - k) % p
+        receiving = comm.Irecv(s[other], left)
+        sending = comm.Isend(s[mine], right)
         receiving.Wait()
         sending.Wait()
 
