@@ -133,6 +133,7 @@ class Pass:
         return x
 
     def prepared(self, inputs: Array) -> Array:
+        """The inputs as layer 0 sees them: a row a sample, standardised if that is asked for."""
         x = inputs.reshape(self.shape)
         if self.inputs is not None:
             filled = self.inputs[: len(x)]
