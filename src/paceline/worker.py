@@ -100,6 +100,8 @@ class Worker:
         self._step = 0
         self._loss = 0.0
         self._epoch_loss = np.zeros(2)
+        self._weights = np.full(self.size, 1 / self.size)
+        self._balanced = 0
         self.watch = Stopwatch(clock)
 
     # ---- the loop
@@ -171,6 +173,22 @@ class Worker:
         self.watch.restart()  # what an exchange takes to set up is the start of a run, not a step of it
         yield Exchange(inner, self.watch)
         inner.close()
+
+    def balance(self) -> None:
+        """Cut the coming batches so that every rank computes equally long, going by the steps since the last time.
+
+        Which samples a batch holds does not change; who computes them does.
+        """
+        rows = np.array(self.log[self._balanced :]).reshape(-1, len(COLUMNS))
+        self._balanced = len(self.log)
+        count, seconds = rows[:, COLUMNS.index("count")].sum(), rows[:, COLUMNS.index("compute")].sum()
+        if self._control is not None:
+            speeds = np.empty(self.size)
+            self._control.Allgather(np.array([count / seconds if count else 0.0]), speeds)
+            if speeds.all():  # a rank that has had no samples has shown no speed
+                self._weights = (self._weights + speeds / speeds.sum()) / 2  # half-way: seconds are noisy
+                self._batches.share(self._weights)
+        self.watch.lap("exchange")
 
     def validate(self, epoch: int) -> None:
         """Evaluate the model on the validation samples, every rank its share; the model must be complete."""

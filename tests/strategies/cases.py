@@ -11,7 +11,9 @@ from paceline import registry
 from paceline.config import Config
 from paceline.data import chunks, load
 from paceline.record import Run
+from paceline.strategies.sync import Sync
 from paceline.training import Job, train
+from paceline.worker import COLUMNS
 
 MLP = {
     "data": "digits",
@@ -106,6 +108,39 @@ def empty_pieces(comm: Any) -> float:
     parallel = train(Job(config=Config(**settings, strategy="sync"), runs=None), comm)
     serial = train(Job(config=Config(**settings, strategy="serial"), runs=None), None)
     return float(np.abs(parallel.model.x - serial.model.x).max())
+
+
+def balanced(comm: Any) -> dict[str, Any]:
+    """One rank is slower than the others: it gets smaller pieces, and the result is serial's."""
+    import time
+
+    from paceline.models.mlp import MLP
+
+    class Slow(MLP):
+        def gradient(self, batch: Any) -> float:
+            if comm.rank == 1:
+                time.sleep(batch.count * 0.0004)
+            return super().gradient(batch)
+
+    settings = {"data": "digits", "batch": 60, "epochs": 3, "lr": 0.5, "dtype": "float64"}
+    counts: list[int] = []
+
+    def train_and_see(me: Any) -> None:
+        Sync(balance=True).train(me)
+        counts.extend(
+            int(count) for count in np.array(me.log).reshape(-1, len(COLUMNS))[:, COLUMNS.index("count")]
+        )
+
+    slow = Slow([64, 16, 10], dtype=np.float64, seed=3)
+    job = Job(config=Config(**settings), model=slow, strategy=train_and_see, runs=None)
+    parallel = train(job, comm)
+    model = MLP([64, 16, 10], dtype=np.float64, seed=3)
+    serial = train(Job(config=Config(**settings, strategy="serial"), model=model, runs=None), None)
+    return {
+        "difference": float(np.abs(parallel.model.x - serial.model.x).max()),
+        "first": counts[0],
+        "last": counts[-2],
+    }
 
 
 def batch_norm(comm: Any) -> dict[str, Any]:

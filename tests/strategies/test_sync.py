@@ -48,6 +48,15 @@ def test_more_ranks_than_samples_in_a_batch() -> None:
     assert max(on_ranks("tests.strategies.cases:empty_pieces", 5)) < 1e-10
 
 
+def test_a_slow_rank_gets_smaller_pieces() -> None:
+    quick, slow, other = on_ranks("tests.strategies.cases:balanced", 3)
+    assert max(rank["difference"] for rank in (quick, slow, other)) < 1e-10
+    assert quick["first"] == slow["first"] == other["first"] == 20
+    assert slow["last"] < 15
+    assert quick["last"] > 20
+    assert quick["last"] + slow["last"] + other["last"] == 60
+
+
 def test_replicas_agree_on_statistics_and_start_from_rank_0() -> None:
     first, *others = on_ranks("tests.strategies.cases:batch_norm", 3)
     assert all(other == first for other in others)

@@ -109,10 +109,35 @@ class Batches:
         self.ranks = ranks
         self.draws = draws
         self.steps_per_epoch = draws if draws is not None else -(-samples // batch)
+        self._ends: Array | None = None
         self._piece = piece(batch, rank, ranks)
+        self._dtype = dtype
         self._inputs, self._labels = buffers(split, self._piece[1] - self._piece[0], dtype)
         self._key: tuple[int, int] | None = None
         self._order = np.empty(0, np.intp)
+
+    def share(self, weights: Array) -> None:
+        """From the next batch on, cut in proportion to `weights`, one a rank, the same on all of them.
+
+        >>> from paceline.data import load
+        >>> batches = Batches(load("iris").train, batch=12, rank=1, ranks=2)
+        >>> batches.share(np.array([2.0, 1.0]))
+        >>> batch = batches.at(0, 0)
+        >>> batch.offset, batch.count
+        (8, 4)
+        """
+        self._ends = np.cumsum(weights) / np.sum(weights)
+        self._piece = self._cut(self.batch)
+        count = self._piece[1] - self._piece[0]
+        if count > len(self._inputs):
+            self._inputs, self._labels = buffers(self.split, count, self._dtype)
+
+    def _cut(self, total: int) -> tuple[int, int]:
+        """Where this rank's piece of `total` samples starts and stops."""
+        if self._ends is None:
+            return piece(total, self.rank, self.ranks)
+        start = 0 if self.rank == 0 else round(float(self._ends[self.rank - 1]) * total)
+        return start, total if self.rank == self.ranks - 1 else round(float(self._ends[self.rank]) * total)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """This rank's pieces of one epoch's batches, in order, from step `start` of the epoch."""
@@ -123,7 +148,7 @@ class Batches:
         """This rank's piece of one batch; `step` counts from 0 in its epoch."""
         indices = self.indices(epoch, step)
         total = len(indices)
-        start, stop = self._piece if total == self.batch else piece(total, self.rank, self.ranks)
+        start, stop = self._piece if total == self.batch else self._cut(total)
         count = stop - start
         inputs, labels = self._inputs, self._labels
         if count != len(inputs):

@@ -25,12 +25,16 @@ from paceline.strategies import Strategy
 if TYPE_CHECKING:
     from paceline.worker import Worker
 
+BALANCE_EVERY = 16
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sync(Strategy):
     """Each step: pieces of one global batch, gradients summed with any collective, one common update."""
 
     allreduce: str = "auto"
+    balance: bool = False
+    """Give slower ranks smaller pieces, going by how long they took."""
 
     def __post_init__(self) -> None:
         if self.allreduce not in registry.names("collectives"):
@@ -45,4 +49,6 @@ class Sync(Strategy):
                     g = exchange.reduce()  # g   <- (g_1 + … + g_p)[mine]
                     me.step(g, batch.total, exchange.part)  # x[mine] <- x[mine] - eta g / |B|
                     exchange.publish()  # x complete on every rank
+                    if self.balance and batch.step % BALANCE_EVERY == 0:
+                        me.balance()
                 me.validate(epoch)
