@@ -1,6 +1,6 @@
 """Memory of a job on MNIST, by PSS (pages that ranks share are counted once), against bare interpreters.
 
-    python benchmarks/memory.py [--ranks 16] [--json FILE]
+python benchmarks/memory.py [--ranks 16] [--json FILE]
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def bare(ranks: int) -> list[float]:
 def main() -> None:
     from training import machine
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=16)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -71,7 +73,9 @@ def main() -> None:
     idle = bare(args.ranks)
     grown = statistics.fmean(job) - statistics.fmean(idle)
     print(f"{args.ranks} ranks: {sum(job):.0f} MB in all, {statistics.fmean(job):.1f} MB a rank")
-    print(f"{args.ranks} bare interpreters: {statistics.fmean(idle):.1f} MB each; grown by {grown:.1f} MB a rank")
+    print(
+        f"{args.ranks} bare interpreters: {statistics.fmean(idle):.1f} MB each; grown by {grown:.1f} MB a rank"
+    )
     if args.json:
         result = {"command": sys.argv, "machine": machine(), "ranks_mb": job, "interpreters_mb": idle}
         args.json.write_text(json.dumps(result, indent=2) + "\n")

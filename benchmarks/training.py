@@ -3,7 +3,8 @@
     python benchmarks/training.py [--ranks 16] [--repeats 3] [--json FILE]
 
 Runs of both sides are interleaved; each figure is the median of the repeats. "one process" is the strategy `serial` of
-this package, alone on the machine, with one thread and with all threads.
+this package, alone on the machine, with one thread and with all threads. "independent" is as many such processes at
+once, each with its own network and no exchange at all: what the cores have to give when all of them compute.
 """
 
 from __future__ import annotations
@@ -57,10 +58,34 @@ def ddp(ranks: int, batch: int) -> dict:
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
 
 
+def independent(ranks: int) -> float:
+    """Samples a second of `ranks` serial processes at once, one on each core, in all."""
+    words = [
+        *REFERENCE,
+        "--strategy",
+        "serial",
+        "--threads",
+        "1",
+        "--batch",
+        "64",
+        "--draws",
+        "2500",
+        "--epochs",
+        "1",
+    ]
+    with tempfile.TemporaryDirectory() as runs:
+        command = [sys.executable, "-m", "paceline", "train", *words, "--quiet", "--json", "--runs", runs]
+        started = [
+            subprocess.Popen(["taskset", "-c", str(core), *command], stdout=subprocess.PIPE, text=True)
+            for core in sorted(os.sched_getaffinity(0))[:ranks]
+        ]
+        return sum(json.loads(process.communicate()[0])["samples_per_second"] for process in started)
+
+
 def cases(ranks: int) -> dict:
     """Name -> a function that measures once and returns samples a second."""
     rate = "samples_per_second"
-    big = [*REFERENCE, "--batch", str(64 * ranks), "--epochs", "4"]
+    big = [*REFERENCE, "--batch", str(64 * ranks), "--epochs", "20"]
     return {
         f"serial, batch {64 * ranks}, 1 thread": lambda: paceline(
             *big, "--strategy", "serial", "--threads", "1"
@@ -70,8 +95,9 @@ def cases(ranks: int) -> dict:
             f"sync:{name}, {ranks} ranks x 64": lambda name=name: paceline(
                 *big, "--strategy", f"sync:allreduce={name}", "-n", str(ranks)
             )[rate]
-            for name in ("shared-memory", "native", "ring")
+            for name in ("shared-memory", "shared-memory,balance=true", "native", "ring")
         },
+        f"independent, {ranks} processes x 64, no exchange": lambda: independent(ranks),
         f"PyTorch DDP (gloo), {ranks} ranks x 64": lambda: ddp(ranks, 64)[rate],
         "course setting, serial, 1 thread, 4 cores": lambda: paceline(
             *COURSE, "--strategy", "serial", "--threads", "1", cores=4
