@@ -25,6 +25,8 @@ from paceline.launch._threads import threads_per_rank
 
 SUPERVISOR = Path(__file__).with_name("_supervise.py")
 PREFIX = "paceline-job-"
+# A launcher gives rank 0 a pipe that never ends, also where its own input is empty: what reads it would wait.
+NO_INPUT = ("/bin/sh", "-c", 'exec "$@" < /dev/null', "sh")
 UNFINISHED = 0.2  # seconds that the beginning of a launcher's paragraph is held back
 
 
@@ -54,7 +56,7 @@ def run(
     reservation = reserved(wanted) if bind and allocated_nodes() == 1 else contextlib.nullcontext()
     with _folder() as (folder, lock), reservation as cores:
         given = {**(environment or {}), **core_variables(cores)}
-        argv, variables = mpiexec(ranks, command, threads, folder=folder, environment=given)
+        argv, variables = mpiexec(ranks, [*NO_INPUT, *command], threads, folder=folder, environment=given)
         supervisor = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(lock), str(folder)]
         job = subprocess.Popen(
             [*supervisor, *argv], env=variables, pass_fds=(lock,), start_new_session=True,
@@ -76,7 +78,9 @@ def run(
         return 128 + received[0]
     if late is not None and time.monotonic() > late:
         return 124
-    return 128 + ended_by if ended_by else status
+    if ended_by is not None:
+        return 128 + ended_by
+    return status if status >= 0 else 128 - status
 
 
 def _relay(
