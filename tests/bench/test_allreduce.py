@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import registry
@@ -158,6 +158,7 @@ def test_ranks_and_sizes() -> None:
     assert [spell(size) for size in (3, 1536, 1 << 30)] == ["3 B", "1.5 KiB", "1 GiB"]
 
 
+@settings(deadline=None)
 @given(a=st.floats(1e-7, 1e-3), b=st.floats(1e-12, 1e-8))
 def test_a_line_is_found_from_its_points(a: float, b: float) -> None:
     found = fit_line(SIZES, a + b * np.array(SIZES, float))

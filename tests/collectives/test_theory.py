@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.collectives._blocks import cut, length
@@ -16,6 +16,7 @@ sizes = st.integers(0, 10_000)
 ranks = st.integers(1, 70)
 
 
+@settings(deadline=None)
 @given(n=sizes, parts=ranks, align=st.sampled_from([1, 4, 16]))
 def test_parts_are_neighbours_that_cover_all_and_differ_by_one_unit_at_most(
     n: int, parts: int, align: int
@@ -29,6 +30,7 @@ def test_parts_are_neighbours_that_cover_all_and_differ_by_one_unit_at_most(
     assert max(units) == units[0]
 
 
+@settings(deadline=None)
 @given(p=ranks)
 def test_a_power_of_two_of_ranks_takes_part(p: int) -> None:
     places = [PowerOfTwo(r, p) for r in range(p)]
@@ -38,6 +40,7 @@ def test_a_power_of_two_of_ranks_takes_part(p: int) -> None:
     assert all(place.rank_of(place.number) == place.rank for place in places if place.number is not None)
 
 
+@settings(deadline=None)
 @given(of=st.lists(st.integers(0, 4), min_size=1, max_size=12))
 def test_nodes(of: list[int]) -> None:
     nodes = Nodes(tuple(of))
@@ -50,6 +53,7 @@ def test_nodes(of: list[int]) -> None:
             assert len(peers) == nodes.count
 
 
+@settings(deadline=None)
 @given(n=st.integers(1, 10_000), p=st.integers(2, 70))
 def test_what_all_ranks_send_together(n: int, p: int) -> None:
     def total(name: str) -> int:
@@ -65,6 +69,7 @@ def test_what_all_ranks_send_together(n: int, p: int) -> None:
     assert total("native") == p * n
 
 
+@settings(deadline=None)
 @given(n=st.integers(1, 5000), of=st.lists(st.integers(0, 3), min_size=2, max_size=12))
 def test_between_nodes_each_element_goes_as_often_as_between_as_many_ranks(n: int, of: list[int]) -> None:
     nodes = Nodes(tuple(of))
@@ -74,6 +79,7 @@ def test_between_nodes_each_element_goes_as_often_as_between_as_many_ranks(n: in
     assert sum(sent) == n * (whole + 2 * (nodes.count - size))
 
 
+@settings(deadline=None)
 @given(n=sizes, p=ranks)
 def test_no_messages_for_one_rank_or_no_elements(n: int, p: int) -> None:
     for name in (

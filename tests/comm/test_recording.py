@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,12 @@ def test_children_share_the_counts_and_null_stays_null() -> None:
     assert comm.counts.point_to_point == Traffic(1, 16)
     assert isinstance(child, Recorded)
     assert not isinstance(comm.Split(-1), Recorded)
+
+
+def test_a_copy_counts_with_the_original() -> None:
+    comm = Recorded(Silent())
+    copy.copy(comm).Isend(FOUR, 0)
+    assert comm.counts.messages == 1
 
 
 def test_recording_a_recorded_communicator_counts_once() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from types import ModuleType
 
 from paceline.collectives._blocks import cut, length
@@ -98,5 +99,6 @@ def has_cost(name: str) -> bool:
     return hasattr(_module(name), "cost")
 
 
+@cache
 def _module(name: str) -> ModuleType:
     return sys.modules[find("collectives", name).__module__]

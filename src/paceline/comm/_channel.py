@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from paceline.comm._shared import SharedMemory, split_node
-from paceline.comm.recording import Counts, Recorded
+from paceline.comm.recording import Recorded
 
 # Scratch memory above this is given back after the call.
 KEEP_BYTES = 64 << 20
@@ -150,6 +150,3 @@ def _keyval(kind: Any) -> int:
 
 def _bare(comm: Any) -> Any:
     return comm.bare if isinstance(comm, Recorded) else comm
-
-
-__all__ = ["Channel", "Counts", "channel", "pretend_nodes"]

@@ -83,6 +83,8 @@ class Recorded:
 
     def __getattr__(self, name: str) -> Any:
         # Reached once a name: what is found is kept on the instance.
+        if name == "bare":  # not made yet: a copy in the making
+            raise AttributeError(name)
         call = getattr(self.bare, name)
         plain = name[1:].capitalize() if name[:1] == "I" else name  # Iallreduce counts as Allreduce
         if name in POINT_TO_POINT:
