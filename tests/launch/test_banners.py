@@ -1,0 +1,131 @@
+"""The launchers' paragraphs go, everything else passes unchanged."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.launch._banners import DASHES, LONGEST, Banners
+
+EXITED = (
+    DASHES
+    + b"""prterun detected that one or more processes exited with non-zero status,
+thus causing the job to be terminated. The first process to do so was:
+
+   Process name: [prterun-host-8499@1,0]
+   Exit code:    2
+"""
+    + DASHES
+)
+ABORTED = (
+    DASHES
+    + b"""MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD
+  Proc: [[63434,1],1]
+  Errorcode: 1
+
+NOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.
+"""
+    + DASHES
+    + DASHES
+    + b"""prterun has exited due to process rank 1 with PID 0 on node host calling
+"abort". This may have caused other processes in the application to be
+terminated by signals sent by prterun (as reported here).
+"""
+    + DASHES
+    + b"\0"
+)
+KILLED = (
+    DASHES
+    + b"""prterun noticed that process rank 1 with PID 8589 on node host exited on
+signal 9 (Killed).
+"""
+    + DASHES
+)
+OLD_EXITED = (
+    DASHES
+    + b"""Primary job  terminated normally, but 1 process returned
+a non-zero exit code. Per user-direction, the job has been aborted.
+"""
+    + DASHES
+)
+SEGFAULT_MPICH = b"\n" + b"=" * 83 + b"""
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 8724 RUNNING AT host
+=   EXIT CODE: 9
+=   CLEANING UP REMAINING PROCESSES
+=   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES
+""" + b"=" * 83 + b"""
+YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation fault (signal 11)
+This typically refers to a problem with your application.
+Please see the FAQ page for debugging suggestions
+"""  # fmt: skip
+UNREACHABLE = b"[here:19085] PMIX ERROR: PMIX_ERR_UNREACH in file /src/pmix_server.c at line 3146\n"
+NO_PROGRAM = (
+    DASHES + b"prterun was unable to find the specified executable file, and therefore did\n" + DASHES
+)
+BACKTRACE = b"[here:08600] *** Process received signal ***\n[here:08600] Signal: Segmentation fault (11)\n"
+
+# What a launcher says, what is shown of it, and the signal that it tells of.
+PARAGRAPHS = [
+    (EXITED, b"", None),
+    (ABORTED, b"", None),
+    (OLD_EXITED, b"", None),
+    (UNREACHABLE, b"", None),
+    (
+        KILLED,
+        b"rank 1 (process 8589 on host) was ended by signal 9 (Killed); the kernel does that when memory runs out\n",
+        9,
+    ),
+    (SEGFAULT_MPICH, b"a rank (process 8724 on host) was ended by signal 11 (Segmentation fault)\n", 11),
+    (NO_PROGRAM, NO_PROGRAM, None),
+    (BACKTRACE, BACKTRACE, None),
+]
+
+
+def through(pieces: list[bytes]) -> tuple[bytes, int | None]:
+    stream = Banners("here")
+    return b"".join([*(stream.feed(piece) for piece in pieces), stream.flush()]), stream.signal
+
+
+@pytest.mark.parametrize(("said", "shown", "number"), PARAGRAPHS)
+def test_each_paragraph(said: bytes, shown: bytes, number: int | None) -> None:
+    assert through([b"before\n" + said + b"after\n"]) == (b"before\n" + shown + b"after\n", number)
+
+
+@given(st.sampled_from(PARAGRAPHS[:-1]), st.lists(st.integers(0, 900), max_size=8))
+def test_it_does_not_matter_in_which_pieces_it_comes(
+    paragraph: tuple[bytes, bytes, int | None], cuts: list[int]
+) -> None:
+    said, shown, number = paragraph
+    said = said.lstrip(b"\n")
+    places = sorted({min(cut, len(said)) for cut in cuts} | {0, len(said)})
+    pieces = [said[a:b] for a, b in itertools.pairwise(places)]
+    assert through(pieces) == (shown, number)
+
+
+@given(
+    st.lists(
+        st.one_of(st.binary(max_size=20), st.sampled_from([DASHES, b"-" * 73, b"[here", b"=" * 83, b"\n"]))
+    )
+)
+def test_what_is_no_paragraph_passes_unchanged(pieces: list[bytes]) -> None:
+    assert through(pieces) == (b"".join(pieces), None)
+
+
+def test_nothing_waits_that_cannot_be_a_paragraph() -> None:
+    stream = Banners("here")
+    for piece in (b"loss 0.3\r", b"a prompt without an end: ", b"--- a rule\n", b"[####    ]", b"\n"):
+        assert stream.feed(piece) == piece
+        assert not stream.holds
+    assert stream.feed(DASHES + b"a table of the user's\n") == b""
+    assert stream.holds
+    assert stream.flush() == DASHES + b"a table of the user's\n"
+
+
+def test_a_paragraph_without_an_end_is_let_go() -> None:
+    stream = Banners("here")
+    said = DASHES + b"x" * LONGEST
+    assert stream.feed(said) == said

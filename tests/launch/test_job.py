@@ -1,0 +1,145 @@
+"""However a job ends, all of it ends, and nothing of it is left: real jobs, with shared windows."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.launch import run
+from paceline.launch._job import PREFIX, _sweep
+from tests.launch.started import Started, lives
+
+STARTS_RANKS = True
+HERE = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp")
+
+
+def test_a_good_end(start: Callable[..., Started]) -> None:
+    job = start("ends well")
+    assert len({one["pid"] for one in job.ranks}) == 3
+    assert all(one["folder"].startswith(str(HERE / PREFIX)) for one in job.ranks)
+    assert job.end() == (0, "", "")
+    assert job.left() == []
+
+
+@pytest.mark.parametrize(("what", "status"), [("exits with 2", 2), ("one exits with 5", 5)])
+def test_the_ranks_own_status_is_kept_and_only_their_words_are_heard(
+    start: Callable[..., Started], what: str, status: int
+) -> None:
+    job = start(what)
+    assert job.end() == (status, "", "")
+    assert job.left() == []
+
+
+def test_a_rank_that_vanishes_ends_the_job_with_its_status(start: Callable[..., Started]) -> None:
+    job = start("one vanishes")
+    status, _, _ = job.end()
+    assert status == 3
+    assert job.left() == []
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_whole_job(start: Callable[..., Started], number: int, status: int) -> None:
+    job = start("waits")
+    job.process.send_signal(number)
+    assert job.end() == (status, "", "")
+    assert job.left() == []
+
+
+def test_a_killed_parent_takes_the_job_with_it(start: Callable[..., Started]) -> None:
+    job = start("waits")
+    job.process.kill()
+    job.process.wait()
+    assert job.left_after() == []
+
+
+def test_a_killed_rank_ends_the_job_and_one_line_says_so(start: Callable[..., Started]) -> None:
+    job = start("one killed")
+    status, out, err = job.end()
+    assert status == 137
+    [line] = (out + err).strip().splitlines()
+    assert f"(process {job.ranks[1]['pid']} on " in line
+    assert "was ended by signal 9 (Killed)" in line
+    assert job.left() == []
+
+
+def test_a_killed_mpiexec_leaves_no_ranks(start: Callable[..., Started]) -> None:
+    job = start("waits")
+    os.kill(job.ranks[0]["mpiexec"], signal.SIGKILL)
+    status, _, _ = job.end()
+    assert status == 137
+    assert job.left() == []
+
+
+def test_a_killed_supervisor_leaves_no_processes_and_its_folder_is_swept(
+    start: Callable[..., Started],
+) -> None:
+    job = start("waits")
+    os.kill(job.ranks[0]["supervisor"], signal.SIGKILL)
+    status, _, _ = job.end()
+    assert status == 137
+    assert [name for name in job.left_after(5) if name.startswith("process")] == []
+
+
+def test_folders_of_dead_jobs_are_swept_and_those_of_living_ones_are_not(tmp_path: Path) -> None:
+    for name in ("dead", "alive", "new"):
+        (tmp_path / (PREFIX + name)).mkdir()
+        (tmp_path / (PREFIX + name) / "lock").touch()
+        if name != "new":
+            os.utime(tmp_path / (PREFIX + name), (0, 0))
+    (tmp_path / "another").mkdir()
+    with (tmp_path / (PREFIX + "alive") / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["another", PREFIX + "alive", PREFIX + "new"]
+
+
+def test_lines_come_as_they_are_said_and_a_time_limit_ends_the_job() -> None:
+    program = (
+        "import sys, time; print('said at once', flush=True); sys.stderr.write('no end'); sys.stderr.flush()"
+    )
+    seen: list[str] = []
+    status = run(1, [sys.executable, "-c", program + "; time.sleep(60)"], on_line=seen.append, time_limit=2)
+    assert status == 124
+    assert sorted(seen) == ["no end", "said at once"]
+
+
+def test_ranks_read_nothing_and_get_their_threads_and_variables() -> None:
+    program = (
+        "import os, sys; print(repr(sys.stdin.read()), os.environ['OMP_NUM_THREADS'], os.environ['MINE'])"
+    )
+    seen: list[str] = []
+    command = [sys.executable, "-c", program]
+    assert run(2, command, threads=3, environment={"MINE": "x"}, on_line=seen.append) == 0
+    assert seen == ["'' 3 x"] * 2
+
+
+def test_an_error_of_the_callers_ends_the_job() -> None:
+    def refuse(line: str) -> None:
+        pids.append(int(line))
+        raise RuntimeError("not that line")
+
+    pids: list[int] = []
+    program = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    with pytest.raises(RuntimeError, match="not that line"):
+        run(1, [sys.executable, "-c", program], on_line=refuse)
+    assert not lives(pids[0])
+
+
+def test_a_reader_that_goes_away_ends_the_job() -> None:
+    program = (
+        "import sys; from paceline.launch import run\n"
+        "forever = [sys.executable, '-c', 'while True: print(1, flush=True)']\n"
+        "sys.exit(run(1, forever, time_limit=30))"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None
+        job.stdout.readline()
+        job.stdout.close()
+        assert job.wait(20) == 141
