@@ -28,6 +28,7 @@ from paceline.collectives import make_exchange
 from paceline.comm import mpi
 
 NAMES = ("shared-memory", "native", "ring", "recursive-doubling", "rabenseifner", "hierarchical", "naive")
+CORES = os.cpu_count() or 1
 PEERS = ("raw MPI_Allreduce", "gloo all_reduce")
 
 
@@ -56,7 +57,11 @@ def gloo(comm):
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(comm.bcast(port))}
+    bound = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, range(CORES))  # gloo's own threads need not share this rank's core
     dist.init_process_group("gloo", rank=comm.rank, world_size=comm.size)
+    dist.all_reduce(torch.zeros(1))
+    os.sched_setaffinity(0, bound)
     return lambda array: dist.all_reduce(torch.from_numpy(array))
 
 
@@ -115,7 +120,7 @@ def rank_main(args: argparse.Namespace) -> None:
     comm = mpi().COMM_WORLD
     library = mpi().Get_library_version().strip("\0 \n").splitlines()[0].split(",")[0]
     all_reduce = None if args.no_gloo else gloo(comm)
-    result = {"ranks": comm.size, "cores": os.cpu_count(), "mpi": " ".join(library.split()), "sizes": {}}
+    result = {"ranks": comm.size, "cores": CORES, "mpi": " ".join(library.split()), "sizes": {}}
     for nbytes in read_sizes(args.sizes):
         times = measure(comm, nbytes, args.seconds, all_reduce)
         if comm.rank == 0:
@@ -132,8 +137,8 @@ def rank_main(args: argparse.Namespace) -> None:
 
 def print_table(ranks: int, nbytes: int, times: dict[str, list[float]], library: str) -> None:
     medians = {name: float(np.median(values)) for name, values in times.items()}
-    crowded = "" if ranks <= launch.usable_cores() else " (more ranks than cores: the times say little)"
-    print(f"\n{ranks} ranks on {launch.usable_cores()} cores, {spell(nbytes)}, {library}{crowded}")
+    crowded = "" if ranks <= CORES else " (more ranks than cores: the times say little)"
+    print(f"\n{ranks} ranks on {CORES} cores, {spell(nbytes)}, {library}{crowded}")
     print(f"{'':22}{'median us':>12}{'p10':>10}{'p90':>10}{'calls':>8}{'/ Allreduce':>13}{'/ gloo':>9}")
     for name, values in sorted(times.items(), key=lambda item: medians[item[0]]):
         low, high = np.percentile(values, [10, 90])
@@ -149,9 +154,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "-n", dest="ranks", type=int, default=launch.usable_cores(), help="default: the cores"
-    )
+    parser.add_argument("-n", dest="ranks", type=int, default=CORES, help="default: the cores")
     parser.add_argument(
         "--sizes", default="437544,16MiB", help="bytes; default: the reference network, and 16 MiB"
     )
