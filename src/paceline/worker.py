@@ -181,11 +181,14 @@ class Worker:
         """
         rows = np.array(self.log[self._balanced :]).reshape(-1, len(COLUMNS))
         self._balanced = len(self.log)
-        count, seconds = rows[:, COLUMNS.index("count")].sum(), rows[:, COLUMNS.index("compute")].sum()
-        if self._control is not None:
-            speeds = np.empty(self.size)
-            self._control.Allgather(np.array([count / seconds if count else 0.0]), speeds)
-            if speeds.all():  # a rank that has had no samples has shown no speed
+        if self._control is not None and len(rows):
+            everyone = np.empty((self.size, 2))
+            typical = np.median(rows[:, [COLUMNS.index("count"), COLUMNS.index("compute")]], axis=0)
+            self._control.Allgather(typical, everyone)
+            counts, took = everyone.T
+            # A rank that has had no samples has shown no speed; and new sizes cost memory anew.
+            if counts.all() and took.max() > 1.05 * took.mean():
+                speeds = counts / took
                 self._weights = (self._weights + speeds / speeds.sum()) / 2  # half-way: seconds are noisy
                 self._batches.share(self._weights)
         self.watch.lap("exchange")

@@ -25,8 +25,6 @@ from paceline.strategies import Strategy
 if TYPE_CHECKING:
     from paceline.worker import Worker
 
-BALANCE_EVERY = 16
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sync(Strategy):
@@ -49,6 +47,6 @@ class Sync(Strategy):
                     g = exchange.reduce()  # g   <- (g_1 + … + g_p)[mine]
                     me.step(g, batch.total, exchange.part)  # x[mine] <- x[mine] - eta g / |B|
                     exchange.publish()  # x complete on every rank
-                    if self.balance and batch.step % BALANCE_EVERY == 0:
+                    if self.balance and (batch.step % 128 == 0 or batch.step in (8, 16, 32, 64)):
                         me.balance()
                 me.validate(epoch)
