@@ -90,8 +90,9 @@ def _is_sum(recv: Array, p: int) -> bool:
 
 def main() -> None:
     """Measure what the first argument asks, on all ranks; rank 0 writes the file of the second."""
-    from paceline.launch import abort_on_error
+    from paceline.launch import abort_on_error, take_cores
 
+    take_cores()
     comm = mpi().COMM_WORLD
     with abort_on_error(comm):
         answer = measure(comm, **json.loads(sys.argv[1]))

@@ -90,7 +90,7 @@ def _job(question: Question, ranks: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
         command = [sys.executable, "-m", "paceline.bench._ranks", json.dumps(asked), str(answer)]
-        status = launch.run(ranks, command, threads=1)
+        status = launch.run(ranks, command, threads=1, bind=True)
         if status != 0 or not answer.exists():
             raise SystemExit(status or 1)
         job: dict[str, Any] = json.loads(answer.read_text())
