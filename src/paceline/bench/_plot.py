@@ -37,9 +37,12 @@ def plot(result: dict[str, Any], path: Path) -> None:
             sizes = [cell["size"] for cell in cells]
             colour, marker = STYLES.get(name, ("#F0E442", "p"))
             look = {"color": colour, "marker": marker, "markersize": 5, "linewidth": 1.4}
-            above.plot(sizes, [1e6 * cell["median"] for cell in cells], label=name, **look)
-            low, high = ([1e6 * cell[key] for cell in cells] for key in ("p10", "p90"))
-            above.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
+            middle = [1e6 * cell["median"] for cell in cells]
+            above.plot(sizes, middle, label=name, **look)
+            below_it = [m - 1e6 * cell["p10"] for m, cell in zip(middle, cells, strict=True)]
+            above_it = [1e6 * cell["p90"] - m for m, cell in zip(middle, cells, strict=True)]
+            bars = {"fmt": "none", "ecolor": colour, "alpha": 0.5, "capsize": 2, "linewidth": 0.8}
+            above.errorbar(sizes, middle, yerr=[below_it, above_it], **bars)
             if all(cell["model"] for cell in cells):
                 above.plot(sizes, [1e6 * cell["model"] for cell in cells], ":", color=colour, linewidth=1)
             below.plot(sizes, [1e-9 * cell["busbw"] for cell in cells], label=name, **look)
@@ -57,5 +60,5 @@ def plot(result: dict[str, Any], path: Path) -> None:
     figure.legend(
         handles, labels, ncols=min(4 * len(jobs), len(labels)), loc="outside lower center", frameon=False
     )
-    figure.suptitle(f"allreduce of {result['dtype']}: median time, band p10 to p90, dotted the model")
+    figure.suptitle(f"allreduce of {result['dtype']}: median time, bars from p10 to p90, dotted the model")
     figure.savefig(path, dpi=150)
