@@ -10,7 +10,6 @@ import math
 import os
 import re
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +103,19 @@ def threads_of_rank(comm: Any, given: int | None = None) -> int:
     """
     if comm is None or given is not None:
         return threads_per_rank(1, given)
-    node = comm.Split_type(sys.modules["mpi4py.MPI"].COMM_TYPE_SHARED)
-    bound = node.allgather(sorted(os.sched_getaffinity(0)))
+    import numpy as np
+
+    mpi = sys.modules["mpi4py.MPI"]
+    node = comm.Split_type(mpi.COMM_TYPE_SHARED)
     ranks_here = node.Get_size()
+    mine = sorted(os.sched_getaffinity(0))
+    last = np.array([mine[-1]])
+    node.Allreduce(mpi.IN_PLACE, last, mpi.MAX)
+    users = np.zeros(int(last[0]) + 1, np.int64)
+    users[mine] = 1
+    node.Allreduce(mpi.IN_PLACE, users)  # by how many ranks each core is used
     node.Free()
-    users = Counter(core for cores in bound for core in cores)
-    share = int(sum(1 / users[core] for core in os.sched_getaffinity(0)) + 1e-9)
+    share = int((1 / users[mine]).sum() + 1e-9)
     return max(1, min(share, *(limit // int(ranks_here) for limit in _granted())))
 
 
