@@ -122,4 +122,4 @@ if __name__ == "__main__":
     except AgreedError:
         sys.exit(2)
     except UsageError as caught:
-        print(f"caught: {caught}", flush=True)
+        sys.stdout.write(f"caught: {caught}\n")

@@ -58,6 +58,7 @@ SEGFAULT_MPICH = b"\n" + b"=" * 83 + b"""
 =   CLEANING UP REMAINING PROCESSES
 =   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES
 """ + b"=" * 83 + b"""
+[mpiexec@here] Exit codes: [host] 9,11,0
 YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation fault (signal 11)
 This typically refers to a problem with your application.
 Please see the FAQ page for debugging suggestions
@@ -68,18 +69,27 @@ NO_PROGRAM = (
 )
 BACKTRACE = b"[here:08600] *** Process received signal ***\n[here:08600] Signal: Segmentation fault (11)\n"
 
-# What a launcher says, what is shown of it, and the signal that it tells of.
+
+def codes(*numbers: int) -> bytes:
+    return f"[mpiexec@here] Exit codes: [host] {','.join(map(str, numbers))}\n".encode()
+
+
+OOM = b"; the kernel does that when memory runs out\n"
+# What a launcher says, what is shown of it, and the exit status that it tells of.
 PARAGRAPHS = [
     (EXITED, b"", None),
     (ABORTED, b"", None),
     (OLD_EXITED, b"", None),
     (UNREACHABLE, b"", None),
-    (
-        KILLED,
-        b"rank 1 (process 8589 on host) was ended by signal 9 (Killed); the kernel does that when memory runs out\n",
-        9,
-    ),
-    (SEGFAULT_MPICH, b"a rank (process 8724 on host) was ended by signal 11 (Segmentation fault)\n", 11),
+    (KILLED, b"rank 1 on host was ended by signal 9 (Killed)" + OOM, 137),
+    (SEGFAULT_MPICH, b"rank 1 on host was ended by signal 11 (Segmentation fault)\n", 139),
+    (codes(0, 0, 0), b"", None),
+    (codes(9, 3 << 8, 0), b"", 3),  # rank 1 exited with 3, the launcher killed rank 0 for it
+    (codes(2 << 8, 2 << 8), b"", 2),
+    (codes(0, 9, 0), b"rank 1 on host was ended by signal 9 (Killed)" + OOM, 137),
+    (codes(9, 9, 0), b"a rank on host was ended by signal 9 (Killed)" + OOM, 137),
+    (codes(15, 15, 0), b"", 143),  # somebody wished it
+    (codes(9, 11, 1 << 8), b"rank 1 on host was ended by signal 11 (Segmentation fault)\n", 139),
     (NO_PROGRAM, NO_PROGRAM, None),
     (BACKTRACE, BACKTRACE, None),
 ]
@@ -87,7 +97,7 @@ PARAGRAPHS = [
 
 def through(pieces: list[bytes]) -> tuple[bytes, int | None]:
     stream = Banners("here")
-    return b"".join([*(stream.feed(piece) for piece in pieces), stream.flush()]), stream.signal
+    return b"".join([*(stream.feed(piece) for piece in pieces), stream.flush()]), stream.status
 
 
 @pytest.mark.parametrize(("said", "shown", "number"), PARAGRAPHS)
@@ -123,6 +133,15 @@ def test_nothing_waits_that_cannot_be_a_paragraph() -> None:
     assert stream.feed(DASHES + b"a table of the user's\n") == b""
     assert stream.holds
     assert stream.flush() == DASHES + b"a table of the user's\n"
+
+
+def test_an_empty_line_waits_for_what_may_stand_below_it() -> None:
+    stream = Banners("here")
+    assert stream.feed(b"words\n") == b"words\n"
+    assert stream.feed(b"\n") == b""
+    assert stream.feed(SEGFAULT_MPICH[1:]).startswith(b"rank 1")
+    assert stream.feed(b"\n") == b""
+    assert stream.feed(b"more") == b"\nmore"
 
 
 def test_a_paragraph_without_an_end_is_let_go() -> None:

@@ -63,8 +63,8 @@ def test_a_killed_rank_ends_the_job_and_one_line_says_so(start: Callable[..., St
     job = start("one killed")
     status, out, err = job.end()
     assert status == 137
-    [line] = (out + err).strip().splitlines()
-    assert f"(process {job.ranks[1]['pid']} on " in line
+    [line] = (out + err).splitlines()
+    assert line.startswith(("rank 1 on ", "a rank on "))  # MPICH kills the others so fast that it cannot tell
     assert "was ended by signal 9 (Killed)" in line
     assert job.left() == []
 
@@ -83,7 +83,7 @@ def test_a_killed_supervisor_leaves_no_processes_and_its_folder_is_swept(
     job = start("waits")
     os.kill(job.ranks[0]["supervisor"], signal.SIGKILL)
     status, _, _ = job.end()
-    assert status == 137
+    assert status in (137, 143)  # the supervisor's end, or that of the ranks which it brought about
     assert [name for name in job.left_after(5) if name.startswith("process")] == []
 
 

@@ -45,7 +45,12 @@ def test_a_bare_mpiexec_needs_no_settings() -> None:
     """What the user types: the right mpiexec, none of paceline's variables."""
     library = find()
     command, environment = mpiexec(
-        2, [sys.executable, "-c", "from paceline.comm import mpi; print(mpi().COMM_WORLD.size)"]
+        2,
+        [
+            sys.executable,
+            "-c",
+            "import sys; from paceline.comm import mpi; sys.stdout.write(f'{mpi().COMM_WORLD.size}\\n')",
+        ],
     )
     kept = {k: v for k, v in environment.items() if "_MCA_" not in k or k.startswith("PRTE_")}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Takes the launchers' own paragraphs out of a job's output.
+"""Takes the launchers' own paragraphs out of a job's output, and reads in them how the ranks ended.
 
 When a rank ends with an error, mpiexec adds a paragraph about itself: the line that the rank printed is what
 the user needs. Only what is known is taken out; a paragraph about a signal becomes one line, because there
@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 
 DASHES = b"-" * 74 + b"\n"  # Open MPI's: above and below
-EQUALS = b"=" * 83 + b"\n=   BAD TERMINATION"  # MPICH's
-LONGEST = 4096
+EQUALS = b"=" * 83 + b"\n=   BAD TERMINATION"  # MPICH's, with an empty line above
+LONGEST = 16384
 
 DROPPED = re.compile(
     rb"(prterun|mpirun|mpiexec) (detected that one or more processes exited with non-zero status"
     rb"|has exited due to process rank)"
     rb"|MPI_ABORT was invoked on rank"
     rb"|Primary job +terminated normally, but"
-    rb"|PMIX ERROR: PMIX_ERR_(UNREACH|LOST_CONNECTION|COMM_FAILURE) ",
+    rb"|PMIX ERROR: PMIX_ERR_(UNREACH|LOST_CONNECTION|COMM_FAILURE) "
+    rb"|BAD TERMINATION",
 )
-SIGNAL_OPEN_MPI = re.compile(
-    rb"process rank (\d+) with PID (\d+) on node (\S+) exited on\s+signal (\d+) \((.*?)\)"
-)
-SIGNAL_MPICH = re.compile(rb"PID (\d+) RUNNING AT (\S+)\n.*EXIT STRING: (.*?) \(signal (\d+)\)", re.DOTALL)
+SIGNAL = re.compile(rb"process rank (\d+) with PID \d+ on node (\S+) exited on\s+signal (\d+)")
+CODES = re.compile(rb"\] Exit codes: \[(\S+)\] ([\d,]+)\n")
 
 
 class Banners:
@@ -38,12 +38,18 @@ class Banners:
     """
 
     def __init__(self, host: str = "") -> None:
-        line = f"[{host or os.uname().nodename}:".encode()  # Open MPI's single lines
-        self._ends = {DASHES: DASHES, EQUALS: b"debugging suggestions\n", line: b"\n"}
-        self._start = re.compile(b"|".join(re.escape(start) for start in self._ends))
+        host = host or os.uname().nodename
+        self._ends = {
+            DASHES: DASHES,
+            EQUALS: b"debugging suggestions\n",
+            f"[{host}:".encode(): b"\n",  # Open MPI's single lines
+            f"[mpiexec@{host}]".encode(): b"\n",  # MPICH's
+        }
+        self._start = re.compile(rb"\n?(" + b"|".join(re.escape(start) for start in self._ends) + b")")
         self._held = b""
         self._dropped = False
-        self.signal: int | None = None  # what ended a rank, if a signal did
+        self._fresh = True  # at the beginning of a line
+        self.status: int | None = None  # the exit status that the launcher tells of, 128 + the signal if one
 
     @property
     def holds(self) -> bool:
@@ -51,56 +57,70 @@ class Banners:
         return bool(self._held)
 
     def feed(self, data: bytes) -> bytes:
+        """What can be passed on, now that `data` has come."""
+        out = self._sort(data)
+        self._fresh = out.endswith(b"\n") if out else self._fresh
+        return out
+
+    def flush(self) -> bytes:
+        """What was held back: nothing more of it came."""
+        held, self._held = self._held, b""
+        self._fresh = held.endswith(b"\n") if held else self._fresh
+        return held
+
+    def _sort(self, data: bytes) -> bytes:
         held, out = self._held + data, b""
         while found := self._start.search(held):
-            start = found[0]
-            out, held = out + held[: found.start()], held[found.start() :]
+            start = found[1]
+            place = found.start(0 if start == EQUALS else 1)  # the empty line goes with it
+            out, held = out + held[:place], held[place:]
             end = held.find(self._ends[start], len(start))
             if end < 0 and len(held) <= LONGEST:
                 self._held = held
                 return out
             if end < 0:  # too long for a paragraph of theirs
-                out, held = out + start, held[len(start) :]
+                out, held = out + held[: len(start)], held[len(start) :]
                 continue
             end += len(self._ends[start])
             instead = self._judge(held[:end])
             self._dropped |= instead != held[:end]
-            if start == EQUALS and self._dropped:  # an empty line stands above it
-                out = re.sub(rb"(^|\n)\n$", rb"\1", out)
             out, held = out + instead, held[end:]
         if self._dropped:
             held = held.replace(b"\0", b"")  # Open MPI ends its paragraph with one
         kept = max(_overlap(held, start) for start in self._ends)
+        if held.endswith(b"\n\n") or (held == b"\n" and self._fresh and not out):
+            kept = 1
         self._held = held[len(held) - kept :]
         return out + held[: len(held) - kept]
 
-    def flush(self) -> bytes:
-        held, self._held = self._held, b""
-        return held
-
     def _judge(self, block: bytes) -> bytes:
         """What is printed in the place of a whole paragraph."""
-        if match := SIGNAL_OPEN_MPI.search(block):
-            rank, process, host, number, name = match.groups()
-            return self._ended(b"rank " + rank, process, host, number, name)
-        if match := SIGNAL_MPICH.search(block):
-            process, host, name, number = match.groups()
-            return self._ended(b"a rank", process, host, number, name)
-        if DROPPED.search(block):
-            return b""
-        return block
+        if match := SIGNAL.search(block):
+            return self._ended(f"rank {match[1].decode()} on {match[2].decode()}", int(match[3]))
+        if match := CODES.search(block):
+            return self._read_codes(match[1].decode(), [int(code) for code in match[2].split(b",")])
+        return b"" if DROPPED.search(block) else block
 
-    def _ended(self, who: bytes, process: bytes, host: bytes, number: bytes, name: bytes) -> bytes:
-        self.signal = int(number)
-        why = b"; the kernel does that when memory runs out" if self.signal == 9 else b""
-        return b"%s (process %s on %s) was ended by signal %s (%s)%s\n" % (
-            who,
-            process,
-            host,
-            number,
-            name,
-            why,
-        )
+    def _read_codes(self, host: str, codes: list[int]) -> bytes:
+        """MPICH's list of wait statuses: who ended by itself, and whom the launcher ended for that."""
+        signals = {rank: os.WTERMSIG(code) for rank, code in enumerate(codes) if os.WIFSIGNALED(code)}
+        exits = [os.WEXITSTATUS(code) for code in codes if os.WIFEXITED(code) and os.WEXITSTATUS(code)]
+        own = [rank for rank, number in signals.items() if number not in (signal.SIGKILL, signal.SIGTERM)]
+        if exits and not own:
+            self.status = exits[0]
+            return b""
+        who = own or [rank for rank, number in signals.items() if number == signal.SIGKILL] or list(signals)
+        if not who:
+            return b""
+        name = f"rank {who[0]}" if len(who) == 1 or own else "a rank"
+        return self._ended(f"{name} on {host}", signals[who[0]])
+
+    def _ended(self, who: str, number: int) -> bytes:
+        self.status = 128 + number
+        if number == signal.SIGTERM:  # somebody wished it, and knows
+            return b""
+        why = "; the kernel does that when memory runs out" if number == signal.SIGKILL else ""
+        return f"{who} was ended by signal {number} ({signal.strsignal(number)}){why}\n".encode()
 
 
 def _overlap(data: bytes, start: bytes) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paceline.errors import UsageError
 from paceline.launch._library import find
-from paceline.launch._settings import clean, folder_settings, for_library
+from paceline.launch._settings import clean, folder_settings, for_library, report_options
 from paceline.launch._threads import thread_variables, threads_per_rank, usable_cores
 
 
@@ -22,8 +22,8 @@ def mpiexec(
 ) -> tuple[list[str], dict[str, str]]:
     """The command line and the environment that start `command` on `ranks` ranks of this machine.
 
-    Inside a Slurm allocation the ranks are spread over its nodes. `folder`: where the job may keep its
-    segments and sockets; `environment`: more variables for the ranks.
+    Inside a Slurm allocation the ranks are spread over its nodes. `folder` is for `run`: where the job may keep
+    its segments and sockets. `environment`: more variables for the ranks.
 
     >>> argv, variables = mpiexec(2, ["python", "-V"], threads=3)
     >>> argv[-4:], variables["OMP_NUM_THREADS"]
@@ -37,6 +37,7 @@ def mpiexec(
     options, settings = for_library(library, crowded=here > usable_cores(), one_node=nodes == 1)
     if folder is not None and nodes == 1:
         settings |= folder_settings(library, folder)
+        options += report_options(library)
     variables = clean(dict(os.environ)) | settings | thread_variables(threads_per_rank(here, threads))
     variables |= environment or {}
     return [str(library.mpiexec), *options, "-n", str(ranks), *command], variables

@@ -62,11 +62,11 @@ def run(
             [*supervisor, *argv], env=variables, pass_fds=(lock,), start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
         )  # fmt: skip
-        ended_by = None
+        told = None
         late = None if time_limit is None else time.monotonic() + time_limit
         with job, _signals_end(job) as received:
             try:
-                ended_by = _relay(job, on_line, late)
+                told = _relay(job, on_line, late)
             except BrokenPipeError:  # nobody reads this process's output any more
                 received.append(signal.SIGPIPE)
                 job.terminate()
@@ -78,15 +78,15 @@ def run(
         return 128 + received[0]
     if late is not None and time.monotonic() > late:
         return 124
-    if ended_by is not None:
-        return 128 + ended_by
+    if told is not None:
+        return told
     return status if status >= 0 else 128 - status
 
 
 def _relay(
     job: subprocess.Popen[bytes], on_line: Callable[[str], None] | None, late: float | None
 ) -> int | None:
-    """Passes the job's output on until it ends; the signal that ended a rank, if one did."""
+    """Passes the job's output on until it ends; the exit status, if the launcher has said more than its own."""
     assert job.stdout is not None
     assert job.stderr is not None
     streams = [_Stream(job.stdout.fileno(), 1, on_line), _Stream(job.stderr.fileno(), 2, on_line)]
@@ -109,7 +109,7 @@ def _relay(
             if not ready:
                 for stream in streams:
                     stream.pass_on(stream.banners.flush())
-    return next((stream.banners.signal for stream in streams if stream.banners.signal), None)
+    return next((stream.banners.status for stream in streams if stream.banners.status is not None), None)
 
 
 class _Stream:

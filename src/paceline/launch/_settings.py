@@ -53,6 +53,11 @@ def _shared_memory(major: int) -> dict[str, str]:
     return {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm,tcp" if major >= 5 else "self,vader,tcp"}
 
 
+def report_options(library: Library) -> list[str]:
+    """Options that make mpiexec say how each rank ended, where it does not say so anyway (see `_banners`)."""
+    return ["-print-all-exitcodes"] if library.kind == "mpich" else []
+
+
 def folder_settings(library: Library, folder: Path) -> dict[str, str]:
     """Variables that keep a job's segments, sockets and session files in `folder`, to be removed with it.
 
