@@ -19,11 +19,13 @@ def mpiexec(
     *,
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
+    crowded: bool = False,
 ) -> tuple[list[str], dict[str, str]]:
     """The command line and the environment that start `command` on `ranks` ranks of this machine.
 
     Inside a Slurm allocation the ranks are spread over its nodes. `folder` is for `run`: where the job may keep
-    its segments and sockets. `environment`: more variables for the ranks.
+    its segments and sockets. `environment`: more variables for the ranks. `crowded`: they will share cores, with
+    each other (which is found out here, too) or with something else, and must yield while they wait.
 
     >>> argv, variables = mpiexec(2, ["python", "-V"], threads=3)
     >>> argv[-4:], variables["OMP_NUM_THREADS"]
@@ -34,7 +36,7 @@ def mpiexec(
     library = find()
     nodes = allocated_nodes()
     here = -(-ranks // nodes)
-    options, settings = for_library(library, crowded=here > usable_cores(), one_node=nodes == 1)
+    options, settings = for_library(library, crowded=crowded or here > usable_cores(), one_node=nodes == 1)
     if folder is not None and nodes == 1:
         settings |= folder_settings(library, folder)
         options += report_options(library)

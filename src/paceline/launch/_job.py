@@ -56,7 +56,10 @@ def run(
     reservation = reserved(wanted) if bind and allocated_nodes() == 1 else contextlib.nullcontext()
     with _folder() as (folder, lock), reservation as cores:
         given = {**(environment or {}), **core_variables(cores)}
-        argv, variables = mpiexec(ranks, [*NO_INPUT, *command], threads, folder=folder, environment=given)
+        argv, variables = mpiexec(
+            ranks, [*NO_INPUT, *command], threads, folder=folder, environment=given,
+            crowded=cores is None and bind,
+        )  # fmt: skip
         supervisor = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(lock), str(folder)]
         job = subprocess.Popen(
             [*supervisor, *argv], env=variables, pass_fds=(lock,), start_new_session=True,
