@@ -146,7 +146,7 @@ def rank_main(args: argparse.Namespace) -> None:
     for batch in map(int, args.batch.split(",")):
         times = measure(comm, batch, hidden, args.seconds)
         if comm.rank == 0:
-            chosen = "factors" if pays(MLP([784, *hidden, 10]), batch) else "whole gradients"
+            chosen = "factors" if pays(MLP([784, *hidden, 10]), batch, comm.size) else "whole gradients"
             print_rows(batch, chosen, times)
             result["batches"][batch] = times
     if comm.rank == 0 and args.json:

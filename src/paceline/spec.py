@@ -30,7 +30,7 @@ class Spec:
     """A name with its checked options, ready to be called.
 
     >>> parse("strategies", "sync:allreduce=ring").make()
-    Sync(allreduce='ring')
+    Sync(allreduce='ring', balance=False)
     """
 
     kind: str

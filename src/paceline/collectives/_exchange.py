@@ -75,7 +75,8 @@ def make_exchange(name: str, model: Model, comm: Any, batch: int | None = None) 
     if name == "auto":
         layout = nodes(channel(comm))
         name = "shared-memory" if layout.count == 1 else "hierarchical" if layout.largest > 1 else "auto"
-    if name == "shared-memory" and batch and pays(model, batch) and nodes(channel(comm)).count == 1:
+    alone = name == "shared-memory" and nodes(channel(comm)).count == 1
+    if alone and batch and pays(model, batch, comm.Get_size()):
         return Factored(model, comm, batch)
     if name in ("shared-memory", "hierarchical"):
         return Shared(model, comm, across_nodes=name == "hierarchical")

@@ -18,14 +18,20 @@ from paceline.comm._shared import SharedMemory, padded
 from paceline.models import FactoredModel, Model
 
 
-def pays(model: Model, batch: int) -> TypeGuard[FactoredModel]:
-    """Whether `model` can leave the factors of a batch, and they take less than half of a gradient's bytes.
+def pays(model: Model, batch: int, ranks: int) -> TypeGuard[FactoredModel]:
+    """Whether `model` can leave the factors of a batch, and they are few enough beside a gradient's bytes.
+
+    The more ranks, the smaller the part of the activations that each of them reads. On 16 cores, with the reference
+    network, factors were ahead up to a batch of 128 with 4 ranks (392 against 408 us a step) and up to 256 with 16
+    (408 against 461): `benchmarks/factored.py`.
 
     >>> from paceline.models.mlp import MLP
-    >>> [pays(MLP([784, 128, 64, 10]), batch) for batch in (16, 43, 44)]
+    >>> [pays(MLP([784, 128, 64, 10]), batch, ranks=4) for batch in (16, 132, 133)]
     [True, True, False]
     """
-    return isinstance(model, FactoredModel) and 2 * model.factor_bytes(batch) < model.g.nbytes
+    if not isinstance(model, FactoredModel):
+        return False
+    return model.factor_bytes(batch) < model.g.nbytes * (1 + ranks / 8)
 
 
 class Factored(_Closing):
