@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from where import where
 
 from paceline import launch
 from paceline.bench._question import read_sizes, spell
@@ -120,7 +121,7 @@ def rank_main(args: argparse.Namespace) -> None:
     comm = mpi().COMM_WORLD
     library = mpi().Get_library_version().strip("\0 \n").splitlines()[0].split(",")[0]
     all_reduce = None if args.no_gloo else gloo(comm)
-    result = {"ranks": comm.size, "cores": CORES, "mpi": " ".join(library.split()), "sizes": {}}
+    result = {**where(), "ranks": comm.size, "mpi": " ".join(library.split()), "sizes": {}}
     for nbytes in read_sizes(args.sizes):
         times = measure(comm, nbytes, args.seconds, all_reduce)
         if comm.rank == 0:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from where import where
 
 from paceline import launch
 from paceline.collectives import make_exchange
@@ -139,7 +139,7 @@ def print_rows(batch: int, chosen: str, times: dict[str, list[list[float]]]) -> 
 
 def rank_main(args: argparse.Namespace) -> None:
     comm = mpi().COMM_WORLD
-    result: dict[str, Any] = {"ranks": comm.size, "cores": os.cpu_count(), "parts": PARTS, "batches": {}}
+    result: dict[str, Any] = {**where(), "ranks": comm.size, "parts": PARTS, "batches": {}}
     hidden = [int(units) for units in args.hidden.split(",")]
     if comm.rank == 0:
         print_header(comm)

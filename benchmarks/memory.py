@@ -55,7 +55,7 @@ def bare(ranks: int) -> list[float]:
 
 
 def main() -> None:
-    from training import machine
+    from where import where
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -77,7 +77,7 @@ def main() -> None:
         f"{args.ranks} bare interpreters: {statistics.fmean(idle):.1f} MB each; grown by {grown:.1f} MB a rank"
     )
     if args.json:
-        result = {"command": sys.argv, "machine": machine(), "ranks_mb": job, "interpreters_mb": idle}
+        result = {**where(), "ranks_mb": job, "interpreters_mb": idle}
         args.json.write_text(json.dumps(result, indent=2) + "\n")
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
-from training import REFERENCE, ddp, machine, paceline
+from training import REFERENCE, ddp, paceline
+from where import where
 
 SERIES = {
     "shared-memory": ("paceline sync:allreduce=shared-memory", "#0072B2", "o-"),
@@ -92,7 +92,7 @@ def main() -> None:
             for p in ranks:
                 for name in SERIES:
                     measured[name][str(p)].append(once(name, p))
-        results = {"command": sys.argv, "machine": machine(), "samples_per_second": measured}
+        results = {**where(), "samples_per_second": measured}
         args.json.write_text(json.dumps(results, indent=2) + "\n")
     results = json.loads(args.json.read_text())
     print(f"{'samples/s, median':56}" + "".join(f"{p:>12}" for p in results["samples_per_second"]["ddp"]))

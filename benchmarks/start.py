@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from training import machine
+from where import where
 
 
 def main() -> None:
@@ -48,9 +48,7 @@ def main() -> None:
     print(f"paceline train -n {args.ranks} --epochs 0: median {statistics.median(seconds):.2f} s, "
           f"{min(seconds):.2f} to {max(seconds):.2f} s in {args.repeats} runs")  # fmt: skip
     if args.json:
-        args.json.write_text(
-            json.dumps({"command": sys.argv, "machine": machine(), "seconds": seconds}, indent=2) + "\n"
-        )
+        args.json.write_text(json.dumps({**where(), "seconds": seconds}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from where import where
 
 HERE = Path(__file__).parent
 REFERENCE = ["--data", "mnist", "--model", "mlp:128,64", "--lr", "1.6"]
@@ -134,20 +135,8 @@ def main() -> None:
         low, high = min(measured[name]), max(measured[name])
         print(f"{name:52}{rate:12,.0f}{low:12,.0f}{high:12,.0f}{rate / base:10.2f}{against:>9}")
     if args.json:
-        result = {"command": sys.argv, "machine": machine(), "samples_per_second": measured}
+        result = {**where(), "samples_per_second": measured}
         args.json.write_text(json.dumps(result, indent=2) + "\n")
-
-
-def machine() -> dict:
-    """Where the figures were made."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    processor = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return {
-        "processor": processor,
-        "cores": os.cpu_count(),
-        "system": platform.system(),
-        "python": platform.python_version(),
-    }
 
 
 if __name__ == "__main__":

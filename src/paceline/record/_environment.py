@@ -33,8 +33,14 @@ def environment(*, threads: int, comm: Any = None) -> dict[str, Any]:
         "threads_per_rank": threads,
         "blas": np.show_config(mode="dicts")["Build Dependencies"]["blas"].get("name"),
         "source": _source(),
-        "command": sys.argv,
+        "command": command(),
     }
+
+
+def command() -> list[str]:
+    """What was typed, the program by its name alone."""
+    program = Path(sys.argv[0]).name
+    return ["paceline" if program == "__main__.py" else program, *sys.argv[1:]]
 
 
 def _version(name: str) -> str | None:
