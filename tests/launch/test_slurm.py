@@ -1,0 +1,138 @@
+"""Under a real Slurm: a private cluster of two virtual nodes on this machine.
+
+The same tests in both environments: the MPICH wheel is started by srun, the Open MPI wheel refuses it in one sentence
+and is started by mpiexec; `paceline train -n` inside an allocation works with both.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tools.slurm.cluster import cluster
+
+from paceline.launch import find
+from tests.ranks import ROOT
+
+STARTS_RANKS = True
+SMALL = ("--data", "iris", "--model", "mlp:8", "--epochs", "1", "--batch", "10", "--json", "--quiet")
+TRAIN = (sys.executable, "-m", "paceline", "train", *SMALL)
+KIND = find().kind
+REFUSAL = "paceline train: srun cannot start Open MPI"
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[dict[str, str]]:
+    with cluster(nodes=2, cpus=4) as environment:
+        yield {**environment, "PYTHON": sys.executable}
+
+
+def submit(slurm: dict[str, str], folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, env=slurm, cwd=folder, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+    )
+
+
+def own_lines(text: str) -> list[str]:
+    """What the job said, without srun's own remarks."""
+    return [line for line in text.splitlines() if not line.startswith(("srun: ", "slurmstepd: "))]
+
+
+def one_run(folder: Path, out: str, ranks: int) -> dict[str, Any]:
+    """The result of the one run that a job made, on all its ranks."""
+    result: dict[str, Any] = json.loads(out)
+    assert result["ranks"] == ranks
+    assert len(list((folder / "runs").iterdir())) == 1
+    return result
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_srun(slurm: dict[str, str], tmp_path: Path, nodes: int) -> None:
+    done = submit(slurm, tmp_path, "srun", "-n", "4", "-N", str(nodes), "--mpi=pmi2", *TRAIN)
+    if KIND == "mpich":
+        assert done.returncode == 0, done.stderr
+        one_run(tmp_path, done.stdout, 4)
+        return
+    assert done.returncode == 2
+    assert done.stdout == ""
+    [line] = own_lines(done.stderr)
+    assert line.startswith(
+        f"{REFUSAL} {find().version}: 4 ranks would be 4 jobs of 1; use `salloc -n 4 mpiexec …`"
+    )
+    assert "paceline[mpich]" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_mpiexec_in_an_allocation(slurm: dict[str, str], tmp_path: Path, nodes: int) -> None:
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    options = ("--bind-to", "none") if KIND == "openmpi" else ()
+    done = submit(
+        slurm | root, tmp_path,
+        "salloc", "-Q", "-n", "4", "-N", str(nodes), str(find().mpiexec), *options, *TRAIN,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    one_run(tmp_path, done.stdout, 4)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_train_starts_the_ranks_of_an_allocation(slurm: dict[str, str], tmp_path: Path, nodes: int) -> None:
+    done = submit(slurm, tmp_path, "salloc", "-Q", "-n", "4", "-N", str(nodes), *TRAIN, "-n", "4")
+    assert done.returncode == 0, done.stderr
+    one_run(tmp_path, done.stdout, 4)
+    told = json.loads(next((tmp_path / "runs").iterdir()).joinpath("environment.json").read_text())
+    assert told["threads_per_rank"] == 1
+
+
+def batch(slurm: dict[str, str], folder: Path, script: str, *options: str) -> tuple[int, str]:
+    """Submits an example, waits for it, and returns its exit status and its output."""
+    path = str(ROOT / "examples/slurm" / script)
+    done = submit(slurm, folder, "sbatch", "-Q", "-W", "-o", "job.out", *options, path, *SMALL)
+    return done.returncode, (folder / "job.out").read_text()
+
+
+def test_the_batch_script_that_works_with_every_mpi(slurm: dict[str, str], tmp_path: Path) -> None:
+    status, out = batch(slurm, tmp_path, "train.sbatch", "-N", "2")
+    assert status == 0, out
+    one_run(tmp_path, out, 4)
+
+
+def test_the_batch_script_with_srun(slurm: dict[str, str], tmp_path: Path) -> None:
+    status, out = batch(slurm, tmp_path, "srun.sbatch", "-N", "2", "-n", "3")
+    if KIND == "mpich":
+        assert status == 0, out
+        one_run(tmp_path, out, 3)
+        return
+    assert status == 2
+    [line] = own_lines(out)
+    assert line.startswith(REFUSAL)
+
+
+def test_a_shell_in_an_allocation_is_no_rank(slurm: dict[str, str], tmp_path: Path) -> None:
+    """With 4 tasks promised, a plain command is still one process."""
+    alone = (*TRAIN, "--strategy", "serial")
+    done = submit(slurm, tmp_path, "salloc", "-Q", "-n", "4", *alone)
+    assert done.returncode == 0, done.stderr
+    one_run(tmp_path, done.stdout, 1)
+
+
+def test_srun_without_the_right_protocol_is_refused(slurm: dict[str, str], tmp_path: Path) -> None:
+    done = submit(slurm, tmp_path, "srun", "-n", "2", "--mpi=none", *TRAIN)
+    assert done.returncode == 2
+    [line] = own_lines(done.stderr)
+    assert line.startswith(
+        f"paceline train: srun cannot start {find().title}: 2 ranks would be 2 jobs of 1; use `s"
+    )
+
+
+def test_the_doctor_knows_what_srun_offers(slurm: dict[str, str], tmp_path: Path) -> None:
+    done = submit(slurm, tmp_path, sys.executable, "-m", "paceline", "doctor", "--seconds", "0.1", "--json")
+    told = json.loads(done.stdout)
+    assert "pmi2" in told["facts"]["srun_types"]
+    [finding] = [f for f in told["findings"] if f["topic"] == "Slurm"]
+    assert finding["verdict"] == ("ok" if KIND == "mpich" else "note")
