@@ -48,19 +48,30 @@ def once(series: str, ranks: int) -> float:
     return paceline(*words)["samples_per_second"]
 
 
+def medians(results: dict[str, Any]) -> dict[str, dict[int, float]]:
+    """Samples a second by series and ranks; one process is the same for all of paceline's series."""
+    measured = results["samples_per_second"]
+    alone = [rate for name in SERIES if name != "ddp" for rate in measured[name].get("1", [])]
+    found = {name: {int(p): statistics.median(v) for p, v in measured[name].items()} for name in SERIES}
+    for name in found:
+        if name != "ddp" and alone:
+            found[name][1] = statistics.median(alone)
+    return found
+
+
 def draw(results: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     axes = figure.subplots()
-    ranks = sorted({int(p) for values in results["samples_per_second"].values() for p in values})
-    one = statistics.median(results["samples_per_second"]["shared-memory"]["1"])
+    found = medians(results)
+    ranks = sorted(found["ddp"])
     for name, (label, colour, mark) in SERIES.items():
-        values = results["samples_per_second"][name]
-        medians = [statistics.median(values[str(p)]) for p in ranks]
-        axes.plot(ranks, medians, mark, color=colour, label=label)
-        axes.annotate(f"{medians[-1]:,.0f}", (ranks[-1], medians[-1]), xytext=(6, -3), textcoords="offset points",
-                      color=colour, fontsize=9)  # fmt: skip
+        values = [found[name][p] for p in ranks]
+        axes.plot(ranks, values, mark, color=colour, label=label)
+        note = {"xytext": (6, -3), "textcoords": "offset points", "color": colour, "fontsize": 9}
+        axes.annotate(f"{values[-1]:,.0f}", (ranks[-1], values[-1]), **note)
+    one = found["shared-memory"][1]
     axes.plot(ranks, [one * p for p in ranks], ":", color="#999999", label="one process times ranks")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
@@ -92,13 +103,15 @@ def main() -> None:
             for p in ranks:
                 for name in SERIES:
                     measured[name][str(p)].append(once(name, p))
-        results = {**where(), "samples_per_second": measured}
-        args.json.write_text(json.dumps(results, indent=2) + "\n")
+            results = {**where(), "samples_per_second": measured}
+            args.json.write_text(
+                json.dumps(results, indent=2) + "\n"
+            )  # after every round: a long run may be cut off
     results = json.loads(args.json.read_text())
-    print(f"{'samples/s, median':56}" + "".join(f"{p:>12}" for p in results["samples_per_second"]["ddp"]))
+    found = medians(results)
+    print(f"{'samples/s, median':56}" + "".join(f"{p:>12}" for p in found["ddp"]))
     for name, (label, _, _) in SERIES.items():
-        values = results["samples_per_second"][name]
-        print(f"{label:56}" + "".join(f"{statistics.median(v):12,.0f}" for v in values.values()))
+        print(f"{label:56}" + "".join(f"{rate:12,.0f}" for rate in found[name].values()))
     if args.plot:
         draw(results, args.plot)
 

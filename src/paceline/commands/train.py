@@ -74,8 +74,8 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError(f"-n {args.ranks} inside a job of {here.size} ranks: leave -n out there")
     if here is None and (args.ranks or 1) > 1:
         return _start(args, config)
-    launch.take_cores()
     launch.set_thread_variables(here.local_size if here is not None else 1, config.threads)
+    launch.take_cores()
     return _rank(args, config, here)
 
 
