@@ -24,7 +24,7 @@ def on_ranks(case: str, ranks: int, *, time_limit: float = 120, **arguments: Any
 
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
-        child = [sys.executable, "-m", "tests.ranks", case, json.dumps(arguments), str(answer)]
+        child = [sys.executable, "-W", "error", "-m", "tests.ranks", case, json.dumps(arguments), str(answer)]
         path = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
         said: list[str] = []
         status = run(ranks, child, environment=path, on_line=said.append, time_limit=time_limit)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ from paceline.updates import Update
 
 Array = NDArray[Any]
 WHOLE = slice(None)
+log = logging.getLogger(__name__)
 COLUMNS = ("step", "epoch", "loss", "count", "compute", "exchange", "update")
 
 
@@ -141,7 +144,10 @@ class Worker:
         return self.rate * self._schedule.factor(self._step, self.steps)
 
     def step(self, g: Array, count: int, part: slice = WHOLE) -> None:
-        """x[part] <- update(x[part], g / count); `g` is used up."""
+        """x[part] <- update(x[part], g / count); `g` is used up. Nothing where `count` is 0: no samples, no step."""
+        if count == 0:
+            self.watch.lap("update")
+            return
         x = self.model.x[part]
         key = (part.start, part.stop)
         state = self._states.get(key)
@@ -207,6 +213,8 @@ class Worker:
             train_seconds=self.watch.training(),
         )
         self.watch.lap("evaluation")
+        if self.rank == 0 and not _finite(at_end) and all(map(_finite, self.history)):
+            log.warning("training has diverged: the loss is %s; a smaller --lr may help", at_end.loss)
         self.history.append(at_end)
         if self._on_epoch is not None:
             self._on_epoch(at_end)
@@ -274,6 +282,10 @@ class Worker:
                 buffer[...] = first + difference / self.size
             else:
                 buffer[...] = first
+
+
+def _finite(epoch: Epoch) -> bool:
+    return math.isfinite(epoch.loss)
 
 
 def _ratio(value: float, count: float) -> float | None:

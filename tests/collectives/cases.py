@@ -205,6 +205,13 @@ def own_communicators(world: Any) -> None:
         comm.Free()
 
 
+class Matrix(np.ndarray):
+    """An array that stays two-dimensional when it is reshaped, like NumPy's own matrix."""
+
+    def reshape(self, *shape: Any, **named: Any) -> Any:
+        return np.atleast_2d(super().reshape(*shape, **named))
+
+
 def prepared(world: Any) -> None:
     """A prepared call does the same again and again, with what is then in the arrays."""
     from paceline.registry import find
@@ -218,7 +225,7 @@ def prepared(world: Any) -> None:
                     send[...] = value
                     call()
                     assert (target == value * world.size).all(), (name, dtype, order)
-    total = np.matrix([[1.0, 2.0], [3.0, 4.0]])
+    total = np.array([[1.0, 2.0], [3.0, 4.0]]).view(Matrix)
     allreduce(total, total, world, algorithm="ring")
     assert total.tolist() == [[world.size, 2 * world.size], [3 * world.size, 4 * world.size]]
 

@@ -172,3 +172,20 @@ def own_strategies(comm: Any) -> dict[str, Any]:
     own = train(Job(config=config, strategy=alone, runs=None), comm)
     vote = Config(data="iris", model="mlp:4", epochs=1, batch=10, strategy="examples.own_strategy:SignVote")
     return {"name": own.strategy, "vote": train(Job(config=vote, runs=None), comm).strategy}
+
+
+def empty_steps(comm: Any) -> float:
+    """A strategy that steps with its own piece's count, which may be 0: no sample, no step."""
+
+    def alone(me: Any) -> None:
+        for epoch in me.epochs():
+            for batch in me.batches(epoch):
+                me.gradient(batch)
+                me.step(me.model.g, batch.count)
+            me.validate(epoch)
+
+    config = Config(data="iris", model="mlp:4", epochs=1, batch=1, draws=8, dtype="float64")
+    start = train(Job(config=Config(data="iris", model="mlp:4", epochs=0, dtype="float64"), runs=None), comm)
+    return float(
+        np.abs(train(Job(config=config, strategy=alone, runs=None), comm).model.x - start.model.x).max()
+    )

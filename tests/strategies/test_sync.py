@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from paceline import registry
+from paceline import fit, registry
 from paceline.errors import UsageError
 from paceline.strategies.serial import Serial
 from tests.ranks import on_ranks
@@ -74,3 +75,24 @@ def test_strategies_of_the_users_own() -> None:
 def test_serial_is_one_process() -> None:
     with pytest.raises(UsageError, match="serial is one process; the job has 2 ranks"):
         Serial().check(2)
+
+
+def test_no_samples_no_step() -> None:
+    first, second = on_ranks("tests.strategies.cases:empty_steps", 2)
+    assert first > 0
+    assert second == 0
+
+
+def test_divergence_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with np.errstate(all="ignore"):
+        fit(
+            "mlp:8,activation=relu",
+            "iris",
+            strategy="serial",
+            lr=1e30,
+            epochs=4,
+            batch=10,
+            runs=None,
+            quiet=True,
+        )
+    assert [record.message[:22] for record in caplog.records] == ["training has diverged:"]

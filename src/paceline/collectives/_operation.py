@@ -106,8 +106,12 @@ def _from_ufunc(op: np.ufunc, dtype: np.dtype[Any]) -> Operation:
     if op.nin != 2 or op.nout != 1 or op.signature is not None:
         raise TypeError(f"op must take two arrays and give one; got the ufunc {op.__name__}")
     nothing = np.empty(0, dtype)
-    op(nothing, nothing, nothing)  # raises TypeError where the ufunc cannot give this dtype
-    return Operation(op, op)
+    op(nothing, nothing, out=nothing)  # raises TypeError where the ufunc cannot give this dtype
+
+    def call(a: Array, b: Array, out: Array) -> None:
+        op(a, b, out=out)  # maximum and minimum take no third argument by its place
+
+    return Operation(call, op)
 
 
 def _from_mpi(op: Any, dtype: np.dtype[Any]) -> Operation:

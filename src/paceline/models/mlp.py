@@ -63,9 +63,11 @@ class MLP:
         self.standardise = standardise
         self.normalise = normalise
         self.dtype = np.dtype(dtype)
-        # Sigmoid's gradients are small: 1/4 at the most in each layer, and once more in the squared error.
-        self.default_rate = 0.1 if activation != "sigmoid" else 2.0 if loss == "squared-error" else 1.0
         self.activated_output = loss == "squared-error" and activation != "relu" and not regression
+        # Sigmoid's gradients are small: 1/4 at the most in each layer, and once more in an activated output.
+        self.default_rate = 0.1
+        if activation == "sigmoid" and not regression:
+            self.default_rate = 2.0 if self.activated_output else 1.0
 
         self.layers: list[slice] = []
         size = 0
