@@ -132,6 +132,7 @@ def train(job: Job, comm: Any, *, progress: Callable[[int, int, int], Progress] 
             "strategy": job.name(),
             "ranks": ranks,
             "classes": data.classes,
+            "samples": len(data.train),
         }
         record.start(described, environment(threads=threads, comm=comm))
 

@@ -24,6 +24,7 @@ HEADINGS = (
     "strategy",
     "ranks",
     "threads",
+    "runs",
     "seeds",
     "test accuracy",
     "seconds",
@@ -40,7 +41,7 @@ def write_report(runs: Sequence[Run], path: Path) -> None:
     parts = ["<h1>paceline report</h1>", f"<p>{escape(best(rows_of(runs)))}</p>"]
     for problem, group in groupby(rows_of(runs), key=lambda row: row.problem):
         rows = list(group)
-        parts += [f"<h2>{escape(problem)}</h2>", f'<div class="wide">{_table(rows)}</div>']
+        parts += [f"<h2>{escape(str(problem))}</h2>", f'<div class="wide">{_table(rows)}</div>']
         if any(row.oversubscribed for row in rows):
             parts.append('<p class="note">* more ranks than cores: not a measure of scaling.</p>')
         parts += ["<h3>Where the time went</h3>", _figures.time_split(rows)]
@@ -80,6 +81,7 @@ def cells(row: Row) -> tuple[str, ...]:
         row.strategy,
         f"{row.ranks}{' *' if row.oversubscribed else ''}",
         str(row.threads),
+        str(row.runs),
         str(row.seeds),
         "" if row.accuracy is None else f"{100 * row.accuracy:.2f} %",
         f"{row.train_seconds:.3g}",

@@ -1,4 +1,4 @@
-"""What a report says of each group of runs that differ in their seeds alone."""
+"""What a report says of each group of runs that differ in nothing but their seeds and when they ran."""
 
 from __future__ import annotations
 
@@ -13,25 +13,40 @@ from paceline.record import Run
 KINDS = ("compute", "exchange", "wait", "update")
 
 
+@dataclass(frozen=True, kw_only=True, order=True)
+class Problem:
+    """What the times and accuracies of two runs must have in common to be compared."""
+
+    title: str
+    """The data and the model."""
+    details: str
+    """All other settings, and the processor."""
+
+    def __str__(self) -> str:
+        return f"{self.title}, {self.details}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Runs of one strategy on one number of ranks, on one problem: means over the seeds."""
+    """Runs of one strategy on one number of ranks and threads, on one problem: means over the runs."""
 
-    problem: str
+    problem: Problem
     strategy: str
     ranks: int
     threads: int
     cores: int
+    runs: int
     seeds: int
     accuracy: float | None
     accuracy_range: tuple[float, float] | None
     train_seconds: float
     seconds_range: tuple[float, float]
     samples_per_second: float | None
+    """Samples of all runs together by the seconds of all."""
     speedup: float | None
-    """Against the serial runs of the same problem; None where there are none."""
+    """Against the fastest serial row of the same problem; None where there is none."""
     split: dict[str, float]
-    """Seconds by kind, mean over ranks and seeds."""
+    """Seconds by kind, mean over ranks and runs."""
     bytes_sent: float
 
     @property
@@ -40,48 +55,68 @@ class Row:
         return self.ranks > self.cores
 
 
-def problem_of(run: Run) -> str:
-    """What the run's time and accuracy may be compared with: everything but strategy, ranks, seed and threads."""
-    c = run.config
+def problem_of(run: Run) -> Problem:
+    """What the run may be compared with: everything but strategy, ranks, threads and seed."""
+    c, s = run.config, run.summary
+    data = (
+        s["data"] if c["data"].startswith("builtins:") else c["data"]
+    )  # arrays have no spelling of their own
+    samples = "" if c.get("samples") is None else f"{_count(c['samples'], 'training sample')}, "
     batch = f"batch {c['batch']}" if c["batch_per_rank"] is None else f"batch {c['batch_per_rank']} a rank"
-    length = f"{c['epochs']} epochs" + ("" if c["draws"] is None else f" of {c['draws']} batches")
-    extra = "" if c["schedule"] == "constant" else f", {c['schedule']}"
-    return f"{c['data']}, {c['model']}, {batch}, {length}, {c['update']} lr {c['lr']:g}{extra}"
+    length = _count(c["epochs"], "epoch")
+    length += "" if c["draws"] is None else f" of {_count(c['draws'], 'random batch', 'es')}"
+    extra = "" if c["lr_scaling"] == "none" else f" scaled by {c['lr_scaling']}"
+    extra += "" if c["schedule"] == "constant" else f", {c['schedule']}"
+    return Problem(
+        title=f"{data}, {c['model']}",
+        details=f"{samples}{_count(s['parameters'], 'parameter')} ({c['dtype']}), {batch}, {length}, "
+        f"{c['update']} lr {c['lr']:g}{extra}, on {run.environment['processor']}",
+    )
 
 
 def rows_of(runs: Sequence[Run]) -> list[Row]:
-    """One row for every problem, strategy and number of ranks, serial first."""
-    groups: dict[tuple[str, str, int], list[Run]] = defaultdict(list)
+    """One row for every problem, strategy and number of ranks and threads, serial first."""
+    groups: dict[tuple[Problem, str, int, int], list[Run]] = defaultdict(list)
     for run in runs:
-        groups[problem_of(run), run.config["strategy"], run.config["ranks"]].append(run)
-    baseline = {
-        problem: fmean(run.summary["train_seconds"] for run in members)
-        for (problem, strategy, _), members in groups.items()
-        if strategy == "serial"
-    }
-    keys = sorted(groups, key=lambda key: (key[0], key[1] != "serial", key[1], key[2]))
-    return [_row(key, groups[key], baseline.get(key[0])) for key in keys]
+        key = (problem_of(run), run.config["strategy"], run.config["ranks"], run.summary["threads"])
+        groups[key].append(run)
+    serial: dict[Problem, float] = {}
+    for (problem, strategy, _, _), members in groups.items():
+        if strategy == "serial":
+            seconds = fmean(run.summary["train_seconds"] for run in members)
+            serial[problem] = min(seconds, serial.get(problem, seconds))
+    keys = sorted(groups, key=lambda key: (key[0], key[1] != "serial", *key[1:]))
+    return [_row(key, groups[key], serial.get(key[0])) for key in keys]
 
 
-def _row(key: tuple[str, str, int], members: list[Run], serial: float | None) -> Row:
-    problem, strategy, ranks = key
+def _row(key: tuple[Problem, str, int, int], members: list[Run], serial: float | None) -> Row:
+    problem, strategy, ranks, threads = key
     summaries: list[dict[str, Any]] = [run.summary for run in members]
     seconds = [s["train_seconds"] for s in summaries]
     accuracies = [s["test_accuracy"] for s in summaries if s["test_accuracy"] is not None]
-    rates = [s["samples_per_second"] for s in summaries if s["samples_per_second"] is not None]
+    samples = sum((s["samples_per_second"] or 0) * s["train_seconds"] for s in summaries)
     return Row(
         problem=problem,
         strategy=strategy,
         ranks=ranks,
-        threads=summaries[0]["threads"],
-        cores=members[0].environment["cores"],
+        threads=threads,
+        cores=max(run.environment["cores"] for run in members),
+        runs=len(members),
         seeds=len({run.config["seed"] for run in members}),
         accuracy=fmean(accuracies) if accuracies else None,
         accuracy_range=(min(accuracies), max(accuracies)) if accuracies else None,
         train_seconds=fmean(seconds),
         seconds_range=(min(seconds), max(seconds)),
-        samples_per_second=fmean(rates) if rates else None,
+        samples_per_second=samples / sum(seconds) if samples else None,
         speedup=serial / fmean(seconds) if serial is not None and fmean(seconds) > 0 else None,
         split={kind: fmean(s["seconds"][kind] for s in summaries) for kind in KINDS},
         bytes_sent=fmean(s["bytes_sent"] for s in summaries),
     )
+
+
+def _count(number: int, name: str, plural: str = "s") -> str:
+    """
+    >>> _count(1, "epoch"), _count(50_000, "sample")
+    ('1 epoch', '50,000 samples')
+    """
+    return f"{number:,} {name}{'' if number == 1 else plural}"
