@@ -76,6 +76,26 @@ def test_what_only_this_script_knows_travels() -> None:
     assert own.strategy.endswith("train")
 
 
+def test_what_lies_beside_the_script_travels(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text(
+        "def train(me):\n"
+        "    me.broadcast()\n"
+        "class Samples:\n"
+        "    def __len__(self): return 40\n"
+        "    def __getitem__(self, index): return [float(index)], index % 2\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import beside, paceline\n"
+        "fitted = paceline.fit('mlp:4', beside.Samples(), strategy=beside.train, ranks=2, batch=8, quiet=True, runs=None)\n"
+        "print(fitted.strategy, fitted.ranks)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd="/", capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "beside:train 2\n", done.stderr
+
+
 def test_large_arrays_are_shared_not_copied() -> None:
     def where(me: Any) -> None:
         array = me.data.train.split.inputs

@@ -80,7 +80,8 @@ def _packed(job: Job, folder: Path, width: int | None, quiet: bool) -> bytes:
     data = io.BytesIO()
     try:
         Pickler(data).dump(job.data)
-        rest = replace(job, data=None)
+        # As bytes within bytes: what lies in modules beside the script can be read only after sys.path is set.
+        rest = cloudpickle.dumps(replace(job, data=None))
         return cloudpickle.dumps((sys.path, data.getvalue(), rest, str(folder), width, quiet))  # type: ignore[no-any-return]
     except (TypeError, AttributeError, RuntimeError, ValueError) as error:
         raise UsageError(f"the model, data or strategy cannot be sent to other processes: {error}") from error
@@ -103,9 +104,9 @@ def main() -> int:
         payload = b""
         if comm.Get_rank() == 0:
             payload, up = launch.receive()
-        path, data, job, folder, width, quiet = cloudpickle.loads(_everywhere(comm, payload))
+        path, data, rest, folder, width, quiet = cloudpickle.loads(_everywhere(comm, payload))
         sys.path[:] = path
-        job = replace(job, data=cloudpickle.loads(data))
+        job = replace(cloudpickle.loads(rest), data=cloudpickle.loads(data))
         launch.apply_threads(launch.threads_of_rank(comm, job.config.threads))
         try:
             fitted = train(job, comm, progress=None if quiet else _progress(width))
