@@ -71,6 +71,26 @@ def test_parts_as_the_intel_archive_has_them(tmp_path: Path) -> None:
     assert data.class_names == tuple(COLORS)
 
 
+@pytest.mark.parametrize("name", ["train", "steam_train", "test", "val"])
+def test_a_class_may_be_called_like_a_part(tmp_path: Path, name: str) -> None:
+    draw(tmp_path, 4)
+    (tmp_path / "sea").rename(tmp_path / name)
+    data = load(f"{tmp_path}:validation=0,test=0")
+    assert data.class_names == tuple(sorted(("forest", "glacier", name)))
+    assert len(data.train) == 12
+
+
+def test_the_message_says_which_folder_was_taken_for_which_part(tmp_path: Path) -> None:
+    draw(tmp_path / "steam_train", 1)
+    draw(tmp_path / "my_test", 1)
+    (tmp_path / "my_test" / "moor").mkdir()
+    with pytest.raises(UsageError) as error:
+        load(tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path} (steam_train as train, my_test as test): test has a class that train has not: 'moor'"
+    )
+
+
 def test_decoded_once_and_again_when_a_file_changes(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

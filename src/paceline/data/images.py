@@ -83,28 +83,35 @@ def _find(folder: Path) -> tuple[dict[str, Files], tuple[str, ...]]:
     below = {part: inner for part in PARTS if (inner := _part(folder, part)) is not None}
     if "train" not in below:
         below = {"train": folder}
+    taken = ", ".join(f"{inner.relative_to(folder)} as {part}" for part, inner in below.items())
+    where = str(folder) if below == {"train": folder} else f"{folder} ({taken})"
     names = [entry.name for entry in _folders(below["train"])]
     if not names:
-        raise UsageError(f"{folder}: neither IDX files nor sub-folders of images, one for each class")
+        raise UsageError(f"{where}: neither IDX files nor sub-folders of images, one for each class")
     parts: dict[str, Files] = {}
     for part, inner in below.items():
         parts[part] = []
         for entry in _folders(inner):
             if entry.name not in names:
-                raise UsageError(f"{folder}: {part} has a class that train has not: {entry.name!r}")
+                raise UsageError(f"{where}: {part} has a class that train has not: {entry.name!r}")
             with os.scandir(entry) as inside:  # there may be very many: plain strings, quicker than paths
                 files = sorted(file.path for file in inside if file.name.lower().endswith(SUFFIXES))
             if not files and part == "train":
-                raise UsageError(f"{folder}: every class needs a sample; {entry.name!r} has no images")
+                raise UsageError(f"{where}: every class needs a sample; {entry.name!r} has no images")
             parts[part] += [(file, names.index(entry.name)) for file in files]
     return {part: files for part, files in parts.items() if files}, tuple(names)
 
 
 def _part(folder: Path, part: str) -> Path | None:
-    """The folder of one part: `train`, or as some archives have it `seg_train/seg_train`."""
+    """The folder of one part: `train`, or as some archives have it `seg_train/seg_train`.
+
+    It holds sub-folders, one for each class: a folder `train` of images is a class of that name.
+    """
     for entry in _folders(folder):
         if entry.name.lower().split("_")[-1] in PARTS[part]:
-            return entry / entry.name if (entry / entry.name).is_dir() else entry
+            inner = entry / entry.name if (entry / entry.name).is_dir() else entry
+            if _folders(inner):
+                return inner
     return None
 
 
