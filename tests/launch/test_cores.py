@@ -11,9 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.launch import _cores, machine_cores, take_cores, usable_cores
+from paceline.launch import _cores, machine_cores, run, take_cores, usable_cores
 from paceline.launch._cores import VARIABLE, reserved, variables
 from paceline.launch._world import World
+
+STARTS_RANKS = True
 
 HOLDER = """
 import os, sys
@@ -144,6 +146,22 @@ def test_a_rank_for_which_nothing_was_reserved_stays_where_it_is(
     monkeypatch.setattr(_cores, "world", lambda: None)  # no rank
     take_cores()
     assert bound == {}
+
+
+def test_in_a_rank_that_its_launcher_has_bound_the_machines_cores_are_known() -> None:
+    """To the records and to the doctor, too; ranks that a shell script starts are none the less the launcher's."""
+    program = (
+        "import os; from paceline.launch import _facts, machine_cores\n"
+        "from paceline.record._environment import environment\n"
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "facts, told = _facts._machine_facts(), environment(threads=1)\n"
+        "print(machine_cores(), facts.usable, facts.affinity, told['cores'], told['bound'])"
+    )
+    script = ["/bin/sh", "-c", '"$@"; exit 0', "sh", sys.executable, "-c", program]
+    cores, allowed = usable_cores(), len(os.sched_getaffinity(0))
+    said: list[str] = []
+    assert run(2, script, on_line=said.append) == 0
+    assert said == [f"{cores} {cores} {allowed} {cores} {allowed > 1}"] * 2
 
 
 def test_threads_that_run_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

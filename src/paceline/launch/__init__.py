@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.launch._channel import receive, serve
 from paceline.launch._command import mpiexec
-from paceline.launch._cores import machine_cores, take_cores
+from paceline.launch._cores import allowed_cores, machine_cores, take_cores
 from paceline.launch._guard import abort_on_error
 from paceline.launch._job import run
 from paceline.launch._library import Library, find
@@ -22,6 +22,7 @@ __all__ = [
     "Library",
     "World",
     "abort_on_error",
+    "allowed_cores",
     "apply_threads",
     "find",
     "machine_cores",

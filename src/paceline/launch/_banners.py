@@ -21,6 +21,7 @@ DROPPED = re.compile(
     rb"|MPI_ABORT was invoked on rank"
     rb"|Primary job +terminated normally, but"
     rb"|PMIX ERROR: PMIX_ERR_(UNREACH|LOST_CONNECTION|COMM_FAILURE) "
+    rb"|\[warn\] Epoll [A-Z]+\(\d+\) on fd \d+ failed\."
     rb"|BAD TERMINATION",
 )
 SIGNAL = re.compile(rb"process rank (\d+) with PID \d+ on node (\S+) exited on\s+signal (\d+)")
@@ -44,6 +45,7 @@ class Banners:
             EQUALS: b"debugging suggestions\n",
             f"[{host}:".encode(): b"\n",  # Open MPI's single lines
             f"[mpiexec@{host}]".encode(): b"\n",  # MPICH's
+            b"[warn] Epoll ": b"\n",  # Open MPI's event loop, when a rank's output closes as the job ends
         }
         self._start = re.compile(rb"\n?(" + b"|".join(re.escape(start) for start in self._ends) + b")")
         self._held = b""

@@ -12,11 +12,11 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from paceline.launch._threads import usable_cores
-from paceline.launch._world import world
+from paceline.launch._threads import granted, usable_cores
+from paceline.launch._world import launcher_process, world
 
 VARIABLE = "PACELINE_CORES"  # usable cores of the machine, and those of the job: "16:0,1,2,3"
 
@@ -65,9 +65,21 @@ def take_cores() -> None:
 
 
 def machine_cores() -> int:
-    """The usable cores of this machine, also in a rank that is bound to some of them."""
+    """The usable cores of this machine, also in a rank that is bound to some of them.
+
+    >>> machine_cores() >= usable_cores()
+    True
+    """
     told = os.environ.get(VARIABLE)
-    return int(told.partition(":")[0]) if told else usable_cores()
+    return int(told.partition(":")[0]) if told else granted(len(allowed_cores()))
+
+
+def allowed_cores() -> set[int]:
+    """The cores that the scheduler may use for this process or, in a rank, for its launcher, which binds ranks to some."""
+    if (launcher := launcher_process()) is not None:
+        with suppress(OSError):
+            return os.sched_getaffinity(launcher)
+    return os.sched_getaffinity(0)
 
 
 def others_running(samples: int = 5, apart: float = 0.002) -> int:

@@ -15,9 +15,10 @@ from typing import Any
 
 from paceline.errors import UsageError
 from paceline.launch import _machine
+from paceline.launch._cores import allowed_cores, machine_cores
 from paceline.launch._job import run
 from paceline.launch._library import find, identify, installed_wheels
-from paceline.launch._threads import VARIABLES, cpu_quota, usable_cores
+from paceline.launch._threads import VARIABLES, cpu_quota
 from paceline.launch._world import world
 
 POOLS = """
@@ -92,13 +93,13 @@ def gather(ranks: int | None = None, seconds: float = 2.0) -> Facts:
 
 
 def _machine_facts() -> Facts:
-    allowed = os.sched_getaffinity(0)
+    allowed = allowed_cores()
     return Facts(
         affinity=len(allowed),
         logical=os.cpu_count() or len(allowed),
         physical=_machine.physical_cores(allowed),
         quota=cpu_quota(),
-        usable=usable_cores(),
+        usable=machine_cores(),
         load=os.getloadavg()[0],
         variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
         memory=_machine.memory_total(),

