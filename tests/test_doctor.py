@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from paceline import cli
 from paceline.doctor import MIB, Report, diagnose, examine
 from paceline.errors import UsageError
 from paceline.launch import _facts, _machine, find
@@ -294,6 +295,19 @@ def test_inside_a_job_it_looks_at_that_job() -> None:
     assert facts["latency_us"] > 0
 
 
-def test_bad_ranks_are_refused() -> None:
-    done = doctor("-n", "0")
-    assert (done.returncode, done.stderr) == (2, "paceline doctor: ranks must be at least 1; got 0\n")
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (["-n", "0"], "ranks must be at least 1; got 0"),
+        (["--seconds", "inf"], "seconds must be more than 0 and have an end; got inf"),
+        (["--seconds", "nan"], "seconds must be more than 0 and have an end; got nan"),
+        (["--seconds=-1"], "seconds must be more than 0 and have an end; got -1"),
+        (["--seconds", "0"], "seconds must be more than 0 and have an end; got 0"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], refusal: str
+) -> None:
+    monkeypatch.setattr("paceline.doctor.gather", lambda *_: Facts())
+    assert cli.main(["doctor", *words]) == 2
+    assert capsys.readouterr() == ("", f"paceline doctor: {refusal}\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -267,6 +268,8 @@ def main(args: argparse.Namespace) -> int:
     """Print the report; under mpiexec or srun, on its first rank. Exit status 1 if there is a problem."""
     if args.ranks is not None and args.ranks < 1:
         raise UsageError(f"ranks must be at least 1; got {args.ranks}")
+    if not (args.seconds > 0 and math.isfinite(args.seconds)):
+        raise UsageError(f"seconds must be more than 0 and have an end; got {args.seconds:g}")
     report = examine(args.ranks, seconds=args.seconds)
     if report.facts.rank == 0:
         sys.stdout.write(report.json() if args.json else report.text())

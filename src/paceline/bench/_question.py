@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +48,8 @@ class Question:
                 )
         if self.repeats < 1:
             raise UsageError(f"repeats must be at least 1; got {self.repeats}")
-        if not self.seconds > 0:
-            raise UsageError(f"seconds must be more than 0; got {self.seconds:g}")
+        if not (self.seconds > 0 and math.isfinite(self.seconds)):
+            raise UsageError(f"seconds must be more than 0 and have an end; got {self.seconds:g}")
 
 
 def read_ranks(text: str) -> tuple[int, ...]:
