@@ -133,7 +133,11 @@ def test_synthetic_targets() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", ["features=0", "features=3x", "features=-1", "classes=-1", "noise=-1", "samples=3"]
+    "options",
+    [
+        *("features=0", "features=3x", "features=-1", "classes=-1", "samples=3"),
+        *("noise=-1", "noise=nan", "noise=inf", "noise=1e300", "validation=nan", "test=inf"),
+    ],
 )
 def test_synthetic_mistakes(options: str) -> None:
     with pytest.raises(UsageError, match="synthetic"):

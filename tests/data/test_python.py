@@ -166,6 +166,30 @@ def test_what_can_be_wrong(thing: Any, options: dict[str, Any], message: str) ->
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("value", "rule"),
+    [(np.nan, "finite"), (-np.inf, "finite"), (1e300, "within float32's range, 3.4e+38 either way")],
+)
+def test_values_that_would_spoil_a_run(value: float, rule: str) -> None:
+    inputs, targets = INPUTS.astype(np.float64), LABELS.astype(np.float64)
+    inputs[7, 1] = targets[9] = value
+    for thing, message in (
+        ((inputs, LABELS), f"arrays: features must be {rule}; sample 7 has {value} in feature 1"),
+        ((INPUTS, targets), f"arrays: labels must be {rule}; sample 9 has {value}"),
+        (Mapped(inputs), f"arrays (train): features must be {rule}; sample 7 has {value} in feature 1"),
+        (Mapped(INPUTS, targets), f"arrays (train): labels must be {rule}; sample 9 has {value}"),
+    ):
+        with pytest.raises(UsageError) as error:
+            list(chunks(load(thing, validation=0, test=0).train))
+        assert str(error.value) == message
+
+
+def test_scale_is_a_number() -> None:
+    for thing in ((INPUTS, LABELS), Mapped()):
+        with pytest.raises(UsageError, match="scale must be a finite number; got nan"):
+            load(thing, scale=np.nan)
+
+
 def test_what_can_be_wrong_with_one_sample() -> None:
     uneven = Mapped([np.zeros(2)] * 5 + [np.zeros(3)], [0, 1] * 3)
     data = load(uneven, classes=2, validation=0, test=0)

@@ -13,10 +13,12 @@ Array = NDArray[Any]
 
 # Values looked at together when a large array is searched for NaN.
 AT_ONCE = 1 << 20
+# Networks compute in float32 unless told otherwise: a larger value would become infinite on its way there.
+LARGEST = float(np.finfo(np.float32).max)
 
 
 def check_inputs(what: str, inputs: Array) -> None:
-    """Refuse no samples, samples without values, values that are no numbers, NaN and infinity.
+    """Refuse no samples, samples without values, values that are no numbers, NaN, infinity, too large ones.
 
     >>> check_inputs("a.npz", np.array([[1.0, 2.0], [3.0, np.nan]]))
     Traceback (most recent call last):
@@ -30,12 +32,25 @@ def check_inputs(what: str, inputs: Array) -> None:
         return
     rows = max(1, AT_ONCE // max(1, inputs[0].size))
     for start in range(0, len(inputs), rows):
-        bad = ~np.isfinite(inputs[start : start + rows])
-        if bad.any():
-            row, *rest = np.argwhere(bad)[0].tolist()
-            value = inputs[(start + row, *rest)]
-            where = f"in feature {', '.join(map(str, rest))}" if rest else "for its value"
-            raise UsageError(f"{what}: features must be finite; sample {start + row} has {value} {where}")
+        check_values(f"{what}: features", inputs[start : start + rows], start)
+
+
+def check_values(what: str, values: Array, first: int | Array = 0) -> None:
+    """Refuse NaN, infinity and what float32 cannot hold; row r is sample `first + r`, or sample `first[r]`.
+
+    >>> check_values("labels", np.array([1.0, 1e300]), first=7)
+    Traceback (most recent call last):
+    paceline.errors.UsageError: labels must be within float32's range, 3.4e+38 either way; sample 8 has 1e+300
+    """
+    fine = np.isfinite(values) if values.dtype.itemsize <= 4 else np.abs(values) <= LARGEST
+    if fine.all():
+        return
+    row, *rest = np.argwhere(~fine)[0].tolist()
+    value = values[(row, *rest)]
+    sample = first + row if isinstance(first, int) else int(first[row])
+    rule = f"within float32's range, {LARGEST:.2g} either way" if np.isfinite(value) else "finite"
+    where = f" in feature {', '.join(map(str, rest))}" if rest else ""
+    raise UsageError(f"{what} must be {rule}; sample {sample} has {value}{where}")
 
 
 def check_labels(
@@ -59,9 +74,7 @@ def check_labels(
     if labels.dtype.kind == "f":
         if classes:
             raise UsageError(f"{what}: labels of {classes} classes must be whole numbers; got {labels.dtype}")
-        if not np.isfinite(labels).all():
-            bad = int(np.argwhere(~np.isfinite(labels))[0][0])
-            raise UsageError(f"{what}: labels must be finite; sample {bad} has {labels[bad]}")
+        check_values(f"{what}: labels", labels)
         return 0
     if labels.dtype.kind not in "biu":
         raise UsageError(f"{what}: labels must be whole numbers or real numbers; got {labels.dtype}")

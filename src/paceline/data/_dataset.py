@@ -62,6 +62,8 @@ class ArraySplit:
             inputs = inputs.astype(np.float32)
         if not np.issubdtype(labels.dtype, np.floating):
             labels = labels.astype(np.int64, copy=False)
+        if scale is not None and not np.isfinite(scale):
+            raise UsageError(f"scale must be a finite number; got {scale}")
         if scale is None:
             scale = 1 / 255 if inputs.dtype == np.uint8 else 1.0
         self.inputs = inputs

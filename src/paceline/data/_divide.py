@@ -59,8 +59,9 @@ def cut(name: str, order: Array, validation: float, test: float) -> tuple[Array,
     [[0, 1, 2], [3, 4], [5]]
     """
     total = len(order)
-    counts = [round(total * amount) if amount < 1 else round(amount) for amount in (validation, test)]
-    if min(validation, test) < 0 or not sum(counts) < total:
+    amounts = [amount if 0 <= amount < total else total for amount in (validation, test)]  # nan is neither
+    counts = [round(total * amount) if amount < 1 else round(amount) for amount in amounts]
+    if not sum(counts) < total:
         raise UsageError(
             f"{name}: validation and test must leave samples to train; got validation={validation:g}, "
             f"test={test:g} of {total} samples (below 1: a fraction)"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data._checks import check_labels, check_parts
+from paceline.data._checks import check_labels, check_parts, check_values
 from paceline.data._dataset import ArraySplit, Dataset, Split
 from paceline.data._divide import divide
 from paceline.errors import UsageError
@@ -78,6 +78,8 @@ class MapSplit:
         self.samples = samples
         self.name = name
         self.scale = scale
+        if scale is not None and not np.isfinite(scale):
+            raise UsageError(f"{name}: scale must be a finite number; got {scale}")
         if len(samples) == 0:
             raise UsageError(f"{name}: there are no samples")
         first, label = self._get(0)
@@ -97,6 +99,11 @@ class MapSplit:
                     f"{self.name}: samples must have one shape; sample 0 has {self.shape}, "
                     f"sample {index} {value.shape}"
                 )
+            # Checked as it is stored: the cast may make an infinity of a large value, with a warning.
+            if value.dtype.kind == "f":
+                check_values(f"{self.name}: features", value[np.newaxis], indices[row : row + 1])
+            if label.dtype.kind == "f":
+                check_values(f"{self.name}: labels", label[np.newaxis], indices[row : row + 1])
             np.copyto(inputs[row, ...], value, casting="unsafe")
             scale = self.scale if self.scale is not None else (1 / 255 if value.dtype == np.uint8 else 1.0)
             if scale != 1:

@@ -14,6 +14,9 @@ from paceline.data._dataset import ArraySplit, Dataset
 from paceline.data._divide import divide
 from paceline.errors import UsageError
 
+# Noise of more would not fit into float32, now and then.
+LARGEST_NOISE = 1e30
+
 
 def load(
     *,
@@ -32,9 +35,9 @@ def load(
     ((1, 8, 8), 2, 80, 10, 10)
     """
     shape = _shape(str(features))
-    if samples < max(classes, 1) or classes < 0 or noise < 0 or seed < 0:
+    if samples < max(classes, 1) or classes < 0 or not 0 <= noise <= LARGEST_NOISE or seed < 0:
         raise UsageError(
-            "synthetic needs samples >= classes >= 0, noise >= 0 and seed >= 0; "
+            f"synthetic needs samples >= classes >= 0, noise from 0 to {LARGEST_NOISE:g} and seed >= 0; "
             f"got samples={samples}, classes={classes}, noise={noise:g}, seed={seed}"
         )
 
