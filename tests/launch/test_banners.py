@@ -135,6 +135,13 @@ def test_nothing_waits_that_cannot_be_a_paragraph() -> None:
     assert stream.flush() == DASHES + b"a table of the user's\n"
 
 
+def test_the_launcher_s_event_loop_is_not_heard() -> None:
+    said = b"[warn] Epoll MOD(1) on fd 20 failed. Old events were 6; read change was 0 (none): Bad file descriptor\n"
+    assert through([b"the rank's line\n", said[:20], said[20:], b"bye"]) == (b"the rank's line\nbye", None)
+    own = b"[warn] Epoll is what my script talks about\n"
+    assert through([own]) == (own, None)
+
+
 def test_an_empty_line_waits_for_what_may_stand_below_it() -> None:
     stream = Banners("here")
     assert stream.feed(b"words\n") == b"words\n"
