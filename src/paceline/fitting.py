@@ -46,8 +46,9 @@ def fit(
     from paceline.launch import abort_on_error, world
     from paceline.training import Job, train
 
+    objects = _objects(model, data, strategy)
     job = Job(
-        config=_config(model, data, strategy, settings), **_objects(model, data, strategy), runs=_path(runs)
+        config=_config(model, data, strategy, settings), **objects, runs=_path(runs), objects=tuple(objects)
     )
     if comm is None and (world() is not None or _mpi_is_running()):
         from paceline.comm._mpi import mpi

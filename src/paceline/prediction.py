@@ -10,13 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline import spec
-from paceline.data import chunks, load
-from paceline.errors import UsageError
+from paceline.data import ArraySplit, Dataset, Split, chunks, load
+from paceline.data._checks import check_inputs, check_labels
+from paceline.errors import UsageError, unknown
 from paceline.models import Model
 from paceline.models._wrap import as_model, make
 from paceline.record import Run
 
 Array = NDArray[Any]
+SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +32,21 @@ class Predicted:
 
 
 def load_model(run: str | Path, *, model: Any = None, data: Any = None) -> Model:
-    """The trained model of a run; `model` is needed where it was given as an object and not by name."""
+    """The trained model of a run; `model` is needed where it was given as an object and not by name.
+
+    The model is made from what the run's record says of its data: shapes and classes, no samples. `data` is needed
+    only for a function of one's own that makes its model from the samples themselves.
+    """
     source = Run(run)
     config = source.config
-    dataset = load(config["data"] if data is None else data)
+    dataset = _recorded(source) if data is None else load(data)
     seeded = {"seed": config["seed"], "dtype": config["dtype"]}
     if model is not None:
         made = as_model(model, dataset, **seeded)
+    elif "model" in config.get("objects", ()):
+        raise UsageError(
+            f"the model of {source.folder} was given as an object ({config['model']}): give one like it, as model=…"
+        )
     else:
         try:
             made = make(spec.parse("models", config["model"]), dataset, **seeded)
@@ -48,23 +58,115 @@ def load_model(run: str | Path, *, model: Any = None, data: Any = None) -> Model
     return made
 
 
-def predict(run: str | Path, *, data: Any = None, split: str = "test", model: Any = None) -> Predicted:
-    """Apply the trained model of a run to one split of a data set (the run's own, unless another is given)."""
-    config = Run(run).config
-    dataset = load(config["data"] if data is None else data)
+def predict(run: str | Path, *, data: Any = None, split: str | None = None, model: Any = None) -> Predicted:
+    """Apply the trained model of a run to samples: the run's own test samples, or those of other `data`.
+
+    `split` is train, validation, test or all; by default test for the run's own data and all for other data.
+    `model` is needed where the run was given its model as an object.
+    """
+    if split not in (None, "all", *SPLITS):
+        raise unknown("split", str(split), (*SPLITS, "all"))
+    source = Run(run)
+    config = source.config
+    name, parts = _samples(source, data, split or ("test" if data is None else "all"))
     trained = load_model(run, model=model)
-    samples = getattr(dataset, split)
-    if not len(samples):
-        raise UsageError(f"{dataset.name} has no {split} samples")
+    count = sum(map(len, parts))
+    if not count:
+        raise UsageError(f"{name} has no {split or 'test'} samples")
     scores, loss, correct = [], 0.0, 0
-    for inputs, labels in chunks(samples, dtype=trained.x.dtype):
-        scores.append(np.array(trained.predict(inputs)))
-        some_loss, some_correct = trained.evaluate(inputs, labels)
-        loss, correct = loss + some_loss, correct + some_correct
+    for part in parts:
+        for inputs, labels in chunks(part, dtype=trained.x.dtype):
+            scores.append(np.array(trained.predict(inputs)))
+            some_loss, some_correct = trained.evaluate(inputs, labels)
+            loss, correct = loss + some_loss, correct + some_correct
     whole = np.concatenate(scores)
     return Predicted(
         scores=whole,
-        classes=whole.argmax(axis=1) if dataset.classes else np.empty(0, np.int64),
-        accuracy=correct / len(samples) if dataset.classes else None,
-        loss=loss / len(samples),
+        classes=whole.argmax(axis=1) if config["classes"] else np.empty(0, np.int64),
+        accuracy=correct / count if config["classes"] else None,
+        loss=loss / count,
     )
+
+
+def _recorded(run: Run) -> Dataset:
+    """A data set of the shapes and classes that the run's had, without samples."""
+    config = run.config
+    if "shape" not in config:  # written by an earlier version
+        return load(config["data"])
+    shape, label_shape = tuple(config["shape"]), tuple(config["label_shape"])
+    labels = np.empty((0, *label_shape), np.int64 if config["classes"] else np.float32)
+    none = ArraySplit(np.empty((0, *shape), np.float32), labels)
+    return Dataset(
+        name=config["data"], shape=shape, classes=config["classes"], train=none, validation=none, test=none,
+        label_shape=label_shape, class_names=tuple(config["class_names"]),
+    )  # fmt: skip
+
+
+def _samples(run: Run, data: Any, split: str) -> tuple[str, list[Split]]:
+    """The name of the data, and the parts of it that are wanted: such as the run's model takes."""
+    if data is None and "data" in run.config.get("objects", ()):
+        raise UsageError(f"the data of {run.folder} were given as an object: give the samples, as data=…")
+    if split == "all" and isinstance(data, tuple) and len(data) == 2 and all(map(_is_array, data)):
+        return "arrays", [_pair(run, np.asarray(data[0]), np.asarray(data[1]))]
+    dataset = _undivided(data) if split == "all" and data is not None else None
+    dataset = dataset or load(run.config["data"] if data is None else data)
+    _check(run, dataset)
+    wanted = SPLITS if split == "all" else (split,)
+    parts: list[Split] = [getattr(dataset, part) for part in wanted]
+    return dataset.name, [part for part in parts if len(part)]
+
+
+def _undivided(data: Any) -> Dataset | None:
+    """The data set in its own order, if its loader can leave it whole."""
+    try:
+        return load(data, validation=0, test=0)
+    except UsageError:
+        return None
+
+
+def _pair(run: Run, inputs: Array, labels: Array) -> Split:
+    classes = run.config["classes"]
+    check_inputs("arrays", inputs)
+    if classes:
+        check_labels("arrays", labels, len(inputs), classes, each=False)
+    split = ArraySplit(inputs, labels if classes else np.asarray(labels, np.float64))
+    _check_shapes(run, "arrays", split.shape, split.label_shape)
+    return split
+
+
+def _check(run: Run, data: Dataset) -> None:
+    """Refuse samples or labels that the run's model cannot take."""
+    config = run.config
+    if "shape" not in config or data is None:
+        return
+    _check_shapes(run, data.name, data.shape, data.label_shape)
+    if config["classes"] and not data.classes:
+        raise UsageError(
+            f"{data.name} has real labels; {run.folder} was trained on {config['classes']} classes"
+        )
+    names = tuple(config["class_names"])
+    if data.class_names and names and data.class_names != names:
+        raise UsageError(
+            f"{data.name} has the classes {', '.join(data.class_names)}; {run.folder} was trained on {', '.join(names)}"
+        )
+    if config["classes"] and data.classes > config["classes"]:
+        raise UsageError(
+            f"{data.name} has {data.classes} classes; {run.folder} was trained on {config['classes']}"
+        )
+
+
+def _check_shapes(run: Run, name: str, shape: tuple[int, ...], label_shape: tuple[int, ...]) -> None:
+    for what, got, recorded in (("samples", shape, "shape"), ("labels", label_shape, "label_shape")):
+        wanted = tuple(run.config.get(recorded, got))
+        if got != wanted:
+            raise UsageError(
+                f"{name} has {what} of {_size(got)}; {run.folder} was trained on {_size(wanted)}"
+            )
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "one number"
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__array__") or isinstance(value, list)

@@ -80,6 +80,8 @@ class Job:
     model: Any = None
     strategy: Strategy | Train | None = None
     runs: Path | None = Path("runs")
+    objects: tuple[str, ...] = ()
+    """Which of data, model and strategy the user gave as objects: they cannot be made again from the record."""
 
     def name(self) -> str:
         """The strategy as records and legends spell it."""
@@ -131,7 +133,11 @@ def train(job: Job, comm: Any, *, progress: Callable[[int, int, int], Progress] 
             "lr": rate,
             "strategy": job.name(),
             "ranks": ranks,
+            "objects": job.objects,
+            "shape": data.shape,
+            "label_shape": data.label_shape,
             "classes": data.classes,
+            "class_names": data.class_names,
             "samples": len(data.train),
         }
         record.start(described, environment(threads=threads, comm=comm))

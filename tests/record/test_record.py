@@ -42,6 +42,57 @@ def test_the_trained_model_comes_back(tmp_path: Path) -> None:
         run.restore(MLP([4, 1, 3]))
 
 
+def numbers(samples: int, features: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.random.default_rng(0).random((samples, features)), np.arange(samples) % 3
+
+
+@pytest.mark.parametrize("model", ["mlp:6,standardise=true", MLP([4, 6, 3])])
+def test_a_run_on_arrays_predicts_other_arrays(tmp_path: Path, model: object) -> None:
+    fitted = fit(model, numbers(60, 4), strategy="serial", epochs=1, batch=10, runs=tmp_path, quiet=True)
+    again = None if isinstance(model, str) else MLP([4, 6, 3], seed=5)
+    inputs, labels = numbers(7, 4)
+    assert fitted.run is not None
+    predicted = predict(fitted.run, model=again, data=(inputs, labels))
+    assert (predicted.scores == fitted.model.predict(inputs.astype(np.float32))).all()
+    assert predicted.accuracy is not None
+    few = predict(fitted.run, model=again, data=(inputs[2:3], labels[2:3]))  # one class of three
+    assert (few.scores == predicted.scores[2]).all()
+    np.savez(tmp_path / "new.npz", inputs=inputs, labels=labels)
+    stored = predict(fitted.run, model=again, data=str(tmp_path / "new.npz"))
+    assert (stored.scores == predicted.scores).all()  # every sample, in its order
+    with pytest.raises(UsageError, match="the data of .* were given as an object: give the samples"):
+        predict(fitted.run, model=again)
+    if again is not None:
+        with pytest.raises(
+            UsageError, match=r"was given as an object \(paceline.models.mlp:MLP\): give one like it"
+        ):
+            predict(fitted.run, data=(inputs, labels))
+
+
+def test_real_labels_are_predicted(tmp_path: Path) -> None:
+    inputs = numbers(60, 2)[0]
+    fitted = fit(
+        "mlp:3", (inputs, inputs @ [1, 2]), strategy="serial", epochs=1, batch=10, runs=tmp_path, quiet=True
+    )
+    assert fitted.run is not None
+    predicted = predict(fitted.run, data=(inputs, np.zeros(60, int)))
+    assert (predicted.accuracy, predicted.scores.shape) == (None, (60, 1))
+
+
+def test_samples_that_the_model_cannot_take_are_refused(tmp_path: Path) -> None:
+    run = trained(tmp_path).folder
+    with pytest.raises(UsageError, match="arrays has samples of 5; .* was trained on 4"):
+        predict(run, data=numbers(6, 5))
+    with pytest.raises(UsageError, match="digits has samples of 8x8; .* was trained on 4"):
+        predict(run, data="digits")
+    with pytest.raises(UsageError, match="must be from 0 to 2; sample 0 has 3"):
+        predict(run, data=(np.zeros((2, 4)), np.array([3, 0])))
+    with pytest.raises(UsageError, match="has real labels; .* was trained on 3 classes"):
+        predict(run, data=((np.zeros((9, 4)), np.linspace(0, 1, 9)),) * 2)
+    with pytest.raises(UsageError, match="unknown split 'foo'; choose one of train, validation, test, all"):
+        predict(run, split="foo")
+
+
 def test_names_do_not_collide(tmp_path: Path) -> None:
     folders = {new_folder(tmp_path, "sync:allreduce=ring", 4, 0) for _ in range(5)}
     assert len(folders) == 5
@@ -77,6 +128,7 @@ def test_no_pickle_is_loaded(tmp_path: Path) -> None:
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "value.json"
     write_json(path, {"a": 1})
+
     def half() -> None:
         with replacing(path) as file:
             file.write(b"half")

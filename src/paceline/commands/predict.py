@@ -22,7 +22,9 @@ examples:
         "--data", metavar="DATA", help="samples (default: the test samples of the run's data)"
     )
     parser.add_argument(
-        "--split", choices=("train", "validation", "test"), default="test", help="default: test"
+        "--split",
+        choices=("train", "validation", "test", "all"),
+        help="default: test; all for other data than the run's",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write scores and classes to an .npz file")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
