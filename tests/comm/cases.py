@@ -35,6 +35,18 @@ def recorded(world: Any) -> None:
     assert comm.counts.collective.bytes == (80 if r == 1 else 40)
 
     comm.counts.clear()
+    sent, summed = np.ones(4, np.float32), np.empty(4, np.float32)
+    comm.Allreduce(sendbuf=sent, recvbuf=summed, op=MPI.SUM)
+    comm.Bcast(buf=summed, root=0)
+    request = comm.Isend(buf=sent, dest=(r + 1) % p)
+    comm.Recv(buf=summed, source=(r - 1) % p)
+    request.Wait()
+    comm.Sendrecv(sendbuf=sent, dest=(r + 1) % p, recvbuf=summed, source=(r - 1) % p)
+    assert (summed == 1).all()
+    assert comm.counts.collective.bytes == (32 if r == 0 else 16)
+    assert (comm.counts.point_to_point.messages, comm.counts.point_to_point.bytes) == (2, 32)
+
+    comm.counts.clear()
     half = comm.Split(r % 2, r)
     node = half.Split_type(MPI.COMM_TYPE_SHARED)
     again = node.Dup()

@@ -85,6 +85,7 @@ def test_receives_probes_and_questions_are_not_counted() -> None:
         ("Bcast", (FOUR,), 0),
         ("Ibcast", (FOUR, 1), 16),
         ("Scatter", (None, FOUR, 0), 0),
+        ("Scatter", (FOUR, -1, 1), 16),
         ("Barrier", (), 0),
         ("Ibarrier", (), 0),
     ],
@@ -93,6 +94,47 @@ def test_collective_calls_count_what_is_handed_to_mpi(name: str, arguments: Any,
     comm = Recorded(Silent())
     getattr(comm, name)(*arguments)
     assert comm.counts == Counts(collective=Traffic(1, given))
+
+
+@pytest.mark.parametrize(
+    ("name", "named", "given"),
+    [
+        ("Allreduce", {"sendbuf": FOUR, "recvbuf": FOUR[:2]}, 16),
+        ("Iallreduce", {"recvbuf": FOUR, "sendbuf": -1}, 16),
+        ("Gather", {"sendbuf": FOUR, "recvbuf": None, "root": 0}, 16),
+        ("Bcast", {"buf": FOUR}, 0),
+        ("Bcast", {"buf": FOUR, "root": 1}, 16),
+        ("Ibcast", {"root": 1, "buf": FOUR}, 16),
+        ("Scatter", {"sendbuf": FOUR, "recvbuf": FOUR[:1], "root": 1}, 16),
+        ("Scatterv", {"sendbuf": None, "recvbuf": FOUR}, 0),
+    ],
+)
+def test_collective_calls_by_names_of_arguments(name: str, named: dict[str, Any], given: int) -> None:
+    comm = Recorded(Silent())
+    assert getattr(comm, name)(**named) == name
+    assert comm.counts == Counts(collective=Traffic(1, given))
+
+
+def test_messages_by_names_of_arguments() -> None:
+    comm = Recorded(Silent())
+    comm.Send(buf=FOUR, dest=0)
+    comm.Isend(dest=2, buf=FOUR, tag=3)
+    comm.Isend(buf=FOUR, dest=-2)
+    comm.Sendrecv(sendbuf=FOUR, dest=0, recvbuf=FOUR[:2], source=0)
+    comm.Sendrecv_replace(buf=FOUR, dest=0, source=0)
+    assert comm.counts == Counts(point_to_point=Traffic(4, 64))
+
+
+def test_a_call_without_its_buffer_is_refused_by_the_communicator() -> None:
+    class Strict:
+        def Isend(self, buf: Any, dest: int) -> None: ...  # noqa: N802
+
+    comm = Recorded(Strict())
+    with pytest.raises(TypeError, match=r"Isend\(\) missing .*'buf'"):
+        comm.Isend(dest=1)
+    with pytest.raises(TypeError, match=r"Isend\(\) missing .*'dest'"):
+        comm.Isend(FOUR)
+    assert comm.counts.bytes == 0
 
 
 def test_root_by_name() -> None:

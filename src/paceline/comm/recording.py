@@ -15,8 +15,8 @@ COLLECTIVE = {
     *("Allreduce", "Reduce", "Reduce_scatter", "Reduce_scatter_block", "Scan", "Exscan"),
     *("Allgather", "Allgatherv", "Gather", "Gatherv", "Alltoall", "Alltoallv"),
 }
-# … in which only the root does, and in which nobody does.
-ROOTED = {"Bcast", "Scatter", "Scatterv"}
+# … in which only the root does (with the place of `root` among the arguments), and in which nobody does.
+ROOTED = {"Bcast": 1, "Scatter": 2, "Scatterv": 2}
 EMPTY = {"Barrier"}
 # Calls that make another communicator.
 MAKERS = {
@@ -89,7 +89,7 @@ class Recorded:
         plain = name[1:].capitalize() if name[:1] == "I" else name  # Iallreduce counts as Allreduce
         if name in POINT_TO_POINT:
             wrapped = self._counting_messages(call)
-        elif plain in COLLECTIVE | ROOTED | EMPTY:
+        elif plain in {*COLLECTIVE, *ROOTED, *EMPTY}:
             wrapped = self._counting_calls(call, plain)
         elif name in MAKERS:
             wrapped = self._making(call)
@@ -112,23 +112,26 @@ class Recorded:
         return f"Recorded({self.bare!r}, {self.counts!r})"
 
     def _counting_messages(self, call: Any) -> Any:
-        def counted(buffer: Any, dest: int, *arguments: Any, **named: Any) -> Any:
-            if dest >= 0:  # MPI.PROC_NULL is negative: nothing is sent
-                self.counts.point_to_point.add(nbytes(buffer))
-            return call(buffer, dest, *arguments, **named)
+        def counted(*arguments: Any, **named: Any) -> Any:
+            if (
+                _argument(arguments, named, 1, "dest", default=-1) >= 0
+            ):  # MPI.PROC_NULL is negative: nothing is sent
+                self.counts.point_to_point.add(nbytes(_argument(arguments, named, 0, "buf", "sendbuf")))
+            return call(*arguments, **named)
 
         return counted
 
     def _counting_calls(self, call: Any, name: str) -> Any:
         def counted(*arguments: Any, **named: Any) -> Any:
-            given = 0
+            given = None
             if name in ROOTED:
-                root = named.get("root", arguments[-1] if isinstance(arguments[-1], int) else 0)
-                given = nbytes(arguments[0]) if root == self.Get_rank() else 0
+                if _argument(arguments, named, ROOTED[name], "root", default=0) == self.Get_rank():
+                    given = _argument(arguments, named, 0, "buf", "sendbuf")
             elif name in COLLECTIVE:
-                in_place = not _has_data(arguments[0])  # MPI.IN_PLACE: the second buffer is what is handed in
-                given = nbytes(arguments[1] if in_place else arguments[0])
-            self.counts.collective.add(given)
+                given = _argument(arguments, named, 0, "sendbuf")
+                if not _has_data(given):  # MPI.IN_PLACE: the second buffer is what is handed in
+                    given = _argument(arguments, named, 1, "recvbuf")
+            self.counts.collective.add(nbytes(given))
             return call(*arguments, **named)
 
         return counted
@@ -139,6 +142,18 @@ class Recorded:
             return Recorded(comm, self.counts) if comm else comm
 
         return made
+
+
+def _argument(
+    arguments: tuple[Any, ...], named: dict[str, Any], place: int, *names: str, default: Any = None
+) -> Any:
+    """An argument by its place or by one of mpi4py's names for it.
+
+    A call without it is answered by mpi4py's own TypeError, when it is made.
+    """
+    if place < len(arguments):
+        return arguments[place]
+    return next((named[name] for name in names if name in named), default)
 
 
 def nbytes(buffer: Any) -> int:
