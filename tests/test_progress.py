@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import io
 
-from paceline.progress import Bar, Lines, on
+from paceline.config import Config
+from paceline.progress import Bar, Lines, Progress, on
+from paceline.training import Job, train
 from paceline.worker import Epoch
 
 END = Epoch(epoch=1, step=20, loss=0.5, validation_loss=0.4, validation_accuracy=None, train_seconds=2.0)
@@ -15,12 +17,30 @@ class Terminal(io.StringIO):
 
 def test_a_log_gets_a_line_an_epoch() -> None:
     stream = io.StringIO()
-    shown = on(stream)(4, 40, 8)
+    shown = on(stream)(4, 40, 320)
     assert type(shown) is Lines
     shown.step(3, 0.1)
     shown.epoch(END)
     shown.close()
     assert stream.getvalue() == "epoch 2/4  loss 0.5000  validation loss 0.4000  80 samples/s  0:02 left\n"
+
+
+def test_a_smaller_last_batch_counts_for_what_it_is() -> None:
+    given: list[tuple[int, ...]] = []
+
+    def progress(*amounts: int) -> Progress:
+        given.append(amounts)
+        return on(io.StringIO())(*amounts)
+
+    for draws in (None, 3):  # iris trains with 120 samples: batches of 119 and of 1
+        config = Config(data="iris", model="mlp:2", strategy="serial", epochs=2, batch=119, draws=draws)
+        train(Job(config=config, runs=None), None, progress=progress)
+    assert given == [(2, 4, 240), (2, 6, 714)]  # epochs, steps, samples
+
+    stream = io.StringIO()
+    end = Epoch(epoch=0, step=2, loss=0.5, validation_loss=None, validation_accuracy=None, train_seconds=1.0)
+    on(stream)(2, 4, 240).epoch(end)
+    assert "  120 samples/s  " in stream.getvalue()
 
 
 def test_a_terminal_gets_a_bar_that_fits() -> None:
@@ -32,7 +52,7 @@ def test_a_terminal_gets_a_bar_that_fits() -> None:
             stream,
             epochs=4,
             steps=40,
-            samples_per_step=8,
+            samples=320,
             width=width,
             clock=lambda now=now: float(next(now)),
         )
@@ -47,7 +67,7 @@ def test_a_terminal_gets_a_bar_that_fits() -> None:
 def test_a_bar_is_drawn_at_most_ten_times_a_second() -> None:
     moment = [0.0]
     stream = Terminal()
-    bar = Bar(stream, epochs=1, steps=1000, samples_per_step=1, width=80, clock=lambda: moment[0])
+    bar = Bar(stream, epochs=1, steps=1000, samples=1000, width=80, clock=lambda: moment[0])
     for step in range(1000):
         moment[0] += 0.001
         bar.step(step, 1.0)
@@ -56,7 +76,7 @@ def test_a_bar_is_drawn_at_most_ten_times_a_second() -> None:
 
 def test_the_bar_leaves_a_clean_line() -> None:
     stream = Terminal()
-    bar = Bar(stream, epochs=4, steps=40, samples_per_step=8, width=30, clock=lambda: 1.0)
+    bar = Bar(stream, epochs=4, steps=40, samples=320, width=30, clock=lambda: 1.0)
     bar.epoch(END)
     bar.close()
     assert stream.getvalue().endswith("\r" + " " * 29 + "\r")

@@ -24,23 +24,23 @@ class Progress(Protocol):
 
 
 class Lines:
-    """One line an epoch, for logs.
+    """One line an epoch, for logs; `steps` and `samples` are those of the whole run.
 
     >>> import sys
-    >>> lines = Lines(sys.stdout, epochs=5, steps=3160, samples_per_step=16, clock=lambda: 10.0)
+    >>> lines = Lines(sys.stdout, epochs=5, steps=3160, samples=50_560, clock=lambda: 10.0)
     >>> lines.epoch(Epoch(epoch=0, step=632, loss=0.25, validation_loss=0.2, validation_accuracy=0.91,
     ...                   train_seconds=1.0))
     epoch 1/5  loss 0.2500  validation 91.00 %  10,112 samples/s  0:04 left
     """
 
     def __init__(
-        self, stream: TextIO, *, epochs: int, steps: int, samples_per_step: int,
+        self, stream: TextIO, *, epochs: int, steps: int, samples: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.stream = stream
         self.epochs = epochs
         self.steps = steps
-        self.samples_per_step = samples_per_step
+        self.samples = samples
         self.clock = clock
 
     def step(self, step: int, loss: float) -> None:
@@ -54,7 +54,8 @@ class Lines:
         elif epoch.validation_loss is not None:
             words.append(f"validation loss {epoch.validation_loss:.4f}")
         if epoch.train_seconds > 0:
-            words.append(f"{epoch.step * self.samples_per_step / epoch.train_seconds:,.0f} samples/s")
+            # An epoch's last batch may be smaller than the others: its share of all samples is exact.
+            words.append(f"{self.samples * epoch.step / self.steps / epoch.train_seconds:,.0f} samples/s")
             left = epoch.train_seconds * (self.steps - epoch.step) / epoch.step
             words.append(f"{_clock_time(left)} left")
         self.stream.write("  ".join(words) + "\n")
@@ -68,10 +69,10 @@ class Bar(Lines):
     """A bar on the terminal's last line, redrawn at most ten times a second, above it a line an epoch."""
 
     def __init__(
-        self, stream: TextIO, *, epochs: int, steps: int, samples_per_step: int, width: int,
+        self, stream: TextIO, *, epochs: int, steps: int, samples: int, width: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        super().__init__(stream, epochs=epochs, steps=steps, samples_per_step=samples_per_step, clock=clock)
+        super().__init__(stream, epochs=epochs, steps=steps, samples=samples, clock=clock)
         self.width = width
         self._start = self._drawn = clock()
 
@@ -83,7 +84,7 @@ class Bar(Lines):
         self._drawn = now
         done = step + 1
         left = (now - self._start) * (self.steps - done) / done
-        rate = done * self.samples_per_step / (now - self._start)
+        rate = self.samples * done / self.steps / (now - self._start)
         epoch = min(done * self.epochs // max(self.steps, 1) + 1, self.epochs)
         before = f"epoch {epoch}/{self.epochs} "
         after = f" {done}/{self.steps}  loss {loss:.4f}  {rate:,.0f} samples/s  {_clock_time(left)} left"
@@ -116,10 +117,10 @@ def _clock_time(seconds: float) -> str:
 def on(stream: TextIO, *, width: int | None = None) -> Callable[[int, int, int], Progress]:
     """What shows progress on a stream: a bar where it is a terminal (or `width` says that one is behind it)."""
 
-    def start(epochs: int, steps: int, samples_per_step: int) -> Progress:
+    def start(epochs: int, steps: int, samples: int) -> Progress:
         columns = shutil.get_terminal_size().columns if width is None and stream.isatty() else width
         if columns:
-            return Bar(stream, epochs=epochs, steps=steps, samples_per_step=samples_per_step, width=columns)
-        return Lines(stream, epochs=epochs, steps=steps, samples_per_step=samples_per_step)
+            return Bar(stream, epochs=epochs, steps=steps, samples=samples, width=columns)
+        return Lines(stream, epochs=epochs, steps=steps, samples=samples)
 
     return start

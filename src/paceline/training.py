@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline import spec
-from paceline.comm._agree import agreed, shared_text
+from paceline.comm._agree import agreed, same, shared_text
 from paceline.comm.recording import Recorded
 from paceline.config import Config
 from paceline.data import Batches, Dataset, load
@@ -21,6 +21,7 @@ from paceline.errors import UsageError
 from paceline.launch import threads_of_rank
 from paceline.models import Model
 from paceline.models._wrap import as_model, make
+from paceline.pools import held_to
 from paceline.progress import Progress
 from paceline.record import Record, new_folder
 from paceline.record._environment import environment
@@ -107,14 +108,21 @@ class Job:
 
 def train(job: Job, comm: Any, *, progress: Callable[[int, int, int], Progress] | None = None) -> Fitted:
     """Run `job` on the ranks of `comm` (None: this process alone); every rank calls it, every rank gets the results."""
+    same(comm, {**asdict(job.config), "strategy": job.name(), "record": job.runs is not None})
+    threads = threads_of_rank(comm, job.config.threads)
+    with held_to(threads):
+        return _train(job, comm, threads, progress)
+
+
+def _train(job: Job, comm: Any, threads: int, progress: Callable[[int, int, int], Progress] | None) -> Fitted:
     ranks = 1 if comm is None else comm.Get_size()
     rank = 0 if comm is None else comm.Get_rank()
     config = job.config
     data, strategy, model = agreed(comm, lambda: _prepare(job, ranks))
+    same(comm, {"parameters": model.x.size, "type": model.x.dtype.name, "training samples": len(data.train)})
     folder = _folder(job, comm, rank, ranks)
     record = Record(folder) if folder is not None and rank == 0 else None
     rate = config.lr if config.lr is not None else float(getattr(model, "default_rate", 0.1))
-    threads = threads_of_rank(comm, config.threads)
     batch = config.global_batch(ranks)
     batches = Batches(
         data.train,
@@ -126,7 +134,8 @@ def train(job: Job, comm: Any, *, progress: Callable[[int, int, int], Progress] 
         draws=config.draws,
     )
     steps = config.epochs * batches.steps_per_epoch
-    shown = progress(config.epochs, steps, batch) if progress and rank == 0 else None
+    samples = config.epochs * batches.samples_per_epoch
+    shown = progress(config.epochs, steps, samples) if progress and rank == 0 else None
     if record is not None:
         described = {
             **asdict(config),

@@ -70,8 +70,8 @@ class Batches:
 
     >>> from paceline.data import load
     >>> batches = Batches(load("mnist").train, batch=128, seed=1, rank=0, ranks=3)
-    >>> batches.steps_per_epoch
-    391
+    >>> batches.steps_per_epoch, batches.samples_per_epoch
+    (391, 50000)
     >>> [(b.step, b.count, b.total) for b in batches.epoch(0)][-2:]
     [(389, 43, 128), (390, 27, 80)]
     """
@@ -109,6 +109,7 @@ class Batches:
         self.ranks = ranks
         self.draws = draws
         self.steps_per_epoch = draws if draws is not None else -(-samples // batch)
+        self.samples_per_epoch = draws * batch if draws is not None else samples
         self._ends: Array | None = None
         self._piece = piece(batch, rank, ranks)
         self._dtype = dtype
