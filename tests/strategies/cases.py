@@ -119,7 +119,7 @@ def balanced(comm: Any) -> dict[str, Any]:
     class Slow(MLP):
         def gradient(self, batch: Any) -> float:
             if comm.rank == 1:
-                time.sleep(batch.count * 0.0004)
+                time.sleep(batch.count * 0.001)
             return super().gradient(batch)
 
     settings = {"data": "digits", "batch": 60, "epochs": 3, "lr": 0.5, "dtype": "float64"}

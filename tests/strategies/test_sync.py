@@ -54,7 +54,6 @@ def test_a_slow_rank_gets_smaller_pieces() -> None:
     assert max(rank["difference"] for rank in (quick, slow, other)) < 1e-10
     assert quick["first"] == slow["first"] == other["first"] == 20
     assert slow["last"] < 15
-    assert quick["last"] > 20
     assert quick["last"] + slow["last"] + other["last"] == 60
 
 
