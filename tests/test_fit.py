@@ -90,9 +90,7 @@ def test_what_lies_beside_the_script_travels(tmp_path: Path) -> None:
         "fitted = paceline.fit('mlp:4', beside.Samples(), strategy=beside.train, ranks=2, batch=8, quiet=True, runs=None)\n"
         "print(fitted.strategy, fitted.ranks)\n"
     )
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd="/", capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, str(script)], cwd="/", capture_output=True, text=True, timeout=60)
     assert done.stdout == "beside:train 2\n", done.stderr
 
 
@@ -169,6 +167,59 @@ def test_in_a_script_under_mpiexec(tmp_path: Path) -> None:
     assert len(set(lines[:3])) == 1
     assert lines[0].startswith("3 ")
     assert lines[3:] == ["refused"] * 3
+
+
+def test_ranks_that_were_given_different_runs_do_not_wait_for_ever(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import numpy as np, paceline\n"
+        "from mpi4py import MPI\n"
+        "rank = MPI.COMM_WORLD.rank\n"
+        "same = dict(quiet=True, batch=10, runs=None)\n"
+        "arrays = np.zeros((40 + 10 * (rank == 2), 4)), np.arange(40 + 10 * (rank == 2)) % 2\n"
+        "for data, other in (('iris', dict(epochs=3)), ('iris', dict(runs='runs')), ('iris', dict(threads=1)),\n"
+        "                    (arrays, {}), ('iris', dict(lr=-1))):\n"
+        "    try:\n"
+        "        paceline.fit('mlp:4', data, **{**same, **(other if rank == 1 else {})})\n"
+        "    except paceline.UsageError as error:\n"
+        "        print(f'{rank}: {error}', flush=True)\n"
+    )
+    command, environment = mpiexec(3, [sys.executable, str(script)])
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    for said in (
+        "rank 0 has epochs=5, rank 1 epochs=3",
+        "rank 0 has record=False, rank 1 record=True",
+        "rank 0 has threads=None, rank 1 threads=1",
+        "rank 0 has training samples=32, rank 2 training samples=40",
+    ):
+        assert done.stdout.count(f"every rank must be given the same run; {said}\n") == 3, done.stdout
+    assert done.returncode == 2
+    assert "paceline: rank 1: lr must be a number above 0; got -1" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_threads_hold_for_the_call_alone(tmp_path: Path) -> None:
+    import torch
+    from threadpoolctl import threadpool_info
+
+    seen: list[Any] = []
+
+    def widths() -> list[int]:
+        return [torch.get_num_threads(), *(pool["num_threads"] for pool in threadpool_info())]
+
+    def train(me: Any) -> None:
+        seen.append(widths())
+
+    torch.set_num_threads(2)
+    before, variable = widths(), os.environ.get("OMP_NUM_THREADS")
+    for threads in (3, 1):
+        fitted = fit("mlp:4", "iris", strategy=train, **{**SMALL, "runs": tmp_path}, threads=threads)
+        assert set(seen.pop()) == {threads}
+        assert fitted.threads == threads
+        assert fitted.run is not None
+        assert paceline.Run(fitted.run).environment["threads_per_rank"] == threads
+        assert widths() == before
+        assert os.environ.get("OMP_NUM_THREADS") == variable
 
 
 @pytest.mark.parametrize("name", ["serial.py", "parallel.py", "own_strategy.py"])

@@ -107,7 +107,6 @@ def main() -> int:
         path, data, rest, folder, width, quiet = cloudpickle.loads(_everywhere(comm, payload))
         sys.path[:] = path
         job = replace(cloudpickle.loads(rest), data=cloudpickle.loads(data))
-        launch.apply_threads(launch.threads_of_rank(comm, job.config.threads))
         try:
             fitted = train(job, comm, progress=None if quiet else _progress(width))
         except AgreedError as refused:

@@ -13,7 +13,7 @@ from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from paceline.strategies import Strategy
-    from paceline.training import Fitted
+    from paceline.training import Fitted, Job
     from paceline.worker import Worker
 
 
@@ -43,33 +43,48 @@ def fit(
     >>> fitted.steps
     24
     """
-    from paceline.launch import abort_on_error, world
-    from paceline.training import Job, train
+    from paceline.launch import world
 
-    objects = _objects(model, data, strategy)
-    job = Job(
-        config=_config(model, data, strategy, settings), **objects, runs=_path(runs), objects=tuple(objects)
-    )
+    def job() -> Job:
+        objects = _objects(model, data, strategy)
+        config = _config(model, data, strategy, settings)
+        return _job(config, objects, runs)
+
     if comm is None and (world() is not None or _mpi_is_running()):
         from paceline.comm._mpi import mpi
 
         comm = mpi().COMM_WORLD
+    shown = None if quiet else _progress()
     if comm is not None:
-        from paceline.launch import apply_threads, threads_of_rank, verify
+        return _on_these_ranks(job, comm, ranks, shown)
+    from paceline.training import train
 
-        if ranks is not None and ranks != comm.Get_size():
-            raise UsageError(f"ranks={ranks} inside a job of {comm.Get_size()} ranks: leave ranks out there")
-        verify(comm.Get_size())
-        apply_threads(threads_of_rank(comm, job.config.threads))
-        with abort_on_error(comm, usage_errors=False):
-            return train(job, comm, progress=None if quiet else _progress())
+    if ranks is not None and ranks < 1:
+        raise UsageError(f"ranks must be at least 1; got {ranks}")
     if ranks is not None and ranks > 1:
         from paceline.elsewhere import fit_on_ranks
 
-        return fit_on_ranks(job, ranks, quiet=quiet)
-    if ranks is not None and ranks < 1:
-        raise UsageError(f"ranks must be at least 1; got {ranks}")
-    return train(job, _alone(job), progress=None if quiet else _progress())
+        return fit_on_ranks(job(), ranks, quiet=quiet)
+    alone = job()
+    return train(alone, _alone(alone), progress=shown)
+
+
+def _on_these_ranks(job: Callable[[], Job], comm: Any, ranks: int | None, progress: Any) -> Fitted:
+    """Train on the ranks of `comm`, every one of which is here; a rank that refuses what it was given ends all."""
+    from paceline.launch import abort_on_error, verify
+    from paceline.training import train
+
+    verify(comm.Get_size())
+    with abort_on_error(comm, usage_errors=False):
+        if ranks is not None and ranks != comm.Get_size():
+            raise UsageError(f"ranks={ranks} inside a job of {comm.Get_size()} ranks: leave ranks out there")
+        return train(job(), comm, progress=progress)
+
+
+def _job(config: Config, objects: dict[str, Any], runs: str | Path | None) -> Job:
+    from paceline.training import Job
+
+    return Job(config=config, **objects, runs=None if runs is None else Path(runs), objects=tuple(objects))
 
 
 def _config(model: Any, data: Any, strategy: Any, settings: dict[str, Any]) -> Config:
@@ -92,10 +107,6 @@ def _described(thing: Any) -> str:
 def _objects(model: Any, data: Any, strategy: Any) -> dict[str, Any]:
     given = {"model": model, "data": data, "strategy": strategy}
     return {name: thing for name, thing in given.items() if not isinstance(thing, str)}
-
-
-def _path(runs: str | Path | None) -> Path | None:
-    return None if runs is None else Path(runs)
 
 
 def _mpi_is_running() -> bool:

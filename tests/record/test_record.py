@@ -60,7 +60,7 @@ def test_a_run_on_arrays_predicts_other_arrays(tmp_path: Path, model: object) ->
     np.savez(tmp_path / "new.npz", inputs=inputs, labels=labels)
     stored = predict(fitted.run, model=again, data=str(tmp_path / "new.npz"))
     assert (stored.scores == predicted.scores).all()  # every sample, in its order
-    with pytest.raises(UsageError, match="the data of .* were given as an object: give the samples"):
+    with pytest.raises(UsageError, match=r"the data of .* were given as an object: give the samples"):
         predict(fitted.run, model=again)
     if again is not None:
         with pytest.raises(
@@ -81,13 +81,13 @@ def test_real_labels_are_predicted(tmp_path: Path) -> None:
 
 def test_samples_that_the_model_cannot_take_are_refused(tmp_path: Path) -> None:
     run = trained(tmp_path).folder
-    with pytest.raises(UsageError, match="arrays has samples of 5; .* was trained on 4"):
+    with pytest.raises(UsageError, match=r"arrays has samples of 5; .* was trained on 4"):
         predict(run, data=numbers(6, 5))
-    with pytest.raises(UsageError, match="digits has samples of 8x8; .* was trained on 4"):
+    with pytest.raises(UsageError, match=r"digits has samples of 8x8; .* was trained on 4"):
         predict(run, data="digits")
     with pytest.raises(UsageError, match="must be from 0 to 2; sample 0 has 3"):
         predict(run, data=(np.zeros((2, 4)), np.array([3, 0])))
-    with pytest.raises(UsageError, match="has real labels; .* was trained on 3 classes"):
+    with pytest.raises(UsageError, match=r"has real labels; .* was trained on 3 classes"):
         predict(run, data=((np.zeros((9, 4)), np.linspace(0, 1, 9)),) * 2)
     with pytest.raises(UsageError, match="unknown split 'foo'; choose one of train, validation, test, all"):
         predict(run, split="foo")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import json
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,6 +35,28 @@ def agreed(comm: Any, work: Callable[[], Made]) -> Made:
     if refusal:
         raise AgreedError(refusal)
     return made  # type: ignore[return-value]
+
+
+def same(comm: Any, values: Mapping[str, Any]) -> None:
+    """Refuse, on every rank with the same AgreedError, what is not the same on every rank: they would wait for ever.
+
+    >>> same(None, {"epochs": 3})
+    """
+    if comm is None or comm.Get_size() == 1:
+        return
+    mine = json.dumps(values, default=str)
+    digests = np.empty((comm.Get_size(), 32), np.uint8)
+    comm.Allgather(np.frombuffer(hashlib.sha256(mine.encode()).digest(), np.uint8).copy(), digests)
+    others = np.flatnonzero((digests != digests[0]).any(axis=1))
+    if not others.size:
+        return
+    other = int(others[0])
+    first, theirs = (json.loads(shared_text(comm, mine, root=root)) for root in (0, other))
+    name = next(key for key in [*first, *theirs] if first.get(key) != theirs.get(key))
+    raise AgreedError(
+        f"every rank must be given the same run; rank 0 has {name}={first.get(name)}, "
+        f"rank {other} {name}={theirs.get(name)}"
+    )
 
 
 def shared_text(comm: Any, text: str, *, root: int = 0) -> str:

@@ -119,7 +119,6 @@ def _rank(args: argparse.Namespace, config: Config, here: Any) -> int:
         comm = mpi().COMM_WORLD
         launch.verify(comm.Get_size(), promised=args.expect_ranks)
     with launch.abort_on_error(comm):
-        launch.apply_threads(launch.threads_of_rank(comm, config.threads))
         progress = None if args.quiet else on(sys.stderr, width=args.terminal)
         try:
             fitted = train(Job(config=config, runs=args.runs), comm, progress=progress)
