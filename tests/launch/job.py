@@ -41,8 +41,8 @@ def rank(what: str) -> None:
         if comm.rank == 0:
             print(json.dumps(said), flush=True)
         comm.Barrier()
-        ACTIONS[what](comm)
-        window.Free()
+        if ACTIONS[what](comm) != "alone":
+            window.Free()
 
 
 def segments() -> set[str]:
@@ -85,6 +85,24 @@ def _one(act: Any, who: int = 1) -> Any:
     return action
 
 
+def _leaves(comm: Any) -> None:
+    """Rank 1 leaves, the others wait for it; patience is short, for the test's sake."""
+    from paceline.launch import _guard
+
+    _guard.PATIENCE = 0.5
+    if comm.rank == 1:
+        sys.exit(0)
+    comm.Barrier()
+
+
+def _all_but_one_leave(comm: Any) -> str:
+    """Rank 1 has something left to do, for which it needs nobody."""
+    if comm.rank != 1:
+        sys.exit()
+    time.sleep(0.3)
+    return "alone"
+
+
 def _raise(error: BaseException) -> None:
     raise error
 
@@ -98,6 +116,8 @@ ACTIONS: dict[str, Any] = {
     "ends well": lambda comm: None,
     "waits": _waits,
     "exits with 2": lambda comm: sys.exit(2),
+    "one leaves": _leaves,
+    "all but one leave": _all_but_one_leave,
     "one exits with 5": _one(lambda: sys.exit(5)),
     "one raises": _one(lambda: _raise(RuntimeError("this rank has had enough"))),
     "all raise": _speak_then_raise,

@@ -62,6 +62,19 @@ def test_a_refusal_that_only_some_make_cannot_be_caught(start: Callable[..., Sta
     assert err == "paceline: rank 1: no such file on this node\n"
 
 
+def test_a_rank_that_leaves_while_others_wait_ends_the_job(start: Callable[..., Started]) -> None:
+    job = start("one leaves")
+    said = "rank 1 of 3 left with sys.exit while others went on; they are ended\n"
+    assert job.end() == (1, "", said)
+    assert job.left() == []
+
+
+def test_some_may_leave_and_others_come_to_the_end_later(start: Callable[..., Started]) -> None:
+    job = start("all but one leave")
+    assert job.end() == (0, "", "")
+    assert job.left() == []
+
+
 def test_a_process_alone_raises_as_usual() -> None:
     with pytest.raises(ZeroDivisionError), abort_on_error(None):
         _ = 1 / 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import os
 import sys
@@ -16,7 +17,8 @@ from paceline.launch._world import world
 
 AGREEMENT = 1.0  # seconds for the other ranks to come to the same end
 MOMENT = 0.05  # seconds within which failures count as one
-PATIENCE = 5.0  # seconds that a rank waits for another one's end of the job
+PATIENCE = 5.0  # seconds that a rank waits for another one's end, of the job or of its own work
+GOOD, LEFT, REFUSED = range(3)  # how a rank comes to its end
 DELIVERY = 0.2  # seconds for the launcher to pass on the last words: it may end the job before it reads them
 
 
@@ -27,7 +29,8 @@ def abort_on_error(comm: Any, *, usage_errors: bool = True) -> Iterator[None]:
     Without it the other ranks would wait for ever, in whatever exchange they are. Ctrl-C ends the job quietly
     with 130. Errors that all ranks have agreed on (AgreedError) pass: each rank can end by itself. Other
     UsageErrors are one line and status 2, or, with `usage_errors=False`, pass if every rank raises one.
-    `sys.exit` passes too, except that a status other than 0 on some ranks only ends the others with it.
+    `sys.exit` passes too, except that a status other than 0 on some ranks only ends the others with it, and so
+    does a rank that leaves with 0 while others do not come to their end: they would wait for it.
 
     >>> with abort_on_error(None):
     ...     pass
@@ -40,10 +43,16 @@ def abort_on_error(comm: Any, *, usage_errors: bool = True) -> Iterator[None]:
     try:
         yield
     except AgreedError:
+        _all_end(apart, GOOD, AGREEMENT)
         raise
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 1
-        if status != 0 and not _all_end(apart):
+        if status == 0 and not _all_end(apart, GOOD, PATIENCE):
+            _say(
+                f"rank {comm.Get_rank()} of {comm.Get_size()} left with sys.exit while others went on; they are ended"
+            )
+            _abort(comm, 1)
+        if status != 0 and not _all_end(apart, LEFT, AGREEMENT):
             if isinstance(leaving.code, str):
                 _say(leaving.code)
             _abort(comm, status)
@@ -51,7 +60,7 @@ def abort_on_error(comm: Any, *, usage_errors: bool = True) -> Iterator[None]:
     except KeyboardInterrupt:
         _abort(comm, 130)
     except UsageError as error:
-        if not usage_errors and _all_end(apart):
+        if not usage_errors and _all_end(apart, REFUSED, AGREEMENT):
             raise
         if _is_first(apart):
             _say(f"paceline: rank {comm.Get_rank()}: {error}")
@@ -65,6 +74,7 @@ def abort_on_error(comm: Any, *, usage_errors: bool = True) -> Iterator[None]:
         else:
             time.sleep(PATIENCE)
         _abort(comm, 1)
+    _all_end(apart, GOOD, None)
     apart.Free()
 
 
@@ -93,15 +103,16 @@ def _mapped() -> set[str]:
     return {line.split(maxsplit=5)[5] for line in lines if "/dev/shm/" in line}
 
 
-def _all_end(apart: Any) -> bool:
-    """Whether every rank gets here within a moment."""
-    until = time.monotonic() + AGREEMENT
-    request = apart.Ibarrier()
+def _all_end(apart: Any, how: int, patience: float | None) -> bool:
+    """Whether every rank comes to its end, and to the same one, before patience ends."""
+    until = None if patience is None else time.monotonic() + patience
+    mine, extremes = array.array("i", [how, -how]), array.array("i", [0, 0])
+    request = apart.Iallreduce(mine, extremes, sys.modules["mpi4py.MPI"].MAX)
     while not request.Test():
-        if time.monotonic() > until:
+        if until is not None and time.monotonic() > until:
             return False
-        time.sleep(0.001)
-    return True
+        time.sleep(0.0005)
+    return extremes[0] == -extremes[1]
 
 
 def _is_first(apart: Any) -> bool:
