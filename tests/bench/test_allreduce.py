@@ -152,6 +152,16 @@ def test_bad_input_is_one_line_before_anything_starts(
     assert "\n" not in str(raised.value)
 
 
+def test_inside_a_job_no_rank_starts_a_benchmark_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allreduce, "run", lambda question: pytest.fail("ranks were started"))
+    for name, value in {"SIZE": "4", "LOCAL_SIZE": "4", "LOCAL_RANK": "1", "RANK": "1"}.items():
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    assert allreduce.main(arguments("-n2")) == 2
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    with pytest.raises(UsageError, match="bench starts its ranks itself: -n 4, not mpiexec of Open MPI"):
+        allreduce.main(arguments("-n2"))
+
+
 def test_ranks_and_sizes() -> None:
     assert read_ranks("8, 2,8") == (8, 2)
     assert read_sizes("1KiB..64MiB") == tuple(1024 * 4**k for k in range(9))

@@ -20,6 +20,7 @@ import numpy as np
 
 from paceline import registry
 from paceline.bench._question import PICTURES, Question, check_file, read_ranks, read_sizes
+from paceline.errors import UsageError
 
 EPILOG = """
 examples:
@@ -51,7 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Measure; print the table; 1 if a sum was wrong or a count was not the formula's."""
     from paceline.bench._table import table
+    from paceline.launch import world
 
+    if (here := world()) is not None:  # each rank of that job would start a benchmark of its own
+        if here.rank != 0:
+            return 2
+        raise UsageError(f"bench starts its ranks itself: -n {here.size}, not {here.launcher}")
     names = registry.names("collectives") if args.algorithms is None else args.algorithms.split(",")
     question = Question(
         ranks=read_ranks(args.ranks),
