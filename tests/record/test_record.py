@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from paceline import MLP, UsageError, fit, load_model, predict
+from paceline.cli import main
+from paceline.launch._threads import VARIABLES
 from paceline.record import Run, find_runs, new_folder
 from paceline.record._files import replacing, write_arrays, write_json
 
@@ -145,4 +149,39 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_a_diverged_loss_is_still_json(tmp_path: Path) -> None:
     write_json(tmp_path / "v.json", {"loss": [float("nan"), {"x": float("inf")}]})
-    assert json.loads((tmp_path / "v.json").read_text()) == {"loss": ["nan", {"x": "inf"}]}
+    assert json.loads((tmp_path / "v.json").read_text()) == {"loss": [None, {"x": None}]}
+
+
+def strict(text: str) -> object:
+    """What a reader of JSON that knows no NaN makes of it."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_a_diverged_run_is_json_everywhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "1")
+    words = (
+        "--data iris --model mlp:4,activation=relu --lr 1e30 --epochs 1 --batch 10 --strategy serial --quiet"
+    )
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert main(["train", *words.split(), "--runs", str(tmp_path), "--json"]) == 0
+    printed = strict(capsys.readouterr().out)
+    assert isinstance(printed, dict)
+    assert printed["loss"] is printed["test_loss"] is None
+    folder = Path(printed["run"])
+    written = strict((folder / "summary.json").read_text())
+    assert isinstance(written, dict)
+    assert written.items() >= printed.items()
+    assert written.keys() - printed.keys() == {"seconds_by_rank"}
+    strict((folder / "epochs.jsonl").read_text().strip())
+    with np.errstate(all="ignore"):
+        assert main(["predict", str(folder), "--json"]) == 0
+    assert strict(capsys.readouterr().out)["loss"] is None  # type: ignore[index]

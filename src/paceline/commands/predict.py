@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -33,18 +32,15 @@ examples:
 def main(args: argparse.Namespace) -> int:
     """Predict; print a class a line, or the accuracy as JSON."""
     from paceline.prediction import predict
-    from paceline.record._files import write_arrays
+    from paceline.record._files import json_text, write_arrays
 
     sys.path.insert(0, str(Path.cwd()))
     predicted = predict(args.run, data=args.data, split=args.split)
     if args.out is not None:
         write_arrays(args.out, {"scores": predicted.scores, "classes": predicted.classes})
     if args.json:
-        print(
-            json.dumps(
-                {"samples": len(predicted.scores), "accuracy": predicted.accuracy, "loss": predicted.loss}
-            )
-        )
+        found = {"samples": len(predicted.scores), "accuracy": predicted.accuracy, "loss": predicted.loss}
+        print(json_text(found))
         return 0
     if args.out is None:
         np.savetxt(sys.stdout, predicted.classes if predicted.classes.size else predicted.scores, fmt="%g")

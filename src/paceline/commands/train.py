@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import typing
@@ -110,6 +109,7 @@ def _rank(args: argparse.Namespace, config: Config, here: Any) -> int:
     from paceline import launch
     from paceline.errors import AgreedError
     from paceline.progress import on
+    from paceline.record._files import json_text
     from paceline.training import Job, train
 
     comm = None
@@ -127,7 +127,7 @@ def _rank(args: argparse.Namespace, config: Config, here: Any) -> int:
                 return 2  # rank 0 says it for all
             raise
     if comm is None or comm.Get_rank() == 0:
-        print(json.dumps(fitted.summary()) if args.json else _told(fitted), flush=True)
+        print(json_text(fitted.summary()) if args.json else _told(fitted), flush=True)
     return 0
 
 

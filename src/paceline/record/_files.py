@@ -37,10 +37,19 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """`value` as JSON, which has no NaN and no infinity: a diverged loss is null.
+
+    >>> json_text({"loss": float("nan"), "steps": 3})
+    '{"loss": null, "steps": 3}'
+    """
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` to `path`, whole or not at all; no NaN, which is no JSON."""
+    """Write `value` to `path`, whole or not at all."""
     with replacing(path) as file:
-        file.write(json.dumps(_finite(value), indent=2, allow_nan=False).encode() + b"\n")
+        file.write(json_text(value, indent=2).encode() + b"\n")
 
 
 def write_arrays(path: Path, arrays: dict[str, NDArray[Any]], *, compress: bool = False) -> None:
@@ -50,9 +59,9 @@ def write_arrays(path: Path, arrays: dict[str, NDArray[Any]], *, compress: bool 
 
 
 def _finite(value: Any) -> Any:
-    """The same value with the floats that JSON cannot hold (a diverged loss) as words."""
+    """The same value with null in the place of floats that JSON cannot hold."""
     if isinstance(value, float) and not np.isfinite(value):
-        return str(value)
+        return None
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -10,7 +10,6 @@ summary.json       results; written last, so a folder that has it is complete
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict
 from datetime import datetime
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from paceline.errors import UsageError
 from paceline.models import Model
-from paceline.record._files import _finite, write_arrays, write_json
+from paceline.record._files import json_text, write_arrays, write_json
 from paceline.worker import COLUMNS, Epoch
 
 FORMAT = 1
@@ -60,7 +59,7 @@ class Record:
     def epoch(self, epoch: Epoch) -> None:
         """Add a line for an epoch that has ended."""
         with (self.folder / "epochs.jsonl").open("a") as file:
-            file.write(json.dumps(_finite(asdict(epoch))) + "\n")
+            file.write(json_text(asdict(epoch)) + "\n")
 
     def finish(self, model: Model, logs: list[NDArray[np.float64]], summary: dict[str, Any]) -> None:
         """Write the steps of every rank, the trained model, and at last the summary."""
