@@ -13,6 +13,7 @@ from paceline.errors import UsageError
 from paceline.launch import _prepare, find, mpiexec
 from paceline.launch._library import Library
 from paceline.launch._prepare import prepared
+from paceline.launch._settings import home_settings
 from paceline.launch._world import World
 
 STARTS_RANKS = True
@@ -39,6 +40,31 @@ def test_a_process_alone_puts_nothing_where_it_would_stay(tmp_path: Path, killed
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (-9 if killed else 0, "\n", "")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("home", [{}, {"HOME": ""}])
+def test_open_mpi_starts_without_a_home(tmp_path: Path, home: dict[str, str]) -> None:
+    """Alone, and on ranks: `env -i`, cron and some containers have none."""
+    program = (
+        "import os, sys; from paceline.comm import mpi; from paceline.launch import run\n"
+        "one = [sys.executable, '-c', 'from paceline.comm import mpi; print(mpi().COMM_WORLD.size)']\n"
+        "status = run(2, one); print(mpi().COMM_WORLD.size, status, repr(os.environ.get('HOME')))"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "HOME"} | home | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines() == ["2", "2", f"1 0 {home.get('HOME')!r}"]
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_user_without_a_name_has_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000_000)
+    assert home_settings() == {"HOME": "/nonexistent"}
+    monkeypatch.setenv("HOME", "/home/me")
+    assert home_settings() == {}
 
 
 def test_a_bare_mpiexec_needs_no_settings() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paceline.errors import UsageError
 from paceline.launch._library import find
-from paceline.launch._settings import clean, folder_settings, for_library, report_options
+from paceline.launch._settings import clean, folder_settings, for_library, home_settings, report_options
 from paceline.launch._threads import thread_variables, threads_per_rank, usable_cores
 
 
@@ -40,7 +40,12 @@ def mpiexec(
     if folder is not None and nodes == 1:
         settings |= folder_settings(library, folder)
         options += report_options(library)
-    variables = clean(dict(os.environ)) | settings | thread_variables(threads_per_rank(here, threads))
+    variables = (
+        clean(dict(os.environ))
+        | home_settings()
+        | settings
+        | thread_variables(threads_per_rank(here, threads))
+    )
     variables |= environment or {}
     return [str(library.mpiexec), *options, "-n", str(ranks), *command], variables
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.launch._guard import forget_segments
 from paceline.launch._library import TITLES, Library, installed_wheels
-from paceline.launch._settings import for_library
+from paceline.launch._settings import for_library, home_settings
 from paceline.launch._world import World, refuse, world
 
 # One process talks to nobody: no segment for others to attach, no network looked for.
@@ -31,7 +31,7 @@ def prepared(vendor: str, version: tuple[int, ...]) -> Iterator[None]:
     if here is None:
         with (
             tempfile.TemporaryDirectory(prefix="paceline-") as folder,
-            _variables(ALONE | {"TMPDIR": folder}),
+            _variables(ALONE | home_settings() | {"TMPDIR": folder}),
         ):
             yield
         forget_segments(None)
@@ -41,7 +41,8 @@ def prepared(vendor: str, version: tuple[int, ...]) -> Iterator[None]:
         refuse(here, library.title)
     _, settings = for_library(library, crowded=False, one_node=here.local_size == here.size)
     # A cluster's own Open MPI was set up by someone who knows its network.
-    with _variables(settings if library.wheel or here.local_size == here.size else {}):
+    chosen = settings if library.wheel or here.local_size == here.size else {}
+    with _variables(chosen | home_settings()):
         yield
 
 
@@ -64,10 +65,10 @@ def _falls_apart(library: Library, here: World) -> bool:
 
 @contextlib.contextmanager
 def _variables(settings: dict[str, str]) -> Iterator[None]:
-    """Sets what is not set yet (TMPDIR: always), and takes it back afterwards."""
+    """Sets what is not set yet (TMPDIR and HOME: always), and takes it back afterwards."""
     before = {name: os.environ.get(name) for name in settings}
     for name, value in settings.items():
-        if before[name] is None or name == "TMPDIR":
+        if before[name] is None or name in ("TMPDIR", "HOME"):
             os.environ[name] = value
     try:
         yield

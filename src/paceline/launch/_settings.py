@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 from pathlib import Path
 
 from paceline.launch._library import Library
@@ -18,6 +19,16 @@ def clean(environment: dict[str, str]) -> dict[str, str]:
     {'HOME': '/root'}
     """
     return {name: value for name, value in environment.items() if not name.startswith(INHERITED)}
+
+
+def home_settings() -> dict[str, str]:
+    """A HOME where there is none: Open MPI cannot start without one."""
+    if os.environ.get("HOME"):
+        return {}
+    try:
+        return {"HOME": pwd.getpwuid(os.geteuid()).pw_dir}
+    except KeyError:  # a number without a name, as containers have
+        return {"HOME": "/nonexistent"}
 
 
 def for_library(
