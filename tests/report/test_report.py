@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import pytest
 from paceline import UsageError, fit
 from paceline.record import Run, find_runs
 from paceline.report import write_report
-from paceline.report._page import HEADINGS, cells
+from paceline.report._figures import accuracy, time_split
+from paceline.report._page import HEADINGS, cells, verdict
 from paceline.report._rows import problem_of, rows_of
+from paceline.report._words import seconds
 
 
 @pytest.fixture(scope="module")
@@ -92,14 +95,90 @@ def test_one_of_something_is_spelled_so(runs: list[Run], tmp_path: Path) -> None
 
 
 def test_the_page_shows_the_figures_of_the_records(runs: list[Run], tmp_path: Path) -> None:
-    page = tmp_path / "deep" / "page.html"
+    page = tmp_path / "page.html"
     write_report(runs, page)
     text = page.read_text()
     row = rows_of(runs)[0]
     assert row.accuracy is not None
-    assert f"{100 * row.accuracy:.2f} %" in text
-    assert f"{row.train_seconds:.3g}" in text
-    assert text.count("<svg") == 2
+    assert row.accuracy_range is not None
+    assert f"<td>{100 * row.accuracy:.2f} %</td>" in text
+    assert f"<td>{seconds(row.train_seconds)}</td>" in text
+    assert f"({100 * row.accuracy_range[0]:.2f} to {100 * row.accuracy_range[1]:.2f})" in text
+    assert "src=" not in text
+    assert "http" not in text  # one file, that needs no other
+
+
+def test_bars_are_as_long_as_the_time_they_stand_for(runs: list[Run], tmp_path: Path) -> None:
+    split = {"compute": 1.0, "exchange": 0.5, "wait": 0.0, "update": 0.5, "evaluation": 9.0}
+    half = altered(runs[0], tmp_path, seconds=split)
+    whole = altered(runs[0], tmp_path, seconds={**split, "compute": 3.0}, strategy="sync", ranks=2)
+    drawn = time_split(rows_of([half, whole]))
+    assert re.findall(r"8rem\) \* ([0-9.]+)", drawn) == [
+        *("0.2500", "0.1250", "0.0000", "0.1250"),
+        *("0.7500", "0.1250", "0.0000", "0.1250"),
+    ]
+    assert re.findall(r">(\d+ %)<", drawn) == ["50 %", "75 %"]  # where there is room for it
+
+
+def test_accuracies_that_do_not_differ_are_not_drawn(runs: list[Run], tmp_path: Path) -> None:
+    one, same = (altered(runs[0], tmp_path, test_accuracy=value) for value in (0.93, 0.9305))
+    other = altered(runs[0], tmp_path, test_accuracy=0.9, strategy="sync")
+    assert accuracy(rows_of([one, same])) == (
+        "<p>The same for all, to a tenth of a point: from 93.00 % to 93.05 %.</p>"
+    )
+    drawn = accuracy(rows_of([one, other]))
+    assert "The scale goes from 89.7 to 93.3 %." in drawn
+    assert re.findall(r'<u style="left:([0-9.]+)%', drawn) == ["91.67", "8.33"]
+    assert accuracy(rows_of([altered(runs[0], tmp_path, test_accuracy=None)])) == ""
+
+
+@pytest.mark.parametrize(
+    ("tried", "said"),
+    [
+        ({"serial": 2.0}, "serial, 1 rank, in 2.00 s; nothing else was tried."),
+        ({"sync": 2.0}, "sync, 1 rank, in 2.00 s is the fastest; there is no serial run to compare it with."),
+        (
+            {"serial": 2.0, "sync": 4.0, "sync:balance=true": 5.0},
+            "nothing was faster than serial; nearest came sync, 1 rank, in 4.00 s, at 0.50 times its speed.",
+        ),
+        (
+            {"serial": 3.0, "sync": 2.0},
+            "sync, 1 rank, in 2.00 s, is 1.50 times as fast as serial; test accuracy 90.00 %, serial 90.00 %.",
+        ),
+    ],
+)
+def test_what_was_bought_in_words(
+    runs: list[Run], tmp_path: Path, tried: dict[str, float], said: str
+) -> None:
+    made = [
+        altered(runs[0], tmp_path, strategy=name, train_seconds=took, threads=1, test_accuracy=0.9)
+        for name, took in tried.items()
+    ]
+    assert verdict(rows_of(made)) == said
+
+
+def test_the_page_opens_with_an_item_for_each_problem(runs: list[Run], tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    write_report([*runs, altered(runs[0], tmp_path, batch=99)], page)
+    text = page.read_text()
+    assert re.findall(r'<li><a href="#(p\d)">', text) == re.findall(r'<h2 id="(p\d)">', text) == ["p1", "p2"]
+    assert "1.00 times" not in text
+
+
+def test_a_folder_that_is_not_there_is_not_made(runs: list[Run], tmp_path: Path) -> None:
+    page = tmp_path / "typo" / "page.html"
+    with pytest.raises(UsageError, match=r"cannot write .*/page.html: there is no folder .*/typo$"):
+        write_report(runs, page)
+    assert not page.parent.exists()
+
+
+def test_the_environment_is_said_once(runs: list[Run], tmp_path: Path) -> None:
+    library = "Open MPI v5.0.11, package: Open MPI user@host Distribution, ident: 5.0.11"
+    page = tmp_path / "page.html"
+    write_report([runs[0], altered(runs[0], tmp_path, mpi=library, strategy="sync")], page)
+    environment = page.read_text().partition("<h2>Environment</h2>")[2]
+    assert environment.count("<p") == 1
+    assert "; Open MPI v5.0.11</p>" in environment
 
 
 def test_nothing_to_report(tmp_path: Path) -> None:

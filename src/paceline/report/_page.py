@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from html import escape
 from itertools import groupby
@@ -12,67 +13,98 @@ from paceline.record import Run
 from paceline.record._files import replacing
 from paceline.report import _figures
 from paceline.report._rows import Row, rows_of
+from paceline.report._words import breakable, label, megabytes, percent, seconds, times
 
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a }
-table { border-collapse: collapse; font-size: 0.9rem } .wide { overflow-x: auto }
-th, td { padding: 0.25rem 0.7rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
-th:first-child, td:first-child { text-align: left }
-svg { max-width: 100%; height: auto } .note { color: #555; font-size: 0.9rem } h2 { margin-top: 2.5rem }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a;
+  overflow-wrap: anywhere }
+table { border-collapse: collapse; font-size: 0.9rem; overflow-wrap: normal } .wide { overflow-x: auto }
+th, td { padding: 0.25rem 0.55rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
+th:first-child, td:first-child { text-align: left; padding-left: 0 } th { vertical-align: bottom }
+tr.fastest { background: #e8f4ee } .note { color: #555; font-size: 0.9rem }
+h2 { margin: 2.5rem 0 0 } h2 + .note { margin-top: 0 } h3 { margin-bottom: 0.6rem }
+@media (max-width: 45rem) { th { white-space: normal } td:first-child { white-space: normal; overflow-wrap: anywhere;
+  min-width: 8rem } }
 """
+# What matters most comes first: it is what a narrow screen shows.
 HEADINGS = (
     "strategy",
     "ranks",
+    "seconds",
+    "speedup",
+    "test accuracy",
+    "samples/s",
+    "MB sent",
     "threads",
     "runs",
     "seeds",
-    "test accuracy",
-    "seconds",
-    "speedup",
-    "samples/s",
-    "MB sent",
+)
+NOTE = (
+    "Means over the runs of a row; the fastest row is tinted. seconds: of training, without evaluation. speedup: "
+    "against the fastest serial row. MB sent: by all ranks together. threads: of each rank."
 )
 
 
 def write_report(runs: Sequence[Run], path: Path) -> None:
-    """Write a page about `runs` to `path`, whole or not at all."""
+    """Write a page about `runs` to `path`, whole or not at all; its folder must be there."""
     if not runs:
         raise UsageError("there are no complete runs to report on")
-    parts = ["<h1>paceline report</h1>", f"<p>{escape(best(rows_of(runs)))}</p>"]
-    for problem, group in groupby(rows_of(runs), key=lambda row: row.problem):
-        rows = list(group)
-        parts += [f"<h2>{escape(str(problem))}</h2>", f'<div class="wide">{_table(rows)}</div>']
-        if any(row.oversubscribed for row in rows):
-            parts.append('<p class="note">* more ranks than cores: not a measure of scaling.</p>')
-        parts += ["<h3>Where the time went</h3>", _figures.time_split(rows)]
-        if any(row.accuracy is not None for row in rows):
-            parts += ["<h3>Accuracy</h3>", _figures.accuracy(rows)]
-    parts += ["<h2>Environment</h2>", _environment(runs)]
-    page = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>paceline report</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head>'
-        f"<body>{''.join(parts)}</body></html>\n"
-    )
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+    page = _page(runs)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(page.encode())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
-def best(rows: Sequence[Row]) -> str:
-    """In words: the fastest way that was tried of each problem."""
-    sentences = []
-    for problem, group in groupby(rows, key=lambda row: row.problem):
-        fastest = min(group, key=lambda row: row.train_seconds)
-        bought = "" if fastest.speedup is None else f", {fastest.speedup:.2f} times as fast as serial"
-        accuracy = "" if fastest.accuracy is None else f", at {100 * fastest.accuracy:.2f} % test accuracy"
-        where = f"{fastest.ranks} rank{'s' if fastest.ranks > 1 else ''}"
-        sentences.append(
-            f"Fastest on {problem}: {fastest.strategy} on {where}, {fastest.train_seconds:.3g} s{bought}{accuracy}."
-        )
-    return " ".join(sentences)
+def _page(runs: Sequence[Run]) -> str:
+    problems = [list(group) for _, group in groupby(rows_of(runs), key=lambda row: row.problem)]
+    items = "".join(
+        f'<li><a href="#p{number}">{breakable(rows[0].problem.title)}</a>: {escape(verdict(rows))}</li>'
+        for number, rows in enumerate(problems, 1)
+    )
+    parts = ["<h1>paceline report</h1>", f"<ul>{items}</ul>"]
+    for number, rows in enumerate(problems, 1):
+        problem = rows[0].problem
+        parts += [
+            f'<h2 id="p{number}">{breakable(problem.title)}</h2><p class="note">{escape(problem.details)}</p>',
+            f'<div class="wide">{_table(rows)}</div>',
+        ]
+        if number == 1:
+            parts.append(f'<p class="note">{NOTE}</p>')
+        if any(row.oversubscribed for row in rows):
+            parts.append('<p class="note">* more ranks than cores: not a measure of scaling.</p>')
+        parts += ["<h3>Where the time went</h3>", _figures.time_split(rows)]
+        if spread := _figures.accuracy(rows):
+            parts += ["<h3>Test accuracy</h3>", spread]
+    parts += ["<h2>Environment</h2>", _environment(runs)]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>paceline report</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{STYLE}{_figures.STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
+    )
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """In words: what the ways that were tried of one problem bought."""
+    fastest = min(rows, key=lambda row: row.train_seconds)
+    serial = [row for row in rows if row.strategy == "serial"]
+    others = [row for row in rows if row.strategy != "serial"]
+    if not others:
+        return f"{label(fastest)}, in {seconds(fastest.train_seconds)} s; nothing else was tried."
+    best = min(others, key=lambda row: row.train_seconds)
+    said = f"{label(best)}, in {seconds(best.train_seconds)} s"
+    if not serial or best.speedup is None:
+        return f"{said} is the fastest; there is no serial run to compare it with."
+    if best.speedup <= 1:
+        return f"nothing was faster than serial; nearest came {said}, at {best.speedup:.2f} times its speed."
+    alone = min(serial, key=lambda row: row.train_seconds)
+    at = ""
+    if best.accuracy is not None and alone.accuracy is not None:
+        at = f"; test accuracy {percent(best.accuracy)}, serial {percent(alone.accuracy)}"
+    return f"{said}, is {best.speedup:.2f} times as fast as serial{at}."
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -80,31 +112,36 @@ def cells(row: Row) -> tuple[str, ...]:
     return (
         row.strategy,
         f"{row.ranks}{' *' if row.oversubscribed else ''}",
+        seconds(row.train_seconds),
+        "" if row.speedup is None else times(row.speedup),
+        "" if row.accuracy is None else percent(row.accuracy),
+        "" if row.samples_per_second is None else f"{row.samples_per_second:,.0f}",
+        megabytes(row.bytes_sent),
         str(row.threads),
         str(row.runs),
         str(row.seeds),
-        "" if row.accuracy is None else f"{100 * row.accuracy:.2f} %",
-        f"{row.train_seconds:.3g}",
-        "" if row.speedup is None else f"{row.speedup:.2f}x",
-        "" if row.samples_per_second is None else f"{row.samples_per_second:,.0f}",
-        f"{row.bytes_sent / 1e6:,.1f}",
     )
 
 
 def _table(rows: Sequence[Row]) -> str:
     head = "".join(f"<th>{name}</th>" for name in HEADINGS)
+    fastest = min(rows, key=lambda row: row.train_seconds)
     body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells(row)) + "</tr>" for row in rows
+        ('<tr class="fastest">' if row is fastest and len(rows) > 1 else "<tr>")
+        + "".join(f"<td>{breakable(cell)}</td>" for cell in cells(row))
+        + "</tr>"
+        for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _environment(runs: Sequence[Run]) -> str:
-    lines = set()
+    """A line for each machine and set of versions; serial runs have no MPI to name."""
+    libraries: dict[str, set[str]] = defaultdict(set)
     for run in runs:
         e = run.environment
         packages = ", ".join(f"{name} {number}" for name, number in e["packages"].items())
-        lines.add(
-            f"{e['processor']}, {e['cores']} cores; {e['system']}; Python {e['python']}; {packages}; {e['mpi'] or 'no MPI'}"
-        )
-    return "".join(f'<p class="note">{escape(line)}</p>' for line in sorted(lines))
+        line = f"{e['processor']}, {e['cores']} cores; {e['system']}; Python {e['python']}; {packages}"
+        libraries[line] |= {" ".join(e["mpi"].partition(",")[0].split())} if e["mpi"] else set()
+    lines = [f"{line}; {', '.join(sorted(names)) or 'no MPI'}" for line, names in sorted(libraries.items())]
+    return "".join(f'<p class="note">{escape(line)}</p>' for line in lines)

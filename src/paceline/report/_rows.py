@@ -26,7 +26,7 @@ class Problem:
         return f"{self.title}, {self.details}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Row:
     """Runs of one strategy on one number of ranks and threads, on one problem: means over the runs."""
 

@@ -1,0 +1,62 @@
+"""How a report spells its figures."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+
+from paceline.report._rows import Row
+
+
+def seconds(value: float) -> str:
+    """Three figures, trailing zeros too, so that a column can be compared at a glance.
+
+    >>> [seconds(value) for value in (0, 0.0512, 4.8, 61.24, 999.6, 12345.6)]
+    ['0.00', '0.0512', '4.80', '61.2', '1,000', '12,346']
+    """
+    return "0.00" if value == 0 else f"{value:,.0f}" if value >= 100 else f"{value:#.3g}".rstrip(".")
+
+
+def percent(fraction: float) -> str:
+    """
+    >>> percent(0.9297)
+    '92.97 %'
+    """
+    return f"{100 * fraction:.2f} %"
+
+
+def times(factor: float) -> str:
+    """
+    >>> times(1.8)
+    '1.80x'
+    """
+    return f"{factor:.2f}x"
+
+
+def megabytes(count: float) -> str:
+    """
+    >>> [megabytes(count) for count in (0, 12_345, 29_850_000, 2_765_300_000)]
+    ['0', '0.01', '29.9', '2,765']
+    """
+    value = count / 1e6
+    return f"{value:,.0f}" if value == 0 or value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def label(row: Row) -> str:
+    """A row in a few words: strategy, ranks, and threads where there are several."""
+    threads = "" if row.threads == 1 else f" of {row.threads} threads"
+    return f"{row.strategy}, {ranks(row)}{threads}{' *' if row.oversubscribed else ''}"
+
+
+def ranks(row: Row) -> str:
+    """The row's number of ranks, with the word."""
+    return f"{row.ranks} rank{'' if row.ranks == 1 else 's'}"
+
+
+def breakable(text: str) -> str:
+    """As HTML that may be broken after the marks of a long option, and not only anywhere.
+
+    >>> breakable("mlp:8,seed=3, sgd")
+    'mlp:<wbr>8,<wbr>seed=<wbr>3, sgd'
+    """
+    return re.sub(r"([:=,])(?=\S)", r"\1<wbr>", escape(text, quote=False))
