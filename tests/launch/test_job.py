@@ -72,8 +72,7 @@ def test_a_killed_rank_ends_the_job_and_one_line_says_so(start: Callable[..., St
 def test_a_killed_mpiexec_leaves_no_ranks(start: Callable[..., Started]) -> None:
     job = start("waits")
     os.kill(job.ranks[0]["mpiexec"], signal.SIGKILL)
-    status, _, _ = job.end()
-    assert status == 137
+    assert job.end() == (137, "", "mpiexec was ended by signal 9 (Killed), and the ranks with it\n")
     assert job.left() == []
 
 
@@ -82,8 +81,9 @@ def test_a_killed_supervisor_leaves_no_processes_and_its_folder_is_swept(
 ) -> None:
     job = start("waits")
     os.kill(job.ranks[0]["supervisor"], signal.SIGKILL)
-    status, _, _ = job.end()
+    status, out, err = job.end()
     assert status in (137, 143)  # the supervisor's end, or that of the ranks which it brought about
+    assert (out, err) == ("", "the job's supervisor was ended by signal 9 (Killed); the job ended with it\n")
     assert [name for name in job.left_after(5) if name.startswith("process")] == []
 
 

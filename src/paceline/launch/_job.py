@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import IO, Any
 
 from paceline.launch._banners import Banners
 from paceline.launch._command import allocated_nodes, mpiexec
@@ -27,6 +28,8 @@ SUPERVISOR = Path(__file__).with_name("_supervise.py")
 PREFIX = "paceline-job-"
 # A launcher gives rank 0 a pipe that never ends, also where its own input is empty: what reads it would wait.
 NO_INPUT = ("/bin/sh", "-c", 'exec "$@" < /dev/null', "sh")
+WIPE = b"\r\x1b[K"  # takes back what is on a terminal's line
+LONG_LINE = 4096
 UNFINISHED = 0.2  # seconds that the beginning of a launcher's paragraph is held back
 
 
@@ -54,31 +57,40 @@ def run(
     """
     wanted = ranks * threads_per_rank(ranks, threads)
     reservation = reserved(wanted) if bind and allocated_nodes() == 1 else contextlib.nullcontext()
-    with _folder() as (folder, lock), reservation as cores:
+    with _standard_streams(), _folder() as (folder, lock), reservation as cores:
         given = {**(environment or {}), **core_variables(cores)}
         argv, variables = mpiexec(
             ranks, [*NO_INPUT, *command], threads, folder=folder, environment=given,
             crowded=cores is None and bind,
         )  # fmt: skip
         supervisor = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(lock), str(folder)]
-        job = subprocess.Popen(
-            [*supervisor, *argv], env=variables, pass_fds=(lock,), start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
-        )  # fmt: skip
         told = None
         late = None if time_limit is None else time.monotonic() + time_limit
-        with job, _signals_end(job) as received:
-            try:
-                told = _relay(job, on_line, late)
-            except BrokenPipeError:  # nobody reads this process's output any more
-                received.append(signal.SIGPIPE)
-                job.terminate()
-            except BaseException:
-                job.terminate()
-                raise
-            status = job.wait()
-    if received:
-        return 128 + received[0]
+        with _Signals() as signals:
+            job = subprocess.Popen(
+                [*supervisor, *argv], env=variables, pass_fds=(lock,), start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+            )  # fmt: skip
+            with job:
+                streams = [_Stream(job.stdout, 1, on_line), _Stream(job.stderr, 2, on_line)]
+                signals.end(job)
+                try:
+                    told = _relay(job, streams, late)
+                except BrokenPipeError:  # nobody reads this process's output any more
+                    signals.received.append(signal.SIGPIPE)
+                    job.terminate()
+                except BaseException:
+                    job.terminate()
+                    raise
+                status = job.wait()
+            if signals.received or status != 0:
+                streams[1].end_line()
+            if not signals.received and status < 0:
+                streams[1].pass_on(
+                    f"the job's supervisor was ended by {_name(-status)}; the job ended with it\n".encode()
+                )
+    if signals.received:
+        return 128 + signals.received[0]
     if late is not None and time.monotonic() > late:
         return 124
     if told is not None:
@@ -86,13 +98,12 @@ def run(
     return status if status >= 0 else 128 - status
 
 
-def _relay(
-    job: subprocess.Popen[bytes], on_line: Callable[[str], None] | None, late: float | None
-) -> int | None:
+def _name(number: int) -> str:
+    return f"signal {number} ({signal.strsignal(number)})"
+
+
+def _relay(job: subprocess.Popen[bytes], streams: list[_Stream], late: float | None) -> int | None:
     """Passes the job's output on until it ends; the exit status, if the launcher has said more than its own."""
-    assert job.stdout is not None
-    assert job.stderr is not None
-    streams = [_Stream(job.stdout.fileno(), 1, on_line), _Stream(job.stderr.fileno(), 2, on_line)]
     with selectors.DefaultSelector() as selector:
         for stream in streams:
             selector.register(stream.source, selectors.EVENT_READ, stream)
@@ -118,15 +129,17 @@ def _relay(
 class _Stream:
     """One of the job's two outputs on its way out."""
 
-    def __init__(self, source: int, target: int, on_line: Callable[[str], None] | None) -> None:
-        self.source = source
+    def __init__(self, source: IO[bytes] | None, target: int, on_line: Callable[[str], None] | None) -> None:
+        assert source is not None
+        self.source = source.fileno()
         self.target = target
         self.on_line = on_line
         self.banners = Banners()
-        self.line = b""
+        self.line = b""  # what has no end yet
 
     def pass_on(self, data: bytes, *, end: bool = False) -> None:
         if self.on_line is None:
+            self.line = (self.line + data)[-LONG_LINE:].rpartition(b"\n")[2].rpartition(WIPE)[2]
             while data:
                 data = data[os.write(self.target, data) :]
             return
@@ -136,28 +149,56 @@ class _Stream:
         for line in lines:
             self.on_line(line.decode(errors="replace"))
 
+    def end_line(self) -> None:
+        """What stands unfinished on a terminal, like a bar, stays as it is: what comes next begins below it."""
+        if self.on_line is None and self.line and os.isatty(self.target):
+            with contextlib.suppress(OSError):
+                self.pass_on(b"\n")
+
+
+class _Signals:
+    """While inside, Ctrl-C and SIGTERM end a job and not this process. They may come before the job is known."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self.job: subprocess.Popen[bytes] | None = None
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):  # None: not Python's
+                    self.before[number] = signal.signal(number, self._came)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def end(self, job: subprocess.Popen[bytes]) -> None:
+        """This is the job that signals end, those too that have come already."""
+        self.job = job
+        if self.received:
+            job.terminate()
+
+    def _came(self, number: int, frame: FrameType | None) -> None:
+        self.received.append(number)
+        if self.job is not None:
+            self.job.terminate()
+
 
 @contextlib.contextmanager
-def _signals_end(job: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    """While inside, Ctrl-C and SIGTERM end the job and not this process; yields the signals that came."""
-    received: list[int] = []
-
-    def end(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        job.terminate()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, end)
+def _standard_streams() -> Iterator[None]:
+    """Where the caller has closed one of its three (`2>&-`), what is opened next would be taken for it."""
+    opened: list[int] = []
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        opened.append(number)
+    os.close(number)
     try:
-        yield received
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number in opened:
+            os.close(number)
 
 
 @contextlib.contextmanager

@@ -73,7 +73,18 @@ def watch(job: int, parent: int, segments: set[str]) -> int:
         for process, status in ended():
             if process == job:
                 code = os.waitstatus_to_exitcode(status)
+                if code < 0 and stop_at is None:  # not asked to
+                    say(
+                        f"mpiexec was ended by signal {-code} ({signal.strsignal(-code)}), and the ranks with it"
+                    )
                 return code if code >= 0 else 128 - code
+
+
+def say(text: str) -> None:
+    try:
+        os.write(2, f"{text}\n".encode())
+    except OSError:
+        pass
 
 
 def ended() -> list[tuple[int, int]]:
