@@ -36,6 +36,14 @@ def load_model(run: str | Path, *, model: Any = None, data: Any = None) -> Model
 
     The model is made from what the run's record says of its data: shapes and classes, no samples. `data` is needed
     only for a function of one's own that makes its model from the samples themselves.
+
+    >>> import tempfile
+    >>> from paceline import fit
+    >>> with tempfile.TemporaryDirectory() as runs:
+    ...     fitted = fit("mlp:8", "iris", strategy="serial", epochs=2, batch=10, runs=runs, quiet=True)
+    ...     model = load_model(fitted.run)
+    >>> bool((model.x == fitted.model.x).all())
+    True
     """
     source = Run(run)
     config = source.config
@@ -63,6 +71,14 @@ def predict(run: str | Path, *, data: Any = None, split: str | None = None, mode
 
     `split` is train, validation, test or all; by default test for the run's own data and all for other data.
     `model` is needed where the run was given its model as an object.
+
+    >>> import tempfile
+    >>> from paceline import fit
+    >>> with tempfile.TemporaryDirectory() as runs:
+    ...     fitted = fit("mlp:8", "iris", strategy="serial", epochs=2, batch=10, runs=runs, quiet=True)
+    ...     predicted = predict(fitted.run)
+    >>> predicted.scores.shape, predicted.accuracy == fitted.test_accuracy
+    ((15, 3), True)
     """
     if split not in (None, "all", *SPLITS):
         raise unknown("split", str(split), (*SPLITS, "all"))

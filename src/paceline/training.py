@@ -36,7 +36,13 @@ Train = Callable[[Worker], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """What came out of a run; `summary()` is what `--json` prints."""
+    """What came out of a run; `summary()` is what `--json` prints.
+
+    >>> from paceline import fit
+    >>> fitted = fit("mlp:8", "iris", strategy="serial", epochs=2, batch=10, runs=None, quiet=True)
+    >>> fitted.parameters, len(fitted.history), fitted.summary()["global_batch"]
+    (67, 2, 10)
+    """
 
     run: Path | None
     """The run's folder, or None where none was asked for."""

@@ -66,6 +66,21 @@ class Worker:
     A strategy is a function of a Worker: it walks through `epochs()` and `batches(epoch)`, computes with
     `gradient(batch)`, communicates over `comm` (mpi4py's buffer interface) or with `exchange(…)`, changes the
     parameters with `step(…)`, and calls `validate(epoch)` when the model is complete.
+
+    >>> from paceline.data import load
+    >>> from paceline.models.mlp import build
+    >>> from paceline.schedules.constant import Constant
+    >>> from paceline.updates.sgd import Sgd
+    >>> iris = load("iris")
+    >>> me = Worker(comm=None, model=build(iris, 8), data=iris, batches=Batches(iris.train, batch=10), update=Sgd(),
+    ...             schedule=Constant(), rate=0.1, epochs=2)
+    >>> for epoch in me.epochs():
+    ...     for batch in me.batches(epoch):
+    ...         _ = me.gradient(batch)
+    ...         me.step(me.model.g, batch.total)
+    ...     me.validate(epoch)
+    >>> me.history[1].loss < me.history[0].loss
+    True
     """
 
     def __init__(

@@ -20,7 +20,13 @@ DRAWN_AT_ONCE = 65_536
 
 @dataclass(slots=True)
 class Batch:
-    """One rank's piece of one global batch. The arrays are reused: good until the next batch is made."""
+    """One rank's piece of one global batch. The arrays are reused: good until the next batch is made.
+
+    >>> from paceline.data import Batches, load
+    >>> batch = Batches(load("iris").train, batch=10, rank=1, ranks=3).at(epoch=0, step=7)
+    >>> batch.count, batch.total, batch.offset, batch.step, batch.inputs.shape
+    (3, 10, 4, 7, (3, 4))
+    """
 
     inputs: Array
     """Samples as floats, (count, *shape)."""

@@ -19,6 +19,18 @@ class Model(Protocol):
     `g` is the gradient of the last batch as a SUM over its samples: pieces of a batch add up to the whole, however
     unevenly they were cut. The mean is `g / count`. A model may have a `default_rate`: the learning rate where the user
     gives none.
+
+    >>> from paceline.data import Batches, load
+    >>> from paceline.models.mlp import build
+    >>> iris = load("iris")
+    >>> model = build(iris, 8)
+    >>> isinstance(model, Model), model.x.size, model.layers
+    (True, 67, [slice(0, 40, None), slice(40, 67, None)])
+    >>> batch = Batches(iris.train, batch=10).at(epoch=0, step=0)
+    >>> before = model.gradient(batch)                    # the loss, summed; model.g is its gradient
+    >>> model.x -= 0.1 * model.g / batch.count
+    >>> model.gradient(batch) < before
+    True
     """
 
     x: Array

@@ -17,7 +17,16 @@ from paceline.models import Model
 
 
 class Run:
-    """A run's folder, read as it is needed."""
+    """A run's folder, read as it is needed.
+
+    >>> import tempfile
+    >>> from paceline import fit
+    >>> with tempfile.TemporaryDirectory() as runs:
+    ...     fitted = fit("mlp:8", "iris", strategy="serial", epochs=2, batch=10, runs=runs, quiet=True)
+    ...     run = Run(fitted.run)
+    ...     run.config["model"], run.summary["steps"], len(run.epochs), run.steps["loss"].shape
+    ('mlp:8', 24, 2, (24,))
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)

@@ -1,0 +1,89 @@
+"""What the documentation names is there."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import paceline
+from paceline import registry, spec
+from paceline.cli import COMMANDS
+
+ROOT = Path(__file__).parent.parent
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+KINDS = {
+    "strategy": "strategies",
+    "model": "models",
+    "data": "data",
+    "update": "updates",
+    "schedule": "schedules",
+}
+
+
+@pytest.mark.parametrize("name", sorted(set(paceline.__all__) - {"__version__"}))
+def test_every_public_name_has_an_example(name: str) -> None:
+    assert ">>> " in (inspect.getdoc(getattr(paceline, name)) or "")  # which pytest runs, as all doctests
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_files(page: Path) -> None:
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    folders = "benchmarks|docs|examples|src|tests|tools"
+    for path in re.findall(rf"(?<![\w/.])(?:{folders})/[\w./-]*\w", text):
+        assert (ROOT / path).exists(), f"{page.name} names {path}"
+    for path in re.findall(
+        r"`(?:paceline/)?((?:collectives|updates|schedules|strategies|models)/[\w.]*)`", text
+    ):
+        assert (ROOT / "src/paceline" / path).exists(), f"{page.name} names {path}"
+
+
+def commands() -> list[str]:
+    """Every `paceline …` of the documentation, in a block or between backticks."""
+    found = []
+    for page in PAGES:
+        text = page.read_text()
+        blocks = re.findall(r"```(?:sh|console)\n(.*?)```", text, re.S)
+        lines = [line.partition(" #")[0] for block in blocks for line in block.splitlines()]
+        spans = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.S))
+        for line in [*lines, *spans]:
+            if match := re.search(rf"\bpaceline ((?:{'|'.join(COMMANDS)})\b.*)", " ".join(line.split())):
+                found.append(match[1])
+    return sorted(set(found))
+
+
+def test_commands_are_found() -> None:
+    assert len(commands()) > 15
+
+
+@pytest.mark.parametrize("words", commands())
+def test_every_command_is_understood(words: str) -> None:
+    name, *rest = shlex.split(words)
+    if not rest or "…" in words:
+        return
+    if rest[-1] in ("-n", "--help"):  # named, not spelled out: `paceline train -n` reserves cores
+        rest.pop()
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    importlib.import_module(COMMANDS[name][0]).add_arguments(parser)
+    rest += ["runs/RUN"] if name in ("report", "predict") and not rest else []
+    parsed = parser.parse_args(rest)
+    for setting, kind in KINDS.items():
+        text = getattr(parsed, setting, None)
+        if text is not None and not text.startswith(("my_module:", "own_strategy:")) and "/" not in text:
+            spec.parse(kind, text)
+
+
+def test_the_guide_recommends_what_exists() -> None:
+    guide = (ROOT / "docs/strategies/sync.md").read_text().partition("## When to use it")[2]
+    known = {*registry.names("strategies"), *registry.names("collectives"), "exchange", "wait", "compute"}
+    assert set(re.findall(r"`([\w-]+)`", guide)) <= known
+    assert "a strategy that" not in guide  # name it
+    for page in (ROOT / "docs/strategies").glob("*.md"):
+        assert page.stem in registry.names("strategies")
