@@ -63,10 +63,10 @@ def shared_text(comm: Any, text: str, *, root: int = 0) -> str:
     """The text of rank `root`, on every rank."""
     if comm is None or comm.Get_size() == 1:
         return text
-    letters = np.frombuffer(text.encode(), np.uint8).copy()
+    letters = np.frombuffer(text.encode(errors="surrogatepass"), np.uint8).copy()
     size = np.array([letters.size])
     comm.Bcast(size, root=root)
     if comm.Get_rank() != root:
         letters = np.empty(int(size[0]), np.uint8)
     comm.Bcast(letters, root=root)
-    return letters.tobytes().decode()
+    return letters.tobytes().decode(errors="surrogatepass")

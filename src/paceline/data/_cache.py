@@ -95,7 +95,7 @@ def state(*files: Path | str) -> str:
 
 def entry_name(kind: str, path: Path, *options: object) -> str:
     """The name of the entry for one file or folder, read with the given options."""
-    stem = "".join(c if c.isalnum() else "-" for c in path.name)[:40]
+    stem = "".join(c if c.isascii() and c.isalnum() else "-" for c in path.name)[:40]
     return f"{kind}-{stem}-{_short(str(path.resolve()), *options)}"
 
 
@@ -104,7 +104,7 @@ def _entry(folder: Path, name: str, fingerprint: str) -> Path:
 
 
 def _short(*parts: object) -> str:
-    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
+    return hashlib.sha256("\0".join(map(str, parts)).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def _writable() -> Path:

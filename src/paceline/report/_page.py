@@ -54,7 +54,7 @@ def write_report(runs: Sequence[Run], path: Path) -> None:
     page = _page(runs)
     try:
         with replacing(path) as file:
-            file.write(page.encode())
+            file.write(page.encode(errors="surrogateescape"))
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
