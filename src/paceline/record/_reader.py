@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import zipfile
 from collections.abc import Iterable
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.config import Config
 from paceline.errors import UsageError
 from paceline.models import Model
+
+# What every record says, whatever version wrote it.
+KEYS = {
+    "config.json": (*(setting.name for setting in fields(Config)), "ranks", "classes"),
+    "environment.json": ("python", "packages", "mpi", "system", "processor", "cores"),
+    "summary.json": ("test_accuracy", "train_seconds", "samples_per_second", "seconds", "bytes_sent", "threads"),
+}  # fmt: skip
 
 
 class Run:
@@ -30,10 +40,13 @@ class Run:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        if not self.folder.is_dir():
-            raise UsageError(f"no such run: {self.folder}")
-        if not (self.folder / "config.json").is_file():
-            raise UsageError(f"{self.folder} is not a run: it has no config.json")
+        try:
+            if not self.folder.is_dir():
+                raise UsageError(f"no such run: {self.folder}")
+            if not (self.folder / "config.json").is_file():
+                raise UsageError(f"{self.folder} is not a run: it has no config.json")
+        except OSError as error:
+            raise _unreadable(self.folder, error) from None
 
     @property
     def complete(self) -> bool:
@@ -61,7 +74,10 @@ class Run:
     def epochs(self) -> list[dict[str, Any]]:
         """A dictionary an epoch."""
         path = self.folder / "epochs.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        try:
+            return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        except (OSError, ValueError) as error:
+            raise _unreadable(path, error) from None
 
     @cached_property
     def steps(self) -> dict[str, NDArray[Any]]:
@@ -91,8 +107,13 @@ class Run:
             value: dict[str, Any] = json.loads((self.folder / name).read_text())
         except FileNotFoundError:
             raise UsageError(f"the run {self.folder} has no {name}") from None
-        except json.JSONDecodeError as error:
+        except ValueError as error:
             raise UsageError(f"{self.folder / name} is no JSON: {error}") from None
+        except OSError as error:
+            raise _unreadable(self.folder / name, error) from None
+        missing = [key for key in KEYS[name] if not isinstance(value, dict) or key not in value]
+        if missing:
+            raise UsageError(f"{self.folder / name} is not a paceline run's: it has no {', '.join(missing)}")
         return value
 
     def _arrays(self, name: str) -> dict[str, NDArray[Any]]:
@@ -106,13 +127,40 @@ class Run:
 
 
 def find_runs(places: Iterable[str | Path]) -> list[Run]:
-    """The complete runs among some folders, each a run or a folder of runs, oldest name first."""
-    found: list[Run] = []
+    """The complete runs among some folders, each a run or a folder of runs, oldest name first.
+
+    A run that cannot be read is left out, with a warning.
+    """
+    found: list[Path] = []
     for place in map(Path, places):
-        if (place / "config.json").is_file():
-            found.append(Run(place))
-        elif place.is_dir():
-            found.extend(Run(path.parent) for path in sorted(place.glob("*/config.json")))
-        else:
-            raise UsageError(f"no such run or folder of runs: {place}")
-    return [run for run in found if run.complete]
+        try:
+            if (place / "config.json").is_file():
+                found.append(place)
+            elif place.is_dir():
+                found.extend(sorted(path for path in place.iterdir() if _is_run(path)))
+            else:
+                raise UsageError(f"no such run or folder of runs: {place}")
+        except OSError as error:
+            raise _unreadable(place, error) from None
+    runs = []
+    for folder in found:
+        try:
+            run = Run(folder)
+            if run.complete:
+                _ = run.config, run.environment, run.summary
+                runs.append(run)
+        except UsageError as error:
+            logging.getLogger(__name__).warning("left out: %s", error)
+    return runs
+
+
+def _is_run(folder: Path) -> bool:
+    try:
+        return (folder / "config.json").is_file()
+    except OSError:
+        return True  # not ours to read, but somebody's run: `Run` says why it cannot be read
+
+
+def _unreadable(path: Path, error: Exception) -> UsageError:
+    why = getattr(error, "strerror", None) or str(error)
+    return UsageError(f"cannot read {path}: {why.lower()}")
