@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import codecs
+import contextlib
 import importlib
+import io
 import logging
+import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import paceline
 from paceline.errors import UsageError
@@ -28,14 +32,40 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        (file or sys.stderr).write(message)  # argparse's own hides that it could not be written
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit status."""
+    """Run one command; return its exit status: 2 for bad input, 1 where the system failed, both with one line."""
+    _open_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    said = f"paceline {chosen}" if chosen in COMMANDS else "paceline"
+    try:
+        try:
+            return _run(words, chosen)
+        finally:
+            sys.stdout.flush()
+    except UsageError as error:
+        print(f"{said}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        _drop_output()
+        return 141
+    except OSError as error:  # a full disk, as a rule
+        where = "" if error.filename is None else f"{error.filename}: "
+        print(f"{said}: {where}{(error.strerror or str(error)).lower()}", file=sys.stderr)
+        _drop_output()
+        return 1
+
+
+def _run(words: Sequence[str], chosen: str | None) -> int:
     parser = Parser(prog="paceline", description=paceline.__doc__)
     parser.add_argument("--version", action="version", version=f"paceline {paceline.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
-    chosen = next((word for word in words if not word.startswith("-")), None)
     for name, (module, text) in COMMANDS.items():
         command = commands.add_parser(
             name, help=text, description=text[0].upper() + text[1:] + ".",
@@ -45,14 +75,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
             importlib.import_module(module).add_arguments(command)
     parsed = parser.parse_args(words)
     logging.basicConfig(format="paceline: %(message)s", level=logging.WARNING)
-    try:
-        status: int = importlib.import_module(COMMANDS[parsed.command][0]).main(parsed)
-    except UsageError as error:
-        print(f"paceline {parsed.command}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 141
+    status: int = importlib.import_module(COMMANDS[parsed.command][0]).main(parsed)
     return status
+
+
+def _open_streams() -> None:
+    """Standard streams that can be used: closed ones lead nowhere, and no path or name is too strange to print."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, number)  # also where it is the same: whatever is started inherits it
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
+    for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            if codecs.lookup(stream.encoding).name in ("ascii", "utf-8"):
+                stream.reconfigure(encoding="utf-8", errors=errors)
+            else:
+                stream.reconfigure(errors="backslashreplace")
+
+
+def _drop_output() -> None:
+    """What could not be written is not tried again when the process ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

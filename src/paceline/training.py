@@ -142,7 +142,7 @@ def _train(job: Job, comm: Any, threads: int, progress: Callable[[int, int, int]
     steps = config.epochs * batches.steps_per_epoch
     samples = config.epochs * batches.samples_per_epoch
     shown = progress(config.epochs, steps, samples) if progress and rank == 0 else None
-    if record is not None:
+    if folder is not None:
         described = {
             **asdict(config),
             "lr": rate,
@@ -155,7 +155,12 @@ def _train(job: Job, comm: Any, threads: int, progress: Callable[[int, int, int]
             "class_names": data.class_names,
             "samples": len(data.train),
         }
-        record.start(described, environment(threads=threads, comm=comm))
+
+        def start() -> None:
+            if record is not None:
+                record.start(described, environment(threads=threads, comm=comm))
+
+        agreed(comm, start)
 
     def on_epoch(epoch: Epoch) -> None:
         if record is not None:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from paceline.commands import import_from_here
+from paceline.errors import UsageError
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The run, and the samples."""
@@ -34,10 +37,13 @@ def main(args: argparse.Namespace) -> int:
     from paceline.prediction import predict
     from paceline.record._files import json_text, write_arrays
 
-    sys.path.insert(0, str(Path.cwd()))
+    import_from_here()
     predicted = predict(args.run, data=args.data, split=args.split)
     if args.out is not None:
-        write_arrays(args.out, {"scores": predicted.scores, "classes": predicted.classes})
+        try:
+            write_arrays(args.out, {"scores": predicted.scores, "classes": predicted.classes})
+        except OSError as error:
+            raise UsageError(f"cannot write {args.out}: {(error.strerror or str(error)).lower()}") from None
     if args.json:
         found = {"samples": len(predicted.scores), "accuracy": predicted.accuracy, "loss": predicted.loss}
         print(json_text(found))

@@ -10,6 +10,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from paceline.commands import import_from_here
 from paceline.config import Config
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def main(args: argparse.Namespace) -> int:
     from paceline import launch
     from paceline.errors import UsageError
 
-    sys.path.insert(0, str(Path.cwd()))
+    import_from_here()
     config = Config(**{setting.name: getattr(args, setting.name) for setting in fields(Config)})
     here = launch.world()
     if args.ranks is not None and args.ranks < 1:
@@ -89,10 +90,8 @@ def _start(args: argparse.Namespace, config: Config) -> int:
         "-m",
         "paceline",
         "train",
-        "--runs",
-        str(args.runs),
-        "--expect-ranks",
-        str(args.ranks),
+        f"--runs={args.runs}",
+        f"--expect-ranks={args.ranks}",
     ]
     for setting in fields(Config):
         value = getattr(config, setting.name)

@@ -39,6 +39,15 @@ def load(what: Any, **options: Any) -> Dataset:
     >>> load((np.zeros((20, 3)), np.arange(20) % 2), validation=0, test=5).classes
     2
     """
+    try:
+        return _load(what, options)
+    except OSError as error:
+        place = error.filename or (what if isinstance(what, str | os.PathLike) else type(what).__name__)
+        why = (error.strerror or str(error)).lower()
+        raise UsageError(f"cannot read {os.fspath(place)}: {why}") from error
+
+
+def _load(what: Any, options: dict[str, Any]) -> Dataset:
     if isinstance(what, Dataset):
         return what
     if isinstance(what, os.PathLike):

@@ -11,6 +11,9 @@ summary.json       results; written last, so a folder that has it is complete
 from __future__ import annotations
 
 import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -52,13 +55,18 @@ class Record:
         self.folder = folder
 
     def start(self, config: dict[str, Any], environment: dict[str, Any]) -> None:
-        """Write down what is about to run, and where."""
-        write_json(self.folder / "config.json", {"format": FORMAT, **config})
-        write_json(self.folder / "environment.json", environment)
+        """Write down what is about to run, and where; if that fails, leave no folder."""
+        try:
+            with self._writing():
+                write_json(self.folder / "config.json", {"format": FORMAT, **config})
+                write_json(self.folder / "environment.json", environment)
+        except UsageError:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
 
     def epoch(self, epoch: Epoch) -> None:
         """Add a line for an epoch that has ended."""
-        with (self.folder / "epochs.jsonl").open("a") as file:
+        with self._writing(), (self.folder / "epochs.jsonl").open("a") as file:
             file.write(json_text(asdict(epoch)) + "\n")
 
     def finish(self, model: Model, logs: list[NDArray[np.float64]], summary: dict[str, Any]) -> None:
@@ -70,7 +78,17 @@ class Record:
         kinds = {"step": np.uint32, "epoch": np.uint32, "count": np.uint32, "loss": np.float64}
         for number, name in enumerate(COLUMNS):
             columns[name] = rows[:, number].astype(kinds.get(name, np.float32))
-        write_arrays(self.folder / "steps.npz", columns, compress=True)
         state = {f"buffer.{name}": np.array(value) for name, value in model.buffers.items()}
-        write_arrays(self.folder / "model.npz", {"x": np.array(model.x), **state})
-        write_json(self.folder / "summary.json", summary)
+        with self._writing():
+            write_arrays(self.folder / "steps.npz", columns, compress=True)
+            write_arrays(self.folder / "model.npz", {"x": np.array(model.x), **state})
+            write_json(self.folder / "summary.json", summary)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A full disk, or a folder that somebody has taken away, is one line."""
+        try:
+            yield
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            raise UsageError(f"cannot write the run to {self.folder}: {why}") from error
