@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pty
 import signal
 import subprocess
 import sys
+import tty
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
 from paceline.launch import run
-from paceline.launch._job import PREFIX, _sweep
+from paceline.launch._job import PREFIX, _Stream, _sweep
 from tests.launch.started import Started, lives
 
 STARTS_RANKS = True
@@ -98,6 +101,98 @@ def test_folders_of_dead_jobs_are_swept_and_those_of_living_ones_are_not(tmp_pat
         fcntl.flock(lock, fcntl.LOCK_EX)
         _sweep(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["another", PREFIX + "alive", PREFIX + "new"]
+
+
+def test_a_signal_just_after_the_start_ends_the_job_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the one who asked for it has it in hand."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*words: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*words, **options))
+        signal.raise_signal(signal.SIGINT)
+        return started[-1]
+
+    popen, handler = subprocess.Popen, signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(subprocess, "Popen", start)
+    said: list[str] = []
+    assert run(1, ["/bin/sleep", "60"], on_line=said.append) == 130
+    assert started[0].returncode is not None
+    assert said == []
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def until(terminal: IO[bytes], end: bytes) -> bytes:
+    seen = b""
+    while not seen.endswith(end):
+        seen += terminal.read(100)
+    return seen
+
+
+def test_a_terminal_shows_unfinished_lines_at_once_and_after_a_signal_is_left_on_a_new_one() -> None:
+    rank = "import sys, time; sys.stderr.write('\\rhalf a bar'); sys.stderr.flush(); time.sleep(30)"
+    program = (
+        f"import sys; from paceline.launch import run; sys.exit(run(1, [sys.executable, '-c', {rank!r}]))"
+    )
+    mine, its = pty.openpty()
+    with (
+        os.fdopen(mine, "rb", buffering=0) as terminal,
+        subprocess.Popen([sys.executable, "-c", program], stderr=its) as job,
+    ):
+        os.close(its)
+        assert until(terminal, b"bar") == b"\rhalf a bar"
+        job.send_signal(signal.SIGINT)
+        assert until(terminal, b"\n") == b"\r\n"
+        assert job.wait(20) == 130
+
+
+@pytest.mark.parametrize(
+    ("words", "ended"),
+    [
+        ([b"\rhalf", b" a bar"], True),
+        ([b"a line\n", b"\rhalf a bar"], True),
+        ([b"\rhalf a bar", b"\r\x1b[K"], False),
+        ([b"\rhalf a bar\r\x1b", b"[K"], False),
+        ([b"\rhalf a bar", b"\r          \r"], False),
+        ([b"\rhalf a bar\r"], True),
+        ([b"half a line", b" and its end\n"], False),
+        ([], False),
+    ],
+)
+def test_only_what_stands_on_a_terminals_line_is_ended(words: list[bytes], ended: bool) -> None:
+    mine, its = pty.openpty()
+    with os.fdopen(mine, "rb", buffering=0) as terminal, os.fdopen(its, "wb", buffering=0) as target:
+        tty.setraw(its)
+        stream = _Stream(target, target.fileno(), None)
+        for word in words:
+            stream.pass_on(word)
+        stream.end_line()
+        target.write(b".")
+        assert until(terminal, b".") == b"".join(words) + (b"\n." if ended else b".")
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_streams_that_are_closed_do_no_harm(tmp_path: Path, closed: str) -> None:
+    rank = "import os; os.write(1, b'said\\n'); os.write(2, b'warned\\n')"
+    program = (
+        "import os, sys; from pathlib import Path; from paceline.launch import run\n"
+        "before = os.listdir('/proc/self/fd')\n"
+        f"status = run(1, [sys.executable, '-c', {rank!r}])\n"
+        "Path(sys.argv[1]).write_text(f'{status} {os.listdir(\"/proc/self/fd\") == before}')"
+    )
+    script = [
+        "/bin/sh",
+        "-c",
+        f'exec "$@" {closed}',
+        "sh",
+        sys.executable,
+        "-c",
+        program,
+        str(tmp_path / "told"),
+    ]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=30)
+    assert (tmp_path / "told").read_text() == "0 True"
+    assert done.stdout == ("" if "1>" in closed else "said\n")
+    assert done.stderr == ("" if "2>" in closed else "warned\n")
 
 
 def test_lines_come_as_they_are_said_and_a_time_limit_ends_the_job() -> None:

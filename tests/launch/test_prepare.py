@@ -11,9 +11,9 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.launch import _prepare, find, mpiexec
+from paceline.launch._home import home_settings
 from paceline.launch._library import Library
 from paceline.launch._prepare import prepared
-from paceline.launch._settings import home_settings
 from paceline.launch._world import World
 
 STARTS_RANKS = True

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.errors import UsageError
+from paceline.launch._home import home_settings
 from paceline.launch._library import find
-from paceline.launch._settings import clean, folder_settings, for_library, home_settings, report_options
+from paceline.launch._settings import clean, folder_settings, for_library, report_options, terminal_options
 from paceline.launch._threads import thread_variables, threads_per_rank, usable_cores
 
 
@@ -20,12 +21,14 @@ def mpiexec(
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
     crowded: bool = False,
+    terminal: bool = False,
 ) -> tuple[list[str], dict[str, str]]:
     """The command line and the environment that start `command` on `ranks` ranks of this machine.
 
     Inside a Slurm allocation the ranks are spread over its nodes. `folder` is for `run`: where the job may keep
     its segments and sockets. `environment`: more variables for the ranks. `crowded`: they will share cores, with
-    each other (which is found out here, too) or with something else, and must yield while they wait.
+    each other (which is found out here, too) or with something else, and must yield while they wait. `terminal`:
+    their output is to be seen at once, lines without an end, too; lines of several ranks may then mix.
 
     >>> argv, variables = mpiexec(2, ["python", "-V"], threads=3)
     >>> argv[-4:], variables["OMP_NUM_THREADS"]
@@ -40,6 +43,8 @@ def mpiexec(
     if folder is not None and nodes == 1:
         settings |= folder_settings(library, folder)
         options += report_options(library)
+    if terminal:
+        options += terminal_options(library)
     variables = (
         clean(dict(os.environ))
         | home_settings()

@@ -61,7 +61,7 @@ def run(
         given = {**(environment or {}), **core_variables(cores)}
         argv, variables = mpiexec(
             ranks, [*NO_INPUT, *command], threads, folder=folder, environment=given,
-            crowded=cores is None and bind,
+            crowded=cores is None and bind, terminal=on_line is None and os.isatty(2),
         )  # fmt: skip
         supervisor = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(lock), str(folder)]
         told = None
@@ -139,7 +139,7 @@ class _Stream:
 
     def pass_on(self, data: bytes, *, end: bool = False) -> None:
         if self.on_line is None:
-            self.line = (self.line + data)[-LONG_LINE:].rpartition(b"\n")[2].rpartition(WIPE)[2]
+            self.line = (self.line + data)[-LONG_LINE:].rpartition(b"\n")[2]
             while data:
                 data = data[os.write(self.target, data) :]
             return
@@ -151,7 +151,8 @@ class _Stream:
 
     def end_line(self) -> None:
         """What stands unfinished on a terminal, like a bar, stays as it is: what comes next begins below it."""
-        if self.on_line is None and self.line and os.isatty(self.target):
+        words = self.line.rpartition(WIPE)[2].split(b"\r")[-2:]  # a bar is taken back by blanks and a return
+        if self.on_line is None and b"".join(words).strip() and os.isatty(self.target):
             with contextlib.suppress(OSError):
                 self.pass_on(b"\n")
 

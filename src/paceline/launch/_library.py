@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
+from paceline.launch._home import home_settings
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
@@ -83,7 +84,12 @@ def identify(mpiexec: Path) -> Library:
     """Asks an mpiexec what it is."""
     try:
         done = subprocess.run(
-            [mpiexec, "--version"], capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL
+            [mpiexec, "--version"],
+            env={**os.environ, **home_settings()},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            stdin=subprocess.DEVNULL,
         )
         said = done.stdout + done.stderr
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError) as error:

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.launch._guard import forget_segments
+from paceline.launch._home import home_settings
 from paceline.launch._library import TITLES, Library, installed_wheels
-from paceline.launch._settings import for_library, home_settings
+from paceline.launch._settings import for_library
 from paceline.launch._world import World, refuse, world
 
 # One process talks to nobody: no segment for others to attach, no network looked for.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 from pathlib import Path
 
 from paceline.launch._library import Library
@@ -19,16 +18,6 @@ def clean(environment: dict[str, str]) -> dict[str, str]:
     {'HOME': '/root'}
     """
     return {name: value for name, value in environment.items() if not name.startswith(INHERITED)}
-
-
-def home_settings() -> dict[str, str]:
-    """A HOME where there is none: Open MPI cannot start without one."""
-    if os.environ.get("HOME"):
-        return {}
-    try:
-        return {"HOME": pwd.getpwuid(os.geteuid()).pw_dir}
-    except KeyError:  # a number without a name, as containers have
-        return {"HOME": "/nonexistent"}
 
 
 def for_library(
@@ -67,6 +56,11 @@ def _shared_memory(major: int) -> dict[str, str]:
 def report_options(library: Library) -> list[str]:
     """Options that make mpiexec say how each rank ended, where it does not say so anyway (see `_banners`)."""
     return ["-print-all-exitcodes"] if library.kind == "mpich" else []
+
+
+def terminal_options(library: Library) -> list[str]:
+    """Options that make mpiexec pass on a line that has no end yet, like a bar: Open MPI 5 would wait for its end."""
+    return ["--output", ":raw"] if library.kind == "openmpi" and library.major >= 5 else []
 
 
 def folder_settings(library: Library, folder: Path) -> dict[str, str]:
