@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from paceline import cli
+from paceline import cli, registry
+from paceline.commands import train
 from paceline.doctor import MIB, Report, diagnose, examine
 from paceline.errors import UsageError
 from paceline.launch import _facts, _machine, find
@@ -123,6 +125,24 @@ def test_each_rule_finds_what_it_is_for(verdict: str, facts: dict[str, Any], pat
     assert re.match(pattern, found[0]), found[0]
     assert report.status == (verdict == "problem")
     assert findings(report, "note" if verdict == "problem" else "problem") == []
+
+
+def test_nothing_is_recommended_that_does_not_exist() -> None:
+    """Words that look like a strategy's or a collective's name are one, and every option is one of a command's."""
+    known = {name for kind in ("strategies", "collectives") for name in registry.names(kind)}
+    parser = argparse.ArgumentParser(add_help=False)
+    train.add_arguments(parser)
+    options = set(parser._option_string_actions)
+    texts = [
+        finding.change
+        for facts, _ in [*PROBLEMS, *NOTES]
+        for finding in diagnose(Facts(**{"ranks": 8, **facts})).findings
+        if finding.topic == "messages"
+    ]
+    assert texts
+    words = {word for text in texts for word in re.findall(r"--?[a-z][a-z-]*|[a-z]+(?:-[a-z]+)+", text)}
+    assert words
+    assert words <= known | options
 
 
 def test_variables_that_multiply_nothing_are_not_mentioned() -> None:

@@ -227,7 +227,7 @@ def _messages(facts: Facts) -> Iterator[Finding]:
     elif facts.latency_us <= 200:
         where = "that is a network's speed" if facts.inside else "slow for shared memory"
         yield _note("messages", f"{text}: {where}",
-                    "large batches, local-sgd; look at the load and at the cores that the ranks share")  # fmt: skip
+                    "larger batches (--batch); look at the load and at the cores that the ranks share")  # fmt: skip
     else:
         yield _problem("messages", f"{text}: the ranks wait for each other's turn on a core",
                        "fewer ranks than cores, nothing else running, or a container with more CPU time")  # fmt: skip
