@@ -23,8 +23,9 @@ th, td { padding: 0.25rem 0.55rem; text-align: right; border-bottom: 1px solid #
 th:first-child, td:first-child { text-align: left; padding-left: 0 } th { vertical-align: bottom }
 tr.fastest { background: #e8f4ee } .note { color: #555; font-size: 0.9rem }
 h2 { margin: 2.5rem 0 0 } h2 + .note { margin-top: 0 } h3 { margin-bottom: 0.6rem }
-@media (max-width: 45rem) { th { white-space: normal } td:first-child { white-space: normal; overflow-wrap: anywhere;
-  min-width: 8rem } }
+@media (max-width: 45rem) {
+  th, td { padding: 0.25rem 0.35rem } th { white-space: normal }
+  td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 7.5rem } }
 """
 # What matters most comes first: it is what a narrow screen shows.
 HEADINGS = (

@@ -62,7 +62,8 @@ def problem_of(run: Run) -> Problem:
         s["data"] if c["data"].startswith("builtins:") else c["data"]
     )  # arrays have no spelling of their own
     samples = "" if c.get("samples") is None else f"{_count(c['samples'], 'training sample')}, "
-    batch = f"batch {c['batch']}" if c["batch_per_rank"] is None else f"batch {c['batch_per_rank']} a rank"
+    whole = c["batch"] or s["global_batch"]
+    batch = f"batch {whole}" if c["batch_per_rank"] is None else f"batch {c['batch_per_rank']} a rank"
     length = _count(c["epochs"], "epoch")
     length += "" if c["draws"] is None else f" of {_count(c['draws'], 'random batch', 'es')}"
     extra = "" if c["lr_scaling"] == "none" else f" scaled by {c['lr_scaling']}"
