@@ -58,6 +58,20 @@ def damage_header(entry: Path) -> None:
         file.write(b"garbage")
 
 
+def damage_header_s_words(entry: Path) -> None:
+    path = entry / "squares.npy"
+    path.write_bytes(path.read_bytes().replace(b"'descr': '<i8'", b"'descr': '<i8\0"))
+
+
+def damage_header_s_shape(entry: Path) -> None:
+    path = entry / "squares.npy"
+    path.write_bytes(path.read_bytes().replace(b"(1000,)", b"((000,)"))
+
+
+def damage_no_arrays(entry: Path) -> None:
+    (entry / "entry.json").write_text("{}")
+
+
 def damage_half_written(entry: Path) -> None:
     (entry / "entry.json").unlink()
 
@@ -77,8 +91,11 @@ def damage_not_a_folder(entry: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [damage_cut, damage_header, damage_half_written, damage_json, damage_missing_array, damage_not_a_folder],
-)
+    [
+        damage_cut, damage_header, damage_header_s_words, damage_header_s_shape, damage_no_arrays,
+        damage_half_written, damage_json, damage_missing_array, damage_not_a_folder,
+    ],
+)  # fmt: skip
 def test_a_damaged_entry_is_built_again(cache: Path, damage: object) -> None:
     build = Squares()
     cached("squares", "a", build)
@@ -97,6 +114,28 @@ def test_a_failed_build_leaves_nothing(cache: Path) -> None:
     with pytest.raises(UsageError, match="no such thing"):
         cached("squares", "a", fail)
     assert entries(cache) == []
+
+
+KILLED = """
+import os, sys
+import numpy as np
+from paceline.data._cache import cached
+
+def build(new):
+    new("squares", (10,), np.int64)
+    os.kill(os.getpid(), 9)
+cached(sys.argv[1], "a", build)
+"""
+
+
+def test_what_a_killed_build_left_is_swept(cache: Path) -> None:
+    for name in ("squares", "squares-of"):
+        assert subprocess.run([sys.executable, "-c", KILLED, name]).returncode == -9
+    assert len(entries(cache)) == 2
+    cached("squares", "a", Squares())
+    left, made = entries(cache)
+    assert left.name.startswith(".squares-of-")  # another entry's, which somebody may be building
+    assert made.name.startswith("squares-")
 
 
 def test_a_full_disk_is_one_line(cache: Path) -> None:

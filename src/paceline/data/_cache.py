@@ -28,6 +28,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from paceline.errors import UsageError
 
+RANDOM = 8  # letters that mkdtemp adds
+
 Array = NDArray[Any]
 New = Callable[[str, tuple[int, ...], DTypeLike], Array]
 """`new("images", (70000, 28, 28), np.uint8)` makes room for one array of the entry, in its mapped file."""
@@ -48,9 +50,11 @@ def cached(name: str, fingerprint: str, build: Callable[[New], None]) -> dict[st
     folder = _writable()
     entry = _entry(folder, name, fingerprint)
     try:
-        with _locked(folder / f"{name}.lock"):
+        with _locked(folder / f"{name}.lock") as alone:
             if (arrays := _open(entry)) is not None:
                 return arrays
+            if alone:
+                _sweep(folder, name)
             _make(entry, name, build)
             arrays = _open(entry)
     except OSError as error:
@@ -120,20 +124,26 @@ def _writable() -> Path:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[bool]:
+    """Waits for whoever builds; yields whether nobody else can be building now."""
     import fcntl
 
     with path.open("w") as file:
         # Some network file systems have no locks: then each process builds, and the first rename wins.
-        with contextlib.suppress(OSError):
+        try:
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+            alone = True
+        except OSError:
+            alone = False
+        yield alone
 
 
 def _open(entry: Path) -> dict[str, Array] | None:
     """The entry's arrays, or None when it is missing, half written or damaged."""
     try:
         sizes = json.loads((entry / "entry.json").read_text())
+        if not sizes:
+            return None
         arrays: dict[str, Array] = {}
         for name, size in sizes.items():
             path = entry / f"{name}.npy"
@@ -142,7 +152,7 @@ def _open(entry: Path) -> dict[str, Array] | None:
             # As a plain array: np.memmap's own bookkeeping costs microseconds at every indexing.
             arrays[name] = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
         return arrays
-    except (OSError, ValueError, AttributeError):
+    except Exception:  # NumPy's reader of headers raises whatever the bytes lead it to
         return None
 
 
@@ -169,6 +179,13 @@ def _make(entry: Path, name: str, build: Callable[[New], None]) -> None:
             work.rename(entry)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _sweep(folder: Path, name: str) -> None:
+    """Remove the folders in which builds of this entry were killed."""
+    for left in folder.glob(f".{name}-*"):
+        if len(left.name) == len(f".{name}-") + RANDOM:  # not those of an entry whose name goes on
+            _remove(left)
 
 
 def _remove(entry: Path) -> None:
