@@ -25,9 +25,12 @@ def make(spec: Spec, data: Dataset, *, seed: int = 0, dtype: Any = "float32") ->
     67
     """
     dtype = np.dtype(dtype)
-    if (torch := sys.modules.get("torch")) is not None:
+    torch = sys.modules.get("torch")
+    if torch is None or spec.target.__module__.startswith("paceline.models."):
+        return as_model(spec.make(data=data, seed=seed, dtype=dtype), data, seed=seed, dtype=dtype)
+    with torch.random.fork_rng(devices=[]):  # the generator is the user's: afterwards as it was
         torch.default_generator.manual_seed(seed)
-    return as_model(spec.make(data=data, seed=seed, dtype=dtype), data, seed=seed, dtype=dtype)
+        return as_model(spec.make(data=data, seed=seed, dtype=dtype), data, seed=seed, dtype=dtype)
 
 
 def as_model(thing: Any, data: Dataset, *, seed: int = 0, dtype: Any = None) -> Model:
