@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from paceline import Config, UsageError
@@ -15,6 +16,11 @@ from paceline import Config, UsageError
         ({"batch_per_rank": 0}, "batch-per-rank must be"),
         ({"lr": 0.0}, "lr must be a number above 0; got 0.0"),
         ({"lr": float("nan")}, "got nan"),
+        ({"lr": True}, "lr must be a number above 0; got True"),
+        ({"lr": "0.1"}, "lr must be a number above 0; got '0.1'"),
+        ({"epochs": None}, "epochs must be a whole number of at least 0; got None"),
+        ({"update": 3}, "update must be a name, with options or without; got 3"),
+        ({"schedule": ""}, "schedule must be a name, with options or without; got ''"),
         ({"seed": -1}, "seed must be"),
         ({"threads": 0}, "threads must be"),
         ({"dtype": "float16"}, "unknown dtype 'float16'; choose one of float32, float64"),
@@ -29,3 +35,10 @@ def test_bad_settings_are_refused(settings: dict[str, object], said: str) -> Non
 def test_the_global_batch_grows_only_with_batch_per_rank() -> None:
     assert Config(batch=48).global_batch(7) == 48
     assert Config(batch_per_rank=16).global_batch(7) == 112
+
+
+def test_numbers_of_numpy_s_are_numbers() -> None:
+    config = Config(epochs=np.int64(2), seed=np.uint8(3), lr=np.float32(0.5))  # type: ignore[arg-type]
+    assert [type(value) for value in (config.epochs, config.seed, config.lr)] == [int, int, float]
+    assert (config.epochs, config.seed, config.lr) == (2, 3, 0.5)
+    assert Config(lr=1).lr == 1.0

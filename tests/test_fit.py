@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 import paceline
 from paceline import UsageError, fit
 from paceline.launch import mpiexec
+from paceline.strategies.sync import Sync
 
 STARTS_RANKS = True
 ROOT = Path(__file__).parent.parent
@@ -121,11 +124,31 @@ def test_a_map_style_dataset() -> None:
     assert together.test_accuracy == pytest.approx(alone.test_accuracy)
 
 
+@dataclass(frozen=True, kw_only=True)
+class NeedsDepth(paceline.Strategy):
+    depth: int
+
+    def train(self, me: Any) -> None:
+        raise AssertionError("never")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ({"epocs": 3}, "unknown setting 'epocs' of fit; choose one of"),
         ({"ranks": 0}, "ranks must be at least 1; got 0"),
+        ({"ranks": "2"}, "ranks must be a whole number of at least 1; got '2'"),
+        ({"ranks": 2.0}, "ranks must be a whole number of at least 1; got 2.0"),
+        ({"ranks": True}, "ranks must be a whole number of at least 1; got True"),
+        ({"model": None}, "model must be given as a name or as an object; got None"),
+        ({"data": None}, "data must be given as a name or as an object; got None"),
+        ({"strategy": 3}, "a strategy must be a name, a paceline Strategy or a function of a worker; got a int"),
+        ({"strategy": Path}, "Path is neither a paceline Strategy nor a function of a worker"),
+        ({"strategy": NeedsDepth}, "NeedsDepth cannot be made: .*depth"),
+        ({"update": Path}, "update must be a name, with options or without; got <class 'pathlib.Path'>"),
+        ({"update": "pathlib:Path"}, "pathlib:Path is no update: it makes a PosixPath without start and apply"),
+        ({"update": "builtins:range"}, "builtins:range cannot be made"),
+        ({"schedule": "tests.failing:no_model"}, "is no schedule: it makes a int without factor"),
         ({"model": 7, "ranks": 2}, "a model must be"),
         ({"model": "mpl", "ranks": 2}, "unknown model 'mpl'"),
         ({"strategy": "serial", "ranks": 2}, "serial is one process"),
@@ -137,6 +160,12 @@ def test_a_map_style_dataset() -> None:
 def test_bad_arguments_are_refused_in_words(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         fit(**{"model": "mlp:4", "data": "iris", "runs": None, "quiet": True, **arguments})
+
+
+@pytest.mark.parametrize("strategy", [Sync, functools.partial(lambda me, more: None, more=3)])
+def test_strategies_that_are_classes_or_partial_functions(strategy: Any) -> None:
+    fitted = fit("mlp:4", "iris", strategy=strategy, **SMALL)
+    assert fitted.strategy in ("sync", "functools:partial")
 
 
 def test_a_failing_rank_is_an_exception_here() -> None:
@@ -167,6 +196,23 @@ def test_in_a_script_under_mpiexec(tmp_path: Path) -> None:
     assert len(set(lines[:3])) == 1
     assert lines[0].startswith("3 ")
     assert lines[3:] == ["refused"] * 3
+
+
+def linear() -> Any:
+    from torch import nn
+
+    return nn.Linear(4, 3)
+
+
+@pytest.mark.parametrize("model", ["mlp:4", "tests.test_fit:linear"])
+def test_torch_s_generator_is_left_as_it_was(model: str) -> None:
+    import torch
+
+    torch.manual_seed(7)
+    before = torch.random.get_rng_state()
+    first, second = (fit(model, "iris", strategy=lambda me: None, seed=3, **SMALL).model.x for _ in range(2))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert (first == second).all()  # drawn from the seed
 
 
 def test_ranks_that_were_given_different_runs_do_not_wait_for_ever(tmp_path: Path) -> None:

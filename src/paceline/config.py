@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from paceline.errors import UsageError, unknown
+
+# What the whole numbers among the settings must be at least.
+LEAST = {"batch": 1, "batch_per_rank": 1, "epochs": 0, "draws": 1, "threads": 1, "seed": 0}
 
 
 def _setting(default: Any, text: str, metavar: str | None = None) -> Any:
@@ -50,21 +54,26 @@ class Config:
     threads: int | None = _setting(None, "threads a rank (default: cores // ranks)", "N")
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("batch", 1),
-            ("batch_per_rank", 1),
-            ("epochs", 0),
-            ("draws", 1),
-            ("threads", 1),
-            ("seed", 0),
-        ):
+        for name in ("data", "model", "strategy", "update", "schedule"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            if not isinstance(value, str) or not value:
+                raise UsageError(f"{name} must be a name, with options or without; got {value!r}")
+        for setting in dataclasses.fields(self):
+            name, value = setting.name, getattr(self, setting.name)
+            least = LEAST.get(name)
+            if least is None or (value is None and setting.default is None):
+                continue
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
                 raise UsageError(
                     f"{name.replace('_', '-')} must be a whole number of at least {least}; got {value!r}"
                 )
-        if self.lr is not None and not (isinstance(self.lr, int | float) and 0 < self.lr < math.inf):
-            raise UsageError(f"lr must be a number above 0; got {self.lr!r}")
+            object.__setattr__(self, name, int(value))  # NumPy's own numbers are no JSON
+        if self.lr is not None:
+            rate: Any = self.lr
+            real = isinstance(rate, numbers.Real) and not isinstance(rate, bool)
+            if not (real and 0 < rate < math.inf):
+                raise UsageError(f"lr must be a number above 0; got {rate!r}")
+            object.__setattr__(self, "lr", float(rate))
         for name, choices in (
             ("lr_scaling", ("none", "linear", "square-root")),
             ("dtype", ("float32", "float64")),

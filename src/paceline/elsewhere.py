@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import AgreedError, UsageError
-from paceline.training import Fitted, Job, train
+from paceline.job import Job
+from paceline.training import Fitted, train
 
 LARGE = 1 << 16  # bytes from which an array of the data travels as a file
 

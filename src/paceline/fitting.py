@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -12,8 +13,9 @@ from paceline.config import Config
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
+    from paceline.job import Job
     from paceline.strategies import Strategy
-    from paceline.training import Fitted, Job
+    from paceline.training import Fitted
     from paceline.worker import Worker
 
 
@@ -46,9 +48,7 @@ def fit(
     from paceline.launch import world
 
     def job() -> Job:
-        objects = _objects(model, data, strategy)
-        config = _config(model, data, strategy, settings)
-        return _job(config, objects, runs)
+        return _job(model, data, strategy, settings, runs)
 
     if comm is None and (world() is not None or _mpi_is_running()):
         from paceline.comm._mpi import mpi
@@ -59,12 +59,10 @@ def fit(
         return _on_these_ranks(job, comm, ranks, shown)
     from paceline.training import train
 
-    if ranks is not None and ranks < 1:
-        raise UsageError(f"ranks must be at least 1; got {ranks}")
-    if ranks is not None and ranks > 1:
+    if _whole(ranks) > 1:
         from paceline.elsewhere import fit_on_ranks
 
-        return fit_on_ranks(job(), ranks, quiet=quiet)
+        return fit_on_ranks(job(), _whole(ranks), quiet=quiet)
     alone = job()
     return train(alone, _alone(alone), progress=shown)
 
@@ -81,9 +79,29 @@ def _on_these_ranks(job: Callable[[], Job], comm: Any, ranks: int | None, progre
         return train(job(), comm, progress=progress)
 
 
-def _job(config: Config, objects: dict[str, Any], runs: str | Path | None) -> Job:
-    from paceline.training import Job
+def _whole(ranks: Any) -> int:
+    """A number of ranks: 1 where none was given."""
+    if ranks is None:
+        return 1
+    if isinstance(ranks, bool) or not isinstance(ranks, numbers.Integral):
+        raise UsageError(f"ranks must be a whole number of at least 1; got {ranks!r}")
+    if ranks < 1:
+        raise UsageError(f"ranks must be at least 1; got {ranks}")
+    return int(ranks)
 
+
+def _job(model: Any, data: Any, strategy: Any, settings: dict[str, Any], runs: str | Path | None) -> Job:
+    from paceline.job import Job, strategy_of
+
+    for name, thing in (("model", model), ("data", data), ("strategy", strategy)):
+        if thing is None:
+            raise UsageError(f"{name} must be given as a name or as an object; got None")
+    objects = {
+        name: thing for name, thing in (("model", model), ("data", data)) if not isinstance(thing, str)
+    }
+    if not isinstance(strategy, str):
+        objects["strategy"] = strategy = strategy_of(strategy)
+    config = _config(model, data, strategy, settings)
     return Job(config=config, **objects, runs=None if runs is None else Path(runs), objects=tuple(objects))
 
 
@@ -102,11 +120,6 @@ def _described(thing: Any) -> str:
     kind = type(thing) if not callable(thing) or hasattr(thing, "parameters") else thing
     kind = kind if hasattr(kind, "__qualname__") else type(kind)
     return f"{kind.__module__}:{kind.__qualname__}"
-
-
-def _objects(model: Any, data: Any, strategy: Any) -> dict[str, Any]:
-    given = {"model": model, "data": data, "strategy": strategy}
-    return {name: thing for name, thing in given.items() if not isinstance(thing, str)}
 
 
 def _mpi_is_running() -> bool:

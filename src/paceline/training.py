@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,9 +13,8 @@ from numpy.typing import NDArray
 from paceline import spec
 from paceline.comm._agree import agreed, same, shared_text
 from paceline.comm.recording import Recorded
-from paceline.config import Config
-from paceline.data import Batches, Dataset, load
-from paceline.errors import UsageError
+from paceline.data import Batches, Dataset
+from paceline.job import Job, Train, made
 from paceline.launch import threads_of_rank
 from paceline.models import Model
 from paceline.models._wrap import as_model, make
@@ -31,7 +28,6 @@ from paceline.strategies import Strategy
 from paceline.worker import COLUMNS, Epoch, Worker
 
 Array = NDArray[Any]
-Train = Callable[[Worker], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,40 +72,6 @@ class Fitted:
         """The results as JSON values."""
         values = {k: v for k, v in vars(self).items() if k not in ("history", "model")}
         return {**values, "run": None if self.run is None else str(self.run)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """Everything that a run is made of; what is not given as an object is made from the configuration's words."""
-
-    config: Config
-    data: Any = None
-    model: Any = None
-    strategy: Strategy | Train | None = None
-    runs: Path | None = Path("runs")
-    objects: tuple[str, ...] = ()
-    """Which of data, model and strategy the user gave as objects: they cannot be made again from the record."""
-
-    def name(self) -> str:
-        """The strategy as records and legends spell it."""
-        return self.config.strategy if self.strategy is None else strategy_name(self.strategy)
-
-    def check(self, ranks: int) -> tuple[Dataset, Strategy | Train]:
-        """Refuse what cannot work, before anything is started; return what had to be made for that."""
-        strategy = self.strategy if self.strategy is not None else _strategy(self.config.strategy)
-        if isinstance(strategy, Strategy):
-            strategy.check(ranks)
-        spec.parse("updates", self.config.update).make()
-        spec.parse("schedules", self.config.schedule).make()
-        if self.model is None:
-            spec.parse("models", self.config.model)
-        data = load(self.config.data if self.data is None else self.data)
-        batch = self.config.global_batch(ranks)
-        if batch > len(data.train):
-            raise UsageError(
-                f"a batch of {batch} is more than the {len(data.train)} training samples of {data.name}"
-            )
-        return data, strategy
 
 
 def train(job: Job, comm: Any, *, progress: Callable[[int, int, int], Progress] | None = None) -> Fitted:
@@ -174,8 +136,8 @@ def _train(job: Job, comm: Any, threads: int, progress: Callable[[int, int, int]
         model=model,
         data=data,
         batches=batches,
-        update=spec.parse("updates", config.update).make(),
-        schedule=spec.parse("schedules", config.schedule).make(),
+        update=made("updates", config.update),
+        schedule=made("schedules", config.schedule),
         rate=scaled_rate(rate, config.lr_scaling, ranks),
         epochs=config.epochs,
         on_step=shown.step if shown is not None else None,
@@ -219,26 +181,6 @@ def _train(job: Job, comm: Any, threads: int, progress: Callable[[int, int, int]
         shown.close()
     me.close()
     return fitted
-
-
-def strategy_name(strategy: Strategy | Train) -> str:
-    """A strategy object in the spelling of the command line."""
-    kind = type(strategy) if isinstance(strategy, Strategy) else strategy
-    if kind.__module__.startswith("paceline.strategies."):
-        return spec.describe(strategy, kind.__module__.rpartition(".")[2].replace("_", "-"))
-    name = f"{kind.__module__}:{kind.__qualname__}"
-    return spec.describe(strategy, name) if isinstance(strategy, Strategy) else name
-
-
-def _strategy(text: str) -> Strategy | Train:
-    """A strategy from its words: a dataclass is made with its options, a function of a worker is taken as it is."""
-    wanted = spec.parse("strategies", text)
-    if inspect.isfunction(wanted.target):
-        return functools.partial(wanted.target, **wanted.options)
-    made = wanted.make()
-    if not isinstance(made, Strategy):
-        raise UsageError(f"{text} is neither a paceline Strategy nor a function of a worker")
-    return made
 
 
 def _prepare(job: Job, ranks: int) -> tuple[Dataset, Strategy | Train, Model]:

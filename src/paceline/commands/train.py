@@ -82,7 +82,7 @@ def main(args: argparse.Namespace) -> int:
 def _start(args: argparse.Namespace, config: Config) -> int:
     """The parent: check, then start the ranks."""
     from paceline import launch
-    from paceline.training import Job
+    from paceline.job import Job
 
     Job(config=config, runs=args.runs).check(args.ranks)
     command = [
@@ -107,9 +107,10 @@ def _rank(args: argparse.Namespace, config: Config, here: Any) -> int:
     """One rank, or the only process."""
     from paceline import launch
     from paceline.errors import AgreedError
+    from paceline.job import Job
     from paceline.progress import on
     from paceline.record._files import json_text
-    from paceline.training import Job, train
+    from paceline.training import train
 
     comm = None
     if here is not None or config.strategy != "serial":

@@ -1,0 +1,108 @@
+"""What a run is made of: words and objects, checked before anything is started."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline import registry, spec
+from paceline.config import Config
+from paceline.data import Dataset, load
+from paceline.errors import UsageError
+from paceline.schedules import Schedule
+from paceline.strategies import Strategy
+from paceline.updates import Update
+from paceline.worker import Worker
+
+Train = Callable[[Worker], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Everything that a run is made of; what is not given as an object is made from the configuration's words."""
+
+    config: Config
+    data: Any = None
+    model: Any = None
+    strategy: Strategy | Train | None = None
+    runs: Path | None = Path("runs")
+    objects: tuple[str, ...] = ()
+    """Which of data, model and strategy the user gave as objects: they cannot be made again from the record."""
+
+    def name(self) -> str:
+        """The strategy as records and legends spell it."""
+        return self.config.strategy if self.strategy is None else strategy_name(self.strategy)
+
+    def check(self, ranks: int) -> tuple[Dataset, Strategy | Train]:
+        """Refuse what cannot work, before anything is started; return what had to be made for that."""
+        strategy = strategy_of(self.config.strategy if self.strategy is None else self.strategy)
+        if isinstance(strategy, Strategy):
+            strategy.check(ranks)
+        made("updates", self.config.update)
+        made("schedules", self.config.schedule)
+        if self.model is None:
+            spec.parse("models", self.config.model)
+        data = load(self.config.data if self.data is None else self.data)
+        batch = self.config.global_batch(ranks)
+        if batch > len(data.train):
+            raise UsageError(
+                f"a batch of {batch} is more than the {len(data.train)} training samples of {data.name}"
+            )
+        return data, strategy
+
+
+def strategy_name(strategy: Strategy | Train) -> str:
+    """A strategy object in the spelling of the command line."""
+    kind: Any = strategy if hasattr(strategy, "__qualname__") else type(strategy)
+    if kind.__module__.startswith("paceline.strategies."):
+        return spec.describe(strategy, kind.__module__.rpartition(".")[2].replace("_", "-"))
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    return spec.describe(strategy, name) if isinstance(strategy, Strategy) else name
+
+
+def strategy_of(given: str | Strategy | Train) -> Strategy | Train:
+    """A strategy from its words, or as it was given: an object, a class that needs no options, a function."""
+    if isinstance(given, Strategy):
+        return given
+    if isinstance(given, str):
+        wanted = spec.parse("strategies", given)
+        if inspect.isfunction(wanted.target):
+            return functools.partial(wanted.target, **wanted.options)
+        found = _called(given, wanted.make)
+    else:
+        if not callable(given):
+            raise UsageError(
+                f"a strategy must be a name, a paceline Strategy or a function of a worker; got a {type(given).__name__}"
+            )
+        if not isinstance(given, type):
+            return given
+        found = _called(given.__qualname__, given)
+    if not isinstance(found, Strategy):
+        name = given if isinstance(given, str) else given.__qualname__
+        raise UsageError(f"{name} is neither a paceline Strategy nor a function of a worker")
+    return found
+
+
+def made(kind: str, text: str) -> Any:
+    """The update or schedule that a text names, or a refusal of what is none."""
+    wanted, methods = {"updates": (Update, "start and apply"), "schedules": (Schedule, "factor")}[kind]
+    found = _called(text, lambda: spec.parse(kind, text).make())
+    if isinstance(found, type) or not isinstance(found, wanted):
+        raise UsageError(
+            f"{text} is no {registry.SINGULAR[kind]}: it makes a {type(found).__name__} without {methods}"
+        )
+    return found
+
+
+def _called(name: str, make: Callable[[], Any]) -> Any:
+    """What `make` makes; a class or function that cannot be called so is refused in words."""
+    try:
+        return make()
+    except (UsageError, OSError):
+        raise
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"{name} cannot be made: {error}") from error
