@@ -113,7 +113,7 @@ def test_bars_are_as_long_as_the_time_they_stand_for(runs: list[Run], tmp_path: 
     half = altered(runs[0], tmp_path, seconds=split)
     whole = altered(runs[0], tmp_path, seconds={**split, "compute": 3.0}, strategy="sync", ranks=2)
     drawn = time_split(rows_of([half, whole]))
-    assert re.findall(r"8rem\) \* ([0-9.]+)", drawn) == [
+    assert re.findall(r"rem\) \* ([0-9.]+)", drawn) == [
         *("0.2500", "0.1250", "0.0000", "0.1250"),
         *("0.7500", "0.1250", "0.0000", "0.1250"),
     ]
@@ -129,6 +129,8 @@ def test_accuracies_that_do_not_differ_are_not_drawn(runs: list[Run], tmp_path: 
     drawn = accuracy(rows_of([one, other]))
     assert "The scale goes from 89.7 to 93.3 %." in drawn
     assert re.findall(r'<u style="left:([0-9.]+)%', drawn) == ["91.67", "8.33"]
+    perfect = altered(runs[0], tmp_path, test_accuracy=1.0, strategy="sync")
+    assert "The scale goes from 92.3 to 100.0 %." in accuracy(rows_of([one, perfect]))
     assert accuracy(rows_of([altered(runs[0], tmp_path, test_accuracy=None)])) == ""
 
 

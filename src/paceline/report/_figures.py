@@ -18,11 +18,12 @@ STYLE = """
 .figure { display: grid; gap: 0.35rem; font-size: 0.9rem; line-height: 1.3 }
 .bar { display: grid; grid-template-columns: 20.5rem 1fr; gap: 0.8rem; align-items: center; overflow-wrap: anywhere }
 .track { display: flex; align-items: center; position: relative; min-height: 1.4rem }
+.track > * { flex: none }
 .track i { height: 1.4rem; font: 0.75rem/1.4rem system-ui, sans-serif; text-align: center; overflow: hidden }
 .track b { font-weight: normal; white-space: nowrap; padding-left: 0.4rem }
 .legend span { margin-right: 1.2rem; white-space: nowrap }
 .legend i { display: inline-block; width: 0.9rem; height: 0.9rem; margin-right: 0.35rem; vertical-align: -0.1rem }
-.line { position: relative; width: calc(100% - 10rem); height: 1.4rem; background: #f3f3f3 }
+.line { position: relative; width: calc(100% - 13rem); height: 1.4rem; background: #f3f3f3 }
 .line i { position: absolute; top: 0.55rem; height: 0.3rem; background: #999; border-radius: 0.15rem }
 .line u { position: absolute; top: 0.35rem; width: 0.7rem; height: 0.7rem; margin-left: -0.35rem; background: #0072B2;
   border-radius: 50% }
@@ -49,7 +50,7 @@ def _bar(row: Row, longest: float) -> str:
         spent, (colour, ink) = row.split[kind], COLOURS[kind]
         words = f"{100 * spent / whole:.0f} %" if spent / longest >= WIDE else ""
         parts += (
-            f'<i style="width:calc((100% - 8rem) * {spent / longest:.4f});background:{colour};color:{ink}" '
+            f'<i style="width:calc((100% - 8.5rem) * {spent / longest:.4f});background:{colour};color:{ink}" '
             f'title="{kind} {seconds(spent)} s">{words}</i>'
         )
     end = f"{seconds(row.train_seconds)} s" + ("" if row.speedup is None else f" &nbsp;{times(row.speedup)}")
@@ -66,7 +67,8 @@ def accuracy(rows: Sequence[Row]) -> str:
         same = percent(low) if percent(low) == percent(high) else f"from {percent(low)} to {percent(high)}"
         return f"<p>The same for all, to a tenth of a point: {same}.</p>"
     room = max(0.1 * (high - low), (0.01 - (high - low)) / 2)  # never less than a point wide
-    start, width = low - room, high - low + 2 * room
+    start = max(low - room, 0.0)
+    width = min(high + room, 1.0) - start
 
     def place(value: float) -> str:
         return f"{100 * (value - start) / width:.2f}%"
