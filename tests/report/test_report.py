@@ -51,7 +51,8 @@ def test_seeds_are_averaged_and_speedup_is_against_serial(runs: list[Run], tmp_p
     [
         {"batch": 99},
         {"dtype": "float64"},
-        {"batch_per_rank": 10, "lr_scaling": "linear"},
+        {"batch_per_rank": 10},
+        {"lr_scaling": "linear"},
         {"parameters": 5},
         {"samples": 40},
         {"processor": "another"},
