@@ -47,8 +47,8 @@ def test_open_mpi_starts_without_a_home(tmp_path: Path, home: dict[str, str]) ->
     """Alone, and on ranks: `env -i`, cron and some containers have none."""
     program = (
         "import os, sys; from paceline.comm import mpi; from paceline.launch import run\n"
-        "one = [sys.executable, '-c', 'from paceline.comm import mpi; print(mpi().COMM_WORLD.size)']\n"
-        "status = run(2, one); print(mpi().COMM_WORLD.size, status, repr(os.environ.get('HOME')))"
+        "rank = 'import os; from paceline.comm import mpi; os.write(1, b\"%d\\\\n\" % mpi().COMM_WORLD.size)'\n"
+        "status = run(2, [sys.executable, '-c', rank]); print(mpi().COMM_WORLD.size, status, repr(os.environ.get('HOME')))"
     )
     environment = {k: v for k, v in os.environ.items() if k != "HOME"} | home | {"TMPDIR": str(tmp_path)}
     done = subprocess.run(
