@@ -63,7 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: Sequence[str], chosen: str | None) -> int:
-    parser = Parser(prog="paceline", description=paceline.__doc__)
+    statuses = "exit status: 0 done, 1 failed, 2 bad input or a place that cannot be read or written, 130 interrupted"
+    parser = Parser(prog="paceline", description=paceline.__doc__, epilog=statuses)
     parser.add_argument("--version", action="version", version=f"paceline {paceline.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     for name, (module, text) in COMMANDS.items():
