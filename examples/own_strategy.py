@@ -28,7 +28,7 @@ class SignVote(Strategy):
             for batch in me.batches(epoch):
                 me.gradient(batch)
                 np.sign(me.model.g, out=votes, casting="unsafe")  # s_i <- sign(g_i)
-                paceline.allreduce(votes, votes, me.comm)  # s <- s_1 + … + s_p
+                me.allreduce(votes)  # s <- s_1 + … + s_p
                 me.step(np.sign(votes).astype(me.model.x.dtype), 1)  # x <- x - eta sign(s)
             me.validate(epoch)
 

@@ -204,18 +204,18 @@ def _folder(job: Job, comm: Any, rank: int, ranks: int) -> Path | None:
 def _collect(me: Worker, traffic: tuple[int, int]) -> tuple[Array, Array, list[Array]]:
     """Seconds by rank and kind; samples, bytes and messages in all; and, on rank 0, every rank's log."""
     rows = np.array(me.log).reshape(-1, len(COLUMNS))
-    logs = me.gather(rows)
+    logs = me.control.gather(rows)
     seconds = np.concatenate(
-        me.gather(np.array([[me.watch.seconds[kind] for kind in KINDS]])) or [np.empty((0, 5))]
+        me.control.gather(np.array([[me.watch.seconds[kind] for kind in KINDS]])) or [np.empty((0, 5))]
     )
-    totals = me.total(np.array([rows[:, COLUMNS.index("count")].sum(), *traffic]))
+    totals = me.control.total(np.array([rows[:, COLUMNS.index("count")].sum(), *traffic]))
     if me.rank == 0:
         waited = waiting(logs)
         seconds[:, KINDS.index("exchange")] -= waited
         seconds[:, KINDS.index("wait")] += waited
     else:
         seconds = np.empty((me.size, len(KINDS)))
-    return me.from_first(seconds), totals, logs
+    return me.control.from_first(seconds), totals, logs
 
 
 def waiting(logs: list[Array]) -> Array:

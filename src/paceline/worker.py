@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.comm._control import Control
 from paceline.data import Batch, Batches, Dataset, Split, chunks, piece
 from paceline.models import Model
 from paceline.schedules import Schedule
@@ -114,7 +115,7 @@ class Worker:
         self._on_step = on_step
         self._on_epoch = on_epoch
         self._states: dict[tuple[int | None, int | None], dict[str, Array]] = {}
-        self._control = getattr(comm, "bare", comm).Dup() if self.size > 1 else None  # not counted
+        self.control = Control(comm)
         self._step = 0
         self._loss = 0.0
         self._epoch_loss = np.zeros(2)
@@ -175,10 +176,9 @@ class Worker:
 
     def broadcast(self) -> None:
         """Give rank 0's parameters and buffers to every rank."""
-        if self._control is not None:
-            self._control.Bcast(self.model.x, root=0)
-            for buffer in self.model.buffers.values():
-                buffer[...] = self.from_first(np.array(buffer, order="C"))
+        self.control.from_first(self.model.x)
+        for buffer in self.model.buffers.values():
+            buffer[...] = self.control.from_first(np.array(buffer, order="C"))
         self.watch.lap("exchange")
 
     @contextmanager
@@ -195,6 +195,14 @@ class Worker:
         yield Exchange(inner, self.watch)
         inner.close()
 
+    def allreduce(self, values: Array, algorithm: str = "auto") -> None:
+        """Sum an array over the ranks, in place, by the collective of that name, on the worker's clock."""
+        from paceline.collectives import allreduce
+
+        if self.comm is not None:
+            allreduce(values, values, self.comm, algorithm=algorithm)
+        self.watch.lap("exchange")
+
     def balance(self) -> None:
         """Cut the coming batches so that every rank computes equally long, going by the steps since the last time.
 
@@ -202,11 +210,9 @@ class Worker:
         """
         rows = np.array(self.log[self._balanced :]).reshape(-1, len(COLUMNS))
         self._balanced = len(self.log)
-        if self._control is not None and len(rows):
-            everyone = np.empty((self.size, 2))
+        if self.size > 1 and len(rows):
             typical = np.median(rows[:, [COLUMNS.index("count"), COLUMNS.index("compute")]], axis=0)
-            self._control.Allgather(typical, everyone)
-            counts, took = everyone.T
+            counts, took = self.control.everyones(typical).T
             # A rank that has had no samples has shown no speed; and new sizes cost memory anew.
             if counts.all() and took.max() > 1.05 * took.mean():
                 speeds = counts / took
@@ -218,7 +224,7 @@ class Worker:
         """Evaluate the model on the validation samples, every rank its share; the model must be complete."""
         self._agree_on_buffers()
         loss, correct, count = self._evaluate(self.data.validation)
-        sums = self.total(np.array([*self._epoch_loss, loss, correct, count]))
+        sums = self.control.total(np.array([*self._epoch_loss, loss, correct, count]))
         at_end = Epoch(
             epoch=epoch,
             step=self._step + 1,
@@ -236,44 +242,13 @@ class Worker:
 
     def test(self) -> tuple[float | None, float | None]:
         """Mean loss and accuracy on the test samples, every rank its share."""
-        loss, correct, count = self.total(np.array(self._evaluate(self.data.test)))
+        loss, correct, count = self.control.total(np.array(self._evaluate(self.data.test)))
         self.watch.lap("evaluation")
         return _ratio(loss, count), _ratio(correct, count) if self.data.classes else None
 
-    def gather(self, rows: Array) -> list[Array]:
-        """Each rank's rows, on rank 0; other ranks get an empty list."""
-        if self._control is None:
-            return [rows]
-        counts = np.zeros(self.size, np.int64)
-        self._control.Allgather(np.array([rows.size], np.int64), counts)
-        everything = np.empty(int(counts.sum()) if self.rank == 0 else 0, rows.dtype)
-        self._control.Gatherv(
-            np.ascontiguousarray(rows), [everything, counts] if self.rank == 0 else None, root=0
-        )
-        if self.rank != 0:
-            return []
-        return [part.reshape(-1, *rows.shape[1:]) for part in np.split(everything, np.cumsum(counts)[:-1])]
-
-    def total(self, values: Array) -> Array:
-        """The sum of every rank's values, on every rank."""
-        if self._control is None:
-            return values
-        sums = np.empty_like(values)
-        self._control.Allreduce(values, sums)
-        return sums
-
-    def from_first(self, values: Array) -> Array:
-        """Rank 0's values, on every rank."""
-        if self._control is not None:
-            self._control.Bcast(values, root=0)
-        return values
-
     def close(self) -> None:
-        """Wait for all ranks, so that what rank 0 has written is there for all; free what is held of MPI."""
-        if self._control is not None:
-            self._control.Barrier()
-            self._control.Free()
-            self._control = None
+        """Wait for all ranks; free what is held of MPI."""
+        self.control.close()
 
     # ---- parts of the above
 
@@ -287,13 +262,11 @@ class Worker:
 
     def _agree_on_buffers(self) -> None:
         """Average the buffers that differ between ranks (BatchNorm's statistics); integers are rank 0's."""
-        if self._control is None:
-            return
-        for buffer in self.model.buffers.values():
+        for buffer in self.model.buffers.values() if self.size > 1 else ():
             ours = np.array(buffer, np.float64 if buffer.dtype.kind == "f" else buffer.dtype, order="C")
-            first = self.from_first(ours.copy())
+            first = self.control.from_first(ours.copy())
             if buffer.dtype.kind == "f":
-                difference = self.total(ours - first)  # equal buffers stay as they are, to the bit
+                difference = self.control.total(ours - first)  # equal buffers stay as they are, to the bit
                 buffer[...] = first + difference / self.size
             else:
                 buffer[...] = first
