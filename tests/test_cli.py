@@ -87,6 +87,7 @@ def test_under_mpiexec_its_ranks_are_used(tmp_path: Path) -> None:
 BAD = [
     (("train", "--data", "mnits"), "mnits"),
     (("train", "--data", "no/such/file.npz"), "no/such/file.npz"),
+    (("train", "--data", "~nobody-of-that-name/x.npz"), "~nobody-of-that-name/x.npz"),
     (("train", "--model", "mpl:3"), "unknown model"),
     (("train", "--model", "mlp:x"), "must be a whole number; got 'x'"),
     (("train", "--strategy", "snyc"), "unknown strategy 'snyc'; choose one of"),

@@ -70,8 +70,8 @@ def _path(text: str) -> tuple[Path, str] | None:
     if "=" in after:
         cuts.append((before, after))
     for place, options in cuts:
-        if place and Path(place).expanduser().exists():
-            return Path(place).expanduser(), options
+        if place and (path := _at_home(place)).exists():
+            return path, options
     place = cuts[-1][0]
     if os.sep in place or Path(place).suffix in READERS or place.startswith(("~", ".")):
         raise UsageError(f"no such file or folder: {place}")
@@ -105,3 +105,11 @@ def _check(name: str, target: Callable[..., Any], options: dict[str, Any]) -> No
     for key in options:
         if key not in known:
             raise unknown(f"option of {name}", key, known)
+
+
+def _at_home(place: str) -> Path:
+    """A path with `~` resolved; that of a user there is none of is a name like any other."""
+    try:
+        return Path(place).expanduser()
+    except RuntimeError:
+        return Path(place)
