@@ -14,6 +14,7 @@ from paceline import Config, UsageError
         ({"batch": 1.5}, "got 1.5"),
         ({"batch": True}, "got True"),
         ({"batch_per_rank": 0}, "batch-per-rank must be"),
+        ({"batch": 8, "batch_per_rank": 4}, "batch and batch-per-rank exclude each other; give one of them"),
         ({"lr": 0.0}, "lr must be a number above 0; got 0.0"),
         ({"lr": float("nan")}, "got nan"),
         ({"lr": True}, "lr must be a number above 0; got True"),

@@ -22,8 +22,8 @@ def _setting(default: Any, text: str, metavar: str | None = None) -> Any:
 class Config:
     """The settings of one run, as the command line, `fit` and the record spell them.
 
-    >>> Config(data="iris", model="mlp:30,20").batch
-    64
+    >>> Config(data="iris", model="mlp:30,20").epochs
+    5
     """
 
     data: str = _setting("mnist", "a data set by name, a file or folder, or module:function", "DATA")
@@ -39,7 +39,9 @@ class Config:
     lr_scaling: Literal["none", "linear", "square-root"] = _setting(
         "none", "with --batch-per-rank: how the learning rate grows with the ranks"
     )
-    batch: int = _setting(64, "samples in the global batch: p ranks take pieces of it (strong scaling)", "N")
+    batch: int | None = _setting(
+        None, "samples in the global batch: p ranks take pieces of it (strong scaling; default: 64)", "N"
+    )
     batch_per_rank: int | None = _setting(
         None,
         "samples a rank: the global batch grows with the ranks (weak scaling; in the place of --batch)",
@@ -68,6 +70,8 @@ class Config:
                     f"{name.replace('_', '-')} must be a whole number of at least {least}; got {value!r}"
                 )
             object.__setattr__(self, name, int(value))  # NumPy's own numbers are no JSON
+        if self.batch is not None and self.batch_per_rank is not None:
+            raise UsageError("batch and batch-per-rank exclude each other; give one of them")
         if self.lr is not None:
             rate: Any = self.lr
             real = isinstance(rate, numbers.Real) and not isinstance(rate, bool)
@@ -87,4 +91,4 @@ class Config:
 
     def global_batch(self, ranks: int) -> int:
         """Samples in one step of all `ranks` ranks together."""
-        return self.batch if self.batch_per_rank is None else self.batch_per_rank * ranks
+        return self.batch_per_rank * ranks if self.batch_per_rank is not None else self.batch or 64

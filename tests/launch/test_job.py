@@ -202,7 +202,7 @@ def test_lines_come_as_they_are_said_and_a_time_limit_ends_the_job() -> None:
     seen: list[str] = []
     status = run(1, [sys.executable, "-c", program + "; time.sleep(60)"], on_line=seen.append, time_limit=2)
     assert status == 124
-    assert sorted(seen) == ["no end", "said at once"]
+    assert sorted(filter(None, seen)) == ["no end", "said at once"]  # Hydra ends the unfinished line
 
 
 def test_ranks_read_nothing_and_get_their_threads_and_variables() -> None:
