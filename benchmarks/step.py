@@ -11,12 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from where import where
 
 
 def main() -> None:
@@ -29,18 +30,14 @@ def main() -> None:
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # before NumPy is imported
         os.environ[name] = str(options.threads)
     lines = [measure(int(batch), options.threads, options.seconds) for batch in options.batch.split(",")]
-    print(f"{processor()}, {options.threads} thread(s), microseconds: median (fastest)\n")
+    print(f"{where()['machine']['processor']}, {options.threads} thread(s), microseconds: median (fastest)\n")
     print(f"{'batch':>5} {'gradient':>17} {'sgd':>15} {'step':>17} {'PyTorch step':>19} {'ratio':>6}")
     for line in lines:
         cells = [spell(line[side]) for side in ("gradient", "sgd", "step", "pytorch")]
         print("{:>5} {:>17} {:>15} {:>17} {:>19}".format(line["batch"], *cells), f"{line['ratio']:>6.1f}")
     if options.json:
-        environment = {
-            "processor": processor(),
-            "threads": options.threads,
-            "python": platform.python_version(),
-        }
-        options.json.write_text(json.dumps({"environment": environment, "lines": lines}, indent=1) + "\n")
+        result = {**where(), "threads": options.threads, "lines": lines}
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def measure(batch: int, threads: int, seconds: float) -> dict[str, Any]:
@@ -118,11 +115,6 @@ def take_turns(sides: dict[str, Callable[[], None]], seconds: float) -> dict[str
 
 def spell(times: dict[str, float]) -> str:
     return f"{times['median']:,.0f} ({times['fastest']:,.0f})"
-
-
-def processor() -> str:
-    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return names[0].split(": ")[1] if names else platform.processor()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,94 @@
+"""The figures that README and docs/figures.md quote are those of the committed results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FIGURES = (ROOT / "docs" / "figures.md").read_text()
+README = " ".join((ROOT / "README.md").read_text().split())
+
+
+def result(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    return found
+
+
+def test_training() -> None:
+    rates = {name: median(values) for name, values in result("training")["samples_per_second"].items()}
+    serial, ddp = rates["serial, batch 1024, 1 thread"], rates["PyTorch DDP (gloo), 16 ranks x 64"]
+    for row, name in {
+        "one process, batch 1,024, 1 thread": "serial, batch 1024, 1 thread",
+        "one process, batch 1,024, 16 threads": "serial, batch 1024, all threads",
+        "sync:allreduce=shared-memory": "sync:shared-memory, 16 ranks x 64",
+        "sync:allreduce=native": "sync:native, 16 ranks x 64",
+        "sync:allreduce=ring": "sync:ring, 16 ranks x 64",
+        "PyTorch DDP (gloo)": "PyTorch DDP (gloo), 16 ranks x 64",
+        "16 independent processes, no exchange": "independent, 16 processes x 64, no exchange",
+    }.items():
+        (line,) = [line for line in FIGURES.splitlines() if line.startswith(f"| {row} |")]
+        rate, *ratios = (cell.strip() for cell in line.strip("|").split("|")[1:])
+        assert rate == f"{rates[name]:,.0f}"
+        assert [float(r) for r in ratios] == pytest.approx(
+            [rates[name] / serial, rates[name] / ddp], abs=0.06
+        )
+    shared = rates["sync:shared-memory, 16 ranks x 64"]
+    course = rates["course setting, sync:shared-memory, 4 ranks, 4 cores"]
+    course /= rates["course setting, serial, 1 thread, 4 cores"]
+    assert f"{shared / serial:.1f} times the samples a second of one process" in README
+    assert f"and {shared / ddp:.1f} times those of PyTorch DDP" in README
+    assert f"4 ranks are still {course:.2f} times as fast as one" in README
+    assert f"**{course:.2f} times as fast**" in FIGURES
+
+
+def test_exchange() -> None:
+    small, large = (
+        {name: median(times) for name, times in sizes.items()}
+        for sizes in result("exchange")["sizes"].values()
+    )
+    rows = {"shared-memory": "shared-memory", "raw MPI_Allreduce": "MPI_Allreduce", "ring": "ring"}
+    for name, row in {**rows, "gloo all_reduce": "gloo all_reduce"}.items():
+        (line,) = [
+            line for line in FIGURES.splitlines() if line.startswith(f"| {row} | ") and " ms |" in line
+        ]
+        first, ratio, second, other = (cell.strip() for cell in line.strip("|").split("|")[1:])
+        value, unit = first.split()
+        assert float(value) == pytest.approx(small[name] * (1e6 if unit == "us" else 1e3), rel=0.01)
+        assert float(second.split()[0]) == pytest.approx(large[name] * 1e3, rel=0.02)
+        if ratio:
+            assert float(ratio.strip("x")) == pytest.approx(small[name] / small["shared-memory"], rel=0.03)
+            assert float(other.strip("x")) == pytest.approx(large[name] / large["shared-memory"], rel=0.03)
+
+
+def test_memory_and_start() -> None:
+    memory, start = result("memory"), result("start")
+    a_rank, bare = fmean(memory["ranks_mb"]), fmean(memory["interpreters_mb"])
+    assert f"takes {a_rank:.1f} MB a rank by PSS, {a_rank - bare:.1f} MB more" in FIGURES
+    assert f"takes {median(start['seconds']):.2f} s on 4 cores" in FIGURES
+
+
+def test_collectives() -> None:
+    cells: dict[tuple[int, int, str], float] = {
+        (job["ranks"], cell["size"], cell["algorithm"]): cell["median"]
+        for job in result("allreduce")["jobs"]
+        for cell in job["cells"]
+    }
+    long = [cells[p, s, "ring"] / cells[p, s, "native"] for p, s, a in cells if a == "ring" and s >= 1 << 20]
+    assert f"{min(long):.2f} to {max(long):.2f} times as long as MPI's own" in " ".join(FIGURES.split())
+    naive = [cells[8, 1 << k, "naive"] / cells[8, 1 << k, "ring"] for k in (16, 18, 20, 22, 24, 26)]
+    quoted = ", ".join(f"{ratio:.1f}" for ratio in naive[:-1]) + f" and {naive[-1]:.1f} times"
+    assert quoted in FIGURES
+
+
+def test_every_result_says_where_it_was_made() -> None:
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
+        found = result(path.stem)
+        where = found.get("machine") or found.get("environment")
+        assert where, path
+        assert "processor" in where, path
+        assert found.get("command") or where.get("command"), path
