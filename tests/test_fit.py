@@ -181,13 +181,13 @@ def test_a_failing_rank_is_an_exception_here() -> None:
 def test_in_a_script_under_mpiexec(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import paceline\n"
+        "import sys, paceline\n"
         "fitted = paceline.fit('mlp:4', 'iris', epochs=1, batch=10, quiet=True, runs=None)\n"
-        "print(fitted.ranks, round(float(fitted.model.x.sum()), 6))\n"
+        "sys.stdout.write(f'{fitted.ranks} {fitted.model.x.sum():.6f}\\n')\n"  # in one piece
         "try:\n"
         "    paceline.fit('mlp:4', 'irsi', quiet=True)\n"
         "except paceline.UsageError as error:\n"
-        "    print('refused')\n"
+        "    sys.stdout.write('refused\\n')\n"
     )
     command, environment = mpiexec(3, [sys.executable, str(script)])
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
@@ -218,7 +218,7 @@ def test_torch_s_generator_is_left_as_it_was(model: str) -> None:
 def test_ranks_that_were_given_different_runs_do_not_wait_for_ever(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import numpy as np, paceline\n"
+        "import sys, numpy as np, paceline\n"
         "from mpi4py import MPI\n"
         "rank = MPI.COMM_WORLD.rank\n"
         "same = dict(quiet=True, batch=10, runs=None)\n"
@@ -228,7 +228,7 @@ def test_ranks_that_were_given_different_runs_do_not_wait_for_ever(tmp_path: Pat
         "    try:\n"
         "        paceline.fit('mlp:4', data, **{**same, **(other if rank == 1 else {})})\n"
         "    except paceline.UsageError as error:\n"
-        "        print(f'{rank}: {error}', flush=True)\n"
+        "        sys.stdout.write(f'{rank}: {error}\\n')\n"
     )
     command, environment = mpiexec(3, [sys.executable, str(script)])
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)

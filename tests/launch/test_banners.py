@@ -64,6 +64,9 @@ This typically refers to a problem with your application.
 Please see the FAQ page for debugging suggestions
 """  # fmt: skip
 UNREACHABLE = b"[here:19085] PMIX ERROR: PMIX_ERR_UNREACH in file /src/pmix_server.c at line 3146\n"
+NO_PROGRAM_MPICH = (
+    b"[proxy:0@here] HYDU_create_process (lib/launch.c:73): execvp error on file none (No such file)\n"
+)
 NO_PROGRAM = (
     DASHES + b"prterun was unable to find the specified executable file, and therefore did\n" + DASHES
 )
@@ -83,6 +86,14 @@ PARAGRAPHS = [
     (UNREACHABLE, b"", None),
     (KILLED, b"rank 1 on host was ended by signal 9 (Killed)" + OOM, 137),
     (SEGFAULT_MPICH, b"rank 1 on host was ended by signal 11 (Segmentation fault)\n", 139),
+    (b"[proxy:0@here] HYD_pmcd_pmip_control_cmd_cb (pm/pmip_cb.c:891): assert (!closed) failed\n", b"", None),
+    (b"[proxy:0@here] HYDU_sock_write (lib/sock.c:256): write error (Broken pipe)\n", b"", None),
+    (
+        b"[mpiexec@here] main (mpiexec/mpiexec.c:210): process manager error waiting for completion\n",
+        b"",
+        None,
+    ),
+    (NO_PROGRAM_MPICH, NO_PROGRAM_MPICH, None),
     (codes(0, 0, 0), b"", None),
     (codes(9, 3 << 8, 0), b"", 3),  # rank 1 exited with 3, the launcher killed rank 0 for it
     (codes(2 << 8, 2 << 8), b"", 2),

@@ -66,7 +66,9 @@ def test_a_killed_rank_ends_the_job_and_one_line_says_so(start: Callable[..., St
     job = start("one killed")
     status, out, err = job.end()
     assert status == 137
-    [line] = (out + err).splitlines()
+    lines = (out + err).splitlines()
+    assert len(lines) == 1, lines
+    line = lines[0]
     assert line.startswith(("rank 1 on ", "a rank on "))  # MPICH kills the others so fast that it cannot tell
     assert "was ended by signal 9 (Killed)" in line
     assert job.left() == []
@@ -207,7 +209,8 @@ def test_lines_come_as_they_are_said_and_a_time_limit_ends_the_job() -> None:
 
 def test_ranks_read_nothing_and_get_their_threads_and_variables() -> None:
     program = (
-        "import os, sys; print(repr(sys.stdin.read()), os.environ['OMP_NUM_THREADS'], os.environ['MINE'])"
+        "import os, sys; read = sys.stdin.read()\n"
+        "sys.stdout.write(f\"{read!r} {os.environ['OMP_NUM_THREADS']} {os.environ['MINE']}\\n\")"  # in one piece
     )
     seen: list[str] = []
     command = [sys.executable, "-c", program]

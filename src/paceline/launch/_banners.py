@@ -22,7 +22,10 @@ DROPPED = re.compile(
     rb"|Primary job +terminated normally, but"
     rb"|PMIX ERROR: PMIX_ERR_(UNREACH|LOST_CONNECTION|COMM_FAILURE) "
     rb"|\[warn\] Epoll [A-Z]+\(\d+\) on fd \d+ failed\."
-    rb"|BAD TERMINATION",
+    rb"|BAD TERMINATION"
+    # Hydra's processes about each other's end; what they say of a program that cannot be started is not among it.
+    rb"|^\[(proxy:|mpiexec@)[^]]*\] \w+ \([^)]*\): (assert \(!\w*closed\) failed|(sock )?(read|write) error"
+    rb"|callback returned error|.*error waiting for)",
 )
 SIGNAL = re.compile(rb"process rank (\d+) with PID \d+ on node (\S+) exited on\s+signal (\d+)")
 CODES = re.compile(rb"\] Exit codes: \[(\S+)\] ([\d,]+)\n")
@@ -45,6 +48,7 @@ class Banners:
             EQUALS: b"debugging suggestions\n",
             f"[{host}:".encode(): b"\n",  # Open MPI's single lines
             f"[mpiexec@{host}]".encode(): b"\n",  # MPICH's
+            b"[proxy:": b"\n",
             b"[warn] Epoll ": b"\n",  # Open MPI's event loop, when a rank's output closes as the job ends
         }
         self._start = re.compile(rb"\n?(" + b"|".join(re.escape(start) for start in self._ends) + b")")
