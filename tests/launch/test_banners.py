@@ -108,7 +108,7 @@ PARAGRAPHS = [
 
 def through(pieces: list[bytes]) -> tuple[bytes, int | None]:
     stream = Banners("here")
-    return b"".join([*(stream.feed(piece) for piece in pieces), stream.flush()]), stream.status
+    return b"".join([*(stream.feed(piece) for piece in pieces), stream.flush(end=True)]), stream.status
 
 
 @pytest.mark.parametrize(("said", "shown", "number"), PARAGRAPHS)
@@ -121,7 +121,6 @@ def test_it_does_not_matter_in_which_pieces_it_comes(
     paragraph: tuple[bytes, bytes, int | None], cuts: list[int]
 ) -> None:
     said, shown, number = paragraph
-    said = said.lstrip(b"\n")
     places = sorted({min(cut, len(said)) for cut in cuts} | {0, len(said)})
     pieces = [said[a:b] for a, b in itertools.pairwise(places)]
     assert through(pieces) == (shown, number)
@@ -166,3 +165,17 @@ def test_a_paragraph_without_an_end_is_let_go() -> None:
     stream = Banners("here")
     said = DASHES + b"x" * LONGEST
     assert stream.feed(said) == said
+
+
+def test_the_empty_line_above_a_paragraph_waits_for_it() -> None:
+    stream = Banners("here")
+    assert stream.feed(b"said\n") == b"said\n"
+    assert stream.feed(b"\n") == b""
+    assert not stream.holds
+    assert stream.flush() == b""
+    assert (
+        stream.feed(SEGFAULT_MPICH.lstrip(b"\n"))
+        == b"rank 1 on host was ended by signal 11 (Segmentation fault)\n"
+    )
+    assert stream.feed(b"\n") == b""
+    assert stream.flush(end=True) == b"\n"

@@ -59,8 +59,8 @@ class Banners:
 
     @property
     def holds(self) -> bool:
-        """Whether something waits for its end."""
-        return bool(self._held)
+        """Whether something waits for its end that must not wait long: an empty line can."""
+        return self._held not in (b"", b"\n")
 
     def feed(self, data: bytes) -> bytes:
         """What can be passed on, now that `data` has come."""
@@ -68,8 +68,13 @@ class Banners:
         self._fresh = out.endswith(b"\n") if out else self._fresh
         return out
 
-    def flush(self) -> bytes:
-        """What was held back: nothing more of it came."""
+    def flush(self, *, end: bool = False) -> bytes:
+        """What was held back: nothing more of it came, so far or at the end of all.
+
+        An empty line waits on: MPICH's paragraph comes a while after the one above it.
+        """
+        if not end and not self.holds:
+            return b""
         held, self._held = self._held, b""
         self._fresh = held.endswith(b"\n") if held else self._fresh
         return held
@@ -94,6 +99,8 @@ class Banners:
         if self._dropped:
             held = held.replace(b"\0", b"")  # Open MPI ends its paragraph with one
         kept = max(_overlap(held, start) for start in self._ends)
+        if 0 < kept < len(held) and held[-kept - 1 : -kept] == b"\n":
+            kept += 1  # the empty line above goes with it
         if held.endswith(b"\n\n") or (held == b"\n" and self._fresh and not out):
             kept = 1
         self._held = held[len(held) - kept :]

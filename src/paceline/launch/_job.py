@@ -83,8 +83,15 @@ def run(
                     job.terminate()
                     raise
                 status = job.wait()
+            for stream in streams if status == 0 else ():
+                stream.pass_on(stream.last)
             if signals.received or status != 0:
                 streams[1].end_line()
+            quiet = told is None and not any(stream.spoke for stream in streams)
+            if not signals.received and status > 128 and quiet and (late is None or time.monotonic() < late):
+                streams[1].pass_on(
+                    f"a rank was ended by {_name(status - 128)}\n".encode()
+                )  # the launcher says nothing
             if not signals.received and status < 0:
                 streams[1].pass_on(
                     f"the job's supervisor was ended by {_name(-status)}; the job ended with it\n".encode()
@@ -119,7 +126,7 @@ def _relay(job: subprocess.Popen[bytes], streams: list[_Stream], late: float | N
                     key.data.pass_on(key.data.banners.feed(data))
                 else:
                     selector.unregister(key.fd)
-                    key.data.pass_on(key.data.banners.flush(), end=True)
+                    key.data.finish()
             if not ready:
                 for stream in streams:
                     stream.pass_on(stream.banners.flush())
@@ -136,8 +143,11 @@ class _Stream:
         self.on_line = on_line
         self.banners = Banners()
         self.line = b""  # what has no end yet
+        self.spoke = False
+        self.last = b""
 
     def pass_on(self, data: bytes, *, end: bool = False) -> None:
+        self.spoke |= bool(data.strip())
         if self.on_line is None:
             self.line = (self.line + data)[-LONG_LINE:].rpartition(b"\n")[2]
             while data:
@@ -148,6 +158,12 @@ class _Stream:
             lines.append(self.line)
         for line in lines:
             self.on_line(line.decode(errors="replace"))
+
+    def finish(self) -> None:
+        """Nothing more comes. An empty line may have been the first of a launcher's paragraph: how it ended will tell."""
+        rest = self.banners.flush(end=True)
+        self.last = rest if rest == b"\n" else b""
+        self.pass_on(b"" if self.last else rest, end=True)
 
     def end_line(self) -> None:
         """What stands unfinished on a terminal, like a bar, stays as it is: what comes next begins below it."""
