@@ -18,8 +18,10 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.comm._agree import shared_bytes
 from paceline.errors import AgreedError, UsageError
 from paceline.job import Job
+from paceline.models._state import put_state, state_of
 from paceline.training import Fitted, train
 
 LARGE = 1 << 16  # bytes from which an array of the data travels as a file
@@ -28,12 +30,11 @@ LARGE = 1 << 16  # bytes from which an array of the data travels as a file
 def fit_on_ranks(job: Job, ranks: int, *, quiet: bool) -> Fitted:
     """Run `job` on `ranks` new ranks of this machine; a model given as an object is trained in place."""
     from paceline.launch import run, serve
-    from paceline.models._wrap import as_model, make
 
     data, _ = job.check(ranks)
     model: Any = None
     if job.model is not None:  # what cannot be a model is refused here, and what is one gets the result
-        model = as_model(job.model, data, seed=job.config.seed, dtype=job.config.dtype)
+        model = job.build(data)
     answers: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         payload = _packed(replace(job, data=data, model=model), Path(folder), _width(quiet), quiet)
@@ -50,15 +51,9 @@ def fit_on_ranks(job: Job, ranks: int, *, quiet: bool) -> Fitted:
         if "refused" in answer:
             raise UsageError(answer["refused"])
         if model is None:
-            from paceline import spec
-
-            wanted = spec.parse("models", job.config.model)
-            model = make(wanted, data, seed=job.config.seed, dtype=job.config.dtype)
-        with np.load(Path(folder) / "model.npz", allow_pickle=False) as arrays:
-            model.x[...] = arrays["x"]
-            for name, buffer in model.buffers.items():
-                buffer[...] = arrays[f"buffer.{name}"]
-        model.place(model.x, model.g)
+            model = job.build(data)
+        with np.load(Path(folder) / "model.npz", allow_pickle=False) as state:
+            put_state(model, state)
     fitted: Fitted = answer["fitted"]
     return replace(fitted, model=model, strategy=job.name())
 
@@ -105,7 +100,7 @@ def main() -> int:
         payload = b""
         if comm.Get_rank() == 0:
             payload, up = launch.receive()
-        path, data, rest, folder, width, quiet = cloudpickle.loads(_everywhere(comm, payload))
+        path, data, rest, folder, width, quiet = cloudpickle.loads(shared_bytes(comm, payload))
         sys.path[:] = path
         job = replace(cloudpickle.loads(rest), data=cloudpickle.loads(data))
         try:
@@ -117,20 +112,10 @@ def main() -> int:
         if up is not None:
             from paceline.record._files import write_arrays
 
-            state = {f"buffer.{name}": np.array(value) for name, value in fitted.model.buffers.items()}
-            write_arrays(Path(folder) / "model.npz", {"x": np.array(fitted.model.x), **state})
+            write_arrays(Path(folder) / "model.npz", state_of(fitted.model))
             up.send({"fitted": replace(fitted, model=None)})  # type: ignore[arg-type]
             up.close()
     return 0
-
-
-def _everywhere(comm: Any, payload: bytes) -> bytes:
-    """Rank 0's bytes, on every rank."""
-    size = np.array([len(payload)])
-    comm.Bcast(size)
-    room = np.frombuffer(payload, np.uint8).copy() if payload else np.empty(int(size[0]), np.uint8)
-    comm.Bcast(room)
-    return room.tobytes()
 
 
 def _progress(width: int | None) -> Any:

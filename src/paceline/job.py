@@ -13,6 +13,8 @@ from paceline import registry, spec
 from paceline.config import Config
 from paceline.data import Dataset, load
 from paceline.errors import UsageError
+from paceline.models import Model
+from paceline.models._wrap import as_model, make
 from paceline.schedules import Schedule
 from paceline.strategies import Strategy
 from paceline.updates import Update
@@ -53,6 +55,13 @@ class Job:
                 f"a batch of {batch} is more than the {len(data.train)} training samples of {data.name}"
             )
         return data, strategy
+
+    def build(self, data: Dataset) -> Model:
+        """The model, as it was given or from the configuration's words."""
+        seeded: dict[str, Any] = {"seed": self.config.seed, "dtype": self.config.dtype}
+        if self.model is not None:
+            return as_model(self.model, data, **seeded)
+        return make(spec.parse("models", self.config.model), data, **seeded)
 
 
 def strategy_name(strategy: Strategy | Train) -> str:

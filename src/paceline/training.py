@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline import spec
 from paceline.comm._agree import agreed, same, shared_text
 from paceline.comm.recording import Recorded
 from paceline.data import Batches, Dataset
 from paceline.job import Job, Train, made
 from paceline.launch import threads_of_rank
 from paceline.models import Model
-from paceline.models._wrap import as_model, make
 from paceline.pools import held_to
 from paceline.progress import Progress
 from paceline.record import Record, new_folder
@@ -185,11 +183,7 @@ def _train(job: Job, comm: Any, threads: int, progress: Callable[[int, int, int]
 
 def _prepare(job: Job, ranks: int) -> tuple[Dataset, Strategy | Train, Model]:
     data, strategy = job.check(ranks)
-    config = job.config
-    if job.model is None:
-        wanted = spec.parse("models", config.model)
-        return data, strategy, make(wanted, data, seed=config.seed, dtype=config.dtype)
-    return data, strategy, as_model(job.model, data, seed=config.seed, dtype=config.dtype)
+    return data, strategy, job.build(data)
 
 
 def _folder(job: Job, comm: Any, rank: int, ranks: int) -> Path | None:

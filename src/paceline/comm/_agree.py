@@ -61,12 +61,17 @@ def same(comm: Any, values: Mapping[str, Any]) -> None:
 
 def shared_text(comm: Any, text: str, *, root: int = 0) -> str:
     """The text of rank `root`, on every rank."""
+    return shared_bytes(comm, text.encode(errors="surrogatepass"), root=root).decode(errors="surrogatepass")
+
+
+def shared_bytes(comm: Any, data: bytes, *, root: int = 0) -> bytes:
+    """The bytes of rank `root`, on every rank; what the others give does not matter."""
     if comm is None or comm.Get_size() == 1:
-        return text
-    letters = np.frombuffer(text.encode(errors="surrogatepass"), np.uint8).copy()
-    size = np.array([letters.size])
+        return data
+    room = np.frombuffer(data, np.uint8).copy()
+    size = np.array([room.size])
     comm.Bcast(size, root=root)
     if comm.Get_rank() != root:
-        letters = np.empty(int(size[0]), np.uint8)
-    comm.Bcast(letters, root=root)
-    return letters.tobytes().decode(errors="surrogatepass")
+        room = np.empty(int(size[0]), np.uint8)
+    comm.Bcast(room, root=root)
+    return room.tobytes()

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from paceline.errors import UsageError
 from paceline.models import Model
+from paceline.models._state import state_of
 from paceline.record._files import json_text, write_arrays, write_json
 from paceline.worker import COLUMNS, Epoch
 
@@ -78,10 +79,9 @@ class Record:
         kinds = {"step": np.uint32, "epoch": np.uint32, "count": np.uint32, "loss": np.float64}
         for number, name in enumerate(COLUMNS):
             columns[name] = rows[:, number].astype(kinds.get(name, np.float32))
-        state = {f"buffer.{name}": np.array(value) for name, value in model.buffers.items()}
         with self._writing():
             write_arrays(self.folder / "steps.npz", columns, compress=True)
-            write_arrays(self.folder / "model.npz", {"x": np.array(model.x), **state})
+            write_arrays(self.folder / "model.npz", state_of(model))
             write_json(self.folder / "summary.json", summary)
 
     @contextmanager

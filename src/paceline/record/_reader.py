@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from paceline.config import Config
 from paceline.errors import UsageError
 from paceline.models import Model
+from paceline.models._state import BUFFER, put_state
 
 # What every record says, whatever version wrote it.
 KEYS = {
@@ -87,20 +88,17 @@ class Run:
     def restore(self, model: Model) -> None:
         """Put the trained parameters and buffers into a model of the same shape."""
         arrays = self._arrays("model.npz")
-        x = arrays.pop("x")
+        x = arrays["x"]
         if x.shape != model.x.shape:
             raise UsageError(
                 f"the model of {self.folder} has {x.size:,} parameters and the one given {model.x.size:,}"
             )
-        buffers = {name.removeprefix("buffer."): value for name, value in arrays.items()}
-        if buffers.keys() != model.buffers.keys():
+        buffers = sorted(name.removeprefix(BUFFER) for name in arrays if name != "x")
+        if buffers != sorted(model.buffers):
             raise UsageError(
-                f"the model of {self.folder} has the buffers {sorted(buffers)} and the one given {sorted(model.buffers)}"
+                f"the model of {self.folder} has the buffers {buffers} and the one given {sorted(model.buffers)}"
             )
-        model.x[...] = x
-        for name, value in buffers.items():
-            model.buffers[name][...] = value
-        model.place(model.x, model.g)  # parameters that are no views of x catch up
+        put_state(model, arrays)
 
     def _json(self, name: str) -> dict[str, Any]:
         try:
