@@ -121,7 +121,44 @@ class Replicated(_Closing):
         pass
 
 
-class Shared(_Closing):
+class InWindow(_Closing):
+    """What the exchanges in shared memory have in common: one x for the node at the start of a window, and its fences."""
+
+    def __init__(self, model: Model, node: Channel, more: int) -> None:
+        """A window of x and `more` bytes, in `rest`; x is rank 0's, and not yet the model's."""
+        x_bytes = padded(model.x.nbytes)
+        self._shared = SharedMemory(node.bare, x_bytes + more)
+        self._model, self._closed = model, False
+        self._x = self._shared.memory[: model.x.nbytes].view(model.x.dtype)
+        self._rest = self._shared.memory[x_bytes:]
+        if node.rank == 0:
+            self._x[...] = model.x
+        self._shared.fence()
+        model.x[...] = self._x
+
+    def publish(self) -> None:
+        self._shared.fence()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._model.place(self._model.x.copy(), self._own_g())
+        self._forget()
+        del self._x, self._rest
+        self._shared.fence()
+        self._shared.free()
+
+    def _own_g(self) -> Array:
+        """Memory of this rank's own for the gradient."""
+        raise NotImplementedError
+
+    def _forget(self) -> None:
+        """Drop what else looks into the window."""
+        raise NotImplementedError
+
+
+class Shared(InWindow):
     """One x for the node and a row of g for each of its ranks, in one window; each updates its part of x."""
 
     def __init__(self, model: Model, comm: Any, *, across_nodes: bool) -> None:
@@ -136,23 +173,15 @@ class Shared(_Closing):
         r, p, n = node.rank, node.size, model.x.size
         parts = cut(n, layout.smallest, align=CACHE_LINE // model.g.itemsize)
         self.part = parts[r] if r < len(parts) else slice(n, n)
-        self._model = model
         self._peers = peers(own) if layout.count > 1 else None
 
-        row_bytes, x_bytes = padded(model.g.nbytes), padded(model.x.nbytes)
-        self._shared = SharedMemory(node.bare, x_bytes + p * row_bytes)
-        memory = self._shared.memory
-        x = memory[: model.x.nbytes].view(model.x.dtype)
-        rows = memory[x_bytes:].reshape(p, row_bytes)[:, : model.g.nbytes].view(model.g.dtype)
-        if r == 0:
-            x[...] = model.x
-        self._shared.fence()
-        model.x[...] = x
-        model.place(x, rows[r])
+        row_bytes = padded(model.g.nbytes)
+        super().__init__(model, node, p * row_bytes)
+        rows = self._rest.reshape(p, row_bytes)[:, : model.g.nbytes].view(model.g.dtype)
+        model.place(self._x, rows[r])
         self._shared.fence()
         self._columns = rows[:, self.part]
         self._add = operation(np.add, model.g.dtype)
-        self._closed = False
         self._sum = np.empty(length(self.part), model.g.dtype)
 
     def reduce(self) -> Array:
@@ -163,14 +192,8 @@ class Shared(_Closing):
                 between(self._sum, self._peers, self._add)  # s_r <- sum of s_r over the nodes
         return self._sum
 
-    def publish(self) -> None:
-        self._shared.fence()
+    def _own_g(self) -> Array:
+        return np.zeros_like(self._model.g)
 
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._model.place(self._model.x.copy(), np.zeros_like(self._model.g))
+    def _forget(self) -> None:
         del self._columns
-        self._shared.fence()
-        self._shared.free()

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from typing import Any, TypeGuard
 
-from paceline.collectives._exchange import Array, _Closing
+from paceline.collectives._exchange import Array, InWindow
 from paceline.comm import channel
-from paceline.comm._shared import SharedMemory, padded
 from paceline.models import FactoredModel, Model
 
 
@@ -34,38 +33,23 @@ def pays(model: Model, batch: int, ranks: int) -> TypeGuard[FactoredModel]:
     return model.factor_bytes(batch) < model.g.nbytes * (1 + ranks / 8)
 
 
-class Factored(_Closing):
+class Factored(InWindow):
     """One x and one batch's factors, in one window; each rank sums and updates its part of x. One node."""
 
     def __init__(self, model: FactoredModel, comm: Any, batch: int) -> None:
         node = channel(comm).node
-        x_bytes = padded(model.x.nbytes)
-        self._shared = SharedMemory(node.bare, x_bytes + model.factor_bytes(batch))
-        memory = self._shared.memory
-        x = memory[: model.x.nbytes].view(model.x.dtype)
-        if node.rank == 0:
-            x[...] = model.x
-        self._shared.fence()
-        model.x[...] = x
-        model.place(x, model.g)
-        self._model = model
-        self._sum = model.share_factors(memory[x_bytes:], batch, node.rank, node.size)
+        super().__init__(model, node, model.factor_bytes(batch))
+        model.place(self._x, model.g)
+        self._sum = model.share_factors(self._rest, batch, node.rank, node.size)
         self._shared.fence()
         self.part = self._sum.part
-        self._closed = False
 
     def reduce(self) -> Array:
         self._shared.fence()
         return self._sum()  # sum over all samples of h^T d, rows of part r
 
-    def publish(self) -> None:
-        self._shared.fence()
+    def _own_g(self) -> Array:
+        return self._model.g
 
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._model.place(self._model.x.copy(), self._model.g)
+    def _forget(self) -> None:
         del self._sum
-        self._shared.fence()
-        self._shared.free()
