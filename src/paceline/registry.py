@@ -1,4 +1,4 @@
-"""Finds strategies, collectives, models, data sets, updates and schedules by name.
+"""Finds strategies, collectives, models, data sets, updates, schedules and rules by name.
 
 A name is a file: `strategies/local_sgd.py` is `local-sgd`. Files whose name starts with an underscore are not
 algorithms. Other packages add names through entry points in the groups `paceline.strategies`, `paceline.data`
@@ -20,6 +20,7 @@ OFFERS: dict[str, str | None] = {
     "strategies": None,
     "updates": None,
     "schedules": None,
+    "rules": None,
     "collectives": "allreduce",
     "models": "build",
     "data": "load",
@@ -28,6 +29,7 @@ SINGULAR = {
     "strategies": "strategy",
     "updates": "update",
     "schedules": "schedule",
+    "rules": "rule",
     "collectives": "collective",
     "models": "model",
     "data": "data set",
