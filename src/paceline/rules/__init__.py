@@ -27,6 +27,8 @@ class Arrival:
     """One over the samples of the batch: `scale * g` is the mean gradient."""
     eta: float
     """The learning rate of this update."""
+    shape: float = 1.0
+    """The schedule's factor, which `eta` contains: a rule with a step of its own multiplies that by it."""
 
 
 @runtime_checkable
