@@ -5,7 +5,7 @@ import io
 from paceline.config import Config
 from paceline.progress import Bar, Lines, Progress, on
 from paceline.training import Job, train
-from paceline.worker import Epoch
+from paceline.evaluation import Epoch
 
 END = Epoch(epoch=1, step=20, loss=0.5, validation_loss=0.4, validation_accuracy=None, train_seconds=2.0)
 

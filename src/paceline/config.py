@@ -54,6 +54,14 @@ class Config:
     dtype: Literal["float32", "float64"] = _setting("float32", "type of the parameters of NumPy networks")
     seed: int = _setting(0, "seeds the start, the order of the samples and dropout", "N")
     threads: int | None = _setting(None, "threads a rank (default: cores // ranks)", "N")
+    on_divergence: Literal["stop", "halve", "ignore"] = _setting(
+        "stop",
+        "when the loss is no number any more or has run away: stop, or go back to the last good parameters with "
+        "half the learning rate, or go on",
+    )
+    replay: str | None = _setting(
+        None, "repeat the order in which the masters of an earlier run served its workers", "RUN"
+    )
 
     def __post_init__(self) -> None:
         for name in ("data", "model", "strategy", "update", "schedule"):
@@ -81,6 +89,7 @@ class Config:
         for name, choices in (
             ("lr_scaling", ("none", "linear", "square-root")),
             ("dtype", ("float32", "float64")),
+            ("on_divergence", ("stop", "halve", "ignore")),
         ):
             if getattr(self, name) not in choices:
                 raise unknown(name.replace("_", "-"), str(getattr(self, name)), choices)
@@ -92,3 +101,7 @@ class Config:
     def global_batch(self, ranks: int) -> int:
         """Samples in one step of all `ranks` ranks together."""
         return self.batch_per_rank * ranks if self.batch_per_rank is not None else self.batch or 64
+
+    def own_batch(self) -> int:
+        """Samples in one step of one rank, where ranks compute whole batches."""
+        return self.batch_per_rank or self.batch or 64

@@ -49,11 +49,15 @@ class Job:
         if self.model is None:
             spec.parse("models", self.config.model)
         data = load(self.config.data if self.data is None else self.data)
-        batch = self.config.global_batch(ranks)
+        batch = batch_of(self.config, strategy, ranks)
         if batch > len(data.train):
             raise UsageError(
                 f"a batch of {batch} is more than the {len(data.train)} training samples of {data.name}"
             )
+        if isinstance(strategy, Strategy):
+            strategy.check_data(ranks, batch, len(data.train))
+        if self.config.replay is not None and not getattr(strategy, "replayable", False):
+            raise UsageError(f"{self.name()} cannot replay a run: choose parameter-server")
         return data, strategy
 
     def build(self, data: Dataset) -> Model:
@@ -62,6 +66,11 @@ class Job:
         if self.model is not None:
             return as_model(self.model, data, **seeded)
         return make(spec.parse("models", self.config.model), data, **seeded)
+
+
+def batch_of(config: Config, strategy: Strategy | Train, ranks: int) -> int:
+    """Samples in one batch: of all ranks together, or of each where they compute whole batches."""
+    return config.own_batch() if getattr(strategy, "whole_batches", False) else config.global_batch(ranks)
 
 
 def strategy_name(strategy: Strategy | Train) -> str:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TextIO
 
-from paceline.worker import Epoch
+from paceline.evaluation import Epoch
 
 
 class Progress(Protocol):

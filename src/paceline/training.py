@@ -13,17 +13,18 @@ from numpy.typing import NDArray
 from paceline.comm._agree import agreed, same, shared_text
 from paceline.comm.recording import Recorded
 from paceline.data import Batches, Dataset
-from paceline.job import Job, Train, made
+from paceline.evaluation import Epoch
+from paceline.job import Job, Train, batch_of, made
 from paceline.launch import threads_of_rank
 from paceline.models import Model
 from paceline.pools import held_to
 from paceline.progress import Progress
-from paceline.record import Record, new_folder
+from paceline.record import Record, Run, new_folder
 from paceline.record._environment import environment
 from paceline.schedules import scaled_rate
 from paceline.stopwatch import KINDS
 from paceline.strategies import Strategy
-from paceline.worker import COLUMNS, Epoch, Worker
+from paceline.worker import COLUMNS, Worker
 
 Array = NDArray[Any]
 
@@ -62,6 +63,12 @@ class Fitted:
     parameters: int
     global_batch: int
     threads: int
+    diverged: str | None
+    """What went wrong, in words, where training diverged and was stopped."""
+    findings: dict[str, Any]
+    """What the strategy found out: staleness, each rank's convergence …"""
+    remarks: tuple[str, ...]
+    """The same in sentences."""
     history: tuple[Epoch, ...] = field(repr=False)
     model: Model = field(repr=False)
     """The trained model, in this process."""
@@ -69,7 +76,7 @@ class Fitted:
     def summary(self) -> dict[str, Any]:
         """The results as JSON values."""
         values = {k: v for k, v in vars(self).items() if k not in ("history", "model")}
-        return {**values, "run": None if self.run is None else str(self.run)}
+        return {**values, "run": None if self.run is None else str(self.run), "remarks": list(self.remarks)}
 
 
 def train(job: Job, comm: Any, *, progress: Callable[[int, int, int], Progress] | None = None) -> Fitted:
@@ -89,7 +96,7 @@ def _train(job: Job, comm: Any, threads: int, progress: Callable[[int, int, int]
     folder = _folder(job, comm, rank, ranks)
     record = Record(folder) if folder is not None and rank == 0 else None
     rate = config.lr if config.lr is not None else float(getattr(model, "default_rate", 0.1))
-    batch = config.global_batch(ranks)
+    batch = batch_of(config, strategy, ranks)
     batches = Batches(
         data.train,
         batch=batch,
@@ -138,13 +145,16 @@ def _train(job: Job, comm: Any, threads: int, progress: Callable[[int, int, int]
         schedule=made("schedules", config.schedule),
         rate=scaled_rate(rate, config.lr_scaling, ranks),
         epochs=config.epochs,
+        on_divergence=config.on_divergence,
+        replay=None if config.replay is None else Run(config.replay),
         on_step=shown.step if shown is not None else None,
         on_epoch=on_epoch if rank == 0 else None,
     )
     (strategy.train if isinstance(strategy, Strategy) else strategy)(me)
     traffic = (0, 0) if counted is None else (counted.counts.bytes, counted.counts.messages)
     test_loss, test_accuracy = me.test()
-    seconds, totals, logs = _collect(me, traffic)
+    in_step = getattr(strategy, "in_step", True)
+    seconds, totals, logs = _collect(me, traffic, in_step=in_step)
     samples, bytes_sent, messages_sent = map(int, totals)
     busy = float(seconds[:, [kind != "evaluation" for kind in KINDS]].sum(axis=1).max())
     last = me.history[-1] if me.history else None
@@ -169,12 +179,15 @@ def _train(job: Job, comm: Any, threads: int, progress: Callable[[int, int, int]
         parameters=model.x.size,
         global_batch=batch,
         threads=threads,
+        diverged=me.diverged,
+        findings=me.findings,
+        remarks=tuple(me.remarks),
         history=tuple(me.history),
         model=model,
     )
     if record is not None:
         by_rank = [dict(zip(KINDS, map(float, row), strict=True)) for row in seconds]
-        record.finish(model, logs, {**fitted.summary(), "seconds_by_rank": by_rank})
+        record.finish(model, logs, {**fitted.summary(), "seconds_by_rank": by_rank}, me.tables)
     if shown is not None:
         shown.close()
     me.close()
@@ -183,7 +196,10 @@ def _train(job: Job, comm: Any, threads: int, progress: Callable[[int, int, int]
 
 def _prepare(job: Job, ranks: int) -> tuple[Dataset, Strategy | Train, Model]:
     data, strategy = job.check(ranks)
-    return data, strategy, job.build(data)
+    model = job.build(data)
+    if isinstance(strategy, Strategy):
+        strategy.check_model(ranks, model)
+    return data, strategy, model
 
 
 def _folder(job: Job, comm: Any, rank: int, ranks: int) -> Path | None:
@@ -195,7 +211,7 @@ def _folder(job: Job, comm: Any, rank: int, ranks: int) -> Path | None:
     return Path(shared_text(comm, str(made)))
 
 
-def _collect(me: Worker, traffic: tuple[int, int]) -> tuple[Array, Array, list[Array]]:
+def _collect(me: Worker, traffic: tuple[int, int], *, in_step: bool) -> tuple[Array, Array, list[Array]]:
     """Seconds by rank and kind; samples, bytes and messages in all; and, on rank 0, every rank's log."""
     rows = np.array(me.log).reshape(-1, len(COLUMNS))
     logs = me.control.gather(rows)
@@ -204,7 +220,7 @@ def _collect(me: Worker, traffic: tuple[int, int]) -> tuple[Array, Array, list[A
     )
     totals = me.control.total(np.array([rows[:, COLUMNS.index("count")].sum(), *traffic]))
     if me.rank == 0:
-        waited = waiting(logs)
+        waited = waiting(logs) if in_step else np.zeros(me.size)
         seconds[:, KINDS.index("exchange")] -= waited
         seconds[:, KINDS.index("wait")] += waited
     else:

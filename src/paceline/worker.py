@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.comm._control import Control
-from paceline.data import Batch, Batches, Dataset, Split, chunks, piece
+from paceline.data import Batch, Batches, Dataset
+from paceline.evaluation import Epoch, Score, agree_on_buffers, ratio, score_together
+from paceline.guard import Guard
 from paceline.models import Model
 from paceline.schedules import Schedule
+from paceline.shares import Shares
 from paceline.stopwatch import Stopwatch
 from paceline.updates import Update
 
@@ -25,20 +26,6 @@ Array = NDArray[Any]
 WHOLE = slice(None)
 log = logging.getLogger(__name__)
 COLUMNS = ("step", "epoch", "loss", "count", "compute", "exchange", "update")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Epoch:
-    """What is known of the model at the end of an epoch."""
-
-    epoch: int
-    step: int
-    loss: float
-    """Mean training loss over the epoch's samples."""
-    validation_loss: float | None
-    validation_accuracy: float | None
-    train_seconds: float
-    """Since the start, evaluation left out."""
 
 
 class Exchange:
@@ -66,7 +53,8 @@ class Worker:
 
     A strategy is a function of a Worker: it walks through `epochs()` and `batches(epoch)`, computes with
     `gradient(batch)`, communicates over `comm` (mpi4py's buffer interface) or with `exchange(…)`, changes the
-    parameters with `step(…)`, and calls `validate(epoch)` when the model is complete.
+    parameters with `step(…)`, and calls `validate(epoch)` when the model is complete. What a strategy found out goes
+    into `findings` (JSON values), `tables` (arrays) and `remarks` (lines to tell the user): rank 0's are recorded.
 
     >>> from paceline.data import load
     >>> from paceline.models.mlp import build
@@ -95,6 +83,8 @@ class Worker:
         schedule: Schedule,
         rate: float,
         epochs: int,
+        on_divergence: str = "stop",
+        replay: Any = None,
         on_step: Callable[[int, float], None] | None = None,
         on_epoch: Callable[[Epoch], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -106,44 +96,82 @@ class Worker:
         self.data = data
         self.update = update
         self.rate = rate
+        self.seed = batches.seed
+        self.shares = Shares(batches)
+        self.steps_per_epoch = batches.steps_per_epoch
         self.steps = epochs * batches.steps_per_epoch
+        self.on_divergence = on_divergence
+        self.diverged: str | None = None
+        """What went wrong, in words, once training has diverged and stopped."""
+        self.replay = replay
+        """The run whose order of messages is to be repeated (a `paceline.record.Run`), if any."""
         self.history: list[Epoch] = []
         self.log = array("d")
-        self._batches = batches
+        self.findings: dict[str, Any] = {}
+        self.tables: dict[str, dict[str, Array]] = {}
+        self.remarks: list[str] = []
+        self.control = Control(comm)
+        self.watch = Stopwatch(clock)
         self._schedule = schedule
         self._epochs = epochs
         self._on_step = on_step
         self._on_epoch = on_epoch
         self._states: dict[tuple[int | None, int | None], dict[str, Array]] = {}
-        self.control = Control(comm)
         self._step = 0
         self._loss = 0.0
         self._epoch_loss = np.zeros(2)
         self._weights = np.full(self.size, 1 / self.size)
         self._balanced = 0
-        self.watch = Stopwatch(clock)
+        self._guard = Guard(horizon=1)
+        self._good: Array | None = None
 
     # ---- the loop
 
-    def epochs(self) -> range:
-        """The numbers of the run's epochs, from 0."""
-        return range(self._epochs)
+    def epochs(self) -> Iterator[int]:
+        """The numbers of the run's epochs, from 0; no more when training has diverged and is to stop."""
+        if self.on_divergence == "halve" and self._good is None:
+            self._good = self.model.x.copy()
+        for epoch in range(self._epochs):
+            if self.diverged is not None:
+                return
+            yield epoch
 
-    def batches(self, epoch: int) -> Iterator[Batch]:
-        """This rank's piece of each global batch of an epoch; each step is logged when the next one is asked for."""
+    def batches(self, epoch: int, *, rank: int | None = None, ranks: int | None = None) -> Iterator[Batch]:
+        """This rank's piece of each global batch of an epoch: of `size` pieces the `rank`-th, or as given."""
+        mine = (self.rank if rank is None else rank, self.size if ranks is None else ranks)
+        return self.logged(self.shares.pieces(epoch, *mine))
+
+    def turns(self, epoch: int) -> Iterator[Batch]:
+        """Whole batches of an epoch, dealt out to the ranks; each has as many turns, the last perhaps empty."""
+        return self.logged(self.shares.dealt(epoch))
+
+    def own_batches(self, epoch: int) -> Iterator[Batch]:
+        """Whole batches of this rank's own part of the data; each rank has as many, the last perhaps empty."""
+        return self.logged(self.shares.own(epoch), each=self.size)
+
+    def logged(self, batches: Iterable[Batch], *, each: int = 1) -> Iterator[Batch]:
+        """Go through batches; each step is logged when the next one is asked for.
+
+        `each`: of how many batches of the run, those of the other ranks included, a batch here is one.
+        """
         seconds, log = self.watch.seconds, self.log
         self._epoch_loss[:] = 0
-        for batch in self._batches.epoch(epoch):
+        for batch in batches:
             compute, exchange, update = seconds["compute"], seconds["exchange"], seconds["update"]
-            self._step = batch.step
+            self._step = batch.step * each
             yield batch
             log.extend((
-                batch.step, epoch, self._loss, batch.count,
+                batch.step, batch.epoch, self._loss, batch.count,
                 seconds["compute"] - compute, seconds["exchange"] - exchange, seconds["update"] - update,
             ))  # fmt: skip
             self._epoch_loss += (self._loss, batch.count)
-            if self._on_step is not None:
-                self._on_step(batch.step, self._loss / max(batch.count, 1))
+            if batch.count:
+                self.tell(self._step, self._loss / batch.count)
+
+    def tell(self, step: int, loss: float) -> None:
+        """Show how far the run is: which of its batches was done, with what mean loss."""
+        if self._on_step is not None:
+            self._on_step(min(step, self.steps - 1), loss)
 
     def gradient(self, batch: Batch) -> float:
         """Fill `model.g` with the gradient summed over the batch's samples; return the summed loss."""
@@ -155,9 +183,9 @@ class Worker:
         self.watch.lap("compute")
         return self._loss
 
-    def eta(self) -> float:
-        """The learning rate of the present step."""
-        return self.rate * self._schedule.factor(self._step, self.steps)
+    def eta(self, step: int | None = None) -> float:
+        """The learning rate of the present step of the run, or of the one given."""
+        return self.rate * self._schedule.factor(self._step if step is None else step, self.steps)
 
     def step(self, g: Array, count: int, part: slice = WHOLE) -> None:
         """x[part] <- update(x[part], g / count); `g` is used up. Nothing where `count` is 0: no samples, no step."""
@@ -190,7 +218,8 @@ class Worker:
         """
         from paceline.collectives._exchange import make_exchange
 
-        inner = make_exchange(name, self.model, self.comm, self._batches.batch if factors else None)
+        batch = self.shares.batches.batch if factors else None
+        inner = make_exchange(name, self.model, self.comm, batch)
         self.watch.restart()  # what an exchange takes to set up is the start of a run, not a step of it
         yield Exchange(inner, self.watch)
         inner.close()
@@ -217,34 +246,52 @@ class Worker:
             if counts.all() and took.max() > 1.05 * took.mean():
                 speeds = counts / took
                 self._weights = (self._weights + speeds / speeds.sum()) / 2  # half-way: seconds are noisy
-                self._batches.share(self._weights)
+                self.shares.batches.share(self._weights)
         self.watch.lap("exchange")
 
-    def validate(self, epoch: int) -> None:
-        """Evaluate the model on the validation samples, every rank its share; the model must be complete."""
-        self._agree_on_buffers()
-        loss, correct, count = self._evaluate(self.data.validation)
-        sums = self.control.total(np.array([*self._epoch_loss, loss, correct, count]))
+    def validate(self, epoch: int) -> bool:
+        """Evaluate the model, which must be complete and the same on every rank, on the validation samples. Collective.
+
+        Every rank computes its share. Returns whether training had diverged and `model.x` has been set back to the
+        last good parameters (`--on-divergence halve`): what the strategy derived from them it must make anew.
+        """
+        agree_on_buffers(self.model, self.control)
+        sums = self.control.total(self._epoch_loss)
+        found = score_together(self.model, self.data.validation, self.control)
+        self.ended(epoch, ratio(sums[0], sums[1]) or 0.0, found)
+        return self._guarded(self.history[-1])
+
+    def ended(self, epoch: int, loss: float | None = None, validation: Score | None = None) -> None:
+        """Record and show the end of an epoch; `loss`: its mean, by default that of this rank's own batches."""
+        if loss is None:
+            loss = ratio(*self._epoch_loss) or 0.0
+        means = (None, None) if validation is None else validation.means(self.data.classes)
         at_end = Epoch(
             epoch=epoch,
-            step=self._step + 1,
-            loss=_ratio(sums[0], sums[1]) or 0.0,
-            validation_loss=_ratio(sums[2], sums[4]),
-            validation_accuracy=_ratio(sums[3], sums[4]) if self.data.classes else None,
+            step=(epoch + 1) * self.steps_per_epoch,
+            loss=loss,
+            validation_loss=means[0],
+            validation_accuracy=means[1],
             train_seconds=self.watch.training(),
         )
         self.watch.lap("evaluation")
-        if self.rank == 0 and not _finite(at_end) and all(map(_finite, self.history)):
-            log.warning("training has diverged: the loss is %s; a smaller --lr may help", at_end.loss)
         self.history.append(at_end)
         if self._on_epoch is not None:
             self._on_epoch(at_end)
 
     def test(self) -> tuple[float | None, float | None]:
-        """Mean loss and accuracy on the test samples, every rank its share."""
-        loss, correct, count = self.control.total(np.array(self._evaluate(self.data.test)))
+        """Mean loss and accuracy on the test samples, every rank its share. Collective."""
+        found = score_together(self.model, self.data.test, self.control).means(self.data.classes)
         self.watch.lap("evaluation")
-        return _ratio(loss, count), _ratio(correct, count) if self.data.classes else None
+        return found
+
+    def stop(self, why: str) -> None:
+        """Training has diverged and ends here: `epochs` has no more. Every rank must say so."""
+        self.diverged = why
+        if self.rank == 0:
+            log.warning(
+                "training has diverged: %s; it stops here (a smaller --lr, or --on-divergence halve)", why
+            )
 
     def close(self) -> None:
         """Wait for all ranks; free what is held of MPI."""
@@ -252,29 +299,29 @@ class Worker:
 
     # ---- parts of the above
 
-    def _evaluate(self, split: Split) -> tuple[float, int, int]:
-        start, stop = piece(len(split), self.rank, self.size)
-        loss, correct = 0.0, 0
-        for inputs, labels in chunks(split, dtype=self.model.x.dtype, start=start, stop=stop):
-            some_loss, some_correct = self.model.evaluate(inputs, labels)
-            loss, correct = loss + some_loss, correct + some_correct
-        return loss, correct, stop - start
-
-    def _agree_on_buffers(self) -> None:
-        """Average the buffers that differ between ranks (BatchNorm's statistics); integers are rank 0's."""
-        for buffer in self.model.buffers.values() if self.size > 1 else ():
-            ours = np.array(buffer, np.float64 if buffer.dtype.kind == "f" else buffer.dtype, order="C")
-            first = self.control.from_first(ours.copy())
-            if buffer.dtype.kind == "f":
-                difference = self.control.total(ours - first)  # equal buffers stay as they are, to the bit
-                buffer[...] = first + difference / self.size
-            else:
-                buffer[...] = first
-
-
-def _finite(epoch: Epoch) -> bool:
-    return math.isfinite(epoch.loss)
-
-
-def _ratio(value: float, count: float) -> float | None:
-    return float(value) / float(count) if count else None
+    def _guarded(self, end: Epoch) -> bool:
+        """Act on a loss that has run away, on every rank alike; whether the parameters were set back."""
+        wrong = self._guard.see(end.loss)
+        if wrong is None:
+            if self._good is not None:
+                np.copyto(self._good, self.model.x)
+            return False
+        if self.on_divergence == "stop":
+            self.stop(f"{wrong} in epoch {end.epoch + 1}")
+            return False
+        if self._good is None:
+            if self.rank == 0:
+                log.warning("training has diverged: %s in epoch %d", wrong, end.epoch + 1)
+            return False
+        self.rate /= 2
+        if self.rank == 0:
+            log.warning(
+                "training has diverged: %s in epoch %d; back to the last good parameters, learning rate now %g",
+                wrong, end.epoch + 1, self.rate,
+            )  # fmt: skip
+        np.copyto(self.model.x, self._good)
+        self._states.clear()
+        self._guard.forget()
+        self.control.wait()  # where ranks share one x, nobody goes on before all have set it back
+        self.watch.lap("evaluation")
+        return True

@@ -172,7 +172,9 @@ def test_a_diverged_run_is_json_everywhere(
     )
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert main(["train", *words.split(), "--runs", str(tmp_path), "--json"]) == 0
+        assert (
+            main(["train", *words.split(), "--runs", str(tmp_path), "--json"]) == 3
+        )  # stopped, with a complete record
     printed = strict(capsys.readouterr().out)
     assert isinstance(printed, dict)
     assert printed["loss"] is printed["test_loss"] is None

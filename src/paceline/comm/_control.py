@@ -58,6 +58,11 @@ class Control:
             return []
         return [part.reshape(-1, *rows.shape[1:]) for part in np.split(everything, np.cumsum(counts)[:-1])]
 
+    def wait(self) -> None:
+        """Wait for all ranks."""
+        if self._comm is not None:
+            self._comm.Barrier()
+
     def close(self) -> None:
         """Wait for all ranks, so that what rank 0 has written is there for all; free the communicator."""
         if self._comm is not None:

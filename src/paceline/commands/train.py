@@ -16,6 +16,9 @@ from paceline.config import Config
 if TYPE_CHECKING:
     from paceline.training import Fitted
 
+# The exit status of a run that was stopped because it had diverged; its record is complete.
+DIVERGED = 3
+
 EXAMPLES = """
 examples:
   paceline train --data mnist --model mlp:128,64 --strategy sync:allreduce=shared-memory -n 4 --epochs 5
@@ -128,7 +131,7 @@ def _rank(args: argparse.Namespace, config: Config, here: Any) -> int:
             raise
     if comm is None or comm.Get_rank() == 0:
         print(json_text(fitted.summary()) if args.json else _told(fitted), flush=True)
-    return 0
+    return 0 if fitted.diverged is None else DIVERGED
 
 
 def _told(fitted: Fitted) -> str:
@@ -145,5 +148,6 @@ def _told(fitted: Fitted) -> str:
     return (
         f"{fitted.strategy} on {ranks}, {threads}: {accuracy}{fitted.train_seconds:.3g} s of training{rate}\n"
         f"time: {split}; {fitted.bytes_sent:,} bytes sent\n"
-        f"run: {fitted.run}"
+        + "".join(f"{remark}\n" for remark in fitted.remarks)
+        + f"run: {fitted.run}"
     )

@@ -118,7 +118,7 @@ class Batches:
         self.samples_per_epoch = draws * batch if draws is not None else samples
         self._ends: Array | None = None
         self._piece = piece(batch, rank, ranks)
-        self._dtype = dtype
+        self.dtype = dtype
         self._inputs, self._labels = buffers(split, self._piece[1] - self._piece[0], dtype)
         self._key: tuple[int, int] | None = None
         self._order = np.empty(0, np.intp)
@@ -137,7 +137,7 @@ class Batches:
         self._piece = self._cut(self.batch)
         count = self._piece[1] - self._piece[0]
         if count > len(self._inputs):
-            self._inputs, self._labels = buffers(self.split, count, self._dtype)
+            self._inputs, self._labels = buffers(self.split, count, self.dtype)
 
     def _cut(self, total: int) -> tuple[int, int]:
         """Where this rank's piece of `total` samples starts and stops."""
@@ -162,6 +162,10 @@ class Batches:
             inputs, labels = inputs[:count], labels[:count]
         self.split.take(indices[start:stop], inputs, labels)
         return Batch(inputs, labels, count, total, start, epoch * self.steps_per_epoch + step, epoch)
+
+    def empty(self) -> Batch:
+        """A batch of no samples: the turn of a rank for which there is nothing left."""
+        return Batch(self._inputs[:0], self._labels[:0], 0, 0, 0, 0, 0)
 
     def indices(self, epoch: int, step: int) -> Array:
         """Which samples the whole batch of one step holds: the same on every rank, for any number of ranks.

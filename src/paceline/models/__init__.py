@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 from paceline.data import Batch
 
 Array = NDArray[Any]
+Ready = Callable[[int], None]
+"""Is told the number of a layer, an index into `layers`, whose gradient is final."""
 
 
 @runtime_checkable
@@ -46,8 +49,14 @@ class Model(Protocol):
         """Move parameters and gradient into memory given from outside (a shared window, say), keeping x's values."""
         ...
 
-    def gradient(self, batch: Batch) -> float:
-        """Fill `g` for this batch; return the loss summed over its samples."""
+    def gradient(self, batch: Batch, ready: Ready | None = None) -> float:
+        """Fill `g` for this batch; return the loss summed over its samples.
+
+        `ready(i)` is called when `g[layers[i]]` is final: it is complete, and not touched again before the next call of
+        `gradient`, so that it can be sent while the pass goes on. In any order, on the caller's thread, once for every
+        layer before `gradient` returns. `x` must stay as it is until then. A model that knows no layer's gradient
+        before the end need not take `ready`: see `layer_by_layer`.
+        """
         ...
 
     def predict(self, inputs: Array) -> Array:
@@ -57,6 +66,62 @@ class Model(Protocol):
     def evaluate(self, inputs: Array, labels: Array) -> tuple[float, int]:
         """The loss summed over the samples, and how many were classified right (0 for regression)."""
         ...
+
+
+def layer_by_layer(model: Model) -> Callable[[Batch, Ready], float]:
+    """`gradient(batch, ready)` for any model, also for one whose `gradient` does not take `ready`.
+
+    Layers that the model has not named are ready when its gradient is. An empty batch has the gradient 0, whatever
+    the model.
+
+    >>> import numpy as np
+    >>> from paceline.models.mlp import MLP
+    >>> net, done = MLP([2, 3, 1], regression=True, dtype=np.float64), []
+    >>> loss = layer_by_layer(net)(Batch(np.ones((4, 2)), np.zeros(4), 4, 4, 0, 0, 0), done.append)
+    >>> done
+    [1, 0]
+    """
+    takes_ready = _takes_ready(model.gradient)
+
+    def gradient(batch: Batch, ready: Ready) -> float:
+        waiting = set(range(len(model.layers)))
+
+        def once(layer: int) -> None:
+            if layer not in waiting:
+                raise ValueError(
+                    f"each of {len(model.layers)} layers, from 0, is ready once in a pass; "
+                    f"{type(model).__name__} said {layer}, left are {sorted(waiting)}"
+                )
+            waiting.remove(layer)
+            ready(layer)
+
+        loss = 0.0
+        if not batch.count:
+            model.g.fill(0)
+        elif takes_ready:
+            loss = model.gradient(batch, ready=once)
+        else:
+            loss = model.gradient(batch)
+        for layer in sorted(waiting):
+            ready(layer)
+        return loss
+
+    return gradient
+
+
+def _takes_ready(gradient: Callable[..., Any] | None) -> bool:
+    """Whether it has an argument of that name, or hands all arguments on to a function that has."""
+    while gradient is not None:
+        try:
+            takes = inspect.signature(gradient, follow_wrapped=False).parameters
+        except (TypeError, ValueError):  # not written in Python
+            return False
+        if "ready" in takes:
+            return takes["ready"].kind is not inspect.Parameter.POSITIONAL_ONLY
+        if all(one.kind is not inspect.Parameter.VAR_KEYWORD for one in takes.values()):
+            return False
+        gradient = getattr(gradient, "__wrapped__", None)
+    return False
 
 
 class PartGradient(Protocol):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.models import Array
+from paceline.models import Array, Ready
 from paceline.models._mlp_pass import ALIGNMENT, Memory, Pass, small_parts
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Factors:
         self._net = net
         self._passes: dict[tuple[int, int], FactorPass] = {}
 
-    def ready(self, batch: Batch) -> FactorPass | None:
+    def made(self, batch: Batch) -> FactorPass | None:
         """The pass for this piece, if it was made before; from now on the batch is this one."""
         if batch.offset == 0 and self.total[0] != batch.total:  # else the line stays in everybody's cache
             self.total[0] = batch.total
@@ -140,7 +140,7 @@ class FactorPass(Pass):
                 np.copyto(*above)
         return x
 
-    def gradient(self, inputs: Array, labels: Array) -> float:
+    def gradient(self, inputs: Array, labels: Array, ready: Ready | None = None) -> float:
         self.forward(inputs)
         loss = self.loss(labels)
         self.slope(*self.sloped)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.models import Array
+from paceline.models import Array, Ready
 from paceline.models._activations import ACTIVATIONS
 from paceline.models._layer_norm import LayerNorm
 from paceline.models._losses import LOSSES, Carve
@@ -111,7 +111,7 @@ class Pass:
         self.down = [
             (
                 [(h[i - 1].T[part], net.weight_gradients[i][part]) for part in parts[i]],
-                net.bias_gradients[i], d[i], net.weights[i].T, d[i - 1], norms[i - 1], slopes[i - 1],
+                net.bias_gradients[i], d[i], i, net.weights[i].T, d[i - 1], norms[i - 1], slopes[i - 1],
             )
             for i in reversed(range(1, len(widths)))
         ]  # fmt: skip
@@ -160,17 +160,19 @@ class Pass:
             self.targets.put(self.index, 1, "clip")
         return self.error()
 
-    def gradient(self, inputs: Array, labels: Array) -> float:
+    def gradient(self, inputs: Array, labels: Array, ready: Ready | None = None) -> float:
         x = self.forward(inputs)
         loss = self.loss(labels)
         self.slope(*self.sloped)
         if self.last is not None:
             d, slope = self.last
             np.multiply(d, slope, d)
-        for products, db, d, w, d_below, norm, slope in self.down:
+        for products, db, d, layer, w, d_below, norm, slope in self.down:
             for h, dw in products:
                 np.matmul(h, d, dw)  #                                      dE/dW = h^T d
             np.dot(self.ones, d, db)  #                                     dE/db = 1^T d
+            if ready is not None:
+                ready(layer)
             np.matmul(d, w, d_below)
             if norm is not None:
                 norm.backward(d_below)
@@ -180,6 +182,8 @@ class Pass:
         for part, dw in self.first_parts:
             np.matmul(x[part], d, dw)
         np.dot(self.ones, d, db)
+        if ready is not None:
+            ready(0)
         return loss
 
 

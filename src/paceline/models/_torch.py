@@ -16,9 +16,10 @@ from torch.nn.parameter import is_lazy
 
 from paceline.data import Batch
 from paceline.errors import UsageError
-from paceline.models import Array
+from paceline.models import Array, Ready
 from paceline.models._torch_loss import SummedLoss
 from paceline.models._torch_parts import mixed, real, take_apart
+from paceline.models._torch_ready import ReadyLayers
 
 # Samples that are evaluated at once: enough to fill the arithmetic units, few enough to stay in the cache.
 CHUNK = 256
@@ -98,6 +99,7 @@ class TorchModel:
         self.layers = parts.layers
         self.buffers = {name: kept.array for name, kept in parts.kept.items()}
         self._trained, self._kept = parts.trained, parts.kept
+        self._ready_layers = ReadyLayers(parts.trained, parts.layers)
         self._begins = [
             part for _, root in self._roots() for part in root.modules() if hasattr(part, "begin")
         ]
@@ -126,8 +128,13 @@ class TorchModel:
 
     # ---- the model
 
-    def gradient(self, batch: Batch) -> float:
-        """Fill `g` for this batch; return the loss summed over its samples."""
+    def gradient(self, batch: Batch, ready: Ready | None = None) -> float:
+        """Fill `g` for this batch; return the loss summed over its samples.
+
+        The first pass with `ready` names all layers at its end. Later ones name a layer as soon as its parameters
+        have their gradients; at the end those that got none, and those whose gradient is accumulated in several
+        passes (reentrant checkpoints).
+        """
         if not self.module.training:
             self.module.train()
         self._before()
@@ -137,11 +144,19 @@ class TorchModel:
             part.begin(batch, mixed(self.seed, number))  # type: ignore[operator]
         with torch.enable_grad():
             loss = self._loss(self.module(self._inputs(batch.inputs)), _labels(batch.labels))
+            said: set[int] = set()
             if loss.requires_grad:
-                loss.backward()  # type: ignore[no-untyped-call]
+                if ready is None:
+                    loss.backward()  # type: ignore[no-untyped-call]
+                else:
+                    said = self._ready_layers.backward(loss, ready)
         for one in self._trained:
             one.after()
         self._settle()
+        if ready is not None:
+            for layer in range(len(self.layers)):
+                if layer not in said:
+                    ready(layer)
         return loss.item()
 
     def predict(self, inputs: Array) -> Array:
@@ -204,7 +219,7 @@ class TorchModel:
 
     def __getstate__(self) -> dict[str, Any]:
         self._before()
-        made = ("x", "g", "layers", "buffers", "_trained", "_kept", "_begins")
+        made = ("x", "g", "layers", "buffers", "_trained", "_kept", "_begins", "_ready_layers")
         state = {name: value for name, value in vars(self).items() if name not in made}
         return {**state, "x": self.x} if any(one.mirrored for one in self._trained) else state
 

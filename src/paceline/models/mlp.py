@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from paceline.data import Batch, Dataset
-from paceline.models import Array
+from paceline.models import Array, Ready
 from paceline.models._losses import softmax
 from paceline.models._mlp_factors import Factors, PartGradient, cut_rows, factor_bytes
 from paceline.models._mlp_options import check_options
@@ -99,8 +99,8 @@ class MLP:
         np.copyto(x, self.x)
         self._bind(x, g)
 
-    def gradient(self, batch: Batch) -> float:
-        """Fill `g` for this batch; return the loss summed over its samples.
+    def gradient(self, batch: Batch, ready: Ready | None = None) -> float:
+        """Fill `g` for this batch; return the loss summed over its samples. Layers are ready from the last to the first.
 
         >>> net = MLP([2, 3, 1], regression=True, dtype=np.float64)
         >>> batch = Batch(np.ones((4, 2)), np.zeros(4), 4, 4, 0, 0, 0)
@@ -113,14 +113,18 @@ class MLP:
         if inputs.dtype != self.dtype:
             raise TypeError(f"inputs must be {self.dtype}, the network's type; got {inputs.dtype}")
         factors = self._factors
-        ready = self._passes.get(len(inputs)) if factors is None else factors.ready(batch)
-        if ready is None:
+        if factors is not None and ready is not None:
+            raise ValueError("a network that shares factors leaves g as it is; no layer of it can be ready")
+        made = self._passes.get(len(inputs)) if factors is None else factors.made(batch)
+        if made is None:
             if len(inputs) == 0:
                 self.g.fill(0)
+                for layer in range(len(self.layers)) if ready is not None else ():
+                    ready(layer)
                 return 0.0
             self._check_labels(labels)
-            ready = self._pass(len(inputs)) if factors is None else factors.make(batch)
-        return ready.gradient(inputs, labels)
+            made = self._pass(len(inputs)) if factors is None else factors.make(batch)
+        return made.gradient(inputs, labels, ready)
 
     def factor_bytes(self, batch: int) -> int:
         """The memory that the factors of the gradient of `batch` samples take.

@@ -4,6 +4,7 @@ config.json        what was asked for
 environment.json   versions, MPI, cores, host, state of the source
 epochs.jsonl       a line an epoch, written as it happens
 steps.npz          every rank's every step: loss, samples, seconds
+updates.npz        parameter-server: every update of every master, in order: worker, staleness, gap
 model.npz          parameters and buffers
 summary.json       results; written last, so a folder that has it is complete
 """
@@ -12,21 +13,23 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import UsageError
+from paceline.evaluation import Epoch
 from paceline.models import Model
 from paceline.models._state import state_of
 from paceline.record._files import json_text, write_arrays, write_json
-from paceline.worker import COLUMNS, Epoch
+from paceline.worker import COLUMNS
 
 FORMAT = 1
 
@@ -70,8 +73,14 @@ class Record:
         with self._writing(), (self.folder / "epochs.jsonl").open("a") as file:
             file.write(json_text(asdict(epoch)) + "\n")
 
-    def finish(self, model: Model, logs: list[NDArray[np.float64]], summary: dict[str, Any]) -> None:
-        """Write the steps of every rank, the trained model, and at last the summary."""
+    def finish(
+        self,
+        model: Model,
+        logs: list[NDArray[np.float64]],
+        summary: dict[str, Any],
+        tables: Mapping[str, dict[str, NDArray[Any]]] = MappingProxyType({}),
+    ) -> None:
+        """Write the steps of every rank, the strategy's own tables, the trained model, and at last the summary."""
         rows = np.concatenate(logs) if logs else np.empty((0, len(COLUMNS)))
         columns: dict[str, NDArray[Any]] = {
             "rank": np.repeat(np.arange(len(logs), dtype=np.uint32), [len(log) for log in logs])
@@ -81,6 +90,8 @@ class Record:
             columns[name] = rows[:, number].astype(kinds.get(name, np.float32))
         with self._writing():
             write_arrays(self.folder / "steps.npz", columns, compress=True)
+            for name, table in tables.items():
+                write_arrays(self.folder / f"{name}.npz", table, compress=True)
             write_arrays(self.folder / "model.npz", state_of(model))
             write_json(self.folder / "summary.json", summary)
 

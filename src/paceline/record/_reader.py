@@ -21,7 +21,10 @@ from paceline.models._state import BUFFER, put_state
 
 # What every record says, whatever version wrote it.
 KEYS = {
-    "config.json": (*(setting.name for setting in fields(Config)), "ranks", "classes"),
+    "config.json": (
+        *(setting.name for setting in fields(Config) if setting.name not in ("on_divergence", "replay")),
+        "ranks", "classes",
+    ),
     "environment.json": ("python", "packages", "mpi", "system", "processor", "cores"),
     "summary.json": ("test_accuracy", "train_seconds", "samples_per_second", "seconds", "bytes_sent", "threads"),
 }  # fmt: skip
@@ -84,6 +87,11 @@ class Run:
     def steps(self) -> dict[str, NDArray[Any]]:
         """Every rank's every step, as columns."""
         return self._arrays("steps.npz")
+
+    @cached_property
+    def updates(self) -> dict[str, NDArray[Any]]:
+        """Every update of every master of an asynchronous run, in the order they were made, as columns."""
+        return self._arrays("updates.npz")
 
     def restore(self, model: Model) -> None:
         """Put the trained parameters and buffers into a model of the same shape."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from paceline.models import Model
     from paceline.worker import Worker
 
 
@@ -25,9 +26,22 @@ class Strategy(ABC):
     ...             me.validate(epoch)
     """
 
+    whole_batches: ClassVar[bool] = False
+    """Whether a rank computes whole batches, each of `--batch` samples; else the ranks take pieces of each."""
+    in_step: ClassVar[bool] = True
+    """Whether all ranks go through the same exchanges, so that those who come early wait for the last."""
+    replayable: ClassVar[bool] = False
+    """Whether the order of its messages is recorded and can be repeated with `--replay`."""
+
     @abstractmethod
     def train(self, me: Worker) -> None:
         """Train `me.model`; runs on every rank."""
 
     def check(self, ranks: int) -> None:  # noqa: B027
         """Refuse, with a UsageError, a number of ranks that this strategy cannot use: called before any message."""
+
+    def check_data(self, ranks: int, batch: int, samples: int) -> None:  # noqa: B027
+        """Refuse what this strategy cannot do with so many training samples; called before any message."""
+
+    def check_model(self, ranks: int, model: Model) -> None:  # noqa: B027
+        """Refuse a model that this strategy cannot train on so many ranks; called before any message, on every rank."""

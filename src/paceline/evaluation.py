@@ -1,0 +1,72 @@
+"""How good a model is: on a part of the samples, on all ranks together, and what is known at the end of an epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.comm._control import Control
+from paceline.data import Split, chunks, piece
+from paceline.models import Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """What is known of the model at the end of an epoch."""
+
+    epoch: int
+    step: int
+    loss: float
+    """Mean training loss over the epoch's samples."""
+    validation_loss: float | None
+    validation_accuracy: float | None
+    train_seconds: float
+    """Since the start, evaluation left out."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Sums over some samples: loss, rightly classified, samples."""
+
+    loss: float
+    correct: int
+    count: int
+
+    def means(self, classes: int) -> tuple[float | None, float | None]:
+        """Mean loss and, if there are classes, accuracy; None where there are no samples."""
+        return ratio(self.loss, self.count), ratio(self.correct, self.count) if classes else None
+
+
+def ratio(value: float, count: float) -> float | None:
+    """Their quotient, or None where nothing was counted."""
+    return float(value) / float(count) if count else None
+
+
+def score(model: Model, split: Split, rank: int = 0, ranks: int = 1) -> Score:
+    """The model on the rank-th of `ranks` parts of a split."""
+    start, stop = piece(len(split), rank, ranks)
+    loss, correct = 0.0, 0
+    for inputs, labels in chunks(split, dtype=model.x.dtype, start=start, stop=stop):
+        some_loss, some_correct = model.evaluate(inputs, labels)
+        loss, correct = loss + some_loss, correct + some_correct
+    return Score(loss, correct, stop - start)
+
+
+def score_together(model: Model, split: Split, control: Control) -> Score:
+    """The model, which is the same on every rank, on all of a split: every rank computes its part."""
+    part = score(model, split, control.rank, control.size)
+    loss, correct, count = control.total(np.array([part.loss, part.correct, part.count]))
+    return Score(float(loss), int(correct), int(count))
+
+
+def agree_on_buffers(model: Model, control: Control) -> None:
+    """Average the buffers that differ between ranks (BatchNorm's statistics); integers are rank 0's. Collective."""
+    for buffer in model.buffers.values() if control.size > 1 else ():
+        ours = np.array(buffer, np.float64 if buffer.dtype.kind == "f" else buffer.dtype, order="C")
+        first = control.from_first(ours.copy())
+        if buffer.dtype.kind == "f":
+            difference = control.total(ours - first)  # equal buffers stay as they are, to the bit
+            buffer[...] = first + difference / control.size
+        else:
+            buffer[...] = first

@@ -1,0 +1,49 @@
+"""Notices that training has diverged: a loss that is no number any more, or that has run away."""
+
+from __future__ import annotations
+
+import math
+
+# How far above where it began, or above the best it has been, a mean loss has run away.
+FAR = 3.0
+
+
+class Guard:
+    """Watches losses; `horizon` is over how many of them, about, they are averaged.
+
+    A loss has run away when its mean is three times what it was at first, or three times the best mean so far and no
+    better than at first.
+
+    >>> guard = Guard(horizon=1)
+    >>> [guard.see(loss) for loss in (2.3, 0.4, 0.5)]
+    [None, None, None]
+    >>> guard.see(7.5)
+    'the loss has risen to 7.5, from 2.3 at first'
+    >>> guard.see(float("nan"))
+    'the loss is nan'
+    """
+
+    def __init__(self, horizon: int) -> None:
+        self.horizon = horizon
+        self.mean = 0.0
+        self._seen = 0
+        self._first = self._best = math.inf
+
+    def see(self, loss: float) -> str | None:
+        """Take note of a loss; what is wrong with it, in words, if training has diverged."""
+        if not math.isfinite(loss):
+            return f"the loss is {loss}"
+        self._seen += 1
+        self.mean += (loss - self.mean) / min(self._seen, self.horizon)
+        if self._seen < self.horizon:
+            return None
+        if self._seen == self.horizon:
+            self._first = self.mean
+        self._best = min(self._best, self.mean)
+        if self.mean > FAR * self._first or (self.mean > FAR * self._best and self.mean > self._first):
+            return f"the loss has risen to {self.mean:.3g}, from {self._first:.3g} at first"
+        return None
+
+    def forget(self) -> None:
+        """The parameters have been set back: what comes is compared with the best mean so far."""
+        self._seen, self.mean = self.horizon, self._best
