@@ -41,7 +41,7 @@ class ReadyLayers:
             layer: {one for one in self._members[layer] if one.p.requires_grad}
             for layer in (range(len(self._members)) if early is None else early)
         }
-        marks: dict[int, list[Any]] = {}
+        marks: dict[int, list[Mark]] = {}
         said: set[int] = set()
 
         def accumulated(layer: int, one: Trained, *_: Any) -> None:
@@ -51,7 +51,7 @@ class ReadyLayers:
             if early is not None:
                 for member in self._members[layer]:
                     member.after()
-            marks[layer] = [_mark(member) for member in self._members[layer]]
+            marks[layer] = [Mark(member) for member in self._members[layer]]
             if early is not None and get_ident() == thread:  # deep inside checkpoints PyTorch takes another
                 said.add(layer)
                 ready(layer)
@@ -67,9 +67,7 @@ class ReadyLayers:
             for _, hook in hooks:
                 hook.remove()
 
-        changed = {
-            layer for layer, then in marks.items() if then != [_mark(one) for one in self._members[layer]]
-        }
+        changed = {layer for layer, then in marks.items() if any(mark.outdated() for mark in then)}
         if early is None:
             self._early = set(range(len(self._members))) - changed
         elif changed:
@@ -81,7 +79,14 @@ class ReadyLayers:
         return said
 
 
-def _mark(one: Trained) -> tuple[int, int]:
-    """Changes when the parameter's gradient does, or is replaced."""
-    grad = one.p.grad
-    return (0, 0) if grad is None else (id(grad), grad._version)
+class Mark:
+    """A parameter's gradient as it was."""
+
+    def __init__(self, one: Trained) -> None:
+        self._p, self._grad = one.p, one.p.grad
+        self._version = None if self._grad is None else self._grad._version
+
+    def outdated(self) -> bool:
+        """Whether the gradient has been changed, or replaced, since."""
+        grad = self._p.grad
+        return grad is not self._grad or (grad is not None and grad._version != self._version)

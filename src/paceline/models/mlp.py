@@ -119,8 +119,9 @@ class MLP:
         if made is None:
             if len(inputs) == 0:
                 self.g.fill(0)
-                for layer in range(len(self.layers)) if ready is not None else ():
-                    ready(layer)
+                if ready is not None:
+                    for layer in range(len(self.layers)):
+                        ready(layer)
                 return 0.0
             self._check_labels(labels)
             made = self._pass(len(inputs)) if factors is None else factors.make(batch)
