@@ -1,0 +1,109 @@
+"""HogWild: one x in shared memory, which all ranks of a node read and write at will, with no lock.
+
+    each rank of a node, for each of its batches B:
+        g <- sum over B of grad f(x)             x as it is, while others write it
+        x <- x - eta g / |B|                     straight into the shared x, while others do the same
+    every H turns, the first rank of each node k of K:
+        s <- x_k;  m <- sum over k of p_k/p s_k  the mean of the nodes, weighted by their ranks
+        x_k <- x_k + (m - s)                     so that what others wrote meanwhile is not lost
+
+A gradient is as old as the updates that others make while it is computed, p - 1 of them on average. Updates that meet on
+the same number at the same moment may lose one there. At the end of an epoch all ranks meet and x is at rest.
+
+Cost a step: no message, one pass over the shared x; with K nodes one allreduce of n numbers among K ranks every H turns.
+Niu, Recht, Ré and Wright, HOGWILD! (2011); a replica a node as in Zhang and Ré, DimmWitted (2014).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from paceline.errors import UsageError
+from paceline.strategies import Strategy
+from paceline.strategies.serial import Serial
+
+if TYPE_CHECKING:
+    from paceline.strategies._shared_x import SharedX
+    from paceline.worker import Worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hogwild(Strategy):
+    """One shared `x`, no locks: all ranks of a node read and write it at will; averaged between nodes.
+
+    >>> Hogwild().every
+    16
+    """
+
+    whole_batches: ClassVar[bool] = True
+    in_step: ClassVar[bool] = False
+
+    every: int = 16
+    """Turns of a rank between averages of the nodes."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise UsageError(f"every of hogwild must be at least 1; got {self.every}")
+
+    def train(self, me: Worker) -> None:
+        from paceline.strategies._shared_x import SharedX
+
+        if me.size == 1:
+            Serial().train(me)
+            return
+        me.broadcast()  # x the same on every node
+        with SharedX(me.model, me.comm) as shared:
+            me.watch.restart()  # what a window takes to make is the start of a run, not a step of it
+            for epoch in me.epochs():
+                self._meet(me, shared)  # nobody writes x before all have begun
+                for turn, batch in enumerate(me.turns(epoch), 1):
+                    shared.gradient_begins()
+                    me.gradient(batch)  # g <- sum over B of grad f(x)
+                    if batch.count:
+                        shared.update_begins()
+                        me.step(me.model.g, batch.count)  # x <- x - eta g / |B|
+                        shared.update_ends()
+                    if shared.several and turn % self.every == 0:
+                        self._average(me, shared)
+                self._meet(me, shared)  # nobody writes x any more
+                self._average(me, shared, at_rest=True)
+                self._meet(me, shared)
+                me.validate(epoch)
+            self._tell(me, shared)
+
+    def _meet(self, me: Worker, shared: SharedX) -> None:
+        shared.meet()
+        me.watch.lap("wait")
+
+    def _average(self, me: Worker, shared: SharedX, *, at_rest: bool = False) -> None:
+        ours = shared.mean()  # s, m: on the first rank of each of several nodes
+        if ours is not None:
+            was, mean = ours
+            if at_rest:
+                me.model.x[...] = mean  # x_k <- m, the same bits everywhere
+            else:
+                me.model.x += np.subtract(mean, was, mean)  # x_k <- x_k + (m - s)
+        me.watch.lap("exchange")
+
+    def _tell(self, me: Worker, shared: SharedX) -> None:
+        taus = me.control.gather(np.array(shared.taus, np.int64))
+        overlapped = int(me.control.total(np.array([shared.overlapped]))[0])
+        if me.rank == 0:
+            tau = np.concatenate(taus)
+            ranks = np.repeat(np.arange(me.size), [len(of_rank) for of_rank in taus])
+            me.tables["staleness"] = {"rank": ranks, "tau": tau}
+            if tau.size:
+                ages, counts = np.unique(tau, return_counts=True)
+                me.findings["staleness"] = {
+                    "mean": float(tau.mean()),
+                    "max": int(tau.max()),
+                    "histogram": dict(zip(map(str, ages), map(int, counts), strict=True)),
+                }
+                me.findings["overlapping_updates"] = overlapped
+                me.remarks.append(
+                    f"a gradient was {tau.mean():.1f} updates old on average and {tau.max()} at most; "
+                    f"{overlapped / tau.size:.1%} of the updates met another in x"
+                )
