@@ -20,7 +20,8 @@ class Shares:
     >>> [(batch.step, batch.count) for batch in shares.own(0)]                # of a third of the data, cut off once
     [(0, 32), (1, 8)]
 
-    A batch's `step` counts the run's batches in `pieces`, `whole` and `dealt`, and this rank's in `own`.
+    A batch's `step` counts the run's batches in `pieces`, `whole` and `dealt`, and in `own` the turns that all ranks
+    take together.
     """
 
     def __init__(self, batches: Batches) -> None:
@@ -55,9 +56,16 @@ class Shares:
         """Batches of this rank's own part of the data, which is cut off at random once; every rank as many turns."""
         own = self.own_batches()
         for turn in range(self._rounds):
-            yield (
-                own.at(epoch, turn) if turn < self._turns else self._none(epoch, epoch * self._rounds + turn)
-            )
+            step = epoch * self._rounds + turn
+            batch = own.at(epoch, turn) if turn < self._turns else self._none(epoch, step)
+            batch.step = step  # a rank with fewer batches does not count otherwise than the rest
+            yield batch
+
+    @property
+    def own_turns(self) -> int:
+        """Turns of an epoch of `own`, the same on every rank."""
+        self.own_batches()
+        return self._rounds
 
     def own_batches(self) -> Batches:
         """The batches of this rank's own part of the data."""

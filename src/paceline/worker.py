@@ -67,7 +67,7 @@ class Worker:
     ...     for batch in me.batches(epoch):
     ...         _ = me.gradient(batch)
     ...         me.step(me.model.g, batch.total)
-    ...     me.validate(epoch)
+    ...     _ = me.validate(epoch)
     >>> me.history[1].loss < me.history[0].loss
     True
     """
@@ -136,6 +136,16 @@ class Worker:
                 return
             yield epoch
 
+    @property
+    def last_epoch(self) -> int:
+        """The number of the run's last epoch."""
+        return self._epochs - 1
+
+    @property
+    def epoch_loss(self) -> float:
+        """The mean loss of this rank's own batches of the present epoch; 0 where it had none."""
+        return ratio(*self._epoch_loss) or 0.0
+
     def batches(self, epoch: int, *, rank: int | None = None, ranks: int | None = None) -> Iterator[Batch]:
         """This rank's piece of each global batch of an epoch: of `size` pieces the `rank`-th, or as given."""
         mine = (self.rank if rank is None else rank, self.size if ranks is None else ranks)
@@ -147,18 +157,18 @@ class Worker:
 
     def own_batches(self, epoch: int) -> Iterator[Batch]:
         """Whole batches of this rank's own part of the data; each rank has as many, the last perhaps empty."""
-        return self.logged(self.shares.own(epoch), each=self.size)
+        return self.logged(self.shares.own(epoch), each=self.steps_per_epoch / self.shares.own_turns)
 
-    def logged(self, batches: Iterable[Batch], *, each: int = 1) -> Iterator[Batch]:
+    def logged(self, batches: Iterable[Batch], *, each: float = 1) -> Iterator[Batch]:
         """Go through batches; each step is logged when the next one is asked for.
 
-        `each`: of how many batches of the run, those of the other ranks included, a batch here is one.
+        `each`: how many batches of the run, those of the other ranks included, go by with a batch here.
         """
         seconds, log = self.watch.seconds, self.log
         self._epoch_loss[:] = 0
         for batch in batches:
             compute, exchange, update = seconds["compute"], seconds["exchange"], seconds["update"]
-            self._step = batch.step * each
+            self._step = int(batch.step * each)
             yield batch
             log.extend((
                 batch.step, batch.epoch, self._loss, batch.count,
@@ -249,22 +259,26 @@ class Worker:
                 self.shares.batches.share(self._weights)
         self.watch.lap("exchange")
 
-    def validate(self, epoch: int) -> bool:
+    def validate(self, epoch: int, *, guarded: bool = True) -> bool:
         """Evaluate the model, which must be complete and the same on every rank, on the validation samples. Collective.
 
         Every rank computes its share. Returns whether training had diverged and `model.x` has been set back to the
         last good parameters (`--on-divergence halve`): what the strategy derived from them it must make anew.
+        `guarded`: whether to look at the loss at all; a strategy whose ranks call `guard` themselves says no.
         """
         agree_on_buffers(self.model, self.control)
         sums = self.control.total(self._epoch_loss)
         found = score_together(self.model, self.data.validation, self.control)
         self.ended(epoch, ratio(sums[0], sums[1]) or 0.0, found)
-        return self._guarded(self.history[-1])
+        back = guarded and self.guard(epoch, self.history[-1].loss)
+        if back:
+            self.control.wait()  # where ranks share one x, nobody goes on before all have set it back
+            self.watch.lap("evaluation")
+        return back
 
     def ended(self, epoch: int, loss: float | None = None, validation: Score | None = None) -> None:
         """Record and show the end of an epoch; `loss`: its mean, by default that of this rank's own batches."""
-        if loss is None:
-            loss = ratio(*self._epoch_loss) or 0.0
+        loss = self.epoch_loss if loss is None else loss
         means = (None, None) if validation is None else validation.means(self.data.classes)
         at_end = Epoch(
             epoch=epoch,
@@ -293,35 +307,31 @@ class Worker:
                 "training has diverged: %s; it stops here (a smaller --lr, or --on-divergence halve)", why
             )
 
-    def close(self) -> None:
-        """Wait for all ranks; free what is held of MPI."""
-        self.control.close()
-
-    # ---- parts of the above
-
-    def _guarded(self, end: Epoch) -> bool:
-        """Act on a loss that has run away, on every rank alike; whether the parameters were set back."""
-        wrong = self._guard.see(end.loss)
+    def guard(self, epoch: int, loss: float) -> bool:
+        """Act on a loss that has run away, on this rank alone; whether `model.x` was set back."""
+        wrong = self._guard.see(loss)
         if wrong is None:
             if self._good is not None:
                 np.copyto(self._good, self.model.x)
             return False
         if self.on_divergence == "stop":
-            self.stop(f"{wrong} in epoch {end.epoch + 1}")
+            self.stop(f"{wrong} in epoch {epoch + 1}")
             return False
         if self._good is None:
             if self.rank == 0:
-                log.warning("training has diverged: %s in epoch %d", wrong, end.epoch + 1)
+                log.warning("training has diverged: %s in epoch %d", wrong, epoch + 1)
             return False
         self.rate /= 2
         if self.rank == 0:
             log.warning(
                 "training has diverged: %s in epoch %d; back to the last good parameters, learning rate now %g",
-                wrong, end.epoch + 1, self.rate,
+                wrong, epoch + 1, self.rate,
             )  # fmt: skip
         np.copyto(self.model.x, self._good)
         self._states.clear()
         self._guard.forget()
-        self.control.wait()  # where ranks share one x, nobody goes on before all have set it back
-        self.watch.lap("evaluation")
         return True
+
+    def close(self) -> None:
+        """Wait for all ranks; free what is held of MPI."""
+        self.control.close()
