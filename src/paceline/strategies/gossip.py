@@ -1,0 +1,128 @@
+"""Gossip: every rank trains a model of its own and sends it, now and then, to one other rank drawn at random.
+
+    each rank i, from w_i = 1/p:
+        for each (x', w') that has arrived:  x_i <- (w_i x_i + w' x') / (w_i + w');  w_i <- w_i + w'
+        x_i <- x_i - eta g / |B|                               its own batch, its own step
+        every H steps:  w_i <- w_i / 2;  send (x_i, w_i) to a random other rank, waiting for nobody
+
+No rank waits for another within an epoch. The weights, with those of messages under way, always add up to 1, and merging
+leaves the sum of w x as it is. So the mean of what all ranks learned, sum of w_i x_i, is never lost; it is what is
+evaluated at the end of an epoch, when everything under way has arrived, and what is kept at the end.
+
+Cost: a message of n numbers (and one weight) a rank every H steps; at the end of an epoch one allreduce of n numbers.
+Blot et al., Gossip training for deep learning (2016); Kempe et al., Gossip-based computation of aggregates (2003).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.errors import UsageError
+from paceline.strategies import Strategy
+from paceline.strategies._mail import Envelope, Mail
+from paceline.strategies.serial import Serial
+
+if TYPE_CHECKING:
+    from paceline.worker import Worker
+
+Array = NDArray[Any]
+# Messages of one rank that may be under way at once; where none is free the rank goes on without sending.
+SLOTS = 2
+# A rank whose weight has fallen so far below its fair share keeps it until something comes in: what it would send
+# weighs nothing, and halving without end comes to 0. So no more than ten messages pile up from one rank at a slow one.
+LEAST = 2.0**-10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gossip(Strategy):
+    """Every rank trains its own model and averages it with random others, asynchronously, by weighted messages.
+
+    >>> Gossip(every=0)
+    Traceback (most recent call last):
+    paceline.errors.UsageError: every of gossip must be at least 1; got 0
+    """
+
+    whole_batches: ClassVar[bool] = True
+    in_step: ClassVar[bool] = False
+
+    every: int = 1
+    """Steps between two messages of a rank."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise UsageError(f"every of gossip must be at least 1; got {self.every}")
+
+    def train(self, me: Worker) -> None:
+        if me.size == 1:
+            Serial().train(me)
+            return
+        me.broadcast()  # x the same on every rank
+        x, w = me.model.x, 1 / me.size
+        own = x.copy()
+        mail = Mail(x, me.comm, slots=SLOTS)
+        draw = np.random.default_rng((me.seed, me.rank))
+        unsent = 0
+        for epoch in me.epochs():
+            np.copyto(x, own)  # on from this rank's own model
+            for turn, batch in enumerate(me.turns(epoch), 1):
+                while (message := mail.next()) is not None:
+                    w = merge(x, w, message)
+                me.watch.lap("exchange")
+                me.gradient(batch)  # g <- sum over B of grad f(x_i)
+                me.step(me.model.g, batch.count)  # x_i <- x_i - eta g / |B|
+                if turn % self.every == 0:
+                    envelope = mail.free() if w >= LEAST / me.size else None
+                    if envelope is None:
+                        unsent += 1
+                    else:
+                        w /= 2  # w_i <- w_i / 2
+                        envelope.x[...], envelope.weight[...] = x, w
+                        mail.send(envelope, dest=(me.rank + int(draw.integers(1, me.size))) % me.size)
+                me.watch.lap("exchange")
+            under_way = int(me.control.total(mail.sent)[me.rank]) - mail.received
+            me.watch.lap("wait")
+            for _ in range(under_way):
+                w = merge(x, w, mail.wait())
+            mail.flush()
+            np.copyto(own, x)
+            x *= w
+            me.allreduce(x)  # x <- sum of w_i x_i
+            self._note(me, own, w)
+            if me.validate(epoch):  # set back: all ranks start anew from there
+                np.copyto(own, x)
+                w = 1 / me.size
+        self._tell(me, mail, unsent)
+
+    def _note(self, me: Worker, own: Array, w: float) -> None:
+        """How far apart the ranks' models are at the end of an epoch, and what each weighs."""
+        apart = w * float(np.square(own - me.model.x, dtype=np.float64).sum())
+        mean = float(np.linalg.norm(me.model.x)) or 1.0
+        me.findings.setdefault("weights", []).append(me.control.everyones(np.array(w)).tolist())
+        me.findings.setdefault("disagreement", []).append(
+            float(np.sqrt(me.control.total(np.array([apart]))[0])) / mean
+        )
+        me.watch.lap("evaluation")
+
+    def _tell(self, me: Worker, mail: Mail, unsent: int) -> None:
+        sent, received, unsent = map(
+            int, me.control.total(np.array([mail.sent.sum(), mail.received, unsent]))
+        )
+        me.findings["messages"] = {"sent": sent, "received": received, "not_sent": unsent}
+        if "disagreement" in me.findings:
+            me.remarks.append(
+                f"{sent:,} messages, {unsent:,} put off because earlier ones had not arrived; "
+                f"at the end the ranks' models were {me.findings['disagreement'][-1]:.1%} of |x| from their mean"
+            )
+
+
+def merge(x: Array, w: float, message: Envelope) -> float:
+    """x <- (w x + w' x') / (w + w'), in place; returns w + w'. The message is used up."""
+    other = float(message.weight[0])
+    message.x -= x
+    message.x *= other / (w + other)
+    x += message.x  # x <- x + w'/(w + w') (x' - x)
+    return w + other

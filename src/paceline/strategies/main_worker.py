@@ -1,0 +1,83 @@
+"""Main and workers: rank 0 holds the weights and does not train; it adds up the workers' changes and sends x back.
+
+    for each global batch B, cut into pieces B_1 … B_p-1:
+        worker i:  d_i <- (its own step from x by its piece) - x
+                   send |B_i|/|B| d_i to the main rank, receive the new x
+        main:      x <- x + |B_1|/|B| d_1 + … + |B_p-1|/|B| d_p-1        in rank order
+                   send x to each worker
+
+With plain SGD the weighted changes add up to the step of the whole batch: serial SGD, to rounding.
+
+Cost a step, n parameters: 2 (p - 1) messages of n numbers, all of them through rank 0, with blocking Send and Recv: every
+worker waits for the slowest one and then for its turn. The first thing everybody writes; sync is what to use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from paceline.errors import UsageError
+from paceline.strategies import Strategy
+
+if TYPE_CHECKING:
+    from paceline.worker import Worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class MainWorker(Strategy):
+    """Rank 0 holds the weights and does not train; workers send it their changes and receive the new weights.
+
+    >>> MainWorker().check(1)
+    Traceback (most recent call last):
+    paceline.errors.UsageError: main-worker needs at least 2 ranks (1 main + 1 worker); the job has 1
+    """
+
+    in_step: ClassVar[bool] = False
+
+    def check(self, ranks: int) -> None:
+        if ranks < 2:
+            raise UsageError(f"main-worker needs at least 2 ranks (1 main + 1 worker); the job has {ranks}")
+
+    def train(self, me: Worker) -> None:
+        me.broadcast()  # x the same on every rank
+        for epoch in me.epochs():
+            if me.rank == 0:
+                self._main(me, epoch)
+            else:
+                self._work(me, epoch)
+            me.validate(epoch)
+
+    def _main(self, me: Worker, epoch: int) -> None:
+        x = me.model.x
+        message = np.empty(x.size + 1, x.dtype)  # a change and, for the eye, a piece's part of the mean loss
+        for step in range(me.steps_per_epoch):
+            loss = 0.0
+            for worker in range(1, me.size):
+                me.comm.Recv(message, source=worker)
+                me.watch.lap("wait")
+                x += message[:-1]  # x <- x + |B_i|/|B| d_i
+                loss += float(message[-1])
+                me.watch.lap("update")
+            for worker in range(1, me.size):
+                me.comm.Send(x, dest=worker)
+            me.watch.lap("exchange")
+            me.tell(epoch * me.steps_per_epoch + step, loss)
+
+    def _work(self, me: Worker, epoch: int) -> None:
+        x = me.model.x
+        start = np.empty_like(x)
+        message = np.empty(x.size + 1, x.dtype)
+        for batch in me.batches(epoch, rank=me.rank - 1, ranks=me.size - 1):
+            np.copyto(start, x)
+            loss = me.gradient(batch)  # g_i <- sum over B_i of grad f(x)
+            me.step(me.model.g, batch.count)  # x_i <- x - eta g_i / |B_i|
+            np.subtract(x, start, message[:-1])  # d_i <- x_i - x
+            message[:-1] *= batch.count / batch.total  # |B_i|/|B| d_i
+            message[-1] = loss / batch.total
+            me.watch.lap("update")
+            me.comm.Send(message, dest=0)
+            me.comm.Recv(x, source=0)
+            me.watch.lap("exchange")
