@@ -60,13 +60,23 @@ def score_together(model: Model, split: Split, control: Control) -> Score:
     return Score(float(loss), int(correct), int(count))
 
 
-def agree_on_buffers(model: Model, control: Control) -> None:
-    """Average the buffers that differ between ranks (BatchNorm's statistics); integers are rank 0's. Collective."""
-    for buffer in model.buffers.values() if control.size > 1 else ():
+def agree_on_buffers(model: Model, control: Control, *, trained: bool = True) -> None:
+    """Average the buffers that differ between ranks (BatchNorm's statistics); integers are the first rank's. Collective.
+
+    `trained`: whether this rank has seen samples; where only some have, the others have nothing to say.
+    """
+    if control.size == 1 or not model.buffers:
+        return
+    heard = control.everyones(np.array(trained))
+    if not heard.any():
+        heard[:] = True
+    speaks, is_first = heard[control.rank], control.rank == heard.argmax()
+    for buffer in model.buffers.values():
         ours = np.array(buffer, np.float64 if buffer.dtype.kind == "f" else buffer.dtype, order="C")
-        first = control.from_first(ours.copy())
-        if buffer.dtype.kind == "f":
-            difference = control.total(ours - first)  # equal buffers stay as they are, to the bit
-            buffer[...] = first + difference / control.size
+        room = (ours if is_first else np.zeros_like(ours)).reshape(-1)  # sent as bytes, whatever the type
+        first = control.total(room.view(np.uint8)).view(ours.dtype).reshape(ours.shape)
+        if buffer.dtype.kind == "f":  # equal buffers stay as they are, to the bit
+            difference = control.total(ours - first if speaks else np.zeros_like(ours))
+            buffer[...] = first + difference / heard.sum()
         else:
             buffer[...] = first

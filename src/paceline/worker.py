@@ -266,7 +266,7 @@ class Worker:
         last good parameters (`--on-divergence halve`): what the strategy derived from them it must make anew.
         `guarded`: whether to look at the loss at all; a strategy whose ranks call `guard` themselves says no.
         """
-        agree_on_buffers(self.model, self.control)
+        agree_on_buffers(self.model, self.control, trained=self._epoch_loss[1] > 0)
         sums = self.control.total(self._epoch_loss)
         found = score_together(self.model, self.data.validation, self.control)
         self.ended(epoch, ratio(sums[0], sums[1]) or 0.0, found)
