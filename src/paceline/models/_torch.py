@@ -18,6 +18,7 @@ from paceline.data import Batch
 from paceline.errors import UsageError
 from paceline.models import Array, Ready
 from paceline.models._torch_loss import SummedLoss
+from paceline.models._torch_modes import evaluation_mode
 from paceline.models._torch_parts import mixed, real, take_apart
 from paceline.models._torch_ready import ReadyLayers
 
@@ -202,17 +203,11 @@ class TorchModel:
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         """Evaluation mode, no gradients; afterwards every part is in the mode that it was in."""
-        modes = [(part, part.training) for part in self.module.modules()]
-        was = self.module.training
         self._before()
-        self.module.eval()
         try:
-            with torch.no_grad():
+            with evaluation_mode(root for _, root in self._roots()), torch.no_grad():
                 yield
         finally:
-            self.module.train(was)
-            for part, mode in modes:
-                part.training = mode
             self._settle()
 
     # ---- to other processes

@@ -17,7 +17,7 @@ from threading import get_ident
 from typing import Any
 
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import Node
 
 from paceline.models import Ready
 from paceline.models._torch_parts import Trained
@@ -37,37 +37,35 @@ class ReadyLayers:
     def backward(self, loss: Tensor, ready: Ready) -> set[int]:
         """`loss.backward()`, with `ready(i)` for the layers that are known to be final; which ones these were."""
         early, thread = self._early, get_ident()
-        waiting = {
-            layer: {one for one in self._members[layer] if one.p.requires_grad}
-            for layer in (range(len(self._members)) if early is None else early)
-        }
-        marks: dict[int, list[Mark]] = {}
+        watched = range(len(self._members)) if early is None else early
+        before = {i: [Mark(one) for one in self._members[i] if one.p.requires_grad] for i in watched}
+        after: dict[int, list[Mark]] = {}
         said: set[int] = set()
 
-        def accumulated(layer: int, one: Trained, *_: Any) -> None:
-            waiting[layer].discard(one)
-            if waiting[layer] or layer in marks:
+        def accumulated(layer: int, *_: Any) -> None:
+            if layer in after or not all(mark.outdated() for mark in before[layer]):
                 return
             if early is not None:
                 for member in self._members[layer]:
                     member.after()
-            marks[layer] = [Mark(member) for member in self._members[layer]]
+            after[layer] = [Mark(member) for member in self._members[layer]]
             if early is not None and get_ident() == thread:  # deep inside checkpoints PyTorch takes another
                 said.add(layer)
                 ready(layer)
 
         hooks = []
         try:
-            for layer, members in waiting.items():
-                for one in members:
-                    node = get_gradient_edge(one.p).node  # kept: the passes inside this one will use it, too
-                    hooks.append((node, node.register_hook(partial(accumulated, layer, one))))
+            for layer in watched:
+                for one in self._members[layer]:
+                    if one.p.requires_grad:
+                        node = _accumulator(one.p)  # kept: the passes inside this one will use it, too
+                        hooks.append((node, node.register_hook(partial(accumulated, layer))))
             loss.backward()  # type: ignore[no-untyped-call]
         finally:
             for _, hook in hooks:
                 hook.remove()
 
-        changed = {layer for layer, then in marks.items() if any(mark.outdated() for mark in then)}
+        changed = {layer for layer, marks in after.items() if any(mark.outdated() for mark in marks)}
         if early is None:
             self._early = set(range(len(self._members))) - changed
         elif changed:
@@ -79,8 +77,17 @@ class ReadyLayers:
         return said
 
 
+def _accumulator(p: Tensor) -> Node:
+    """The node that accumulates the parameter's gradient: the end of any graph that it is in."""
+    graph: Any = p.view_as(p).grad_fn
+    node: Node = graph.next_functions[0][0]
+    return node
+
+
 class Mark:
-    """A parameter's gradient as it was."""
+    """A parameter's gradient as it is now."""
+
+    __slots__ = ("_grad", "_p", "_version")
 
     def __init__(self, one: Trained) -> None:
         self._p, self._grad = one.p, one.p.grad
