@@ -1,0 +1,82 @@
+"""What averaging strategies share: values and the number of those they come from, summed in one message."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline import registry
+from paceline.errors import UsageError, unknown
+
+if TYPE_CHECKING:
+    from paceline.worker import Worker
+
+Array = NDArray[Any]
+
+
+class Together:
+    """Sums and means over the ranks of vectors as long as the model's; the arrays are good until the next call.
+
+    The last element of the array that goes round is the count, so that a rank which had nothing to do is left out
+    without a message more, and without any rank having to know who else had nothing.
+    """
+
+    def __init__(self, me: Worker, allreduce: str) -> None:
+        self._me = me
+        self._allreduce = allreduce
+        self._packed = np.empty(me.model.x.size + 1, me.model.x.dtype)
+
+    def total(self, values: Array, count: int) -> tuple[Array, int]:
+        """The sums of every rank's values and count."""
+        self._packed[:-1], self._packed[-1] = values, count
+        self._me.allreduce(self._packed, self._allreduce)
+        return self._packed[:-1], int(self._packed[-1])
+
+    def mean(self, values: Array, counts: bool = True) -> Array:
+        """The mean of the values of those ranks that count; at least one must. On the worker's clock as exchange."""
+        total, count = self.total(values if counts else np.zeros((), values.dtype), int(counts))
+        total /= count
+        self._me.watch.lap("exchange")
+        return total
+
+    def glimpse(self, values: Array, counts: bool) -> Array:
+        """The same, to be evaluated only: neither its bytes nor its seconds are those of training."""
+        self._packed[:-1], self._packed[-1] = values if counts else 0, counts
+        total = self._me.control.total(self._packed)
+        total[:-1] /= total[-1]
+        return total[:-1]
+
+
+def validate_as(me: Worker, epoch: int, shown: Array) -> bool:
+    """Validate with `shown` in the place of this rank's own parameters, which come back; as `me.validate` says.
+
+    Where training ends here, `shown` stays; where it was set back, the parameters to which.
+    """
+    own = me.model.x.copy()
+    me.model.x[:] = shown
+    back = me.validate(epoch)
+    if not back and me.diverged is None and epoch != me.last_epoch:
+        me.model.x[:] = own
+    return back
+
+
+def check_collective(name: str) -> None:
+    """
+    >>> check_collective("rng")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    paceline.errors.UsageError: unknown collective 'rng'; choose one of auto, hierarchical, naive, native, ...
+    """
+    if name not in registry.names("collectives"):
+        raise unknown("collective", name, registry.names("collectives"))
+
+
+def at_least(least: int, what: str, value: int) -> None:
+    """
+    >>> at_least(1, "every of elastic", 0)
+    Traceback (most recent call last):
+    paceline.errors.UsageError: every of elastic must be at least 1; got 0
+    """
+    if value < least:
+        raise UsageError(f"{what} must be at least {least}; got {value}")

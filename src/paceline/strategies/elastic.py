@@ -1,0 +1,78 @@
+"""Elastic averaging SGD, synchronous: every rank explores on its own, tied to a common centre by a spring.
+
+    every rank: x_i alone, and the same centre c
+        x_i <- x_i - eta grad f(x_i; B_i)              at every step
+        every tau steps, with m = (x_1 + … + x_p) / p: one allreduce
+            x_i <- x_i - alpha (x_i - c)               pulled towards the centre
+            c   <- c + p alpha (m - c)                 which all pull towards themselves
+
+The centre is what is validated and kept. Unlike local SGD the ranks are not made equal: a small alpha leaves them more
+freedom. p alpha = 0.9 unless another moving rate is given. The run ends with a pull.
+
+Cost, n parameters: one allreduce of n + 1 numbers every tau steps; every rank holds a second copy of the parameters.
+Zhang, Choromanska and LeCun, Deep learning with elastic averaging SGD (2015); there, a pull and the gradient of the
+same step are both taken at the x_i before them, here one follows the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from paceline.errors import UsageError
+from paceline.shares import check_own
+from paceline.strategies import Strategy
+from paceline.strategies._averaging import Together, at_least, check_collective, validate_as
+from paceline.updates._checks import positive
+
+if TYPE_CHECKING:
+    from paceline.worker import Worker
+
+BETA = 0.9  # p alpha, by default: the paper's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elastic(Strategy):
+    """Every rank trains on its own share of the data, pulled now and then towards a common centre (EASGD)."""
+
+    whole_batches: ClassVar[bool] = True
+
+    every: int = 10
+    """Steps of each rank between pulls."""
+    moving_rate: float | None = None
+    """How far a pull goes, alpha; by default 0.9 / ranks."""
+    allreduce: str = "auto"
+
+    def __post_init__(self) -> None:
+        at_least(1, "every of elastic", self.every)
+        if self.moving_rate is not None:
+            positive("moving-rate of elastic", self.moving_rate)
+        check_collective(self.allreduce)
+
+    def check(self, ranks: int) -> None:
+        # A pull multiplies the distance of the mean from the centre by 1 - (p + 1) alpha.
+        if self.moving_rate is not None and self.moving_rate * (ranks + 1) >= 2:
+            raise UsageError(
+                f"moving-rate of elastic must be below 2 / (ranks + 1), or the centre swings ever farther; got "
+                f"{self.moving_rate:g} with {ranks} ranks (default: {BETA} / ranks)"
+            )
+
+    def check_data(self, ranks: int, batch: int, samples: int) -> None:
+        check_own(samples, batch, ranks)
+
+    def train(self, me: Worker) -> None:
+        me.broadcast()
+        x, p, turns = me.model.x, me.size, (me.last_epoch + 1) * me.shares.own_turns
+        c, together = x.copy(), Together(me, self.allreduce)  # x_1 = … = x_p = c
+        alpha = BETA / p if self.moving_rate is None else self.moving_rate
+        for epoch in me.epochs():
+            for batch in me.own_batches(epoch):
+                me.gradient(batch)
+                me.step(me.model.g, batch.count)  # x_i <- x_i - eta grad f(x_i; B_i)
+                if (batch.step + 1) % self.every == 0 or batch.step + 1 == turns:
+                    m = together.mean(x)
+                    x -= alpha * (x - c)  # x_i <- x_i - alpha (x_i - c)
+                    c += p * alpha * (m - c)  # c <- c + p alpha (m - c)
+                    me.watch.lap("exchange")
+            if validate_as(me, epoch, c):
+                c[:] = x

@@ -1,0 +1,116 @@
+"""Parallelised SGD, one-shot averaging: every rank trains alone on its own part of the data; at the end, one average.
+
+    divide the data among the ranks, at random, once
+    on every rank, from the same x:
+        for each epoch, until the loss falls by less than `tolerance` of itself:
+            for each batch B of this rank's part:  x_i <- x_i - eta grad f(x_i; B)
+    x <- (x_1 + … + x_p) / p                           the only message
+
+The common start matters: networks that began apart are permuted differently, and their average is no network.
+Data that every rank can read (all that paceline loads is) need not be scattered: a rank reads its part of it.
+
+Cost, n parameters: one allreduce of n + 1 numbers in the whole run; and what the slowest part makes the others wait.
+Zinkevich, Weimer, Smola and Li, Parallelized stochastic gradient descent (2010).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from paceline.evaluation import score
+from paceline.shares import check_own
+from paceline.strategies import Strategy
+from paceline.strategies._averaging import Array, Together, check_collective
+from paceline.updates._checks import not_negative
+
+if TYPE_CHECKING:
+    from paceline.worker import Worker
+
+COLUMNS = ("epochs", "loss", "converged", "diverged", "test_loss", "test_accuracy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Psgd(Strategy):
+    """The data divided once, every rank trains alone on its part; the weights are averaged at the end."""
+
+    whole_batches: ClassVar[bool] = True
+    in_step: ClassVar[bool] = False
+
+    tolerance: float | None = None
+    """A rank ends when its epoch's mean loss fell by less than this fraction; none: when its epochs do."""
+    allreduce: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.tolerance is not None:
+            not_negative("tolerance of psgd", self.tolerance)
+        check_collective(self.allreduce)
+
+    def check_data(self, ranks: int, batch: int, samples: int) -> None:
+        check_own(samples, batch, ranks)
+
+    def train(self, me: Worker) -> None:
+        me.broadcast()  # x_1 = … = x_p
+        x, together = me.model.x, Together(me, self.allreduce)
+        epoch, before, loss = -1, math.inf, math.nan
+        converged = moved = False
+        for epoch in me.epochs():
+            for batch in me.own_batches(epoch):
+                me.gradient(batch)
+                me.step(me.model.g, batch.count)  # x_i <- x_i - eta grad f(x_i; B)
+                moved = moved or batch.count > 0
+            loss = me.epoch_loss
+            back = me.guard(epoch, loss)
+            converged = self.tolerance is not None and moved and before - loss < self.tolerance * before
+            if converged or me.diverged is not None or epoch == me.last_epoch:
+                break
+            me.ended(epoch)
+            before = math.inf if back else loss
+        if epoch < 0:
+            return
+        me.control.wait()
+        me.watch.lap("wait")
+        mean = together.mean(x, moved)  # x <- (x_1 + … + x_p) / p
+        alone = score(me.model, me.data.test).means(me.data.classes)
+        x[:] = mean
+        mine = (epoch + 1, loss if moved else None, converged, me.diverged is not None, *alone)
+        parts = me.control.everyones(np.array([math.nan if value is None else value for value in mine]))
+        for rank in np.flatnonzero(parts[:, COLUMNS.index("diverged")]):
+            if me.diverged is None:
+                me.stop(f"the loss of part {rank} has run away")
+        me.validate(epoch, guarded=False)
+        report(me, parts, converging=self.tolerance is not None)
+
+
+def report(me: Worker, parts: Array, *, converging: bool) -> None:
+    """What became of every part, and of the average, on the test samples: findings and a remark. Collective."""
+    kinds = {"epochs": int, "converged": bool, "diverged": bool}
+    found: list[dict[str, Any]] = [
+        {"rank": rank}
+        | {
+            name: None if math.isnan(value) else kinds.get(name, float)(value)
+            for name, value in zip(COLUMNS, part, strict=True)
+        }
+        for rank, part in enumerate(parts)
+    ]
+    average = dict(zip(("test_loss", "test_accuracy"), me.test(), strict=True))
+    me.findings["parts"], me.findings["average"] = found, average
+    what = "test_loss" if average["test_accuracy"] is None else "test_accuracy"
+    alone = [part[what] for part in found if part["loss"] is not None and part[what] is not None]
+    if average[what] is None or not alone:
+        return
+    word, told = {"test_accuracy": ("accuracy", "{:.2f} %"), "test_loss": ("loss", "{:.4g}")}[what]
+    scale = 100 if what == "test_accuracy" else 1
+    whole, worst, best = (told.format(scale * value) for value in (average[what], min(alone), max(alone)))
+    epochs = sorted({part["epochs"] for part in found})
+    span = (
+        f"{epochs[0]} to {epochs[-1]} epochs" if epochs[1:] else f"{epochs[0]} epoch{'s' * (epochs[0] > 1)}"
+    )
+    converged = f"{sum(part['converged'] for part in found)} of {me.size} converged, " if converging else ""
+    me.remarks.append(
+        f"{word} on the test samples: the average {whole}, its {len(alone)} parts alone {worst} to {best}; "
+        f"{converged}after {span}"
+    )

@@ -1,0 +1,50 @@
+"""Weight averaging at every step: each rank takes a step of its own, then all take the average of where they are.
+
+    for each turn, every rank with a batch B_i of its own part of the data:
+        x_i <- x_i - eta grad f(x_i; B_i)              a local step
+        x_i <- (x_1 + … + x_p) / p                     one Allreduce of all weights in one array
+
+Ranks that have no batch left in a turn do not count in its average. With `sgd` this is synchronous SGD on the mean of
+the ranks' gradients, p batches at once; with an update that has a memory (momentum, adam) it is not: every rank's
+memory is of its own gradients.
+
+Cost a turn, n parameters: one allreduce of n + 1 numbers (the last counts the ranks).
+McDonald, Hall and Mann, Distributed training strategies for the structured perceptron (2010): "iterative mixing".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from paceline.shares import check_own
+from paceline.strategies import Strategy
+from paceline.strategies._averaging import Together, check_collective
+
+if TYPE_CHECKING:
+    from paceline.worker import Worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightAverage(Strategy):
+    """Every rank trains on its own share of the data; after every batch the weights are averaged."""
+
+    whole_batches: ClassVar[bool] = True
+
+    allreduce: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_collective(self.allreduce)
+
+    def check_data(self, ranks: int, batch: int, samples: int) -> None:
+        check_own(samples, batch, ranks)
+
+    def train(self, me: Worker) -> None:
+        me.broadcast()  # x_1 = … = x_p
+        x, together = me.model.x, Together(me, self.allreduce)
+        for epoch in me.epochs():
+            for batch in me.own_batches(epoch):
+                me.gradient(batch)
+                me.step(me.model.g, batch.count)  # x_i <- x_i - eta grad f(x_i; B_i)
+                x[:] = together.mean(x, batch.count > 0)  # x_i <- (x_1 + … + x_p) / p
+            me.validate(epoch)
