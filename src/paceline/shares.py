@@ -58,7 +58,8 @@ class Shares:
         for turn in range(self._rounds):
             step = epoch * self._rounds + turn
             batch = own.at(epoch, turn) if turn < self._turns else self._none(epoch, step)
-            batch.step = step  # a rank with fewer batches does not count otherwise than the rest
+            # The step is everybody's, also where a rank has fewer batches; by its place every rank's dropout differs.
+            batch.step, batch.offset = step, self.batches.rank * self.batches.batch
             yield batch
 
     @property

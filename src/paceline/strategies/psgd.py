@@ -64,7 +64,8 @@ class Psgd(Strategy):
                 moved = moved or batch.count > 0
             loss = me.epoch_loss
             back = me.guard(epoch, loss)
-            converged = self.tolerance is not None and moved and before - loss < self.tolerance * before
+            settled = self.tolerance is not None and moved and before - loss < self.tolerance * before
+            converged = settled and not back and me.diverged is None
             if converged or me.diverged is not None or epoch == me.last_epoch:
                 break
             me.ended(epoch)
