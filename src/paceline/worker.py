@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from paceline.comm._control import Control
 from paceline.data import Batch, Batches, Dataset
 from paceline.evaluation import Epoch, Score, agree_on_buffers, ratio, score_together
 from paceline.guard import Guard
-from paceline.models import Model
+from paceline.models import Model, Ready, layer_by_layer
 from paceline.schedules import Schedule
 from paceline.shares import Shares
 from paceline.stopwatch import Stopwatch
@@ -122,6 +124,7 @@ class Worker:
         self._epoch_loss = np.zeros(2)
         self._weights = np.full(self.size, 1 / self.size)
         self._balanced = 0
+        self._by_layer: Callable[[Batch, Ready], float] | None = None
         self._guard = Guard(horizon=1)
         self._good: Array | None = None
 
@@ -183,9 +186,16 @@ class Worker:
         if self._on_step is not None:
             self._on_step(min(step, self.steps - 1), loss)
 
-    def gradient(self, batch: Batch) -> float:
-        """Fill `model.g` with the gradient summed over the batch's samples; return the summed loss."""
-        if batch.count:
+    def gradient(self, batch: Batch, ready: Ready | None = None) -> float:
+        """Fill `model.g` with the gradient summed over the batch's samples; return the summed loss.
+
+        `ready(i)` is called as soon as the gradient of layer i is final, while the pass goes on.
+        """
+        if ready is not None:
+            if self._by_layer is None:
+                self._by_layer = layer_by_layer(self.model)
+            self._loss = self._by_layer(batch, ready)
+        elif batch.count:
             self._loss = self.model.gradient(batch)
         else:
             self.model.g.fill(0)
@@ -195,7 +205,11 @@ class Worker:
 
     def eta(self, step: int | None = None) -> float:
         """The learning rate of the present step of the run, or of the one given."""
-        return self.rate * self._schedule.factor(self._step if step is None else step, self.steps)
+        return self.rate * self.shape(step)
+
+    def shape(self, step: int | None = None) -> float:
+        """What the schedule multiplies the learning rate by, at the present step of the run or at the one given."""
+        return self._schedule.factor(self._step if step is None else step, self.steps)
 
     def step(self, g: Array, count: int, part: slice = WHOLE) -> None:
         """x[part] <- update(x[part], g / count); `g` is used up. Nothing where `count` is 0: no samples, no step."""
@@ -331,6 +345,13 @@ class Worker:
         self._states.clear()
         self._guard.forget()
         return True
+
+    def follow_first(self) -> None:
+        """Where rank 0 alone has known the epochs' ends, let every rank know them. Collective."""
+        mine = json.dumps([self.diverged, [asdict(epoch) for epoch in self.history]])
+        diverged, history = json.loads(self.control.text_from_first(mine))
+        if self.rank != 0:
+            self.diverged, self.history = diverged, [Epoch(**epoch) for epoch in history]
 
     def close(self) -> None:
         """Wait for all ranks; free what is held of MPI."""

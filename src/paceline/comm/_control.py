@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.comm._agree import shared_text
+
 Array = NDArray[Any]
 
 
@@ -45,6 +47,10 @@ class Control:
         if self._comm is not None:
             self._comm.Bcast(values, root=0)
         return values
+
+    def text_from_first(self, text: str) -> str:
+        """Rank 0's text, on every rank."""
+        return text if self._comm is None else shared_text(self._comm, text)
 
     def gather(self, rows: Array) -> list[Array]:
         """Each rank's rows, which may be of different number, on rank 0; other ranks get an empty list."""

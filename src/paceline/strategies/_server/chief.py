@@ -1,0 +1,190 @@
+"""What master 0 does beside its own pieces: deals out batches, watches the loss, evaluates the model while others work."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.data import chunks
+from paceline.evaluation import Score, ratio, score_together
+from paceline.guard import Guard
+from paceline.models._state import flat_buffers, put_flat_buffers
+from paceline.worker import Worker
+
+Array = NDArray[Any]
+log = logging.getLogger(__name__)
+# Samples that are evaluated between two looks at the workers' messages.
+LITTLE = 64
+
+
+class Dealer:
+    """Which batch a worker computes next; -1 when there is none left for it.
+
+    >>> static = Dealer("static", workers=2, steps_per_epoch=3, steps=6)      # the first ones take what is left over
+    >>> [static.next(0) for _ in range(5)], [static.next(1) for _ in range(3)]
+    ([0, 2, 3, 5, -1], [1, 4, -1])
+    >>> dynamic = Dealer("dynamic", workers=2, steps_per_epoch=3, steps=6)
+    >>> [dynamic.next(worker) for worker in (0, 1, 1, 1, 1, 0, 0)]
+    [0, 1, 2, 3, 4, 5, -1]
+    """
+
+    def __init__(
+        self, share: Literal["static", "dynamic"], workers: int, steps_per_epoch: int, steps: int
+    ) -> None:
+        self.share = share
+        self.stopped = False
+        self._free = iter(range(steps))
+        self._own = [_share(worker, workers, steps_per_epoch, steps) for worker in range(workers)]
+
+    def next(self, worker: int) -> int:
+        if self.stopped:
+            return -1
+        return next(self._free if self.share == "dynamic" else self._own[worker], -1)
+
+    def first(self) -> list[int]:
+        """Every worker's first batch: known to all without a message."""
+        return [self.next(worker) for worker in range(len(self._own))]
+
+
+def _share(worker: int, workers: int, steps_per_epoch: int, steps: int) -> Iterator[int]:
+    """A worker's own batches: of each epoch every `workers`-th."""
+    for start in range(0, steps, steps_per_epoch):
+        yield from range(start + worker, start + steps_per_epoch, workers)
+
+
+class Chief:
+    """Master 0's side work; everything here is a function of the order in which it is told of things."""
+
+    def __init__(self, me: Worker, dealer: Dealer, workers: int, pieces: int) -> None:
+        self.me, self.dealer = me, dealer
+        self.restore_wanted = False
+        self._pieces = pieces
+        self._guard = Guard(horizon=max(32, 2 * workers))
+        self._sums: dict[int, Array] = {}
+        self._done = 0
+        self._buffers = np.zeros((workers, flat_buffers(me.model).size))
+        self._heard = np.zeros(workers, bool)
+        self._parts: dict[int, list[tuple[slice, Array]]] = {}
+        self._queue: deque[int] = deque()
+        self._going: Iterator[Score | None] | None = None
+        self._scores: dict[int, Score] = {}
+        self._all_known = False
+
+    # ---- losses
+
+    def loss(
+        self, worker: int, step: int, loss: float, count: int, buffers: Array, lately: Callable[[], str]
+    ) -> None:
+        """A worker's loss in the batch of an earlier step."""
+        sums = self._sums.setdefault(step // self.me.steps_per_epoch, np.zeros(3))
+        sums += (loss, count, 1)
+        self._buffers[worker], self._heard[worker] = buffers, True
+        self._done += 1
+        self.me.tell(self._done - 1, loss / count)
+        if self.me.on_divergence == "ignore" or self.dealer.stopped:
+            return
+        wrong = self._guard.see(loss / count)
+        if wrong is None:
+            return
+        words = f"{wrong} after {self._done:,} gradients, whose staleness lately was {lately()}"
+        if self.me.on_divergence == "stop":
+            self.dealer.stopped = True
+            self.me.stop(f"{words}; fewer workers or rule=adaptive bear more")
+        else:
+            self.restore_wanted = True
+            self._guard.forget()
+            log.warning(
+                "training has diverged: %s; back to the last good parameters with half the step", words
+            )
+
+    # ---- evaluation, a little at a time
+
+    def snapshot(self, epoch: int, part: slice, values: Array) -> None:
+        """One piece of the model as it was at the end of an epoch."""
+        parts = self._parts.setdefault(epoch, [])
+        parts.append((part, values))
+        if len(parts) == self._pieces:
+            self._queue.append(epoch)
+
+    @property
+    def pressed(self) -> bool:
+        """Whether complete models pile up."""
+        return len(self._queue) > 2
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._queue)
+
+    def work(self) -> None:
+        """Evaluate a few samples of the oldest complete model that is waiting for it."""
+        epoch = self._queue[0]
+        if self._going is None:
+            self.assemble(epoch)
+            self._going = self._evaluating()
+        found = next(self._going)
+        if found is not None:
+            self._going = None
+            self._queue.popleft()
+            self._scores[epoch] = found
+            self._report()
+        self.me.watch.lap("evaluation")
+
+    def _evaluating(self) -> Iterator[Score | None]:
+        model, split = self.me.model, self.me.data.validation
+        loss, correct = 0.0, 0
+        for inputs, labels in chunks(split, size=LITTLE, dtype=model.x.dtype):
+            some_loss, some_correct = model.evaluate(inputs, labels)
+            loss, correct = loss + some_loss, correct + some_correct
+            yield None
+        yield Score(loss, correct, len(split))
+
+    def assemble(self, epoch: int) -> None:
+        """Put the model of an epoch's end, and the workers' buffers, into `me.model`."""
+        for part, values in self._parts[epoch]:
+            self.me.model.x[part] = values
+        self.put_buffers()
+
+    def put_buffers(self) -> None:
+        """Average the workers' buffers (BatchNorm's statistics) into `me.model`."""
+        if self._buffers.size and self._heard.any():
+            put_flat_buffers(self.me.model, self._buffers[self._heard].mean(axis=0))
+
+    def _report(self) -> None:
+        """End the epochs whose model has been evaluated and whose losses are all known."""
+        epoch = len(self.me.history)
+        while epoch in self._scores:
+            sums = self._sums.get(epoch, np.zeros(3))
+            if sums[2] < self.me.steps_per_epoch and not self._all_known:
+                return
+            self.me.ended(epoch, ratio(sums[0], sums[1]) or 0.0, self._scores.pop(epoch))
+            del self._parts[epoch]
+            epoch += 1
+
+    def finish(self) -> None:
+        """All workers have left: what has not been evaluated yet is, by all ranks together. Collective."""
+        self._all_known = True
+        self._going = None
+        self._report()
+        self.me.control.from_first(np.array([len(self._queue)]))
+        for epoch in self._queue:
+            self.assemble(epoch)
+            self._scores[epoch] = evaluated_together(self.me)
+            self._report()
+
+
+def evaluated_together(me: Worker) -> Score:
+    """Evaluate rank 0's model on the validation samples, every rank its share. Collective."""
+    me.broadcast()
+    return score_together(me.model, me.data.validation, me.control)
+
+
+def help_to_finish(me: Worker) -> None:
+    """What the other ranks do while rank 0 is in `Chief.finish`. Collective."""
+    for _ in range(int(me.control.from_first(np.zeros(1, np.int64))[0])):
+        evaluated_together(me)
+        me.watch.lap("evaluation")

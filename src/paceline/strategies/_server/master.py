@@ -1,0 +1,298 @@
+"""A master of the parameter server: what its messages are, and what it does with each."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.models._state import flat_buffers
+from paceline.rules import Rule
+from paceline.strategies._server import messages
+from paceline.strategies._server.chief import Chief, help_to_finish
+from paceline.strategies._server.disciplines import Discipline
+from paceline.strategies._server.owned import APPLIED, DROPPED, EVENTS, LEFT, RESTORED, Gradient, Owned
+from paceline.strategies._server.placement import Piece
+from paceline.worker import Worker
+
+Array = NDArray[Any]
+KEPT = 4  # marks: copies of the parameters to go back to
+
+
+class Master:
+    """Serves whoever comes. A receive is posted before what it receives can have been sent."""
+
+    def __init__(
+        self,
+        me: Worker,
+        comm: Any,
+        pieces: list[Piece],
+        masters: int,
+        rule: Rule,
+        discipline: Callable[[], Discipline],
+        chief: Chief | None,
+    ) -> None:
+        self.me, self.comm, self.masters, self.chief = me, comm, masters, chief
+        self.workers = workers = me.size - masters
+        self.log = array("d")
+        self.snapshots = np.zeros(len(pieces), np.int64)
+        """How many epochs' ends were told of, by piece."""
+        self._said = [Gradient() for _ in range(workers)]
+        self._owned = {
+            piece.number: Owned(me, piece, rule, workers, self._said, self.log)
+            for piece in pieces
+            if piece.master == me.rank
+        }
+        self._theirs = {piece.number: piece for piece in pieces if piece.master != me.rank}
+        self._discipline = {number: discipline() for number in self._owned}
+        self._unanswered = [len(self._owned)] * workers
+        self._working, self._ended = workers, chief is not None
+        self._losses: list[Array | None] = [None] * workers
+        self._interval = max(me.steps_per_epoch // 8, 8 * workers)
+        self._marks = {number: {0: owned.x.copy()} for number, owned in self._owned.items()}
+        self._good_mark = 0
+
+        self._headers = np.zeros((workers, messages.BUFFERS + (flat_buffers(me.model).size if chief else 0)))
+        self._next = np.zeros((workers, 1), np.int64)
+        self._orders = np.zeros(2)
+        self._landing = {n: np.empty_like(me.model.x[piece.part]) for n, piece in self._theirs.items()}
+        self._waited: dict[tuple[str, int, int], Any] = {}  # receives under way, by what they are of
+        self._sending: dict[tuple[int, int], Any] = {}  # sends under way, by tag and worker
+        self._copies: list[tuple[Any, Array]] = []  # sends under way, of copies made for them
+
+    # ---- the loop
+
+    def serve(self) -> None:
+        """Until every worker has left; and then, but for master 0, until master 0 says that all is done."""
+        for worker in range(self.workers):
+            self._expect("header", worker)
+        if self.chief is None:
+            self._expect("orders")
+        else:
+            for number in self._theirs:
+                self._expect("snapshot", number)
+        for what, number, worker in self._as_they_come() if self.me.replay is None else self._as_they_came():
+            getattr(self, f"_on_{what}")(number, worker)
+            self.me.watch.lap("exchange")
+        for request in self._sending.values():
+            request.Wait()
+        if self.chief is not None:
+            self._give_orders(messages.END, 0)
+
+    def _as_they_come(self) -> Iterator[tuple[str, int, int]]:
+        """What has arrived, as it arrives; while nothing has, master 0 evaluates a little."""
+        while self._working or not self._ended:
+            keys, requests = list(self._waited), list(self._waited.values())
+            some: Any = type(requests[0])
+            if self.chief is None or not self.chief.has_work:
+                done = some.Waitsome(requests)
+            else:
+                done = some.Testsome(requests)
+                if not done or self.chief.pressed:
+                    self.me.watch.lap("wait")
+                    self.chief.work()
+            self.me.watch.lap("wait")
+            for index in done or ():
+                del self._waited[keys[index]]
+            for index in done or ():
+                yield keys[index]
+
+    def _as_they_came(self) -> Iterator[tuple[str, int, int]]:
+        """What had arrived in the run that is replayed, in that order."""
+        rows = self.me.replay.updates
+        mine = rows["master"] == self.me.rank
+        for event, number, worker in zip(*(rows[name][mine].tolist() for name in EVENTS[:3]), strict=True):
+            if event in (APPLIED, DROPPED):
+                if ("gradient", number, worker) not in self._waited:
+                    yield self._awaited("header", worker)
+                yield self._awaited("gradient", number, worker)
+            elif event == LEFT:
+                yield self._awaited("header", worker)
+            elif self.chief is None:  # master 0 decides on going back as it did
+                yield self._awaited("orders")
+        if self.chief is None:
+            yield self._awaited("orders")
+
+    def _awaited(self, what: str, number: int = 0, worker: int = 0) -> tuple[str, int, int]:
+        self._waited.pop((what, number, worker)).Wait()
+        self.me.watch.lap("wait")
+        return what, number, worker
+
+    def _expect(self, what: str, number: int = 0, worker: int = 0) -> None:
+        """Post a receive."""
+        if what == "header":
+            request = self.comm.Irecv(
+                self._headers[number], source=self.masters + number, tag=messages.HEADER
+            )
+        elif what == "gradient":
+            into = self._owned[number].g[worker]
+            request = self.comm.Irecv(into, source=self.masters + worker, tag=messages.PIECES + number)
+        elif what == "snapshot":
+            owner = self._theirs[number].master
+            request = self.comm.Irecv(self._landing[number], source=owner, tag=messages.PIECES + number)
+        else:
+            request = self.comm.Irecv(self._orders, source=0, tag=messages.ORDERS)
+        self._waited[what, number, worker] = request
+
+    # ---- what happens
+
+    def _on_header(self, worker: int, _: int) -> None:
+        """A worker has begun a batch, or has left; with it comes the loss of its last one."""
+        header, said = self._headers[worker], self._said[worker]
+        said.step, said.count = int(header[messages.STEP]), int(header[messages.COUNT])
+        self._losses[worker] = header.copy() if self.chief is not None else None
+        if said.step >= 0:
+            for number in self._owned:
+                self._expect("gradient", number, worker)
+            self._expect("header", worker)
+            return
+        self.log.extend((LEFT, 0, worker, -1, 0, 0))
+        self._working -= 1
+        self._take_loss(worker)
+        for number, owned in self._owned.items():
+            self._answer(owned, self._discipline[number].left(owned, worker))
+
+    def _on_gradient(self, number: int, worker: int) -> None:
+        """A gradient of a piece: apply it (or not, or not yet), and answer whoever is to go on."""
+        self._take_loss(worker)
+        owned = self._owned[number]
+        owned.arrivals += 1
+        self.me.watch.lap("exchange")
+        answered = self._discipline[number].arrived(owned, worker)
+        self.me.watch.lap("update")
+        self._answer(owned, answered)
+        epoch, rest = divmod(owned.arrivals, self.me.steps_per_epoch)
+        if rest == 0:
+            self._tell_chief(owned, epoch - 1)
+        if self.me.on_divergence == "halve" and owned.arrivals % self._interval == 0:
+            self._mark(owned, owned.arrivals // self._interval)
+
+    def _on_snapshot(self, number: int, _: int) -> None:
+        """Another master's piece as it was at the end of an epoch."""
+        self._take_snapshot(number)
+        self._expect("snapshot", number)
+
+    def _on_orders(self, _: int, __: int) -> None:
+        """Master 0 says to go back, or that all is done."""
+        kind, mark = self._orders.astype(int).tolist()
+        if kind == messages.END:
+            self._ended = True
+        else:
+            self._restore(mark)
+            self._expect("orders")
+
+    # ---- answers
+
+    def _answer(self, owned: Owned, workers: list[int]) -> None:
+        """Send workers the present values of a piece; master 0 adds which batch is next."""
+        tag = messages.PIECES + owned.piece.number
+        for worker in workers:
+            self._complete(tag, worker)
+            self._send(owned.answer(worker), tag, worker)
+            self._unanswered[worker] -= 1
+            if self._unanswered[worker] == 0:
+                self._unanswered[worker] = len(self._owned)
+                if self.chief is not None:
+                    self._complete(messages.NEXT, worker)
+                    self._next[worker] = self.chief.dealer.next(worker)
+                    self._send(self._next[worker], messages.NEXT, worker)
+
+    def _complete(self, tag: int, worker: int) -> None:
+        """The worker has what was last sent to it under this tag: it could not have come back without."""
+        request = self._sending.pop((tag, worker), None)
+        if request is not None:
+            request.Wait()
+
+    def _send(self, values: Array, tag: int, worker: int) -> None:
+        self._sending[tag, worker] = self.comm.Isend(values, dest=self.masters + worker, tag=tag)
+
+    # ---- with master 0
+
+    def _take_loss(self, worker: int) -> None:
+        """Master 0 takes note of the loss that came with a worker's last header, and goes back if it has run away."""
+        header, self._losses[worker] = self._losses[worker], None
+        if self.chief is None or header is None or header[messages.LAST_STEP] < 0:
+            return
+        step, count = int(header[messages.LAST_STEP]), int(header[messages.LAST_COUNT])
+        self.chief.loss(
+            worker, step, float(header[messages.LAST_LOSS]), count, header[messages.BUFFERS :], self._lately
+        )
+        if self.chief.restore_wanted:
+            self.chief.restore_wanted = False
+            self._give_orders(messages.RESTORE, self._good_mark)
+            self._restore(self._good_mark)
+
+    def _lately(self) -> str:
+        """The staleness of the last updates, in words."""
+        rows = np.array(self.log).reshape(-1, len(EVENTS))[-100:]
+        taus = rows[rows[:, 0] == APPLIED, EVENTS.index("tau")]
+        return f"{taus.mean():.1f} updates, at most {taus.max():.0f}" if taus.size else "unknown"
+
+    def _tell_chief(self, owned: Owned, epoch: int) -> None:
+        """An epoch's gradients have all arrived: this piece, as it is now, is part of the model that is evaluated."""
+        values = owned.x.copy()
+        self.snapshots[owned.piece.number] += 1
+        if self.chief is not None:
+            self.chief.snapshot(epoch, owned.piece.part, values)
+        else:
+            request = self.comm.Isend(values, dest=0, tag=messages.PIECES + owned.piece.number)
+            self._copies.append((request, values))
+
+    def _take_snapshot(self, number: int) -> None:
+        assert self.chief is not None
+        epoch = int(self.snapshots[number])
+        self.snapshots[number] += 1
+        self.chief.snapshot(epoch, self._theirs[number].part, self._landing[number].copy())
+
+    def _give_orders(self, kind: int, mark: int) -> None:
+        for master in range(1, self.masters):
+            orders = np.array([kind, mark], float)
+            self._copies.append((self.comm.Isend(orders, dest=master, tag=messages.ORDERS), orders))
+
+    # ---- going back
+
+    def _mark(self, owned: Owned, number: int) -> None:
+        """Keep the parameters as they are; the mark before this one is good if nothing has been said against it."""
+        marks = self._marks[owned.piece.number]
+        marks[number] = owned.x.copy()
+        if len(marks) > KEPT:
+            del marks[min(marks)]
+        if owned is next(iter(self._owned.values())):
+            self._good_mark = max(self._good_mark, number - 1)
+
+    def _restore(self, mark: int) -> None:
+        self.log.extend((RESTORED, 0, -1, mark, 0, 0))
+        for number, owned in self._owned.items():
+            owned.restore(self._marks[number][mark])
+            for later in [m for m in self._marks[number] if m > mark]:
+                self._marks[number][later] = owned.x.copy()
+
+    # ---- the end
+
+    def end(self) -> None:
+        """Bring the complete model to rank 0; what has not been evaluated yet is. Collective, for all ranks."""
+        told = self.me.control.total(self.snapshots * (self.chief is None))
+        if self.chief is None:
+            for owned in self._owned.values():  # the last of a piece: its values at the end
+                self._copies.append(
+                    (self.comm.Isend(owned.x, dest=0, tag=messages.PIECES + owned.piece.number), owned.x)
+                )
+        else:
+            for number in self._theirs:
+                while self.snapshots[number] < told[number]:
+                    self._on_snapshot(*self._awaited("snapshot", number)[1:])
+                self._awaited("snapshot", number)
+        for request, _ in self._copies:
+            request.Wait()
+        if self.chief is None:
+            help_to_finish(self.me)
+            return
+        self.chief.finish()
+        for number, piece in self._theirs.items():
+            self.me.model.x[piece.part] = self._landing[number]
+        for owned in self._owned.values():
+            self.me.model.x[owned.piece.part] = owned.x
+        self.chief.put_buffers()

@@ -1,0 +1,118 @@
+"""A piece of the parameters at its master: the values, what each worker was sent of them, and every update made."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.rules import Arrival, Rule
+from paceline.strategies._server.placement import Piece
+from paceline.worker import Worker
+
+Array = NDArray[Any]
+# A row for each thing that happened at a master, in order; replaying them all gives the same parameters.
+EVENTS = ("event", "piece", "worker", "step", "tau", "gap")
+APPLIED, DROPPED, LEFT, RESTORED = range(4)
+
+
+@dataclass
+class Gradient:
+    """What a worker said of the gradient that it is sending."""
+
+    step: int = -1
+    count: int = 0
+
+
+class Owned:
+    """One piece, with room for a gradient from every worker and for what every worker was last sent."""
+
+    def __init__(
+        self, me: Worker, piece: Piece, rule: Rule, workers: int, said: list[Gradient], log: array[float]
+    ):
+        self.piece = piece
+        self.x = me.model.x[piece.part].copy()
+        self.g = np.empty((workers, self.x.size), self.x.dtype)
+        self.sent = np.tile(self.x, (workers, 1))
+        self.arrivals = 0
+        self.halved = 1.0
+        self._me, self._rule, self._said, self._log = me, rule, said, log
+        self._drift = np.zeros_like(self.x)
+        self._total = np.empty_like(self.x)
+        self._count = 0
+        self._version = self._era = 0
+        self._sent_version = [0] * workers
+        self._sent_era = [0] * workers
+        self._arrival = Arrival(worker=0, tau=0, drift=self._drift, gap=0.0, scale=1.0, eta=0.0)
+        self._begin(workers)
+
+    def _begin(self, workers: int) -> None:
+        self._rule_state = self._rule.start(self.x, workers)
+        self._update_state = self._me.update.start(self.x)
+
+    # ---- what a discipline does with it
+
+    def fresh(self, worker: int) -> bool:
+        return self._sent_version[worker] == self._version
+
+    def apply(self, worker: int) -> None:
+        """x <- update(x, rule(g)), with a gradient that may be stale."""
+        tau = self._version - self._sent_version[worker]
+        self._update(worker, self.g[worker], self._said[worker].count, tau)
+        self._note(APPLIED, worker, tau, self._arrival.gap)
+
+    def add(self, worker: int) -> None:
+        if self._count:
+            np.add(self._total, self.g[worker], self._total)
+        else:
+            np.copyto(self._total, self.g[worker])
+        self._count += self._said[worker].count
+        self._note(APPLIED, worker, 0, 0.0)
+
+    def apply_round(self) -> None:
+        self._update(0, self._total, self._count, 0)
+        self._count = 0
+
+    def drop(self, worker: int) -> None:
+        self._note(DROPPED, worker, self._version - self._sent_version[worker], 0.0)
+
+    # ---- what its master does with it
+
+    def outdated(self, worker: int) -> bool:
+        """Whether the worker computed with values from before the last restoration."""
+        return self._sent_era[worker] != self._era
+
+    def answer(self, worker: int) -> Array:
+        """The present values as the rule shows them to this worker, in memory that stays as it is until it answers."""
+        self._rule.show(self.x, self.sent[worker], worker, self._rule_state)
+        self._sent_version[worker], self._sent_era[worker] = self._version, self._era
+        return self.sent[worker]  # type: ignore[no-any-return]
+
+    def restore(self, x: Array) -> None:
+        """Go back to earlier values, with half the learning rate and no memory of the gradients since."""
+        np.copyto(self.x, x)
+        self.halved /= 2
+        self._era += 1
+        self._count = 0
+        self._begin(len(self.sent))
+
+    def _update(self, worker: int, g: Array, count: int, tau: int) -> None:
+        arrival = self._arrival
+        arrival.worker, arrival.tau, arrival.scale, arrival.gap = worker, tau, 1.0 / count, 0.0
+        arrival.shape = self.halved * self._me.shape(min(self.arrivals - 1, self._me.steps - 1))
+        arrival.eta = self._me.rate * arrival.shape
+        if tau:
+            drift = np.subtract(self.x, self.sent[worker], self._drift)  #  x - x_then
+            arrival.gap = math.sqrt(float(np.dot(drift, drift)) / drift.size)
+        else:
+            self._drift.fill(0)
+        factor = self._rule.correct(g, self.x, arrival, self._rule_state)
+        self._me.update.apply(self.x, g, arrival.eta * factor, self._update_state, arrival.scale)
+        self._version += 1
+
+    def _note(self, event: int, worker: int, tau: int, gap: float) -> None:
+        self._log.extend((event, self.piece.number, worker, self._said[worker].step, tau, gap))

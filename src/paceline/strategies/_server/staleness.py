@@ -1,0 +1,81 @@
+"""How stale the gradients were: what the masters noted down, gathered and summed up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline import spec
+from paceline.errors import UsageError
+from paceline.rules import Rule
+from paceline.strategies._server.owned import APPLIED, DROPPED, EVENTS
+
+if TYPE_CHECKING:
+    from paceline.strategies._server.master import Master
+    from paceline.strategies._server.placement import Piece
+    from paceline.worker import Worker
+
+Array = NDArray[Any]
+KINDS = {"event": np.uint8, "piece": np.uint32, "worker": np.int32, "step": np.int64, "tau": np.uint32}
+
+
+def rule_of(text: str) -> Rule:
+    """A rule from its words, its options separated by slashes.
+
+    >>> rule_of("clip:norm=2")
+    Clip(norm=2.0)
+    """
+    rule = spec.parse("rules", text.replace("/", ",") if ":" in text else text).make()
+    if isinstance(rule, type) or not isinstance(rule, Rule):
+        raise UsageError(
+            f"{text} is no rule: it makes a {type(rule).__name__} without start, correct and show"
+        )
+    return rule
+
+
+def told(me: Worker, pieces: list[Piece], master: Master | None) -> None:
+    """Gather what every master noted, record it, and sum it up in words. Collective."""
+    rows = np.array(master.log if master is not None else []).reshape(-1, len(EVENTS))
+    everything = me.control.gather(rows)
+    if me.rank != 0:
+        return
+    table = np.concatenate(everything)
+    columns = {name: table[:, i].astype(KINDS.get(name, np.float32)) for i, name in enumerate(EVENTS)}
+    columns["master"] = np.repeat(
+        np.arange(len(everything), dtype=np.uint32), [len(rows) for rows in everything]
+    )
+    me.tables["updates"] = columns
+    applied, dropped = columns["event"] == APPLIED, columns["event"] == DROPPED
+    tau = columns["tau"][applied]
+    me.findings["gradients_applied"] = int(applied.sum()) / len(pieces)
+    me.findings["gradients_dropped"] = int(dropped.sum()) / len(pieces)
+    me.findings["staleness"] = {
+        **_summed(columns, applied),
+        "histogram": np.bincount(tau).tolist(),
+        "pieces": [
+            {
+                "master": piece.master,
+                "layers": list(piece.layers),
+                "parameters": piece.part.stop - piece.part.start,
+                **_summed(columns, applied & (columns["piece"] == piece.number)),
+            }
+            for piece in pieces
+        ],
+    }
+    if tau.size:
+        lost = f"; {me.findings['gradients_dropped']:,.0f} gradients came too late" if dropped.any() else ""
+        me.remarks.append(f"staleness: {tau.mean():.1f} updates on average, at most {tau.max()}{lost}")
+
+
+def _summed(columns: dict[str, Array], which: Array) -> dict[str, float]:
+    tau, gap = columns["tau"][which], columns["gap"][which]
+    if not tau.size:
+        return {"mean": 0.0, "median": 0.0, "largest": 0, "mean_gap": 0.0}
+    return {
+        "mean": float(tau.mean()),
+        "median": float(np.median(tau)),
+        "largest": int(tau.max()),
+        "mean_gap": float(gap.mean()),
+    }
