@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from paceline.models import Model
+
 PAGE = Path(__file__).parents[2] / "docs" / "models-torch.md"
 
 
@@ -17,3 +19,7 @@ def test_the_programs_of_the_page_run() -> None:
     assert names["fitted"].test_accuracy > 0.5
     assert names["model"].layers == [slice(0, 64 * 32 + 32), slice(64 * 32 + 32, 64 * 32 + 32 + 330)]
     assert names["Net"]()(torch.ones(3, 8, 8)).shape == (3, 10)
+    assert names["done"] == [[0, 1], [1, 0]]
+    assert names["line"].x.round(1).tolist() == [3, 1]
+    assert names["order"] == [1, 0] * 200
+    assert isinstance(names["line"], Model)

@@ -30,8 +30,9 @@ ORDERS = {
     "sparse": [1, 0],
     "tied": [2, 1, 0],
     "replaces-grad": [0],
+    "unused": [0, 1, 2],
 }
-"""The head comes first."""
+"""The head comes first, or what is applied to its output; what the pass does not use comes last."""
 
 
 @pytest.mark.parametrize("name", ZOO)
