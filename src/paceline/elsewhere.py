@@ -40,7 +40,10 @@ def fit_on_ranks(job: Job, ranks: int, *, quiet: bool) -> Fitted:
         payload = _packed(replace(job, data=data, model=model), Path(folder), _width(quiet), quiet)
         with serve(payload, answers.append) as variables:
             command = [sys.executable, "-m", "paceline.elsewhere"]
-            status = run(ranks, command, threads=job.config.threads, environment=variables, bind=True)
+            status = run(
+                ranks, command, threads=job.config.threads, environment=variables, bind=True,
+                launcher=job.launcher(),
+            )  # fmt: skip
         if not answers:
             if status == 130:
                 raise KeyboardInterrupt
@@ -91,10 +94,10 @@ def _mapped(path: str) -> NDArray[Any]:
 def main() -> int:
     """One rank of such a job."""
     from paceline import launch
-    from paceline.comm._mpi import mpi
+    from paceline.comm._world import communicator
 
     launch.take_cores()
-    comm = mpi().COMM_WORLD
+    comm = communicator()
     with launch.abort_on_error(comm):
         up = None
         payload = b""

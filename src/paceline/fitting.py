@@ -132,9 +132,9 @@ def _alone(job: Any) -> Any:
     """A communicator of one: none for the serial baseline, which needs no MPI."""
     if job.name() == "serial":
         return None
-    from paceline.comm._mpi import mpi
+    from paceline.comm._world import communicator
 
-    return mpi().COMM_SELF
+    return communicator(job.launcher())
 
 
 def _progress() -> Any:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from paceline import registry, spec
 from paceline.config import Config
@@ -38,6 +38,11 @@ class Job:
     def name(self) -> str:
         """The strategy as records and legends spell it."""
         return self.config.strategy if self.strategy is None else strategy_name(self.strategy)
+
+    def launcher(self) -> Literal["mpi", "torch"]:
+        """What starts the ranks of this run and connects them."""
+        strategy = strategy_of(self.config.strategy if self.strategy is None else self.strategy)
+        return strategy.launcher() if isinstance(strategy, Strategy) else "mpi"
 
     def check(self, ranks: int) -> tuple[Dataset, Strategy | Train]:
         """Refuse what cannot work, before anything is started; return what had to be made for that."""

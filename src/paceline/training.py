@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.comm._agree import agreed, same, shared_text
+from paceline.comm._processes import Processes
 from paceline.comm.recording import Recorded
 from paceline.data import Batches, Dataset
+from paceline.errors import UsageError
 from paceline.evaluation import Epoch
 from paceline.job import Job, Train, batch_of, made
 from paceline.launch import threads_of_rank
@@ -91,7 +93,7 @@ def _train(job: Job, comm: Any, threads: int, progress: Callable[[int, int, int]
     ranks = 1 if comm is None else comm.Get_size()
     rank = 0 if comm is None else comm.Get_rank()
     config = job.config
-    data, strategy, model = agreed(comm, lambda: _prepare(job, ranks))
+    data, strategy, model = agreed(comm, lambda: _prepare(job, comm, ranks))
     same(comm, {"parameters": model.x.size, "type": model.x.dtype.name, "training samples": len(data.train)})
     folder = _folder(job, comm, rank, ranks)
     record = Record(folder) if folder is not None and rank == 0 else None
@@ -194,7 +196,12 @@ def _train(job: Job, comm: Any, threads: int, progress: Callable[[int, int, int]
     return fitted
 
 
-def _prepare(job: Job, ranks: int) -> tuple[Dataset, Strategy | Train, Model]:
+def _prepare(job: Job, comm: Any, ranks: int) -> tuple[Dataset, Strategy | Train, Model]:
+    if job.launcher() == "torch" and ranks > 1 and not isinstance(comm, Processes):
+        raise UsageError(
+            f"{job.name()} starts its processes itself and cannot use the {ranks} ranks of an MPI job: "
+            f"leave out mpiexec or srun, and say how many (-n {ranks}, or ranks={ranks} of fit)"
+        )
     data, strategy = job.check(ranks)
     model = job.build(data)
     if isinstance(strategy, Strategy):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.collectives import recursive_doubling
-from paceline.collectives._layout import Nodes
+from paceline.collectives._layout import Nodes, one_node
 from paceline.comm import Channel
 
 
@@ -22,6 +22,8 @@ def peers(comm: Channel) -> Channel:
 
 
 def _look(comm: Channel) -> Nodes:
+    if comm.node.size == comm.size:
+        return one_node(comm.size)
     first = np.array([comm.rank])
     recursive_doubling.allreduce(first, first, comm.node, np.minimum)  # a node is named by its first rank
     of = np.zeros(comm.size, first.dtype)

@@ -87,7 +87,8 @@ def _start(args: argparse.Namespace, config: Config) -> int:
     from paceline import launch
     from paceline.job import Job
 
-    Job(config=config, runs=args.runs).check(args.ranks)
+    job = Job(config=config, runs=args.runs)
+    job.check(args.ranks)
     command = [
         sys.executable,
         "-m",
@@ -103,7 +104,9 @@ def _start(args: argparse.Namespace, config: Config) -> int:
     command += [f"--{flag}" for flag in ("quiet", "json") if getattr(args, flag)]
     if sys.stderr.isatty():
         command.append(f"--terminal={shutil.get_terminal_size().columns}")
-    return launch.run(args.ranks, command, threads=config.threads, bind=not args.no_bind)
+    return launch.run(
+        args.ranks, command, threads=config.threads, bind=not args.no_bind, launcher=job.launcher()
+    )
 
 
 def _rank(args: argparse.Namespace, config: Config, here: Any) -> int:
@@ -115,16 +118,17 @@ def _rank(args: argparse.Namespace, config: Config, here: Any) -> int:
     from paceline.record._files import json_text
     from paceline.training import train
 
+    job = Job(config=config, runs=args.runs)
     comm = None
     if here is not None or config.strategy != "serial":
-        from paceline.comm._mpi import mpi
+        from paceline.comm._world import communicator
 
-        comm = mpi().COMM_WORLD
+        comm = communicator(job.launcher() if here is None else "mpi")
         launch.verify(comm.Get_size(), promised=args.expect_ranks)
     with launch.abort_on_error(comm):
         progress = None if args.quiet else on(sys.stderr, width=args.terminal)
         try:
-            fitted = train(Job(config=config, runs=args.runs), comm, progress=progress)
+            fitted = train(job, comm, progress=progress)
         except AgreedError:
             if comm is not None and comm.Get_rank() != 0:
                 return 2  # rank 0 says it for all

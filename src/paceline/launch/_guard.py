@@ -38,6 +38,10 @@ def abort_on_error(comm: Any, *, usage_errors: bool = True) -> Iterator[None]:
     if comm is None or comm.Get_size() == 1:
         yield
         return
+    if (own := getattr(comm, "guard", None)) is not None:  # not MPI's: it knows how its job is ended
+        with own():
+            yield
+        return
     forget_segments(comm)
     apart = comm.Dup()  # nothing that the ranks still wait for can be mistaken for what is said here
     try:

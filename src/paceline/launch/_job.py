@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from paceline.launch._banners import Banners
 from paceline.launch._command import allocated_nodes, mpiexec
 from paceline.launch._cores import reserved
 from paceline.launch._cores import variables as core_variables
+from paceline.launch._processes import processes
 from paceline.launch._threads import threads_per_rank
 
 SUPERVISOR = Path(__file__).with_name("_supervise.py")
@@ -42,13 +43,15 @@ def run(
     on_line: Callable[[str], None] | None = None,
     time_limit: float | None = None,
     bind: bool = False,
+    launcher: Literal["mpi", "torch"] = "mpi",
 ) -> int:
     """Runs `command` on `ranks` ranks and returns the exit status: the ranks' own, or 128 + the signal.
 
     The ranks' output goes to this process's stdout and stderr as it comes, or line by line to `on_line`.
     SIGINT and SIGTERM end the whole job (130, 143), and so do the death of this process and `time_limit`
     seconds (124). Nothing of the job is left: no process, no segment in /dev/shm, no temporary file. With `bind`
-    idle cores are reserved for the ranks, which go to them with `take_cores`.
+    idle cores are reserved for the ranks, which go to them with `take_cores`. With `launcher="torch"` the ranks are
+    processes of this machine without MPI, and `command` must be `python -m module …`.
 
     >>> run(2, [sys.executable, "-c", "print('hello')"], on_line=print)
     hello
@@ -59,10 +62,13 @@ def run(
     reservation = reserved(wanted) if bind and allocated_nodes() == 1 else contextlib.nullcontext()
     with _standard_streams(), _folder() as (folder, lock), reservation as cores:
         given = {**(environment or {}), **core_variables(cores)}
-        argv, variables = mpiexec(
-            ranks, [*NO_INPUT, *command], threads, folder=folder, environment=given,
-            crowded=cores is None and bind, terminal=on_line is None and os.isatty(2),
-        )  # fmt: skip
+        if launcher == "torch":
+            argv, variables = processes(ranks, command, threads, folder=folder, environment=given)
+        else:
+            argv, variables = mpiexec(
+                ranks, [*NO_INPUT, *command], threads, folder=folder, environment=given,
+                crowded=cores is None and bind, terminal=on_line is None and os.isatty(2),
+            )  # fmt: skip
         supervisor = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(lock), str(folder)]
         told = None
         late = None if time_limit is None else time.monotonic() + time_limit

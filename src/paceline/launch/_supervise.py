@@ -45,7 +45,7 @@ def main() -> int:
             os.write(2, f"{command[0]}: {error.strerror}\n".encode())
             os._exit(127)
     segments: set[str] = set()
-    status = watch(job, int(parent), segments)
+    status = watch(job, int(parent), segments, command[0])
     end_everything()
     for name in segments:
         remove(name)
@@ -53,7 +53,7 @@ def main() -> int:
     return status
 
 
-def watch(job: int, parent: int, segments: set[str]) -> int:
+def watch(job: int, parent: int, segments: set[str], command: str) -> int:
     """Waits for `job` to end, by itself or because it was told to; its exit status, as a shell says it."""
     stop_at: float | None = 0.0 if os.getppid() != parent else None
     while True:
@@ -74,9 +74,8 @@ def watch(job: int, parent: int, segments: set[str]) -> int:
             if process == job:
                 code = os.waitstatus_to_exitcode(status)
                 if code < 0 and stop_at is None:  # not asked to
-                    say(
-                        f"mpiexec was ended by signal {-code} ({signal.strsignal(-code)}), and the ranks with it"
-                    )
+                    name, cause = command.rpartition("/")[2], f"signal {-code} ({signal.strsignal(-code)})"
+                    say(f"{name} was ended by {cause}, and the ranks with it")
                 return code if code >= 0 else 128 - code
 
 

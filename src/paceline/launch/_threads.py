@@ -110,15 +110,17 @@ def threads_of_rank(comm: Any, given: int | None = None) -> int:
         return threads_per_rank(1, given)
     import numpy as np
 
-    mpi = sys.modules["mpi4py.MPI"]
-    node = comm.Split_type(mpi.COMM_TYPE_SHARED)
+    from paceline.comm._shared import split_node
+
+    node = split_node(comm)
     ranks_here = node.Get_size()
     mine = sorted(os.sched_getaffinity(0))
-    last = np.array([mine[-1]])
-    node.Allreduce(mpi.IN_PLACE, last, mpi.MAX)
-    users = np.zeros(int(last[0]) + 1, np.int64)
-    users[mine] = 1
-    node.Allreduce(mpi.IN_PLACE, users)  # by how many ranks each core is used
+    lasts = np.empty(ranks_here, np.int64)
+    node.Allgather(np.array([mine[-1]]), lasts)
+    used = np.zeros(int(lasts.max()) + 1, np.int64)
+    used[mine] = 1
+    users = np.empty_like(used)
+    node.Allreduce(used, users)  # by how many ranks each core is used
     node.Free()
     share = int((1 / users[mine]).sum() + 1e-9)
     return max(1, min(share, *(limit // int(ranks_here) for limit in _granted())))

@@ -20,6 +20,7 @@ LAUNCHERS = {
         "mpiexec of Open MPI",
     ),
     "PMI_SIZE": ("PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "mpiexec of MPICH"),
+    "PACELINE_SIZE": ("PACELINE_RANK", "PACELINE_RANK", "PACELINE_SIZE", "torch.multiprocessing"),
 }
 
 
@@ -31,7 +32,9 @@ class World:
     size: int
     local_rank: int
     local_size: int
-    launcher: str  # "mpiexec of Open MPI", "mpiexec of MPICH" or "srun"
+    launcher: (
+        str  # "mpiexec of Open MPI", "mpiexec of MPICH", "srun" or, with no MPI, "torch.multiprocessing"
+    )
 
 
 def world(environment: Mapping[str, str] | None = None) -> World | None:

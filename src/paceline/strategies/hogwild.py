@@ -17,17 +17,20 @@ Niu, Recht, RÃ© and Wright, HOGWILD! (2011); a replica a node as in Zhang and RÃ
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, unknown
 from paceline.strategies import Strategy
 from paceline.strategies.serial import Serial
 
 if TYPE_CHECKING:
     from paceline.strategies._shared_x import SharedX
     from paceline.worker import Worker
+
+BACKENDS = ("mpi", "torch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,18 +46,31 @@ class Hogwild(Strategy):
 
     every: int = 16
     """Turns of a rank between averages of the nodes."""
+    backend: Literal["mpi", "torch"] = "mpi"
+    """What the ranks share x through: an MPI window, or a tensor of torch.multiprocessing (one machine, no MPI)."""
 
     def __post_init__(self) -> None:
         if self.every < 1:
             raise UsageError(f"every of hogwild must be at least 1; got {self.every}")
+        if self.backend not in BACKENDS:
+            raise unknown("backend of hogwild", self.backend, BACKENDS)
+
+    def launcher(self) -> Literal["mpi", "torch"]:
+        return self.backend
+
+    def check(self, ranks: int) -> None:
+        if self.backend == "torch" and find_spec("torch") is None:
+            raise UsageError(
+                "hogwild:backend=torch needs PyTorch, which is not installed; pip install 'paceline[torch]'"
+            )
 
     def train(self, me: Worker) -> None:
-        from paceline.strategies._shared_x import SharedX
-
         if me.size == 1:
             Serial().train(me)
             return
         me.broadcast()  # x the same on every node
+        from paceline.strategies._shared_x import SharedX
+
         with SharedX(me.model, me.comm) as shared:
             me.watch.restart()  # what a window takes to make is the start of a run, not a step of it
             for epoch in me.epochs():
