@@ -6,13 +6,16 @@ import math
 
 # How far above where it began, or above the best it has been, a mean loss has run away.
 FAR = 3.0
+# Losses of different batches that differ by less than this part of their mean stand still, unless they are low.
+STILL, LOW = 1e-4, 0.25
 
 
 class Guard:
     """Watches losses; `horizon` is over how many of them, about, they are averaged.
 
     A loss has run away when its mean is three times what it was at first, or three times the best mean so far and no
-    better than at first.
+    better than at first. With a longer horizon it also notices a network that is saturated: whatever the batch, the
+    loss is the same, and not a low one.
 
     >>> guard = Guard(horizon=1)
     >>> [guard.see(loss) for loss in (2.3, 0.4, 0.5)]
@@ -27,6 +30,9 @@ class Guard:
         self.horizon = horizon
         self.mean = 0.0
         self._seen = 0
+        self._spread = 0.0
+        self.still = False
+        """Whether what was wrong is that the loss stands still."""
         self._first = self._best = math.inf
 
     def see(self, loss: float) -> str | None:
@@ -34,7 +40,9 @@ class Guard:
         if not math.isfinite(loss):
             return f"the loss is {loss}"
         self._seen += 1
-        self.mean += (loss - self.mean) / min(self._seen, self.horizon)
+        weight = 1 / min(self._seen, self.horizon)
+        self.mean += (loss - self.mean) * weight
+        self._spread += (abs(loss - self.mean) - self._spread) * weight
         if self._seen < self.horizon:
             return None
         if self._seen == self.horizon:
@@ -42,8 +50,10 @@ class Guard:
         self._best = min(self._best, self.mean)
         if self.mean > FAR * self._first or (self.mean > FAR * self._best and self.mean > self._first):
             return f"the loss has risen to {self.mean:.3g}, from {self._first:.3g} at first"
-        return None
+        low = self.mean < LOW * self._first
+        self.still = self.horizon > 1 and not low and self._spread < STILL * self.mean
+        return f"the loss stands still at {self.mean:.3g}, whatever the batch" if self.still else None
 
     def forget(self) -> None:
         """The parameters have been set back: what comes is compared with the best mean so far."""
-        self._seen, self.mean = self.horizon, self._best
+        self._seen, self.mean, self._spread, self.still = self.horizon, self._best, self._best, False

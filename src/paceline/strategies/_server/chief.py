@@ -62,7 +62,8 @@ class Chief:
 
     def __init__(self, me: Worker, dealer: Dealer, workers: int, pieces: int) -> None:
         self.me, self.dealer = me, dealer
-        self.restore_wanted = False
+        self.go_back: str | None = None
+        """Where the masters are to go back to, when the loss has run away."""
         self._pieces = pieces
         self._guard = Guard(horizon=max(32, 2 * workers))
         self._sums: dict[int, Array] = {}
@@ -96,11 +97,9 @@ class Chief:
             self.dealer.stopped = True
             self.me.stop(f"{words}; fewer workers or rule=adaptive bear more")
         else:
-            self.restore_wanted = True
+            self.go_back = "to the start" if self._guard.still else "to the last good parameters"
             self._guard.forget()
-            log.warning(
-                "training has diverged: %s; back to the last good parameters with half the step", words
-            )
+            log.warning("training has diverged: %s; back %s with half the step", words, self.go_back)
 
     # ---- evaluation, a little at a time
 

@@ -220,8 +220,9 @@ class Master:
         self.chief.loss(
             worker, step, float(header[messages.LAST_LOSS]), count, header[messages.BUFFERS :], self._lately
         )
-        if self.chief.restore_wanted:
-            self.chief.restore_wanted = False
+        if self.chief.go_back is not None:
+            self._good_mark = 0 if self.chief.go_back == "to the start" else self._good_mark
+            self.chief.go_back = None
             self._give_orders(messages.RESTORE, self._good_mark)
             self._restore(self._good_mark)
 
@@ -259,7 +260,7 @@ class Master:
         marks = self._marks[owned.piece.number]
         marks[number] = owned.x.copy()
         if len(marks) > KEPT:
-            del marks[min(marks)]
+            del marks[min(marks.keys() - {0})]  # the start is kept
         if owned is next(iter(self._owned.values())):
             self._good_mark = max(self._good_mark, number - 1)
 
