@@ -39,7 +39,10 @@ def first(world: Any, ranks: int) -> Iterator[Any]:
 
 def run(comm: Any, strategy: str, network: Any = None, **settings: Any) -> Fitted:
     return train(
-        Job(config=Config(**{**DIGITS, **settings, "strategy": strategy}), model=network, runs=None), comm
+        Job(
+            config=Config(**{**DIGITS, **settings, "strategy": strategy}, threads=1), model=network, runs=None
+        ),
+        comm,
     )
 
 

@@ -13,7 +13,7 @@ from tests.strategies.lockfree_cases import first
 
 
 def run(comm: Any, strategy: str, settings: dict[str, Any], network: Any = None) -> Fitted:
-    config = Config(**{"dtype": "float64", **settings}, strategy=strategy)
+    config = Config(**{"dtype": "float64", **settings}, strategy=strategy, threads=1)
     return train(Job(config=config, model=network, runs=None), comm)
 
 
