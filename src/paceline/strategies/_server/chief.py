@@ -20,6 +20,9 @@ Array = NDArray[Any]
 log = logging.getLogger(__name__)
 # Samples that are evaluated between two looks at the workers' messages.
 LITTLE = 64
+# The part of its time that master 0 gives to evaluation while there are workers to serve; what is left over at the
+# end all ranks do together. Models that wait for it may take this many bytes; beyond that it goes first.
+PART, ROOM = 0.1, 256 << 20
 
 
 class Dealer:
@@ -66,7 +69,7 @@ class Chief:
         """Where the masters are to go back to, when the loss has run away."""
         self._pieces = pieces
         self._guard = Guard(horizon=max(32, 2 * workers))
-        self._sums: dict[int, Array] = {}
+        self._sums: dict[int, list[float]] = {}
         self._done = 0
         self._buffers = np.zeros((workers, flat_buffers(me.model).size))
         self._heard = np.zeros(workers, bool)
@@ -82,9 +85,10 @@ class Chief:
         self, worker: int, step: int, loss: float, count: int, buffers: Array, lately: Callable[[], str]
     ) -> None:
         """A worker's loss in the batch of an earlier step."""
-        sums = self._sums.setdefault(step // self.me.steps_per_epoch, np.zeros(3))
-        sums += (loss, count, 1)
-        self._buffers[worker], self._heard[worker] = buffers, True
+        sums = self._sums.setdefault(step // self.me.steps_per_epoch, [0.0, 0, 0])
+        sums[0], sums[1], sums[2] = sums[0] + loss, sums[1] + count, sums[2] + 1
+        if buffers.size:
+            self._buffers[worker], self._heard[worker] = buffers, True
         self._done += 1
         self.me.tell(self._done - 1, loss / count)
         if self.me.on_divergence == "ignore" or self.dealer.stopped:
@@ -112,12 +116,16 @@ class Chief:
 
     @property
     def pressed(self) -> bool:
-        """Whether complete models pile up."""
-        return len(self._queue) > 2
+        """Whether too many complete models wait to be evaluated."""
+        return len(self._queue) > 2 and len(self._queue) * self.me.model.x.nbytes > ROOM
 
     @property
-    def has_work(self) -> bool:
-        return bool(self._queue)
+    def may_work(self) -> bool:
+        """Whether there is something to evaluate, and time for it."""
+        if not self._queue:
+            return False
+        watch = self.me.watch
+        return watch.seconds["evaluation"] <= PART * watch.training() or self.pressed
 
     def work(self) -> None:
         """Evaluate a few samples of the oldest complete model that is waiting for it."""
@@ -157,7 +165,7 @@ class Chief:
         """End the epochs whose model has been evaluated and whose losses are all known."""
         epoch = len(self.me.history)
         while epoch in self._scores:
-            sums = self._sums.get(epoch, np.zeros(3))
+            sums = self._sums.get(epoch, [0.0, 0, 0])
             if sums[2] < self.me.steps_per_epoch and not self._all_known:
                 return
             self.me.ended(epoch, ratio(sums[0], sums[1]) or 0.0, self._scores.pop(epoch))

@@ -87,7 +87,7 @@ class Master:
         while self._working or not self._ended:
             keys, requests = list(self._waited), list(self._waited.values())
             some: Any = type(requests[0])
-            if self.chief is None or not self.chief.has_work:
+            if self.chief is None or not self.chief.may_work:
                 done = some.Waitsome(requests)
             else:
                 done = some.Testsome(requests)
