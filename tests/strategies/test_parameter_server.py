@@ -1,0 +1,215 @@
+"""The asynchronous parameter server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline import registry
+from paceline.errors import UsageError
+from paceline.models.mlp import MLP
+from paceline.strategies._server.owned import APPLIED, DROPPED, LEFT, RESTORED
+from paceline.strategies.parameter_server import ParameterServer
+from tests.ranks import on_ranks
+
+CASES = "tests.strategies.server_cases"
+
+
+def test_one_worker_and_the_plain_rule_are_serial_training() -> None:
+    found = on_ranks(f"{CASES}:one_worker", 4)
+    assert len(found[0]) == 18
+    for rank in found:
+        for what, difference in rank.items():
+            assert difference == 0.0 if "loss" not in what else difference < 1e-9, what
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "more"),
+    [
+        ("masters=1", 4, {}),
+        ("masters=2,share=dynamic", 5, {"draws": 7}),
+        ("masters=3,placement=even,rule=dana", 5, {"draws": 11}),
+        ("masters=2,bound=1", 5, {"draws": 10}),
+        ("masters=1", 6, {"draws": 3, "epochs": 2}),
+        ("masters=1,share=dynamic", 6, {"draws": 2, "epochs": 1}),
+        ("masters=1", 3, {"epochs": 0}),
+        (
+            "masters=2",
+            4,
+            {"model": "cnn", "data": "tests.strategies.cases:few_digits", "draws": 4, "lr": 0.1},
+        ),
+    ],
+)
+def test_every_gradient_is_applied_and_every_message_received(
+    tmp_path: Path, strategy: str, ranks: int, more: dict[str, Any]
+) -> None:
+    found = on_ranks(f"{CASES}:everything_arrives", ranks, folder=str(tmp_path), strategy=strategy, more=more)
+    for rank, said in enumerate(found):
+        assert said["open"] == said["left"] == 0
+        for other, count in said["sent"].items():
+            assert found[int(other)]["received"][str(rank)] == count
+    assert len({said["x"] for said in found}) == 1
+    assert len({said["history"] for said in found}) == 1
+    first = found[0]
+    masters = int(strategy.split("masters=")[1][0])
+    updates = {name: np.array(column) for name, column in first["updates"].items()}
+    steps = first["steps"]
+    epochs = more.get("epochs", 3)
+    if epochs and "draws" in more:
+        assert steps == list(range(epochs * more["draws"]))  # together exactly the epochs' batches
+    assert all(rank >= masters for rank in first["ranks"])
+    pieces = 1 + int(updates["piece"].max(initial=0))
+    assert (updates["event"] == DROPPED).sum() == 0
+    for piece in range(pieces if epochs else 0):
+        applied = (updates["event"] == APPLIED) & (updates["piece"] == piece)
+        assert sorted(updates["step"][applied].tolist()) == steps  # applied once each, by every master
+    assert (updates["event"] == LEFT).sum() == masters * (ranks - masters)
+    assert first["findings"]["gradients_applied"] == len(steps)
+    assert first["epochs"] == epochs
+    assert first["same"]
+    if epochs:
+        assert first["validations"][-1] == pytest.approx(
+            first["last"]
+        )  # of the complete model, not of a part
+
+
+def test_bytes_are_those_of_the_formula(tmp_path: Path) -> None:
+    strategy, epochs, draws, workers, masters = "masters=2", 2, 6, 2, 2
+    more = {"draws": draws, "epochs": epochs}
+    found = on_ranks(f"{CASES}:everything_arrives", 4, folder=str(tmp_path), strategy=strategy, more=more)
+    net = MLP([64, 16, 10])
+    x, header = 8 * net.x.size, 8 * 5
+    second = 8 * (net.layers[1].stop - net.layers[1].start)
+    batches = epochs * draws
+    expected = batches * (2 * x + masters * header + 8)  # gradients, values, headers, which batch is next
+    expected += workers * masters * header  # leaving
+    expected += (epochs + 1) * second  # the other master's layer at every epoch's end, and at last
+    expected += 2 * 8  # the order to end
+    assert found[0]["bytes"] == expected
+
+
+@pytest.mark.parametrize("rule", registry.names("rules"))
+def test_every_rule_learns(tmp_path: Path, rule: str) -> None:
+    found = on_ranks(
+        f"{CASES}:everything_arrives", 4, folder=str(tmp_path), strategy=f"masters=1,rule={rule}",
+        more={"epochs": 8, "lr": 0.05 if rule == "rms" else 0.1},
+    )  # fmt: skip
+    assert found[0]["accuracy"] > 0.8
+    staleness = found[0]["findings"]["staleness"]
+    assert sum(staleness["histogram"]) == 8 * 58 * 2
+    assert 0 < staleness["mean"] < 10
+    assert staleness["mean_gap"] > 0
+    assert [piece["layers"] for piece in staleness["pieces"]] == [[0], [1]]
+
+
+def test_a_slow_worker_holds_nobody_up(tmp_path: Path) -> None:
+    found = on_ranks(f"{CASES}:slow_worker", 4, folder=str(tmp_path), strategy="masters=1,share=dynamic")[0]
+    assert found["accuracy"] > 0.6
+    assert found["findings"]["gradients_applied"] == sum(found["done"])
+    assert found["done"][1] < min(found["done"][2:]) / 2  # it does what it can
+
+
+def test_a_bound_keeps_the_fast_within_reach_of_the_slow(tmp_path: Path) -> None:
+    found = on_ranks(
+        f"{CASES}:slow_worker", 4, folder=str(tmp_path), strategy="masters=1,share=dynamic,bound=2"
+    )[0]
+    done = [0, 0, 0]
+    left: set[int] = set()
+    for worker, event in zip(found["workers"][::1], found["events"], strict=True):
+        if event == LEFT:
+            left.add(worker)
+        else:
+            done[worker] += 1
+        # Two pieces a batch; a batch may be begun by who is 2 ahead, and arrives when that is 3.
+        active = [done[w] for w in range(3) if w not in left]
+        assert not active or max(active) - min(active) <= 2 * 3 + 1
+    assert max(done) > 2
+
+
+def test_rounds_do_without_the_slowest(tmp_path: Path) -> None:
+    found = on_ranks(
+        f"{CASES}:slow_worker", 4, folder=str(tmp_path), strategy="masters=1,share=dynamic,backup=1"
+    )[0]
+    assert found["findings"]["gradients_dropped"] > 0
+    total = found["findings"]["gradients_dropped"] + found["findings"]["gradients_applied"]
+    assert total == sum(found["done"])
+    workers, events = np.array(found["workers"]), np.array(found["events"])
+    assert set(workers[events == DROPPED].tolist()) >= {0}  # worker 0, rank 1, is the slow one
+    assert found["findings"]["staleness"]["largest"] == 0
+    assert found["accuracy"] > 0.6
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["masters=2", "masters=3,placement=even,share=dynamic", "masters=1,bound=1", "masters=2,backup=1"],
+)
+def test_a_replay_gives_the_same_bits(tmp_path: Path, strategy: str) -> None:
+    for rank in on_ranks(f"{CASES}:replayed", 6, folder=str(tmp_path), strategy=strategy, more={"draws": 40}):
+        assert rank["equal"]
+        assert rank["order"]
+        assert rank["loss"]
+
+
+def test_a_replay_of_a_run_that_went_back(tmp_path: Path) -> None:
+    more = {"draws": 200, "batch": 5, "lr": 3.0, "model": "mlp:16,activation=relu", "on_divergence": "halve"}
+    found = on_ranks(f"{CASES}:replayed", 5, folder=str(tmp_path), strategy="masters=2,rule=plain", more=more)
+    assert found[0]["events"][RESTORED] >= 2  # both masters
+    assert all(rank["equal"] and rank["order"] for rank in found)
+
+
+def test_divergence_stops_the_run_in_words(tmp_path: Path) -> None:
+    found = on_ranks(f"{CASES}:diverging", 4, folder=str(tmp_path), on_divergence="stop", lr=100.0)
+    assert len({rank["diverged"] for rank in found}) == 1
+    assert "the loss" in found[0]["diverged"]
+    assert "staleness lately was" in found[0]["diverged"]
+    assert found[0]["applied"] < 6 * 288
+
+
+def test_divergence_halves_the_step_and_goes_back(tmp_path: Path) -> None:
+    found = on_ranks(f"{CASES}:diverging", 4, folder=str(tmp_path), on_divergence="halve", lr=100.0)
+    assert found[0]["diverged"] is None
+    assert found[0]["finite"]
+    assert found[0]["history"] == 6
+
+
+def test_statistics_of_batch_norm_are_the_workers() -> None:
+    found = on_ranks(f"{CASES}:batch_norm", 5)
+    assert all(rank == found[0] for rank in found)
+    assert found[0]["accuracy"] > 0.8
+    assert np.ptp(found[0]["buffers"]["2.running_var"]) > 0  # not those of a network that has seen nothing
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks", "words"),
+    [
+        ({"masters": 4}, 4, "4 masters need at least 5 ranks"),
+        ({}, 1, "1 master needs at least 2 ranks"),
+        ({"backup": 3}, 4, "backup=3 must leave a gradient"),
+    ],
+)
+def test_too_few_ranks_are_refused(options: dict[str, Any], ranks: int, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        ParameterServer(**options).check(ranks)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"masters": 0}, "masters must be at least 1"),
+        ({"rule": "wishful"}, "unknown rule 'wishful'; choose one of adaptive"),
+        ({"rule": "clip:norm=0"}, "norm"),
+        ({"bound": -1}, "bound must be at least 0"),
+        ({"bound": 1, "backup": 1}, "exclude each other"),
+    ],
+)
+def test_options_are_checked_at_once(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        ParameterServer(**options)
+
+
+def test_more_masters_than_layers_are_refused_with_what_to_do() -> None:
+    with pytest.raises(UsageError, match="3 masters cannot each own a layer .* 2; .*placement=even"):
+        ParameterServer(masters=3).check_model(8, MLP([64, 16, 10]))

@@ -1,0 +1,47 @@
+"""A communicator that keeps every request and message, to see that all were completed and received."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Watched:
+    """An MPI communicator; its duplicates note into the same lists. `left`: messages that nobody received."""
+
+    def __init__(self, comm: Any, notes: dict[str, Any] | None = None) -> None:
+        self._comm = comm
+        self.notes: dict[str, Any] = (
+            {"requests": [], "sent": {}, "received": {}, "left": 0} if notes is None else notes
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+    def Dup(self) -> Watched:
+        return Watched(self._comm.Dup(), self.notes)
+
+    def Isend(self, buffer: Any, dest: int, tag: int = 0) -> Any:
+        self.notes["sent"][dest] = self.notes["sent"].get(dest, 0) + 1
+        request = self._comm.Isend(buffer, dest, tag)
+        self.notes["requests"].append(request)
+        return request
+
+    def Irecv(self, buffer: Any, source: int, tag: int = 0) -> Any:
+        self.notes["received"][source] = self.notes["received"].get(source, 0) + 1
+        request = self._comm.Irecv(buffer, source, tag)
+        self.notes["requests"].append(request)
+        return request
+
+    def Free(self) -> None:
+        self._comm.Barrier()
+        self.notes["left"] += bool(self._comm.Iprobe())
+        self._comm.Free()
+
+    def report(self) -> dict[str, Any]:
+        """Requests that are still under way; messages by the other rank's number."""
+        return {
+            "open": sum(not request.Test() if request else False for request in self.notes["requests"]),
+            "sent": {str(rank): count for rank, count in self.notes["sent"].items()},
+            "received": {str(rank): count for rank, count in self.notes["received"].items()},
+            "left": self.notes["left"],
+        }
