@@ -22,7 +22,7 @@ DIGITS = {
     "data": "digits",
     "model": "mlp:16,activation=tanh,loss=cross-entropy",
     "batch": 25,
-    "epochs": 6,
+    "epochs": 10,
     "lr": 0.5,
     "dtype": "float64",
 }
@@ -101,16 +101,16 @@ def _uneven(world: Any, strategy: str) -> dict[str, Any]:
     return {
         "seven": checked(world, run(world, strategy, draws=7, epochs=3)),
         "two": checked(world, run(world, strategy, draws=2, epochs=3)),
-        "momentum": checked(world, run(world, strategy, update="momentum", lr=0.1, epochs=2)),
-        "adam": checked(world, run(world, strategy, update="adam", lr=0.01, epochs=2)),
-        "cosine": checked(world, run(world, strategy, schedule="cosine", epochs=2)),
-        "norm": checked(world, run(world, strategy, network=norm, epochs=2, lr=0.5)),
+        "momentum": checked(world, run(world, strategy, update="momentum", lr=0.1, epochs=4)),
+        "adam": checked(world, run(world, strategy, update="adam", lr=0.01, epochs=4)),
+        "cosine": checked(world, run(world, strategy, schedule="cosine", epochs=4)),
+        "norm": checked(world, run(world, strategy, network=norm, epochs=4, lr=0.5)),
         "cnn": checked(world, run(world, strategy, **cnn)),
     }
 
 
 class Waiting(MLP):
-    """On rank 1 the first gradient takes until rank 0 has computed its last; on the last rank each takes long."""
+    """On rank 1 the first gradient takes from rank 0's first to its last; on the last rank each takes long."""
 
     def prepare(self, world: Any, last: int) -> Waiting:
         self.world, self.last, self.computed = world.Dup(), last, 0
@@ -119,7 +119,10 @@ class Waiting(MLP):
     def gradient(self, batch: Any) -> float:
         self.computed += 1
         rank = self.world.rank
+        if rank == 0 and self.computed == 1:
+            self.world.Recv(np.empty(1), source=1)
         if rank == 1 and self.computed == 1:
+            self.world.Send(np.zeros(1), dest=0)
             self.world.Recv(np.empty(1), source=0)
         if rank == self.world.size - 1:
             time.sleep(0.002)  # ten times what the others take
@@ -251,7 +254,7 @@ def talk(world: Any, rounds: int) -> list[dict[str, Any]]:
                 w /= 2
                 envelope.x[...], envelope.weight[...] = x, w
                 mail.send(envelope, dest=(world.rank + int(draw.integers(1, world.size))) % world.size)
-            time.sleep(0.0002)
+            world.Barrier()  # however busy the machine is, all have a word
         for _ in range(int(world.allreduce(mail.sent)[world.rank]) - mail.received):
             w = merge(x, w, mail.wait())
         mail.flush()

@@ -41,12 +41,12 @@ def test_as_good_as_serial(strategy: str) -> None:
     for rank in on_ranks(f"{CASES}:trains", 4, strategy=strategy):
         for run in rank["found"]:
             assert whole(run), run
-            assert run["samples"] == 6 * SAMPLES
-            assert run["accuracy"] > rank["serial"] - 0.04, run
+            assert run["samples"] == 10 * SAMPLES
+            assert run["accuracy"] > rank["serial"] - 0.05, run
             assert run["losses"][-1] < run["losses"][0] / 2
             assert strategy != "hogwild" or run["bytes"] == 0
             if run["ranks"] > 1:
-                sound(strategy, run, updates=6 * -(-SAMPLES // 25))
+                sound(strategy, run, updates=10 * -(-SAMPLES // 25))
 
 
 def test_uneven_turns_and_other_models() -> None:
@@ -69,7 +69,7 @@ def test_nobody_waits_within_an_epoch(strategy: str) -> None:
         assert whole(run), run
         sound(strategy, run, updates=120)
         if strategy == "hogwild":
-            assert run["findings"]["staleness"]["max"] >= 30  # the gradient of the rank that was held up
+            assert run["findings"]["staleness"]["max"] >= 29  # the gradient of the rank that was held up
 
 
 @pytest.mark.parametrize("strategy", ["hogwild", "gossip"])
@@ -107,13 +107,13 @@ def test_hogwild_gives_its_memory_back() -> None:
 
 def test_gossip_loses_nothing() -> None:
     for ranks in (2, 4):
-        found = on_ranks(f"{CASES}:talk", ranks, rounds=150)
+        found = on_ranks(f"{CASES}:talk", ranks, rounds=80)
         for wide, narrow in found:
             for run in (wide, narrow):
                 assert abs(run["weight"]) < 1e-12
                 assert run["under_way"] == run["to_itself"] == 0
                 assert not run["left"]
-                assert run["apart"] < 0.2
+                assert run["apart"] < 0.1
             assert wide["lost"] < 1e-13
             assert narrow["lost"] < 1e-5
         assert sum(narrow["sent"] for _, narrow in found) > 20
