@@ -117,14 +117,21 @@ class Gossip(Strategy):
         )
         me.findings["messages"] = {"sent": sent, "received": received, "not_sent": unsent}
         if "disagreement" in me.findings:
+            put_off = f", {unsent:,} put off because earlier ones were still under way" if unsent else ""
             me.remarks.append(
-                f"{sent:,} messages, {unsent:,} put off because earlier ones had not arrived; "
+                f"{sent:,} messages{put_off}; "
                 f"at the end the ranks' models were {me.findings['disagreement'][-1]:.1%} of |x| from their mean"
             )
 
 
 def merge(x: Array, w: float, message: Envelope) -> float:
-    """x <- (w x + w' x') / (w + w'), in place; returns w + w'. The message is used up."""
+    """x <- (w x + w' x') / (w + w'), in place; returns w + w'. The message is used up.
+
+    >>> x, message = np.array([0.0, 4.0]), Envelope(np.zeros(2))
+    >>> message.x[...], message.weight[...] = 4.0, 0.125
+    >>> merge(x, 0.375, message), x
+    (0.5, array([1., 4.]))
+    """
     other = float(message.weight[0])
     message.x -= x
     message.x *= other / (w + other)
