@@ -1,38 +1,19 @@
 from __future__ import annotations
 
-import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
-from paceline import UsageError, fit
-from paceline.record import Run, find_runs
+from paceline import UsageError
+from paceline.record import Run
 from paceline.report import write_report
 from paceline.report._figures import accuracy, time_split
-from paceline.report._page import HEADINGS, cells, verdict
+from paceline.report._page import HEADINGS, cells
 from paceline.report._rows import problem_of, rows_of
+from paceline.report._verdict import verdict
 from paceline.report._words import seconds
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
-    folder = tmp_path_factory.mktemp("runs")
-    for seed in range(3):
-        fit("mlp:6", "iris", strategy="serial", epochs=1, batch=10, runs=folder, quiet=True, seed=seed)
-    return find_runs([folder])
-
-
-def altered(run: Run, folder: Path, **changes: object) -> Run:
-    """A copy of a run with other figures in its summary, configuration and environment."""
-    copy = folder / f"copy-{len(list(folder.iterdir()))}"
-    shutil.copytree(run.folder, copy)
-    for name in ("config.json", "summary.json", "environment.json"):
-        values = json.loads((copy / name).read_text())
-        values |= {key: value for key, value in changes.items() if key in values}
-        (copy / name).write_text(json.dumps(values))
-    return Run(copy)
+from tests.report.conftest import altered
 
 
 def test_seeds_are_averaged_and_speedup_is_against_serial(runs: list[Run], tmp_path: Path) -> None:

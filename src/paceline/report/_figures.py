@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.report._rows import KINDS, Row
-from paceline.report._words import breakable, label, percent, seconds, times
+from paceline.report._staleness import Bar, Staleness
+from paceline.report._verdict import divergence
+from paceline.report._words import breakable, label, percent, ranges, seconds, times
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; with each the ink that can be read on it.
 COLOURS = {
@@ -27,10 +29,31 @@ STYLE = """
 .line i { position: absolute; top: 0.55rem; height: 0.3rem; background: #999; border-radius: 0.15rem }
 .line u { position: absolute; top: 0.35rem; width: 0.7rem; height: 0.7rem; margin-left: -0.35rem; background: #0072B2;
   border-radius: 50% }
-@media (max-width: 45rem) { .bar { grid-template-columns: 1fr; gap: 0.1rem } .figure { gap: 0.7rem } }
+.line b { position: absolute; left: 0.1rem; padding: 0; color: #0072B2 }
+.ages { display: flex; margin-top: 0.4rem; align-items: flex-end; gap: 2px; font-size: 0.7rem; line-height: 1.2 }
+.ages span { flex: 1 1 0; max-width: 3.5rem; min-width: 0; white-space: nowrap }
+.ages i { display: block; background: #56B4E9; min-height: 1px } .ages .tail i { background: #bbb }
+.ages b, .ages u { display: flex; justify-content: center; font-weight: normal; text-decoration: none; height: 1.2em }
+small { display: block; color: #555 } .bar > div { min-width: 0 }
+.bar:has(.ages) { align-items: start }
+details { margin: 0.2rem 0 0.8rem } summary { cursor: pointer; color: #555; font-size: 0.8rem }
+.ages .tail u { justify-content: flex-end }
+@media (max-width: 45rem) {
+  details table { font-size: 0.8rem } details td:first-child { min-width: 0 }
+  .bar { grid-template-columns: 1fr; gap: 0.1rem } .figure { gap: 0.7rem } }
 """
 # A share of the longest bar from which a part is wide enough to have its percentage written in it.
 WIDE = 0.15
+# What is further below the best accuracy than this is not drawn to scale: the others could not be told apart.
+NEAR = 0.1
+# A histogram of so few bars has a percentage above each; a table of so few pieces is open.
+FEW, OPEN = 12, 4
+PIECES = ("master", "layers", "parameters", "mean", "largest", "mean gap")
+STALENESS = (
+    "How many updates others had made to the parameters between when they were sent for a gradient to be computed and when "
+    "that gradient was applied: the share of all updates for each number. The grey bar is all that is above. mean gap: the "
+    "root mean square distance that the parameters had moved meanwhile."
+)
 
 
 def time_split(rows: Sequence[Row]) -> str:
@@ -53,38 +76,97 @@ def _bar(row: Row, longest: float) -> str:
             f'<i style="width:calc((100% - 8.5rem) * {spent / longest:.4f});background:{colour};color:{ink}" '
             f'title="{kind} {seconds(spent)} s">{words}</i>'
         )
-    end = f"{seconds(row.train_seconds)} s" + ("" if row.speedup is None else f" &nbsp;{times(row.speedup)}")
+    bought = divergence(row) or ("" if row.speedup is None else times(row.speedup))
+    end = f"{seconds(row.train_seconds)} s &nbsp;{bought}"
     return _line(row, f"{parts}<b>{end}</b>")
 
 
 def accuracy(rows: Sequence[Row]) -> str:
     """Test accuracy of each row with the spread over its runs; one sentence where nothing differs."""
-    ranges = {row: row.accuracy_range for row in rows if row.accuracy_range is not None}
-    if not ranges:
+    spans = {row: row.accuracy_range for row in rows if row.accuracy_range is not None}
+    if not spans:
         return ""
-    low, high = min(r[0] for r in ranges.values()), max(r[1] for r in ranges.values())
-    if high - low < 0.001:
+    means = {row: row.accuracy or 0.0 for row in spans}
+    least_shown = max(means.values()) - NEAR
+    near = [spans[row] for row in spans if means[row] >= least_shown]
+    low, high = max(min(span[0] for span in near), least_shown), max(span[1] for span in near)
+    if high - low < 0.001 and len(near) == len(spans):
         same = percent(low) if percent(low) == percent(high) else f"from {percent(low)} to {percent(high)}"
         return f"<p>The same for all, to a tenth of a point: {same}.</p>"
     room = max(0.1 * (high - low), (0.01 - (high - low)) / 2)  # never less than a point wide
     start = max(low - room, 0.0)
     width = min(high + room, 1.0) - start
 
-    def place(value: float) -> str:
-        return f"{100 * (value - start) / width:.2f}%"
+    def place(value: float) -> float:
+        return 100 * max(value - start, 0.0) / width
 
     lines = ""
-    for row, (least, most) in ranges.items():
-        assert row.accuracy is not None
-        spread = "" if row.runs == 1 else f" ({100 * least:.2f} to {100 * most:.2f})"
-        lines += _line(
-            row,
-            f'<span class="line"><i style="left:{place(least)};width:{100 * (most - least) / width:.2f}%"></i>'
-            f'<u style="left:{place(row.accuracy)}"></u></span><b>{percent(row.accuracy)}{spread}</b>',
-        )
+    for row, (least, most) in spans.items():
+        spread = "" if percent(least) == percent(most) else f" ({100 * least:.2f} to {100 * most:.2f})"
+        drawn = "<b>◂</b>"
+        if means[row] >= least_shown:
+            drawn = (
+                f'<i style="left:{place(least):.2f}%;width:{place(most) - place(least):.2f}%"></i>'
+                f'<u style="left:{place(means[row]):.2f}%"></u>'
+            )
+        lines += _line(row, f'<span class="line">{drawn}</span><b>{percent(means[row])}{spread}</b>')
     several = "; the bar goes from the lowest run to the highest" if any(r.runs > 1 for r in rows) else ""
-    scale = f"The scale goes from {100 * start:.1f} to {100 * (start + width):.1f} %{several}."
+    far = "; ◂: far below" if len(near) < len(spans) else ""
+    scale = f"The scale goes from {100 * start:.1f} to {100 * (start + width):.1f} %{several}{far}."
     return f'<div class="figure">{lines}</div><p class="note">{scale}</p>'
+
+
+def staleness(rows: Sequence[Row]) -> str:
+    """How old gradients were when they were applied, and by piece where a row has several; "" where nobody knows."""
+    known = [row for row in rows if row.staleness is not None]
+    if not known:
+        return ""
+    lines = "".join(_ages(row, row.staleness) for row in known if row.staleness is not None)
+    return f'<div class="figure">{lines}</div><p class="note">{STALENESS}</p>'
+
+
+def _ages(row: Row, found: Staleness) -> str:
+    bars = found.bars()
+    highest = max(bar.share for bar in bars)
+    every = 1 if len(bars) <= FEW else -(-len(bars) // 6)
+    named = range(0, len(bars) - (every - 1) * bars[-1].tail, every)
+    columns = "".join(
+        _column(bar, highest, few=len(bars) <= FEW, named=bar.tail or number in named)
+        for number, bar in enumerate(bars)
+    )
+    dropped = f"; {found.dropped:,.0f} gradients dropped" if found.dropped else ""
+    words = f"mean {found.mean:.1f}, largest {found.largest:,}; {found.updates:,} updates{dropped}"
+    return (
+        f'<div class="bar"><span>{breakable(label(row))}<small>{words}</small></span>'
+        f'<div><div class="ages">{columns}</div>{_pieces(found)}</div></div>'
+    )
+
+
+def _column(bar: Bar, highest: float, *, few: bool, named: bool) -> str:
+    span = f"{bar.first}" if bar.first == bar.last else f"{bar.first} to {bar.last}"
+    share = f"{100 * bar.share:.1f} %"
+    told = bar.share == highest or (few and round(100 * bar.share))
+    above = f"<b>{100 * bar.share:.0f} %</b>" if told else ""
+    below = f"<u>{'≥ ' if bar.tail else ''}{bar.first}</u>" if named else "<u></u>"
+    return (
+        f'<span{" class=tail" if bar.tail else ""} title="{span} updates old: {share}">{above}'
+        f'<i style="height:{5 * bar.share / highest:.2f}rem"></i>{below}</span>'
+    )
+
+
+def _pieces(found: Staleness) -> str:
+    if not found.pieces:
+        return ""
+    heads = "".join(f"<th>{name}</th>" for name in PIECES)
+    body = "".join(
+        f"<tr><td>{piece.master}</td><td>{ranges(piece.layers)}</td><td>{piece.parameters:,}</td>"
+        f"<td>{piece.mean:.2f}</td><td>{piece.largest:,}</td><td>{piece.mean_gap:.3g}</td></tr>"
+        for piece in found.pieces
+    )
+    return (
+        f"<details{' open' if len(found.pieces) <= OPEN else ''}><summary>by master and layer</summary>"
+        f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div></details>'
+    )
 
 
 def _line(row: Row, inside: str) -> str:

@@ -13,7 +13,8 @@ from paceline.record import Run
 from paceline.record._files import replacing
 from paceline.report import _figures
 from paceline.report._rows import Row, rows_of
-from paceline.report._words import breakable, label, megabytes, percent, seconds, times
+from paceline.report._verdict import best, divergence, notes, quality, verdict
+from paceline.report._words import breakable, megabytes, seconds, times
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a;
@@ -21,11 +22,12 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto
 table { border-collapse: collapse; font-size: 0.9rem; overflow-wrap: normal } .wide { overflow-x: auto }
 th, td { padding: 0.25rem 0.55rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
 th:first-child, td:first-child { text-align: left; padding-left: 0 } th { vertical-align: bottom }
-tr.fastest { background: #e8f4ee } .note { color: #555; font-size: 0.9rem }
-h2 { margin: 2.5rem 0 0 } h2 + .note { margin-top: 0 } h3 { margin-bottom: 0.6rem }
+tr.best { background: #e8f4ee } tr.diverged { color: #8a3b12; background: #fbeee6 } .note { color: #555; font-size: 0.9rem }
+h2 { margin: 2.5rem 0 0 } h2 + .note { margin-top: 0 } ul.note { padding-left: 1.2rem } h3 { margin-bottom: 0.6rem }
 @media (max-width: 45rem) {
   th, td { padding: 0.25rem 0.35rem } th { white-space: normal }
-  td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 7.5rem } }
+  td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 7.5rem }
+  tr.diverged td { white-space: normal } }
 """
 # What matters most comes first: it is what a narrow screen shows.
 HEADINGS = (
@@ -41,8 +43,9 @@ HEADINGS = (
     "seeds",
 )
 NOTE = (
-    "Means over the runs of a row; the fastest row is tinted. seconds: of training, without evaluation. speedup: "
-    "against the fastest serial row. MB sent: by all ranks together. threads: of each rank."
+    "Means over the runs of a row. Tinted: the fastest row that did not diverge and whose accuracy is within a point of "
+    "the best serial row's (of the best row's, where there is no serial one). seconds: of training, without evaluation. "
+    "speedup: against the fastest serial row. MB sent: by all ranks together. threads: of each rank."
 )
 
 
@@ -77,9 +80,13 @@ def _page(runs: Sequence[Run]) -> str:
             parts.append(f'<p class="note">{NOTE}</p>')
         if any(row.oversubscribed for row in rows):
             parts.append('<p class="note">* more ranks than cores: not a measure of scaling.</p>')
+        if said := "".join(f"<li>{breakable(note)}</li>" for note in notes(rows)):
+            parts.append(f'<ul class="note">{said}</ul>')
         parts += ["<h3>Where the time went</h3>", _figures.time_split(rows)]
         if spread := _figures.accuracy(rows):
             parts += ["<h3>Test accuracy</h3>", spread]
+        if ages := _figures.staleness(rows):
+            parts += ["<h3>Staleness</h3>", ages]
     parts += ["<h2>Environment</h2>", _environment(runs)]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>paceline report</title>'
@@ -88,34 +95,14 @@ def _page(runs: Sequence[Run]) -> str:
     )
 
 
-def verdict(rows: Sequence[Row]) -> str:
-    """In words: what the ways that were tried of one problem bought."""
-    fastest = min(rows, key=lambda row: row.train_seconds)
-    serial = [row for row in rows if row.strategy == "serial"]
-    others = [row for row in rows if row.strategy != "serial"]
-    if not others:
-        return f"{label(fastest)}, in {seconds(fastest.train_seconds)} s; nothing else was tried."
-    best = min(others, key=lambda row: row.train_seconds)
-    said = f"{label(best)}, in {seconds(best.train_seconds)} s"
-    if not serial or best.speedup is None:
-        return f"{said} is the fastest; there is no serial run to compare it with."
-    if best.speedup <= 1:
-        return f"nothing was faster than serial; nearest came {said}, at {best.speedup:.2f} times its speed."
-    alone = min(serial, key=lambda row: row.train_seconds)
-    at = ""
-    if best.accuracy is not None and alone.accuracy is not None:
-        at = f"; test accuracy {percent(best.accuracy)}, serial {percent(alone.accuracy)}"
-    return f"{said}, is {best.speedup:.2f} times as fast as serial{at}."
-
-
 def cells(row: Row) -> tuple[str, ...]:
     """A row's values as the table shows them, in the order of HEADINGS."""
     return (
         row.strategy,
         f"{row.ranks}{' *' if row.oversubscribed else ''}",
         seconds(row.train_seconds),
-        "" if row.speedup is None else times(row.speedup),
-        "" if row.accuracy is None else percent(row.accuracy),
+        divergence(row) or ("" if row.speedup is None else times(row.speedup)),
+        quality(row),
         "" if row.samples_per_second is None else f"{row.samples_per_second:,.0f}",
         megabytes(row.bytes_sent),
         str(row.threads),
@@ -126,9 +113,9 @@ def cells(row: Row) -> tuple[str, ...]:
 
 def _table(rows: Sequence[Row]) -> str:
     head = "".join(f"<th>{name}</th>" for name in HEADINGS)
-    fastest = min(rows, key=lambda row: row.train_seconds)
+    fastest = best(rows) if len(rows) > 1 else None
     body = "".join(
-        ('<tr class="fastest">' if row is fastest and len(rows) > 1 else "<tr>")
+        f"<tr{' class=diverged' if row.diverged else ' class=best' if row is fastest else ''}>"
         + "".join(f"<td>{breakable(cell)}</td>" for cell in cells(row))
         + "</tr>"
         for row in rows

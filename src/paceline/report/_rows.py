@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from paceline.record import Run
+from paceline.report._staleness import Staleness, staleness_of
 
 KINDS = ("compute", "exchange", "wait", "update")
 
@@ -39,15 +41,22 @@ class Row:
     seeds: int
     accuracy: float | None
     accuracy_range: tuple[float, float] | None
+    loss: float | None
+    """On the test samples; None where it is unknown or no number any more."""
     train_seconds: float
     seconds_range: tuple[float, float]
     samples_per_second: float | None
     """Samples of all runs together by the seconds of all."""
     speedup: float | None
-    """Against the fastest serial row of the same problem; None where there is none."""
+    """Against the fastest serial row of the same problem; None where there is none, or where a run diverged."""
     split: dict[str, float]
     """Seconds by kind, mean over ranks and runs."""
     bytes_sent: float
+    diverged: tuple[str, ...]
+    """Of each run that diverged and was stopped: why."""
+    remarks: tuple[str, ...]
+    """What its runs have to say, each kind of sentence once."""
+    staleness: Staleness | None
 
     @property
     def oversubscribed(self) -> bool:
@@ -83,7 +92,7 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
         groups[key].append(run)
     serial: dict[Problem, float] = {}
     for (problem, strategy, _, _), members in groups.items():
-        if strategy == "serial":
+        if strategy == "serial" and not any(run.summary.get("diverged") for run in members):
             seconds = fmean(run.summary["train_seconds"] for run in members)
             serial[problem] = min(seconds, serial.get(problem, seconds))
     keys = sorted(groups, key=lambda key: (key[0], key[1] != "serial", *key[1:]))
@@ -95,6 +104,9 @@ def _row(key: tuple[Problem, str, int, int], members: list[Run], serial: float |
     summaries: list[dict[str, Any]] = [run.summary for run in members]
     seconds = [s["train_seconds"] for s in summaries]
     accuracies = [s["test_accuracy"] for s in summaries if s["test_accuracy"] is not None]
+    losses = [s.get("test_loss") for s in summaries]
+    known = [loss for loss in losses if loss is not None]
+    diverged = tuple(s["diverged"] for s in summaries if s.get("diverged"))
     samples = sum((s["samples_per_second"] or 0) * s["train_seconds"] for s in summaries)
     return Row(
         problem=problem,
@@ -106,13 +118,31 @@ def _row(key: tuple[Problem, str, int, int], members: list[Run], serial: float |
         seeds=len({run.config["seed"] for run in members}),
         accuracy=fmean(accuracies) if accuracies else None,
         accuracy_range=(min(accuracies), max(accuracies)) if accuracies else None,
+        loss=fmean(known) if known and len(known) == len(losses) else None,
         train_seconds=fmean(seconds),
         seconds_range=(min(seconds), max(seconds)),
         samples_per_second=samples / sum(seconds) if samples else None,
-        speedup=serial / fmean(seconds) if serial is not None and fmean(seconds) > 0 else None,
+        speedup=serial / fmean(seconds)
+        if serial is not None and not diverged and fmean(seconds) > 0
+        else None,
         split={kind: fmean(s["seconds"][kind] for s in summaries) for kind in KINDS},
         bytes_sent=fmean(s["bytes_sent"] for s in summaries),
+        diverged=diverged,
+        remarks=_kinds(remark for s in summaries for remark in s.get("remarks") or ()),
+        staleness=staleness_of(summaries),
     )
+
+
+def _kinds(remarks: Iterable[str]) -> tuple[str, ...]:
+    """The first of all remarks that differ in nothing but their figures.
+
+    >>> _kinds(["3 of 4 converged", "all alike", "4 of 4 converged", "all alike"])
+    ('3 of 4 converged', 'all alike')
+    """
+    first: dict[str, str] = {}
+    for remark in remarks:
+        first.setdefault(re.sub(r"\d[\d.,]*", "#", remark), remark)
+    return tuple(first.values())
 
 
 def _count(number: int, name: str, plural: str = "s") -> str:

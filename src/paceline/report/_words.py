@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from html import escape
 
 from paceline.report._rows import Row
@@ -51,6 +52,20 @@ def label(row: Row) -> str:
 def ranks(row: Row) -> str:
     """The row's number of ranks, with the word."""
     return f"{row.ranks} rank{'' if row.ranks == 1 else 's'}"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """
+    >>> ranges([0, 1, 2, 5])
+    '0-2, 5'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) for run in runs)
 
 
 def breakable(text: str) -> str:

@@ -1,0 +1,138 @@
+"""How old gradients were when they were applied: what the runs of a row found out, added up and put into bars."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+# So many bars a histogram has at most, and so much of the updates they show one by one; the rest is one bar more.
+BARS, SHOWN = 24, 0.95
+
+
+@dataclass(frozen=True)
+class Bar:
+    """The updates whose tau, how many updates old their gradient was, is `first` to `last`."""
+
+    first: int
+    last: int
+    share: float
+    tail: bool = False
+    """Whether it stands for all that is above the others."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of the parameters with one master."""
+
+    master: int
+    layers: tuple[int, ...]
+    parameters: int
+    mean: float
+    largest: int
+    mean_gap: float
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """Of all runs of a row together: how many updates had which tau.
+
+    >>> found = Staleness({0: 6, 1: 3, 7: 1})
+    >>> found.mean, found.largest, found.updates
+    (1.0, 7, 10)
+    """
+
+    counts: Mapping[int, int]
+    pieces: tuple[Piece, ...] = ()
+    dropped: float = 0.0
+    """Gradients that were not applied at all."""
+
+    @property
+    def updates(self) -> int:
+        """How many there were."""
+        return sum(self.counts.values())
+
+    @property
+    def mean(self) -> float:
+        """Mean tau."""
+        return sum(tau * count for tau, count in self.counts.items()) / self.updates
+
+    @property
+    def largest(self) -> int:
+        """Largest tau."""
+        return max(self.counts)
+
+    def bars(self) -> list[Bar]:
+        """Equally wide ones from tau 0 on, as many as can be told apart, and one more for the few updates above.
+
+        >>> [(bar.first, bar.last, bar.share) for bar in Staleness({0: 6, 2: 4}).bars()]
+        [(0, 0, 0.6), (1, 1, 0.0), (2, 2, 0.4)]
+        >>> far = Staleness({tau: 10 for tau in range(50)} | {1000: 1}).bars()
+        >>> len(far), (far[0].first, far[0].last), (far[-1].first, far[-1].last, far[-1].tail)
+        (25, (0, 1), (48, 1000, True))
+        """
+        ordered, whole = sorted(self.counts), self.updates
+        end = ordered[-1]
+        if end >= BARS:
+            seen = 0
+            for end in ordered:
+                seen += self.counts[end]
+                if seen >= SHOWN * whole:
+                    break
+        width = math.ceil((end + 1) / BARS)
+        sums: Counter[int] = Counter()
+        for tau, count in self.counts.items():
+            sums[min(tau // width, end // width + 1)] += count
+        bars = [Bar(n * width, (n + 1) * width - 1, sums[n] / whole) for n in range(end // width + 1)]
+        above = bars[-1].last + 1
+        return (
+            [*bars, Bar(above, self.largest, sums[len(bars)] / whole, tail=True)]
+            if self.largest >= above
+            else bars
+        )
+
+
+def staleness_of(summaries: Iterable[Mapping[str, Any]]) -> Staleness | None:
+    """What some runs found out together; None where none of them did, as in records of synchronous runs.
+
+    The histogram is a list (how many updates had tau 0, 1, 2 …) or goes by tau. Findings of other strategies may have
+    any shape: what is no histogram is left out.
+
+    >>> run = {"findings": {"staleness": {"histogram": [3, 1]}}}
+    >>> staleness_of([run, {"findings": {"staleness": {"histogram": {"1": 2}}}}, {}])
+    Staleness(counts={0: 3, 1: 3}, pieces=(), dropped=0.0)
+    """
+    counts: Counter[int] = Counter()
+    pieces: dict[tuple[int, tuple[int, ...], int], list[Piece]] = defaultdict(list)
+    dropped = 0.0
+    for summary in summaries:
+        findings = summary.get("findings") or {}
+        found = findings.get("staleness")
+        if not isinstance(found, dict):
+            continue
+        try:
+            histogram = found["histogram"]
+            pairs = histogram.items() if isinstance(histogram, dict) else enumerate(histogram)
+            counts += Counter({int(tau): int(count) for tau, count in pairs})
+            for values in found.get("pieces", ()):
+                known = {key: values[key] for key in ("master", "parameters", "mean", "largest", "mean_gap")}
+                piece = Piece(**known, layers=tuple(values["layers"]))
+                pieces[piece.master, piece.layers, piece.parameters].append(piece)
+            dropped += findings.get("gradients_dropped", 0)
+        except (KeyError, TypeError, ValueError):
+            continue
+    if not counts:
+        return None
+    return Staleness(dict(counts), tuple(map(_together, pieces.values())), dropped)
+
+
+def _together(runs: list[Piece]) -> Piece:
+    return replace(
+        runs[0],
+        mean=fmean(piece.mean for piece in runs),
+        largest=max(piece.largest for piece in runs),
+        mean_gap=fmean(piece.mean_gap for piece in runs),
+    )

@@ -1,0 +1,136 @@
+"""What a report says in words: what the ways that were tried of one problem bought, and what is to be known of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from paceline.report._rows import Row
+from paceline.report._words import label, percent, seconds
+
+# How much accuracy may be missing, or by which part a loss may be higher, in what still counts as good.
+POINT, TENTH = 0.01, 0.1
+# So many rows are named one by one in a sentence.
+NAMED = 2
+
+
+def reference(rows: Sequence[Row]) -> Row | None:
+    """The row that others must be as good as: the best serial one, or the best of all; none of what diverged."""
+    whole = [row for row in rows if not row.diverged]
+    serial = [row for row in whole if row.strategy == "serial"]
+    return min(serial or whole, key=_error, default=None)
+
+
+def as_good(row: Row, than: Row | None) -> bool:
+    """Whether a row has not diverged and is within a point of the other's accuracy, or a tenth of its loss."""
+    if row.diverged or than is None:
+        return not row.diverged
+    if than.accuracy is not None:
+        return row.accuracy is not None and row.accuracy > than.accuracy - POINT - 1e-9
+    return than.loss is None or (row.loss is not None and row.loss <= than.loss * (1 + TENTH))
+
+
+def best(rows: Sequence[Row]) -> Row | None:
+    """The fastest row of those that are as good as they should be."""
+    than = reference(rows)
+    return min((row for row in rows if as_good(row, than)), key=_seconds, default=None)
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """In a sentence: what the ways that were tried of one problem bought."""
+    than = reference(rows)
+    others = [row for row in rows if row.strategy != "serial"]
+    if than is None:
+        return f"every {'run' if len(rows) == 1 else 'way that was tried'} diverged."
+    if not others:
+        return f"{_timed(best(rows) or than)}; nothing else was tried{_diverged(rows)}."
+    good = [row for row in others if as_good(row, than)]
+    if not good:
+        lost = [f"{label(row)}, {_got(row)}" for row in sorted(others, key=_error)]
+        return f"nothing was as good as serial, {quality(than)}; nearest came {lost[0]}{_more(lost[1:])}."
+    nearest = min(good, key=_seconds)
+    worse = [row for row in others if not row.diverged and row not in good]
+    fastest = min(
+        [nearest, *(row for row in rows if row.strategy == "serial" and not row.diverged)], key=_seconds
+    )
+    faster = sorted((row for row in worse if _seconds(row) < _seconds(fastest)), key=_seconds)
+    return f"{_bought(nearest, than, rows, faster)}{_beside(faster)}{_diverged(rows)}."
+
+
+def _bought(nearest: Row, than: Row, rows: Sequence[Row], faster: Sequence[Row]) -> str:
+    said = _timed(nearest)
+    if all(row.strategy != "serial" for row in rows):
+        return f"{said} is the fastest; there is no serial run to compare it with"
+    if nearest.speedup is None:
+        return f"{said} is the fastest"
+    if nearest.speedup <= 1:
+        what = "nothing as good" if faster else "nothing"
+        return f"{what} was faster than serial; nearest came {said}, at {nearest.speedup:.2f} times its speed"
+    at = ""
+    if nearest.accuracy is not None and than.accuracy is not None:
+        at = f"; test accuracy {percent(nearest.accuracy)}, serial {percent(than.accuracy)}"
+    return f"{said}, is {nearest.speedup:.2f} times as fast as serial{at}"
+
+
+def _beside(faster: Sequence[Row]) -> str:
+    """What is faster than the fastest good row."""
+    if len(faster) == 1:
+        return f"; {label(faster[0])}, is faster, {_got(faster[0])}"
+    named = [f"{label(row)}, {_got(row)}" for row in faster]
+    return f"; faster, but worse: {'; '.join(named[:NAMED])}{_more(named[NAMED:])}" if named else ""
+
+
+def _diverged(rows: Sequence[Row]) -> str:
+    named = [label(row) for row in rows if row.diverged]
+    return f"; diverged: {'; '.join(named[:NAMED])}{_more(named[NAMED:])}" if named else ""
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """What is to be known of single rows: why some diverged, and what their strategies have to say, each once."""
+    said = [f"{label(row)}, {divergence(row)}: {row.diverged[0]}" for row in rows if row.diverged]
+    who: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        for remark in row.remarks:
+            if row.staleness is None or not remark.startswith("staleness:"):  # which has a figure of its own
+                who[remark].append(row)
+    for remark, those in who.items():
+        of = f" (one of {those[0].runs} runs)" if len(those) == 1 and those[0].runs > 1 else ""
+        said.append(f"{'; '.join(map(label, those))}{of}: {remark}")
+    return said
+
+
+def divergence(row: Row) -> str:
+    """In words, how many of the row's runs diverged; nothing where none did."""
+    some = f"{len(row.diverged)} of {row.runs} " if 0 < len(row.diverged) < row.runs else ""
+    return f"{some}diverged" if row.diverged else ""
+
+
+def quality(row: Row) -> str:
+    """A row's accuracy, or its loss where there are no classes; nothing where neither is known."""
+    if row.accuracy is not None:
+        return percent(row.accuracy)
+    return "" if row.loss is None else f"test loss {row.loss:.3g}"
+
+
+def _got(row: Row) -> str:
+    """How good a row is, at the end of a sentence."""
+    return divergence(row) if row.diverged else f"at {quality(row) or 'no number'}"
+
+
+def _more(rest: Sequence[str]) -> str:
+    return f"; and {len(rest)} more" if rest else ""
+
+
+def _timed(row: Row) -> str:
+    return f"{label(row)}, in {seconds(row.train_seconds)} s"
+
+
+def _seconds(row: Row) -> float:
+    return row.train_seconds
+
+
+def _error(row: Row) -> tuple[bool, float]:
+    """What is lowest for the best row."""
+    if row.accuracy is not None:
+        return bool(row.diverged), 1 - row.accuracy
+    return bool(row.diverged) or row.loss is None, row.loss or 0.0

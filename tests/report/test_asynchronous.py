@@ -1,0 +1,255 @@
+"""What a report makes of runs that diverged, lost accuracy, or have something to say of their gradients' age."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from paceline.commands.report import main
+from paceline.record import Run
+from paceline.report import write_report
+from paceline.report._figures import accuracy, staleness, time_split
+from paceline.report._page import HEADINGS, cells
+from paceline.report._rows import Row, rows_of
+from paceline.report._staleness import BARS, Staleness, staleness_of
+from paceline.report._verdict import best, notes, verdict
+from tests.report.conftest import altered
+
+WHY = "the loss has risen to 7.5, from 2.3 at first in epoch 1"
+PIECE = {
+    "master": 0,
+    "layers": [0, 1, 2],
+    "parameters": 1200,
+    "mean": 1.0,
+    "median": 1.0,
+    "largest": 3,
+    "mean_gap": 0.25,
+}
+
+
+def made(runs: list[Run], folder: Path, *ways: tuple[object, ...]) -> list[Run]:
+    """A run of each strategy, with its seconds, its accuracy, and why it diverged."""
+    names = ("strategy", "train_seconds", "test_accuracy", "diverged")
+    return [altered(runs[0], folder, threads=1, **dict(zip(names, way, strict=False))) for way in ways]
+
+
+def tried(runs: list[Run], folder: Path, *ways: tuple[object, ...]) -> list[Row]:
+    """The rows of such runs."""
+    return rows_of(made(runs, folder, *ways))
+
+
+@pytest.mark.parametrize(
+    ("ways", "praised", "said"),
+    [
+        (
+            [("serial", 3.0, 0.93), ("sync", 2.0, 0.93), ("hogwild", 1.0, 0.1064)],
+            "sync",
+            "sync, 1 rank, in 2.00 s, is 1.50 times as fast as serial; test accuracy 93.00 %, serial 93.00 %; "
+            "hogwild, 1 rank, is faster, at 10.64 %.",
+        ),
+        (
+            [("serial", 3.0, 0.93), ("sync", 2.0, 0.92), ("psgd", 1.5, 0.9199), ("gossip", 1.0, 0.5),
+             ("elastic", 0.5, 0.6)],
+            "sync",  # a point less is as good; more is not
+            "sync, 1 rank, in 2.00 s, is 1.50 times as fast as serial; test accuracy 92.00 %, serial 93.00 %; faster, but "
+            "worse: elastic, 1 rank, at 60.00 %; gossip, 1 rank, at 50.00 %; and 1 more.",
+        ),
+        (
+            [("serial", 3.0, 0.93), ("sync", 2.0, 0.93), ("gossip", 0.1, 0.93, WHY)],
+            "sync",
+            "sync, 1 rank, in 2.00 s, is 1.50 times as fast as serial; test accuracy 93.00 %, serial 93.00 %; diverged: "
+            "gossip, 1 rank.",
+        ),
+        (
+            [("serial", 1.0, 0.93), ("sync", 2.0, 0.93), ("hogwild", 0.5, 0.2), ("psgd", 1.5, 0.2)],
+            "serial",
+            "nothing as good was faster than serial; nearest came sync, 1 rank, in 2.00 s, at 0.50 times its speed; "
+            "hogwild, 1 rank, is faster, at 20.00 %.",
+        ),
+        (
+            [("serial", 1.0, 0.93), ("hogwild", 0.5, 0.2), ("psgd", 0.1, 0.9, WHY)],
+            "serial",
+            "nothing was as good as serial, 93.00 %; nearest came hogwild, 1 rank, at 20.00 %; and 1 more.",
+        ),
+        (
+            [("sync", 2.0, 0.93), ("hogwild", 0.5, 0.2)],  # nothing serial: the best row is the measure
+            "sync",
+            "sync, 1 rank, in 2.00 s is the fastest; there is no serial run to compare it with; "
+            "hogwild, 1 rank, is faster, at 20.00 %.",
+        ),
+        (
+            [("serial", 0.1, 0.1, WHY), ("sync", 2.0, 0.93)],
+            "sync",
+            "sync, 1 rank, in 2.00 s is the fastest; diverged: serial, 1 rank.",
+        ),
+        ([("serial", 0.1, 0.1, WHY), ("sync", 0.2, 0.1, WHY)], None, "every way that was tried diverged."),
+        ([("sync", 0.2, 0.1, WHY)], None, "every run diverged."),
+    ],
+)  # fmt: skip
+def test_what_diverged_or_lost_accuracy_is_not_praised(
+    runs: list[Run], tmp_path: Path, ways: list[tuple[object, ...]], praised: str | None, said: str
+) -> None:
+    rows = tried(runs, tmp_path, *ways)
+    fastest = best(rows)
+    assert (fastest.strategy if fastest else None) == praised
+    assert verdict(rows) == said
+
+
+def test_without_classes_the_loss_is_the_measure(runs: list[Run], tmp_path: Path) -> None:
+    made = {"serial": (3.0, 0.5), "sync": (2.0, 0.54), "psgd": (1.0, 0.56), "gossip": (0.5, None)}
+    rows = rows_of([
+        altered(runs[0], tmp_path, threads=1, strategy=name, train_seconds=took, test_accuracy=None, test_loss=loss)
+        for name, (took, loss) in made.items()
+    ])  # fmt: skip
+    fastest = best(rows)
+    assert fastest is not None
+    assert fastest.strategy == "sync"
+    assert verdict(rows).endswith(
+        "faster, but worse: gossip, 1 rank, at no number; psgd, 1 rank, at test loss 0.56."
+    )
+
+
+def test_the_page_tints_the_best_row_and_marks_what_diverged(runs: list[Run], tmp_path: Path) -> None:
+    ways = [("serial", 3.0, 0.93), ("sync", 2.0, 0.93), ("hogwild", 1.0, 0.5), ("gossip", 0.1, 0.1, WHY)]
+    found = made(runs, tmp_path, *ways)
+    page = tmp_path / "page.html"
+    write_report(found, page)
+    text = page.read_text()
+    assert re.findall(r"<tr class=(\w+)><td>([\w-]+)</td>", text) == [
+        ("diverged", "gossip"),
+        ("best", "sync"),
+    ]
+    assert (
+        "<li>gossip, 1 rank, diverged: the loss has risen to 7.5, from 2.3 at first in epoch 1</li>" in text
+    )
+    gossip = next(row for row in rows_of(found) if row.strategy == "gossip")
+    assert cells(gossip)[HEADINGS.index("speedup")] == "diverged"  # and not 30 times
+    assert "0.100 s &nbsp;diverged" in time_split([gossip])
+
+
+def test_one_run_of_several_that_diverged(runs: list[Run], tmp_path: Path) -> None:
+    sync = made(runs, tmp_path, ("sync", 1.0, 0.9), ("sync", 1.0, 0.1, WHY), ("sync", 1.0, 0.9))
+    [row] = rows_of(sync)
+    assert cells(row)[HEADINGS.index("speedup")] == "1 of 3 diverged"
+    assert best([row]) is None
+    serial = made(runs, tmp_path, ("serial", 3.0, 0.9), ("serial", 0.1, 0.1, WHY))
+    assert all(
+        row.speedup is None for row in rows_of([*sync, *serial])
+    )  # a baseline that was stopped is none
+
+
+def test_what_is_far_below_does_not_flatten_the_rest(runs: list[Run], tmp_path: Path) -> None:
+    drawn = accuracy(tried(runs, tmp_path, ("serial", 1.0, 0.93), ("sync", 1.0, 0.92), ("hogwild", 1.0, 0.1)))
+    assert "The scale goes from 91.9 to 93.1 %; ◂: far below." in drawn
+    assert re.findall(r'<u style="left:([0-9.]+)%', drawn) == ["91.67", "8.33"]
+    assert "<b>◂</b></span><b>10.00 %</b>" in drawn
+
+
+# ---- remarks
+
+
+def test_a_remark_is_made_once(runs: list[Run], tmp_path: Path) -> None:
+    psgd = [
+        altered(
+            run, tmp_path, threads=1, strategy="psgd", remarks=[f"{n} of 4 converged, after {n + 1} epochs"]
+        )
+        for n, run in enumerate(runs)
+    ]
+    both = [
+        altered(runs[0], tmp_path, threads=1, strategy=name, remarks=["all alike"]) for name in ("elastic", "gossip")
+    ]  # fmt: skip
+    known = altered(
+        runs[0], tmp_path, threads=1, strategy="sync",
+        remarks=["staleness: 1 on average"], findings={"staleness": {"histogram": [1]}},
+    )  # fmt: skip
+    assert notes(rows_of([*psgd, *both, known])) == [
+        "elastic, 1 rank; gossip, 1 rank: all alike",
+        "psgd, 1 rank (one of 3 runs): 0 of 4 converged, after 1 epochs",
+    ]  # what the staleness is, the figure says
+
+
+def test_records_of_before_are_read(runs: list[Run], tmp_path: Path) -> None:
+    old = altered(runs[0], tmp_path)
+    summary = json.loads((old.folder / "summary.json").read_text())
+    for key in ("diverged", "findings", "remarks", "test_loss"):
+        del summary[key]
+    (old.folder / "summary.json").write_text(json.dumps(summary))
+    [row] = rows_of([Run(old.folder)])
+    assert (row.diverged, row.remarks, row.staleness, row.loss) == ((), (), None, None)
+    write_report([Run(old.folder)], tmp_path / "page.html")
+    assert "Staleness" not in (tmp_path / "page.html").read_text()
+
+
+# ---- staleness
+
+
+def test_ages_of_several_runs_are_added_up(runs: list[Run], tmp_path: Path) -> None:
+    other = {**PIECE, "mean": 3.0, "largest": 9, "mean_gap": 0.75}
+    found = [
+        {"staleness": {"histogram": [1, 5, 3], "pieces": [PIECE]}, "gradients_dropped": 2.0},
+        {"staleness": {"histogram": [0, 1], "pieces": [other]}, "gradients_dropped": 1.0},
+    ]
+    rows = rows_of([altered(runs[0], tmp_path, strategy="sync", findings=one) for one in found])
+    drawn = staleness(rows)
+    assert "mean 1.2, largest 2; 10 updates; 3 gradients dropped" in drawn
+    assert re.findall(r"<b>(\d+) %</b>", drawn) == ["10", "60", "30"]
+    assert re.findall(r"height:([0-9.]+)rem", drawn) == ["0.83", "5.00", "2.50"]
+    assert re.findall(r"<u>([^<]*)</u>", drawn) == ["0", "1", "2"]
+    assert re.findall(r"<t[dh]>([^<]*)</t", drawn) == [
+        *("master", "layers", "parameters", "mean", "largest", "mean gap"),
+        *("0", "0-2", "1,200", "2.00", "9", "0.5"),
+    ]
+    write_report([altered(runs[0], tmp_path, findings=found[0])], tmp_path / "page.html")
+    assert "<h3>Staleness</h3>" in (tmp_path / "page.html").read_text()
+
+
+def test_ages_by_name_as_hogwild_has_them() -> None:
+    found = staleness_of([{"findings": {"staleness": {"histogram": {"0": 3, "4": 1}}}}])
+    assert found is not None
+    assert (found.mean, found.largest, found.updates, found.pieces) == (1.0, 4, 4, ())
+    assert [(bar.first, bar.share) for bar in found.bars()] == [(0, 0.75), (1, 0), (2, 0), (3, 0), (4, 0.25)]
+
+
+@pytest.mark.parametrize("found", [None, 3.0, {}, {"mean": 2.0}, {"histogram": 4}, {"histogram": ["x"]}, {"histogram": []},
+                                   {"histogram": {"one": 2}}])  # fmt: skip
+def test_findings_of_any_shape(found: object) -> None:
+    assert staleness_of([{"findings": {"staleness": found}}, {"findings": None}, {}]) is None
+
+
+@pytest.mark.parametrize("largest", [0, 1, 23, 24, 25, 100, 5000])
+def test_every_update_is_in_one_bar(largest: int) -> None:
+    counts = {tau: 1 + tau % 3 for tau in range(largest + 1)}
+    bars = Staleness(counts).bars()
+    assert len(bars) <= BARS + 1
+    assert sum(bar.share for bar in bars) == pytest.approx(1)
+    assert (bars[0].first, bars[-1].last >= largest) == (0, True)
+    for one, next_ in pairwise(bars):
+        assert next_.first == one.last + 1
+    for bar in bars:
+        within = sum(count for tau, count in counts.items() if bar.first <= tau <= bar.last)
+        assert bar.share == pytest.approx(within / sum(counts.values()))
+    assert [bar.tail for bar in bars] == [False] * (len(bars) - 1) + [bars[-1].tail]
+
+
+def test_a_few_old_gradients_do_not_flatten_the_rest() -> None:
+    bars = Staleness({0: 500, 1: 480, 10_000: 20}).bars()
+    assert [(bar.first, bar.last, bar.tail) for bar in bars] == [
+        (0, 0, False),
+        (1, 1, False),
+        (2, 10_000, True),
+    ]
+
+
+def test_the_command_says_what_the_page_does(
+    runs: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sync = made(runs, tmp_path, ("sync", 2.0, 0.9), ("sync", 2.0, 0.1, WHY))
+    assert main(argparse.Namespace(runs=[run.folder for run in sync], out=tmp_path / "page.html")) == 0
+    printed = capsys.readouterr().out
+    assert "1 of 2 diverged" in printed
+    assert "every run diverged." in printed
