@@ -218,7 +218,7 @@ def to_the_bit(comm: Any) -> dict[str, bool]:
         "drawn": DRAWN,
         "few": FEW,
     }.items():
-        for collective in ("auto", "native", "ring"):
+        for collective in ("auto", "native"):
             each = trained(comm, f"weight-average:allreduce={collective}", settings).model.x
             one = trained(comm, f"local-sgd:every=1,allreduce={collective}", settings).model.x
             found[f"{name}, {collective}, every=1"] = np.array_equal(each, one)
@@ -308,6 +308,11 @@ def diverging(comm: Any) -> list[dict[str, Any]]:
             "alike": bool((everyones == everyones[0]).all()), "accuracy": halved.test_accuracy,
         })  # fmt: skip
     return found
+
+
+def torch_models(comm: Any, runs: list[tuple[str, str, int]]) -> list[list[dict[str, Any]]]:
+    """Both that need PyTorch, which is slow to import."""
+    return [against_numpy(comm, runs), statistics(comm)]
 
 
 def statistics(comm: Any) -> list[dict[str, Any]]:

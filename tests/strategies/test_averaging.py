@@ -52,10 +52,15 @@ def test_mlp_against_numpy() -> None:
     check(on_ranks(f"{CASES}:against_numpy", 4, runs=runs), runs)
 
 
-def test_cnn_against_numpy() -> None:
+def test_torch_models() -> None:
     names = ("weight-average", "local-sgd:every=2,warmup=1", "elastic:every=2", "psgd")
     runs = [(name, "CNN", 3) for name in names]
-    check(on_ranks(f"{CASES}:against_numpy", 3, runs=runs), runs)
+    found = on_ranks(f"{CASES}:torch_models", 3, runs=runs)
+    check([cnn for cnn, _ in found], runs)
+    first, *others = (statistics for _, statistics in found)
+    assert all(other == first for other in others)
+    assert all(any(run["mean"]) for run in first)
+    assert min(run["test"] for run in first) > 0.3
 
 
 def test_every_part_of_psgd_says_how_it_ended() -> None:
@@ -79,13 +84,9 @@ def test_every_part_of_psgd_says_how_it_ended() -> None:
 
 
 def test_to_the_bit() -> None:
-    for ranks in (1, 3):
-        for rank in on_ranks(f"{CASES}:to_the_bit", ranks):
-            unlike = {
-                name: same for name, same in rank.items() if not same and (ranks > 1 or "not" not in name)
-            }
-            assert not unlike
-            assert len(rank) == 4 * 6
+    for rank in on_ranks(f"{CASES}:to_the_bit", 3):
+        assert len(rank) == 4 * 5
+        assert all(rank.values()), rank
 
 
 def test_one_rank_is_serial() -> None:
@@ -121,13 +122,6 @@ def test_divergence_is_stopped_or_survived() -> None:
             assert run["finite"], run
             assert run["alike"], run
             assert run["accuracy"] > 0.6, run
-
-
-def test_statistics_are_averaged() -> None:
-    first, *others = on_ranks(f"{CASES}:statistics", 3)
-    assert all(other == first for other in others)
-    assert all(any(run["mean"]) for run in first)
-    assert min(run["test"] for run in first) > 0.3
 
 
 def test_psgd_of_real_labels() -> None:
