@@ -112,7 +112,12 @@ def _config(model: Any, data: Any, strategy: Any, settings: dict[str, Any]) -> C
             raise UsageError(f"unknown setting {name!r} of fit; choose one of {', '.join(known)}")
     words = {"model": model, "data": data, "strategy": strategy}
     spelled: dict[str, Any] = {k: v if isinstance(v, str) else _described(v) for k, v in words.items()}
-    return Config(**spelled, **settings)
+    config = Config(**spelled, **settings)
+    if config.replay is None:
+        return config
+    from paceline.replaying import as_in
+
+    return as_in(config)
 
 
 def _described(thing: Any) -> str:

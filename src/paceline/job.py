@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline import registry, spec
+from paceline import registry, replaying, spec
 from paceline.config import Config
 from paceline.data import Dataset, load
 from paceline.errors import UsageError
@@ -61,8 +61,7 @@ class Job:
             )
         if isinstance(strategy, Strategy):
             strategy.check_data(ranks, batch, len(data.train))
-        if self.config.replay is not None and not getattr(strategy, "replayable", False):
-            raise UsageError(f"{self.name()} cannot replay a run: choose parameter-server")
+        replaying.check(self.config, ranks, len(data.train), getattr(strategy, "replayable", False))
         return data, strategy
 
     def build(self, data: Dataset) -> Model:

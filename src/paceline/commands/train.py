@@ -71,6 +71,11 @@ def main(args: argparse.Namespace) -> int:
     import_from_here()
     config = Config(**{setting.name: getattr(args, setting.name) for setting in fields(Config)})
     here = launch.world()
+    if config.replay is not None:
+        from paceline.replaying import as_in, ranks_of
+
+        config = as_in(config)
+        args.ranks = ranks_of(config) if args.ranks is None and here is None else args.ranks
     if args.ranks is not None and args.ranks < 1:
         raise UsageError(f"ranks must be at least 1; got {args.ranks}")
     if here is not None and args.ranks not in (None, here.size):
