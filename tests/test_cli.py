@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from paceline import registry
 from paceline.cli import COMMANDS
+from paceline.commands.list import GIVEN, _said_of_fields
 from paceline.launch import mpiexec
 from paceline.record import Run
 
@@ -157,6 +161,31 @@ def test_every_command_has_help_and_is_documented(tmp_path: Path, command: str) 
 def test_list_names_everything(tmp_path: Path) -> None:
     done = paceline("list", "--json", cwd=tmp_path)
     found = json.loads(done.stdout)
+    assert found.keys() == registry.OFFERS.keys() == GIVEN.keys()
     assert {thing["name"] for thing in found["collectives"]} >= {"naive", "ring", "shared-memory", "auto"}
+    assert {thing["name"] for thing in found["rules"]} >= {"plain", "adaptive", "gap-aware"}
     assert all(thing["about"] for kind in found.values() for thing in kind), found
-    assert "sync" in paceline("list", "strategies", cwd=tmp_path).stdout
+    [hogwild] = (thing for thing in found["strategies"] if thing["name"] == "hogwild")
+    every, backend = hogwild["options"]
+    assert (every["name"], every["type"], every["default"]) == ("every", "whole number", "16")
+    assert every["about"] == "Turns of a rank between averages of the nodes"
+    assert (backend["type"], backend["default"]) == ("mpi | torch", "mpi")
+
+    listed = paceline("list", "rules", cwd=tmp_path).stdout
+    assert listed.startswith("rules (parameter-server:rule=)\n")
+    assert re.search(r"^  clip +The mean gradient's norm held to .*\n +norm: number = 0.125$", listed, re.M)
+
+
+def test_list_reads_what_is_said_of_a_field_of_yours() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Mine:
+        """One."""
+
+        quiet: bool = False
+        loud: bool = True
+        """How it
+        sounds."""
+
+    assert _said_of_fields(Mine) == {"loud": "How it sounds"}
+    assert _said_of_fields(paceline) == {}
+    assert _said_of_fields(type("Made", (), {})) == {}

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
+import itertools
 import json
+import textwrap
 import typing
 from typing import Any, Literal
 
 from paceline import registry, spec
 
 KINDS = tuple(registry.OFFERS)
+# Where a name of each kind is given.
+GIVEN = {
+    "strategies": "--strategy",
+    "updates": "--update",
+    "schedules": "--schedule",
+    "rules": "parameter-server:rule=",
+    "collectives": "allreduce= of a strategy",
+    "models": "--model",
+    "data": "--data",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,12 +39,13 @@ def main(args: argparse.Namespace) -> int:
         print(json.dumps(found, indent=2))
         return 0
     for kind, things in found.items():
-        print(kind)
+        print(f"{kind} ({GIVEN[kind]})")
         for thing in things:
             print(f"  {thing['name']:20} {thing['about']}")
             for option in thing["options"]:
                 default = "" if option["default"] is None else f" = {option['default']}"
-                print(f"  {'':20}   {option['name']}: {option['type']}{default}")
+                words = f"{option['name']}: {option['type']}{default}"
+                print(f"  {'':20}   {words:34} {option['about']}".rstrip())
         print()
     return 0
 
@@ -39,8 +53,8 @@ def main(args: argparse.Namespace) -> int:
 def entries(kind: str) -> list[dict[str, Any]]:
     """Name, first line of the documentation, and options of each thing of a kind.
 
-    >>> [entry["name"] for entry in entries("strategies")][:2]
-    ['serial', 'sync']
+    >>> [(entry["name"], entry["options"]) for entry in entries("strategies") if entry["name"] == "serial"]
+    [('serial', [])]
     """
     return [_entry(kind, name) for name in registry.names(kind)]
 
@@ -53,6 +67,7 @@ def _entry(kind: str, name: str) -> dict[str, Any]:
         options: dict[str, inspect.Parameter] = {}
     else:
         options = spec.options_of(target, kind)
+    said = _said_of_fields(target)
     return {
         "name": name,
         "about": about.partition("\n")[0],
@@ -60,11 +75,37 @@ def _entry(kind: str, name: str) -> dict[str, Any]:
             {
                 "name": option.name.replace("_", "-"),
                 "type": _type(option.annotation) + (" …" if option.kind is option.VAR_POSITIONAL else ""),
-                "default": None if option.default in (option.empty, None) else str(option.default),
+                "default": None if option.default in (option.empty, None) else _spelled(option.default),
+                "about": said.get(option.name, ""),
             }
             for option in options.values()
         ],
     }
+
+
+def _said_of_fields(target: Any) -> dict[str, str]:
+    """What is written below the fields of a dataclass, in one line each."""
+    if not isinstance(target, type):
+        return {}
+    try:
+        [definition] = ast.parse(textwrap.dedent(inspect.getsource(target))).body
+    except (OSError, TypeError, SyntaxError, ValueError):  # no source to read
+        return {}
+    body = definition.body if isinstance(definition, ast.ClassDef) else []
+    return {
+        field.target.id: " ".join(below.value.value.split()).removesuffix(".")
+        for field, below in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+        if isinstance(below.value.value, str)
+    }
+
+
+def _spelled(value: Any) -> str:
+    """As an option is typed."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _type(annotation: Any) -> str:
