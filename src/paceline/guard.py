@@ -24,10 +24,15 @@ class Guard:
     'the loss has risen to 7.5, from 2.3 at first'
     >>> guard.see(float("nan"))
     'the loss is nan'
+    >>> guard = Guard(horizon=32, first=4)
+    >>> [guard.see(0.5) for _ in range(32)][-1]
+    'the loss stands still at 0.5, whatever the batch'
     """
 
-    def __init__(self, horizon: int) -> None:
+    def __init__(self, horizon: int, first: int = 1) -> None:
+        """`first`: how many losses make up what the loss was at first."""
         self.horizon = horizon
+        self._begun = first
         self.mean = 0.0
         self._seen = 0
         self._spread = 0.0
@@ -43,15 +48,14 @@ class Guard:
         weight = 1 / min(self._seen, self.horizon)
         self.mean += (loss - self.mean) * weight
         self._spread += (abs(loss - self.mean) - self._spread) * weight
-        if self._seen < self.horizon:
+        if self._seen <= self._begun:
+            self._first = self._best = self.mean
             return None
-        if self._seen == self.horizon:
-            self._first = self.mean
         self._best = min(self._best, self.mean)
         if self.mean > FAR * self._first or (self.mean > FAR * self._best and self.mean > self._first):
             return f"the loss has risen to {self.mean:.3g}, from {self._first:.3g} at first"
-        low = self.mean < LOW * self._first
-        self.still = self.horizon > 1 and not low and self._spread < STILL * self.mean
+        long = self._seen >= self.horizon > 1
+        self.still = long and self.mean > LOW * self._first and self._spread < STILL * self.mean
         return f"the loss stands still at {self.mean:.3g}, whatever the batch" if self.still else None
 
     def forget(self) -> None:

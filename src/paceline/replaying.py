@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from paceline.config import Config
 from paceline.errors import UsageError
@@ -20,7 +21,7 @@ def as_in(config: Config) -> Config:
     if config.replay is None:
         return config
     run = Run(config.replay)
-    taken = {"replay": str(Path(config.replay).resolve())}
+    taken: dict[str, Any] = {"replay": str(Path(config.replay).resolve())}
     for setting in fields(Config):
         name = setting.name
         if name == "replay" or name not in run.config:

@@ -82,11 +82,11 @@ def test_bytes_are_those_of_the_formula(tmp_path: Path) -> None:
     found = on_ranks(f"{CASES}:everything_arrives", 4, folder=str(tmp_path), strategy=strategy, more=more)
     net = MLP([64, 16, 10])
     x, header = 8 * net.x.size, 8 * 5
-    second = 8 * (net.layers[1].stop - net.layers[1].start)
+    first = 8 * (net.layers[0].stop - net.layers[0].start)  # the larger one: not master 0's
     batches = epochs * draws
     expected = batches * (2 * x + masters * header + 8)  # gradients, values, headers, which batch is next
     expected += workers * masters * header  # leaving
-    expected += (epochs + 1) * second  # the other master's layer at every epoch's end, and at last
+    expected += (epochs + 1) * first  # the other master's layer at every epoch's end, and at last
     expected += 2 * 8  # the order to end
     assert found[0]["bytes"] == expected
 
@@ -211,5 +211,5 @@ def test_options_are_checked_at_once(options: dict[str, Any], words: str) -> Non
 
 
 def test_more_masters_than_layers_are_refused_with_what_to_do() -> None:
-    with pytest.raises(UsageError, match="3 masters cannot each own a layer .* 2; .*placement=even"):
+    with pytest.raises(UsageError, match=r"3 masters cannot each own a layer .* 2; .*placement=even"):
         ParameterServer(masters=3).check_model(8, MLP([64, 16, 10]))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 # Calls that put one message of their first argument on the way to `dest`.
 POINT_TO_POINT = {
     *("Send", "Isend", "Ssend", "Issend", "Bsend", "Ibsend", "Rsend", "Irsend"),
@@ -113,10 +115,12 @@ class Recorded:
 
     def _counting_messages(self, call: Any) -> Any:
         def counted(*arguments: Any, **named: Any) -> Any:
-            if (
-                _argument(arguments, named, 1, "dest", default=-1) >= 0
-            ):  # MPI.PROC_NULL is negative: nothing is sent
-                self.counts.point_to_point.add(nbytes(_argument(arguments, named, 0, "buf", "sendbuf")))
+            dest = named["dest"] if "dest" in named else _argument(arguments, named, 1, "dest", default=-1)
+            if dest >= 0:  # MPI.PROC_NULL is negative: nothing is sent
+                buffer = arguments[0] if arguments else _argument(arguments, named, 0, "buf", "sendbuf")
+                self.counts.point_to_point.add(
+                    buffer.nbytes if type(buffer) is np.ndarray else nbytes(buffer)  # most are: microseconds
+                )
             return call(*arguments, **named)
 
         return counted

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 LITTLE = 64
 # The part of its time that master 0 gives to evaluation while there are workers to serve; what is left over at the
 # end all ranks do together. Models that wait for it may take this many bytes; beyond that it goes first.
-PART, ROOM = 0.1, 256 << 20
+PART, ROOM = 0.05, 256 << 20
 
 
 class Dealer:
@@ -68,7 +68,7 @@ class Chief:
         self.go_back: str | None = None
         """Where the masters are to go back to, when the loss has run away."""
         self._pieces = pieces
-        self._guard = Guard(horizon=max(32, 2 * workers))
+        self._guard = Guard(horizon=max(32, 2 * workers), first=max(8, workers))
         self._sums: dict[int, list[float]] = {}
         self._done = 0
         self._buffers = np.zeros((workers, flat_buffers(me.model).size))
@@ -81,19 +81,20 @@ class Chief:
 
     # ---- losses
 
-    def loss(
-        self, worker: int, step: int, loss: float, count: int, buffers: Array, lately: Callable[[], str]
-    ) -> None:
-        """A worker's loss in the batch of an earlier step."""
+    def loss(self, worker: int, step: int, loss: float, count: int, buffers: Array) -> None:
+        """A worker's loss in the batch of an earlier step, and its buffers after it."""
         sums = self._sums.setdefault(step // self.me.steps_per_epoch, [0.0, 0, 0])
         sums[0], sums[1], sums[2] = sums[0] + loss, sums[1] + count, sums[2] + 1
         if buffers.size:
             self._buffers[worker], self._heard[worker] = buffers, True
         self._done += 1
         self.me.tell(self._done - 1, loss / count)
+
+    def watch(self, loss: float, lately: Callable[[], str]) -> None:
+        """Act on a batch's mean loss that has run away; `lately` says how stale gradients were."""
         if self.me.on_divergence == "ignore" or self.dealer.stopped:
             return
-        wrong = self._guard.see(loss / count)
+        wrong = self._guard.see(loss)
         if wrong is None:
             return
         words = f"{wrong} after {self._done:,} gradients, whose staleness lately was {lately()}"

@@ -51,6 +51,7 @@ class Master:
         self._unanswered = [len(self._owned)] * workers
         self._working, self._ended = workers, chief is not None
         self._losses: list[Array | None] = [None] * workers
+        self._given_up = [False] * workers
         self._interval = max(me.steps_per_epoch // 8, 8 * workers)
         self._marks = {number: {0: owned.x.copy()} for number, owned in self._owned.items()}
         self._good_mark = 0
@@ -160,6 +161,7 @@ class Master:
         self._take_loss(worker)
         owned = self._owned[number]
         owned.arrivals += 1
+        self._given_up[worker] |= owned.outdated(worker)
         self.me.watch.lap("exchange")
         answered = self._discipline[number].arrived(owned, worker)
         self.me.watch.lap("update")
@@ -217,9 +219,12 @@ class Master:
         if self.chief is None or header is None or header[messages.LAST_STEP] < 0:
             return
         step, count = int(header[messages.LAST_STEP]), int(header[messages.LAST_COUNT])
-        self.chief.loss(
-            worker, step, float(header[messages.LAST_LOSS]), count, header[messages.BUFFERS :], self._lately
-        )
+        loss = float(header[messages.LAST_LOSS])
+        self.chief.loss(worker, step, loss, count, header[messages.BUFFERS :])
+        given_up, self._given_up[worker] = self._given_up[worker], False
+        if given_up:  # a loss of parameters that are no longer there
+            return
+        self.chief.watch(loss / count, self._lately)
         if self.chief.go_back is not None:
             self._good_mark = 0 if self.chief.go_back == "to the start" else self._good_mark
             self.chief.go_back = None

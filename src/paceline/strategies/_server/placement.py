@@ -28,12 +28,13 @@ class Piece:
 def place(layers: Sequence[slice], masters: int, placement: Placement) -> list[Piece]:
     """Divide x, which has these layers, among masters 0 … masters-1.
 
-    `layers`: every layer has one owner; the largest go first, each to the master that has least (Graham, 1969).
+    `layers`: every layer has one owner; the largest go first, each to the master that has least (Graham, 1969), the
+    last of several: master 0, which has other things to do, ends up with little.
     `even`: one contiguous part for each master, equally long.
 
     >>> net = [slice(0, 100), slice(100, 130), slice(130, 140)]
     >>> [(piece.master, piece.part) for piece in place(net, 2, "layers")]
-    [(0, slice(0, 100, None)), (1, slice(100, 130, None)), (1, slice(130, 140, None))]
+    [(1, slice(0, 100, None)), (0, slice(100, 130, None)), (0, slice(130, 140, None))]
     >>> [(piece.master, piece.part, piece.layers) for piece in place(net, 2, "even")]
     [(0, slice(0, 80, None), (0,)), (1, slice(80, 140, None), (0, 1, 2))]
     """
@@ -47,7 +48,7 @@ def place(layers: Sequence[slice], masters: int, placement: Placement) -> list[P
     load = [0] * masters
     owner = [0] * len(layers)
     for i in sorted(range(len(layers)), key=lambda i: layers[i].start - layers[i].stop):
-        owner[i] = load.index(min(load))
+        owner[i] = max(range(masters), key=lambda m: (-load[m], m))
         load[owner[i]] += layers[i].stop - layers[i].start
     return [Piece(i, owner[i], layer, (i,)) for i, layer in enumerate(layers)]
 
