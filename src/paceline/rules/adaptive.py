@@ -1,10 +1,10 @@
 """The default: RMS-scaled steps that shorten with staleness, taken by a fast copy z; x is the average of z's way.
 
     s <- rho s + (1 - rho) g^2                         running mean square, corrected for its start at 0
-    f <- step eta^(1/4) / (1 + tau / patience)         tau: the mean staleness of late
+    f <- step eta^(1/4) / (1 + tau / patience)^(3/2)   tau: the mean staleness of late
     z <- z - f g / sqrt(s)                             the fast copy
-    x <- x + c (z - x)      c = (1 + r) / (t + r)      the average, of the later part of the way most
-    send (1 - b) z + b x                               a worker computes between the two
+    x <- x + (1 + r) / (t + r) (z - x)                 its average, in which the later part of the way counts most
+    send (1 - b) z + b x                               workers compute between the two
 
 Nine passes over the piece for a gradient, three for what is sent; three vectors of memory. The scaling is RMSprop's; a
 learning rate that falls with staleness is Zhang et al.'s (2015); the average and the point between follow Defazio et
@@ -30,24 +30,27 @@ FLOOR_EVERY = 64
 class Adaptive:
     """Holds its accuracy from 1 worker to 63 with one setting; docs/rules.md has the figures.
 
-    >>> rule = Adaptive(step=0.5, patience=1.0)
+    The step is its own. Of the learning rate only the fourth root counts (16 times the rate doubles the step), and a
+    schedule's factor in full.
+
+    >>> rule = Adaptive(step=0.8, patience=4 / 3)
     >>> x, g = np.zeros(2), np.array([300.0, -0.03])
     >>> state = rule.start(x, workers=5)
     >>> arrival = Arrival(worker=0, tau=4, drift=np.zeros(2), gap=0.0, scale=0.25, eta=1.0)
     >>> factor = rule.correct(g, x, arrival, state)
-    >>> (arrival.eta * factor * arrival.scale * g).round(3)          # 0.5 / (1 + 4) in every coordinate
+    >>> (arrival.eta * factor * arrival.scale * g).round(3)          # 0.8 / (1 + 3)^(3/2) in each
     array([ 0.1, -0.1])
     """
 
     step: float = 0.009
     """How far a coordinate moves for a gradient of typical size, at a learning rate of 1 and no staleness."""
-    patience: float = 4.0
-    """The staleness that halves the step."""
+    patience: float = 12.0
+    """The staleness at which steps are 2^(3/2) times shorter."""
     decay: float = 0.98
     """rho."""
-    recency: float = 4.0
-    """r: 0 averages all of the way alike; 4 weights what came t updates after the start by t^4."""
-    mix: float = 0.5
+    recency: float = 6.0
+    """r: the t-th update counts as t^r in the average; 0: all of the way alike."""
+    mix: float = 0.6
     """b: where between the fast copy (0) and the average (1) gradients are computed."""
 
     def __post_init__(self) -> None:
@@ -79,7 +82,9 @@ class Adaptive:
             np.maximum(s, FLOOR, out=s)
         tau += (arrival.tau - tau) / (4 * (1 + tau))  #                     mean over the last few rounds
         f = self.step * (arrival.eta / arrival.shape) ** 0.25 * arrival.shape
-        f /= 1 + float(tau[0]) / self.patience  #                           f <- step / (1 + tau / patience)
+        f /= (
+            1 + float(tau[0]) / self.patience
+        ) ** 1.5  #                  f <- step / (1 + tau / patience)^1.5
         np.sqrt(s, work)
         np.divide(g, work, g)
         np.multiply(g, float(f * math.sqrt((1 - rho**t) / (1 - rho))), g)
