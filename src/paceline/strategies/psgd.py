@@ -97,21 +97,23 @@ def report(me: Worker, parts: Array, *, converging: bool) -> None:
         }
         for rank, part in enumerate(parts)
     ]
-    average = dict(zip(("test_loss", "test_accuracy"), me.test(), strict=True))
-    me.findings["parts"], me.findings["average"] = found, average
-    what = "test_loss" if average["test_accuracy"] is None else "test_accuracy"
-    alone = [part[what] for part in found if part["loss"] is not None and part[what] is not None]
-    if average[what] is None or not alone:
+    loss, accuracy = me.test()
+    me.findings["parts"] = found
+    me.findings["average"] = {"test_loss": loss, "test_accuracy": accuracy}
+    if loss is None:
         return
-    word, told = {"test_accuracy": ("accuracy", "{:.2f} %"), "test_loss": ("loss", "{:.4g}")}[what]
-    scale = 100 if what == "test_accuracy" else 1
-    whole, worst, best = (told.format(scale * value) for value in (average[what], min(alone), max(alone)))
+    if accuracy is None:
+        word, told, average, column = "loss", "{:.4g}", loss, "test_loss"
+    else:
+        word, told, average, column = "accuracy", "{:.2%}", accuracy, "test_accuracy"
+    alone = [part[column] for part in found if part["loss"] is not None and part[column] is not None]
+    if not alone:
+        return
+    said = [told.format(value).replace("%", " %") for value in (average, min(alone), max(alone))]
     epochs = sorted({part["epochs"] for part in found})
-    span = (
-        f"{epochs[0]} to {epochs[-1]} epochs" if epochs[1:] else f"{epochs[0]} epoch{'s' * (epochs[0] > 1)}"
-    )
+    span = f"{epochs[0]} to {epochs[-1]}" if epochs[1:] else f"{epochs[0]}"
     converged = f"{sum(part['converged'] for part in found)} of {me.size} converged, " if converging else ""
     me.remarks.append(
-        f"{word} on the test samples: the average {whole}, its {len(alone)} parts alone {worst} to {best}; "
-        f"{converged}after {span}"
+        f"{word} on the test samples: the average {said[0]}, its parts alone {said[1]} to {said[2]}; "
+        f"{converged}after {span} epoch{'s' if epochs[-1] > 1 else ''}"
     )
