@@ -294,7 +294,7 @@ def diverging(comm: Any) -> list[dict[str, Any]]:
         "elastic:every=5",
         "psgd",
     ):
-        words = {"data": "iris", "batch": 5, "lr": 64.0, "epochs": 25, "strategy": strategy}
+        words = {"data": "iris", "batch": 8, "lr": 16.0, "epochs": 12, "strategy": strategy}
         made = [Fragile([4, 8, 3], dtype=np.float64, seed=2) for _ in range(2)]
         stopped, halved = (
             train(Job(config=Config(**words, on_divergence=how), model=model, runs=None), comm)

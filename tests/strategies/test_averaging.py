@@ -118,11 +118,11 @@ def test_divergence_is_stopped_or_survived() -> None:
         assert len(rank) == 5
         for run in rank:
             assert run["stopped"], run
-            assert run["epochs"] < 25, run
+            assert run["epochs"] < 12, run
             assert run["halved"] is None, run
             assert run["finite"], run
             assert run["alike"], run
-            assert run["accuracy"] > 0.6, run
+            assert run["accuracy"] > 0.5, run
 
 
 def test_psgd_of_real_labels() -> None:
