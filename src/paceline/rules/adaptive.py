@@ -72,19 +72,18 @@ class Adaptive:
     def correct(self, g: Array, x: Array, arrival: Arrival, state: State) -> float:
         if arrival.eta == 0:
             return 0.0
-        s, z, work, tau = state["s"], state["z"], state["_work"], state["tau"]
-        state["t"] += 1
-        t, rho, r = int(state["t"][0]), self.decay, self.recency
+        s, z, work = state["s"], state["z"], state["_work"]
+        rho, r = self.decay, self.recency
+        t, tau = int(state["t"][0]) + 1, float(state["tau"][0])
+        tau += (arrival.tau - tau) / (4 + 4 * tau)  #                       mean of the last four rounds or so
+        state["t"][0], state["tau"][0] = t, tau
+        damping = (1 + tau / self.patience) ** 1.5
+        f = self.step * (arrival.eta / arrival.shape) ** 0.25 * arrival.shape / damping
         np.multiply(g, g, work)
         np.multiply(s, rho, s)
         np.add(s, work, s)  #                                               s <- rho s + g^2; (1 - rho) below
         if t % FLOOR_EVERY == 0:
             np.maximum(s, FLOOR, out=s)
-        tau += (arrival.tau - tau) / (4 * (1 + tau))  #                     mean over the last few rounds
-        f = self.step * (arrival.eta / arrival.shape) ** 0.25 * arrival.shape
-        f /= (
-            1 + float(tau[0]) / self.patience
-        ) ** 1.5  #                  f <- step / (1 + tau / patience)^1.5
         np.sqrt(s, work)
         np.divide(g, work, g)
         np.multiply(g, float(f * math.sqrt((1 - rho**t) / (1 - rho))), g)
