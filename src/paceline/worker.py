@@ -211,12 +211,15 @@ class Worker:
         """What the schedule multiplies the learning rate by, at the present step of the run or at the one given."""
         return self._schedule.factor(self._step if step is None else step, self.steps)
 
-    def step(self, g: Array, count: int, part: slice = WHOLE) -> None:
-        """x[part] <- update(x[part], g / count); `g` is used up. Nothing where `count` is 0: no samples, no step."""
+    def step(self, g: Array, count: int, part: slice = WHOLE, *, x: Array | None = None) -> None:
+        """x[part] <- update(x[part], g / count); `g` is used up. Nothing where `count` is 0: no samples, no step.
+
+        `x`: the model's, or another vector (one that ranks share, say) in its place.
+        """
         if count == 0:
             self.watch.lap("update")
             return
-        x = self.model.x[part]
+        x = (self.model.x if x is None else x)[part]
         key = (part.start, part.stop)
         state = self._states.get(key)
         if state is None:
