@@ -77,6 +77,12 @@ def tried(runs: list[Run], folder: Path, *ways: tuple[object, ...]) -> list[Row]
             "nothing was as good as serial, 93.00 %; nearest came hogwild, 1 rank, at 20.00 %; and 1 more.",
         ),
         (
+            [("serial", 3.0, 0.93), ("sync", 2.0, 0.93), ("parameter-server", 9.0, 0.96)],
+            "sync",
+            "sync, 1 rank, in 2.00 s, is 1.50 times as fast as serial; test accuracy 93.00 %, serial 93.00 %; most "
+            "accurate was parameter-server, 1 rank, at 96.00 %.",
+        ),
+        (
             [("sync", 2.0, 0.93), ("hogwild", 0.5, 0.2)],  # nothing serial: the best row is the measure
             "sync",
             "sync, 1 rank, in 2.00 s is the fastest; there is no serial run to compare it with; "
@@ -200,6 +206,8 @@ def test_ages_of_several_runs_are_added_up(runs: list[Run], tmp_path: Path) -> N
     assert re.findall(r"<b>(\d+) %</b>", drawn) == ["10", "60", "30"]
     assert re.findall(r"height:([0-9.]+)rem", drawn) == ["0.83", "5.00", "2.50"]
     assert re.findall(r"<u>([^<]*)</u>", drawn) == ["0", "1", "2"]
+    assert "mean gap: the root" in drawn
+    assert "grey bar" not in drawn
     assert re.findall(r"<t[dh]>([^<]*)</t", drawn) == [
         *("master", "layers", "parameters", "mean", "largest", "mean gap"),
         *("0", "0-2", "1,200", "2.00", "9", "0.5"),

@@ -51,9 +51,10 @@ FEW, OPEN = 12, 4
 PIECES = ("master", "layers", "parameters", "mean", "largest", "mean gap")
 STALENESS = (
     "How many updates others had made to the parameters between when they were sent for a gradient to be computed and when "
-    "that gradient was applied: the share of all updates for each number. The grey bar is all that is above. mean gap: the "
-    "root mean square distance that the parameters had moved meanwhile."
+    "that gradient was applied: the share of all updates for each number."
 )
+TAIL = " The grey bar is all that is above."
+GAP = " mean gap: the root mean square distance that the parameters had moved meanwhile."
 
 
 def time_split(rows: Sequence[Row]) -> str:
@@ -118,11 +119,9 @@ def accuracy(rows: Sequence[Row]) -> str:
 
 def staleness(rows: Sequence[Row]) -> str:
     """How old gradients were when they were applied, and by piece where a row has several; "" where nobody knows."""
-    known = [row for row in rows if row.staleness is not None]
-    if not known:
-        return ""
-    lines = "".join(_ages(row, row.staleness) for row in known if row.staleness is not None)
-    return f'<div class="figure">{lines}</div><p class="note">{STALENESS}</p>'
+    lines = "".join(_ages(row, row.staleness) for row in rows if row.staleness is not None)
+    said = STALENESS + TAIL * ("class=tail" in lines) + GAP * ("<table>" in lines)
+    return f'<div class="figure">{lines}</div><p class="note">{said}</p>' if lines else ""
 
 
 def _ages(row: Row, found: Staleness) -> str:

@@ -54,7 +54,7 @@ def verdict(rows: Sequence[Row]) -> str:
         [nearest, *(row for row in rows if row.strategy == "serial" and not row.diverged)], key=_seconds
     )
     faster = sorted((row for row in worse if _seconds(row) < _seconds(fastest)), key=_seconds)
-    return f"{_bought(nearest, than, rows, faster)}{_beside(faster)}{_diverged(rows)}."
+    return f"{_bought(nearest, than, rows, faster)}{_beside(faster)}{_most(good, nearest, than)}{_diverged(rows)}."
 
 
 def _bought(nearest: Row, than: Row, rows: Sequence[Row], faster: Sequence[Row]) -> str:
@@ -78,6 +78,14 @@ def _beside(faster: Sequence[Row]) -> str:
         return f"; {label(faster[0])}, is faster, {_got(faster[0])}"
     named = [f"{label(row)}, {_got(row)}" for row in faster]
     return f"; faster, but worse: {'; '.join(named[:NAMED])}{_more(named[NAMED:])}" if named else ""
+
+
+def _most(good: Sequence[Row], nearest: Row, than: Row) -> str:
+    """What is more accurate than serial, by more than a point, and slower."""
+    most = min(good, key=_error)
+    if most is nearest or most.accuracy is None or most.accuracy <= (than.accuracy or 0.0) + POINT:
+        return ""
+    return f"; most accurate was {label(most)}, at {quality(most)}"
 
 
 def _diverged(rows: Sequence[Row]) -> str:
