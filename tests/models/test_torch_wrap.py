@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -108,3 +111,21 @@ def test_what_is_no_model(thing: Any, words: str) -> None:
 def test_the_first_problem_is_told() -> None:
     with pytest.raises(UsageError, match=r"cannot take digits's samples of 8x8: .*expected input"):
         as_model(nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 10)), DIGITS)
+
+
+def test_a_function_that_imports_torch_itself_draws_from_the_seed_too() -> None:
+    code = """
+import sys
+sys.path.insert(0, {root!r})
+from paceline.data import load
+from paceline.models._wrap import make
+from paceline.spec import parse
+wanted = parse("models", "tests.models.late_torch:build")
+assert "torch" not in sys.modules
+iris = load("iris")
+models = [make(wanted, iris, seed=seed) for seed in (1, 1, 2)]
+assert (models[0].x == models[1].x).all()
+assert (models[0].x != models[2].x).any()
+"""
+    root = str(Path(__file__).parents[2])
+    subprocess.run([sys.executable, "-c", code.format(root=root)], check=True)

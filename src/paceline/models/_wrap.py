@@ -25,12 +25,21 @@ def make(spec: Spec, data: Dataset, *, seed: int = 0, dtype: Any = "float32") ->
     67
     """
     dtype = np.dtype(dtype)
-    torch = sys.modules.get("torch")
-    if torch is None or spec.target.__module__.startswith("paceline.models."):
+
+    def made() -> Model:
         return as_model(spec.make(data=data, seed=seed, dtype=dtype), data, seed=seed, dtype=dtype)
+
+    if spec.target.__module__.startswith("paceline.models."):
+        return made()
+    if "torch" not in sys.modules:
+        model = made()
+        if "torch" not in sys.modules:
+            return model
+        # The function has imported torch itself, and drawn weights before there was anything to seed: once more.
+    torch = sys.modules["torch"]
     with torch.random.fork_rng(devices=[]):  # the generator is the user's: afterwards as it was
         torch.default_generator.manual_seed(seed)
-        return as_model(spec.make(data=data, seed=seed, dtype=dtype), data, seed=seed, dtype=dtype)
+        return made()
 
 
 def as_model(thing: Any, data: Dataset, *, seed: int = 0, dtype: Any = None) -> Model:
