@@ -1,16 +1,18 @@
 """HogWild: one x in shared memory, which all ranks of a node read and write at will, with no lock.
 
     each rank of a node, for each of its batches B:
-        g <- sum over B of grad f(x)             x as it is, while others write it
+        y <- x                                   each number once, as it is, while others write it
+        g <- sum over B of grad f(y)
         x <- x - eta g / |B|                     straight into the shared x, while others do the same
     every H turns, the first rank of each node k of K:
         s <- x_k;  m <- sum over k of p_k/p s_k  the mean of the nodes, weighted by their ranks
         x_k <- x_k + (m - s)                     so that what others wrote meanwhile is not lost
 
-A gradient is as old as the updates that others make while it is computed, p - 1 of them on average. Updates that meet on
-the same number at the same moment may lose one there. At the end of an epoch all ranks meet and x is at rest.
+The copy y keeps a gradient a gradient: a backward pass that finds other weights than the forward pass did goes astray.
+It is as old as the updates that others make while it is computed, p - 1 of them on average. Updates that meet on the same
+number at the same moment may lose one there. At the end of an epoch all ranks meet and x is at rest.
 
-Cost a step: no message, one pass over the shared x; with K nodes one allreduce of n numbers among K ranks every H turns.
+Cost a step: no message, two passes over the shared x; with K nodes one allreduce of n numbers among K ranks every H turns.
 Niu, Recht, Ré and Wright, HOGWILD! (2011); a replica a node as in Zhang and Ré, DimmWitted (2014).
 """
 
@@ -68,27 +70,30 @@ class Hogwild(Strategy):
         if me.size == 1:
             Serial().train(me)
             return
-        me.broadcast()  # x the same on every node
         from paceline.strategies._shared_x import SharedX
 
-        with SharedX(me.model, me.comm) as shared:
-            me.watch.restart()  # what a window takes to make is the start of a run, not a step of it
-            for epoch in me.epochs():
-                self._meet(me, shared)  # nobody writes x before all have begun
-                for turn, batch in enumerate(me.turns(epoch), 1):
-                    shared.gradient_begins()
-                    me.gradient(batch)  # g <- sum over B of grad f(x)
-                    if batch.count:
-                        shared.update_begins()
-                        me.step(me.model.g, batch.count)  # x <- x - eta g / |B|
-                        shared.update_ends()
-                    if shared.several and turn % self.every == 0:
-                        self._average(me, shared)
-                self._meet(me, shared)  # nobody writes x any more
-                self._average(me, shared, at_rest=True)
-                self._meet(me, shared)
-                me.validate(epoch)
-            self._tell(me, shared)
+        me.broadcast()  # x the same on every node
+        shared = SharedX(me.model.x, me.comm)
+        me.watch.restart()  # what a window takes to make is the start of a run, not a step of it
+        for epoch in me.epochs():
+            for turn, batch in enumerate(me.turns(epoch), 1):
+                shared.read(me.model.x)  # y <- x
+                me.watch.lap("exchange")
+                me.gradient(batch)  # g <- sum over B of grad f(y)
+                if batch.count:
+                    with shared.writing() as x:
+                        me.step(me.model.g, batch.count, x=x)  # x <- x - eta g / |B|
+                if shared.several_nodes and turn % self.every == 0:
+                    self._average(me, shared)
+            self._meet(me, shared)  # nobody writes x any more
+            self._average(me, shared, at_rest=True)
+            self._meet(me, shared)
+            shared.read(me.model.x)
+            if me.validate(epoch) and shared.is_first:
+                np.copyto(shared.x, me.model.x)  # back to the last good parameters
+            self._meet(me, shared)  # nobody writes x before all have read it
+        self._tell(me, shared)
+        shared.free()
 
     def _meet(self, me: Worker, shared: SharedX) -> None:
         shared.meet()
@@ -99,14 +104,14 @@ class Hogwild(Strategy):
         if ours is not None:
             was, mean = ours
             if at_rest:
-                me.model.x[...] = mean  # x_k <- m, the same bits everywhere
+                np.copyto(shared.x, mean)  # x_k <- m, the same bits everywhere
             else:
-                me.model.x += np.subtract(mean, was, mean)  # x_k <- x_k + (m - s)
+                shared.x += np.subtract(mean, was, mean)  # x_k <- x_k + (m - s)
         me.watch.lap("exchange")
 
     def _tell(self, me: Worker, shared: SharedX) -> None:
         taus = me.control.gather(np.array(shared.taus, np.int64))
-        overlapped = int(me.control.total(np.array([shared.overlapped]))[0])
+        overlapped = int(me.control.total(np.array([shared.overlapping]))[0])
         if me.rank == 0:
             tau = np.concatenate(taus)
             ranks = np.repeat(np.arange(me.size), [len(of_rank) for of_rank in taus])
