@@ -156,6 +156,14 @@ def test_what_is_far_below_does_not_flatten_the_rest(runs: list[Run], tmp_path: 
     assert "<b>◂</b></span><b>10.00 %</b>" in drawn
 
 
+def test_a_replay_and_another_way_with_divergence_are_rows_of_their_own(
+    runs: list[Run], tmp_path: Path
+) -> None:
+    ways: list[dict[str, object]] = [{}, {"replay": "runs/a"}, {"on_divergence": "halve"}]
+    rows = rows_of([altered(runs[0], tmp_path, strategy="sync", **way) for way in ways])
+    assert [row.strategy for row in rows] == ["sync", "sync (on-divergence halve)", "sync (replay)"]
+
+
 # ---- remarks
 
 

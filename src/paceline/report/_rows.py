@@ -84,11 +84,19 @@ def problem_of(run: Run) -> Problem:
     )
 
 
+def way_of(run: Run) -> str:
+    """The strategy, and what else makes its figures others: a replay goes at the pace of its run's order."""
+    how = "replay" if run.config.get("replay") else ""
+    diverging = run.config.get("on_divergence", "stop")
+    how = " ".join(filter(None, (how, "" if diverging == "stop" else f"on-divergence {diverging}")))
+    return str(run.config["strategy"]) + (f" ({how})" if how else "")
+
+
 def rows_of(runs: Sequence[Run]) -> list[Row]:
     """One row for every problem, strategy and number of ranks and threads, serial first."""
     groups: dict[tuple[Problem, str, int, int], list[Run]] = defaultdict(list)
     for run in runs:
-        key = (problem_of(run), run.config["strategy"], run.config["ranks"], run.summary["threads"])
+        key = (problem_of(run), way_of(run), run.config["ranks"], run.summary["threads"])
         groups[key].append(run)
     serial: dict[Problem, float] = {}
     for (problem, strategy, _, _), members in groups.items():
