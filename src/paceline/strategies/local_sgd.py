@@ -41,7 +41,9 @@ class LocalSgd(Strategy):
     warmup: int = 0
     """Steps of each rank, at first, in which gradients are averaged in the place of weights."""
     outer_momentum: float = 0.0
+    """Nesterov's momentum on what the rounds change; DiLoCo's is 0.9."""
     outer_lr: float = 1.0
+    """How far to go along what a round changed; DiLoCo's is 0.7."""
     allreduce: str = "auto"
 
     def __post_init__(self) -> None:
