@@ -159,7 +159,7 @@ def _pieces(found: Staleness) -> str:
     heads = "".join(f"<th>{name}</th>" for name in PIECES)
     body = "".join(
         f"<tr><td>{piece.master}</td><td>{ranges(piece.layers)}</td><td>{piece.parameters:,}</td>"
-        f"<td>{piece.mean:.2f}</td><td>{piece.largest:,}</td><td>{piece.mean_gap:.3g}</td></tr>"
+        f"<td>{piece.mean:.2f}</td><td>{piece.largest:,}</td><td>{piece.mean_gap:.2g}</td></tr>"
         for piece in found.pieces
     )
     return (
