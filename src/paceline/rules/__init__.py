@@ -51,7 +51,10 @@ class Rule(Protocol):
         ...
 
     def correct(self, g: Array, x: Array, arrival: Arrival, state: State) -> float:
-        """Change the summed gradient `g` in place; return the factor on the learning rate."""
+        """Change the summed gradient `g` in place; return the factor on the learning rate.
+
+        A rule that makes the whole step itself moves `x` and returns 0.
+        """
         ...
 
     def show(self, x: Array, out: Array, worker: int, state: State) -> None:

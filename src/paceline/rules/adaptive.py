@@ -6,7 +6,7 @@
     x <- x + (1 + r) / (t + r) (z - x)                 its average, in which the later part of the way counts most
     send (1 - b) z + b x                               workers compute between the two
 
-Nine passes over the piece for a gradient, three for what is sent; three vectors of memory. The scaling is RMSprop's; a
+Ten passes over the piece for a gradient, three for what is sent; three vectors of memory. The scaling is RMSprop's; a
 learning rate that falls with staleness is Zhang et al.'s (2015); the average and the point between follow Defazio et
 al., "The road less scheduled", 2024.
 """
@@ -30,16 +30,17 @@ FLOOR_EVERY = 64
 class Adaptive:
     """Holds its accuracy from 1 worker to 63 with one setting; docs/rules.md has the figures.
 
-    The step is its own. Of the learning rate only the fourth root counts (16 times the rate doubles the step), and a
-    schedule's factor in full.
+    It makes the whole step, so the run's update has no part in it. Of the learning rate only the fourth root counts (16
+    times the rate doubles the step), and a schedule's factor in full.
 
     >>> rule = Adaptive(step=0.8, patience=4 / 3)
     >>> x, g = np.zeros(2), np.array([300.0, -0.03])
     >>> state = rule.start(x, workers=5)
     >>> arrival = Arrival(worker=0, tau=4, drift=np.zeros(2), gap=0.0, scale=0.25, eta=1.0)
-    >>> factor = rule.correct(g, x, arrival, state)
-    >>> (arrival.eta * factor * arrival.scale * g).round(3)          # 0.8 / (1 + 3)^(3/2) in each
-    array([ 0.1, -0.1])
+    >>> rule.correct(g, x, arrival, state)
+    0.0
+    >>> x.round(3)                                                   # 0.8 / (1 + 3)^(3/2) in each
+    array([-0.1,  0.1])
     """
 
     step: float = 0.009
@@ -88,10 +89,10 @@ class Adaptive:
         np.divide(g, work, g)
         np.multiply(g, float(f * math.sqrt((1 - rho**t) / (1 - rho))), g)
         np.subtract(z, g, z)  #                                             z <- z - f g / sqrt(s)
-        c = (1 + r) / (t + r)
-        np.subtract(x, z, g)
-        np.multiply(g, float(c / (f * arrival.scale)), g)  #                x <- x - f (c / f) (x - z)
-        return float(f / arrival.eta)
+        np.subtract(z, x, g)
+        np.multiply(g, (1 + r) / (t + r), g)
+        np.add(x, g, x)  #                                                  x <- x + (1 + r) / (t + r) (z - x)
+        return 0.0
 
     def show(self, x: Array, out: Array, worker: int, state: State) -> None:
         np.subtract(x, state["z"], out)

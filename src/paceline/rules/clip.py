@@ -37,7 +37,7 @@ class Clip:
         return {}
 
     def correct(self, g: Array, x: Array, arrival: Arrival, state: State) -> float:
-        length = arrival.scale * math.sqrt(float(np.dot(g, g)))
+        length = float(arrival.scale) * math.sqrt(float(np.dot(g, g)))
         return self.norm / length if length > self.norm else 1.0  #         min(1, norm / ||g||)
 
     def show(self, x: Array, out: Array, worker: int, state: State) -> None:

@@ -49,7 +49,7 @@ class Rms:
         np.sqrt(s, work)
         np.add(work, self.epsilon, work)
         np.divide(g, work, g)  #                                            g / (sqrt(s) + epsilon)
-        return self.step * arrival.shape / arrival.eta if arrival.eta else 0.0
+        return float(self.step * arrival.shape / arrival.eta) if arrival.eta else 0.0
 
     def show(self, x: Array, out: Array, worker: int, state: State) -> None:
         np.copyto(out, x)

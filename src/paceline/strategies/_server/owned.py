@@ -132,7 +132,8 @@ class Owned:
             some = np.subtract(self._sample, self._sent_sample[worker], self._apart)
             arrival.gap = math.sqrt(float(np.vdot(some, some)) / some.size)
         factor = self._rule.correct(g, self.x, arrival, self._rule_state)
-        self._me.update.apply(self.x, g, arrival.eta * factor, self._update_state, arrival.scale)
+        if factor:  # 0: the rule has made the whole step itself
+            self._me.update.apply(self.x, g, arrival.eta * factor, self._update_state, arrival.scale)
         self._version += 1
 
     def _note(self, event: int, worker: int, tau: int, gap: float) -> None:
