@@ -20,9 +20,11 @@ class Arrival:
     tau: int
     """Staleness: updates made since the parameters that it was computed with were sent."""
     drift: Array
-    """x - x_then: how far the parameters have moved meanwhile. May be overwritten."""
+    """x - x_then: how far the parameters are from what the worker was shown. May be overwritten.
+
+    Only filled for rules that do not say `needs_drift = False`."""
     gap: float
-    """Root mean square of `drift`."""
+    """Root mean square of x - x_then; masters may take it from a sample of the coordinates."""
     scale: float
     """One over the samples of the batch: `scale * g` is the mean gradient."""
     eta: float

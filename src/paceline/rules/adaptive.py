@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -42,6 +43,8 @@ class Adaptive:
     >>> x.round(3)                                                   # 0.8 / (1 + 3)^(3/2) in each
     array([-0.1,  0.1])
     """
+
+    needs_drift: ClassVar[bool] = False
 
     step: float = 0.009
     """How far a coordinate moves for a gradient of typical size, at a learning rate of 1 and no staleness."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -27,6 +28,8 @@ class Clip:
     >>> rule.correct(g, x, arrival, rule.start(x, workers=5))
     0.5
     """
+
+    needs_drift: ClassVar[bool] = False
 
     norm: float = 0.125
 

@@ -11,6 +11,7 @@ Hakimi, Barkai, Gabel and Schuster, "Taming momentum in a distributed asynchrono
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,6 +33,8 @@ class Dana:
     >>> x.round(3), out.round(3)
     (array([-0.1]), array([-0.15]))
     """
+
+    needs_drift: ClassVar[bool] = False
 
     gamma: float = 0.9
 

@@ -8,6 +8,7 @@ Recht et al., Hogwild! (2011); Dean et al., Large scale distributed deep network
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from paceline.rules import Array, Arrival, State
 @dataclass(frozen=True, kw_only=True)
 class Plain:
     """No correction: the run's update with every gradient as it arrives."""
+
+    needs_drift: ClassVar[bool] = False
 
     def start(self, x: Array, workers: int) -> State:
         return {}

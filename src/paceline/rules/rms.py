@@ -10,6 +10,7 @@ al., "Large scale distributed deep networks", 2012 (there with Adagrad's sum in 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -27,6 +28,8 @@ class Rms:
     >>> (arrival.eta * factor * g).round(3)
     array([1., 1.])
     """
+
+    needs_drift: ClassVar[bool] = False
 
     step: float = 0.002
     decay: float = 0.99

@@ -8,6 +8,7 @@ Costs nothing. Zhang, Gupta, Lian and Liu, "Staleness-aware async-SGD for distri
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,6 +24,8 @@ class Staleness:
     >>> rule.correct(g, x, arrival, rule.start(x, workers=5))
     0.25
     """
+
+    needs_drift: ClassVar[bool] = False
 
     def start(self, x: Array, workers: int) -> State:
         return {}
