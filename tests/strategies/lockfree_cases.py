@@ -174,7 +174,9 @@ class Constant:
         self.x, self.g = x, g
 
     def gradient(self, batch: Any) -> float:
+        before = self.x.copy()
         time.sleep(self.pause)
+        assert np.array_equal(self.x, before)  # a gradient is of one x, whatever others write meanwhile
         self.g.fill(batch.count)
         return 0.0
 
