@@ -61,6 +61,7 @@ class Job:
             )
         if isinstance(strategy, Strategy):
             strategy.check_data(ranks, batch, len(data.train))
+            strategy.check_update(self.config.update)
         replaying.check(self.config, ranks, len(data.train), getattr(strategy, "replayable", False))
         return data, strategy
 

@@ -210,6 +210,13 @@ def test_options_are_checked_at_once(options: dict[str, Any], words: str) -> Non
         ParameterServer(**options)
 
 
+def test_an_update_that_would_do_nothing_is_refused() -> None:
+    with pytest.raises(UsageError, match="rule=adaptive makes the whole step itself: --update momentum"):
+        ParameterServer().check_update("momentum")
+    ParameterServer().check_update("sgd")
+    ParameterServer(rule="plain").check_update("momentum")
+
+
 def test_more_masters_than_layers_are_refused_with_what_to_do() -> None:
     with pytest.raises(UsageError, match=r"3 masters cannot each own a layer .* 2; .*placement=even"):
         ParameterServer(masters=3).check_model(8, MLP([64, 16, 10]))

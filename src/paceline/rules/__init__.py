@@ -55,7 +55,8 @@ class Rule(Protocol):
     def correct(self, g: Array, x: Array, arrival: Arrival, state: State) -> float:
         """Change the summed gradient `g` in place; return the factor on the learning rate.
 
-        A rule that makes the whole step itself moves `x` and returns 0.
+        A rule that makes the whole step itself moves `x` and returns 0; it says `whole_step = True`, so that nobody asks
+        for an update that would have no part in it.
         """
         ...
 

@@ -80,6 +80,13 @@ class ParameterServer(Strategy):
         if b >= ranks - m:
             raise UsageError(f"backup={b} must leave a gradient to use; the job has {ranks - m} workers")
 
+    def check_update(self, update: str) -> None:
+        if getattr(rule_of(self.rule), "whole_step", False) and update != "sgd":
+            raise UsageError(
+                f"rule={self.rule} makes the whole step itself: --update {update} would have no part in it; "
+                f"leave it out, or choose another rule"
+            )
+
     def check_model(self, ranks: int, model: Model) -> None:
         check(model.layers, self.masters, self.placement)
 

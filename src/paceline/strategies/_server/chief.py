@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 LITTLE = 64
 # The part of its time that master 0 gives to evaluation while there are workers to serve; what is left over at the
 # end all ranks do together. Models that wait for it may take this many bytes; beyond that it goes first.
-PART, ROOM = 0.05, 256 << 20
+PART, ROOM = 0.02, 256 << 20
 
 
 class Dealer:
