@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,20 @@ def on(comm: Any, ranks: int, work: Any) -> Any:
     return found
 
 
-def one_worker(comm: Any) -> dict[str, float]:
+def torch_models(comm: Any, folder: str) -> dict[str, Any]:
+    """What is done with the network in NumPy, done with PyTorch's: in one job, for importing torch takes long."""
+    pictures = {"model": "cnn", "data": "tests.strategies.cases:few_digits", "draws": 4, "lr": 0.1}
+    return {
+        "one worker": one_worker(comm, {"cnn": {**CNN, "threads": 1, "dtype": "float64"}}),
+        "arrived": on(comm, 4, partial(_arrives, folder, "masters=2", pictures)),
+        "batch norm": batch_norm(comm),
+    }
+
+
+def one_worker(comm: Any, models: dict[str, dict[str, Any]] | None = None) -> dict[str, float]:
     """With one worker and the plain rule the parameters are serial training's, to the bit."""
     found = {}
-    for name, settings in (("mlp", SETTINGS), ("cnn", {**CNN, "threads": 1, "dtype": "float64"})):
+    for name, settings in (models or {"mlp": SETTINGS}).items():
         serial = train(Job(config=Config(**settings, strategy="serial"), runs=None), None)
         for masters, placement in ((1, "layers"), (2, "layers"), (3, "even")):
             strategy = f"masters={masters},placement={placement},rule=plain"
@@ -60,7 +71,12 @@ def one_worker(comm: Any) -> dict[str, float]:
     return found
 
 
-def everything_arrives(comm: Any, folder: str, strategy: str, more: dict[str, Any]) -> dict[str, Any]:
+def everything_arrives(comm: Any, folder: str, cases: list[tuple[str, int, dict[str, Any]]]) -> list[Any]:
+    """For strategies on the first so many ranks: what became of all messages and gradients."""
+    return [on(comm, ranks, partial(_arrives, folder, strategy, more)) for strategy, ranks, more in cases]
+
+
+def _arrives(folder: str, strategy: str, more: dict[str, Any], comm: Any) -> dict[str, Any]:
     """What was sent, received and applied, and what the record says of it."""
     watched = Watched(comm)
     fitted = run(watched, strategy, folder=folder, **more)
@@ -119,8 +135,12 @@ def slow_worker(comm: Any, folder: str, strategy: str) -> dict[str, Any]:
     }
 
 
-def replayed(comm: Any, folder: str, strategy: str, more: dict[str, Any]) -> dict[str, Any]:
-    """The same order gives the same parameters; another does not."""
+def replayed(comm: Any, folder: str, cases: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The same order gives the same parameters."""
+    return [_replayed(comm, folder, strategy, more) for strategy, more in cases]
+
+
+def _replayed(comm: Any, folder: str, strategy: str, more: dict[str, Any]) -> dict[str, Any]:
     first = run(comm, strategy, folder=folder, **more)
     again = run(comm, strategy, folder=folder, replay=str(first.run), **more)
     names = ("master", "event", "piece", "worker", "step", "tau")

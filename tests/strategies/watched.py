@@ -1,3 +1,4 @@
+# ruff: noqa: N802 (names of mpi4py)
 """A communicator that keeps every request and message, to see that all were completed and received."""
 
 from __future__ import annotations

@@ -168,4 +168,5 @@ class ParameterServer(Strategy):
                 batch.count,
             )
         announce(-1, 0)
+        outbox.leave()
         type(requests[0]).Waitall(requests)

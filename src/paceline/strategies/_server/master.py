@@ -50,7 +50,7 @@ class Master:
         self._discipline = {number: discipline() for number in self._owned}
         self._unanswered = [len(self._owned)] * workers
         self._working, self._ended = workers, chief is not None
-        self._losses: list[Array | None] = [None] * workers
+        self._to_come = [0] * workers  # of the pieces of a worker's present gradient
         self._given_up = [False] * workers
         self._interval = max(me.steps_per_epoch // 8, 8 * workers)
         self._marks = {number: {0: owned.x.copy()} for number, owned in self._owned.items()}
@@ -60,7 +60,8 @@ class Master:
         self._next = np.zeros((workers, 1), np.int64)
         self._orders = np.zeros(2)
         self._landing = {n: np.empty_like(me.model.x[piece.part]) for n, piece in self._theirs.items()}
-        self._waited: dict[tuple[str, int, int], Any] = {}  # receives under way, by what they are of
+        self._announced: list[Any] = [None] * workers  # receives under way of headers
+        self._waited: dict[tuple[str, int, int], Any] = {}  # other receives under way, by what they are of
         self._sending: dict[tuple[int, int], Any] = {}  # sends under way, by tag and worker
         self._copies: list[tuple[Any, Array]] = []  # sends under way, of copies made for them
 
@@ -69,7 +70,9 @@ class Master:
     def serve(self) -> None:
         """Until every worker has left; and then, but for master 0, until master 0 says that all is done."""
         for worker in range(self.workers):
-            self._expect("header", worker)
+            self._expect_header(worker)
+            for number in self._owned:
+                self._expect("gradient", number, worker)
         if self.chief is None:
             self._expect("orders")
         else:
@@ -107,11 +110,10 @@ class Master:
         mine = rows["master"] == self.me.rank
         for event, number, worker in zip(*(rows[name][mine].tolist() for name in EVENTS[:3]), strict=True):
             if event in (APPLIED, DROPPED):
-                if ("gradient", number, worker) not in self._waited:
-                    yield self._awaited("header", worker)
                 yield self._awaited("gradient", number, worker)
             elif event == LEFT:
-                yield self._awaited("header", worker)
+                for piece in self._owned:
+                    yield self._awaited("gradient", piece, worker)
             elif self.chief is None:  # master 0 decides on going back as it did
                 yield self._awaited("orders")
         if self.chief is None:
@@ -124,11 +126,7 @@ class Master:
 
     def _expect(self, what: str, number: int = 0, worker: int = 0) -> None:
         """Post a receive."""
-        if what == "header":
-            request = self.comm.Irecv(
-                self._headers[number], source=self.masters + number, tag=messages.HEADER
-            )
-        elif what == "gradient":
+        if what == "gradient":
             into = self._owned[number].g[worker]
             request = self.comm.Irecv(into, source=self.masters + worker, tag=messages.PIECES + number)
         elif what == "snapshot":
@@ -138,39 +136,53 @@ class Master:
             request = self.comm.Irecv(self._orders, source=0, tag=messages.ORDERS)
         self._waited[what, number, worker] = request
 
-    # ---- what happens
+    def _expect_header(self, worker: int) -> None:
+        into = self._headers[worker]
+        self._announced[worker] = self.comm.Irecv(into, source=self.masters + worker, tag=messages.HEADER)
 
-    def _on_header(self, worker: int, _: int) -> None:
-        """A worker has begun a batch, or has left; with it comes the loss of its last one."""
-        header, said = self._headers[worker], self._said[worker]
-        said.step, said.count = int(header[messages.STEP]), int(header[messages.COUNT])
-        self._losses[worker] = header.copy() if self.chief is not None else None
-        if said.step >= 0:
-            for number in self._owned:
-                self._expect("gradient", number, worker)
-            self._expect("header", worker)
-            return
-        self.log.extend((LEFT, 0, worker, -1, 0, 0))
-        self._working -= 1
-        self._take_loss(worker)
-        for number, owned in self._owned.items():
-            self._answer(owned, self._discipline[number].left(owned, worker))
+    # ---- what happens
 
     def _on_gradient(self, number: int, worker: int) -> None:
         """A gradient of a piece: apply it (or not, or not yet), and answer whoever is to go on."""
-        self._take_loss(worker)
+        first = self._to_come[worker] == 0
+        if first:
+            self._take_header(worker)
+        self._to_come[worker] -= 1
+        if self._said[worker].step < 0:  # nothing: the worker has left
+            if first:
+                self._leave(worker)
+            self._working -= self._to_come[worker] == 0
+            return
         owned = self._owned[number]
         owned.arrivals += 1
         self._given_up[worker] |= owned.outdated(worker)
         self.me.watch.lap("exchange")
         answered = self._discipline[number].arrived(owned, worker)
         self.me.watch.lap("update")
+        self._expect("gradient", number, worker)
         self._answer(owned, answered)
         epoch, rest = divmod(owned.arrivals, self.me.steps_per_epoch)
         if rest == 0:
             self._tell_chief(owned, epoch - 1)
         if self.me.on_divergence == "halve" and owned.arrivals % self._interval == 0:
             self._mark(owned, owned.arrivals // self._interval)
+
+    def _take_header(self, worker: int) -> None:
+        """What the worker said before it sent this gradient; with it came the loss of its last one."""
+        self._announced[worker].Wait()
+        header, said = self._headers[worker], self._said[worker]
+        said.step, said.count = int(header[messages.STEP]), int(header[messages.COUNT])
+        self._to_come[worker] = len(self._owned)
+        if self.chief is not None and header[messages.LAST_STEP] >= 0:
+            self._take_loss(worker, header)
+        if said.step >= 0:
+            self._expect_header(worker)
+
+    def _leave(self, worker: int) -> None:
+        """A worker has done its last batch."""
+        self.log.extend((LEFT, 0, worker, -1, 0, 0))
+        for number, owned in self._owned.items():
+            self._answer(owned, self._discipline[number].left(owned, worker))
 
     def _on_snapshot(self, number: int, _: int) -> None:
         """Another master's piece as it was at the end of an epoch."""
@@ -213,11 +225,9 @@ class Master:
 
     # ---- with master 0
 
-    def _take_loss(self, worker: int) -> None:
-        """Master 0 takes note of the loss that came with a worker's last header, and goes back if it has run away."""
-        header, self._losses[worker] = self._losses[worker], None
-        if self.chief is None or header is None or header[messages.LAST_STEP] < 0:
-            return
+    def _take_loss(self, worker: int, header: Array) -> None:
+        """Master 0 takes note of the loss of a worker's last batch, and goes back if it has run away."""
+        assert self.chief is not None
         step, count = int(header[messages.LAST_STEP]), int(header[messages.LAST_COUNT])
         loss = float(header[messages.LAST_LOSS])
         self.chief.loss(worker, step, loss, count, header[messages.BUFFERS :])

@@ -43,6 +43,11 @@ class Outbox:
             if self._lacking[piece.number]:
                 self._send(piece)
 
-    def _send(self, piece: Piece) -> None:
-        g = self._model.g[piece.part]
+    def leave(self) -> None:
+        """Send nothing to whoever waits for a gradient."""
+        for piece in self._pieces:
+            self._send(piece, 0)
+
+    def _send(self, piece: Piece, count: int | None = None) -> None:
+        g = self._model.g[piece.part][:count]
         self.requests.append(self._comm.Isend(g, dest=piece.master, tag=PIECES + piece.number))
