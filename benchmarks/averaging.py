@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -47,7 +48,8 @@ class Apart(Psgd):
 
 def paceline(*words: str, cores: int | None = None) -> dict[str, Any]:
     """One run, on the first so many cores."""
-    limit = ["taskset", "-c", f"0-{cores - 1}"] if cores else []
+    usable = sorted(os.sched_getaffinity(0))[:cores]
+    limit = ["taskset", "-c", ",".join(map(str, usable))] if cores else []
     with tempfile.TemporaryDirectory() as runs:
         command = [
             *limit,
