@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+log = logging.getLogger(__name__)
 
 # How far above where it began, or above the best it has been, a mean loss has run away.
 FAR = 3.0
@@ -61,3 +69,55 @@ class Guard:
     def forget(self) -> None:
         """The parameters have been set back: what comes is compared with the best mean so far."""
         self._seen, self.mean, self._spread, self.still = self.horizon, self._best, self._best, False
+
+
+class Recovery:
+    """What to do about a loss that has run away, at the ends of epochs: `stop`, `halve` or `ignore`.
+
+    >>> x, recovery = np.ones(2), Recovery("halve")
+    >>> recovery.keep(x)
+    >>> recovery.act(0.7, x, "epoch 1", told=False)
+    False
+    >>> x += 5
+    >>> recovery.act(math.nan, x, "epoch 2", told=False), x
+    (True, array([1., 1.]))
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.stopped: str | None = None
+        """Why training has stopped, in words."""
+        self._kind = kind
+        self._guard = Guard(horizon=1)
+        self._good: Array | None = None
+
+    def keep(self, x: Array) -> None:
+        """The parameters before the first step are good."""
+        if self._kind == "halve" and self._good is None:
+            self._good = x.copy()
+
+    def stop(self, why: str, *, told: bool) -> None:
+        """Training ends here."""
+        self.stopped = why
+        if told:
+            log.warning(
+                "training has diverged: %s; it stops here (a smaller --lr, or --on-divergence halve)", why
+            )
+
+    def act(self, loss: float, x: Array, when: str, *, told: bool) -> bool:
+        """See a loss; whether x has been set back, to be trained on with half the learning rate."""
+        wrong = self._guard.see(loss)
+        if wrong is None:
+            if self._good is not None:
+                np.copyto(self._good, x)
+            return False
+        if self._kind == "stop":
+            self.stop(f"{wrong} in {when}", told=told)
+            return False
+        back = self._good is not None
+        if told:
+            then = "back to the last good parameters with half the learning rate" if back else "ignored"
+            log.warning("training has diverged: %s in %s; %s", wrong, when, then)
+        if self._good is not None:
+            np.copyto(x, self._good)
+            self._guard.forget()
+        return back

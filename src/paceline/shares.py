@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from paceline.data import Batch, Batches, partition
 from paceline.errors import UsageError
+
+Array = NDArray[Any]
 
 
 class Shares:
@@ -28,6 +34,7 @@ class Shares:
         self.batches = batches
         self._pieces: dict[tuple[int, int], Batches] = {(batches.rank, batches.ranks): batches}
         self._own: Batches | None = None
+        self._weights = np.full(batches.ranks, 1 / batches.ranks)
         self._turns = self._rounds = 0
 
     @property
@@ -84,6 +91,14 @@ class Shares:
             draws = None if all_.draws is None else max(self._turns, 1)
             self._own = Batches(split, batch=all_.batch, seed=all_.seed, dtype=all_.dtype, draws=draws)
         return self._own
+
+    def balance(self, counts: Array, seconds: Array) -> None:
+        """Cut the coming batches by the speeds of the ranks, that took so long for so many samples."""
+        # A rank that has had no samples has shown no speed; and new sizes cost memory anew.
+        if counts.all() and seconds.max() > 1.05 * seconds.mean():
+            speeds = counts / seconds
+            self._weights = (self._weights + speeds / speeds.sum()) / 2  # half-way: seconds are noisy
+            self.batches.share(self._weights)
 
     def _cut(self, rank: int, ranks: int) -> Batches:
         found = self._pieces.get((rank, ranks))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from paceline.comm._control import Control
 from paceline.data import Batch, Batches, Dataset
 from paceline.evaluation import Epoch, Score, agree_on_buffers, ratio, score_together
-from paceline.guard import Guard
+from paceline.guard import Recovery
 from paceline.models import Model, Ready, layer_by_layer
 from paceline.schedules import Schedule
 from paceline.shares import Shares
@@ -26,7 +25,6 @@ from paceline.updates import Update
 
 Array = NDArray[Any]
 WHOLE = slice(None)
-log = logging.getLogger(__name__)
 COLUMNS = ("step", "epoch", "loss", "count", "compute", "exchange", "update")
 
 
@@ -103,8 +101,6 @@ class Worker:
         self.steps_per_epoch = batches.steps_per_epoch
         self.steps = epochs * batches.steps_per_epoch
         self.on_divergence = on_divergence
-        self.diverged: str | None = None
-        """What went wrong, in words, once training has diverged and stopped."""
         self.replay = replay
         """The run whose order of messages is to be repeated (a `paceline.record.Run`), if any."""
         self.history: list[Epoch] = []
@@ -122,18 +118,15 @@ class Worker:
         self._step = 0
         self._loss = 0.0
         self._epoch_loss = np.zeros(2)
-        self._weights = np.full(self.size, 1 / self.size)
         self._balanced = 0
         self._by_layer: Callable[[Batch, Ready], float] | None = None
-        self._guard = Guard(horizon=1)
-        self._good: Array | None = None
+        self._recovery = Recovery(on_divergence)
 
     # ---- the loop
 
     def epochs(self) -> Iterator[int]:
         """The numbers of the run's epochs, from 0; no more when training has diverged and is to stop."""
-        if self.on_divergence == "halve" and self._good is None:
-            self._good = self.model.x.copy()
+        self._recovery.keep(self.model.x)
         for epoch in range(self._epochs):
             if self.diverged is not None:
                 return
@@ -268,12 +261,7 @@ class Worker:
         self._balanced = len(self.log)
         if self.size > 1 and len(rows):
             typical = np.median(rows[:, [COLUMNS.index("count"), COLUMNS.index("compute")]], axis=0)
-            counts, took = self.control.everyones(typical).T
-            # A rank that has had no samples has shown no speed; and new sizes cost memory anew.
-            if counts.all() and took.max() > 1.05 * took.mean():
-                speeds = counts / took
-                self._weights = (self._weights + speeds / speeds.sum()) / 2  # half-way: seconds are noisy
-                self.shares.batches.share(self._weights)
+            self.shares.balance(*self.control.everyones(typical).T)
         self.watch.lap("exchange")
 
     def validate(self, epoch: int, *, guarded: bool = True) -> bool:
@@ -316,45 +304,29 @@ class Worker:
         self.watch.lap("evaluation")
         return found
 
+    @property
+    def diverged(self) -> str | None:
+        """What went wrong, in words, once training has diverged and stopped."""
+        return self._recovery.stopped
+
     def stop(self, why: str) -> None:
         """Training has diverged and ends here: `epochs` has no more. Every rank must say so."""
-        self.diverged = why
-        if self.rank == 0:
-            log.warning(
-                "training has diverged: %s; it stops here (a smaller --lr, or --on-divergence halve)", why
-            )
+        self._recovery.stop(why, told=self.rank == 0)
 
     def guard(self, epoch: int, loss: float) -> bool:
         """Act on a loss that has run away, on this rank alone; whether `model.x` was set back."""
-        wrong = self._guard.see(loss)
-        if wrong is None:
-            if self._good is not None:
-                np.copyto(self._good, self.model.x)
-            return False
-        if self.on_divergence == "stop":
-            self.stop(f"{wrong} in epoch {epoch + 1}")
-            return False
-        if self._good is None:
-            if self.rank == 0:
-                log.warning("training has diverged: %s in epoch %d", wrong, epoch + 1)
-            return False
-        self.rate /= 2
-        if self.rank == 0:
-            log.warning(
-                "training has diverged: %s in epoch %d; back to the last good parameters, learning rate now %g",
-                wrong, epoch + 1, self.rate,
-            )  # fmt: skip
-        np.copyto(self.model.x, self._good)
-        self._states.clear()
-        self._guard.forget()
-        return True
+        back = self._recovery.act(loss, self.model.x, f"epoch {epoch + 1}", told=self.rank == 0)
+        if back:
+            self.rate /= 2
+            self._states.clear()
+        return back
 
     def follow_first(self) -> None:
         """Where rank 0 alone has known the epochs' ends, let every rank know them. Collective."""
         mine = json.dumps([self.diverged, [asdict(epoch) for epoch in self.history]])
         diverged, history = json.loads(self.control.text_from_first(mine))
         if self.rank != 0:
-            self.diverged, self.history = diverged, [Epoch(**epoch) for epoch in history]
+            self._recovery.stopped, self.history = diverged, [Epoch(**epoch) for epoch in history]
 
     def close(self) -> None:
         """Wait for all ranks; free what is held of MPI."""

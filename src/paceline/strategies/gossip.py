@@ -66,8 +66,9 @@ class Gossip(Strategy):
         own = np.zeros_like(x)
         allreduce(own, own, me.comm)  # the first one makes what the others use: not a part of training
         np.copyto(own, x)
+        comm = me.comm.Dup()  # where all messages are these
+        mail = Mail(x, comm, slots=SLOTS)
         me.watch.restart()
-        mail = Mail(x, me.comm, slots=SLOTS)
         draw = np.random.default_rng((me.seed, me.rank))
         unsent = 0
         for epoch in me.epochs():
@@ -100,6 +101,7 @@ class Gossip(Strategy):
                 np.copyto(own, x)
                 w = 1 / me.size
         self._tell(me, mail, unsent)
+        comm.Free()
 
     def _note(self, me: Worker, own: Array, w: float) -> None:
         """How far apart the ranks' models are at the end of an epoch, and what each weighs."""

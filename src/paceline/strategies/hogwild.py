@@ -26,6 +26,7 @@ import numpy as np
 
 from paceline.errors import UsageError, unknown
 from paceline.strategies import Strategy
+from paceline.strategies._ages import summed_up
 from paceline.strategies.serial import Serial
 
 if TYPE_CHECKING:
@@ -117,12 +118,7 @@ class Hogwild(Strategy):
             ranks = np.repeat(np.arange(me.size), [len(of_rank) for of_rank in taus])
             me.tables["staleness"] = {"rank": ranks, "tau": tau}
             if tau.size:
-                ages, counts = np.unique(tau, return_counts=True)
-                me.findings["staleness"] = {
-                    "mean": float(tau.mean()),
-                    "max": int(tau.max()),
-                    "histogram": dict(zip(map(str, ages), map(int, counts), strict=True)),
-                }
+                me.findings["staleness"] = summed_up(tau)
                 me.findings["overlapping_updates"] = overlapped
                 me.remarks.append(
                     f"a gradient was {tau.mean():.1f} updates old on average and {tau.max()} at most; "

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from paceline import spec
 from paceline.errors import UsageError
 from paceline.rules import Rule
+from paceline.strategies._ages import summed_up
 from paceline.strategies._server.owned import APPLIED, DROPPED, EVENTS
 
 if TYPE_CHECKING:
@@ -53,7 +54,6 @@ def told(me: Worker, pieces: list[Piece], master: Master | None) -> None:
     me.findings["gradients_dropped"] = int(dropped.sum()) / len(pieces)
     me.findings["staleness"] = {
         **_summed(columns, applied),
-        "histogram": np.bincount(tau).tolist(),
         "pieces": [
             {
                 "master": piece.master,
@@ -69,13 +69,6 @@ def told(me: Worker, pieces: list[Piece], master: Master | None) -> None:
         me.remarks.append(f"staleness: {tau.mean():.1f} updates on average, at most {tau.max()}{lost}")
 
 
-def _summed(columns: dict[str, Array], which: Array) -> dict[str, float]:
-    tau, gap = columns["tau"][which], columns["gap"][which]
-    if not tau.size:
-        return {"mean": 0.0, "median": 0.0, "largest": 0, "mean_gap": 0.0}
-    return {
-        "mean": float(tau.mean()),
-        "median": float(np.median(tau)),
-        "largest": int(tau.max()),
-        "mean_gap": float(gap.mean()),
-    }
+def _summed(columns: dict[str, Array], which: Array) -> dict[str, Any]:
+    gap = columns["gap"][which]
+    return {**summed_up(columns["tau"][which]), "mean_gap": float(gap.mean()) if gap.size else 0.0}
