@@ -17,13 +17,17 @@ from tests.strategies import cases
 SIZES = [1, 2, 3, 4, 7]
 
 
-@pytest.mark.parametrize(("settings", "steps"), [(cases.MLP, None), (cases.CNN, 4)], ids=["mlp", "cnn"])
-def test_sync_equals_serial(tmp_path: Path, settings: dict[str, Any], steps: int | None) -> None:
+@pytest.mark.parametrize(
+    ("settings", "steps", "sizes"), [(cases.MLP, None, SIZES), (cases.CNN, 4, [1, 3, 4])], ids=["mlp", "cnn"]
+)
+def test_sync_equals_serial(
+    tmp_path: Path, settings: dict[str, Any], steps: int | None, sizes: list[int]
+) -> None:
     found = on_ranks(
-        "tests.strategies.cases:sync_against_serial", 7, folder=str(tmp_path), sizes=SIZES, settings=settings,
-        time_limit=280,
+        "tests.strategies.cases:sync_against_serial", max(sizes), folder=str(tmp_path), sizes=sizes,
+        settings=settings, time_limit=280,
     )  # fmt: skip
-    assert len(found[0]) == len(SIZES) * len(registry.names("collectives"))
+    assert len(found[0]) == len(sizes) * len(registry.names("collectives"))
     for rank in found:
         for run in rank:
             assert run["moved"] > 1e-2, run
