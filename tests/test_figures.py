@@ -92,3 +92,35 @@ def test_every_result_says_where_it_was_made() -> None:
         assert where, path
         assert "processor" in where, path
         assert found.get("command") or where.get("command"), path
+
+
+def cells(row: str) -> list[str]:
+    (line,) = [line for line in FIGURES.splitlines() if line.startswith(f"| {row} |")]
+    return [cell.strip() for cell in line.strip("|").split("|")[1:]]
+
+
+def test_accuracy_of_asynchronous_training() -> None:
+    found = result("asynchronous")
+    rows = {
+        "serial": "serial SGD",
+        "serial with the same rule": "serial with the same rule (1 master + 1 worker)",
+        "1 master + 31 workers": "1 master + 31 workers (more ranks than cores)",
+    }
+    for name, right in found["accuracy"].items():
+        mean, span, stale, _ = cells(rows.get(name, name))
+        assert len(right) == 5
+        assert mean == f"{fmean(right):.2f}"
+        assert span == f"{min(right):.2f}, {max(right):.2f}"
+        assert stale == (f"{fmean(found['staleness'][name]):.1f}" if found["staleness"][name] else "")
+    assert f"reaches {fmean(found['accuracy']['4 masters + 12 workers']):.1f} %" in README
+    plain = result("staleness")["rules"]["plain"]["12"]
+    assert f"ends at {fmean(plain):.0f} %" in README
+
+
+def test_speed_of_asynchronous_training() -> None:
+    for which, name in {"first": "asynchronous", "second": "asynchronous-speed"}.items():
+        for case, took in result(name)["seconds"].items():
+            if which == "first" and case.startswith("layers"):
+                continue
+            one, many = median(took["serial"]), median(took["parameter-server"])
+            assert cells(f"{case}, {which} run") == [f"{one:.3f}", f"{many:.3f}", f"{one / many:.2f}"]
