@@ -82,7 +82,7 @@ def test_things_of_other_packages_are_listed_and_used(installed: dict[str, str],
     found = json.loads(paceline(installed, tmp_path, "list", "--json"))
     names = {kind: {thing["name"]: thing for thing in things} for kind, things in found.items()}
     assert names["strategies"]["lazy"]["options"] == [
-        {"name": "times", "type": "whole number", "default": "1"}
+        {"name": "times", "type": "whole number", "default": "1", "about": ""}
     ]
     assert names["models"]["net"]["about"] == "A network of another package."
     assert "flowers" in names["data"]

@@ -40,7 +40,7 @@ def test_options_are_converted_by_their_types(text: str, made: Options) -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "said"),
     [
-        ("strategies", "snyc", "unknown strategy 'snyc'; choose one of serial, sync"),
+        ("strategies", "snyc", "unknown strategy 'snyc'; choose one of elastic, gossip, hogwild"),
         ("strategies", "sync:allreduce=rng", "unknown collective 'rng'; choose one of auto, "),
         ("strategies", "sync:alreduce=ring", "unknown option of sync 'alreduce'; choose one of allreduce"),
         ("strategies", "sync:ring", "sync takes option=value; got 'ring'"),
