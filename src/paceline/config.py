@@ -40,11 +40,15 @@ class Config:
         "none", "with --batch-per-rank: how the learning rate grows with the ranks"
     )
     batch: int | None = _setting(
-        None, "samples in the global batch: p ranks take pieces of it (strong scaling; default: 64)", "N"
+        None,
+        "samples in a batch, of which serial, sync and main-worker ranks take pieces (strong scaling); with other "
+        "strategies every rank computes whole batches (default: 64)",
+        "N",
     )
     batch_per_rank: int | None = _setting(
         None,
-        "samples a rank: the global batch grows with the ranks (weak scaling; in the place of --batch)",
+        "samples a rank: where ranks take pieces the global batch grows with them (weak scaling; in the place of "
+        "--batch)",
         "N",
     )
     epochs: int = _setting(5, "passes over the training data", "N")
@@ -64,6 +68,8 @@ class Config:
     )
 
     def __post_init__(self) -> None:
+        if self.replay is not None and not (isinstance(self.replay, str) and self.replay):
+            raise UsageError(f"replay must be the folder of a run; got {self.replay!r}")
         for name in ("data", "model", "strategy", "update", "schedule"):
             value = getattr(self, name)
             if not isinstance(value, str) or not value:

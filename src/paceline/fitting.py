@@ -64,6 +64,11 @@ def fit(
 
         return fit_on_ranks(job(), _whole(ranks), quiet=quiet)
     alone = job()
+    if ranks is None and alone.config.replay is not None:
+        from paceline.elsewhere import fit_on_ranks
+        from paceline.replaying import ranks_of
+
+        return fit_on_ranks(alone, ranks_of(alone.config) or 1, quiet=quiet)
     return train(alone, _alone(alone), progress=shown)
 
 

@@ -34,7 +34,7 @@ class Guard:
     'the loss is nan'
     >>> guard = Guard(horizon=32, first=4)
     >>> [guard.see(0.5) for _ in range(32)][-1]
-    'the loss stands still at 0.5, whatever the batch'
+    'the loss stands still at 0.5, whatever the batch,'
     """
 
     def __init__(self, horizon: int, first: int = 1) -> None:
@@ -64,7 +64,7 @@ class Guard:
             return f"the loss has risen to {self.mean:.3g}, from {self._first:.3g} at first"
         long = self._seen >= self.horizon > 1
         self.still = long and self.mean > LOW * self._first and self._spread < STILL * self.mean
-        return f"the loss stands still at {self.mean:.3g}, whatever the batch" if self.still else None
+        return f"the loss stands still at {self.mean:.3g}, whatever the batch," if self.still else None
 
     def forget(self) -> None:
         """The parameters have been set back: what comes is compared with the best mean so far."""
@@ -86,6 +86,8 @@ class Recovery:
     def __init__(self, kind: str) -> None:
         self.stopped: str | None = None
         """Why training has stopped, in words."""
+        self.told: list[str] = []
+        """What was said: every time that the loss ran away, and what was done about it."""
         self._kind = kind
         self._guard = Guard(horizon=1)
         self._good: Array | None = None
@@ -114,9 +116,10 @@ class Recovery:
             self.stop(f"{wrong} in {when}", told=told)
             return False
         back = self._good is not None
+        then = "back to the last good parameters with half the learning rate" if back else "ignored"
+        self.told.append(f"{wrong} in {when}; {then}")
         if told:
-            then = "back to the last good parameters with half the learning rate" if back else "ignored"
-            log.warning("training has diverged: %s in %s; %s", wrong, when, then)
+            log.warning("training has diverged: %s", self.told[-1])
         if self._good is not None:
             np.copyto(x, self._good)
             self._guard.forget()

@@ -62,8 +62,20 @@ class Job:
         if isinstance(strategy, Strategy):
             strategy.check_data(ranks, batch, len(data.train))
             strategy.check_update(self.config.update)
+            if strategy.whole_batches and self.config.lr_scaling != "none":
+                raise UsageError(
+                    f"lr-scaling={self.config.lr_scaling} is for a global batch that grows with the ranks; "
+                    f"with {self.name()} every rank computes whole batches: give --lr"
+                )
         replaying.check(self.config, ranks, len(data.train), getattr(strategy, "replayable", False))
         return data, strategy
+
+    def check_early(self, ranks: int) -> None:
+        """`check` and, where the network is quickly made (in NumPy, that is), whether it suits the strategy."""
+        data, strategy = self.check(ranks)
+        named = self.config.model.partition(":")[0] == "mlp"
+        if isinstance(strategy, Strategy) and self.model is None and named:
+            strategy.check_model(ranks, self.build(data))
 
     def build(self, data: Dataset) -> Model:
         """The model, as it was given or from the configuration's words."""

@@ -124,6 +124,8 @@ def _convert(
         if key not in named:
             choices = [k.replace("_", "-") for k in named] or ["none: it has no options"]
             raise unknown(f"option of {name}", key.replace("_", "-"), choices)
+        if key in options:
+            raise UsageError(f"{name}: {key.replace('_', '-')} is given twice")
         options[key] = _value(name, key, named[key].annotation, value)
     missing = [k for k, p in named.items() if p.default is p.empty and k not in options]
     if missing:

@@ -152,7 +152,9 @@ def _train(job: Job, comm: Any, threads: int, progress: Callable[[int, int, int]
         on_step=shown.step if shown is not None else None,
         on_epoch=on_epoch if rank == 0 else None,
     )
-    (strategy.train if isinstance(strategy, Strategy) else strategy)(me)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # the guard says it in words
+        (strategy.train if isinstance(strategy, Strategy) else strategy)(me)
+    _remark(me)
     traffic = (0, 0) if counted is None else (counted.counts.bytes, counted.counts.messages)
     test_loss, test_accuracy = me.test()
     in_step = getattr(strategy, "in_step", True)
@@ -194,6 +196,17 @@ def _train(job: Job, comm: Any, threads: int, progress: Callable[[int, int, int]
         shown.close()
     me.close()
     return fitted
+
+
+def _remark(me: Worker) -> None:
+    """What is to be told of any strategy's run."""
+    if me.divergences:
+        count = len(me.divergences)
+        me.findings["divergences"] = me.divergences
+        times = "once" if count == 1 else f"{count} times"
+        me.remarks.append(f"training diverged {times}, the last time: {me.divergences[-1]}")
+    if me.replay is not None:
+        me.remarks.append(f"a replay of {me.replay.folder}")
 
 
 def _prepare(job: Job, comm: Any, ranks: int) -> tuple[Dataset, Strategy | Train, Model]:

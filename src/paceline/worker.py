@@ -281,8 +281,17 @@ class Worker:
             self.watch.lap("evaluation")
         return back
 
-    def ended(self, epoch: int, loss: float | None = None, validation: Score | None = None) -> None:
-        """Record and show the end of an epoch; `loss`: its mean, by default that of this rank's own batches."""
+    def ended(
+        self,
+        epoch: int,
+        loss: float | None = None,
+        validation: Score | None = None,
+        train_seconds: float | None = None,
+    ) -> None:
+        """Record and show the end of an epoch.
+
+        `loss`: its mean, by default that of this rank's own batches; `train_seconds`: when it ended, if not now.
+        """
         loss = self.epoch_loss if loss is None else loss
         means = (None, None) if validation is None else validation.means(self.data.classes)
         at_end = Epoch(
@@ -291,7 +300,7 @@ class Worker:
             loss=loss,
             validation_loss=means[0],
             validation_accuracy=means[1],
-            train_seconds=self.watch.training(),
+            train_seconds=self.watch.training() if train_seconds is None else train_seconds,
         )
         self.watch.lap("evaluation")
         self.history.append(at_end)
@@ -320,6 +329,11 @@ class Worker:
             self.rate /= 2
             self._states.clear()
         return back
+
+    @property
+    def divergences(self) -> list[str]:
+        """Every time that training diverged, and what was done about it, in words."""
+        return self._recovery.told
 
     def follow_first(self) -> None:
         """Where rank 0 alone has known the epochs' ends, let every rank know them. Collective."""

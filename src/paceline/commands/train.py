@@ -28,6 +28,14 @@ examples:
 """
 
 
+class Given(argparse.Action):
+    """Keeps the value, and that it was given."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, values)
+        namespace.given = {*getattr(namespace, "given", ()), self.dest}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The settings of a run, and how it is started and shown."""
     parser.epilog = EXAMPLES
@@ -42,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         shown = "" if default is None else f" (default: {default})"
         parser.add_argument(
             f"--{setting.name.replace('_', '-')}",
+            action=Given,
             type=number,
             default=default,
             choices=typing.get_args(kind) if literal else None,
@@ -74,7 +83,7 @@ def main(args: argparse.Namespace) -> int:
     if config.replay is not None:
         from paceline.replaying import as_in, ranks_of
 
-        config = as_in(config)
+        config = as_in(config, getattr(args, "given", ()))
         args.ranks = ranks_of(config) if args.ranks is None and here is None else args.ranks
     if args.ranks is not None and args.ranks < 1:
         raise UsageError(f"ranks must be at least 1; got {args.ranks}")
@@ -93,7 +102,7 @@ def _start(args: argparse.Namespace, config: Config) -> int:
     from paceline.job import Job
 
     job = Job(config=config, runs=args.runs)
-    job.check(args.ranks)
+    job.check_early(args.ranks)
     command = [
         sys.executable,
         "-m",

@@ -60,6 +60,8 @@ def write_arrays(path: Path, arrays: dict[str, NDArray[Any]], *, compress: bool 
 
 def _finite(value: Any) -> Any:
     """The same value with null in the place of floats that JSON cannot hold."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
     if isinstance(value, float) and not np.isfinite(value):
         return None
     if isinstance(value, dict):

@@ -128,7 +128,7 @@ class Run:
                 return dict(arrays)
         except FileNotFoundError:
             raise UsageError(f"the run {self.folder} has no {name}: it has not ended") from None
-        except (ValueError, OSError, zipfile.BadZipFile) as error:
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise UsageError(f"{self.folder / name} cannot be read: {error}") from None
 
 

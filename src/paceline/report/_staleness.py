@@ -134,5 +134,5 @@ def _together(runs: list[Piece]) -> Piece:
         runs[0],
         mean=fmean(piece.mean for piece in runs),
         largest=max(piece.largest for piece in runs),
-        mean_gap=fmean(piece.mean_gap for piece in runs),
+        mean_gap=fmean(piece.mean_gap or 0.0 for piece in runs),  # null where a run blew up
     )

@@ -35,6 +35,7 @@ class Dana:
     """
 
     needs_drift: ClassVar[bool] = False
+    own_momentum: ClassVar[bool] = True
 
     gamma: float = 0.9
 

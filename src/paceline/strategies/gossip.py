@@ -118,7 +118,7 @@ class Gossip(Strategy):
             int, me.control.total(np.array([mail.sent.sum(), mail.received, unsent]))
         )
         me.findings["messages"] = {"sent": sent, "received": received, "not_sent": unsent}
-        if "disagreement" in me.findings:
+        if np.isfinite(me.findings.get("disagreement", [np.nan])[-1]):
             put_off = f", {unsent:,} put off because earlier ones were still under way" if unsent else ""
             me.remarks.append(
                 f"{sent:,} messages{put_off}; "

@@ -81,7 +81,12 @@ class ParameterServer(Strategy):
             raise UsageError(f"backup={b} must leave a gradient to use; the job has {ranks - m} workers")
 
     def check_update(self, update: str) -> None:
-        if getattr(rule_of(self.rule), "whole_step", False) and update != "sgd":
+        rule = rule_of(self.rule)
+        if getattr(rule, "own_momentum", False) and update.partition(":")[0] != "sgd":
+            raise UsageError(
+                f"rule={self.rule} has a momentum of its own: --update must be sgd; got {update}"
+            )
+        if getattr(rule, "whole_step", False) and update != "sgd":
             raise UsageError(
                 f"rule={self.rule} makes the whole step itself: --update {update} would have no part in it; "
                 f"leave it out, or choose another rule"
@@ -91,10 +96,6 @@ class ParameterServer(Strategy):
         check(model.layers, self.masters, self.placement)
 
     def train(self, me: Worker) -> None:
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # master 0 watches the loss
-            self._train(me)
-
-    def _train(self, me: Worker) -> None:
         me.broadcast()  # x the same on every rank
         comm = me.comm.Dup()
         workers = me.size - self.masters

@@ -74,7 +74,9 @@ class Psgd(Strategy):
             return
         me.control.wait()
         me.watch.lap("wait")
-        mean = together.mean(x, moved)  # x <- (x_1 + … + x_p) / p
+        healthy = moved and me.diverged is None
+        counts = healthy if me.control.total(np.array([healthy]).astype(float))[0] else moved
+        mean = together.mean(x, counts)  # x <- (x_1 + … + x_p) / p, of those that did not diverge
         alone = score(me.model, me.data.test).means(me.data.classes)
         x[:] = mean
         mine = (epoch + 1, loss if moved else None, converged, me.diverged is not None, *alone)

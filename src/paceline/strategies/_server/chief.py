@@ -68,7 +68,9 @@ class Chief:
         self.go_back: str | None = None
         """Where the masters are to go back to, when the loss has run away."""
         self._pieces = pieces
-        self._guard = Guard(horizon=max(32, 2 * workers), first=max(8, workers))
+        # The first gradient of each worker is of the parameters at the start; a few samples say little, though.
+        first = max(workers, -(-32 // me.shares.batches.batch))
+        self._guard = Guard(horizon=max(32, 2 * workers), first=first)
         self._sums: dict[int, list[float]] = {}
         self._done = 0
         self._buffers = np.zeros((workers, flat_buffers(me.model).size))
@@ -77,6 +79,7 @@ class Chief:
         self._queue: deque[int] = deque()
         self._going: Iterator[Score | None] | None = None
         self._scores: dict[int, Score] = {}
+        self._ended: dict[int, float] = {}  # when an epoch was over, in seconds of training
         self._all_known = False
 
     # ---- losses
@@ -104,7 +107,8 @@ class Chief:
         else:
             self.go_back = "to the start" if self._guard.still else "to the last good parameters"
             self._guard.forget()
-            log.warning("training has diverged: %s; back %s with half the step", words, self.go_back)
+            self.me.divergences.append(f"{words}; back {self.go_back} with half the step")
+            log.warning("training has diverged: %s", self.me.divergences[-1])
 
     # ---- evaluation, a little at a time
 
@@ -114,6 +118,7 @@ class Chief:
         parts.append((part, values))
         if len(parts) == self._pieces:
             self._queue.append(epoch)
+            self._ended[epoch] = self.me.watch.training()
 
     @property
     def pressed(self) -> bool:
@@ -169,7 +174,8 @@ class Chief:
             sums = self._sums.get(epoch, [0.0, 0, 0])
             if sums[2] < self.me.steps_per_epoch and not self._all_known:
                 return
-            self.me.ended(epoch, ratio(sums[0], sums[1]) or 0.0, self._scores.pop(epoch))
+            loss = ratio(sums[0], sums[1]) or 0.0
+            self.me.ended(epoch, loss, self._scores.pop(epoch), self._ended.pop(epoch))
             del self._parts[epoch]
             epoch += 1
 

@@ -132,6 +132,10 @@ class Owned:
             some = np.subtract(self._sample, self._sent_sample[worker], self._apart)
             arrival.gap = math.sqrt(float(np.vdot(some, some)) / some.size)
         factor = self._rule.correct(g, self.x, arrival, self._rule_state)
+        if factor is None:
+            raise TypeError(
+                f"correct of {type(self._rule).__name__} must return a factor on eta (1.0: none); got None"
+            )
         if factor:  # 0: the rule has made the whole step itself
             self._me.update.apply(self.x, g, arrival.eta * factor, self._update_state, arrival.scale)
         self._version += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,8 +51,9 @@ def told(me: Worker, pieces: list[Piece], master: Master | None) -> None:
     me.tables["updates"] = columns
     applied, dropped = columns["event"] == APPLIED, columns["event"] == DROPPED
     tau = columns["tau"][applied]
-    me.findings["gradients_applied"] = int(applied.sum()) / len(pieces)
-    me.findings["gradients_dropped"] = int(dropped.sum()) / len(pieces)
+    me.findings["gradients_applied"] = round(int(applied.sum()) / len(pieces))
+    me.findings["gradients_dropped"] = round(int(dropped.sum()) / len(pieces))
+    me.findings["order"] = digest(columns)
     me.findings["staleness"] = {
         **_summed(columns, applied),
         "pieces": [
@@ -65,10 +67,20 @@ def told(me: Worker, pieces: list[Piece], master: Master | None) -> None:
         ],
     }
     if tau.size:
-        lost = f"; {me.findings['gradients_dropped']:,.0f} gradients came too late" if dropped.any() else ""
+        count = me.findings["gradients_dropped"]
+        lost = f"; {count:,} gradient{'s' * (count != 1)} not applied" if dropped.any() else ""
         me.remarks.append(f"staleness: {tau.mean():.1f} updates on average, at most {tau.max()}{lost}")
+
+
+def digest(columns: dict[str, Array]) -> str:
+    """What identifies an order of events: a replay of a damaged one would wait for ever."""
+    found = hashlib.sha256()
+    for name in ("master", *EVENTS[:4]):
+        found.update(np.ascontiguousarray(columns[name], np.int64).tobytes())
+    return found.hexdigest()
 
 
 def _summed(columns: dict[str, Array], which: Array) -> dict[str, Any]:
     gap = columns["gap"][which]
+    gap = gap[np.isfinite(gap)]  # those of a run that blew up are none
     return {**summed_up(columns["tau"][which]), "mean_gap": float(gap.mean()) if gap.size else 0.0}
