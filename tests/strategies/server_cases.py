@@ -161,6 +161,7 @@ def diverging(comm: Any, folder: str, on_divergence: str, lr: float) -> dict[str
     )  # fmt: skip
     return {"diverged": fitted.diverged, "finite": bool(np.isfinite(fitted.model.x).all()),
             "loss": fitted.loss, "history": len(fitted.history),
+            "remarks": list(fitted.remarks),
             "applied": fitted.findings.get("gradients_applied")}  # fmt: skip
 
 

@@ -8,9 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline import registry
+from paceline import registry, spec
+from paceline.config import Config
 from paceline.errors import UsageError
+from paceline.job import Job
 from paceline.models.mlp import MLP
+from paceline.record import Run
+from paceline.replaying import as_in
+from paceline.replaying import check as check_replay
+from paceline.report import write_report
 from paceline.strategies._server.owned import APPLIED, DROPPED, LEFT, RESTORED
 from paceline.strategies.parameter_server import ParameterServer
 from tests.ranks import on_ranks
@@ -174,6 +180,40 @@ def test_a_replay_gives_the_same_bits(tmp_path: Path) -> None:
         assert rank[-1]["events"][RESTORED] >= 2  # both masters went back
 
 
+def test_a_replay_takes_what_was_not_given_and_refuses_what_is_damaged(tmp_path: Path) -> None:
+    cases = [("masters=1,share=dynamic", 3, {"draws": 6})]
+    on_ranks(f"{CASES}:everything_arrives", 3, folder=str(tmp_path), cases=cases)
+    (folder,) = tmp_path.iterdir()
+    config = as_in(Config(replay=str(folder)), given=())
+    assert (config.data, config.draws, config.strategy) == (
+        "digits", 6, "parameter-server:masters=1,share=dynamic",
+    )  # fmt: skip
+    check_replay(config, 3, Run(folder).config["samples"], replayable=True)
+    as_in(
+        Config(replay=str(folder), strategy="parameter-server:share=dynamic,masters=1"), given=("strategy",)
+    )
+    with pytest.raises(UsageError, match=r"data is digits in .*, got mnist"):
+        as_in(Config(replay=str(folder), data="mnist"), given=("data",))
+    with pytest.raises(UsageError, match="was made on 3 ranks; the job has 4"):
+        check_replay(config, 4, Run(folder).config["samples"], replayable=True)
+    with pytest.raises(UsageError, match="only a parameter-server run records an order"):
+        check_replay(config, 3, 0, replayable=False)
+    whole = Run(folder).updates
+    short, lacking = {n: c[:-2] for n, c in whole.items()}, {n: c for n, c in whole.items() if n != "worker"}
+    mixed = {n: c[::-1] for n, c in whole.items()}
+    for damaged, words in (
+        (short, "is not the order"),
+        (mixed, "is not the order"),
+        (lacking, "it has no worker"),
+    ):
+        np.savez(folder / "updates.npz", **damaged)
+        with pytest.raises(UsageError, match=words):
+            check_replay(config, 3, Run(folder).config["samples"], replayable=True)
+    (folder / "updates.npz").write_bytes(b"")
+    with pytest.raises(UsageError, match="cannot be read"):
+        check_replay(config, 3, Run(folder).config["samples"], replayable=True)
+
+
 def test_divergence_stops_the_run_in_words(tmp_path: Path) -> None:
     found = on_ranks(f"{CASES}:diverging", 4, folder=str(tmp_path), on_divergence="stop", lr=100.0)
     assert len({rank["diverged"] for rank in found}) == 1
@@ -187,6 +227,13 @@ def test_divergence_halves_the_step_and_goes_back(tmp_path: Path) -> None:
     assert found[0]["diverged"] is None
     assert found[0]["finite"]
     assert found[0]["history"] == 6
+    assert "training diverged" in found[0]["remarks"][-1]
+    assert "half the step" in found[0]["remarks"][-1]
+    # The report can be made of what blew up, and each epoch has a time of its own.
+    (folder,) = tmp_path.iterdir()
+    write_report([Run(folder)], tmp_path / "page.html")
+    seconds = [epoch["train_seconds"] for epoch in Run(folder).epochs]
+    assert seconds == sorted(set(seconds))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +264,18 @@ def test_options_are_checked_at_once(options: dict[str, Any], words: str) -> Non
         ParameterServer(**options)
 
 
-def test_an_update_that_would_do_nothing_is_refused() -> None:
+def test_what_would_do_nothing_or_harm_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match="rule=dana has a momentum of its own: --update must be sgd; got adam"
+    ):
+        ParameterServer(rule="dana").check_update("adam")
+    with pytest.raises(UsageError, match="masters is given twice"):
+        spec.parse("strategies", "parameter-server:masters=1,masters=2")
+    scaled = Config(data="iris", strategy="gossip", batch_per_rank=8, lr_scaling="linear")
+    with pytest.raises(UsageError, match="lr-scaling=linear is for a global batch that grows"):
+        Job(config=scaled).check(2)
+    with pytest.raises(UsageError, match="3 masters cannot each own a layer"):
+        Job(config=Config(data="iris", model="mlp:8", strategy="parameter-server:masters=3")).check_early(5)
     with pytest.raises(UsageError, match="rule=adaptive makes the whole step itself: --update momentum"):
         ParameterServer().check_update("momentum")
     ParameterServer().check_update("sgd")

@@ -42,6 +42,8 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
 
     >>> json_text({"loss": float("nan"), "steps": 3})
     '{"loss": null, "steps": 3}'
+    >>> json_text({"tau": np.arange(2), "mean": np.float32(0.5)})
+    '{"tau": [0, 1], "mean": 0.5}'
     """
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
