@@ -124,3 +124,28 @@ def test_speed_of_asynchronous_training() -> None:
                 continue
             one, many = median(took["serial"]), median(took["parameter-server"])
             assert cells(f"{case}, {which} run") == [f"{one:.3f}", f"{many:.3f}", f"{one / many:.2f}"]
+
+
+def test_averaging_and_lock_free_training() -> None:
+    cnn = result("averaging")["cnn"]
+    for case in cnn.values():
+        assert f"{100 * fmean(case['test_accuracy']):.2f} %" in FIGURES
+    parts = cnn["psgd"]["parts_accuracy"]
+    assert f"{100 * min(parts):.2f} to {100 * max(parts):.2f} %" in FIGURES
+    for start in result("averaging")["starts"].values():
+        assert f"{100 * fmean(start['average']):.2f} %" in FIGURES
+    two = result("averaging-2")["cnn"]
+    rows = {name: (case["seconds"], case["test_accuracy"]) for name, case in two.items()}
+    base = rows.pop("serial")
+    for name, (seconds, right) in rows.items():
+        times = f"{median(base[0]) / median(seconds):.2f}"
+        assert cells(f"`{name}`") == [times, f"{100 * fmean(right):.2f} %", f"{100 * fmean(base[1]):.2f} %"]
+    runs = result("hogwild-2")["runs"]
+    (one,) = runs["one process, 1 thread"]
+    for name in ("hogwild", "hogwild:backend=torch"):
+        (run,) = runs[f"{name}, 2 ranks"]
+        assert cells(f"`{name}`") == [
+            f"{run['samples_per_second'] / one['samples_per_second']:.2f}",
+            f"{100 * run['test_accuracy']:.2f} %",
+            f"{100 * one['test_accuracy']:.2f} %",
+        ]
