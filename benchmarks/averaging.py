@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from training import paceline
 from where import where
 
 from paceline.models import mlp
@@ -44,27 +41,6 @@ class Apart(Psgd):
 
         me.broadcast = start  # in the place of rank 0's weights
         super().train(me)
-
-
-def paceline(*words: str, cores: int | None = None) -> dict[str, Any]:
-    """One run, on the first so many cores."""
-    usable = sorted(os.sched_getaffinity(0))[:cores]
-    limit = ["taskset", "-c", ",".join(map(str, usable))] if cores else []
-    with tempfile.TemporaryDirectory() as runs:
-        command = [
-            *limit,
-            sys.executable,
-            "-m",
-            "paceline",
-            "train",
-            "--quiet",
-            "--json",
-            "--runs",
-            runs,
-            *words,
-        ]
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, cwd=HERE)
-    return json.loads(done.stdout)
 
 
 def on_cores(args: argparse.Namespace, strategy: str, ranks: int, seed: int) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from training import paceline
 from where import where
 
 KEPT = ("seed", "train_seconds", "samples_per_second", "test_accuracy", "seconds", "bytes_sent", "findings")
@@ -31,9 +32,7 @@ def command(words: list[str], cores: list[int], runs: str) -> list[str]:
 
 
 def once(words: list[str], cores: list[int]) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as runs:
-        done = subprocess.run(command(words, cores, runs), stdout=subprocess.PIPE, check=True, text=True)
-    summary = json.loads(done.stdout)
+    summary = paceline(*words, cores=len(cores))
     return {key: summary[key] for key in KEPT}
 
 

@@ -26,8 +26,9 @@ COURSE = [*REFERENCE, "--batch", "16", "--draws", "632", "--epochs", "5"]
 
 
 def paceline(*arguments: str, cores: int | None = None) -> dict:
-    """One run; `cores` limits it to the first so many cores."""
-    limit = ["taskset", "-c", f"0-{cores - 1}"] if cores else []
+    """One run; `cores` limits it to the first so many of the cores that may be used."""
+    usable = sorted(os.sched_getaffinity(0))[:cores]
+    limit = ["taskset", "-c", ",".join(map(str, usable))] if cores else []
     with tempfile.TemporaryDirectory() as runs:
         command = [
             *limit,
@@ -41,7 +42,7 @@ def paceline(*arguments: str, cores: int | None = None) -> dict:
             "--runs",
             runs,
         ]
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, cwd=HERE)
     return json.loads(done.stdout)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from paceline.comm._control import Control
 from paceline.data import Split, chunks, piece
-from paceline.models import Model
+from paceline.models import Array, Model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +47,19 @@ def ratio(value: float, count: float) -> float | None:
 def score(model: Model, split: Split, rank: int = 0, ranks: int = 1) -> Score:
     """The model on the rank-th of `ranks` parts of a split."""
     start, stop = piece(len(split), rank, ranks)
-    loss, correct = 0.0, 0
-    for inputs, labels in chunks(split, dtype=model.x.dtype, start=start, stop=stop):
+    found = Score(0.0, 0, 0)
+    for found in scored(model, chunks(split, dtype=model.x.dtype, start=start, stop=stop)):  # noqa: B007
+        pass
+    return found
+
+
+def scored(model: Model, samples: Iterable[tuple[Array, Array]]) -> Iterator[Score]:
+    """The model on some samples after others: what it comes to so far, after each."""
+    loss, correct, count = 0.0, 0, 0
+    for inputs, labels in samples:
         some_loss, some_correct = model.evaluate(inputs, labels)
-        loss, correct = loss + some_loss, correct + some_correct
-    return Score(loss, correct, stop - start)
+        loss, correct, count = loss + some_loss, correct + some_correct, count + len(labels)
+        yield Score(loss, correct, count)
 
 
 def score_together(model: Model, split: Split, control: Control) -> Score:

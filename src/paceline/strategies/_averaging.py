@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline import registry
 from paceline.errors import UsageError, unknown
+from paceline.shares import check_own
+from paceline.strategies import Strategy
 
 if TYPE_CHECKING:
     from paceline.worker import Worker
 
 Array = NDArray[Any]
+
+
+class OnOwnData(Strategy):
+    """A strategy whose ranks compute whole batches, each of its own part of the data."""
+
+    whole_batches: ClassVar[bool] = True
+
+    def check_data(self, ranks: int, batch: int, samples: int) -> None:
+        check_own(samples, batch, ranks)
 
 
 class Together:

@@ -17,12 +17,10 @@ same step are both taken at the x_i before them, here one follows the other.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
-from paceline.shares import check_own
-from paceline.strategies import Strategy
-from paceline.strategies._averaging import Together, at_least, check_collective, validate_as
+from paceline.strategies._averaging import OnOwnData, Together, at_least, check_collective, validate_as
 from paceline.updates._checks import positive
 
 if TYPE_CHECKING:
@@ -32,10 +30,8 @@ BETA = 0.9  # p alpha, by default: the paper's
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elastic(Strategy):
+class Elastic(OnOwnData):
     """Every rank trains on its own share of the data, pulled now and then towards a common centre (EASGD)."""
-
-    whole_batches: ClassVar[bool] = True
 
     every: int = 10
     """Steps of each rank between pulls."""
@@ -56,9 +52,6 @@ class Elastic(Strategy):
                 f"moving-rate of elastic must be below 2 / (ranks + 1), or the centre swings ever farther; got "
                 f"{self.moving_rate:g} with {ranks} ranks (default: {BETA} / ranks)"
             )
-
-    def check_data(self, ranks: int, batch: int, samples: int) -> None:
-        check_own(samples, batch, ranks)
 
     def train(self, me: Worker) -> None:
         me.broadcast()

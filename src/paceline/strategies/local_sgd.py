@@ -17,11 +17,9 @@ local SGD (2018), "post-local"; outer momentum: Douillard et al., DiLoCo (2023),
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from paceline.shares import check_own
-from paceline.strategies import Strategy
-from paceline.strategies._averaging import Together, at_least, check_collective, validate_as
+from paceline.strategies._averaging import OnOwnData, Together, at_least, check_collective, validate_as
 from paceline.updates._checks import below_one, positive
 from paceline.updates.nesterov import Nesterov
 
@@ -31,10 +29,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSgd(Strategy):
+class LocalSgd(OnOwnData):
     """Every rank trains on its own share of the data; the weights are averaged every so many steps."""
-
-    whole_batches: ClassVar[bool] = True
 
     every: int | None = 10
     """Steps of each rank between averages; none: only at the end of the run."""
@@ -53,9 +49,6 @@ class LocalSgd(Strategy):
         below_one("outer-momentum of local-sgd", self.outer_momentum)
         positive("outer-lr of local-sgd", self.outer_lr)
         check_collective(self.allreduce)
-
-    def check_data(self, ranks: int, batch: int, samples: int) -> None:
-        check_own(samples, batch, ranks)
 
     def train(self, me: Worker) -> None:
         me.broadcast()  # x the same on every rank

@@ -22,9 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from paceline.evaluation import score
-from paceline.shares import check_own
-from paceline.strategies import Strategy
-from paceline.strategies._averaging import Array, Together, check_collective
+from paceline.strategies._averaging import Array, OnOwnData, Together, check_collective
 from paceline.updates._checks import not_negative
 
 if TYPE_CHECKING:
@@ -34,10 +32,9 @@ COLUMNS = ("epochs", "loss", "converged", "diverged", "test_loss", "test_accurac
 
 
 @dataclass(frozen=True, kw_only=True)
-class Psgd(Strategy):
+class Psgd(OnOwnData):
     """The data divided once, every rank trains alone on its part; the weights are averaged at the end."""
 
-    whole_batches: ClassVar[bool] = True
     in_step: ClassVar[bool] = False
 
     tolerance: float | None = None
@@ -48,9 +45,6 @@ class Psgd(Strategy):
         if self.tolerance is not None:
             not_negative("tolerance of psgd", self.tolerance)
         check_collective(self.allreduce)
-
-    def check_data(self, ranks: int, batch: int, samples: int) -> None:
-        check_own(samples, batch, ranks)
 
     def train(self, me: Worker) -> None:
         me.broadcast()  # x_1 = … = x_p

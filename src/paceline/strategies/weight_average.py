@@ -15,29 +15,22 @@ McDonald, Hall and Mann, Distributed training strategies for the structured perc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from paceline.shares import check_own
-from paceline.strategies import Strategy
-from paceline.strategies._averaging import Together, check_collective
+from paceline.strategies._averaging import OnOwnData, Together, check_collective
 
 if TYPE_CHECKING:
     from paceline.worker import Worker
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightAverage(Strategy):
+class WeightAverage(OnOwnData):
     """Every rank trains on its own share of the data; after every batch the weights are averaged."""
-
-    whole_batches: ClassVar[bool] = True
 
     allreduce: str = "auto"
 
     def __post_init__(self) -> None:
         check_collective(self.allreduce)
-
-    def check_data(self, ranks: int, batch: int, samples: int) -> None:
-        check_own(samples, batch, ranks)
 
     def train(self, me: Worker) -> None:
         me.broadcast()  # x_1 = … = x_p

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data import chunks
-from paceline.evaluation import Score, ratio, score_together
+from paceline.evaluation import Score, ratio, score_together, scored
 from paceline.guard import Guard
 from paceline.models._state import flat_buffers, put_flat_buffers
 from paceline.worker import Worker
@@ -77,7 +77,8 @@ class Chief:
         self._heard = np.zeros(workers, bool)
         self._parts: dict[int, list[tuple[slice, Array]]] = {}
         self._queue: deque[int] = deque()
-        self._going: Iterator[Score | None] | None = None
+        self._going: Iterator[Score] | None = None
+        self._so_far = Score(0.0, 0, 0)
         self._scores: dict[int, Score] = {}
         self._ended: dict[int, float] = {}  # when an epoch was over, in seconds of training
         self._all_known = False
@@ -138,23 +139,17 @@ class Chief:
         epoch = self._queue[0]
         if self._going is None:
             self.assemble(epoch)
-            self._going = self._evaluating()
-        found = next(self._going)
+            model, self._so_far = self.me.model, Score(0.0, 0, 0)
+            self._going = scored(model, chunks(self.me.data.validation, size=LITTLE, dtype=model.x.dtype))
+        found = next(self._going, None)
         if found is not None:
+            self._so_far = found
+        else:
             self._going = None
             self._queue.popleft()
-            self._scores[epoch] = found
+            self._scores[epoch] = self._so_far
             self._report()
         self.me.watch.lap("evaluation")
-
-    def _evaluating(self) -> Iterator[Score | None]:
-        model, split = self.me.model, self.me.data.validation
-        loss, correct = 0.0, 0
-        for inputs, labels in chunks(split, size=LITTLE, dtype=model.x.dtype):
-            some_loss, some_correct = model.evaluate(inputs, labels)
-            loss, correct = loss + some_loss, correct + some_correct
-            yield None
-        yield Score(loss, correct, len(split))
 
     def assemble(self, epoch: int) -> None:
         """Put the model of an epoch's end, and the workers' buffers, into `me.model`."""
