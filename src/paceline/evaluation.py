@@ -18,8 +18,8 @@ class Epoch:
 
     epoch: int
     step: int
-    loss: float
-    """Mean training loss over the epoch's samples."""
+    loss: float | None
+    """Mean training loss over the epoch's samples; None where time alone was simulated."""
     validation_loss: float | None
     validation_accuracy: float | None
     train_seconds: float

@@ -77,6 +77,14 @@ class Job:
         if isinstance(strategy, Strategy) and self.model is None and named:
             strategy.check_model(ranks, self.build(data))
 
+    def prepare(self, ranks: int) -> tuple[Dataset, Strategy | Train, Model]:
+        """The data, the strategy and the model, or a refusal of what cannot work together."""
+        data, strategy = self.check(ranks)
+        model = self.build(data)
+        if isinstance(strategy, Strategy):
+            strategy.check_model(ranks, model)
+        return data, strategy, model
+
     def build(self, data: Dataset) -> Model:
         """The model, as it was given or from the configuration's words."""
         seeded: dict[str, Any] = {"seed": self.config.seed, "dtype": self.config.dtype}

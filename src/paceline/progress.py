@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -35,20 +36,24 @@ class Lines:
 
     def __init__(
         self, stream: TextIO, *, epochs: int, steps: int, samples: int,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic, simulated: bool = False,
     ) -> None:  # fmt: skip
         self.stream = stream
         self.epochs = epochs
         self.steps = steps
         self.samples = samples
         self.clock = clock
+        self.simulated = simulated
+        self._start = clock()
 
     def step(self, step: int, loss: float) -> None:
         """Nothing: a log has a line an epoch."""
 
     def epoch(self, epoch: Epoch) -> None:
         """Write the epoch's line."""
-        words = [f"epoch {epoch.epoch + 1}/{self.epochs}", f"loss {epoch.loss:.4f}"]
+        words = [f"epoch {epoch.epoch + 1}/{self.epochs}"]
+        if epoch.loss is not None:
+            words.append(f"loss {epoch.loss:.4f}")
         if epoch.validation_accuracy is not None:
             words.append(f"validation {epoch.validation_accuracy:.2%}".replace("%", " %"))
         elif epoch.validation_loss is not None:
@@ -56,8 +61,10 @@ class Lines:
         if epoch.train_seconds > 0:
             # An epoch's last batch may be smaller than the others: its share of all samples is exact.
             words.append(f"{self.samples * epoch.step / self.steps / epoch.train_seconds:,.0f} samples/s")
-            left = epoch.train_seconds * (self.steps - epoch.step) / epoch.step
-            words.append(f"{_clock_time(left)} left")
+            if self.simulated:
+                words[-1:] = [f"{epoch.train_seconds:.3g} s simulated", words[-1]]
+            taken = self.clock() - self._start if self.simulated else epoch.train_seconds
+            words.append(f"{_clock_time(taken * (self.steps - epoch.step) / epoch.step)} left")
         self.stream.write("  ".join(words) + "\n")
         self.stream.flush()
 
@@ -70,11 +77,13 @@ class Bar(Lines):
 
     def __init__(
         self, stream: TextIO, *, epochs: int, steps: int, samples: int, width: int,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic, simulated: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(stream, epochs=epochs, steps=steps, samples=samples, clock=clock)
+        super().__init__(
+            stream, epochs=epochs, steps=steps, samples=samples, clock=clock, simulated=simulated
+        )
         self.width = width
-        self._start = self._drawn = clock()
+        self._drawn = self._start
 
     def step(self, step: int, loss: float) -> None:
         """Redraw the bar, if it is time."""
@@ -87,7 +96,9 @@ class Bar(Lines):
         rate = self.samples * done / self.steps / (now - self._start)
         epoch = min(done * self.epochs // max(self.steps, 1) + 1, self.epochs)
         before = f"epoch {epoch}/{self.epochs} "
-        after = f" {done}/{self.steps}  loss {loss:.4f}  {rate:,.0f} samples/s  {_clock_time(left)} left"
+        said = "" if math.isnan(loss) and self.simulated else f"  loss {loss:.4f}"
+        said += "" if self.simulated else f"  {rate:,.0f} samples/s"
+        after = f" {done}/{self.steps}{said}  {_clock_time(left)} left"
         room = max(self.width - len(before) - len(after) - 3, 0)
         full = room * done // self.steps
         bar = f"[{'#' * full}{'.' * (room - full)}]" if room >= 5 else ""
@@ -114,13 +125,20 @@ def _clock_time(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"
 
 
-def on(stream: TextIO, *, width: int | None = None) -> Callable[[int, int, int], Progress]:
-    """What shows progress on a stream: a bar where it is a terminal (or `width` says that one is behind it)."""
+def on(
+    stream: TextIO, *, width: int | None = None, simulated: bool = False
+) -> Callable[[int, int, int], Progress]:
+    """What shows progress on a stream: a bar where it is a terminal (or `width` says that one is behind it).
+
+    `simulated`: the seconds of an epoch are virtual; what is left is told by the real clock.
+    """
 
     def start(epochs: int, steps: int, samples: int) -> Progress:
         columns = shutil.get_terminal_size().columns if width is None and stream.isatty() else width
         if columns:
-            return Bar(stream, epochs=epochs, steps=steps, samples=samples, width=columns)
-        return Lines(stream, epochs=epochs, steps=steps, samples=samples)
+            return Bar(
+                stream, epochs=epochs, steps=steps, samples=samples, width=columns, simulated=simulated
+            )
+        return Lines(stream, epochs=epochs, steps=steps, samples=samples, simulated=simulated)
 
     return start

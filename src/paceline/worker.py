@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -14,18 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.comm._control import Control
-from paceline.data import Batch, Batches, Dataset
+from paceline.data import Batches, Dataset
 from paceline.evaluation import Epoch, Score, agree_on_buffers, ratio, score_together
 from paceline.guard import Recovery
-from paceline.models import Model, Ready, layer_by_layer
+from paceline.models import Model
 from paceline.schedules import Schedule
-from paceline.shares import Shares
+from paceline.steps import COLUMNS, Steps, free_of_charge
 from paceline.stopwatch import Stopwatch
 from paceline.updates import Update
 
 Array = NDArray[Any]
-WHOLE = slice(None)
-COLUMNS = ("step", "epoch", "loss", "count", "compute", "exchange", "update")
+__all__ = ["COLUMNS", "Exchange", "Worker"]
 
 
 class Exchange:
@@ -48,7 +46,7 @@ class Exchange:
         self._watch.lap("exchange")
 
 
-class Worker:
+class Worker(Steps):
     """One rank of a run, as strategies see it.
 
     A strategy is a function of a Worker: it walks through `epochs()` and `batches(epoch)`, computes with
@@ -88,41 +86,37 @@ class Worker:
         on_step: Callable[[int, float], None] | None = None,
         on_epoch: Callable[[Epoch], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        charge: Callable[[str, float], None] = free_of_charge,
+        hollow: bool = False,
     ) -> None:
+        super().__init__(
+            rank=comm.Get_rank() if comm is not None else 0,
+            size=comm.Get_size() if comm is not None else 1,
+            model=model,
+            batches=batches,
+            update=update,
+            schedule=schedule,
+            rate=rate,
+            epochs=epochs,
+            on_step=on_step,
+            clock=clock,
+            charge=charge,
+        )
         self.comm = comm
-        self.rank: int = comm.Get_rank() if comm is not None else 0
-        self.size: int = comm.Get_size() if comm is not None else 1
-        self.model = model
         self.data = data
-        self.update = update
-        self.rate = rate
-        self.seed = batches.seed
-        self.shares = Shares(batches)
-        self.steps_per_epoch = batches.steps_per_epoch
-        self.steps = epochs * batches.steps_per_epoch
-        self.on_divergence = on_divergence
+        self.on_divergence = "ignore" if hollow else on_divergence
         self.replay = replay
         """The run whose order of messages is to be repeated (a `paceline.record.Run`), if any."""
+        self.hollow = hollow
+        """Whether nothing is computed and time alone simulated: there are no losses and no accuracies."""
         self.history: list[Epoch] = []
-        self.log = array("d")
         self.findings: dict[str, Any] = {}
         self.tables: dict[str, dict[str, Array]] = {}
         self.remarks: list[str] = []
         self.control = Control(comm)
-        self.watch = Stopwatch(clock)
-        self._schedule = schedule
-        self._epochs = epochs
-        self._on_step = on_step
         self._on_epoch = on_epoch
-        self._states: dict[tuple[int | None, int | None], dict[str, Array]] = {}
-        self._step = 0
-        self._loss = 0.0
-        self._epoch_loss = np.zeros(2)
         self._balanced = 0
-        self._by_layer: Callable[[Batch, Ready], float] | None = None
-        self._recovery = Recovery(on_divergence)
-
-    # ---- the loop
+        self._recovery = Recovery(self.on_divergence)
 
     def epochs(self) -> Iterator[int]:
         """The numbers of the run's epochs, from 0; no more when training has diverged and is to stop."""
@@ -131,94 +125,6 @@ class Worker:
             if self.diverged is not None:
                 return
             yield epoch
-
-    @property
-    def last_epoch(self) -> int:
-        """The number of the run's last epoch."""
-        return self._epochs - 1
-
-    @property
-    def epoch_loss(self) -> float:
-        """The mean loss of this rank's own batches of the present epoch; 0 where it had none."""
-        return ratio(*self._epoch_loss) or 0.0
-
-    def batches(self, epoch: int, *, rank: int | None = None, ranks: int | None = None) -> Iterator[Batch]:
-        """This rank's piece of each global batch of an epoch: of `size` pieces the `rank`-th, or as given."""
-        mine = (self.rank if rank is None else rank, self.size if ranks is None else ranks)
-        return self.logged(self.shares.pieces(epoch, *mine))
-
-    def turns(self, epoch: int) -> Iterator[Batch]:
-        """Whole batches of an epoch, dealt out to the ranks; each has as many turns, the last perhaps empty."""
-        return self.logged(self.shares.dealt(epoch))
-
-    def own_batches(self, epoch: int) -> Iterator[Batch]:
-        """Whole batches of this rank's own part of the data; each rank has as many, the last perhaps empty."""
-        return self.logged(self.shares.own(epoch), each=self.steps_per_epoch / self.shares.own_turns)
-
-    def logged(self, batches: Iterable[Batch], *, each: float = 1) -> Iterator[Batch]:
-        """Go through batches; each step is logged when the next one is asked for.
-
-        `each`: how many batches of the run, those of the other ranks included, go by with a batch here.
-        """
-        seconds, log = self.watch.seconds, self.log
-        self._epoch_loss[:] = 0
-        for batch in batches:
-            compute, exchange, update = seconds["compute"], seconds["exchange"], seconds["update"]
-            self._step = int(batch.step * each)
-            yield batch
-            log.extend((
-                batch.step, batch.epoch, self._loss, batch.count,
-                seconds["compute"] - compute, seconds["exchange"] - exchange, seconds["update"] - update,
-            ))  # fmt: skip
-            self._epoch_loss += (self._loss, batch.count)
-            if batch.count:
-                self.tell(self._step, self._loss / batch.count)
-
-    def tell(self, step: int, loss: float) -> None:
-        """Show how far the run is: which of its batches was done, with what mean loss."""
-        if self._on_step is not None:
-            self._on_step(min(step, self.steps - 1), loss)
-
-    def gradient(self, batch: Batch, ready: Ready | None = None) -> float:
-        """Fill `model.g` with the gradient summed over the batch's samples; return the summed loss.
-
-        `ready(i)` is called as soon as the gradient of layer i is final, while the pass goes on.
-        """
-        if ready is not None:
-            if self._by_layer is None:
-                self._by_layer = layer_by_layer(self.model)
-            self._loss = self._by_layer(batch, ready)
-        elif batch.count:
-            self._loss = self.model.gradient(batch)
-        else:
-            self.model.g.fill(0)
-            self._loss = 0.0
-        self.watch.lap("compute")
-        return self._loss
-
-    def eta(self, step: int | None = None) -> float:
-        """The learning rate of the present step of the run, or of the one given."""
-        return self.rate * self.shape(step)
-
-    def shape(self, step: int | None = None) -> float:
-        """What the schedule multiplies the learning rate by, at the present step of the run or at the one given."""
-        return self._schedule.factor(self._step if step is None else step, self.steps)
-
-    def step(self, g: Array, count: int, part: slice = WHOLE, *, x: Array | None = None) -> None:
-        """x[part] <- update(x[part], g / count); `g` is used up. Nothing where `count` is 0: no samples, no step.
-
-        `x`: the model's, or another vector (one that ranks share, say) in its place.
-        """
-        if count == 0:
-            self.watch.lap("update")
-            return
-        x = (self.model.x if x is None else x)[part]
-        key = (part.start, part.stop)
-        state = self._states.get(key)
-        if state is None:
-            state = self._states[key] = self.update.start(x)
-        self.update.apply(x, g, self.eta(), state, 1.0 / count)
-        self.watch.lap("update")
 
     # ---- together with the other ranks
 
@@ -271,11 +177,12 @@ class Worker:
         last good parameters (`--on-divergence halve`): what the strategy derived from them it must make anew.
         `guarded`: whether to look at the loss at all; a strategy whose ranks call `guard` themselves says no.
         """
-        agree_on_buffers(self.model, self.control, trained=self._epoch_loss[1] > 0)
-        sums = self.control.total(self._epoch_loss)
+        agree_on_buffers(self.model, self.control, trained=self._epoch_sums[1] > 0)
+        sums = self.control.total(np.array(self._epoch_sums))
         found = score_together(self.model, self.data.validation, self.control)
-        self.ended(epoch, ratio(sums[0], sums[1]) or 0.0, found)
-        back = guarded and self.guard(epoch, self.history[-1].loss)
+        loss = ratio(sums[0], sums[1]) or 0.0
+        self.ended(epoch, loss, found)
+        back = guarded and self.guard(epoch, loss)
         if back:
             self.control.wait()  # where ranks share one x, nobody goes on before all have set it back
             self.watch.lap("evaluation")
@@ -293,11 +200,11 @@ class Worker:
         `loss`: its mean, by default that of this rank's own batches; `train_seconds`: when it ended, if not now.
         """
         loss = self.epoch_loss if loss is None else loss
-        means = (None, None) if validation is None else validation.means(self.data.classes)
+        means = (None, None) if validation is None else self._means(validation)
         at_end = Epoch(
             epoch=epoch,
             step=(epoch + 1) * self.steps_per_epoch,
-            loss=loss,
+            loss=None if self.hollow else loss,
             validation_loss=means[0],
             validation_accuracy=means[1],
             train_seconds=self.watch.training() if train_seconds is None else train_seconds,
@@ -309,9 +216,12 @@ class Worker:
 
     def test(self) -> tuple[float | None, float | None]:
         """Mean loss and accuracy on the test samples, every rank its share. Collective."""
-        found = score_together(self.model, self.data.test, self.control).means(self.data.classes)
+        found = self._means(score_together(self.model, self.data.test, self.control))
         self.watch.lap("evaluation")
         return found
+
+    def _means(self, score: Score) -> tuple[float | None, float | None]:
+        return (None, None) if self.hollow else score.means(self.data.classes)
 
     @property
     def diverged(self) -> str | None:
@@ -324,6 +234,8 @@ class Worker:
 
     def guard(self, epoch: int, loss: float) -> bool:
         """Act on a loss that has run away, on this rank alone; whether `model.x` was set back."""
+        if self.hollow:
+            return False
         back = self._recovery.act(loss, self.model.x, f"epoch {epoch + 1}", told=self.rank == 0)
         if back:
             self.rate /= 2

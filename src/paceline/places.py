@@ -1,0 +1,111 @@
+"""Where a rank of a run is: a process among others, or one of many that are simulated in this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from paceline.comm._agree import agreed, same, shared_text
+from paceline.comm._processes import Processes
+from paceline.data import Dataset
+from paceline.errors import UsageError
+from paceline.job import Job, Train
+from paceline.models import Model
+from paceline.record import new_folder
+from paceline.record._environment import environment
+from paceline.steps import free_of_charge
+from paceline.strategies import Strategy
+from paceline.updates import Update
+
+Made = TypeVar("Made")
+Parts = tuple[Dataset, Strategy | Train, Model]
+
+
+class Place(Protocol):
+    """What a rank must know of where it is."""
+
+    comm: Any
+    """mpi4py's, or one that looks like it; None where this process is the only one and needs none."""
+    threads: int
+    """Of each rank."""
+    simulated: bool
+    hollow: bool
+    """Whether time alone is simulated, and nothing computed."""
+    clock: Callable[[], float]
+    charge: Callable[[str, float], None]
+
+    def prepare(self, job: Job) -> Parts:
+        """The data, the strategy and this rank's own model."""
+        ...
+
+    def folder(self, job: Job) -> Path | None:
+        """The run's folder, where one is wanted: the same for every rank."""
+        ...
+
+    def agreed(self, work: Callable[[], Made]) -> Made:
+        """Do something that may be refused; what one rank refuses every rank does."""
+        ...
+
+    def update(self, update: Update) -> Update:
+        """The update, as it is made here."""
+        ...
+
+    def described(self) -> dict[str, Any]:
+        """What the record's configuration says of this place."""
+        ...
+
+    def environment(self) -> dict[str, Any]:
+        """What the record says of the machine."""
+        ...
+
+
+class Process:
+    """A rank that is a process of its own: it prepares everything itself, and all agree that it is the same."""
+
+    simulated = hollow = False
+
+    def __init__(self, comm: Any, threads: int) -> None:
+        self.comm = comm
+        self.threads = threads
+        self.clock = time.perf_counter
+        self.charge: Callable[[str, float], None] = free_of_charge
+
+    def prepare(self, job: Job) -> Parts:
+        made = self.agreed(lambda: self._prepare(job))
+        data, _, model = made
+        of_model = {"parameters": model.x.size, "type": model.x.dtype.name}
+        same(self.comm, {**of_model, "training samples": len(data.train)})
+        return made
+
+    def _prepare(self, job: Job) -> Parts:
+        ranks = 1 if self.comm is None else self.comm.Get_size()
+        if job.launcher() == "torch" and ranks > 1 and not isinstance(self.comm, Processes):
+            raise UsageError(
+                f"{job.name()} starts its processes itself and cannot use the {ranks} ranks of an MPI job: "
+                f"leave out mpiexec or srun, and say how many (-n {ranks}, or ranks={ranks} of fit)"
+            )
+        return job.prepare(ranks)
+
+    def folder(self, job: Job) -> Path | None:
+        if job.runs is None:
+            return None
+        ranks, rank = (1, 0) if self.comm is None else (self.comm.Get_size(), self.comm.Get_rank())
+        runs = job.runs
+        made = self.agreed(
+            lambda: new_folder(runs, job.name(), ranks, job.config.seed) if rank == 0 else None
+        )
+        return Path(shared_text(self.comm, str(made)))
+
+    def agreed(self, work: Callable[[], Made]) -> Made:
+        return agreed(self.comm, work)
+
+    def update(self, update: Update) -> Update:
+        return update
+
+    def described(self) -> dict[str, Any]:
+        return {}
+
+    def environment(self) -> dict[str, Any]:
+        return environment(threads=self.threads, comm=self.comm)
