@@ -1,0 +1,164 @@
+"""What can be given as a message's buffer, made into memory: arrays, anything with a buffer, mpi4py's lists.
+
+array                                all of it
+[array, count], [array, type]        the first `count` elements, of this type
+[array, count, type]
+[array, counts, displacements, type] for the calls whose name ends in v: see `blocks`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# A type of number, whatever C type it is called by: its kind and size, as NumPy spells them.
+KINDS = {
+    **{letter: np.dtype(letter).str[1:] for letter in "bBhHiIlLqQefdg?"},
+    "c": "u1",
+    "Zf": "c8",
+    "Zd": "c16",
+    "Zg": np.dtype("G").str[1:],
+}
+
+
+def kind_of(code: str) -> str:
+    """The type of a buffer's elements, from its format.
+
+    >>> kind_of("l") == kind_of("q"), kind_of("f"), kind_of("<f")
+    (True, 'f4', 'f4')
+    """
+    found = KINDS.get(code)
+    return found if found is not None else KINDS.get(code.lstrip("@=<>!"), code)
+
+
+class Memory:
+    """The bytes of a message's buffer, where they lie; `kind` is the type of its elements."""
+
+    __slots__ = ("kind", "nbytes", "view")
+
+    def __init__(self, given: Any, *, writing: bool) -> None:
+        if given.__class__ is not np.ndarray and (given is None or isinstance(given, (list, tuple))):
+            self.view, self.kind = _of_list(given)
+        else:
+            self.view = view = memoryview(given)
+            self.kind = KINDS.get(view.format) or kind_of(view.format)
+        view = self.view
+        if not view.c_contiguous:
+            raise ValueError("a message's buffer must be contiguous")
+        if writing and view.readonly:
+            raise ValueError("a message cannot be received into a read-only buffer")
+        self.nbytes = view.nbytes
+
+    def read(self) -> bytes:
+        """A copy."""
+        return self.view.tobytes()
+
+    def write(self, data: bytes, start: int = 0) -> None:
+        """Put bytes into the memory, from byte `start` on."""
+        if not data:
+            return
+        try:
+            self.view.cast("B")[start : start + len(data)] = data
+        except TypeError:  # a complex number, a record: no format that a memoryview can cast
+            _as_bytes(self.view)[start : start + len(data)] = np.frombuffer(data, np.uint8)
+
+
+def _as_bytes(view: memoryview) -> NDArray[np.uint8]:
+    return np.asarray(view).reshape(-1).view(np.uint8)
+
+
+def _of_list(given: Any) -> tuple[memoryview, str]:
+    """mpi4py's longer ways to give a buffer."""
+    if given is None:
+        return memoryview(b""), "u1"
+    data, *rest = given
+    whole = memoryview(data) if data is not None else memoryview(b"")
+    kind, size = kind_of(whole.format), whole.itemsize
+    if rest and _is_type(rest[-1]):
+        kind, size = type_of(rest.pop())
+    counts = [item for item in rest if item is not None]
+    if len(counts) > 1 or (counts and not isinstance(counts[0], (int, np.integer))):
+        raise ValueError(f"a message's buffer is [array, count, type]; got {len(given)} items: {given[1:]}")
+    flat = np.asarray(whole).reshape(-1).view(np.uint8) if whole.nbytes else np.empty(0, np.uint8)
+    nbytes = whole.nbytes if not counts else int(counts[0]) * size
+    if nbytes > whole.nbytes:
+        raise ValueError(
+            f"{int(counts[0])} elements of {size} bytes are more than the buffer's {whole.nbytes}"
+        )
+    return memoryview(flat[:nbytes]), kind
+
+
+def _is_type(thing: Any) -> bool:
+    return isinstance(thing, str) or hasattr(thing, "Get_size")
+
+
+def type_of(datatype: Any) -> tuple[str, int]:
+    """The kind and the bytes of an element of an MPI datatype, or of one of NumPy's letters.
+
+    >>> type_of("d")
+    ('f8', 8)
+    """
+    if isinstance(datatype, str):
+        return kind_of(datatype), np.dtype(datatype).itemsize
+    letter = getattr(datatype, "typechar", None)
+    size = int(datatype.Get_size())
+    if letter and letter in KINDS:
+        return KINDS[letter], size
+    return ("u1" if size == 1 else f"V{size}"), size
+
+
+@lru_cache(maxsize=64)
+def poison(nbytes: int) -> bytes:
+    """What fills a buffer that is being received into: read too early it is no number."""
+    return b"\xff" * nbytes
+
+
+def blocks(given: Any, members: int, *, writing: bool) -> tuple[list[slice], NDArray[np.uint8], str]:
+    """The part of a buffer for each of `members` ranks, in bytes; the bytes; the type of the elements.
+
+    >>> parts, data, kind = blocks([np.zeros(6), [1, 2, 3]], 3, writing=True)
+    >>> [part.stop - part.start for part in parts], kind
+    ([8, 16, 24], 'f8')
+    """
+    data, *rest = given if isinstance(given, (list, tuple)) else (given,)
+    whole = memoryview(data)
+    if not whole.c_contiguous:
+        raise ValueError("a message's buffer must be contiguous")
+    if writing and whole.readonly:
+        raise ValueError("a message cannot be received into a read-only buffer")
+    kind, size = kind_of(whole.format), whole.itemsize
+    if rest and _is_type(rest[-1]):
+        kind, size = type_of(rest.pop())
+    counts: Any = rest[0] if rest else None
+    offsets: Any = rest[1] if len(rest) > 1 else None
+    if isinstance(counts, tuple) and len(counts) == 2 and not isinstance(counts[0], (int, np.integer)):
+        counts, offsets = counts
+    if counts is None:
+        each, more = divmod(whole.nbytes // size, members)
+        counts = [each + (rank < more) for rank in range(members)]
+    elif isinstance(counts, (int, np.integer)):
+        counts = [int(counts)] * members
+    counts = [int(length) for length in counts]
+    if offsets is None:
+        offsets = _sums(counts)
+    parts = [
+        slice(int(at) * size, (int(at) + length) * size) for at, length in zip(offsets, counts, strict=True)
+    ]
+    if len(parts) != members or any(part.stop > whole.nbytes or part.start < 0 for part in parts):
+        raise ValueError(
+            f"counts {counts} at {list(offsets)} do not fit {members} ranks and {whole.nbytes} bytes"
+        )
+    flat = np.asarray(whole).reshape(-1).view(np.uint8) if whole.nbytes else np.empty(0, np.uint8)
+    return parts, flat, kind
+
+
+def _sums(counts: Sequence[int]) -> list[int]:
+    found, total = [], 0
+    for length in counts:
+        found.append(total)
+        total += length
+    return found

@@ -1,0 +1,350 @@
+# ruff: noqa: N802, D102 (mpi4py's names)
+"""The communicator of simulated ranks: mpi4py's buffer interface, under the virtual clock."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from paceline.sim._buffers import Memory
+from paceline.sim._constants import COMM_TYPE_SHARED, UNDEFINED
+from paceline.sim._groups import Group, meet
+from paceline.sim._matching import Message, first_unexpected, post
+from paceline.sim._requests import Receiving, Request, Sending
+from paceline.sim._status import tell
+
+# Without computing, the bytes of a message of numbers are carried only up to this many.
+CARRIED = 4096
+_keys = itertools.count()
+_deleters: dict[int, Any] = {}
+
+
+class PointToPoint:
+    """Messages between two ranks."""
+
+    __slots__ = (
+        "_attributes",
+        "_free",
+        "calls",
+        "context",
+        "group",
+        "kernel",
+        "me",
+        "members",
+        "name",
+        "rank",
+        "size",
+    )
+
+    def __init__(self, group: Group, rank: int) -> None:
+        self.group = group
+        self.kernel = group.kernel
+        self.rank = rank
+        self.members = group.members
+        self.size = len(group.members)
+        self.context = group.context
+        self.me = group.kernel.ranks[group.members[rank]]
+        self.name = group.name
+        self.calls = 0
+        self._attributes: dict[int, Any] = {}
+        self._free = False
+
+    # ---- sending
+
+    def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
+        return self._send(buf, dest, tag, "Isend")
+
+    def Issend(self, buf: Any, dest: int, tag: int = 0) -> Request:
+        return self._send(buf, dest, tag, "Issend", synchronous=True)
+
+    def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
+        self._send(buf, dest, tag, "Send").Wait()
+
+    def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
+        self._send(buf, dest, tag, "Ssend", synchronous=True).Wait()
+
+    Rsend, Irsend = Send, Isend
+
+    def _send(self, buf: Any, dest: int, tag: int, name: str, synchronous: bool = False) -> Request:
+        kernel, me = self.kernel, self.me
+        if not 0 <= dest < self.size:
+            return self._nothing(dest, name)
+        if tag < 0:
+            raise ValueError(f"a tag must be at least 0; got {tag}")
+        memory = Memory(buf, writing=False)
+        nbytes = memory.nbytes
+        other = self.members[dest]
+        wires = kernel.wires
+        eager = not (synchronous or kernel.rendezvous) and wires.eager(me.number, other, nbytes)
+        if wires.contended(me.number, other):
+            kernel.go_first(me)
+        carried = not kernel.hollow or nbytes <= CARRIED or memory.kind[0] != "f"
+        data = memory.view.tobytes() if carried else None
+        me.t, arrives, taking = wires.send(me.number, other, nbytes, me.t, eager)
+        request = Sending(me, name, memory, data, dest)
+        message = Message(
+            me,
+            (self.context, self.rank, tag),
+            data,
+            nbytes,
+            memory.kind,
+            eager,
+            taking,
+            None if eager else request,
+        )
+        if request.made is not None:
+            message.made = request.made
+        request.done = eager
+        kernel.messages += 1
+        kernel.bytes += nbytes
+        if wires.jittered:  # messages of one pair do not overtake each other
+            arrives = me.latest[other] = max(arrives, me.latest.get(other, 0.0))
+        kernel.put(kernel.ranks[other], arrives, message)
+        return request
+
+    def _nothing(self, peer: Any, name: str) -> Request:
+        """A message to or from nobody: done at once."""
+        if peer != self.kernel.meant.nobody:
+            raise ValueError(f"rank {peer} is not one of the {self.size} ranks, from 0, of this communicator")
+        if "recv" in name:
+            request: Any = Receiving(
+                self.me, name, Memory(b"", writing=False), peer, self.kernel.meant.any_tag
+            )
+            request.count = 0
+        else:
+            request = Sending(self.me, name, None, None, peer)
+        request.done = True
+        return request  # type: ignore[no-any-return]
+
+    # ---- receiving
+
+    def Irecv(self, buf: Any, source: int | None = None, tag: int | None = None) -> Request:
+        return self._receive(buf, source, tag, "Irecv")
+
+    def Recv(self, buf: Any, source: int | None = None, tag: int | None = None, status: Any = None) -> None:
+        self._receive(buf, source, tag, "Recv").Wait(status)
+
+    def _receive(self, buf: Any, source: int | None, tag: int | None, name: str) -> Request:
+        kernel, me = self.kernel, self.me
+        if source is not None and not 0 <= source < self.size:
+            if source != kernel.meant.any_source:
+                return self._nothing(source, name)
+            source = None
+        if tag == kernel.meant.any_tag:
+            tag = None
+        receive = Receiving(me, name, Memory(buf, writing=True), source, tag)  # type: ignore[arg-type]
+        if kernel.strict:
+            receive.guard()
+        me.t += kernel.wires.post
+        post(me, self.context, receive)
+        return receive
+
+    def Sendrecv(
+        self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int | None = None,
+        recvtag: int | None = None, status: Any = None,
+    ) -> None:  # fmt: skip
+        receiving = self._receive(recvbuf, source, recvtag, "Sendrecv (recv)")
+        sending = self._send(sendbuf, dest, sendtag, "Sendrecv (send)")
+        receiving.Wait(status)
+        sending.Wait()
+
+    def Sendrecv_replace(
+        self, buf: Any, dest: int, sendtag: int = 0, source: int | None = None, recvtag: int | None = None,
+        status: Any = None,
+    ) -> None:  # fmt: skip
+        out = np.frombuffer(Memory(buf, writing=True).read(), np.uint8).view()
+        whole = np.asarray(memoryview(buf))
+        self.Sendrecv(out.view(whole.dtype), dest, sendtag, buf, source, recvtag, status)
+
+    # ---- looking
+
+    def Iprobe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> bool:
+        found = self._found(source, tag)
+        if found is None:
+            self.kernel.polled(self.me)
+            return False
+        if status is not None:
+            tell(status, found.to[1], found.to[2], found.nbytes)
+        return True
+
+    def Probe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> bool:
+        self.me.doing = "Probe"
+        while (found := self._found(source, tag)) is None:
+            self.kernel.progress(self.me)
+        if status is not None:
+            tell(status, found.to[1], found.to[2], found.nbytes)
+        return True
+
+    def Mprobe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> MatchedMessage:
+        self.me.doing = "Mprobe"
+        while (found := self.Improbe(source, tag, status)) is None:
+            self.kernel.progress(self.me)
+        return found
+
+    def Improbe(
+        self, source: int | None = None, tag: int | None = None, status: Any = None
+    ) -> MatchedMessage | None:
+        found = self._found(source, tag)
+        if found is None:
+            return None
+        if status is not None:
+            tell(status, found.to[1], found.to[2], found.nbytes)
+        self.me.unexpected[found.to].popleft()
+        return MatchedMessage(self.me, found)
+
+    def _found(self, source: int | None, tag: int | None) -> Message | None:
+        meant = self.kernel.meant
+        self.kernel.look(self.me)
+        return first_unexpected(
+            self.me,
+            self.context,
+            None if source == meant.any_source else source,
+            None if tag == meant.any_tag else tag,
+        )
+
+    # ---- the clock
+
+    def Wtime(self) -> float:
+        """This rank's clock, in virtual seconds."""
+        return self.me.t  # type: ignore[no-any-return]
+
+    def Compute(self, seconds: float) -> None:
+        """Let this rank compute for so long."""
+        if not seconds >= 0:
+            raise ValueError(f"seconds must be at least 0; got {seconds}")
+        self.me.t += seconds * self.me.slow
+
+    def Work(self, kind: str, amount: float) -> None:
+        """Let this rank do work of a kind that the compute model knows."""
+        me = self.me
+        compute = self.kernel.compute
+        if compute is not None:
+            me.t += compute.seconds(kind, amount, me.number) * me.slow
+
+    def Pass(self) -> None:
+        """Let every rank that is earlier go first: before reading or writing memory that ranks share."""
+        self.kernel.go_first(self.me)
+
+    def Step(self) -> None:
+        """Begin the next step: what faults at a step are counted by."""
+        self.me.steps += 1
+        at_step = self.kernel.at_step
+        if at_step is not None:
+            at_step(self.me)
+
+
+class MatchedMessage:
+    """A message that Mprobe has taken out: only this receives it."""
+
+    def __init__(self, rank: Any, message: Message) -> None:
+        self._rank, self._message = rank, message
+
+    def Mrecv(self, buf: Any, status: Any = None) -> None:
+        self.Imrecv(buf).Wait(status)
+
+    Recv = Mrecv
+
+    def Imrecv(self, buf: Any) -> Request:
+        from paceline.sim._matching import match
+
+        message = self._message
+        receive = Receiving(self._rank, "Imrecv", Memory(buf, writing=True), message.to[1], message.to[2])
+        match(self._rank, receive, message)
+        return receive
+
+    Irecv = Imrecv
+
+
+class Comm(PointToPoint):
+    """A communicator of simulated ranks, as mpi4py's look."""
+
+    __slots__ = ()
+    COMM_TYPE_SHARED = COMM_TYPE_SHARED
+
+    def Get_rank(self) -> int:
+        return self.rank
+
+    def Get_size(self) -> int:
+        return self.size
+
+    @property
+    def hollow(self) -> bool:
+        """Whether nothing is computed, and large messages carry no values."""
+        return self.kernel.hollow  # type: ignore[no-any-return]
+
+    @property
+    def node_of(self) -> tuple[int, ...]:
+        """The node of every rank of this communicator."""
+        return self.group.node_of
+
+    # ---- all together
+
+    def Barrier(self) -> None:
+        meet(self, "Barrier", None, lambda given: given).Wait()
+
+    def Dup(self, info: Any = None) -> Comm:
+        def finish(given: list[Any]) -> list[Group]:
+            return [Group(self.kernel, self.members, self.name)] * self.size
+
+        met = meet(self, "Dup", None, finish, free_of_charge=True)
+        met.Wait()
+        return Comm(met.result, self.rank)
+
+    def Split(self, color: int = 0, key: int = 0) -> Comm | None:
+        def finish(given: list[tuple[int, int]]) -> list[Any]:
+            sides: dict[int, list[tuple[int, int]]] = {}
+            for rank, (color, key) in enumerate(given):
+                sides.setdefault(color, []).append((key, rank))
+            found: list[Any] = [None] * self.size
+            for color, side in sides.items():
+                if color == UNDEFINED:
+                    continue
+                side.sort()
+                group = Group(self.kernel, tuple(self.members[rank] for _, rank in side), self.name)
+                for number, (_, rank) in enumerate(side):
+                    found[rank] = (group, number)
+            return found
+
+        met = meet(self, "Split", (color, key), finish, free_of_charge=True)
+        met.Wait()
+        return None if met.result is None else Comm(*met.result)
+
+    def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Comm | None:
+        color = self.node_of[self.rank] if split_type != UNDEFINED else UNDEFINED
+        return self.Split(color, key)
+
+    def Free(self) -> None:
+        for key, value in list(self._attributes.items()):
+            delete = _deleters.get(key)
+            if delete is not None:
+                delete(self, key, value)
+        self._attributes.clear()
+        meet(self, "Free", None, lambda given: given, free_of_charge=True).Wait()
+        self._free = True
+
+    def __bool__(self) -> bool:
+        return not self._free
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Comm) and other.group is self.group
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def Is_inter(self) -> bool:
+        return False
+
+    # ---- attributes
+
+    @classmethod
+    def Create_keyval(cls, copy_fn: Any = None, delete_fn: Any = None, nopython: bool = False) -> int:
+        key = next(_keys)
+        _deleters[key] = delete_fn
+        return key
+
+    def Get_attr(self, keyval: int) -> Any:
+        return self._attributes.get(keyval)
+
+    def Set_attr(self, keyval: int, attrval: Any) -> None:
+        self._attributes[keyval] = attrval

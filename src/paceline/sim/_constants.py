@@ -1,0 +1,37 @@
+"""MPI's numbers that stand for something, as the simulator spells them; mpi4py's own, of any MPI, are taken as well."""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+ANY_SOURCE = -2
+ANY_TAG = -1
+PROC_NULL = -3
+UNDEFINED = -32766
+ROOT = -4
+COMM_TYPE_SHARED = 1
+LOCK_EXCLUSIVE, LOCK_SHARED = 1, 2
+TAG_UB = (1 << 31) - 1
+
+
+class Meant(NamedTuple):
+    """Which number means any source, any tag, nobody."""
+
+    any_source: int
+    any_tag: int
+    nobody: int
+
+
+def meant() -> Meant:
+    """The simulator's numbers, or those of the real mpi4py.MPI where that has been imported: they differ between MPIs.
+
+    A program sees the one or the other, never both: the simulator's stand-in gives out the numbers found here.
+
+    >>> meant().any_source < 0
+    True
+    """
+    module = sys.modules.get("mpi4py.MPI")
+    if module is None or not hasattr(module, "Get_library_version"):
+        return Meant(ANY_SOURCE, ANY_TAG, PROC_NULL)
+    return Meant(int(module.ANY_SOURCE), int(module.ANY_TAG), int(module.PROC_NULL))

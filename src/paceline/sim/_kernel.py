@@ -1,0 +1,279 @@
+"""The virtual clock: which rank goes on next, and what comes to whom, when.
+
+    every rank has its own clock, and an inbox of what is on its way to it, by the time of its arrival
+    computing, and what calls cost, move the clock of the rank that does it
+    who waits takes in what arrives, in order of time, until what it waits for is there
+    always the rank that is earliest goes on: so nothing can arrive in anybody's past
+
+Ranks are greenlets: only one runs at a time, and it runs until it waits. The same seed gives the same order of events,
+another seed breaks ties between events at the same time differently.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from itertools import count
+from math import inf
+from typing import Any, NoReturn
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from paceline.sim import _sites
+from paceline.sim._constants import meant
+from paceline.sim.errors import Deadlock, RankFailed, Unfinished, Unmatched
+
+# So often a rank may look for something in vain while all others wait.
+IN_VAIN = 100_000
+
+
+class Rank:
+    """One simulated rank: its clock, what is on its way to it, and what it waits for."""
+
+    __slots__ = (
+        "alive", "doing", "error", "greenlet", "inbox", "kernel", "latest", "number", "open", "posted", "slow", "steps",
+        "t", "unexpected", "value", "version", "waiting", "wake", "wild",
+    )  # fmt: skip
+
+    def __init__(self, kernel: Kernel, number: int) -> None:
+        self.kernel = kernel
+        self.number = number
+        self.t = 0.0
+        self.inbox: list[tuple[float, int, Any]] = []
+        self.waiting = False
+        self.wake = inf
+        self.version = 0
+        self.greenlet: Any = None
+        self.posted: dict[tuple[int, int, int], deque[Any]] = {}
+        """Receives that wait for a message, by context, source and tag."""
+        self.wild: dict[int, list[Any]] = {}
+        """Receives from any source or with any tag, by context, in the order they were posted."""
+        self.unexpected: dict[tuple[int, int, int], deque[Any]] = {}
+        """Messages that have arrived and that no receive has asked for."""
+        self.open: dict[int, Any] = {}
+        """Requests that are not done or were not waited for."""
+        self.latest: dict[int, float] = {}
+        self.slow = 1.0
+        self.steps = 0
+        self.alive = True
+        self.doing = ""
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+
+class Kernel:
+    """The ranks of one simulation."""
+
+    def __init__(
+        self,
+        ranks: int,
+        wires: Any,
+        compute: Any = None,
+        *,
+        seed: int = 0,
+        strict: bool = True,
+        rendezvous: bool = False,
+        hollow: bool = False,
+    ) -> None:
+        self.wires = wires
+        self.compute = compute
+        self.strict, self.rendezvous, self.hollow = strict, rendezvous, hollow
+        self.ranks = [Rank(self, number) for number in range(ranks)]
+        self.heap: list[tuple[float, float, int, int]] = []
+        """(time, tie, rank, version) of every rank that will go on, and -1 - n for the n-th of `events`."""
+        self.events: list[Callable[[], None]] = []
+        self.tie = random.Random(seed).random
+        self.sequence = count()
+        self.contexts = count()
+        self.messages = self.bytes = 0
+        self.meant = meant()
+        self.at_step: Callable[[Rank], None] | None = None
+        """Told of every step that a rank begins."""
+        self._in_vain = 0
+        self.hub: Any = None
+        self._failed: deque[Rank] = deque()
+
+    # ---- running
+
+    def run(self, functions: Sequence[Callable[[], Any]]) -> None:
+        """Let every rank run its function, to the end of all of them."""
+        self.hub = getcurrent()
+        for rank, function in zip(self.ranks, functions, strict=True):
+            rank.greenlet = greenlet(self._body(rank, function), self.hub)
+            rank.greenlet.switch()  # begun here, its stack starts at the bottom, not where another one happens to be
+            heappush(self.heap, (rank.t, self.tie(), rank.number, rank.version))
+        try:
+            while (following := self._next()) is not None:
+                following.greenlet.switch()
+                while self._failed:
+                    rank = self._failed.popleft()
+                    assert rank.error is not None
+                    raise RankFailed(rank.number, len(self.ranks), rank.error) from rank.error
+            self._check_end()
+        finally:
+            self._end_all()
+
+    def _body(self, rank: Rank, function: Callable[[], Any]) -> Callable[[], None]:
+        def body() -> None:
+            try:
+                self.hub.switch()
+                rank.value = function()
+            except GreenletExit:
+                pass
+            except BaseException as error:
+                rank.error = error
+                self._failed.append(rank)
+
+        return body
+
+    def _end_all(self) -> None:
+        """Unwind the ranks that have not ended: they get a GreenletExit where they wait."""
+        for rank in self.ranks:
+            if rank.greenlet and not rank.greenlet.dead:
+                rank.alive = False
+                rank.greenlet.throw(GreenletExit)
+            rank.greenlet = None
+            rank.open.clear()
+
+    def at(self, time: float, event: Callable[[], None]) -> None:
+        """Call `event` at a point of virtual time."""
+        self.events.append(event)
+        heappush(self.heap, (time, -1.0, -len(self.events), 0))
+
+    def _next(self) -> Rank | None:
+        """The rank that goes on, at its time; None where nobody will."""
+        heap, ranks = self.heap, self.ranks
+        while heap:
+            time, _, number, version = heappop(heap)
+            if number < 0:
+                self.events[-1 - number]()
+                continue
+            rank = ranks[number]
+            if rank.version == version and rank.alive:
+                if time > rank.t:
+                    rank.t = time
+                rank.wake = inf
+                return rank
+        return None
+
+    # ---- waiting
+
+    def sleep(self, rank: Rank, until: float) -> None:
+        """Let others go on; come back at `until`, or when something arrives for a rank that is waiting."""
+        rank.wake = until
+        rank.version = version = rank.version + 1
+        heap = self.heap
+        if until < inf:
+            heappush(heap, (until, self.tie(), rank.number, version))
+        following = self._next()
+        if following is rank:
+            return
+        if following is None:
+            self.hub.switch()
+        else:
+            following.greenlet.switch()
+
+    def go_first(self, rank: Rank) -> None:
+        """Let every rank that is earlier than this one go first."""
+        heap = self.heap
+        if heap and heap[0][0] <= rank.t:
+            self.sleep(rank, rank.t)
+
+    def progress(self, rank: Rank) -> None:
+        """Take in the next thing that comes to a rank, when it comes."""
+        inbox, heap = rank.inbox, self.heap
+        if inbox:
+            at = inbox[0][0]
+            if at < rank.t:
+                at = rank.t
+            if not heap or heap[0][0] > at:
+                rank.t = at
+                heappop(inbox)[2].arrive(rank)
+                return
+        else:
+            at = inf
+        rank.waiting = True
+        self.sleep(rank, at)
+        rank.waiting = False
+        if inbox and inbox[0][0] <= rank.t:
+            heappop(inbox)[2].arrive(rank)
+
+    def look(self, rank: Rank) -> None:
+        """Take in everything that has come to a rank by now."""
+        self.go_first(rank)
+        inbox = rank.inbox
+        while inbox and inbox[0][0] <= rank.t:
+            heappop(inbox)[2].arrive(rank)
+
+    def polled(self, rank: Rank) -> None:
+        """A rank has looked for something in vain: that takes time, and cannot go on for ever when nobody else does."""
+        rank.t += self.wires.poll
+        if self.heap or rank.inbox:
+            self._in_vain = 0
+            return
+        self._in_vain += 1
+        if self._in_vain == IN_VAIN:
+            self._stuck([rank], f"rank {rank.number} has looked {IN_VAIN:,} times for what nobody sends")
+
+    def put(self, dest: Rank, at: float, thing: Any) -> None:
+        """Put something on its way to a rank: its `arrive(rank)` is called when the rank takes it in."""
+        heappush(dest.inbox, (at, next(self.sequence), thing))
+        if dest.waiting and at < dest.wake:
+            dest.wake = at
+            dest.version = version = dest.version + 1
+            heappush(self.heap, (at if at > dest.t else dest.t, self.tie(), dest.number, version))
+
+    def wake_up(self, rank: Rank, at: float) -> None:
+        """Let a rank that is waiting look again what it waits for."""
+        if rank.waiting and at < rank.wake:
+            rank.wake = at
+            rank.version += 1
+            heappush(self.heap, (max(at, rank.t), self.tie(), rank.number, rank.version))
+
+    # ---- the end
+
+    def _check_end(self) -> None:
+        waiting = [rank for rank in self.ranks if rank.alive and not rank.greenlet.dead]
+        if waiting:
+            self._stuck(
+                waiting, f"{len(waiting):,} of {len(self.ranks):,} ranks wait, and nothing is under way"
+            )
+        if not self.strict:
+            return
+        for rank in self.ranks:
+            if rank.alive:
+                self._check_rank(rank)
+
+    def _stuck(self, waiting: list[Rank], why: str) -> NoReturn:
+        said = [
+            f"rank {rank.number} waits in {rank.doing or 'a call'} at "
+            f"{_sites.spelled(_sites.of_greenlet(rank.greenlet))}, {1e3 * rank.t:.6g} ms after the start"
+            for rank in waiting
+        ]
+        dead = [rank.number for rank in self.ranks if not rank.alive]
+        gone = f" ({', '.join(f'rank {number}' for number in dead[:8])} had been killed)" if dead else ""
+        raise Deadlock(f"deadlock: {why}{gone}" + _sites.listed(said))
+
+    def _check_rank(self, rank: Rank) -> None:
+        """Nothing may be left over of a rank that has ended."""
+        left = [message for queue in rank.unexpected.values() for message in queue]
+        left += [thing for _, _, thing in rank.inbox if getattr(thing, "stage", 0) == 1]
+        left = [message for message in left if self.ranks[message.sender.number].alive]
+        if left:
+            raise Unmatched(
+                "unmatched: messages that nobody received"
+                + _sites.listed(message.spelled() for message in left)
+            )
+        if rank.open:
+            receives = [request for request in rank.open.values() if not request.done and request.receives]
+            if receives:
+                raise Unmatched(
+                    "unmatched: receives that no message came for"
+                    + _sites.listed(request.spelled() for request in receives)
+                )
+            raise Unfinished(
+                "unfinished: requests that were never waited for"
+                + _sites.listed(request.spelled() for request in rank.open.values())
+            )

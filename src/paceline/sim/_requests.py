@@ -1,0 +1,266 @@
+# ruff: noqa: N802, D102 (mpi4py's names)
+"""Requests: what a rank can wait for, in mpi4py's words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.sim import _sites
+from paceline.sim._buffers import Memory, poison
+from paceline.sim._constants import UNDEFINED
+from paceline.sim._status import Status, tell
+from paceline.sim.errors import BufferChanged
+
+
+class Request:
+    """Something under way; `done` once it is, `spent` once it was waited for: then it is as MPI's null request."""
+
+    __slots__ = ("cancelled", "done", "error", "made", "name", "rank", "spent")
+    receives = False
+
+    def __init__(self, rank: Any, name: str) -> None:
+        self.rank = rank
+        self.name = name
+        self.done = self.spent = self.cancelled = False
+        self.error: BaseException | None = None
+        self.made: Any = None
+        if rank.kernel.strict:
+            self.made = _sites.site()
+            rank.open[id(self)] = self
+
+    # ---- for the kernel
+
+    def arrive(self, rank: Any) -> None:
+        """It is done: the rank has been told."""
+        self.done = True
+
+    def _finish(self, status: Any) -> None:
+        """What is left to do once it is done, and the caller knows: to check it, to fill a status."""
+        self.spent = True
+        if self.made is not None:
+            self.rank.open.pop(id(self), None)
+        if self.error is not None:
+            raise self.error
+        if status is not None:
+            tell(status, UNDEFINED, UNDEFINED, 0)
+
+    def spelled(self) -> str:
+        return f"{self.name} of rank {self.rank.number} at {_sites.spelled(self.made)}"
+
+    # ---- mpi4py's
+
+    def Wait(self, status: Any = None) -> bool:
+        if self.spent:
+            return True
+        if not self.done:
+            rank = self.rank
+            rank.doing = self.name
+            progress = rank.kernel.progress
+            while not self.done:
+                progress(rank)
+        self._finish(status)
+        return True
+
+    def Test(self, status: Any = None) -> bool:
+        if self.spent:
+            return True
+        rank = self.rank
+        if not self.done:
+            rank.kernel.look(rank)
+            if not self.done:
+                rank.kernel.polled(rank)
+                return False
+        self._finish(status)
+        return True
+
+    def Get_status(self, status: Any = None) -> bool:
+        if not self.done:
+            self.rank.kernel.look(self.rank)
+        return self.done
+
+    def Free(self) -> None:
+        """Forget it: it goes on, and nobody will know when it is done."""
+        self.spent = True
+        self.rank.open.pop(id(self), None)
+
+    def __bool__(self) -> bool:
+        return not self.spent
+
+    wait, test = Wait, Test
+
+    # ---- of several
+
+    @classmethod
+    def Waitall(cls, requests: Sequence[Any], statuses: Any = None) -> bool:
+        for number, request in enumerate(requests):
+            request.Wait(_nth(statuses, number))
+        return True
+
+    @classmethod
+    def Waitany(cls, requests: Sequence[Any], status: Any = None) -> int:
+        live = _live(requests)
+        if not live:
+            return UNDEFINED
+        _until_some(live, "Waitany")
+        for number, request in enumerate(requests):
+            if request and request.done:
+                request._finish(status)
+                return number
+        raise AssertionError("no request is done")
+
+    @classmethod
+    def Waitsome(cls, requests: Sequence[Any], statuses: Any = None) -> list[int] | None:
+        live = _live(requests)
+        if not live:
+            return None
+        _until_some(live, "Waitsome")
+        return _finish_done(requests, statuses)
+
+    @classmethod
+    def Testall(cls, requests: Sequence[Any], statuses: Any = None) -> bool:
+        live = _live(requests)
+        if live and not all(request.done for request in live):
+            kernel = live[0].rank.kernel
+            kernel.look(live[0].rank)
+            if not all(request.done for request in live):
+                kernel.polled(live[0].rank)
+                return False
+        for number, request in enumerate(requests):
+            if request:
+                request._finish(_nth(statuses, number))
+        return True
+
+    @classmethod
+    def Testany(cls, requests: Sequence[Any], status: Any = None) -> tuple[int, bool]:
+        live = _live(requests)
+        if not live:
+            return UNDEFINED, True
+        rank = live[0].rank
+        rank.kernel.look(rank)
+        for number, request in enumerate(requests):
+            if request and request.done:
+                request._finish(status)
+                return number, True
+        rank.kernel.polled(rank)
+        return UNDEFINED, False
+
+    @classmethod
+    def Testsome(cls, requests: Sequence[Any], statuses: Any = None) -> list[int] | None:
+        live = _live(requests)
+        if not live:
+            return None
+        rank = live[0].rank
+        rank.kernel.look(rank)
+        done = _finish_done(requests, statuses)
+        if not done:
+            rank.kernel.polled(rank)
+        return done
+
+    waitall, waitany, waitsome = Waitall, Waitany, Waitsome
+    testall, testany, testsome = Testall, Testany, Testsome
+
+
+def _nth(statuses: Any, number: int) -> Any:
+    if not statuses and statuses is not None:
+        statuses.extend(Status() for _ in range(number + 1))
+    if statuses is None:
+        return None
+    while len(statuses) <= number:
+        statuses.append(Status())
+    return statuses[number]
+
+
+def _live(requests: Sequence[Any]) -> list[Any]:
+    return [request for request in requests if request]
+
+
+def _until_some(live: list[Any], name: str) -> None:
+    """Take in what has come; then, if nothing is done, what comes next, until something is."""
+    rank = live[0].rank
+    kernel = rank.kernel
+    rank.doing = name
+    kernel.look(rank)
+    while not any([request.done for request in live]):
+        kernel.progress(rank)
+
+
+def _finish_done(requests: Sequence[Any], statuses: Any) -> list[int]:
+    done = [number for number, request in enumerate(requests) if request and request.done]
+    for place, number in enumerate(done):
+        requests[number]._finish(_nth(statuses, place))
+    return done
+
+
+class Sending(Request):
+    """A message on its way. Until it is waited for its buffer must stay as it is."""
+
+    __slots__ = ("data", "dest", "memory")
+
+    def __init__(self, rank: Any, name: str, memory: Memory | None, data: bytes | None, dest: int) -> None:
+        super().__init__(rank, name)
+        self.memory, self.data, self.dest = memory, data, dest
+
+    def _finish(self, status: Any) -> None:
+        super()._finish(status)
+        if self.made is not None and self.memory is not None and self.data is not None:
+            if self.memory.view.tobytes() != self.data:
+                raise BufferChanged(
+                    f"the buffer of an {self.spelled()} to rank {self.dest} was changed before the message had gone"
+                )
+            self.memory = self.data = None
+
+    def Cancel(self) -> None:
+        raise NotImplementedError("a send cannot be cancelled; MPI 4 has given it up, too")
+
+
+class Receiving(Request):
+    """A message that is to come. Until it is done its buffer is the message's."""
+
+    __slots__ = ("count", "kept", "memory", "order", "source", "tag", "wanted_source", "wanted_tag")
+    receives = True
+
+    def __init__(self, rank: Any, name: str, memory: Memory, source: int, tag: int) -> None:
+        super().__init__(rank, name)
+        self.memory, self.wanted_source, self.wanted_tag = memory, source, tag
+        self.source, self.tag, self.count = source, tag, 0
+        self.kept: bytes | None = None
+        self.order = 0
+
+    def guard(self) -> None:
+        """Fill the buffer with what is no number: whoever reads it too early sees it, whoever writes it is seen."""
+        if self.memory.nbytes:
+            self.kept = self.memory.view.tobytes()
+            self.memory.write(poison(self.memory.nbytes))
+
+    def deliver(self, data: bytes | None, nbytes: int, source: int, tag: int) -> None:
+        memory, kept = self.memory, self.kept
+        if kept is not None:
+            if memory.view.tobytes() != poison(memory.nbytes):
+                self.error = BufferChanged(
+                    f"the buffer of an {self.spelled()} was changed before the message from rank {source} was there"
+                )
+            memory.write(kept[nbytes:], nbytes)
+            self.kept = None
+        if data is not None:
+            memory.write(data)
+        self.source, self.tag, self.count = source, tag, nbytes
+        self.done = True
+
+    def _finish(self, status: Any) -> None:
+        super()._finish(None)
+        if status is not None:
+            tell(status, self.source, self.tag, self.count)
+
+    def Cancel(self) -> None:
+        """Take it back, if no message has come for it."""
+        if not self.done:
+            self.rank.kernel.look(self.rank)
+        if not self.done:
+            from paceline.sim._matching import withdraw
+
+            withdraw(self.rank, self)
+            if self.kept is not None:
+                self.memory.write(self.kept)
+                self.kept = None
+            self.done = self.cancelled = True

@@ -1,0 +1,70 @@
+"""Where in the user's program an operation was started: kept as it is found, put into words when it is asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+Site = tuple[CodeType, int]
+_HERE = str(Path(__file__).parent) + "/"
+_RECORDING = str(Path(__file__).parent.parent / "comm" / "recording.py")
+_inside: dict[CodeType, bool] = {}
+
+
+def _is_inside(code: CodeType) -> bool:
+    """Whether this is the simulator's own code, or the wrapper that counts messages."""
+    found = _inside.get(code)
+    if found is None:
+        name = code.co_filename
+        found = _inside[code] = name.startswith(_HERE) or name == _RECORDING
+    return found
+
+
+def site() -> Site:
+    """The innermost place outside the simulator that is being executed."""
+    frame: FrameType = sys._getframe(2)
+    while _is_inside(frame.f_code) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code, frame.f_lasti
+
+
+def of_greenlet(greenlet: Any) -> Site | None:
+    """Where a greenlet that is not running will go on, outside the simulator."""
+    frame: FrameType | None = greenlet.gr_frame
+    while frame is not None and _is_inside(frame.f_code):
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code, frame.f_lasti)
+
+
+def spelled(where: Site | None) -> str:
+    """A site as file:line.
+
+    >>> spelled(None)
+    'an unknown line'
+    """
+    if where is None:
+        return "an unknown line"
+    code, instruction = where
+    line = code.co_firstlineno
+    for start, stop, number in code.co_lines():
+        if start <= instruction < stop and number is not None:
+            line = number
+            break
+    path = Path(code.co_filename)
+    return f"{Path(path.parent.name) / path.name}:{line}"
+
+
+def listed(sentences: Iterable[str], most: int = 8) -> str:
+    """Sentences, one below the other; of very many only the first.
+
+    >>> listed(["one", "two", "three"], most=2)
+    '\\n  one\\n  two\\n  … and 1 more'
+    """
+    every = list(sentences)
+    shown = every[:most]
+    if len(every) > most:
+        shown.append(f"… and {len(every) - most:,} more")
+    return "".join(f"\n  {sentence}" for sentence in shown)
