@@ -1,0 +1,304 @@
+"""What messages cost, by hand on small cases; and how networks are spelled."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from paceline.errors import UsageError
+from paceline.sim._mpi_costs import Steps, seconds
+from paceline.sim._tables import Curves
+from paceline.sim.machine import Link, Machine
+from paceline.sim.network import Network, parse_network, presets
+
+
+def _flat(*points: Sequence[float]) -> Curves:
+    return Curves.of({1: points})
+
+
+# Inside a node: up to 100 bytes a message costs 1 + n/100 to send, 2 to fly, 3 + n/100 to take; above that 4 to
+# announce, 5 to fly, 10 + n/100 to take.
+NODE = Machine(
+    cores=4,
+    eager_limit=100,
+    post=0.25,
+    poll=0.125,
+    link=Link(
+        send=_flat([0, 1.0], [100, 2.0], [101, 4.0], [1001, 4.0]),
+        flight=_flat([0, 2.0], [100, 2.0], [101, 5.0], [1001, 5.0]),
+        take=_flat([0, 3.0], [100, 4.0], [101, 11.01], [1001, 20.01]),
+    ),
+)
+
+
+def _network(**changes: object) -> Network:
+    plain: dict[str, object] = {"latency": 8.0, "bandwidth": 16.0, "overhead": 1.0, "eager_limit": 64}
+    return Network(**{**plain, "machine": NODE, **changes})  # type: ignore[arg-type]
+
+
+# ---- between nodes
+
+
+def test_eager_between_nodes() -> None:
+    wires = _network().wires(2)
+    assert wires.node == [0, 1]
+    assert wires.contended(0, 1)
+    assert wires.eager(0, 1, 64)
+    assert not wires.eager(0, 1, 65)
+    # the sender is free after o; o + L + n/B until it is there; the receiver's o
+    assert wires.send(0, 1, 32, 100.0, True) == (101.0, 101.0 + 8.0 + 2.0, 1.0)
+
+
+def test_rendezvous_between_nodes() -> None:
+    wires = _network().wires(2)
+    assert wires.send(0, 1, 160, 0.0, False) == (1.0, 9.0, 0.0)  # announced: o, L
+    # asked for at 20: o + L + o, then L + n/B; the sender has done with it when the last byte has left
+    assert wires.fetch(0, 1, 160, 20.0) == (30.0 + 8.0 + 10.0, 1.0, 30.0 + 10.0)
+
+
+def test_copies_overlap_with_the_way_but_for_one_piece() -> None:
+    wires = _network(copy_bandwidth=64.0, eager_limit=1 << 20).wires(2)
+    free, comes, taking = wires.send(0, 1, 64, 0.0, True)  # one piece: copied, sent, copied
+    assert (free, comes, taking) == (1.0 + 1.0, 2.0 + 8.0 + 4.0, 1.0 + 1.0)
+    n, first = 1 << 20, (1 << 16) / 64
+    free, comes, taking = wires.send(0, 1, n, 100.0, True)
+    assert free == 101.0 + n / 64
+    assert comes + taking == 100.0 + 2 * 1.0 + 2 * first + 8.0 + n / 16
+
+
+def test_two_ranks_of_a_node_share_its_card_one_after_the_other() -> None:
+    wires = _network(ranks_per_node=2).wires(6)
+    assert wires.node == [0, 0, 1, 1, 2, 2]
+    assert wires.send(0, 2, 64, 0.0, True)[1] == 1 + 8 + 4
+    assert (
+        wires.send(1, 4, 64, 0.0, True)[1] == 1 + 8 + 4 + 4
+    )  # to another node: it waits for the card at its own
+    assert wires.send(5, 3, 64, 0.0, True)[1] == 1 + 8 + 4 + 4  # and for the card of the node that it goes to
+
+
+def test_a_card_sends_and_receives_at_a_time() -> None:
+    wires = _network().wires(2)
+    assert wires.send(0, 1, 64, 0.0, True)[1] == 13.0
+    assert wires.send(1, 0, 64, 0.0, True)[1] == 13.0
+
+
+def test_a_card_that_is_promised_for_later_is_free_until_then() -> None:
+    wires = _network().wires(3)
+    assert wires.fetch(0, 1, 160, 0.0)[2] == 20.0  # leaves from 10 to 20
+    assert wires.send(0, 2, 64, 1.0, True)[1] == 14.0  # leaves from 2 to 6, before it
+    assert wires.send(0, 2, 64, 5.0, True)[1] == 18.0  # from 6 to 10
+    assert wires.send(0, 2, 32, 5.5, True)[1] == 30.0  # there is no room left: from 20 to 22
+
+
+def test_a_message_that_was_held_up_holds_up_nobody_else_where_it_goes() -> None:
+    wires = _network().wires(4)
+    wires.send(0, 1, 64, 0.0, True)
+    assert (
+        wires.send(0, 2, 64, 0.0, True)[1] == 17.0
+    )  # held up at its own card until 5; comes in from 13 to 17
+    assert wires.send(3, 2, 64, 0.0, True)[1] == 13.0  # comes in from 9 to 13
+
+
+# ---- inside a node
+
+
+def test_eager_inside_a_node_does_not_touch_the_card() -> None:
+    wires = _network(ranks_per_node=2).wires(4)
+    assert not wires.contended(0, 1)
+    assert wires.eager(0, 1, 100)
+    assert not wires.eager(0, 1, 101)
+    assert wires.send(0, 1, 50, 10.0, True) == (11.5, 13.5, 3.5)
+    assert wires.send(0, 2, 64, 10.0, True)[1] == 10 + 13.0
+
+
+def test_rendezvous_inside_a_node_is_copied_by_the_receiver() -> None:
+    wires = _network(ranks_per_node=None).wires(2)
+    assert wires.send(0, 1, 1001, 0.0, False) == (4.0, 9.0, 0.0)
+    there, taking, released = wires.fetch(0, 1, 1001, 20.0)
+    assert (there, taking, released) == (20.0, 20.01, 20.0 + 20.01 + 5.0)
+
+
+def test_what_is_forced_to_be_eager_or_not_still_has_a_cost() -> None:
+    wires = _network(ranks_per_node=None).wires(2)
+    free, arrives, taking = wires.send(0, 1, 1001, 0.0, True)  # copied in as long as it is copied out
+    assert (free, arrives, taking) == (2.0 + (20.01 - 11.01), free + 2.0, 20.01)
+    assert wires.send(0, 1, 50, 0.0, False) == (4.0, 9.0, 0.0)
+    assert wires.fetch(0, 1, 50, 9.0) == (9.0, 3.5, 9.0 + 3.5 + 5.0)
+
+
+def test_costs_inside_a_node_go_by_its_ranks() -> None:
+    flat = _flat([0, 0.0], [100, 0.0])
+    take = Curves.of({2: [[0, 1.0], [100, 2.0]], 8: [[0, 3.0], [100, 4.0]]})
+    machine = Machine(link=Link(send=flat, flight=flat, take=take))
+
+    def taking(ranks: int) -> float:
+        return _network(ranks_per_node=None, machine=machine).wires(ranks).send(0, 1, 50, 0.0, True)[2]
+
+    assert [taking(ranks) for ranks in (2, 4, 8, 64)] == [1.5, 2.5, 3.5, 3.5]
+
+
+def test_jitter_is_drawn_from_what_the_run_gives() -> None:
+    jittery = _network(jitter=0.5, ranks_per_node=2)
+
+    def times(seed: int | None) -> list[float]:
+        wires = jittery.wires(4, None if seed is None else random.Random(seed))
+        return [wires.send(0, to, 0, 0.0, True)[1] for to in (1, 2, 3)]
+
+    assert times(1) == times(1) != times(2)
+    assert times(None) == [3.0, 9.0, 9.0]
+    assert all(t > own for t, own in zip(times(1), (1.0, 1.0, 1.0), strict=True))
+
+
+# ---- MPI's own collectives
+
+
+def test_collectives_on_one_node_are_as_measured() -> None:
+    measured = {"Barrier": _flat([0, 7.0]), "Allreduce": Curves.of({2: [[8, 1.0], [16, 2.0]]})}
+    machine = Machine(link=NODE.link, collectives=measured)
+    wires = _network(ranks_per_node=None, machine=machine).wires(4)
+    assert wires.collective("Barrier", range(4), 0) == 7.0
+    assert wires.collective("Allreduce", range(4), 12) == 1.5
+    assert wires.collective("Barrier", range(1), 0) == 0.0
+
+
+def test_barrier_between_nodes_is_rounds_of_small_messages() -> None:
+    wires = _network().wires(8)
+    assert wires.collective("Barrier", range(8), 0) == 3 * (0.25 + 1 + 8 + 1)
+
+
+def test_two_levels() -> None:
+    wires = _network(ranks_per_node=2).wires(8)
+    inside, between = 0.25 + 1 + 2 + 3, 0.25 + 1 + 8 + 1
+    assert wires.collective("Barrier", range(8), 0) == inside + 2 * between + inside
+    assert wires.collective("Barrier", range(2), 0) == inside
+    assert wires.collective("Barrier", [0, 2], 0) == between
+
+
+@pytest.mark.parametrize("p", [1, 2, 3, 8, 100])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Barrier",
+        "Bcast",
+        "Reduce",
+        "Allreduce",
+        "Allgather",
+        "Gather",
+        "Scatter",
+        "Alltoall",
+        "Scan",
+        "Split",
+    ],
+)
+def test_collectives_cost_no_less_than_they_must(name: str, p: int) -> None:
+    steps = Steps(lambda n: 1.0 + n, lambda n: 0.5 * n)
+    for n in (0, 8, 1e6):
+        told = seconds(name, p, n, steps)
+        assert told >= (math.ceil(math.log2(p)) if p > 1 else 0)
+        if p > 1 and name != "Barrier":
+            assert told >= n / 2  # nobody can have all of it without as many bytes
+    assert seconds(name, p, 1e6, steps) >= seconds(name, p, 8, steps)
+
+
+def test_long_allreduces_take_the_algorithm_that_sends_least() -> None:
+    steps = Steps(lambda n: 1.0 + n, lambda n: 0.0)
+    assert seconds("Allreduce", 8, 8e9, steps) == pytest.approx(2 * 7 / 8 * 8e9)
+    assert seconds("Allreduce", 8, 0, steps) == 3.0
+
+
+def test_collectives_of_very_many_members() -> None:
+    wires = presets()["10gbe"].wires(65536)
+    everyone = range(65536)
+    assert 0 < wires.collective("Barrier", everyone, 0) < wires.collective("Allreduce", everyone, 1 << 20)
+
+
+# ---- spelling
+
+
+def test_every_preset_parses_and_is_spelled_alike() -> None:
+    for name, network in presets().items():
+        assert parse_network(name) == network
+        assert str(network) == name
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["10gbe:latency=3e-05s,ranks-per-node=4", "loopback:jitter=0.1", "1gbe:copy-bandwidth=inf,overhead=0"],
+)
+def test_spelling_comes_back(text: str) -> None:
+    assert parse_network(str(parse_network(text))) == parse_network(text)
+
+
+def test_units() -> None:
+    network = parse_network(
+        "10gbe:latency=20us,bandwidth=25Gbit/s,overhead=500ns,eager-limit=8KiB,jitter=0.1"
+    )
+    assert (network.latency, network.bandwidth) == (20e-6, 3.125e9)
+    assert (network.overhead, network.eager_limit, network.jitter) == (500e-9, 8192, 0.1)
+    assert parse_network("10gbe:bandwidth=1.2GB/s,ranks-per-node=all").ranks_per_node is None
+    assert parse_network("10gbe:bandwidth=117MB/s").bandwidth == 117e6
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "11gbe",
+            "unknown network '11gbe'; choose one of loopback, 1gbe, 10gbe, 100gbe, infiniband, a machine's",
+        ),
+        ("10gbe:fast", "10gbe takes option=value; got 'fast'"),
+        ("10gbe:speed=3", "unknown option of 10gbe 'speed'; choose one of latency"),
+        ("10gbe:latency=20", "latency of 10gbe must have a unit, as 20us"),
+        ("10gbe:latency=xus", "latency of 10gbe must be a number; got 'x'"),
+        ("10gbe:latency=1us,latency=2us", "10gbe: latency is given twice"),
+        ("10gbe:latency=-1us", "latency of 10gbe must be at least 0"),
+        ("10gbe:bandwidth=0", "bandwidth of 10gbe must be above 0"),
+        ("10gbe:ranks-per-node=0", "ranks-per-node of 10gbe must be at least 1; got 0"),
+        ("10gbe:ranks-per-node=x", "ranks-per-node of 10gbe must be a whole number, or all"),
+        ("10gbe:jitter=nan", "jitter of 10gbe must be a number"),
+        ("/nowhere/machine.json", "cannot read /nowhere/machine.json: no such file or directory"),
+    ],
+)
+def test_refusals(text: str, told: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_network(text)
+    assert str(refused.value).startswith(told)
+    assert "\n" not in str(refused.value)
+
+
+# ---- machines
+
+
+def test_a_machine_comes_back_from_its_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "machine.json"
+    NODE.save(path)
+    assert Machine.load(path) == NODE
+    assert parse_network(str(path)).machine == NODE
+    assert parse_network(str(path)).ranks_per_node is None
+    assert parse_network(f"10gbe:machine={path}").machine == NODE
+    assert [left.name for left in tmp_path.iterdir()] == ["machine.json"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"kind": "costs"}, "is no file of a machine"),
+        ({"format": 99}, "has format 99; this paceline reads 1"),
+        ({"eager_limit": None}, "is damaged"),
+        ({"link": {"send": {"2": [[2, 1.0], [1, 1.0]]}}}, "is damaged: a table needs amounts that rise"),
+        ({"memory": {"copy": {"2": [[1, -1.0]]}}}, "is damaged: a table needs amounts and seconds"),
+    ],
+)
+def test_other_files_are_refused_in_a_line(tmp_path, change, told) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps({**NODE.values(), **change}))
+    with pytest.raises(UsageError, match=told) as refused:
+        Machine.load(path)
+    assert "\n" not in str(refused.value)
+    path.write_text("{")
+    with pytest.raises(UsageError, match="is no file of a machine"):
+        Machine.load(path)
