@@ -13,6 +13,7 @@ from paceline.errors import UsageError
 from paceline.sim._comm import Comm
 from paceline.sim._groups import Group
 from paceline.sim._kernel import Kernel
+from paceline.sim.compute import Compute
 from paceline.sim.network import Network, parse_network
 
 
@@ -36,7 +37,7 @@ def run(
     *arguments: Any,
     ranks: int,
     network: str | Network = "loopback",
-    compute: Any = None,
+    compute: Compute | None = None,
     seed: int = 0,
     faults: Sequence[Any] = (),
     strict: bool = True,
@@ -65,7 +66,8 @@ def run(
         raise UsageError(f"ranks must be a whole number of at least 1; got {ranks!r}")
     network = parse_network(network) if isinstance(network, str) else network
     wires = network.wires(ranks, random.Random(f"{seed} wires"))
-    kernel = Kernel(ranks, wires, compute, seed=seed, strict=strict, rendezvous=rendezvous, hollow=hollow)
+    computing = None if compute is None else compute.start(wires.node, seed)
+    kernel = Kernel(ranks, wires, computing, seed=seed, strict=strict, rendezvous=rendezvous, hollow=hollow)
     for fault in faults:
         fault.prepare(kernel)
     world = Group(kernel, range(ranks), "MPI_COMM_WORLD")
