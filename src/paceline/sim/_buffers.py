@@ -35,36 +35,29 @@ def kind_of(code: str) -> str:
     return found if found is not None else KINDS.get(code.lstrip("@=<>!"), code)
 
 
-class Memory:
-    """The bytes of a message's buffer, where they lie; `kind` is the type of its elements."""
+def memory_of(given: Any) -> tuple[memoryview, str]:
+    """The memory of a message's buffer, contiguous, and the type of its elements.
 
-    __slots__ = ("kind", "nbytes", "view")
+    >>> view, kind = memory_of([np.arange(6.0), 2])
+    >>> view.nbytes, kind
+    (16, 'f8')
+    """
+    if given.__class__ is not np.ndarray and (given is None or isinstance(given, (list, tuple))):
+        return _of_list(given)
+    view = memoryview(given)
+    if not view.c_contiguous:
+        raise ValueError("a message's buffer must be contiguous")
+    return view, KINDS.get(view.format) or kind_of(view.format)
 
-    def __init__(self, given: Any, *, writing: bool) -> None:
-        if given.__class__ is not np.ndarray and (given is None or isinstance(given, (list, tuple))):
-            self.view, self.kind = _of_list(given)
-        else:
-            self.view = view = memoryview(given)
-            self.kind = KINDS.get(view.format) or kind_of(view.format)
-        view = self.view
-        if not view.c_contiguous:
-            raise ValueError("a message's buffer must be contiguous")
-        if writing and view.readonly:
-            raise ValueError("a message cannot be received into a read-only buffer")
-        self.nbytes = view.nbytes
 
-    def read(self) -> bytes:
-        """A copy."""
-        return self.view.tobytes()
-
-    def write(self, data: bytes, start: int = 0) -> None:
-        """Put bytes into the memory, from byte `start` on."""
-        if not data:
-            return
-        try:
-            self.view.cast("B")[start : start + len(data)] = data
-        except TypeError:  # a complex number, a record: no format that a memoryview can cast
-            _as_bytes(self.view)[start : start + len(data)] = np.frombuffer(data, np.uint8)
+def put(view: memoryview, data: bytes, start: int = 0) -> None:
+    """Write bytes into memory, from byte `start` on."""
+    if not data:
+        return
+    try:
+        view.cast("B")[start : start + len(data)] = data
+    except TypeError:  # a complex number, a record: no format that a memoryview can cast
+        _as_bytes(view)[start : start + len(data)] = np.frombuffer(data, np.uint8)
 
 
 def _as_bytes(view: memoryview) -> NDArray[np.uint8]:
@@ -77,6 +70,8 @@ def _of_list(given: Any) -> tuple[memoryview, str]:
         return memoryview(b""), "u1"
     data, *rest = given
     whole = memoryview(data) if data is not None else memoryview(b"")
+    if not whole.c_contiguous:
+        raise ValueError("a message's buffer must be contiguous")
     kind, size = kind_of(whole.format), whole.itemsize
     if rest and _is_type(rest[-1]):
         kind, size = type_of(rest.pop())

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import itertools
+from heapq import heappush
 from typing import Any
 
 import numpy as np
 
-from paceline.sim._buffers import Memory
+from paceline.sim._buffers import memory_of
 from paceline.sim._constants import COMM_TYPE_SHARED, UNDEFINED
 from paceline.sim._groups import Group, meet
-from paceline.sim._matching import Message, first_unexpected, post
+from paceline.sim._matching import Message, first_unexpected, post, take_unexpected
 from paceline.sim._requests import Receiving, Request, Sending
 from paceline.sim._status import tell
 
@@ -31,6 +32,7 @@ class PointToPoint:
         "context",
         "group",
         "kernel",
+        "key",
         "me",
         "members",
         "name",
@@ -45,6 +47,7 @@ class PointToPoint:
         self.members = group.members
         self.size = len(group.members)
         self.context = group.context
+        self.key = (group.context, rank)
         self.me = group.kernel.ranks[group.members[rank]]
         self.name = group.name
         self.calls = 0
@@ -73,50 +76,37 @@ class PointToPoint:
             return self._nothing(dest, name)
         if tag < 0:
             raise ValueError(f"a tag must be at least 0; got {tag}")
-        memory = Memory(buf, writing=False)
-        nbytes = memory.nbytes
-        other = self.members[dest]
+        view, kind = memory_of(buf)
+        nbytes = view.nbytes
+        number, other = me.number, self.members[dest]
         wires = kernel.wires
-        eager = not (synchronous or kernel.rendezvous) and wires.eager(me.number, other, nbytes)
-        if wires.contended(me.number, other):
-            kernel.go_first(me)
-        carried = not kernel.hollow or nbytes <= CARRIED or memory.kind[0] != "f"
-        data = memory.view.tobytes() if carried else None
-        me.t, arrives, taking = wires.send(me.number, other, nbytes, me.t, eager)
-        request = Sending(me, name, memory, data, dest)
-        message = Message(
-            me,
-            (self.context, self.rank, tag),
-            data,
-            nbytes,
-            memory.kind,
-            eager,
-            taking,
-            None if eager else request,
-        )
-        if request.made is not None:
-            message.made = request.made
-        request.done = eager
+        node = wires.node
+        if node[number] != node[other]:
+            kernel.go_first(me)  # a card is to be shared in the order of time
+        eager = not (synchronous or kernel.rendezvous) and wires.eager(number, other, nbytes)
+        data = view.tobytes() if not kernel.hollow or nbytes <= CARRIED or kind[0] != "f" else None
+        me.t, arrives, taking = wires.send(number, other, nbytes, me.t, eager)
+        request = Sending(me, name, view, data, dest, eager)
+        message = Message(me, self.key, tag, data, nbytes, kind, eager, taking, request)
         kernel.messages += 1
         kernel.bytes += nbytes
         if wires.jittered:  # messages of one pair do not overtake each other
             arrives = me.latest[other] = max(arrives, me.latest.get(other, 0.0))
-        kernel.put(kernel.ranks[other], arrives, message)
+        receiver = kernel.ranks[other]
+        heappush(receiver.inbox, (arrives, next(kernel.sequence), message))
+        if receiver.waiting and arrives < receiver.wake:
+            kernel.wake_up(receiver, arrives)
         return request
 
     def _nothing(self, peer: Any, name: str) -> Request:
         """A message to or from nobody: done at once."""
         if peer != self.kernel.meant.nobody:
             raise ValueError(f"rank {peer} is not one of the {self.size} ranks, from 0, of this communicator")
-        if "recv" in name:
-            request: Any = Receiving(
-                self.me, name, Memory(b"", writing=False), peer, self.kernel.meant.any_tag
-            )
-            request.count = 0
-        else:
-            request = Sending(self.me, name, None, None, peer)
-        request.done = True
-        return request  # type: ignore[no-any-return]
+        if "recv" not in name.lower():
+            return Sending(self.me, name, None, None, peer, True)
+        request = Receiving(self.me, name, bytearray(), None, None)
+        request.deliver(None, 0, peer, self.kernel.meant.any_tag)
+        return request
 
     # ---- receiving
 
@@ -134,9 +124,7 @@ class PointToPoint:
             source = None
         if tag == kernel.meant.any_tag:
             tag = None
-        receive = Receiving(me, name, Memory(buf, writing=True), source, tag)  # type: ignore[arg-type]
-        if kernel.strict:
-            receive.guard()
+        receive = Receiving(me, name, buf, source, tag)
         me.t += kernel.wires.post
         post(me, self.context, receive)
         return receive
@@ -154,9 +142,8 @@ class PointToPoint:
         self, buf: Any, dest: int, sendtag: int = 0, source: int | None = None, recvtag: int | None = None,
         status: Any = None,
     ) -> None:  # fmt: skip
-        out = np.frombuffer(Memory(buf, writing=True).read(), np.uint8).view()
-        whole = np.asarray(memoryview(buf))
-        self.Sendrecv(out.view(whole.dtype), dest, sendtag, buf, source, recvtag, status)
+        out = np.array(memory_of(buf)[0])
+        self.Sendrecv(out, dest, sendtag, buf, source, recvtag, status)
 
     # ---- looking
 
@@ -166,7 +153,7 @@ class PointToPoint:
             self.kernel.polled(self.me)
             return False
         if status is not None:
-            tell(status, found.to[1], found.to[2], found.nbytes)
+            tell(status, found.to[1], found.tag, found.nbytes)
         return True
 
     def Probe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> bool:
@@ -174,7 +161,7 @@ class PointToPoint:
         while (found := self._found(source, tag)) is None:
             self.kernel.progress(self.me)
         if status is not None:
-            tell(status, found.to[1], found.to[2], found.nbytes)
+            tell(status, found.to[1], found.tag, found.nbytes)
         return True
 
     def Mprobe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> MatchedMessage:
@@ -190,8 +177,8 @@ class PointToPoint:
         if found is None:
             return None
         if status is not None:
-            tell(status, found.to[1], found.to[2], found.nbytes)
-        self.me.unexpected[found.to].popleft()
+            tell(status, found.to[1], found.tag, found.nbytes)
+        take_unexpected(self.me, *found.to, found.tag)
         return MatchedMessage(self.me, found)
 
     def _found(self, source: int | None, tag: int | None) -> Message | None:
@@ -250,7 +237,7 @@ class MatchedMessage:
         from paceline.sim._matching import match
 
         message = self._message
-        receive = Receiving(self._rank, "Imrecv", Memory(buf, writing=True), message.to[1], message.to[2])
+        receive = Receiving(self._rank, "Imrecv", buf, message.to[1], message.tag)
         match(self._rank, receive, message)
         return receive
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heappushpop
 from itertools import count
 from math import inf
 from typing import Any, NoReturn
@@ -46,11 +46,11 @@ class Rank:
         self.wake = inf
         self.version = 0
         self.greenlet: Any = None
-        self.posted: dict[tuple[int, int, int], deque[Any]] = {}
-        """Receives that wait for a message, by context, source and tag."""
+        self.posted: dict[tuple[int, int], deque[Any]] = {}
+        """Receives that wait for a message, by context and source, in the order they were posted."""
         self.wild: dict[int, list[Any]] = {}
-        """Receives from any source or with any tag, by context, in the order they were posted."""
-        self.unexpected: dict[tuple[int, int, int], deque[Any]] = {}
+        """Receives from any source, by context, in the order they were posted."""
+        self.unexpected: dict[tuple[int, int], deque[Any]] = {}
         """Messages that have arrived and that no receive has asked for."""
         self.open: dict[int, Any] = {}
         """Requests that are not done or were not waited for."""
@@ -142,11 +142,12 @@ class Kernel:
         self.events.append(event)
         heappush(self.heap, (time, -1.0, -len(self.events), 0))
 
-    def _next(self) -> Rank | None:
-        """The rank that goes on, at its time; None where nobody will."""
+    def _next(self, entry: tuple[float, float, int, int] | None = None) -> Rank | None:
+        """The rank that goes on, at its time; None where nobody will. `entry`: the first of the heap, taken off it."""
         heap, ranks = self.heap, self.ranks
-        while heap:
-            time, _, number, version = heappop(heap)
+        while entry is not None or heap:
+            time, _, number, version = heappop(heap) if entry is None else entry
+            entry = None
             if number < 0:
                 self.events[-1 - number]()
                 continue
@@ -160,34 +161,53 @@ class Kernel:
 
     # ---- waiting
 
-    def sleep(self, rank: Rank, until: float) -> None:
-        """Let others go on; come back at `until`, or when something arrives for a rank that is waiting."""
-        rank.wake = until
-        rank.version = version = rank.version + 1
-        heap = self.heap
-        if until < inf:
-            heappush(heap, (until, self.tie(), rank.number, version))
-        following = self._next()
-        if following is rank:
-            return
-        if following is None:
-            self.hub.switch()
-        else:
-            following.greenlet.switch()
+    def wait(self, rank: Rank, request: Any) -> None:
+        """Take in what comes to a rank, in order of time, until a request is done; meanwhile others go on.
 
-    def go_first(self, rank: Rank) -> None:
-        """Let every rank that is earlier than this one go first."""
-        heap = self.heap
-        if heap and heap[0][0] <= rank.t:
-            self.sleep(rank, rank.t)
+        Written out at length: half of all time of a simulation is spent here.
+        """
+        inbox, heap, ranks = rank.inbox, self.heap, self.ranks
+        while not request.done:
+            if inbox:
+                at = inbox[0][0]
+                if at < rank.t:
+                    at = rank.t
+                if not heap or heap[0][0] > at:
+                    rank.t = at
+                    heappop(inbox)[2].arrive(rank)
+                    continue
+                rank.version = version = rank.version + 1
+                rank.wake = at
+                entry = heappushpop(heap, (at, self.tie(), rank.number, version))
+            else:
+                rank.version += 1
+                rank.wake = inf
+                if not heap:
+                    rank.waiting = True
+                    self.hub.switch()
+                    rank.waiting = False
+                    continue
+                entry = heappop(heap)
+            number = entry[2]
+            following = ranks[number]
+            if number >= 0 and following.version == entry[3] and following.alive:
+                if entry[0] > following.t:
+                    following.t = entry[0]
+                following.wake = inf
+            else:
+                following = self._next(entry)  # type: ignore[assignment]
+            if following is not rank:
+                rank.waiting = True
+                (self.hub if following is None else following.greenlet).switch()
+                rank.waiting = False
+            if inbox and inbox[0][0] <= rank.t:
+                heappop(inbox)[2].arrive(rank)
 
     def progress(self, rank: Rank) -> None:
         """Take in the next thing that comes to a rank, when it comes."""
         inbox, heap = rank.inbox, self.heap
         if inbox:
-            at = inbox[0][0]
-            if at < rank.t:
-                at = rank.t
+            at = max(inbox[0][0], rank.t)
             if not heap or heap[0][0] > at:
                 rank.t = at
                 heappop(inbox)[2].arrive(rank)
@@ -199,6 +219,22 @@ class Kernel:
         rank.waiting = False
         if inbox and inbox[0][0] <= rank.t:
             heappop(inbox)[2].arrive(rank)
+
+    def sleep(self, rank: Rank, until: float) -> None:
+        """Let others go on; come back at `until`, or when something arrives for a rank that is waiting."""
+        rank.wake = until
+        rank.version += 1
+        if until < inf:
+            heappush(self.heap, (until, self.tie(), rank.number, rank.version))
+        following = self._next()
+        if following is not rank:
+            (self.hub if following is None else following.greenlet).switch()
+
+    def go_first(self, rank: Rank) -> None:
+        """Let every rank that is earlier than this one go first."""
+        heap = self.heap
+        if heap and heap[0][0] <= rank.t:
+            self.sleep(rank, rank.t)
 
     def look(self, rank: Rank) -> None:
         """Take in everything that has come to a rank by now."""

@@ -20,84 +20,100 @@ ANY = None
 
 
 class Message:
-    """One message: `data` are its bytes as they were when it was sent (None where they are not carried)."""
+    """One message: `data` are its bytes as they were when it was sent (None where they are not carried).
+
+    `to`: the context and the sender's rank in it; `stage` 1 when it is announced, or there if it is eager; 2 when its data
+    are.
+    """
 
     __slots__ = (
-        "data", "eager", "kind", "made", "nbytes", "order", "receive", "request", "sender", "source", "stage", "tag", "taking",
-        "to",
+        "data", "eager", "kind", "made", "nbytes", "order", "receive", "request", "sender", "stage", "tag", "taking", "to",
     )  # fmt: skip
 
     def __init__(
-        self, sender: Any, to: tuple[int, int, int], data: bytes | None, nbytes: int, kind: str, eager: bool,
-        taking: float, request: Sending | None,
+        self, sender: Any, to: tuple[int, int], tag: int, data: bytes | None, nbytes: int, kind: str, eager: bool,
+        taking: float, request: Sending,
     ) -> None:  # fmt: skip
-        self.sender = sender
-        self.to = to
+        self.sender, self.to, self.tag = sender, to, tag
         self.data, self.nbytes, self.kind = data, nbytes, kind
         self.eager, self.taking = eager, taking
-        self.request = request
-        self.made: Any = None
+        self.request, self.made = request, request.made
         self.stage = 1
-        self.order = 0
-        self.receive: Receiving | None = None
 
     def arrive(self, rank: Any) -> None:
         """The receiving rank takes note of it, or takes in its data."""
+        to, tag = self.to, self.tag
         if self.stage == 2:
             rank.t += self.taking
-            receive = self.receive
-            assert receive is not None
-            receive.deliver(self.data, self.nbytes, self.to[1], self.to[2])
+            self.receive.deliver(self.data, self.nbytes, to[1], tag)
             return
-        key = self.to
-        queue = rank.posted.get(key)
-        wild = rank.wild.get(key[0])
-        if wild:
-            found = _first_wild(wild, key)
-            if found is not None and not (queue and queue[0].order < found.order):
-                wild.remove(found)
+        queue = rank.posted.get(to)
+        if queue:
+            receive = queue[0]
+            wanted = receive.wanted_tag
+            if wanted is None or wanted == tag:
+                place = 0
+            else:
+                receive, place = _first_of(queue, tag)
+        else:
+            receive, place = None, 0
+        if rank.wild:
+            wild = rank.wild.get(to[0], ())
+            found, at = _first_of(wild, tag)
+            if found is not None and (receive is None or found.order < receive.order):
+                del wild[at]
                 match(rank, found, self)
                 return
-        if queue:
-            match(rank, queue.popleft(), self)
+        if receive is not None:
+            if place:
+                del queue[place]
+            else:
+                queue.popleft()
+            if self.eager and self.nbytes == receive.nbytes and self.kind == receive.kind:
+                rank.t += self.taking
+                receive.deliver(self.data, self.nbytes, to[1], tag)
+            else:
+                match(rank, receive, self)
             return
         self.order = next(rank.kernel.sequence)
-        waiting = rank.unexpected.get(key)
+        waiting = rank.unexpected.get(to)
         if waiting is None:
-            waiting = rank.unexpected[key] = deque()
+            waiting = rank.unexpected[to] = deque()
         waiting.append(self)
 
     def spelled(self) -> str:
-        _, source, tag = self.to
-        size = f"{self.nbytes:,} bytes"
-        return f"{size} from rank {source} with tag {tag}, sent by rank {self.sender.number} at {_sites.spelled(self.made)}"
+        """What it is, and where it was sent."""
+        line = _sites.spelled(self.made)
+        return f"{self.nbytes:,} bytes with tag {self.tag} that rank {self.sender.number} sent at {line}"
 
 
-def _first_wild(wild: list[Receiving], key: tuple[int, int, int]) -> Receiving | None:
-    for receive in wild:
-        if receive.wanted_source in (ANY, key[1]) and receive.wanted_tag in (ANY, key[2]):
-            return receive
-    return None
+def _first_of(receives: Any, tag: int) -> tuple[Any, int]:
+    """The receive, of those in a row, that takes this tag, and its place."""
+    for place, receive in enumerate(receives):
+        if receive.wanted_tag is ANY or receive.wanted_tag == tag:
+            return receive, place
+    return None, 0
 
 
 def post(rank: Any, context: int, receive: Receiving) -> None:
     """A receive is there from now on: it takes a message that has come before, or waits for one."""
-    source, tag = receive.wanted_source, receive.wanted_tag
-    if source is ANY or tag is ANY:
+    source = receive.wanted_source
+    if source is ANY:
         rank.kernel.look(rank)  # what has come by now, and nothing else, can be taken at once
-        message = first_unexpected(rank, context, source, tag)
-        if message is not None:
-            rank.unexpected[message.to].popleft()
+        message = take_unexpected(rank, context, ANY, receive.wanted_tag)
+        if message is None:
+            receive.order = next(rank.kernel.sequence)
+            rank.wild.setdefault(context, []).append(receive)
+        else:
             match(rank, receive, message)
-            return
-        receive.order = next(rank.kernel.sequence)
-        rank.wild.setdefault(context, []).append(receive)
         return
-    key = (context, source, tag)
+    key = (context, source)
     waiting = rank.unexpected.get(key)
     if waiting:
-        match(rank, receive, waiting.popleft())
-        return
+        message = take_unexpected(rank, context, source, receive.wanted_tag)
+        if message is not None:
+            match(rank, receive, message)
+            return
     receive.order = next(rank.kernel.sequence)
     queue = rank.posted.get(key)
     if queue is None:
@@ -107,42 +123,52 @@ def post(rank: Any, context: int, receive: Receiving) -> None:
 
 def first_unexpected(rank: Any, context: int, source: int | None, tag: int | None) -> Message | None:
     """The message that arrived first, of those that wait and match."""
-    if source is not ANY and tag is not ANY:
-        waiting = rank.unexpected.get((context, source, tag))
-        return waiting[0] if waiting else None
     found: Message | None = None
-    for key, waiting in rank.unexpected.items():
-        if waiting and key[0] == context and source in (ANY, key[1]) and tag in (ANY, key[2]):
-            if found is None or waiting[0].order < found.order:
-                found = waiting[0]
+    keys = [(context, source)] if source is not ANY else [key for key in rank.unexpected if key[0] == context]
+    for key in keys:
+        for message in rank.unexpected.get(key, ()):
+            if tag is ANY or message.tag == tag:
+                if found is None or message.order < found.order:
+                    found = message
+                break
+    return found
+
+
+def take_unexpected(rank: Any, context: int, source: int | None, tag: int | None) -> Message | None:
+    """The same, and it does not wait any longer."""
+    found = first_unexpected(rank, context, source, tag)
+    if found is not None:
+        queue = rank.unexpected[found.to]
+        if queue[0] is found:
+            queue.popleft()
+        else:
+            queue.remove(found)
     return found
 
 
 def match(rank: Any, receive: Receiving, message: Message) -> None:
     """This receive takes this message."""
     kernel = rank.kernel
-    memory = receive.memory
-    if message.nbytes > memory.nbytes:
+    if message.nbytes > receive.nbytes:
         receive.error = Truncated(
-            f"truncated: {message.spelled()}, is longer than the {memory.nbytes:,} bytes of the {receive.spelled()}"
+            f"truncated: {message.spelled()} are more than the {receive.nbytes:,} bytes of the {receive.spelled()}"
         )
-    elif kernel.strict and message.kind != memory.kind and message.nbytes:
+    elif kernel.strict and message.kind != receive.kind and message.nbytes:
         receive.error = TypeMismatch(
-            f"type mismatch: {message.spelled()}, are {message.kind} and the {receive.spelled()} is for {memory.kind}"
+            f"type mismatch: {message.spelled()} are {message.kind}, and the {receive.spelled()} is for {receive.kind}"
         )
     data = None if receive.error is not None else message.data
-    length = min(message.nbytes, memory.nbytes)
+    length = min(message.nbytes, receive.nbytes)
     if message.eager:
         rank.t += message.taking
-        receive.deliver(data, length, message.to[1], message.to[2])
+        receive.deliver(data, length, message.to[1], message.tag)
         return
     sender = message.sender
     arrives, taking, released = kernel.wires.fetch(sender.number, rank.number, message.nbytes, rank.t)
-    if message.request is not None:
-        kernel.put(sender, released, message.request)
+    kernel.put(sender, released, message.request)
     if arrives <= rank.t:
         rank.t += taking
-        receive.deliver(data, length, message.to[1], message.to[2])
+        receive.deliver(data, length, message.to[1], message.tag)
     else:
         message.stage, message.taking, message.receive = 2, taking, receive
         message.data, message.nbytes = data, length

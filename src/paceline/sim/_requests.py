@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.sim import _sites
-from paceline.sim._buffers import Memory, poison
+from paceline.sim._buffers import memory_of, poison, put
 from paceline.sim._constants import UNDEFINED
 from paceline.sim._status import Status, tell
 from paceline.sim.errors import BufferChanged
@@ -16,18 +16,22 @@ from paceline.sim.errors import BufferChanged
 class Request:
     """Something under way; `done` once it is, `spent` once it was waited for: then it is as MPI's null request."""
 
-    __slots__ = ("cancelled", "done", "error", "made", "name", "rank", "spent")
+    __slots__ = ("done", "error", "made", "name", "rank", "spent")
     receives = False
 
     def __init__(self, rank: Any, name: str) -> None:
         self.rank = rank
         self.name = name
-        self.done = self.spent = self.cancelled = False
+        self.done = self.spent = False
         self.error: BaseException | None = None
         self.made: Any = None
         if rank.kernel.strict:
-            self.made = _sites.site()
-            rank.open[id(self)] = self
+            self.watch()
+
+    def watch(self) -> None:
+        """Note where it was made; it must be waited for."""
+        self.made = _sites.site()
+        self.rank.open[id(self)] = self
 
     # ---- for the kernel
 
@@ -56,10 +60,11 @@ class Request:
         if not self.done:
             rank = self.rank
             rank.doing = self.name
-            progress = rank.kernel.progress
-            while not self.done:
-                progress(rank)
-        self._finish(status)
+            rank.kernel.wait(rank, self)
+        if self.made is None and self.error is None and status is None:  # the short way
+            self.spent = True
+        else:
+            self._finish(status)
         return True
 
     def Test(self, status: Any = None) -> bool:
@@ -195,20 +200,26 @@ def _finish_done(requests: Sequence[Any], statuses: Any) -> list[int]:
 class Sending(Request):
     """A message on its way. Until it is waited for its buffer must stay as it is."""
 
-    __slots__ = ("data", "dest", "memory")
+    __slots__ = ("data", "dest", "view")
 
-    def __init__(self, rank: Any, name: str, memory: Memory | None, data: bytes | None, dest: int) -> None:
-        super().__init__(rank, name)
-        self.memory, self.data, self.dest = memory, data, dest
+    def __init__(
+        self, rank: Any, name: str, view: memoryview | None, data: bytes | None, dest: int, done: bool
+    ) -> None:
+        self.rank, self.name, self.dest = rank, name, dest
+        self.done, self.spent = done, False
+        self.error = self.made = None
+        if rank.kernel.strict:
+            self.view, self.data = view, data
+            self.watch()
 
     def _finish(self, status: Any) -> None:
         super()._finish(status)
-        if self.made is not None and self.memory is not None and self.data is not None:
-            if self.memory.view.tobytes() != self.data:
+        if self.made is not None and self.view is not None and self.data is not None:
+            if self.view.tobytes() != self.data:
                 raise BufferChanged(
                     f"the buffer of an {self.spelled()} to rank {self.dest} was changed before the message had gone"
                 )
-            self.memory = self.data = None
+            self.view = self.data = None
 
     def Cancel(self) -> None:
         raise NotImplementedError("a send cannot be cancelled; MPI 4 has given it up, too")
@@ -217,33 +228,54 @@ class Sending(Request):
 class Receiving(Request):
     """A message that is to come. Until it is done its buffer is the message's."""
 
-    __slots__ = ("count", "kept", "memory", "order", "source", "tag", "wanted_source", "wanted_tag")
+    __slots__ = (
+        "count",
+        "kept",
+        "kind",
+        "nbytes",
+        "order",
+        "source",
+        "tag",
+        "view",
+        "wanted_source",
+        "wanted_tag",
+    )
     receives = True
 
-    def __init__(self, rank: Any, name: str, memory: Memory, source: int, tag: int) -> None:
-        super().__init__(rank, name)
-        self.memory, self.wanted_source, self.wanted_tag = memory, source, tag
-        self.source, self.tag, self.count = source, tag, 0
-        self.kept: bytes | None = None
-        self.order = 0
+    def __init__(self, rank: Any, name: str, buffer: Any, source: int | None, tag: int | None) -> None:
+        self.rank, self.name = rank, name
+        self.done = self.spent = False
+        self.error = self.made = self.kept = None
+        self.view, self.kind = view, _ = memory_of(buffer)
+        if view.readonly:
+            raise ValueError("a message cannot be received into a read-only buffer")
+        self.nbytes = view.nbytes
+        self.wanted_source, self.wanted_tag = source, tag
+        if rank.kernel.strict:
+            self.watch()
+            self._guard()
 
-    def guard(self) -> None:
+    def _guard(self) -> None:
         """Fill the buffer with what is no number: whoever reads it too early sees it, whoever writes it is seen."""
-        if self.memory.nbytes:
-            self.kept = self.memory.view.tobytes()
-            self.memory.write(poison(self.memory.nbytes))
+        if self.nbytes:
+            self.kept = self.view.tobytes()
+            put(self.view, poison(self.nbytes))
 
     def deliver(self, data: bytes | None, nbytes: int, source: int, tag: int) -> None:
-        memory, kept = self.memory, self.kept
+        """The message is there."""
+        view, kept = self.view, self.kept
         if kept is not None:
-            if memory.view.tobytes() != poison(memory.nbytes):
+            if view.tobytes() != poison(self.nbytes):
                 self.error = BufferChanged(
                     f"the buffer of an {self.spelled()} was changed before the message from rank {source} was there"
                 )
-            memory.write(kept[nbytes:], nbytes)
+            put(view, kept if data is None else kept[nbytes:], 0 if data is None else nbytes)
             self.kept = None
-        if data is not None:
-            memory.write(data)
+        if data:
+            try:
+                view.cast("B")[:nbytes] = data
+            except TypeError:
+                put(view, data)
         self.source, self.tag, self.count = source, tag, nbytes
         self.done = True
 
@@ -261,6 +293,7 @@ class Receiving(Request):
 
             withdraw(self.rank, self)
             if self.kept is not None:
-                self.memory.write(self.kept)
+                put(self.view, self.kept)
                 self.kept = None
-            self.done = self.cancelled = True
+            self.source, self.tag, self.count = UNDEFINED, UNDEFINED, 0
+            self.done = True

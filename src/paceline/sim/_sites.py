@@ -26,9 +26,14 @@ def _is_inside(code: CodeType) -> bool:
 def site() -> Site:
     """The innermost place outside the simulator that is being executed."""
     frame: FrameType = sys._getframe(2)
-    while _is_inside(frame.f_code) and frame.f_back is not None:
+    while True:
+        code = frame.f_code
+        inside = _inside.get(code)
+        if inside is None:
+            inside = _is_inside(code)
+        if not inside or frame.f_back is None:
+            return code, frame.f_lasti
         frame = frame.f_back
-    return frame.f_code, frame.f_lasti
 
 
 def of_greenlet(greenlet: Any) -> Site | None:
