@@ -62,6 +62,12 @@ class Run:
         """What was asked for."""
         return self._json("config.json")
 
+    @property
+    def simulated(self) -> dict[str, Any] | None:
+        """What was simulated: network, machine, costs …; None for a run on real ranks. Then all seconds are virtual."""
+        found: dict[str, Any] | None = self.config.get("simulated")
+        return found
+
     @cached_property
     def environment(self) -> dict[str, Any]:
         """Where it ran."""

@@ -30,6 +30,8 @@ STYLE = """
 .line u { position: absolute; top: 0.35rem; width: 0.7rem; height: 0.7rem; margin-left: -0.35rem; background: #0072B2;
   border-radius: 50% }
 .line b { position: absolute; left: 0.1rem; padding: 0; color: #0072B2 }
+.simulated .track > i { background-image: repeating-linear-gradient(135deg, #fff6 0 3px, transparent 3px 9px) }
+.simulated .line u { background: #fff; box-shadow: inset 0 0 0 2px #0072B2 }
 .ages { display: flex; margin-top: 0.4rem; align-items: flex-end; gap: 2px; font-size: 0.7rem; line-height: 1.2 }
 .ages span { flex: 1 1 0; max-width: 3.5rem; min-width: 0; white-space: nowrap }
 .ages i { display: block; background: #56B4E9; min-height: 1px } .ages .tail i { background: #bbb }
@@ -64,6 +66,8 @@ def time_split(rows: Sequence[Row]) -> str:
         f'<span><i style="background:{colour}"></i>{kind}</span>' for kind, (colour, _) in COLOURS.items()
     )
     bars = "".join(_bar(row, longest) for row in rows)
+    if any(row.simulated for row in rows):
+        legend += "<span>hatched: simulated</span>"
     return f'<div class="figure"><div class="legend">{legend}</div>{bars}</div>'
 
 
@@ -112,6 +116,7 @@ def accuracy(rows: Sequence[Row]) -> str:
             )
         lines += _line(row, f'<span class="line">{drawn}</span><b>{percent(means[row])}{spread}</b>')
     several = "; the bar goes from the lowest run to the highest" if any(r.runs > 1 for r in rows) else ""
+    several += "; rings: simulated" if any(row.simulated for row in spans) else ""
     far = "; ◂: far below" if len(near) < len(spans) else ""
     scale = f"The scale goes from {100 * start:.1f} to {100 * (start + width):.1f} %{several}{far}."
     return f'<div class="figure">{lines}</div><p class="note">{scale}</p>'
@@ -169,4 +174,7 @@ def _pieces(found: Staleness) -> str:
 
 
 def _line(row: Row, inside: str) -> str:
-    return f'<div class="bar"><span>{breakable(label(row))}</span><span class="track">{inside}</span></div>'
+    kind = "bar simulated" if row.simulated else "bar"
+    return (
+        f'<div class="{kind}"><span>{breakable(label(row))}</span><span class="track">{inside}</span></div>'
+    )

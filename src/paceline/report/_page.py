@@ -13,8 +13,8 @@ from paceline.record import Run
 from paceline.record._files import replacing
 from paceline.report import _figures
 from paceline.report._rows import Row, rows_of
-from paceline.report._verdict import best, divergence, notes, quality, verdict
-from paceline.report._words import breakable, megabytes, seconds, times
+from paceline.report._verdict import best, divergence, notes, quality, real, simulated, verdict
+from paceline.report._words import breakable, mark, megabytes, seconds, times
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a;
@@ -46,6 +46,11 @@ NOTE = (
     "Means over the runs of a row. Tinted: the fastest row that did not diverge and whose accuracy is within a point of "
     "the best serial row's (of the best row's, where there is no serial one). seconds: of training, without evaluation. "
     "speedup: against the fastest serial row. MB sent: by all ranks together. threads: of each rank."
+)
+SIMULATED = (
+    "simulated: nobody waited for these seconds; they are what the strategy's own code would take on that network, by a "
+    "model of what messages and computing cost. Accuracies are of gradients that were really computed. Speedups are "
+    "against a simulated serial row where there is one."
 )
 
 
@@ -80,6 +85,8 @@ def _page(runs: Sequence[Run]) -> str:
             parts.append(f'<p class="note">{NOTE}</p>')
         if any(row.oversubscribed for row in rows):
             parts.append('<p class="note">* more ranks than cores: not a measure of scaling.</p>')
+        if simulated(rows):
+            parts.append(f'<p class="note">{SIMULATED}</p>')
         if said := "".join(f"<li>{breakable(note)}</li>" for note in notes(rows)):
             parts.append(f'<ul class="note">{said}</ul>')
         parts += ["<h3>Where the time went</h3>", _figures.time_split(rows)]
@@ -98,7 +105,7 @@ def _page(runs: Sequence[Run]) -> str:
 def cells(row: Row) -> tuple[str, ...]:
     """A row's values as the table shows them, in the order of HEADINGS."""
     return (
-        row.strategy,
+        row.strategy + mark(row),
         f"{row.ranks}{' *' if row.oversubscribed else ''}",
         seconds(row.train_seconds),
         divergence(row) or ("" if row.speedup is None else times(row.speedup)),
@@ -113,9 +120,9 @@ def cells(row: Row) -> tuple[str, ...]:
 
 def _table(rows: Sequence[Row]) -> str:
     head = "".join(f"<th>{name}</th>" for name in HEADINGS)
-    fastest = best(rows) if len(rows) > 1 else None
+    fastest = [best(some) for some in (real(rows), simulated(rows)) if len(some) > 1]
     body = "".join(
-        f"<tr{' class=diverged' if row.diverged else ' class=best' if row is fastest else ''}>"
+        f"<tr{' class=diverged' if row.diverged else ' class=best' if row in fastest else ''}>"
         + "".join(f"<td>{breakable(cell)}</td>" for cell in cells(row))
         + "</tr>"
         for row in rows
@@ -130,6 +137,7 @@ def _environment(runs: Sequence[Run]) -> str:
         e = run.environment
         packages = ", ".join(f"{name} {number}" for name, number in e["packages"].items())
         line = f"{e['processor']}, {e['cores']} cores; {e['system']}; Python {e['python']}; {packages}"
+        line += f"; simulated: {told['machine']}" if (told := e.get("simulated")) else ""
         libraries[line] |= {" ".join(e["mpi"].partition(",")[0].split())} if e["mpi"] else set()
     lines = [f"{line}; {', '.join(sorted(names)) or 'no MPI'}" for line, names in sorted(libraries.items())]
     return "".join(f'<p class="note">{escape(line)}</p>' for line in lines)

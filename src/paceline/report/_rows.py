@@ -13,6 +13,7 @@ from paceline.record import Run
 from paceline.report._staleness import Staleness, staleness_of
 
 KINDS = ("compute", "exchange", "wait", "update")
+TIME_ALONE = "time alone"
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -28,6 +29,9 @@ class Problem:
         return f"{self.title}, {self.details}"
 
 
+Key = tuple[Problem, str, str, int, int]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Row:
     """Runs of one strategy on one number of ranks and threads, on one problem: means over the runs."""
@@ -36,6 +40,8 @@ class Row:
     strategy: str
     ranks: int
     threads: int
+    simulated: str
+    """What was simulated, in words: the network, what made ranks slow; nothing where the ranks were real."""
     cores: int
     runs: int
     seeds: int
@@ -60,8 +66,13 @@ class Row:
 
     @property
     def oversubscribed(self) -> bool:
-        """More ranks than cores: the times say nothing about scaling."""
-        return self.ranks > self.cores
+        """More ranks than cores: the times say nothing about scaling. Simulated ranks have their cores."""
+        return self.ranks > self.cores and not self.simulated
+
+    @property
+    def timed_only(self) -> bool:
+        """Whether time alone was simulated: nobody knows how good the model would be."""
+        return self.simulated.endswith(TIME_ALONE)
 
 
 def problem_of(run: Run) -> Problem:
@@ -92,23 +103,47 @@ def way_of(run: Run) -> str:
     return str(run.config["strategy"]) + (f" ({how})" if how else "")
 
 
+def simulated_as(run: Run) -> str:
+    """What was simulated, in words; nothing of a real run.
+
+    What computing was measured to cost is not among them: like a real run's seconds it differs from time to time.
+    """
+    told = run.simulated
+    if told is None:
+        return ""
+    words = [str(told["network"])]
+    words += [f"slow {told['slow']}"] if told.get("slow") else []
+    words += [f"jitter {told['jitter']:g}"] if told.get("jitter") else []
+    words += ["faults"] if told.get("faults") else []
+    words += ["rendezvous"] if told.get("rendezvous") else []
+    words += [] if told.get("compute", True) else [TIME_ALONE]
+    return ", ".join(words)
+
+
 def rows_of(runs: Sequence[Run]) -> list[Row]:
-    """One row for every problem, strategy and number of ranks and threads, serial first."""
-    groups: dict[tuple[Problem, str, int, int], list[Run]] = defaultdict(list)
+    """One row for every problem, strategy and number of ranks and threads, serial first, simulated ones last."""
+    groups: dict[Key, list[Run]] = defaultdict(list)
     for run in runs:
-        key = (problem_of(run), way_of(run), run.config["ranks"], run.summary["threads"])
+        key = (problem_of(run), simulated_as(run), way_of(run), run.config["ranks"], run.summary["threads"])
         groups[key].append(run)
-    serial: dict[Problem, float] = {}
-    for (problem, strategy, _, _), members in groups.items():
+    serial: dict[tuple[Problem, bool], float] = {}
+    for (problem, simulated, strategy, _, _), members in groups.items():
         if strategy == "serial" and not any(run.summary.get("diverged") for run in members):
             seconds = fmean(run.summary["train_seconds"] for run in members)
-            serial[problem] = min(seconds, serial.get(problem, seconds))
-    keys = sorted(groups, key=lambda key: (key[0], key[1] != "serial", *key[1:]))
-    return [_row(key, groups[key], serial.get(key[0])) for key in keys]
+            place = (problem, bool(simulated))
+            serial[place] = min(seconds, serial.get(place, seconds))
+    keys = sorted(groups, key=lambda key: (key[0], key[1], key[2] != "serial", *key[2:]))
+    return [_row(key, groups[key], _baseline(serial, key)) for key in keys]
 
 
-def _row(key: tuple[Problem, str, int, int], members: list[Run], serial: float | None) -> Row:
-    problem, strategy, ranks, threads = key
+def _baseline(serial: dict[tuple[Problem, bool], float], key: Key) -> float | None:
+    """The seconds of the serial row to compare with: a simulated one for what is simulated, or else the real one."""
+    real = serial.get((key[0], False))
+    return serial.get((key[0], True), real) if key[1] else real
+
+
+def _row(key: Key, members: list[Run], serial: float | None) -> Row:
+    problem, simulated, strategy, ranks, threads = key
     summaries: list[dict[str, Any]] = [run.summary for run in members]
     seconds = [s["train_seconds"] for s in summaries]
     accuracies = [s["test_accuracy"] for s in summaries if s["test_accuracy"] is not None]
@@ -121,6 +156,7 @@ def _row(key: tuple[Problem, str, int, int], members: list[Run], serial: float |
         strategy=strategy,
         ranks=ranks,
         threads=threads,
+        simulated=simulated,
         cores=max(run.environment["cores"] for run in members),
         runs=len(members),
         seeds=len({run.config["seed"] for run in members}),

@@ -17,13 +17,17 @@ NAMED = 2
 def reference(rows: Sequence[Row]) -> Row | None:
     """The row that others must be as good as: the best serial one, or the best of all; none of what diverged."""
     whole = [row for row in rows if not row.diverged]
+    whole = [row for row in whole if not row.timed_only] or whole
     serial = [row for row in whole if row.strategy == "serial"]
     return min(serial or whole, key=_error, default=None)
 
 
 def as_good(row: Row, than: Row | None) -> bool:
-    """Whether a row has not diverged and is within a point of the other's accuracy, or a tenth of its loss."""
-    if row.diverged or than is None:
+    """Whether a row has not diverged and is within a point of the other's accuracy, or a tenth of its loss.
+
+    Where time alone was simulated it goes for good.
+    """
+    if row.diverged or than is None or row.timed_only:
         return not row.diverged
     if than.accuracy is not None:
         return row.accuracy is not None and row.accuracy > than.accuracy - POINT - 1e-9
@@ -36,8 +40,25 @@ def best(rows: Sequence[Row]) -> Row | None:
     return min((row for row in rows if as_good(row, than)), key=_seconds, default=None)
 
 
+def real(rows: Sequence[Row]) -> list[Row]:
+    """Those whose seconds somebody waited for."""
+    return [row for row in rows if not row.simulated]
+
+
+def simulated(rows: Sequence[Row]) -> list[Row]:
+    """The others."""
+    return [row for row in rows if row.simulated]
+
+
 def verdict(rows: Sequence[Row]) -> str:
-    """In a sentence: what the ways that were tried of one problem bought."""
+    """In a sentence: what the ways that were tried of one problem bought; in another, what the simulated ones would buy."""
+    tried, foretold = real(rows), simulated(rows)
+    said = [_verdict(tried)] if tried else []
+    said += [f"simulated: {_verdict(foretold)}"] if foretold else []
+    return " ".join(said)
+
+
+def _verdict(rows: Sequence[Row]) -> str:
     than = reference(rows)
     others = [row for row in rows if row.strategy != "serial"]
     if than is None:

@@ -46,7 +46,12 @@ def megabytes(count: float) -> str:
 def label(row: Row) -> str:
     """A row in a few words: strategy, ranks, and threads where there are several."""
     threads = "" if row.threads == 1 else f" of {row.threads} threads"
-    return f"{row.strategy}, {ranks(row)}{threads}{' *' if row.oversubscribed else ''}"
+    return f"{row.strategy}, {ranks(row)}{threads}{' *' if row.oversubscribed else ''}{mark(row)}"
+
+
+def mark(row: Row) -> str:
+    """What says that a row was simulated."""
+    return f" (simulated: {row.simulated})" if row.simulated else ""
 
 
 def ranks(row: Row) -> str:

@@ -1,0 +1,236 @@
+"""A model on a simulated rank: it computes what it computes, and the rank's clock is told what that costs."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.data import Batch
+from paceline.errors import UsageError
+from paceline.models import FactoredModel, Model, PartGradient, Ready, layer_by_layer
+from paceline.updates import State, Update
+
+Array = NDArray[Any]
+# Of the seconds of a gradient the forward pass takes about a third; the layers share the rest.
+FORWARD = 1 / 3
+
+
+def costed(
+    model: Model, comm: Any, *, hollow: bool = False, before: Callable[[], None] | None = None
+) -> Costed:
+    """`model` on the clock of `comm`; a FactoredModel where it is one. `before` is called before every gradient.
+
+    `hollow`: nothing is computed; x and g are room of the right size, and other ranks may have the same model.
+    """
+    kinds = (HollowFactored, Hollow) if hollow else (CostedFactored, Costed)
+    return kinds[not isinstance(model, FactoredModel)](model, comm, before)
+
+
+def copied(model: Model) -> Model:
+    """Another model like this one, with buffers of its own; x and g may be the same arrays: place it elsewhere."""
+    known = {id(model.x): model.x, id(model.g): model.g}
+    try:
+        return copy.deepcopy(model, known)
+    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+        name = type(model).__name__
+        raise UsageError(
+            f"the model, a {name}, cannot be copied for every simulated rank: {error}"
+        ) from error
+
+
+class Costed:
+    """A model that charges the rank's clock with `gradient` and `evaluate`, by the samples.
+
+    A layer's gradient is ready when, by its share of the parameters, it would be; it is told of after the pass, so that
+    nothing is sent from inside of it.
+    """
+
+    _kind = "gradient"
+
+    def __init__(self, model: Model, comm: Any, before: Callable[[], None] | None = None) -> None:
+        self.plain = model
+        self._comm = comm
+        self._before = before
+        self._by_layer: Callable[[Batch, Ready], float] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "plain":  # not made yet: a copy in the making
+            raise AttributeError(name)
+        return getattr(self.plain, name)
+
+    @property
+    def x(self) -> Array:
+        """The parameters."""
+        return self.plain.x
+
+    @property
+    def g(self) -> Array:
+        """The gradient."""
+        return self.plain.g
+
+    @property
+    def layers(self) -> Sequence[slice]:
+        """Each layer's part of both."""
+        return self.plain.layers
+
+    @property
+    def buffers(self) -> dict[str, Array]:
+        """State that no gradient changes."""
+        return self.plain.buffers
+
+    def place(self, x: Array, g: Array) -> None:
+        """Move parameters and gradient."""
+        self.plain.place(x, g)
+        self._kind = "gradient"
+
+    def gradient(self, batch: Batch, ready: Ready | None = None) -> float:
+        """Fill `g`, on the clock."""
+        self._comm.Step()
+        if self._before is not None:
+            self._before()
+        if ready is None:
+            loss = self._compute(batch)
+            self._comm.Work(self._kind, batch.count)
+            return loss
+        order: list[int] = []
+        loss = self._compute(batch, order.append)
+        compute = self._comm.kernel.compute
+        seconds = 0.0 if compute is None else compute.seconds(self._kind, batch.count, self._comm.kernel_rank)
+        each = (1 - FORWARD) * seconds / max(self.x.size, 1)
+        self._comm.Compute(FORWARD * seconds)
+        for layer in order:
+            part = self.layers[layer]
+            self._comm.Compute(each * (part.stop - part.start))
+            ready(layer)
+        return loss
+
+    def _compute(self, batch: Batch, ready: Ready | None = None) -> float:
+        if ready is None:
+            return self.plain.gradient(batch)
+        if self._by_layer is None:
+            self._by_layer = layer_by_layer(self.plain)
+        return self._by_layer(batch, ready)
+
+    def predict(self, inputs: Array) -> Array:
+        """Scores for each sample, off the clock."""
+        return self.plain.predict(inputs)
+
+    def evaluate(self, inputs: Array, labels: Array) -> tuple[float, int]:
+        """Loss and right answers, on the clock."""
+        found = self.plain.evaluate(inputs, labels)
+        self._comm.Work("evaluate", len(labels))
+        return found
+
+
+class CostedFactored(Costed):
+    """A model that, once it shares factors, charges `factors` by the samples and `part` by the multiply-adds."""
+
+    plain: FactoredModel
+    _total = 0
+
+    def factor_bytes(self, batch: int) -> int:
+        """The memory of the factors of so many samples."""
+        return self.plain.factor_bytes(batch)
+
+    def share_factors(self, memory: Array, batch: int, rank: int, ranks: int) -> PartGradient:
+        """Leave factors in `memory` from now on."""
+        self._kind = "factors"
+        return _Part(self.plain.share_factors(memory, batch, rank, ranks), self)
+
+    def gradient(self, batch: Batch, ready: Ready | None = None) -> float:
+        """Fill `g`, or leave factors, on the clock."""
+        self._total = batch.total
+        return super().gradient(batch, ready)
+
+
+class _Part:
+    """A part of the gradient, multiplied out of everybody's factors, on the clock."""
+
+    def __init__(self, inner: PartGradient, model: CostedFactored) -> None:
+        self._inner, self._model = inner, model
+        self.part = inner.part
+
+    def __call__(self) -> Array:
+        found = self._inner()
+        self._model._comm.Work("part", self._model._total * (self.part.stop - self.part.start))
+        return found
+
+
+class Hollow(Costed):
+    """A model that only charges. It has no loss: that is no number."""
+
+    def __init__(self, model: Model, comm: Any, before: Callable[[], None] | None = None) -> None:
+        super().__init__(model, comm, None)
+        self._x, self._g = model.x, model.g
+        self._backward = range(len(model.layers) - 1, -1, -1)
+
+    @property
+    def x(self) -> Array:
+        """Room of the size of the parameters."""
+        return self._x
+
+    @property
+    def g(self) -> Array:
+        """Room of the size of the gradient."""
+        return self._g
+
+    def place(self, x: Array, g: Array) -> None:
+        """Show another room."""
+        self._x, self._g, self._kind = x, g, "gradient"
+
+    def _compute(self, batch: Batch, ready: Ready | None = None) -> float:
+        if ready is not None:
+            for layer in self._backward:
+                ready(layer)
+        return math.nan if batch.count else 0.0
+
+    def evaluate(self, inputs: Array, labels: Array) -> tuple[float, int]:
+        """Charge alone."""
+        self._comm.Work("evaluate", len(labels))
+        return math.nan, 0
+
+
+class HollowFactored(Hollow, CostedFactored):
+    """The same of a model that can share factors."""
+
+    def share_factors(self, memory: Array, batch: int, rank: int, ranks: int) -> PartGradient:
+        """Nothing is left in `memory`."""
+        self._kind = "factors"
+        model = copied(self.plain)  # sharing would change the one that all ranks have
+        assert isinstance(model, FactoredModel)
+        return _Part(_Nothing(model.share_factors(memory, batch, rank, ranks).part, self._g), self)
+
+
+class _Nothing:
+    """A part of a gradient that nobody computes."""
+
+    def __init__(self, part: slice, like: Array) -> None:
+        self.part = part
+        self._room = np.zeros(part.stop - part.start, like.dtype)
+
+    def __call__(self) -> Array:
+        return self._room
+
+
+class CostedUpdate:
+    """An update that charges the rank's clock with `update`, by the elements; `plain` is the update itself."""
+
+    def __init__(self, update: Update, comm: Any, *, hollow: bool = False) -> None:
+        self.plain = update
+        self._comm = comm
+        self._hollow = hollow
+
+    def start(self, x: Array) -> State:
+        """The state of a slice; none where nothing is computed."""
+        return {} if self._hollow else self.plain.start(x)
+
+    def apply(self, x: Array, g: Array, eta: float, state: State, scale: float = 1.0) -> None:
+        """One step, on the clock."""
+        if not self._hollow:
+            self.plain.apply(x, g, eta, state, scale)
+        self._comm.Work("update", x.size)

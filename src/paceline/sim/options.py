@@ -1,0 +1,124 @@
+"""What is to be simulated: the settings of `--on sim` and `fit(on="sim")`, their defaults and their help, in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import UsageError, unknown
+
+PLACES = ("mpi", "sim")
+
+
+def _setting(default: Any, text: str, metavar: str | None = None) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text, "metavar": metavar})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The settings of a simulated run that a real one does not have.
+
+    >>> Options(network="10gbe", slow="3:4x,7:1.5x").slowness
+    {3: 4.0, 7: 1.5}
+    """
+
+    network: str = _setting(
+        "loopback",
+        "a network by name, with options (10gbe:ranks-per-node=4), or a machine's file: all ranks on it",
+        "NETWORK",
+    )
+    machine: str | None = _setting(
+        None,
+        "what each node is: a machine's file, or the folder of an earlier simulated run, whose costs of computing "
+        "are taken as well",
+        "FILE",
+    )
+    slow: str = _setting("", "ranks that compute slower than the others, and how much", "RANK:FACTORx[,...]")
+    jitter: float = _setting(
+        0.0, "computing times vary at random by this fraction (sigma, log-normal)", "FRACTION"
+    )
+    compute: bool = _setting(True, "compute nothing: simulate time alone, with no losses and no accuracies")
+    faults: str | None = _setting(None, "a script of what goes wrong: fail_at(rank=3, step=100)", "FILE")
+    rendezvous: bool = _setting(False, "send no message before its receiver asks for it")
+    recalibrate: bool = _setting(False, "measure anew what computing costs on this machine")
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.network, str) or not self.network:
+            raise UsageError(
+                f"network must be a name, with options or without, or a file; got {self.network!r}"
+            )
+        for name in ("machine", "faults"):
+            value = getattr(self, name)
+            if value is not None and not str(value):
+                raise UsageError(f"{name} must be a file; got {value!r}")
+            object.__setattr__(self, name, None if value is None else str(value))
+        rate: Any = self.jitter
+        real = isinstance(rate, numbers.Real) and not isinstance(rate, bool)
+        if not (real and 0 <= rate < math.inf):
+            raise UsageError(f"jitter must be a number of at least 0; got {self.jitter!r}")
+        object.__setattr__(self, "jitter", float(rate))
+        for name in ("compute", "rendezvous", "recalibrate"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{name} must be true or false; got {getattr(self, name)!r}")
+        _ = self.slowness
+
+    @property
+    def slowness(self) -> dict[int, float]:
+        """How many times as long each of the slow ranks computes."""
+        found: dict[int, float] = {}
+        for word in filter(None, str(self.slow).split(",")):
+            rank, _, factor = word.partition(":")
+            try:
+                number, times = int(rank), float(factor.removesuffix("x"))
+            except ValueError:
+                number, times = -1, math.nan
+            if number < 0 or not 0 < times < math.inf:
+                raise UsageError(f"slow must be RANK:FACTORx, as in 3:4x; got {word!r}")
+            if number in found:
+                raise UsageError(f"slow has rank {number} twice: {self.slow}")
+            found[number] = times
+        return found
+
+    def check(self, ranks: int) -> None:
+        """Refuse slow ranks that there are none of.
+
+        >>> Options(slow="8:2x").check(ranks=8)
+        Traceback (most recent call last):
+        paceline.errors.UsageError: slow has rank 8; there are 8 ranks, from 0
+        """
+        for rank in self.slowness:
+            if rank >= ranks:
+                raise UsageError(f"slow has rank {rank}; there are {ranks} ranks, from 0")
+
+
+NAMES = tuple(setting.name for setting in dataclasses.fields(Options))
+
+
+def options_of(on: str, given: Mapping[str, Any]) -> Options | None:
+    """The simulation's settings of those given; None where the ranks are real, which have none of them.
+
+    >>> options_of("mpi", {"network": "10gbe"})
+    Traceback (most recent call last):
+    paceline.errors.UsageError: network is for simulated ranks: give --on sim (on="sim" of fit) with it
+    """
+    if on not in PLACES:
+        raise unknown("place to run on", str(on), PLACES)
+    if on == "sim":
+        return Options(**given)
+    if given:
+        raise UsageError(
+            f'{_listed(given)} for simulated ranks: give --on sim (on="sim" of fit) with {_them(given)}'
+        )
+    return None
+
+
+def _listed(given: Collection[str]) -> str:
+    return f"{', '.join(given)} {'is' if len(given) == 1 else 'are'}"
+
+
+def _them(given: Collection[str]) -> str:
+    return "it" if len(given) == 1 else "them"
