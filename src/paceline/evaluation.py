@@ -11,6 +11,9 @@ from paceline.comm._control import Control
 from paceline.data import Split, chunks, piece
 from paceline.models import Array, Model
 
+# Samples that are evaluated together.
+AT_ONCE = 1000
+
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
@@ -48,9 +51,29 @@ def score(model: Model, split: Split, rank: int = 0, ranks: int = 1) -> Score:
     """The model on the rank-th of `ranks` parts of a split."""
     start, stop = piece(len(split), rank, ranks)
     found = Score(0.0, 0, 0)
-    for found in scored(model, chunks(split, dtype=model.x.dtype, start=start, stop=stop)):  # noqa: B007
+    for found in scored(model, samples_for(model, split, start=start, stop=stop)):  # noqa: B007
         pass
     return found
+
+
+def samples_for(
+    model: Model, split: Split, *, size: int = AT_ONCE, start: int = 0, stop: int | None = None
+) -> Iterator[tuple[Array, Array]]:
+    """A split's samples, `size` at a time; for a model that only keeps time (the simulator's `hollow` ones) so many zeros.
+
+    >>> from paceline.data import load
+    >>> from paceline.models.mlp import build
+    >>> iris = load("iris")
+    >>> [len(labels) for inputs, labels in samples_for(build(iris, 8), iris.test, size=10)]
+    [10, 5]
+    """
+    if not getattr(model, "hollow", False):
+        yield from chunks(split, size=size, dtype=model.x.dtype, start=start, stop=stop)
+        return
+    stop = len(split) if stop is None else stop
+    for first in range(start, stop, size):
+        count, zero = min(size, stop - first), model.x.dtype.type(0)
+        yield np.broadcast_to(zero, (count, *split.shape)), np.broadcast_to(zero, (count, *split.label_shape))
 
 
 def scored(model: Model, samples: Iterable[tuple[Array, Array]]) -> Iterator[Score]:
@@ -74,18 +97,18 @@ def agree_on_buffers(model: Model, control: Control, *, trained: bool = True) ->
 
     `trained`: whether this rank has seen samples; where only some have, the others have nothing to say.
     """
-    if control.size == 1 or not model.buffers:
+    if control.size == 1 or not model.buffers or getattr(model, "hollow", False):
         return
-    heard = control.everyones(np.array(trained))
-    if not heard.any():
-        heard[:] = True
-    speaks, is_first = heard[control.rank], control.rank == heard.argmax()
+    heard, first_heard = control.who(trained)
+    if not heard:
+        heard, first_heard, trained = control.size, 0, True
+    is_first = control.rank == first_heard
     for buffer in model.buffers.values():
         ours = np.array(buffer, np.float64 if buffer.dtype.kind == "f" else buffer.dtype, order="C")
         room = (ours if is_first else np.zeros_like(ours)).reshape(-1)  # sent as bytes, whatever the type
         first = control.total(room.view(np.uint8)).view(ours.dtype).reshape(ours.shape)
         if buffer.dtype.kind == "f":  # equal buffers stay as they are, to the bit
-            difference = control.total(ours - first if speaks else np.zeros_like(ours))
-            buffer[...] = first + difference / heard.sum()
+            difference = control.total(ours - first if trained else np.zeros_like(ours))
+            buffer[...] = first + difference / heard
         else:
             buffer[...] = first

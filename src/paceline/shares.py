@@ -34,7 +34,7 @@ class Shares:
         self.batches = batches
         self._pieces: dict[tuple[int, int], Batches] = {(batches.rank, batches.ranks): batches}
         self._own: Batches | None = None
-        self._weights = np.full(batches.ranks, 1 / batches.ranks)
+        self._weights: Array | None = None
         self._turns = self._rounds = 0
 
     @property
@@ -89,15 +89,19 @@ class Shares:
                 self._turns, self._rounds = (_share(all_.draws, r, ranks) for r in (rank, 0))
             # A rank without a turn still has its part of the data; at least one draw, though never made.
             draws = None if all_.draws is None else max(self._turns, 1)
-            self._own = Batches(split, batch=all_.batch, seed=all_.seed, dtype=all_.dtype, draws=draws)
+            self._own = Batches(
+                split, batch=all_.batch, seed=all_.seed, dtype=all_.dtype, draws=draws, hollow=all_.hollow
+            )
         return self._own
 
     def balance(self, counts: Array, seconds: Array) -> None:
         """Cut the coming batches by the speeds of the ranks, that took so long for so many samples."""
         # A rank that has had no samples has shown no speed; and new sizes cost memory anew.
         if counts.all() and seconds.max() > 1.05 * seconds.mean():
-            speeds = counts / seconds
-            self._weights = (self._weights + speeds / speeds.sum()) / 2  # half-way: seconds are noisy
+            speeds, before = counts / seconds, self._weights
+            if before is None:
+                before = np.full(self.batches.ranks, 1 / self.batches.ranks)
+            self._weights = (before + speeds / speeds.sum()) / 2  # half-way: seconds are noisy
             self.batches.share(self._weights)
 
     def _cut(self, rank: int, ranks: int) -> Batches:
@@ -105,7 +109,14 @@ class Shares:
         if found is None:
             of = self.batches
             found = Batches(
-                of.split, batch=of.batch, seed=of.seed, dtype=of.dtype, rank=rank, ranks=ranks, draws=of.draws
+                of.split,
+                batch=of.batch,
+                seed=of.seed,
+                dtype=of.dtype,
+                rank=rank,
+                ranks=ranks,
+                draws=of.draws,
+                hollow=of.hollow,
             )
             self._pieces[rank, ranks] = found
         return found

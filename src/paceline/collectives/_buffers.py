@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from paceline.collectives._blocks import cut
 from paceline.collectives._cost import LONGEST
-from paceline.collectives._operation import Operation, operation
-from paceline.comm import Channel, channel
+from paceline.comm import Channel, Operation, channel
+from paceline.comm._operation import operation
 
 Array = NDArray[Any]
 Body = Callable[[Array, Array, Channel, Operation], None]
@@ -42,7 +42,8 @@ def collective(body: Body) -> Allreduce:
         combine = operation(op, dtype)
         own = None if comm is None else channel(comm)
         if own is None or own.size == 1 or recv.size == 0:
-            return partial(_copy, send, recv) if not in_place else _nothing
+            return partial(_copy, send, recv, own) if not in_place else _nothing
+        combine = own.operation(combine, dtype, recv.nbytes)
         if _plain(recv) and (in_place or _plain(send)):
             result = recv.reshape(-1)
             return partial(body, result if in_place else send.reshape(-1), result, own, combine)
@@ -56,8 +57,11 @@ def _nothing() -> None:
     """What one rank does in place."""
 
 
-def _copy(send: Array, recv: Array) -> None:
-    recv[...] = send
+def _copy(send: Array, recv: Array, own: Channel | None) -> None:
+    if own is None:
+        recv[...] = send
+    else:
+        own.copy(recv, send)
 
 
 def _around(body: Body, send: Array, recv: Array, in_place: bool, own: Channel, combine: Operation) -> None:
@@ -69,10 +73,10 @@ def _around(body: Body, send: Array, recv: Array, in_place: bool, own: Channel, 
     else:
         source = result
         if not (in_place and direct):
-            result.reshape(recv.shape)[...] = send
+            own.copy(result.reshape(recv.shape), send)
     _run(body, source, result, own, combine)
     if not direct:
-        recv[...] = result.reshape(recv.shape)
+        own.copy(recv, result.reshape(recv.shape))
 
 
 def _run(body: Body, source: Array, result: Array, own: Channel, combine: Operation) -> None:

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from paceline.collectives._blocks import cut, length
 from paceline.collectives._nodes import nodes, peers
-from paceline.collectives._operation import operation
 from paceline.collectives.hierarchical import between
 from paceline.comm import Channel, channel
 from paceline.comm._shared import CACHE_LINE, SharedMemory, padded
@@ -122,7 +121,10 @@ class Replicated(_Closing):
 
 
 class InWindow(_Closing):
-    """What the exchanges in shared memory have in common: one x for the node at the start of a window, and its fences."""
+    """What the exchanges in shared memory have in common: one x for the node at the start of a window, and its fences.
+
+    Where time alone is simulated one model serves all ranks: it is not moved.
+    """
 
     def __init__(self, model: Model, node: Channel, more: int) -> None:
         """A window of x and `more` bytes, in `rest`; x is rank 0's, and not yet the model's."""
@@ -131,10 +133,11 @@ class InWindow(_Closing):
         self._model, self._closed = model, False
         self._x = self._shared.memory[: model.x.nbytes].view(model.x.dtype)
         self._rest = self._shared.memory[x_bytes:]
+        self._node = node
         if node.rank == 0:
-            self._x[...] = model.x
+            node.copy(self._x, model.x)
         self._shared.fence()
-        model.x[...] = self._x
+        node.copy(model.x, self._x)
 
     def publish(self) -> None:
         self._shared.fence()
@@ -143,7 +146,8 @@ class InWindow(_Closing):
         if self._closed:
             return
         self._closed = True
-        self._model.place(self._model.x.copy(), self._own_g())
+        if not self._node.hollow:
+            self._model.place(self._model.x.copy(), self._own_g())
         self._forget()
         del self._x, self._rest
         self._shared.fence()
@@ -178,11 +182,12 @@ class Shared(InWindow):
         row_bytes = padded(model.g.nbytes)
         super().__init__(model, node, p * row_bytes)
         rows = self._rest.reshape(p, row_bytes)[:, : model.g.nbytes].view(model.g.dtype)
-        model.place(self._x, rows[r])
+        if not node.hollow:
+            model.place(self._x, rows[r])
         self._shared.fence()
         self._columns = rows[:, self.part]
-        self._add = operation(np.add, model.g.dtype)
-        self._sum = np.empty(length(self.part), model.g.dtype)
+        self._add = node.operation(np.add, model.g.dtype, model.g.nbytes)
+        self._sum = node.room(length(self.part), model.g.dtype)
 
     def reduce(self) -> Array:
         self._shared.fence()

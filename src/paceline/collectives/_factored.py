@@ -39,7 +39,8 @@ class Factored(InWindow):
     def __init__(self, model: FactoredModel, comm: Any, batch: int) -> None:
         node = channel(comm).node
         super().__init__(model, node, model.factor_bytes(batch))
-        model.place(self._x, model.g)
+        if not node.hollow:
+            model.place(self._x, model.g)
         self._sum = model.share_factors(self._rest, batch, node.rank, node.size)
         self._shared.fence()
         self.part = self._sum.part

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """`of[r]` is the node of rank r, under any numbering.
+    """`of[r]` is the node of rank r, under any numbering. What is asked of it is found once for all ranks.
 
     >>> Nodes((0, 0, 0, 3, 3)).smallest
     2
@@ -16,20 +17,20 @@ class Nodes:
 
     of: tuple[int, ...]
 
-    @property
+    @cached_property
     def count(self) -> int:
         """Nodes."""
-        return len(set(self.of))
+        return len(self._sizes)
 
-    @property
+    @cached_property
     def smallest(self) -> int:
         """Ranks on the node that has the fewest: so many parts can have an owner on every node."""
-        return min(Counter(self.of).values())
+        return min(self._sizes.values())
 
-    @property
+    @cached_property
     def largest(self) -> int:
         """Ranks on the node that has the most."""
-        return max(Counter(self.of).values())
+        return max(self._sizes.values())
 
     def place(self, rank: int) -> int:
         """Which one of its node's ranks this is.
@@ -37,12 +38,35 @@ class Nodes:
         >>> Nodes((0, 1, 0, 1)).place(3)
         1
         """
-        return self.of[:rank].count(self.of[rank])
+        return self._places[rank]
 
     def peers(self, rank: int) -> tuple[int, ...]:
-        """The ranks with this one's place on every node, in order."""
-        place = self.place(rank)
-        return tuple(q for q in range(len(self.of)) if self.place(q) == place)
+        """The ranks with this one's place on every node, in order.
+
+        >>> Nodes((0, 1, 0, 1, 1)).peers(3)
+        (2, 3)
+        """
+        return self._with_place[self._places[rank]]
+
+    @cached_property
+    def _sizes(self) -> Counter[int]:
+        return Counter(self.of)
+
+    @cached_property
+    def _places(self) -> tuple[int, ...]:
+        seen: Counter[int] = Counter()
+        places = []
+        for node in self.of:
+            places.append(seen[node])
+            seen[node] += 1
+        return tuple(places)
+
+    @cached_property
+    def _with_place(self) -> dict[int, tuple[int, ...]]:
+        ranks: defaultdict[int, list[int]] = defaultdict(list)
+        for rank, place in enumerate(self._places):
+            ranks[place].append(rank)
+        return {place: tuple(among) for place, among in ranks.items()}
 
 
 def one_node(ranks: int) -> Nodes:

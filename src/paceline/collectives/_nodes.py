@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from paceline.collectives import recursive_doubling
@@ -21,7 +23,29 @@ def peers(comm: Channel) -> Channel:
     return comm.child("peers", lambda c: c.Split(place, c.Get_rank()))
 
 
+class _Same:
+    """A tuple that equals itself alone: to compare two of 65,536 ranks would take each of them that long."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: tuple[int, ...]) -> None:
+        self.of = of
+
+    def __hash__(self) -> int:
+        return id(self.of)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.of is other.of
+
+
+@lru_cache(maxsize=16)
+def _known(same: _Same) -> Nodes:
+    return Nodes(same.of)
+
+
 def _look(comm: Channel) -> Nodes:
+    if comm.node_of is not None:
+        return _known(_Same(comm.node_of))  # one object for all ranks of this process
     if comm.node.size == comm.size:
         return one_node(comm.size)
     first = np.array([comm.rank])

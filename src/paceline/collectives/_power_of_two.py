@@ -7,8 +7,7 @@ out.
 from __future__ import annotations
 
 from paceline.collectives._buffers import Array
-from paceline.collectives._operation import Operation
-from paceline.comm import Channel
+from paceline.comm import Channel, Operation
 
 
 class PowerOfTwo:

@@ -16,8 +16,7 @@ from paceline.collectives._buffers import Array, collective
 from paceline.collectives._cost import Case, Cost
 from paceline.collectives._layout import Nodes
 from paceline.collectives._nodes import nodes
-from paceline.collectives._operation import Operation
-from paceline.comm import Channel
+from paceline.comm import Channel, Operation
 
 # (ranks at most, bytes at most, the fastest), from `paceline bench allreduce -n 2,4,8,16` on 16 cores of a Xeon with
 # Open MPI 5.0.11, float32 (benchmarks/results/allreduce.json); 2 ranks agree with 2 cores of another, and with MPICH.

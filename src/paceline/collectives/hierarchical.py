@@ -21,8 +21,7 @@ from paceline.collectives._blocks import cut, length
 from paceline.collectives._buffers import Array, collective
 from paceline.collectives._cost import Case, Cost, Machine
 from paceline.collectives._nodes import nodes, peers
-from paceline.collectives._operation import Operation
-from paceline.comm import Channel
+from paceline.comm import Channel, Operation
 from paceline.comm._shared import CACHE_LINE
 
 # Longer than shared-memory's: what goes between the nodes is a part of it.
@@ -48,14 +47,14 @@ def reduce_piece(send: Array, recv: Array, comm: Channel, owners: int, op: Opera
     shared = node.shared((p + 1) * ROW_BYTES)
     rows = shared.memory.reshape(p + 1, ROW_BYTES)[:, : send.nbytes].view(send.dtype)
 
-    rows[r] = send
+    comm.copy(rows[r], send)
     shared.fence()
     if r < owners:
         mine = cut(send.size, owners, align=CACHE_LINE // send.itemsize)[r]
         op.over(rows[:p, mine], rows[p, mine])  # s_r = sum of x over the node, columns of part r
         between(rows[p, mine], across, op)  # s_r <- sum of s_r over the nodes
     shared.fence()
-    recv[...] = rows[p]
+    comm.copy(recv, rows[p])
 
 
 @lru_cache(maxsize=256)

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from paceline.collectives._buffers import Array, collective
 from paceline.collectives._cost import Case, Cost
-from paceline.collectives._operation import Operation
-from paceline.comm import Channel
+from paceline.comm import Channel, Operation
 
 
 @collective
 def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
     """Combine `send` of all ranks into `recv` on each, everybody sending to everybody."""
     r, p, n = comm.rank, comm.size, send.size
-    first, second, total = comm.scratch(3 * n, send.dtype).reshape(3, n)
+    first, second, total = comm.scratch(3 * n, send.dtype, messages=3).reshape(3, n)
     others = [q for q in range(p) if q != r]
     sending = [comm.Isend(send, q) for q in others]
 
@@ -34,12 +33,12 @@ def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
             if (q := next(coming, -1)) >= 0:  # the next one arrives while this one is added
                 receiving = comm.Irecv(inboxes[q], q)
         if source == 0:
-            total[...] = x
+            comm.copy(total, x)
         else:
             op(total, x, total)  # s <- s + x_q
     for request in sending:
         request.Wait()
-    recv[...] = total
+    comm.copy(recv, total)
 
 
 def cost(case: Case) -> Cost:

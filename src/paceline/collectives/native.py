@@ -15,8 +15,8 @@ import numpy as np
 from paceline.collectives import rabenseifner
 from paceline.collectives._buffers import Array, collective
 from paceline.collectives._cost import Case, Cost
-from paceline.collectives._operation import UFUNCS, Operation
-from paceline.comm import Channel, mpi
+from paceline.comm import Channel, Operation
+from paceline.comm._operation import UFUNCS
 
 # The kinds of numbers for which MPI's operation does what the ufunc does: maximum and minimum of floats are
 # left out, as NumPy's let a NaN through and MPI's may not.
@@ -29,7 +29,7 @@ AS_MPI = {"SUM": ARITHMETIC, "PROD": ARITHMETIC} | dict.fromkeys(
 @collective
 def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
     """Combine `send` of all ranks into `recv` on each, by MPI's own Allreduce."""
-    MPI = mpi()
+    MPI = comm.MPI
     source = MPI.IN_PLACE if send is recv else send
     for name, kinds in AS_MPI.items():
         if op.ufunc is UFUNCS[name] and recv.dtype.kind in kinds:

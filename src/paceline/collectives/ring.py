@@ -15,8 +15,7 @@ from __future__ import annotations
 from paceline.collectives._blocks import cut, length
 from paceline.collectives._buffers import Array, collective
 from paceline.collectives._cost import Case, Cost
-from paceline.collectives._operation import Operation
-from paceline.comm import Channel
+from paceline.comm import Channel, Operation
 
 
 @collective

@@ -13,8 +13,7 @@ from __future__ import annotations
 from paceline.collectives._blocks import cut
 from paceline.collectives._buffers import Array, collective
 from paceline.collectives._cost import Case, Cost
-from paceline.collectives._operation import Operation
-from paceline.comm import Channel
+from paceline.comm import Channel, Operation
 from paceline.comm._shared import CACHE_LINE
 from paceline.errors import UsageError
 
@@ -40,11 +39,11 @@ def reduce_piece(send: Array, recv: Array, comm: Channel, op: Operation) -> None
     rows = shared.memory.reshape(p + 1, ROW_BYTES)[:, : send.nbytes].view(send.dtype)
     mine = cut(send.size, p, align=CACHE_LINE // send.itemsize)[r]
 
-    rows[r] = send
+    comm.copy(rows[r], send)
     shared.fence()
     op.over(rows[:p, mine], rows[p, mine])  # s_r = x_0 + x_1 + … + x_p-1, columns of part r
     shared.fence()
-    recv[...] = rows[p]
+    comm.copy(recv, rows[p])
 
 
 def cost(case: Case) -> Cost:

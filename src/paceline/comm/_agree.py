@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,11 +27,9 @@ def agreed(comm: Any, work: Callable[[], Made]) -> Made:
         made = work()
     except UsageError as error:
         refusal = str(error)
-    if comm is not None and comm.Get_size() > 1:
-        flags = np.zeros(comm.Get_size(), np.uint8)
-        comm.Allgather(np.array([bool(refusal)], np.uint8), flags)
-        if flags.any():
-            refusal = shared_text(comm, refusal, root=int(flags.argmax()))
+    refused = who(comm, bool(refusal))
+    if refused.ranks:
+        refusal = shared_text(comm, refusal, root=refused.first)
     if refusal:
         raise AgreedError(refusal)
     return made  # type: ignore[return-value]
@@ -45,18 +43,44 @@ def same(comm: Any, values: Mapping[str, Any]) -> None:
     if comm is None or comm.Get_size() == 1:
         return
     mine = json.dumps(values, default=str)
-    digests = np.empty((comm.Get_size(), 32), np.uint8)
-    comm.Allgather(np.frombuffer(hashlib.sha256(mine.encode()).digest(), np.uint8).copy(), digests)
-    others = np.flatnonzero((digests != digests[0]).any(axis=1))
-    if not others.size:
+    digest = hashlib.sha256(mine.encode()).digest()
+    others = who(comm, shared_bytes(comm, digest) != digest)
+    if not others.ranks:
         return
-    other = int(others[0])
+    other = others.first
     first, theirs = (json.loads(shared_text(comm, mine, root=root)) for root in (0, other))
     name = next(key for key in [*first, *theirs] if first.get(key) != theirs.get(key))
     raise AgreedError(
         f"every rank must be given the same run; rank 0 has {name}={first.get(name)}, "
         f"rank {other} {name}={theirs.get(name)}"
     )
+
+
+class Saying(NamedTuple):
+    """Who says so: how many ranks, and the first of them (-1: none)."""
+
+    ranks: int
+    first: int
+
+
+def who(comm: Any, says_so: bool) -> Saying:
+    """Which ranks say so, known on every rank; only rank 0 hears of each one. Collective.
+
+    >>> who(None, True), who(None, False)
+    (Saying(ranks=1, first=0), Saying(ranks=0, first=-1))
+    """
+    if comm is None or comm.Get_size() == 1:
+        return Saying(int(says_so), 0 if says_so else -1)
+    found = np.empty(2, np.int64)
+    mine = np.array([says_so], np.uint8)
+    if comm.Get_rank() == 0:
+        flags = np.empty(comm.Get_size(), np.uint8)
+        comm.Gather(mine, flags, root=0)
+        found[:] = flags.sum(), flags.argmax() if flags.any() else -1
+    else:
+        comm.Gather(mine, None, root=0)
+    comm.Bcast(found, root=0)
+    return Saying(*found.tolist())
 
 
 def shared_text(comm: Any, text: str, *, root: int = 0) -> str:

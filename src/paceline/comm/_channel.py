@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from paceline.comm._hollow import carried, is_hollow, room
+from paceline.comm._mpi import mpi
+from paceline.comm._operation import Charged, Operation, operation
 from paceline.comm._shared import SharedMemory, split_node
 from paceline.comm.recording import Recorded
 
@@ -24,12 +27,18 @@ KEEP_BYTES = 64 << 20
 class _Kept:
     """What the views of one channel share."""
 
-    def __init__(self, node_color: int | None) -> None:
+    def __init__(self, bare: Any, node_color: int | None = None) -> None:
         self.node_color = node_color
+        self.work: Callable[[str, float], object] | None = getattr(bare, "Work", None)
+        self.hollow = is_hollow(bare)
         self.scratch: NDArray[np.uint8] = np.empty(0, np.uint8)
         self.shared: SharedMemory | None = None
         self.children: dict[str, Channel] = {}
         self.facts: dict[str, Any] = {}
+
+    def is_lost(self, dtype: DTypeLike, nbytes: int) -> bool:
+        """Whether numbers of this type, so many bytes in a message, would not be carried."""
+        return self.hollow and not carried(np.dtype(dtype), nbytes)
 
 
 class Channel:
@@ -42,9 +51,43 @@ class Channel:
         self.size: int = comm.Get_size()
         self.Isend, self.Irecv, self.Barrier = comm.Isend, comm.Irecv, comm.Barrier
 
-    def scratch(self, count: int, dtype: DTypeLike) -> NDArray[Any]:
-        """Uninitialised memory for one call; the next call gets the same."""
+    # ---- work on the simulator's clock; under MPI it takes the time that it takes
+
+    @property
+    def hollow(self) -> bool:
+        """Whether time alone is simulated: see `paceline.comm._hollow`."""
+        return self._kept.hollow
+
+    def operation(self, op: Any, dtype: np.dtype[Any], nbytes: int) -> Operation:
+        """What `op` stands for on arrays of `dtype`, `nbytes` long in all; an operation stays what it is."""
+        made = operation(op, dtype)
+        work = self._kept.work
+        if work is None or isinstance(made, Charged):
+            return made
+        return Charged(made, work, hollow=self._kept.is_lost(dtype, nbytes))
+
+    def copy(self, into: NDArray[Any], values: NDArray[Any]) -> None:
+        """into <- values."""
+        if not self._kept.is_lost(into.dtype, into.nbytes):
+            into[...] = values
+        self.charge("copy", into.nbytes)
+
+    def charge(self, kind: str, amount: float) -> None:
+        """Work of a kind was done, of this amount."""
+        if self._kept.work is not None:
+            self._kept.work(kind, amount)
+
+    def room(self, count: int, dtype: DTypeLike) -> NDArray[Any]:
+        """Uninitialised memory to keep."""
+        return room(self.bare, count, dtype)
+
+    # ---- memory
+
+    def scratch(self, count: int, dtype: DTypeLike, messages: int = 1) -> NDArray[Any]:
+        """Uninitialised memory for one call; the next call gets the same. It is for so many messages at a time."""
         nbytes = count * np.dtype(dtype).itemsize
+        if self._kept.is_lost(dtype, nbytes // messages):
+            return room(self.bare, count, dtype)
         if nbytes > KEEP_BYTES:
             return np.empty(count, dtype)
         if nbytes > self._kept.scratch.size:
@@ -63,13 +106,25 @@ class Channel:
     def child(self, name: str, make: Callable[[Any], Any]) -> Channel:
         """The channel over `make(communicator)`, a part of this one's ranks, made once."""
         if name not in self._kept.children:
-            self._kept.children[name] = Channel(make(self.bare), _Kept(None))
+            made = make(self.bare)
+            self._kept.children[name] = Channel(made, _Kept(made))
         return self._kept.children[name].seen_by(self.comm)
 
     @property
     def bare(self) -> Any:
         """The duplicate itself, not counting."""
         return _bare(self.comm)
+
+    @property
+    def MPI(self) -> Any:  # noqa: N802 (mpi4py's name)
+        """The names that go with the communicator: mpi4py.MPI, or what the simulator has in its place."""
+        own = getattr(self.bare, "MPI", None)
+        return mpi() if own is None else own
+
+    @property
+    def node_of(self) -> tuple[int, ...] | None:
+        """The node of every rank, where the communicator itself says it."""
+        return None if self._kept.node_color is not None else getattr(self.bare, "node_of", None)
 
     @property
     def node(self) -> Channel:
@@ -126,7 +181,8 @@ def pretend_nodes(comm: Any, node: int) -> Any:
 
 
 def _attach(bare: Any, key: int, node_color: int | None) -> Channel:
-    made = Channel(bare.Dup(), _Kept(node_color))
+    dup = bare.Dup()
+    made = Channel(dup, _Kept(dup, node_color))
     bare.Set_attr(key, made)
     return made
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.comm._agree import shared_text
+from paceline.comm._agree import Saying, shared_text, who
 
 Array = NDArray[Any]
 
@@ -56,13 +56,20 @@ class Control:
         """Each rank's rows, which may be of different number, on rank 0; other ranks get an empty list."""
         if self._comm is None:
             return [rows]
-        counts = self.everyones(np.array(rows.size, np.int64))
-        everything = np.empty(int(counts.sum()) if self.rank == 0 else 0, rows.dtype)
+        counts = np.empty(
+            self.size if self.rank == 0 else 0, np.int64
+        )  # as long as there are ranks: the first's alone
+        self._comm.Gather(np.array(rows.size, np.int64), counts if self.rank == 0 else None, root=0)
+        everything = np.empty(int(counts.sum()), rows.dtype)
         mine = np.ascontiguousarray(rows)
         self._comm.Gatherv(mine, [everything, counts] if self.rank == 0 else None, root=0)
         if self.rank != 0:
             return []
         return [part.reshape(-1, *rows.shape[1:]) for part in np.split(everything, np.cumsum(counts)[:-1])]
+
+    def who(self, says_so: bool) -> Saying:
+        """How many ranks say so, and the first that does."""
+        return who(self._comm, says_so)
 
     def wait(self) -> None:
         """Wait for all ranks."""

@@ -68,6 +68,11 @@ class Processes:
     def Allgather(self, values: Array, rows: Array) -> None:
         _put(rows, b"".join(self._everyones(values.tobytes())))
 
+    def Gather(self, values: Array, rows: Array | None, root: int = 0) -> None:
+        everything = b"".join(self._everyones(values.tobytes()))
+        if self._rank == root and rows is not None:
+            _put(rows, everything)
+
     def Gatherv(self, values: Array, into: list[Any] | None, root: int = 0) -> None:
         everything = b"".join(self._everyones(values.tobytes()))
         if self._rank == root and into is not None:

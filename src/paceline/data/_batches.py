@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -63,7 +64,7 @@ def partition(split: Split, rank: int, ranks: int, *, seed: int) -> Subset:
     >>> [len(partition(iris.train, rank, 4, seed=0)) for rank in range(4)]
     [30, 30, 30, 30]
     """
-    order = _generator(seed, 0).permutation(len(split))
+    order = _permutation(len(split), seed, 0)
     start, stop = piece(len(split), rank, ranks)
     return Subset(split, order[start:stop])
 
@@ -92,7 +93,9 @@ class Batches:
         rank: int = 0,
         ranks: int = 1,
         draws: int | None = None,
+        hollow: bool = False,
     ) -> None:
+        """`hollow`: batches that say how many samples they have, but have none: for time that is only simulated."""
         samples = len(split)
         if samples == 0:
             raise UsageError("there are no training samples")
@@ -114,12 +117,13 @@ class Batches:
         self.rank = rank
         self.ranks = ranks
         self.draws = draws
+        self.hollow = hollow
         self.steps_per_epoch = draws if draws is not None else -(-samples // batch)
         self.samples_per_epoch = draws * batch if draws is not None else samples
         self._ends: Array | None = None
         self._piece = piece(batch, rank, ranks)
         self.dtype = dtype
-        self._inputs, self._labels = buffers(split, self._piece[1] - self._piece[0], dtype)
+        self._inputs, self._labels = buffers(split, 0 if hollow else self._piece[1] - self._piece[0], dtype)
         self._key: tuple[int, int] | None = None
         self._order = np.empty(0, np.intp)
 
@@ -136,7 +140,7 @@ class Batches:
         self._ends = np.cumsum(weights) / np.sum(weights)
         self._piece = self._cut(self.batch)
         count = self._piece[1] - self._piece[0]
-        if count > len(self._inputs):
+        if count > len(self._inputs) and not self.hollow:
             self._inputs, self._labels = buffers(self.split, count, self.dtype)
 
     def _cut(self, total: int) -> tuple[int, int]:
@@ -153,15 +157,20 @@ class Batches:
 
     def at(self, epoch: int, step: int) -> Batch:
         """This rank's piece of one batch; `step` counts from 0 in its epoch."""
-        indices = self.indices(epoch, step)
-        total = len(indices)
+        indices = None if self.hollow else self.indices(epoch, step)
+        total = self._total(step) if indices is None else len(indices)
         start, stop = self._piece if total == self.batch else self._cut(total)
         count = stop - start
         inputs, labels = self._inputs, self._labels
         if count != len(inputs):
             inputs, labels = inputs[:count], labels[:count]
-        self.split.take(indices[start:stop], inputs, labels)
+        if indices is not None:
+            self.split.take(indices[start:stop], inputs, labels)
         return Batch(inputs, labels, count, total, start, epoch * self.steps_per_epoch + step, epoch)
+
+    def _total(self, step: int) -> int:
+        """Samples in the whole batch of a step."""
+        return self.batch if self.draws is not None else min(self.batch, len(self.split) - step * self.batch)
 
     def empty(self) -> Batch:
         """A batch of no samples: the turn of a rank for which there is nothing left."""
@@ -178,15 +187,40 @@ class Batches:
         """
         if self.draws is None:
             if self._key != (epoch, 0):
-                self._order = _generator(self.seed, 1, epoch).permutation(len(self.split))
+                self._order = _permutation(len(self.split), self.seed, 1, epoch)
                 self._key = (epoch, 0)
             return self._order[step * self.batch : (step + 1) * self.batch]
         block, row = divmod(step, max(1, DRAWN_AT_ONCE // self.batch))
         if self._key != (epoch, block):
             rows = min(max(1, DRAWN_AT_ONCE // self.batch), self.draws)
-            self._order = _draw(_generator(self.seed, 2, epoch, block), len(self.split), rows, self.batch)
+            self._order = _drawn(len(self.split), rows, self.batch, self.seed, 2, epoch, block)
             self._key = (epoch, block)
         return self._order[row]  # type: ignore[no-any-return]
+
+
+# Orders that somebody goes through at the moment, by what they are drawn from: the ranks of one process (a simulator has
+# thousands) go through the same ones.
+_orders: WeakValueDictionary[tuple[int, ...], Array] = WeakValueDictionary()
+
+
+def _permutation(samples: int, seed: int, *key: int) -> Array:
+    """All samples at random; read-only, and shared with whoever asks for the same."""
+    return _shared((samples, seed, *key), lambda: _generator(seed, *key).permutation(samples))
+
+
+def _drawn(samples: int, rows: int, size: int, seed: int, *key: int) -> Array:
+    """`rows` batches of `size` different samples each; read-only, and shared with whoever asks for the same."""
+    what = (samples, rows, size, seed, *key)
+    return _shared(what, lambda: _draw(_generator(seed, *key), samples, rows, size))
+
+
+def _shared(what: tuple[int, ...], draw: Callable[[], Array]) -> Array:
+    order = _orders.get(what)
+    if order is None:
+        order = draw()
+        order.setflags(write=False)
+        _orders[what] = order
+    return order
 
 
 def _draw(generator: np.random.Generator, samples: int, rows: int, size: int) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.collectives._nodes import nodes, peers
-from paceline.collectives._operation import operation
+from paceline.comm._operation import operation
 from paceline.collectives.hierarchical import between
 from paceline.comm import channel
 from paceline.comm._shared import CACHE_LINE, SharedMemory, padded

@@ -70,6 +70,30 @@ class Operation:
         return Operation(lambda a, b, out: call(a.view(dtype), b.view(dtype), out.view(dtype)), None)
 
 
+class Charged(Operation):
+    """An operation whose work is told to `work(kind, amount)`: the simulator's clock goes by it. `hollow`: nothing else."""
+
+    def __init__(self, inner: Operation, work: Callable[[str, float], object], *, hollow: bool) -> None:
+        super().__init__(_nothing if hollow else inner._call, inner.ufunc)
+        self._inner, self._work, self._hollow = inner, work, hollow
+
+    def __call__(self, a: Array, b: Array, out: Array) -> None:
+        self._call(a, b, out)
+        self._work("combine", out.nbytes)
+
+    def over(self, rows: Array, out: Array) -> None:
+        if not self._hollow:
+            self._inner.over(rows, out)
+        self._work("sum", rows.nbytes)
+
+    def seen_as(self, dtype: np.dtype[Any]) -> Operation:
+        return Charged(self._inner.seen_as(dtype), self._work, hollow=self._hollow)
+
+
+def _nothing(a: Array, b: Array, out: Array) -> None:
+    """What is computed of numbers that were never sent."""
+
+
 def operation(op: Any, dtype: np.dtype[Any]) -> Operation:
     """The operation that `op` (a ufunc, an MPI.Op or a Python function of two arrays) stands for on `dtype`.
 
@@ -82,7 +106,7 @@ def operation(op: Any, dtype: np.dtype[Any]) -> Operation:
         return op
     if isinstance(op, np.ufunc):
         return _from_ufunc(op, dtype)
-    if is_op(op):
+    if is_op(op) or hasattr(op, "Reduce_local"):
         return _from_mpi(op, dtype)
     if callable(op):
         made = Operation(_Function(op), None)
@@ -115,11 +139,16 @@ def _from_ufunc(op: np.ufunc, dtype: np.dtype[Any]) -> Operation:
 
 
 def _from_mpi(op: Any, dtype: np.dtype[Any]) -> Operation:
-    MPI = mpi()
-    for name, ufunc in UFUNCS.items():
-        if op == getattr(MPI, name):
-            return _from_ufunc(ufunc, dtype)
-    if op == MPI.OP_NULL or op.is_predefined:
+    """An MPI.Op, or the simulator's, which says itself which ufunc it is."""
+    if is_op(op):
+        MPI = mpi()
+        ufunc = next((ufunc for name, ufunc in UFUNCS.items() if op == getattr(MPI, name)), None)
+        unknown = op == MPI.OP_NULL or op.is_predefined
+    else:
+        ufunc, unknown = getattr(op, "ufunc", None), False
+    if ufunc is not None:
+        return _from_ufunc(ufunc, dtype)
+    if unknown:
         raise TypeError(f"op must be one of {', '.join(UFUNCS)} or made with MPI.Op.Create; got {op!r}")
     if not op.Is_commutative():
         raise ValueError("op must be commutative; got an MPI.Op made without commute=True")

@@ -1,0 +1,60 @@
+"""Communicators that keep time alone (the simulator's, without computing): what they carry, and memory for the rest.
+
+Such a communicator has `hollow = True`: numbers in long messages are not carried, so nothing is worth computing with them,
+and a vector that each of thousands of ranks would have for itself is one piece of memory for all, which `scratch(nbytes)`
+gives. Everything else is carried: who has how many, which batch is next.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+Array = NDArray[Any]
+# Messages of so many bytes are carried whatever is in them.
+SHORT = 4096
+
+
+def is_hollow(comm: Any) -> bool:
+    """Whether `comm` keeps time alone.
+
+    >>> is_hollow(None)
+    False
+    """
+    return bool(getattr(comm, "hollow", False))
+
+
+def carried(dtype: np.dtype[Any], nbytes: int) -> bool:
+    """Whether a hollow communicator carries so many bytes of this type.
+
+    >>> carried(np.dtype("f4"), 4096), carried(np.dtype("f4"), 4100), carried(np.dtype("i4"), 4100)
+    (True, False, True)
+    """
+    return nbytes <= SHORT or dtype.kind not in "fc"
+
+
+def room(comm: Any, count: int, dtype: DTypeLike) -> Array:
+    """Uninitialised memory of this rank's own; where it would never be looked at, all ranks' together.
+
+    >>> room(None, 3, np.float32).shape
+    (3,)
+    """
+    dtype = np.dtype(dtype)
+    if is_hollow(comm) and not carried(dtype, count * dtype.itemsize):
+        lent: Array = comm.scratch(count * dtype.itemsize)[: count * dtype.itemsize].view(dtype)
+        return lent
+    return np.empty(count, dtype)
+
+
+def rows(comm: Any, count: int, like: Array) -> Array:
+    """`count` rows as long as the vector `like`, uninitialised; where they would never be looked at, all in one place.
+
+    >>> rows(None, 2, np.ones(3)).shape
+    (2, 3)
+    """
+    if is_hollow(comm) and not carried(like.dtype, like.nbytes):
+        one = room(comm, like.size, like.dtype)
+        return np.lib.stride_tricks.as_strided(one, (count, like.size), (0, like.itemsize))
+    return np.empty((count, like.size), like.dtype)
