@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.config import Config
 from paceline.errors import UsageError
+from paceline.sim.options import NAMES, Options, options_of
 
 if TYPE_CHECKING:
     from paceline.job import Job
@@ -26,6 +27,7 @@ def fit(
     strategy: str | Strategy | Callable[[Worker], None] = "sync",
     ranks: int | None = None,
     comm: Any = None,
+    on: str = "mpi",
     runs: str | Path | None = "runs",
     quiet: bool = False,
     **settings: Any,
@@ -41,15 +43,22 @@ def fit(
     script or notebook: in this process, or, with `ranks=4`, on 4 ranks that are started for it and end with it; a
     model given as an object has its trained parameters afterwards, as it would after serial training.
 
+    With `on="sim"` the ranks are simulated, in this process and in virtual time: `ranks=256, network="10gbe"`. Further
+    settings of that are `machine`, `slow`, `jitter`, `compute`, `faults` … (see `paceline.sim.options.Options`).
+
     >>> fitted = fit("mlp:8", "iris", strategy="serial", epochs=2, batch=10, runs=None, quiet=True)
     >>> fitted.steps
     24
     """
     from paceline.launch import world
 
+    options = options_of(on, {name: settings.pop(name) for name in NAMES if name in settings})
+
     def job() -> Job:
         return _job(model, data, strategy, settings, runs)
 
+    if options is not None:
+        return _simulated(job(), ranks, comm, options, quiet)
     if comm is None and (world() is not None or _mpi_is_running()):
         from paceline.comm._mpi import mpi
 
@@ -70,6 +79,20 @@ def fit(
 
         return fit_on_ranks(alone, ranks_of(alone.config) or 1, quiet=quiet)
     return train(alone, _alone(alone), progress=shown)
+
+
+def _simulated(job: Job, ranks: int | None, comm: Any, options: Options, quiet: bool) -> Fitted:
+    """Train on simulated ranks."""
+    from paceline.launch import world
+    from paceline.replaying import ranks_of
+    from paceline.sim._training import simulate
+
+    if comm is not None or world() is not None or _mpi_is_running():
+        raise UsageError(
+            "simulated ranks are all in one process: call fit outside of an MPI job, without comm"
+        )
+    wanted = ranks_of(job.config) if ranks is None else ranks
+    return simulate(job, _whole(wanted), options, progress=None if quiet else _progress(simulated=True))
 
 
 def _on_these_ranks(job: Callable[[], Job], comm: Any, ranks: int | None, progress: Any) -> Fitted:
@@ -114,7 +137,8 @@ def _config(model: Any, data: Any, strategy: Any, settings: dict[str, Any]) -> C
     known = [field.name for field in fields(Config) if field.name not in ("model", "data", "strategy")]
     for name in settings:
         if name not in known:
-            raise UsageError(f"unknown setting {name!r} of fit; choose one of {', '.join(known)}")
+            simulated = f'; with on="sim" also {", ".join(NAMES)}'
+            raise UsageError(f"unknown setting {name!r} of fit; choose one of {', '.join(known)}{simulated}")
     words = {"model": model, "data": data, "strategy": strategy}
     spelled: dict[str, Any] = {k: v if isinstance(v, str) else _described(v) for k, v in words.items()}
     config = Config(**spelled, **settings)
@@ -147,7 +171,7 @@ def _alone(job: Any) -> Any:
     return communicator(job.launcher())
 
 
-def _progress() -> Any:
+def _progress(*, simulated: bool = False) -> Any:
     from paceline.progress import on
 
-    return on(sys.stderr)
+    return on(sys.stderr, simulated=simulated)

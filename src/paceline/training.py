@@ -54,6 +54,7 @@ def train_at(place: Place, job: Job, progress: Show | None) -> Fitted:
         rank=rank,
         ranks=ranks,
         draws=config.draws,
+        hollow=place.hollow,
     )
     steps, samples = (config.epochs * n for n in (batches.steps_per_epoch, batches.samples_per_epoch))
     shown = progress(config.epochs, steps, samples) if progress and rank == 0 else None

@@ -200,7 +200,7 @@ class Worker(Steps):
         `loss`: its mean, by default that of this rank's own batches; `train_seconds`: when it ended, if not now.
         """
         loss = self.epoch_loss if loss is None else loss
-        means = (None, None) if validation is None else self._means(validation)
+        means = (None, None) if validation is None else validation.means(self.data.classes)
         at_end = Epoch(
             epoch=epoch,
             step=(epoch + 1) * self.steps_per_epoch,
@@ -216,12 +216,9 @@ class Worker(Steps):
 
     def test(self) -> tuple[float | None, float | None]:
         """Mean loss and accuracy on the test samples, every rank its share. Collective."""
-        found = self._means(score_together(self.model, self.data.test, self.control))
+        found = score_together(self.model, self.data.test, self.control).means(self.data.classes)
         self.watch.lap("evaluation")
         return found
-
-    def _means(self, score: Score) -> tuple[float | None, float | None]:
-        return (None, None) if self.hollow else score.means(self.data.classes)
 
     @property
     def diverged(self) -> str | None:

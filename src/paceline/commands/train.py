@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+import traceback
 import typing
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.commands import import_from_here
 from paceline.config import Config
+from paceline.sim.options import NAMES, PLACES, Options, options_of
 
 if TYPE_CHECKING:
     from paceline.training import Fitted
@@ -25,6 +27,7 @@ examples:
   paceline train --data pictures/ --model cnn --strategy serial
   paceline train --model my_module:build_net --data my_arrays.npz -n 8
   mpiexec -n 4 python -m paceline train --strategy sync
+  paceline train --strategy sync --on sim -n 256 --network 10gbe --slow 3:4x
 """
 
 
@@ -61,6 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n", "--ranks", type=int, metavar="P", help="start P ranks (not inside mpiexec or srun)"
     )
     parser.add_argument(
+        "--on",
+        choices=PLACES,
+        default="mpi",
+        help="real ranks, or simulated ones in this process (default: mpi)",
+    )
+    _add_simulation(parser)
+    parser.add_argument(
         "--runs", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (default: runs)"
     )
     parser.add_argument("--no-bind", action="store_true", help="reserve no cores for the ranks")
@@ -72,6 +82,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--terminal", type=int, help=argparse.SUPPRESS)
 
 
+def _add_simulation(parser: argparse.ArgumentParser) -> None:
+    """What is to be simulated; what was not given stays None."""
+    group = parser.add_argument_group("with --on sim")
+    for setting in fields(Options):
+        name, default = setting.name.replace("_", "-"), setting.default
+        if isinstance(default, bool):
+            flag = f"--no-{name}" if default else f"--{name}"
+            group.add_argument(
+                flag,
+                dest=setting.name,
+                action="store_const",
+                const=not default,
+                help=setting.metadata["help"],
+            )
+        else:
+            shown = f" (default: {default})" if default else ""
+            group.add_argument(
+                f"--{name}", type=float if isinstance(default, float) else str, metavar=setting.metadata["metavar"],
+                help=setting.metadata["help"] + shown,
+            )  # fmt: skip
+
+
 def main(args: argparse.Namespace) -> int:
     """Train; print the results on rank 0."""
     from paceline import launch
@@ -79,7 +111,11 @@ def main(args: argparse.Namespace) -> int:
 
     import_from_here()
     config = Config(**{setting.name: getattr(args, setting.name) for setting in fields(Config)})
+    given = {name: value for name in NAMES if (value := getattr(args, name)) is not None}
+    options = options_of(args.on, given)
     here = launch.world()
+    if options is not None and here is not None:
+        raise UsageError("simulated ranks are all in one process: leave out mpiexec or srun")
     if config.replay is not None:
         from paceline.replaying import as_in, ranks_of
 
@@ -89,6 +125,8 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError(f"ranks must be at least 1; got {args.ranks}")
     if here is not None and args.ranks not in (None, here.size):
         raise UsageError(f"-n {args.ranks} inside a job of {here.size} ranks: leave -n out there")
+    if options is not None:
+        return _simulate(args, config, options)
     if here is None and (args.ranks or 1) > 1:
         return _start(args, config)
     launch.set_thread_variables(here.local_size if here is not None else 1, config.threads)
@@ -123,13 +161,33 @@ def _start(args: argparse.Namespace, config: Config) -> int:
     )
 
 
+def _simulate(args: argparse.Namespace, config: Config, options: Options) -> int:
+    """All ranks, simulated, in this process."""
+    from paceline import launch
+
+    launch.set_thread_variables(1, config.threads or 1)
+    from paceline.job import Job
+    from paceline.progress import on
+    from paceline.sim._training import simulate
+    from paceline.sim.errors import RankFailed, SimulationError
+
+    progress = None if args.quiet else on(sys.stderr, simulated=True)
+    try:
+        fitted = simulate(Job(config=config, runs=args.runs), args.ranks or 1, options, progress=progress)
+    except SimulationError as error:
+        if isinstance(error, RankFailed) and not isinstance(error.error, SimulationError):
+            traceback.print_exception(error.error)
+        print(f"paceline train: {error}", file=sys.stderr)
+        return 1
+    return _end(args, fitted)
+
+
 def _rank(args: argparse.Namespace, config: Config, here: Any) -> int:
     """One rank, or the only process."""
     from paceline import launch
     from paceline.errors import AgreedError
     from paceline.job import Job
     from paceline.progress import on
-    from paceline.record._files import json_text
     from paceline.training import train
 
     job = Job(config=config, runs=args.runs)
@@ -147,7 +205,13 @@ def _rank(args: argparse.Namespace, config: Config, here: Any) -> int:
             if comm is not None and comm.Get_rank() != 0:
                 return 2  # rank 0 says it for all
             raise
-    if comm is None or comm.Get_rank() == 0:
+    return _end(args, fitted, told=comm is None or comm.Get_rank() == 0)
+
+
+def _end(args: argparse.Namespace, fitted: Fitted, *, told: bool = True) -> int:
+    from paceline.record._files import json_text
+
+    if told:
         print(json_text(fitted.summary()) if args.json else _told(fitted), flush=True)
     return 0 if fitted.diverged is None else DIVERGED
 
@@ -155,7 +219,7 @@ def _rank(args: argparse.Namespace, config: Config, here: Any) -> int:
 def _told(fitted: Fitted) -> str:
     accuracy = "" if fitted.test_accuracy is None else f"test accuracy {100 * fitted.test_accuracy:.2f} %, "
     rate = "" if fitted.samples_per_second is None else f" ({fitted.samples_per_second:,.0f} samples/s)"
-    ranks = f"{fitted.ranks} rank{'s' if fitted.ranks > 1 else ''}"
+    ranks = f"{fitted.ranks:,} {'simulated ' * fitted.simulated}rank{'s' if fitted.ranks > 1 else ''}"
     threads = f"{fitted.threads} thread{'s' if fitted.threads > 1 else ''} each"
     whole = sum(fitted.seconds.values()) - fitted.seconds["evaluation"]
     split = ", ".join(
@@ -164,7 +228,8 @@ def _told(fitted: Fitted) -> str:
         if whole
     )
     return (
-        f"{fitted.strategy} on {ranks}, {threads}: {accuracy}{fitted.train_seconds:.3g} s of training{rate}\n"
+        f"{fitted.strategy} on {ranks}, {threads}: {accuracy}{fitted.train_seconds:.3g} s of "
+        f"{'simulated ' * fitted.simulated}training{rate}\n"
         f"time: {split}; {fitted.bytes_sent:,} bytes sent\n"
         + "".join(f"{remark}\n" for remark in fitted.remarks)
         + f"run: {fitted.run}"

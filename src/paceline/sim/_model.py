@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +22,14 @@ FORWARD = 1 / 3
 
 def costed(
     model: Model, comm: Any, *, hollow: bool = False, before: Callable[[], None] | None = None
-) -> Costed:
+) -> Model:
     """`model` on the clock of `comm`; a FactoredModel where it is one. `before` is called before every gradient.
 
     `hollow`: nothing is computed; x and g are room of the right size, and other ranks may have the same model.
     """
     kinds = (HollowFactored, Hollow) if hollow else (CostedFactored, Costed)
-    return kinds[not isinstance(model, FactoredModel)](model, comm, before)
+    made = kinds[not isinstance(model, FactoredModel)](model, comm, before)
+    return cast(Model, made)  # whose x and g are to be moved with `place` alone
 
 
 def copied(model: Model) -> Model:
@@ -50,6 +51,7 @@ class Costed:
     nothing is sent from inside of it.
     """
 
+    hollow = False
     _kind = "gradient"
 
     def __init__(self, model: Model, comm: Any, before: Callable[[], None] | None = None) -> None:
@@ -163,6 +165,8 @@ class _Part:
 
 class Hollow(Costed):
     """A model that only charges. It has no loss: that is no number."""
+
+    hollow = True
 
     def __init__(self, model: Model, comm: Any, before: Callable[[], None] | None = None) -> None:
         super().__init__(model, comm, None)

@@ -1,0 +1,255 @@
+"""A training run on simulated ranks: what is prepared once for all of them, and each rank's place in it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from paceline.data import Dataset
+from paceline.errors import UsageError
+from paceline.fitted import Fitted
+from paceline.job import Job, Train
+from paceline.models import Model
+from paceline.places import Parts
+from paceline.pools import held_to
+from paceline.record import Run, new_folder
+from paceline.record._environment import environment
+from paceline.sim._memory import PAYS, Pool, Room, moved
+from paceline.sim._model import CostedUpdate, copied, costed
+from paceline.sim._run import run
+from paceline.sim.compute import Compute
+from paceline.sim.errors import RankFailed
+from paceline.sim.machine import Costs, Machine
+from paceline.sim.network import Network, parse_network
+from paceline.sim.options import Options
+from paceline.strategies import Strategy
+from paceline.training import Show, train_at
+from paceline.updates import Update
+
+Made = TypeVar("Made")
+log = logging.getLogger(__name__)
+# What two jobs must have in common for one's costs of computing to be the other's.
+SAME_WORK = ("data", "model", "dtype", "update")
+
+
+def simulate(job: Job, ranks: int, options: Options, *, progress: Show | None = None) -> Fitted:
+    """Run `job` on `ranks` simulated ranks of this process; what comes out is what real ones would give, in virtual time.
+
+    A model that was given as an object is trained in place.
+    """
+    options.check(ranks)
+    if job.launcher() == "torch":
+        raise UsageError(
+            f"{job.name()} shares memory between processes of its own, which cannot be simulated; leave out backend=torch"
+        )
+    network = parse_network(options.network)
+    faults = _faults(options)
+    data, strategy, model = job.prepare(ranks)
+    machine, costs = _known(job, options)
+    if machine is not None:
+        network = replace(network, machine=machine)
+    threads = job.config.threads or 1
+    with held_to(threads):
+        if costs is None:
+            costs = _measured(job, options)
+        simulation = Simulation(
+            job, ranks, options, network, costs, threads, data, strategy, [model], hollow=not options.compute
+        )
+        with simulation:
+            fitted = simulation.run(faults, progress)
+    return replace(fitted, model=model)
+
+
+@dataclass
+class Simulation:
+    """What all simulated ranks of a run have in common; inside `with`, the models of all of them."""
+
+    job: Job
+    ranks: int
+    options: Options
+    network: Network
+    costs: Costs
+    threads: int
+    data: Dataset
+    strategy: Strategy | Train
+    models: list[Model]
+    hollow: bool
+
+    def __enter__(self) -> None:
+        self._folder: Path | None = None
+        self._pool: Pool | None = None
+        self.rooms: list[Room | None] = [None]
+        model = self.models[0]
+        if self.hollow:
+            return
+        if self.ranks * model.x.nbytes > PAYS:
+            self._pool = Pool(model.x)
+        for _ in range(1, self.ranks):
+            another = copied(model)
+            room = None if self._pool is None else moved(another, self._pool)
+            if room is None:
+                another.place(model.x.copy(), np.zeros(model.x.size, model.x.dtype))
+            self.models.append(another)
+            self.rooms.append(room)
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+    def run(self, faults: Any, progress: Show | None) -> Fitted:
+        """Let all ranks train; the first one's results."""
+        job, compute = self.job, self._compute()
+        if job.runs is not None:
+            self._folder = new_folder(job.runs, job.name(), self.ranks, job.config.seed)
+
+        def rank(comm: Any) -> Fitted | None:
+            fitted = train_at(Simulated(comm, self), job, progress)
+            return fitted if comm.Get_rank() == 0 else None
+
+        own = self.strategy if isinstance(self.strategy, type) else type(self.strategy)
+        try:
+            outcome = run(
+                rank,
+                ranks=self.ranks,
+                network=self.network,
+                compute=compute,
+                seed=job.config.seed,
+                faults=faults,
+                strict=not own.__module__.startswith("paceline."),  # ours are known to be right, and many
+                rendezvous=self.options.rendezvous,
+                hollow=self.hollow,
+            )
+        except RankFailed as failed:
+            if isinstance(failed.error, UsageError) or not isinstance(failed.error, Exception):
+                raise failed.error from None
+            raise
+        fitted: Fitted = outcome.values[0]
+        return fitted
+
+    def folder(self) -> Path | None:
+        """The run's folder."""
+        return self._folder
+
+    def model(self, comm: Any) -> Model:
+        """The model of a rank, on its clock."""
+        rank = 0 if self.hollow else comm.Get_rank()
+        model, room = self.models[rank], self.rooms[rank]
+
+        def settle() -> None:
+            if room is not None and model.x is room.x:
+                room.settle()
+
+        return costed(model, comm, hollow=self.hollow, before=None if room is None else settle)
+
+    def _compute(self) -> Compute:
+        options = self.options
+        return Compute.measured(
+            self.network.machine, self.costs, slow=options.slowness, jitter=options.jitter
+        )
+
+    def described(self) -> dict[str, Any]:
+        """All that the times depend on: with it the run can be repeated on another machine."""
+        options = self.options
+        return {
+            "network": str(self.network),
+            "slow": options.slow,
+            "jitter": options.jitter,
+            "compute": options.compute,
+            "rendezvous": options.rendezvous,
+            "faults": None if options.faults is None else Path(options.faults).read_text(),
+            "machine": self.network.node_machine().values(),
+            "costs": self.costs.values(),
+        }
+
+    def environment(self) -> dict[str, Any]:
+        """Where the simulation ran; processor and cores are those whose costs were simulated."""
+        found = environment(threads=self.threads)
+        node, costs = self.network.node_machine(), self.costs
+        known = {"processor": costs.processor or found["processor"], "cores": costs.cores}
+        told = f"messages in a node as on {node.processor or 'an unknown processor'}"
+        return {**found, **known, "simulated": {"machine": told, "measured": costs.date}}
+
+
+class Simulated:
+    """The place of one simulated rank: what is the same for all ranks was prepared once, and needs no agreement."""
+
+    simulated = True
+
+    def __init__(self, comm: Any, simulation: Simulation) -> None:
+        self.comm = comm
+        self._simulation = simulation
+        self.threads = simulation.threads
+        self.hollow = simulation.hollow
+        self.clock: Callable[[], float] = comm.Wtime
+        self.charge: Callable[[str, float], None] = comm.Work
+
+    def prepare(self, job: Job) -> Parts:
+        of = self._simulation
+        return of.data, of.strategy, of.model(self.comm)
+
+    def folder(self, job: Job) -> Path | None:
+        return self._simulation.folder()
+
+    def agreed(self, work: Callable[[], Made]) -> Made:
+        return work()
+
+    def update(self, update: Update) -> Update:
+        return CostedUpdate(update, self.comm, hollow=self.hollow)
+
+    def described(self) -> dict[str, Any]:
+        return {"simulated": self._simulation.described()}
+
+    def environment(self) -> dict[str, Any]:
+        return self._simulation.environment()
+
+
+def _measured(job: Job, options: Options) -> Costs:
+    from paceline.sim.calibrate import costs_of
+
+    return costs_of(job, again=options.recalibrate)
+
+
+def _faults(options: Options) -> Any:
+    if options.faults is None:
+        return ()
+    from paceline.sim.faults import load_faults
+
+    return load_faults(options.faults)
+
+
+def _kind(path: Path) -> str | None:
+    """What a file says that it is; None where it says nothing: whoever loads it tells why."""
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return values.get("kind") if isinstance(values, dict) else None
+
+
+def _known(job: Job, options: Options) -> tuple[Machine | None, Costs | None]:
+    """What `--machine` names: a machine, costs, or a simulated run that had both."""
+    if options.machine is None:
+        return None, None
+    path = Path(options.machine)
+    if not path.is_dir():
+        return (None, Costs.load(path)) if _kind(path) == "costs" else (Machine.load(path), None)
+    told = Run(path)
+    if told.simulated is None:
+        raise UsageError(
+            f"{path} was not simulated: it holds no machine; calibrate one, or take a simulated run"
+        )
+    try:
+        machine = Machine.of(told.simulated["machine"])
+        costs = Costs.of(told.simulated["costs"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"{path / 'config.json'} is damaged: {error}") from None
+    if any(told.config[name] != getattr(job.config, name) for name in SAME_WORK):
+        log.warning("%s trained another network: what this one costs is measured here", path)
+        return machine, None
+    return machine, costs
