@@ -57,7 +57,7 @@ class Config:
     )
     dtype: Literal["float32", "float64"] = _setting("float32", "type of the parameters of NumPy networks")
     seed: int = _setting(0, "seeds the start, the order of the samples and dropout", "N")
-    threads: int | None = _setting(None, "threads a rank (default: cores // ranks)", "N")
+    threads: int | None = _setting(None, "threads a rank (default: cores // ranks; simulated: 1)", "N")
     on_divergence: Literal["stop", "halve", "ignore"] = _setting(
         "stop",
         "when the loss is no number any more or has run away: stop, or go back to the last good parameters with "

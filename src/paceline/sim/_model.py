@@ -102,7 +102,7 @@ class Costed:
         order: list[int] = []
         loss = self._compute(batch, order.append)
         compute = self._comm.kernel.compute
-        seconds = 0.0 if compute is None else compute.seconds(self._kind, batch.count, self._comm.kernel_rank)
+        seconds = 0.0 if compute is None else compute.seconds(self._kind, batch.count, self._comm.me.number)
         each = (1 - FORWARD) * seconds / max(self.x.size, 1)
         self._comm.Compute(FORWARD * seconds)
         for layer in order:
