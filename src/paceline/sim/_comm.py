@@ -56,21 +56,18 @@ class PointToPoint:
 
     # ---- sending
 
-    def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
-        return self._send(buf, dest, tag, "Isend")
-
     def Issend(self, buf: Any, dest: int, tag: int = 0) -> Request:
-        return self._send(buf, dest, tag, "Issend", synchronous=True)
+        return self.Isend(buf, dest, tag, "Issend", synchronous=True)
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
-        self._send(buf, dest, tag, "Send").Wait()
+        self.Isend(buf, dest, tag, "Send").Wait()
 
     def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        self._send(buf, dest, tag, "Ssend", synchronous=True).Wait()
+        self.Isend(buf, dest, tag, "Ssend", synchronous=True).Wait()
 
-    Rsend, Irsend = Send, Isend
-
-    def _send(self, buf: Any, dest: int, tag: int, name: str, synchronous: bool = False) -> Request:
+    def Isend(
+        self, buf: Any, dest: int, tag: int = 0, name: str = "Isend", synchronous: bool = False
+    ) -> Request:
         kernel, me = self.kernel, self.me
         if not 0 <= dest < self.size:
             return self._nothing(dest, name)
@@ -80,12 +77,19 @@ class PointToPoint:
         nbytes = view.nbytes
         number, other = me.number, self.members[dest]
         wires = kernel.wires
-        node = wires.node
-        if node[number] != node[other]:
-            kernel.go_first(me)  # a card is to be shared in the order of time
-        eager = not (synchronous or kernel.rendezvous) and wires.eager(number, other, nbytes)
+        node = wires.node[number]
+        eager = not (synchronous or kernel.rendezvous)
         data = view.tobytes() if not kernel.hollow or nbytes <= CARRIED or kind[0] != "f" else None
-        me.t, arrives, taking = wires.send(number, other, nbytes, me.t, eager)
+        if node == wires.node[other] and not wires.jittered:  # most messages: `wires.send`, written out
+            eager = eager and nbytes <= wires.limit_inside
+            costs = wires.inside[node].get(nbytes) or wires.inside_costs(node, nbytes)
+            own, arrives, taking = costs[0 if eager else 1]
+            me.t += own
+            arrives += me.t
+        else:
+            kernel.go_first(me)  # a card is to be shared in the order of time
+            eager = eager and wires.eager(number, other, nbytes)
+            me.t, arrives, taking = wires.send(number, other, nbytes, me.t, eager)
         request = Sending(me, name, view, data, dest, eager)
         message = Message(me, self.key, tag, data, nbytes, kind, eager, taking, request)
         kernel.messages += 1
@@ -97,6 +101,8 @@ class PointToPoint:
         if receiver.waiting and arrives < receiver.wake:
             kernel.wake_up(receiver, arrives)
         return request
+
+    Rsend, Irsend = Send, Isend
 
     def _nothing(self, peer: Any, name: str) -> Request:
         """A message to or from nobody: done at once."""
@@ -110,13 +116,12 @@ class PointToPoint:
 
     # ---- receiving
 
-    def Irecv(self, buf: Any, source: int | None = None, tag: int | None = None) -> Request:
-        return self._receive(buf, source, tag, "Irecv")
-
     def Recv(self, buf: Any, source: int | None = None, tag: int | None = None, status: Any = None) -> None:
-        self._receive(buf, source, tag, "Recv").Wait(status)
+        self.Irecv(buf, source, tag, "Recv").Wait(status)
 
-    def _receive(self, buf: Any, source: int | None, tag: int | None, name: str) -> Request:
+    def Irecv(
+        self, buf: Any, source: int | None = None, tag: int | None = None, name: str = "Irecv"
+    ) -> Request:
         kernel, me = self.kernel, self.me
         if source is not None and not 0 <= source < self.size:
             if source != kernel.meant.any_source:
@@ -133,8 +138,8 @@ class PointToPoint:
         self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int | None = None,
         recvtag: int | None = None, status: Any = None,
     ) -> None:  # fmt: skip
-        receiving = self._receive(recvbuf, source, recvtag, "Sendrecv (recv)")
-        sending = self._send(sendbuf, dest, sendtag, "Sendrecv (send)")
+        receiving = self.Irecv(recvbuf, source, recvtag, "Sendrecv (recv)")
+        sending = self.Isend(sendbuf, dest, sendtag, "Sendrecv (send)")
         receiving.Wait(status)
         sending.Wait()
 

@@ -164,6 +164,8 @@ def match(rank: Any, receive: Receiving, message: Message) -> None:
         receive.deliver(data, length, message.to[1], message.tag)
         return
     sender = message.sender
+    if kernel.wires.contended(sender.number, rank.number):
+        kernel.go_first(rank)  # a card is to be shared in the order of time
     arrives, taking, released = kernel.wires.fetch(sender.number, rank.number, message.nbytes, rank.t)
     kernel.put(sender, released, message.request)
     if arrives <= rank.t:

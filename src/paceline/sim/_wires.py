@@ -26,11 +26,12 @@ class Wires:
         self._network, self._machine = network, machine
         self._latency, self._overhead = network.latency, network.overhead
         self._per_byte, self._per_copied = 1 / network.bandwidth, 1 / network.copy_bandwidth
-        self._limit, self._limit_inside = network.eager_limit, machine.eager_limit
+        self._limit, self.limit_inside = network.eager_limit, machine.eager_limit
         count = self.node[-1] + 1 if ranks else 0
         self._on_node = [min(each, ranks - node * each) for node in range(count)]
         by_number: dict[int, dict[int, Any]] = {number: {} for number in self._on_node}
-        self._inside = [by_number[number] for number in self._on_node]
+        self.inside = [by_number[number] for number in self._on_node]
+        """For each node, by bytes: (send, flight, take) of an eager message and of an announced one, as far as asked for."""
         # Each card is free from these times on, and again in the gaps before them, which few cards have.
         self._out, self._in = [0.0] * count, [0.0] * count
         self._gaps_out: dict[int, list[tuple[float, float]]] = {}
@@ -49,7 +50,7 @@ class Wires:
     def eager(self, source: int, dest: int, nbytes: int) -> bool:
         """Whether the message is sent before the receiver asks for it."""
         inside = self.node[source] == self.node[dest]
-        return nbytes <= (self._limit_inside if inside else self._limit)
+        return nbytes <= (self.limit_inside if inside else self._limit)
 
     def send(
         self, source: int, dest: int, nbytes: int, now: float, eager: bool
@@ -57,9 +58,9 @@ class Wires:
         """When the sender's call returns, when message or announcement is there, the receiver's own time to take it."""
         a, b = self.node[source], self.node[dest]
         if a == b:
-            costs = self._inside[a].get(nbytes)
+            costs = self.inside[a].get(nbytes)
             if costs is None:
-                costs = self._inside_costs(a, nbytes)
+                costs = self.inside_costs(a, nbytes)
             if eager:
                 own, flight, taking = costs[0]
             else:
@@ -86,9 +87,9 @@ class Wires:
         """When the data of an announced message are there, the receiver's own time, when the sender has done with it."""
         a, b = self.node[source], self.node[dest]
         if a == b:
-            costs = self._inside[a].get(nbytes)
+            costs = self.inside[a].get(nbytes)
             if costs is None:
-                costs = self._inside_costs(a, nbytes)
+                costs = self.inside_costs(a, nbytes)
             _, flight, taking = costs[1]
             return now, taking, now + taking + flight
         latency = self._latency * self._draw(0.0, self._sigma) if self._sigma else self._latency
@@ -150,9 +151,9 @@ class Wires:
             return in_node(name, members, nbytes)
         return _two_level(name, members, nodes, largest, nbytes, in_node, Steps(between, combine))
 
-    def _inside_costs(self, node: int, nbytes: int) -> tuple[Any, Any]:
+    def inside_costs(self, node: int, nbytes: int) -> tuple[Any, Any]:
         """(send, flight, take) of an eager message and of an announced one."""
-        link, limit, ranks = self._machine.link, self._limit_inside, self._on_node[node]
+        link, limit, ranks = self._machine.link, self.limit_inside, self._on_node[node]
 
         def of(n: int) -> tuple[float, float, float]:
             return link.send.at(n, ranks), link.flight.at(n, ranks), link.take.at(n, ranks)
@@ -166,7 +167,7 @@ class Wires:
                 0.0, of(nbytes)[2] - of(limit + 1)[2]
             )  # copying in is taken to last as long as copying out
             costs = ((own + more, flight, of(nbytes)[2]), of(nbytes))
-        kept = self._inside[node]
+        kept = self.inside[node]
         if len(kept) >= KEPT:
             kept.clear()
         kept[nbytes] = costs
