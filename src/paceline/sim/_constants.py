@@ -13,6 +13,8 @@ ROOT = -4
 COMM_TYPE_SHARED = 1
 LOCK_EXCLUSIVE, LOCK_SHARED = 1, 2
 TAG_UB = (1 << 31) - 1
+# Open MPI's numbers for what happens when a process dies.
+ERR_PROC_FAILED, ERR_PROC_FAILED_PENDING, ERR_REVOKED = 75, 76, 77
 
 
 class Meant(NamedTuple):
