@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,10 @@ from numpy.typing import NDArray
 KINDS = {
     **{letter: np.dtype(letter).str[1:] for letter in "bBhHiIlLqQefdg?"},
     "c": "u1",
+    "F": "c8",
+    "D": "c16",
+    "G": np.dtype("G").str[1:],
+    "p": "i8",
     "Zf": "c8",
     "Zd": "c16",
     "Zg": np.dtype("G").str[1:],
@@ -61,30 +66,43 @@ def put(view: memoryview, data: bytes, start: int = 0) -> None:
 
 
 def _as_bytes(view: memoryview) -> NDArray[np.uint8]:
-    return np.asarray(view).reshape(-1).view(np.uint8)
+    return np.asarray(view).reshape(-1).view(np.uint8) if view.nbytes else np.empty(0, np.uint8)
+
+
+def unpacked(given: Any) -> tuple[Any, Any, Any, Any]:
+    """The data, count, displacement and type of one of mpi4py's lists; None where it does not say.
+
+    >>> unpacked(["data", 3, "d"]), unpacked(["data", (3, 1), "d"])
+    (('data', 3, None, 'd'), ('data', 3, 1, 'd'))
+    """
+    data, *rest = given
+    datatype = rest.pop() if rest and (_is_type(rest[-1]) or len(rest) == 3) else None
+    if len(rest) == 1 and isinstance(rest[0], tuple):
+        rest = list(rest[0])
+    if len(rest) > 2:
+        raise ValueError(f"a message's buffer is [array, count, type]; got {len(given)} items: {given[1:]}")
+    return data, rest[0] if rest else None, rest[1] if len(rest) > 1 else None, datatype
 
 
 def _of_list(given: Any) -> tuple[memoryview, str]:
     """mpi4py's longer ways to give a buffer."""
     if given is None:
         return memoryview(b""), "u1"
-    data, *rest = given
+    data, count, start, datatype = unpacked(given)
     whole = memoryview(data) if data is not None else memoryview(b"")
     if not whole.c_contiguous:
         raise ValueError("a message's buffer must be contiguous")
     kind, size = kind_of(whole.format), whole.itemsize
-    if rest and _is_type(rest[-1]):
-        kind, size = type_of(rest.pop())
-    counts = [item for item in rest if item is not None]
-    if len(counts) > 1 or (counts and not isinstance(counts[0], (int, np.integer))):
+    if datatype is not None:
+        kind, size = type_of(datatype)
+    if not all(isinstance(number, (int, np.integer, NoneType)) for number in (count, start)):
         raise ValueError(f"a message's buffer is [array, count, type]; got {len(given)} items: {given[1:]}")
-    flat = np.asarray(whole).reshape(-1).view(np.uint8) if whole.nbytes else np.empty(0, np.uint8)
-    nbytes = whole.nbytes if not counts else int(counts[0]) * size
-    if nbytes > whole.nbytes:
-        raise ValueError(
-            f"{int(counts[0])} elements of {size} bytes are more than the buffer's {whole.nbytes}"
-        )
-    return memoryview(flat[:nbytes]), kind
+    first = int(start or 0) * size
+    nbytes = max(whole.nbytes - first, 0) if count is None else int(count) * size
+    if first < 0 or nbytes < 0 or first + nbytes > whole.nbytes:
+        raise ValueError(f"{nbytes} bytes, from {first} on, are more than the buffer's {whole.nbytes}")
+    flat: Any = _as_bytes(whole)[first : first + nbytes] if nbytes else np.empty(0, np.uint8)
+    return memoryview(flat), kind
 
 
 def _is_type(thing: Any) -> bool:
@@ -147,8 +165,7 @@ def blocks(given: Any, members: int, *, writing: bool) -> tuple[list[slice], NDA
         raise ValueError(
             f"counts {counts} at {list(offsets)} do not fit {members} ranks and {whole.nbytes} bytes"
         )
-    flat = np.asarray(whole).reshape(-1).view(np.uint8) if whole.nbytes else np.empty(0, np.uint8)
-    return parts, flat, kind
+    return parts, _as_bytes(whole), kind
 
 
 def _sums(counts: Sequence[int]) -> list[int]:

@@ -12,6 +12,7 @@ import numpy as np
 from paceline.sim._buffers import memory_of
 from paceline.sim._constants import COMM_TYPE_SHARED, UNDEFINED
 from paceline.sim._groups import Group, meet
+from paceline.sim._interface import Interface
 from paceline.sim._matching import Message, first_unexpected, post, take_unexpected
 from paceline.sim._requests import Receiving, Request, Sending
 from paceline.sim._status import tell
@@ -249,7 +250,7 @@ class MatchedMessage:
     Irecv = Imrecv
 
 
-class Comm(PointToPoint):
+class Comm(Interface, PointToPoint):
     """A communicator of simulated ranks, as mpi4py's look."""
 
     __slots__ = ()
@@ -272,9 +273,6 @@ class Comm(PointToPoint):
         return self.group.node_of
 
     # ---- all together
-
-    def Barrier(self) -> None:
-        meet(self, "Barrier", None, lambda given: given).Wait()
 
     def Dup(self, info: Any = None) -> Comm:
         def finish(given: list[Any]) -> list[Group]:

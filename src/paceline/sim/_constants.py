@@ -13,7 +13,12 @@ ROOT = -4
 COMM_TYPE_SHARED = 1
 LOCK_EXCLUSIVE, LOCK_SHARED = 1, 2
 TAG_UB = (1 << 31) - 1
-# Open MPI's numbers for what happens when a process dies.
+# Open MPI's numbers for what goes wrong, with windows and when a process dies among them.
+(
+    ERR_BUFFER, ERR_COUNT, ERR_TYPE, ERR_TAG, ERR_COMM, ERR_RANK, ERR_REQUEST, ERR_ROOT, ERR_GROUP, ERR_OP, ERR_TOPOLOGY,
+    ERR_DIMS, ERR_ARG, ERR_UNKNOWN, ERR_TRUNCATE, ERR_OTHER, ERR_INTERN, ERR_IN_STATUS, ERR_PENDING,
+) = range(1, 20)  # fmt: skip
+ERR_WIN, ERR_RMA_SYNC, ERR_RMA_SHARED = 53, 47, 71
 ERR_PROC_FAILED, ERR_PROC_FAILED_PENDING, ERR_REVOKED = 75, 76, 77
 
 

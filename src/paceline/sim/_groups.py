@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.sim import _sites
 from paceline.sim._requests import Request
-from paceline.sim.errors import CollectiveMismatch
+from paceline.sim.errors import CollectiveMismatch, SimulationError
 
 
 class Group:
@@ -30,13 +30,31 @@ class Group:
 
 
 class Met(Request):
-    """One rank's part in a call of all: done when everybody has come and the result is there."""
+    """One rank's part in a call of all: done when everybody has come and the result is there, and `take` has got it."""
 
-    __slots__ = ("result",)
+    __slots__ = ("result", "take")
 
-    def __init__(self, rank: Any, name: str) -> None:
+    def __init__(self, rank: Any, name: str, take: Callable[[Any], None] | None) -> None:
         super().__init__(rank, name)
         self.result: Any = None
+        self.take = take
+
+    def arrive(self, rank: Any) -> None:
+        take, self.take = self.take, None
+        if take is not None:
+            try:
+                take(self.result)
+            except SimulationError as error:
+                self.error = error
+        self.done = True
+
+
+class Disagree(Exception):  # noqa: N818 (it is no failure yet)
+    """Two ranks of a call of all want different things, which shows only when all have come: who, and what each says."""
+
+    def __init__(self, one: int, ones: str, other: int, others: str) -> None:
+        super().__init__()
+        self.sides = ((one, ones), (other, others))
 
 
 class Meeting:
@@ -59,18 +77,20 @@ def meet(
     finish: Callable[[list[Any]], Sequence[Any]],
     *,
     arguments: tuple[Any, ...] = (),
-    nbytes: int = 0,
+    nbytes: int | Callable[[list[Any]], int] = 0,
     free_of_charge: bool = False,
+    take: Callable[[Any], None] | None = None,
 ) -> Met:
     """Come to the next meeting of a communicator with what one has; the request is done when all have come.
 
     `finish` makes everybody's result from what all have given, in rank order, once. `arguments` must be the same on
-    every rank; `nbytes`: what one rank hands in, for the cost.
+    every rank; `nbytes`: what one rank hands in, for the cost, or how to find it in what all have given. `take` is
+    called with this rank's result when it is there.
     """
     group: Group = comm.group
     rank = comm.me
     kernel = rank.kernel
-    request = Met(rank, name)
+    request = Met(rank, name, take)
     call = comm.calls
     comm.calls = call + 1
     meeting = group.meetings.get(call)
@@ -92,10 +112,14 @@ def meet(
     if meeting.missing:
         return request
     del group.meetings[call]
-    results = finish(meeting.given)
+    try:
+        results = finish(meeting.given)
+    except Disagree as found:
+        raise CollectiveMismatch(_disagreeing(name, meeting, found)) from None
     end = meeting.latest
     if not free_of_charge and size > 1:
-        end += kernel.wires.collective(name, group.members, nbytes)
+        handed = nbytes if isinstance(nbytes, int) else nbytes(meeting.given)
+        end += kernel.wires.collective(_blocking(name), group.members, handed)
     for member, met, result in zip(group.members, meeting.requests, results, strict=True):
         assert met is not None
         met.result = result
@@ -103,5 +127,21 @@ def meet(
     return request
 
 
+def _blocking(name: str) -> str:
+    """What a call that does not wait costs is what the one that waits does: Iallreduce as Allreduce."""
+    return name[1:].capitalize() if name[0] == "I" else name
+
+
 def _called(asked: tuple[Any, ...]) -> str:
-    return asked[0] if len(asked) == 1 else f"{asked[0]}({', '.join(map(str, asked[1:]))})"
+    """A call in words; an argument is a pair of its name and its value."""
+    words = [f"{word[0]}={word[1]}" if isinstance(word, tuple) else str(word) for word in asked[1:]]
+    return f"{asked[0]}({', '.join(words)})" if words else str(asked[0])
+
+
+def _disagreeing(name: str, meeting: Meeting, found: Disagree) -> str:
+    said = []
+    for member, words in found.sides:
+        request = meeting.requests[member]
+        assert request is not None
+        said.append(f"rank {request.rank.number} {words} at {_sites.spelled(request.made)}")
+    return f"in {name}, " + " where ".join(said)
