@@ -141,6 +141,20 @@ def test_costs_inside_a_node_go_by_its_ranks() -> None:
     assert [taking(ranks) for ranks in (2, 4, 8, 64)] == [1.5, 2.5, 3.5, 3.5]
 
 
+def test_long_messages_take_longer_while_others_are_taken() -> None:
+    flat = _flat([0, 0.0], [100, 0.0])
+    take = Curves.of(
+        {1: [[0, 1.0], [1 << 20, 1.0]], 2: [[0, 2.0], [1 << 20, 2.0]], 4: [[0, 4.0], [1 << 20, 4.0]]}
+    )
+    machine = Machine(link=Link(send=flat, flight=flat, take=take))
+    wires = _network(ranks_per_node=None, machine=machine).wires(4)
+    assert [wires.fetch(0, 1, 1 << 20, 0.0)[1] for _ in range(6)] == pytest.approx(
+        [1.0, 2.0, 2 * math.log2(3), 4.0, 4.0, 4.0]
+    )
+    assert wires.fetch(0, 1, 1 << 20, 6.5)[1] == 4.0  # those that have just been taken count, too
+    assert wires.fetch(0, 1, 1 << 20, 100.0)[1] == 1.0
+
+
 def test_jitter_is_drawn_from_what_the_run_gives() -> None:
     jittery = _network(jitter=0.5, ranks_per_node=2)
 

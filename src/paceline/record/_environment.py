@@ -28,7 +28,7 @@ def environment(*, threads: int, comm: Any = None) -> dict[str, Any]:
         "mpi": _library() if comm is not None and not isinstance(comm, Processes) else None,
         "host": platform.node(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "processor": _processor(),
+        "processor": processor(),
         "cores": machine_cores(),
         "bound": len(os.sched_getaffinity(0)) < len(allowed_cores()),
         "threads_per_rank": threads,
@@ -57,7 +57,8 @@ def _library() -> str:
     return str(mpi().Get_library_version()).strip("\0 \n").splitlines()[0]
 
 
-def _processor() -> str:
+def processor() -> str:
+    """What the processor calls itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
 KEPT = 1 << 16  # sizes whose costs are remembered
 PIECE = 1 << 16  # bytes that are copied at a time
+SHARING = 1 << 14  # bytes from which a copy takes longer when others copy, too
+WINDOW = 3  # how many times the length of a copy it is remembered after its end
+MOST_TAKERS = 256
 
 
 class Wires:
@@ -31,11 +35,13 @@ class Wires:
         self._on_node = [min(each, ranks - node * each) for node in range(count)]
         by_number: dict[int, dict[int, Any]] = {number: {} for number in self._on_node}
         self.inside = [by_number[number] for number in self._on_node]
-        """For each node, by bytes: (send, flight, take) of an eager message and of an announced one, as far as asked for."""
+        """For each node, by bytes, as far as asked for: what `inside_costs` says."""
         # Each card is free from these times on, and again in the gaps before them, which few cards have.
         self._out, self._in = [0.0] * count, [0.0] * count
         self._gaps_out: dict[int, list[tuple[float, float]]] = {}
         self._gaps_in: dict[int, list[tuple[float, float]]] = {}
+        # When each node's copies of long messages end, or have ended.
+        self._copying: dict[int, deque[float]] = {}
         self._sigma = network.jitter if random is not None else 0.0
         self.jittered = self._sigma > 0
         """Whether messages of one pair could overtake each other."""
@@ -91,6 +97,8 @@ class Wires:
             if costs is None:
                 costs = self.inside_costs(a, nbytes)
             _, flight, taking = costs[1]
+            if costs[2] is not None:
+                taking = self._shared_taking(a, costs[2], now)
             return now, taking, now + taking + flight
         latency = self._latency * self._draw(0.0, self._sigma) if self._sigma else self._latency
         copying, first, passing = self._parts(nbytes)
@@ -101,6 +109,22 @@ class Wires:
         there = _reserve(self._in, self._gaps_in, b, leaves + latency, passing, now, True)
         comes = there + first + (passing - copying if passing > copying else 0.0)
         return comes, self._overhead + copying, leaves + passing
+
+    def _shared_taking(self, node: int, by_takers: list[float], now: float) -> float:
+        """Seconds to copy a long message while others of the node do the same.
+
+        Whoever has just done so counts as well: ranks that exchange do it at the same time, but ask one after the other.
+        """
+        until = self._copying.get(node)
+        if until is None:
+            until = self._copying[node] = deque()
+        since = now - WINDOW * by_takers[1]
+        while until and until[0] < since:
+            until.popleft()
+        takers = len(until) + 1
+        taking = by_takers[takers] if takers < len(by_takers) else by_takers[-1]
+        until.append(now + taking)
+        return taking
 
     def _parts(self, nbytes: int) -> tuple[float, float, float]:
         """Seconds that an end copies, that it copies before the first bytes can go on, that a card is held.
@@ -151,9 +175,10 @@ class Wires:
             return in_node(name, members, nbytes)
         return _two_level(name, members, nodes, largest, nbytes, in_node, Steps(between, combine))
 
-    def inside_costs(self, node: int, nbytes: int) -> tuple[Any, Any]:
-        """(send, flight, take) of an eager message and of an announced one."""
+    def inside_costs(self, node: int, nbytes: int) -> tuple[Any, Any, list[float] | None]:
+        """(send, flight, take) of an eager message and of an announced one; take of a long one, by how many take."""
         link, limit, ranks = self._machine.link, self.limit_inside, self._on_node[node]
+        by_takers = None
 
         def of(n: int) -> tuple[float, float, float]:
             return link.send.at(n, ranks), link.flight.at(n, ranks), link.take.at(n, ranks)
@@ -163,15 +188,18 @@ class Wires:
             costs = (of(nbytes), (own, flight, of(nbytes)[2]))
         else:
             own, flight, _ = of(limit)
-            more = max(
-                0.0, of(nbytes)[2] - of(limit + 1)[2]
-            )  # copying in is taken to last as long as copying out
+            # Copying in is taken to last as long as copying out.
+            more = max(0.0, of(nbytes)[2] - of(limit + 1)[2])
             costs = ((own + more, flight, of(nbytes)[2]), of(nbytes))
+            if nbytes >= SHARING and len(link.take.tables) > 1:
+                by_takers = [
+                    link.take.at(nbytes, max(takers, 1)) for takers in range(min(ranks, MOST_TAKERS) + 1)
+                ]
         kept = self.inside[node]
         if len(kept) >= KEPT:
             kept.clear()
-        kept[nbytes] = costs
-        return costs
+        kept[nbytes] = found = (*costs, by_takers)
+        return found
 
 
 def _reserve(

@@ -107,6 +107,8 @@ class Machine(_Stored):
     """
 
     mpi: str = ""
+    bound: bool = True
+    """Whether every rank had a core to itself."""
     eager_limit: int = 4096
     """Bytes up to which a message inside the node is sent before the receiver asks for it."""
     post: float = 0.0
@@ -124,6 +126,7 @@ class Machine(_Stored):
         return cls(
             **cls._described(values),
             mpi=str(values.get("mpi", "")),
+            bound=bool(values.get("bound", True)),
             eager_limit=int(values["eager_limit"]),
             post=float(values["post"]),
             poll=float(values["poll"]),
