@@ -191,8 +191,9 @@ def against_numpy(comm: Any, runs: list[tuple[str, str, int]]) -> list[dict[str,
                 row["validated"] = [None] * (row["parts"][comm.rank]["epochs"] - 1) + row["validated"]
             row["accuracies"] = list(zip(validated, row.pop("validated"), strict=True))
             if "parts" in row:
-                row["parts"] = [fitted.findings["parts"], row["parts"]]
-                row["accuracies"].append((fitted.findings["average"]["test_accuracy"], row.pop("average")))
+                told = group.bcast(fitted.findings)  # rank 0's
+                row["parts"] = [told["parts"], row["parts"]]
+                row["accuracies"].append((told["average"]["test_accuracy"], row.pop("average")))
             found.append(row)
         group.Free()
     return found
@@ -340,4 +341,4 @@ def regression(comm: Any) -> list[Any]:
         "psgd",
         {"data": "synthetic:samples=200,classes=0", "model": "mlp:4", "batch": 10, "epochs": 1, "draws": 4},
     )
-    return [fitted.findings["average"], fitted.remarks]
+    return comm.bcast([fitted.findings.get("average"), fitted.remarks])

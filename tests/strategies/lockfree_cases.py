@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from paceline.comm import pretend_nodes
+from paceline.comm._control import Control
 from paceline.comm._shared import SharedMemory
 from paceline.config import Config
 from paceline.models.mlp import MLP
+from paceline.strategies import _mail
 from paceline.strategies._mail import Mail
 from paceline.strategies.gossip import merge
 from paceline.training import Fitted, Job, train
@@ -240,9 +242,11 @@ def windows(world: Any) -> list[int]:
 # ---- gossip
 
 
-def talk(world: Any, rounds: int) -> list[dict[str, Any]]:
+def talk(world: Any, rounds: int, few: int) -> list[dict[str, Any]]:
     """Sum-weight gossip with no training: nothing of what there was is lost, and all come to the mean."""
     found = []
+    _mail.FEW = few
+    control = Control(world)
     for dtype, size in ((np.float64, 5000), (np.float32, 1)):
         draw = np.random.default_rng((5, world.rank))
         start = draw.normal(size=size).astype(dtype)
@@ -257,8 +261,8 @@ def talk(world: Any, rounds: int) -> list[dict[str, Any]]:
                 envelope.x[...], envelope.weight[...] = x, w
                 mail.send(envelope, dest=(world.rank + int(draw.integers(1, world.size))) % world.size)
             world.Barrier()  # however busy the machine is, all have a word
-        for _ in range(int(world.allreduce(mail.sent)[world.rank]) - mail.received):
-            w = merge(x, w, mail.wait())
+        for message in mail.rest(control):
+            w = merge(x, w, message)
         mail.flush()
         mean = world.allreduce(start.astype(np.float64)) / world.size
         kept = world.allreduce(w * x.astype(np.float64))
@@ -266,10 +270,11 @@ def talk(world: Any, rounds: int) -> list[dict[str, Any]]:
             "weight": world.allreduce(w) - 1,
             "lost": float(np.abs(kept - mean).max()),
             "apart": float(np.abs(x - mean).max() / np.abs(start - mean).max()),
-            "under_way": int(world.allreduce(mail.sent.sum()) - world.allreduce(mail.received)),
-            "sent": int(mail.sent.sum()),
-            "to_itself": int(mail.sent[world.rank]),
+            "under_way": int(world.allreduce(mail.sent.total()) - world.allreduce(mail.received)),
+            "sent": mail.sent.total(),
+            "to_itself": mail.sent[world.rank],
             "left": bool(world.Iprobe()),
         })  # fmt: skip
         world.Barrier()
+    control.close()
     return found

@@ -108,8 +108,9 @@ def test_hogwild_gives_its_memory_back() -> None:
 
 
 def test_gossip_loses_nothing() -> None:
-    for ranks in (2, 4):
-        found = on_ranks(f"{CASES}:talk", ranks, rounds=80)
+    # `few`: two ways to find out, at the end, what is still under way
+    for ranks, few in ((2, 1024), (4, 1024), (4, 1)):
+        found = on_ranks(f"{CASES}:talk", ranks, rounds=80, few=few)
         for wide, narrow in found:
             for run in (wide, narrow):
                 assert abs(run["weight"]) < 1e-12

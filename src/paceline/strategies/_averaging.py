@@ -11,6 +11,7 @@ from paceline import registry
 from paceline.errors import UsageError, unknown
 from paceline.shares import check_own
 from paceline.strategies import Strategy
+from paceline.strategies._vectors import vector
 
 if TYPE_CHECKING:
     from paceline.worker import Worker
@@ -37,23 +38,30 @@ class Together:
     def __init__(self, me: Worker, allreduce: str) -> None:
         self._me = me
         self._allreduce = allreduce
-        self._packed = np.empty(me.model.x.size + 1, me.model.x.dtype)
+        self._packed = vector(me, more=1)
 
     def total(self, values: Array, count: int) -> tuple[Array, int]:
         """The sums of every rank's values and count."""
-        self._packed[:-1], self._packed[-1] = values, count
+        hollow = self._me.hollow
+        if not hollow:
+            self._packed[:-1], self._packed[-1] = values, count
+        self._me.charge("copy", self._packed.nbytes)
         self._me.allreduce(self._packed, self._allreduce)
-        return self._packed[:-1], int(self._packed[-1])
+        return self._packed[:-1], 1 if hollow else int(self._packed[-1])
 
     def mean(self, values: Array, counts: bool = True) -> Array:
         """The mean of the values of those ranks that count; at least one must. On the worker's clock as exchange."""
         total, count = self.total(values if counts else np.zeros((), values.dtype), int(counts))
-        total /= count
+        if not self._me.hollow:
+            total /= count
+        self._me.charge("copy", total.nbytes)
         self._me.watch.lap("exchange")
         return total
 
     def glimpse(self, values: Array, counts: bool) -> Array:
         """The same, to be evaluated only: neither its bytes nor its seconds are those of training."""
+        if self._me.hollow:
+            return self._packed[:-1]
         self._packed[:-1], self._packed[-1] = values if counts else 0, counts
         total = self._me.control.total(self._packed)
         total[:-1] /= total[-1]
@@ -65,6 +73,8 @@ def validate_as(me: Worker, epoch: int, shown: Array) -> bool:
 
     Where training ends here, `shown` stays; where it was set back, the parameters to which.
     """
+    if me.hollow:
+        return me.validate(epoch)
     own = me.model.x.copy()
     me.model.x[:] = shown
     back = me.validate(epoch)

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
-from paceline.strategies._averaging import OnOwnData, Together, at_least, check_collective, validate_as
+from paceline.strategies._averaging import Array, OnOwnData, Together, at_least, check_collective, validate_as
+from paceline.strategies._vectors import copy_of, put
 from paceline.updates._checks import positive
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Elastic(OnOwnData):
     def train(self, me: Worker) -> None:
         me.broadcast()
         x, p, turns = me.model.x, me.size, (me.last_epoch + 1) * me.shares.own_turns
-        c, together = x.copy(), Together(me, self.allreduce)  # x_1 = … = x_p = c
+        c, together = copy_of(me, x), Together(me, self.allreduce)  # x_1 = … = x_p = c
         alpha = BETA / p if self.moving_rate is None else self.moving_rate
         for epoch in me.epochs():
             for batch in me.own_batches(epoch):
@@ -64,8 +65,22 @@ class Elastic(OnOwnData):
                 me.step(me.model.g, batch.count)  # x_i <- x_i - eta grad f(x_i; B_i)
                 if (batch.step + 1) % self.every == 0 or batch.step + 1 == turns:
                     m = together.mean(x)
-                    x -= alpha * (x - c)  # x_i <- x_i - alpha (x_i - c)
-                    c += p * alpha * (m - c)  # c <- c + p alpha (m - c)
+                    if not me.hollow:
+                        pull(x, c, m, alpha, p)
+                    me.charge("combine", 6 * x.nbytes)
                     me.watch.lap("exchange")
             if validate_as(me, epoch, c):
-                c[:] = x
+                put(me, c, x)
+
+
+def pull(x: Array, c: Array, m: Array, alpha: float, p: int) -> None:
+    """Towards each other: this rank's x and the centre, of p ranks whose mean is m.
+
+    >>> import numpy as np
+    >>> x, c = np.array([4.0]), np.array([0.0])
+    >>> pull(x, c, m=np.array([2.0]), alpha=0.25, p=2)
+    >>> x, c
+    (array([3.]), array([1.]))
+    """
+    x -= alpha * (x - c)  # x_i <- x_i - alpha (x_i - c)
+    c += p * alpha * (m - c)  # c <- c + p alpha (m - c)

@@ -25,6 +25,7 @@ from paceline.collectives import allreduce
 from paceline.errors import UsageError
 from paceline.strategies import Strategy
 from paceline.strategies._mail import Envelope, Mail
+from paceline.strategies._vectors import copy_of, put
 from paceline.strategies.serial import Serial
 
 if TYPE_CHECKING:
@@ -63,19 +64,19 @@ class Gossip(Strategy):
             return
         me.broadcast()  # x the same on every rank
         x, w = me.model.x, 1 / me.size
-        own = np.zeros_like(x)
+        own = copy_of(me, x)
         allreduce(own, own, me.comm)  # the first one makes what the others use: not a part of training
-        np.copyto(own, x)
+        put(me, own, x)
         comm = me.comm.Dup()  # where all messages are these
         mail = Mail(x, comm, slots=SLOTS)
         me.watch.restart()
         draw = np.random.default_rng((me.seed, me.rank))
         unsent = 0
         for epoch in me.epochs():
-            np.copyto(x, own)  # on from this rank's own model
+            put(me, x, own)  # on from this rank's own model
             for turn, batch in enumerate(me.turns(epoch), 1):
                 while (message := mail.next()) is not None:
-                    w = merge(x, w, message)
+                    w = self._merged(me, w, message)
                 me.watch.lap("exchange")
                 me.gradient(batch)  # g <- sum over B of grad f(x_i)
                 me.step(me.model.g, batch.count)  # x_i <- x_i - eta g / |B|
@@ -84,30 +85,48 @@ class Gossip(Strategy):
                     if envelope is None:
                         unsent += 1
                     else:
-                        w /= 2  # w_i <- w_i / 2
-                        envelope.x[...], envelope.weight[...] = x, w
+                        w = self._halved(me, w, envelope)
                         mail.send(envelope, dest=(me.rank + int(draw.integers(1, me.size))) % me.size)
                 me.watch.lap("exchange")
-            under_way = int(me.control.total(mail.sent)[me.rank]) - mail.received
+            under_way = mail.rest(me.control)
             me.watch.lap("wait")
-            for _ in range(under_way):
-                w = merge(x, w, mail.wait())
+            for message in under_way:
+                w = self._merged(me, w, message)
             mail.flush()
-            np.copyto(own, x)
-            x *= w
+            put(me, own, x)
+            if not me.hollow:
+                x *= w
+            me.charge("copy", x.nbytes)
             me.allreduce(x)  # x <- sum of w_i x_i
             self._note(me, own, w)
             if me.validate(epoch):  # set back: all ranks start anew from there
-                np.copyto(own, x)
+                put(me, own, x)
                 w = 1 / me.size
         self._tell(me, mail, unsent)
         comm.Free()
 
+    def _merged(self, me: Worker, w: float, message: Envelope) -> float:
+        """Take a message in; the new weight. Where time alone is simulated weights stay as they are."""
+        me.charge("combine", 3 * me.model.x.nbytes)
+        return w if me.hollow else merge(me.model.x, w, message)
+
+    def _halved(self, me: Worker, w: float, envelope: Envelope) -> float:
+        """w_i <- w_i / 2, and (x_i, w_i) into an envelope."""
+        if not me.hollow:
+            w /= 2
+            envelope.weight[...] = w
+        put(me, envelope.x, me.model.x)
+        return w
+
     def _note(self, me: Worker, own: Array, w: float) -> None:
         """How far apart the ranks' models are at the end of an epoch, and what each weighs."""
+        if me.hollow:
+            return
         apart = w * float(np.square(own - me.model.x, dtype=np.float64).sum())
         mean = float(np.linalg.norm(me.model.x)) or 1.0
-        me.findings.setdefault("weights", []).append(me.control.everyones(np.array(w)).tolist())
+        weights = me.control.gather(np.array([w]))
+        if me.rank == 0:
+            me.findings.setdefault("weights", []).append(np.concatenate(weights).tolist())
         me.findings.setdefault("disagreement", []).append(
             float(np.sqrt(me.control.total(np.array([apart]))[0])) / mean
         )
@@ -115,7 +134,7 @@ class Gossip(Strategy):
 
     def _tell(self, me: Worker, mail: Mail, unsent: int) -> None:
         sent, received, unsent = map(
-            int, me.control.total(np.array([mail.sent.sum(), mail.received, unsent]))
+            int, me.control.total(np.array([mail.sent.total(), mail.received, unsent]))
         )
         me.findings["messages"] = {"sent": sent, "received": received, "not_sent": unsent}
         if np.isfinite(me.findings.get("disagreement", [np.nan])[-1]):

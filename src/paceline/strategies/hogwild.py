@@ -75,6 +75,7 @@ class Hogwild(Strategy):
 
         me.broadcast()  # x the same on every node
         shared = SharedX(me.model.x, me.comm)
+        me.update = shared.in_time(me.update)
         me.watch.restart()  # what a window takes to make is the start of a run, not a step of it
         for epoch in me.epochs():
             for turn, batch in enumerate(me.turns(epoch), 1):
@@ -91,7 +92,7 @@ class Hogwild(Strategy):
             self._meet(me, shared)
             shared.read(me.model.x)
             if me.validate(epoch) and shared.is_first:
-                np.copyto(shared.x, me.model.x)  # back to the last good parameters
+                shared.put(me.model.x)  # back to the last good parameters
             self._meet(me, shared)  # nobody writes x before all have read it
         self._tell(me, shared)
         shared.free()
@@ -105,9 +106,9 @@ class Hogwild(Strategy):
         if ours is not None:
             was, mean = ours
             if at_rest:
-                np.copyto(shared.x, mean)  # x_k <- m, the same bits everywhere
+                shared.put(mean)  # x_k <- m, the same bits everywhere
             else:
-                shared.x += np.subtract(mean, was, mean)  # x_k <- x_k + (m - s)
+                shared.add(was, mean)  # x_k <- x_k + (m - s)
         me.watch.lap("exchange")
 
     def _tell(self, me: Worker, shared: SharedX) -> None:

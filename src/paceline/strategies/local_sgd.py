@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.strategies._averaging import OnOwnData, Together, at_least, check_collective, validate_as
+from paceline.strategies._vectors import copy_of, put
 from paceline.updates._checks import below_one, positive
 from paceline.updates.nesterov import Nesterov
 
@@ -85,13 +86,13 @@ class Round:
         self._outer = Nesterov(beta=options.outer_momentum)
         self._nu = options.outer_lr
         self._plain = options.outer_momentum == 0 and options.outer_lr == 1
-        self._v = {} if self._plain else self._outer.start(me.model.x)
-        self._x = me.model.x if self._plain else me.model.x.copy()
+        self._v = {} if self._plain or me.hollow else self._outer.start(me.model.x)
+        self._x = me.model.x if self._plain else copy_of(me, me.model.x)
         self.steps, self.moved = 0, False
 
     def begin(self) -> None:
         """Start from the parameters as they are."""
-        self._x[:] = self._me.model.x
+        put(self._me, self._x, self._me.model.x)
         self.steps, self.moved = 0, False
 
     def took(self, batch: Batch) -> None:
@@ -100,15 +101,18 @@ class Round:
 
     def end(self) -> None:
         """Average; go on from there."""
-        x = self._me.model.x
-        mean = self._together.mean(x, self.moved)
+        me = self._me
+        mean = self._together.mean(me.model.x, self.moved)
         if self._plain:
-            x[:] = mean  # x <- mean_i x_i
+            put(me, me.model.x, mean)  # x <- mean_i x_i
         else:
-            delta = self._x - mean  # Delta <- x - mean_i x_i
-            self._outer.apply(
-                self._x, delta, self._nu, self._v
-            )  # v <- mu v + Delta; x <- x - nu (Delta + mu v)
-            x[:] = self._x
-        self._me.watch.lap("exchange")
+            if not me.hollow:
+                delta = self._x - mean  # Delta <- x - mean_i x_i
+                self._outer.apply(
+                    self._x, delta, self._nu, self._v
+                )  # v <- mu v + Delta; x <- x - nu (Delta + mu v)
+            me.charge("combine", mean.nbytes)
+            me.charge("update", mean.size)
+            put(me, me.model.x, self._x)
+        me.watch.lap("exchange")
         self.steps, self.moved = 0, False

@@ -21,6 +21,7 @@ import numpy as np
 
 from paceline.errors import UsageError
 from paceline.strategies import Strategy
+from paceline.strategies._vectors import put, vector
 
 if TYPE_CHECKING:
     from paceline.worker import Worker
@@ -52,13 +53,15 @@ class MainWorker(Strategy):
 
     def _main(self, me: Worker, epoch: int) -> None:
         x = me.model.x
-        message = np.empty(x.size + 1, x.dtype)  # a change and, for the eye, a piece's part of the mean loss
+        message = vector(me, more=1)  # a change and, for the eye, a piece's part of the mean loss
         for step in range(me.steps_per_epoch):
             loss = 0.0
             for worker in range(1, me.size):
                 me.comm.Recv(message, source=worker)
                 me.watch.lap("wait")
-                x += message[:-1]  # x <- x + |B_i|/|B| d_i
+                if not me.hollow:
+                    x += message[:-1]  # x <- x + |B_i|/|B| d_i
+                me.charge("combine", x.nbytes)
                 loss += float(message[-1])
                 me.watch.lap("update")
             for worker in range(1, me.size):
@@ -68,15 +71,17 @@ class MainWorker(Strategy):
 
     def _work(self, me: Worker, epoch: int) -> None:
         x = me.model.x
-        start = np.empty_like(x)
-        message = np.empty(x.size + 1, x.dtype)
+        start, message = vector(me), vector(me, more=1)
         for batch in me.batches(epoch, rank=me.rank - 1, ranks=me.size - 1):
-            np.copyto(start, x)
+            put(me, start, x)
             loss = me.gradient(batch)  # g_i <- sum over B_i of grad f(x)
             me.step(me.model.g, batch.count)  # x_i <- x - eta g_i / |B_i|
-            np.subtract(x, start, message[:-1])  # d_i <- x_i - x
-            message[:-1] *= batch.count / batch.total  # |B_i|/|B| d_i
-            message[-1] = loss / batch.total
+            if not me.hollow:
+                np.subtract(x, start, message[:-1])  # d_i <- x_i - x
+                message[:-1] *= batch.count / batch.total  # |B_i|/|B| d_i
+                message[-1] = loss / batch.total
+            me.charge("combine", x.nbytes)
+            me.charge("copy", x.nbytes)
             me.watch.lap("update")
             me.comm.Send(message, dest=0)
             me.comm.Recv(x, source=0)

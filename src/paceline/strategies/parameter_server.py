@@ -27,7 +27,7 @@ from paceline.errors import UsageError
 from paceline.models._state import flat_buffers
 from paceline.strategies import Strategy
 from paceline.strategies._server import messages
-from paceline.strategies._server.chief import Chief, Dealer, help_to_finish
+from paceline.strategies._server.chief import Chief, Dealer, first_batch, help_to_finish
 from paceline.strategies._server.disciplines import maker
 from paceline.strategies._server.master import Master
 from paceline.strategies._server.outbox import Outbox
@@ -100,19 +100,21 @@ class ParameterServer(Strategy):
         comm = me.comm.Dup()
         workers = me.size - self.masters
         pieces = place(me.model.layers, self.masters, self.placement)
-        dealer = Dealer(self.share, workers, me.steps_per_epoch, me.steps)
-        first = dealer.first()
         master = None
         me.watch.restart()
         if me.rank < self.masters:
-            chief = Chief(me, dealer, workers, len(pieces)) if me.rank == 0 else None
+            chief = None
+            if me.rank == 0:
+                dealer = Dealer(self.share, workers, me.steps_per_epoch, me.steps)
+                chief = Chief(me, dealer, workers, len(pieces))
             rule = rule_of(self.rule)
             master = Master(
                 me, comm, pieces, self.masters, rule, maker(workers, self.bound, self.backup), chief
             )
             master.serve()
         else:
-            self._work(me, comm, pieces, first[me.rank - self.masters])
+            first = first_batch(self.share, me.rank - self.masters, me.steps_per_epoch, me.steps)
+            self._work(me, comm, pieces, first)
         me.control.wait()
         me.watch.lap("wait")
         if master is not None:

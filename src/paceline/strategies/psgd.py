@@ -23,6 +23,7 @@ import numpy as np
 
 from paceline.evaluation import score
 from paceline.strategies._averaging import Array, OnOwnData, Together, check_collective
+from paceline.strategies._vectors import put
 from paceline.updates._checks import not_negative
 
 if TYPE_CHECKING:
@@ -71,19 +72,21 @@ class Psgd(OnOwnData):
         healthy = moved and me.diverged is None
         counts = healthy if me.control.total(np.array([healthy]).astype(float))[0] else moved
         mean = together.mean(x, counts)  # x <- (x_1 + … + x_p) / p, of those that did not diverge
-        alone = score(me.model, me.data.test).means(me.data.classes)
-        x[:] = mean
+        alone = score(me.model, me.data.test).means(me.data.classes) if not me.hollow else (None, None)
+        put(me, x, mean)
         mine = (epoch + 1, loss if moved else None, converged, me.diverged is not None, *alone)
-        parts = me.control.everyones(np.array([math.nan if value is None else value for value in mine]))
-        for rank in np.flatnonzero(parts[:, COLUMNS.index("diverged")]):
-            if me.diverged is None:
-                me.stop(f"the loss of part {rank} has run away")
+        parts = me.control.gather(np.array([[math.nan if value is None else value for value in mine]]))
+        diverged = me.control.who(me.diverged is not None)
+        if diverged.ranks and me.diverged is None:
+            me.stop(f"the loss of part {diverged.first} has run away")
         me.validate(epoch, guarded=False)
-        report(me, parts, converging=self.tolerance is not None)
+        average = me.test()
+        if me.rank == 0:
+            report(me, np.concatenate(parts), average, converging=self.tolerance is not None)
 
 
-def report(me: Worker, parts: Array, *, converging: bool) -> None:
-    """What became of every part, and of the average, on the test samples: findings and a remark. Collective."""
+def report(me: Worker, parts: Array, average: tuple[float | None, float | None], *, converging: bool) -> None:
+    """What became of every part, and of the average, on the test samples: rank 0's findings and a remark."""
     kinds = {"epochs": int, "converged": bool, "diverged": bool}
     found: list[dict[str, Any]] = [
         {"rank": rank}
@@ -93,19 +96,19 @@ def report(me: Worker, parts: Array, *, converging: bool) -> None:
         }
         for rank, part in enumerate(parts)
     ]
-    loss, accuracy = me.test()
+    loss, accuracy = average
     me.findings["parts"] = found
     me.findings["average"] = {"test_loss": loss, "test_accuracy": accuracy}
     if loss is None:
         return
     if accuracy is None:
-        word, told, average, column = "loss", "{:.4g}", loss, "test_loss"
+        word, told, best, column = "loss", "{:.4g}", loss, "test_loss"
     else:
-        word, told, average, column = "accuracy", "{:.2%}", accuracy, "test_accuracy"
+        word, told, best, column = "accuracy", "{:.2%}", accuracy, "test_accuracy"
     alone = [part[column] for part in found if part["loss"] is not None and part[column] is not None]
     if not alone:
         return
-    said = [told.format(value).replace("%", " %") for value in (average, min(alone), max(alone))]
+    said = [told.format(value).replace("%", " %") for value in (best, min(alone), max(alone))]
     epochs = sorted({part["epochs"] for part in found})
     span = f"{epochs[0]} to {epochs[-1]}" if epochs[1:] else f"{epochs[0]}"
     converged = f"{sum(part['converged'] for part in found)} of {me.size} converged, " if converging else ""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.strategies._averaging import OnOwnData, Together, check_collective
+from paceline.strategies._vectors import put
 
 if TYPE_CHECKING:
     from paceline.worker import Worker
@@ -39,5 +40,5 @@ class WeightAverage(OnOwnData):
             for batch in me.own_batches(epoch):
                 me.gradient(batch)
                 me.step(me.model.g, batch.count)  # x_i <- x_i - eta grad f(x_i; B_i)
-                x[:] = together.mean(x, batch.count > 0)  # x_i <- (x_1 + … + x_p) / p
+                put(me, x, together.mean(x, batch.count > 0))  # x_i <- (x_1 + … + x_p) / p
             me.validate(epoch)

@@ -10,8 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data import chunks
-from paceline.evaluation import Score, ratio, score_together, scored
+from paceline.evaluation import Score, ratio, samples_for, score_together, scored
 from paceline.guard import Guard
 from paceline.models._state import flat_buffers, put_flat_buffers
 from paceline.worker import Worker
@@ -26,32 +25,42 @@ PART, ROOM = 0.02, 256 << 20
 
 
 class Dealer:
-    """Which batch a worker computes next; -1 when there is none left for it.
+    """Which batch a worker computes after its first; -1 when there is none left for it.
 
     >>> static = Dealer("static", workers=2, steps_per_epoch=3, steps=6)      # the first ones take what is left over
-    >>> [static.next(0) for _ in range(5)], [static.next(1) for _ in range(3)]
-    ([0, 2, 3, 5, -1], [1, 4, -1])
+    >>> [static.next(0) for _ in range(4)], [static.next(1) for _ in range(2)]
+    ([2, 3, 5, -1], [4, -1])
     >>> dynamic = Dealer("dynamic", workers=2, steps_per_epoch=3, steps=6)
-    >>> [dynamic.next(worker) for worker in (0, 1, 1, 1, 1, 0, 0)]
-    [0, 1, 2, 3, 4, 5, -1]
+    >>> [dynamic.next(worker) for worker in (1, 1, 1, 0, 0)]
+    [2, 3, 4, 5, -1]
     """
 
     def __init__(
         self, share: Literal["static", "dynamic"], workers: int, steps_per_epoch: int, steps: int
     ) -> None:
+        """Every worker knows its first batch without a message: it is dealt already."""
         self.share = share
         self.stopped = False
-        self._free = iter(range(steps))
+        self._free = iter(range(min(workers, steps), steps))
         self._own = [_share(worker, workers, steps_per_epoch, steps) for worker in range(workers)]
+        for own in self._own:
+            next(own, None)
 
     def next(self, worker: int) -> int:
         if self.stopped:
             return -1
         return next(self._free if self.share == "dynamic" else self._own[worker], -1)
 
-    def first(self) -> list[int]:
-        """Every worker's first batch: known to all without a message."""
-        return [self.next(worker) for worker in range(len(self._own))]
+
+def first_batch(share: Literal["static", "dynamic"], worker: int, steps_per_epoch: int, steps: int) -> int:
+    """Which batch a worker computes first; -1: none.
+
+    >>> [first_batch("static", worker, steps_per_epoch=3, steps=6) for worker in range(4)]
+    [0, 1, 2, -1]
+    >>> [first_batch("dynamic", worker, steps_per_epoch=3, steps=6) for worker in (2, 3, 6)]
+    [2, 3, -1]
+    """
+    return worker if worker < (min(steps_per_epoch, steps) if share == "static" else steps) else -1
 
 
 def _share(worker: int, workers: int, steps_per_epoch: int, steps: int) -> Iterator[int]:
@@ -140,7 +149,7 @@ class Chief:
         if self._going is None:
             self.assemble(epoch)
             model, self._so_far = self.me.model, Score(0.0, 0, 0)
-            self._going = scored(model, chunks(self.me.data.validation, size=LITTLE, dtype=model.x.dtype))
+            self._going = scored(model, samples_for(model, self.me.data.validation, size=LITTLE))
         found = next(self._going, None)
         if found is not None:
             self._so_far = found

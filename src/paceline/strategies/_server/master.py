@@ -14,16 +14,18 @@ from paceline.rules import Rule
 from paceline.strategies._server import messages
 from paceline.strategies._server.chief import Chief, help_to_finish
 from paceline.strategies._server.disciplines import Discipline
+from paceline.strategies._server.inbox import Inbox, Key
+from paceline.strategies._server.marks import Marks
 from paceline.strategies._server.owned import APPLIED, DROPPED, EVENTS, LEFT, RESTORED, Gradient, Owned
 from paceline.strategies._server.placement import Piece
+from paceline.strategies._server.replies import Replies
 from paceline.worker import Worker
 
 Array = NDArray[Any]
-KEPT = 4  # marks: copies of the parameters to go back to
 
 
 class Master:
-    """Serves whoever comes. A receive is posted before what it receives can have been sent."""
+    """Serves whoever comes."""
 
     def __init__(
         self,
@@ -52,17 +54,18 @@ class Master:
         self._working, self._ended = workers, chief is not None
         self._to_come = [0] * workers  # of the pieces of a worker's present gradient
         self._given_up = [False] * workers
-        self._interval = max(me.steps_per_epoch // 8, 8 * workers)
-        self._marks = {number: {0: owned.x.copy()} for number, owned in self._owned.items()}
-        self._good_mark = 0
-
+        self._marks = (
+            Marks(list(self._owned.values()), every=max(me.steps_per_epoch // 8, 8 * workers))
+            if me.on_divergence == "halve"
+            else None
+        )
         self._headers = np.zeros((workers, messages.BUFFERS + (flat_buffers(me.model).size if chief else 0)))
         self._next = np.zeros((workers, 1), np.int64)
         self._orders = np.zeros(2)
         self._landing = {n: np.empty_like(me.model.x[piece.part]) for n, piece in self._theirs.items()}
         self._announced: list[Any] = [None] * workers  # receives under way of headers
-        self._waited: dict[tuple[str, int, int], Any] = {}  # other receives under way, by what they are of
-        self._sending: dict[tuple[int, int], Any] = {}  # sends under way, by tag and worker
+        self._inbox = Inbox(me.watch)  # other receives under way
+        self._replies = Replies(comm, first=masters)
         self._copies: list[tuple[Any, Array]] = []  # sends under way, of copies made for them
 
     # ---- the loop
@@ -81,48 +84,33 @@ class Master:
         for what, number, worker in self._as_they_come() if self.me.replay is None else self._as_they_came():
             getattr(self, f"_on_{what}")(number, worker)
             self.me.watch.lap("exchange")
-        for request in self._sending.values():
-            request.Wait()
+        self._replies.complete_all()
         if self.chief is not None:
             self._give_orders(messages.END, 0)
 
-    def _as_they_come(self) -> Iterator[tuple[str, int, int]]:
+    def _as_they_come(self) -> Iterator[Key]:
         """What has arrived, as it arrives; while nothing has, master 0 evaluates a little."""
         while self._working or not self._ended:
-            keys, requests = list(self._waited), list(self._waited.values())
-            some: Any = type(requests[0])
-            if self.chief is None or not self.chief.may_work:
-                done = some.Waitsome(requests)
-            else:
-                done = some.Testsome(requests)
-                if not done or self.chief.pressed:
-                    self.me.watch.lap("wait")
-                    self.chief.work()
-            self.me.watch.lap("wait")
-            for index in done or ():
-                del self._waited[keys[index]]
-            for index in done or ():
-                yield keys[index]
+            idle = self.chief is not None and self.chief.may_work
+            arrived = self._inbox.arrived(wait=not idle)
+            if self.chief is not None and idle and (not arrived or self.chief.pressed):
+                self.chief.work()
+            yield from arrived
 
-    def _as_they_came(self) -> Iterator[tuple[str, int, int]]:
+    def _as_they_came(self) -> Iterator[Key]:
         """What had arrived in the run that is replayed, in that order."""
         rows = self.me.replay.updates
         mine = rows["master"] == self.me.rank
         for event, number, worker in zip(*(rows[name][mine].tolist() for name in EVENTS[:3]), strict=True):
             if event in (APPLIED, DROPPED):
-                yield self._awaited("gradient", number, worker)
+                yield self._inbox.take("gradient", number, worker)
             elif event == LEFT:
                 for piece in self._owned:
-                    yield self._awaited("gradient", piece, worker)
+                    yield self._inbox.take("gradient", piece, worker)
             elif self.chief is None:  # master 0 decides on going back as it did
-                yield self._awaited("orders")
+                yield self._inbox.take("orders")
         if self.chief is None:
-            yield self._awaited("orders")
-
-    def _awaited(self, what: str, number: int = 0, worker: int = 0) -> tuple[str, int, int]:
-        self._waited.pop((what, number, worker)).Wait()
-        self.me.watch.lap("wait")
-        return what, number, worker
+            yield self._inbox.take("orders")
 
     def _expect(self, what: str, number: int = 0, worker: int = 0) -> None:
         """Post a receive."""
@@ -134,7 +122,7 @@ class Master:
             request = self.comm.Irecv(self._landing[number], source=owner, tag=messages.PIECES + number)
         else:
             request = self.comm.Irecv(self._orders, source=0, tag=messages.ORDERS)
-        self._waited[what, number, worker] = request
+        self._inbox.expect((what, number, worker), request)
 
     def _expect_header(self, worker: int) -> None:
         into = self._headers[worker]
@@ -144,6 +132,7 @@ class Master:
 
     def _on_gradient(self, number: int, worker: int) -> None:
         """A gradient of a piece: apply it (or not, or not yet), and answer whoever is to go on."""
+        self.me.charge("serve", 1)
         first = self._to_come[worker] == 0
         if first:
             self._take_header(worker)
@@ -164,8 +153,8 @@ class Master:
         epoch, rest = divmod(owned.arrivals, self.me.steps_per_epoch)
         if rest == 0:
             self._tell_chief(owned, epoch - 1)
-        if self.me.on_divergence == "halve" and owned.arrivals % self._interval == 0:
-            self._mark(owned, owned.arrivals // self._interval)
+        if self._marks is not None and self._marks.arrived(owned):
+            self.me.charge("copy", owned.x.nbytes)
 
     def _take_header(self, worker: int) -> None:
         """What the worker said before it sent this gradient; with it came the loss of its last one."""
@@ -204,24 +193,15 @@ class Master:
         """Send workers the present values of a piece; master 0 adds which batch is next."""
         tag = messages.PIECES + owned.piece.number
         for worker in workers:
-            self._complete(tag, worker)
-            self._send(owned.answer(worker), tag, worker)
+            self._replies.complete(tag, worker)
+            self._replies.send(owned.answer(worker), tag, worker)
             self._unanswered[worker] -= 1
             if self._unanswered[worker] == 0:
                 self._unanswered[worker] = len(self._owned)
                 if self.chief is not None:
-                    self._complete(messages.NEXT, worker)
+                    self._replies.complete(messages.NEXT, worker)
                     self._next[worker] = self.chief.dealer.next(worker)
-                    self._send(self._next[worker], messages.NEXT, worker)
-
-    def _complete(self, tag: int, worker: int) -> None:
-        """The worker has what was last sent to it under this tag: it could not have come back without."""
-        request = self._sending.pop((tag, worker), None)
-        if request is not None:
-            request.Wait()
-
-    def _send(self, values: Array, tag: int, worker: int) -> None:
-        self._sending[tag, worker] = self.comm.Isend(values, dest=self.masters + worker, tag=tag)
+                    self._replies.send(self._next[worker], messages.NEXT, worker)
 
     # ---- with master 0
 
@@ -236,10 +216,11 @@ class Master:
             return
         self.chief.watch(loss / count, self._lately)
         if self.chief.go_back is not None:
-            self._good_mark = 0 if self.chief.go_back == "to the start" else self._good_mark
+            assert self._marks is not None
+            mark = self._marks.good(from_start=self.chief.go_back == "to the start")
             self.chief.go_back = None
-            self._give_orders(messages.RESTORE, self._good_mark)
-            self._restore(self._good_mark)
+            self._give_orders(messages.RESTORE, mark)
+            self._restore(mark)
 
     def _lately(self) -> str:
         """The staleness of the last updates, in words."""
@@ -250,6 +231,7 @@ class Master:
     def _tell_chief(self, owned: Owned, epoch: int) -> None:
         """An epoch's gradients have all arrived: this piece, as it is now, is part of the model that is evaluated."""
         values = owned.x.copy()
+        self.me.charge("copy", values.nbytes)
         self.snapshots[owned.piece.number] += 1
         if self.chief is not None:
             self.chief.snapshot(epoch, owned.piece.part, values)
@@ -268,23 +250,10 @@ class Master:
             orders = np.array([kind, mark], float)
             self._copies.append((self.comm.Isend(orders, dest=master, tag=messages.ORDERS), orders))
 
-    # ---- going back
-
-    def _mark(self, owned: Owned, number: int) -> None:
-        """Keep the parameters as they are; the mark before this one is good if nothing has been said against it."""
-        marks = self._marks[owned.piece.number]
-        marks[number] = owned.x.copy()
-        if len(marks) > KEPT:
-            del marks[min(marks.keys() - {0})]  # the start is kept
-        if owned is next(iter(self._owned.values())):
-            self._good_mark = max(self._good_mark, number - 1)
-
     def _restore(self, mark: int) -> None:
+        assert self._marks is not None
         self.log.extend((RESTORED, 0, -1, mark, 0, 0))
-        for number, owned in self._owned.items():
-            owned.restore(self._marks[number][mark])
-            for later in [m for m in self._marks[number] if m > mark]:
-                self._marks[number][later] = owned.x.copy()
+        self._marks.restore(mark)
 
     # ---- the end
 
@@ -299,8 +268,8 @@ class Master:
         else:
             for number in self._theirs:
                 while self.snapshots[number] < told[number]:
-                    self._on_snapshot(*self._awaited("snapshot", number)[1:])
-                self._awaited("snapshot", number)
+                    self._on_snapshot(*self._inbox.take("snapshot", number)[1:])
+                self._inbox.take("snapshot", number)
         for request, _ in self._copies:
             request.Wait()
         if self.chief is None:

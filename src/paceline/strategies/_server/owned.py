@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.comm._hollow import rows
 from paceline.rules import Arrival, Rule
 from paceline.strategies._server.placement import Piece
 from paceline.worker import Worker
@@ -51,11 +52,13 @@ class Owned:
     ):
         self.piece = piece
         self.x = me.model.x[piece.part].copy()
-        self.g = np.empty((workers, self.x.size), self.x.dtype)
-        self.sent = np.tile(self.x, (workers, 1))
+        self.g, self.sent = rows(me.comm, workers, self.x), rows(me.comm, workers, self.x)
+        if not me.hollow:
+            self.sent[...] = self.x
         self.arrivals = 0
         self.halved = 1.0
         self._me, self._rule, self._said, self._log = me, rule, said, log
+        self._plain_update = getattr(me.update, "plain", me.update)  # its time is a part of the rule's
         self._drift = np.zeros_like(self.x)
         self._needs_drift = getattr(rule, "needs_drift", True)
         self._sample, self._sent_sample = spread_out(self.x), [spread_out(row) for row in self.sent]
@@ -69,8 +72,9 @@ class Owned:
         self._begin(workers)
 
     def _begin(self, workers: int) -> None:
-        self._rule_state = self._rule.start(self.x, workers)
-        self._update_state = self._me.update.start(self.x)
+        hollow = self._me.hollow
+        self._rule_state = {} if hollow else self._rule.start(self.x, workers)
+        self._update_state = {} if hollow else self._plain_update.start(self.x)
 
     # ---- what a discipline does with it
 
@@ -87,6 +91,7 @@ class Owned:
         self._note(APPLIED, worker, tau, self._arrival.gap)
 
     def add(self, worker: int) -> None:
+        self._me.charge("combine" if self._count else "copy", self._total.nbytes)
         if self._count:
             np.add(self._total, self.g[worker], self._total)
         else:
@@ -109,7 +114,8 @@ class Owned:
 
     def answer(self, worker: int) -> Array:
         """The present values as the rule shows them to this worker, in memory that stays as it is until it answers."""
-        self._rule.show(self.x, self.sent[worker], worker, self._rule_state)
+        if not self._me.hollow:
+            self._rule.show(self.x, self.sent[worker], worker, self._rule_state)
         self._sent_version[worker], self._sent_era[worker] = self._version, self._era
         return self.sent[worker]  # type: ignore[no-any-return]
 
@@ -122,6 +128,12 @@ class Owned:
         self._begin(len(self.sent))
 
     def _update(self, worker: int, g: Array, count: int, tau: int) -> None:
+        if not self._me.hollow:
+            self._make_update(worker, g, count, tau)
+        self._me.charge("rule", self.x.size)  # `answer` included
+        self._version += 1
+
+    def _make_update(self, worker: int, g: Array, count: int, tau: int) -> None:
         arrival = self._arrival
         arrival.worker, arrival.tau, arrival.scale, arrival.gap = worker, tau, 1.0 / count, 0.0
         arrival.shape = self.halved * self._me.shape(min(self.arrivals - 1, self._me.steps - 1))
@@ -137,8 +149,7 @@ class Owned:
                 f"correct of {type(self._rule).__name__} must return a factor on eta (1.0: none); got None"
             )
         if factor:  # 0: the rule has made the whole step itself
-            self._me.update.apply(self.x, g, arrival.eta * factor, self._update_state, arrival.scale)
-        self._version += 1
+            self._plain_update.apply(self.x, g, arrival.eta * factor, self._update_state, arrival.scale)
 
     def _note(self, event: int, worker: int, tau: int, gap: float) -> None:
         self._log.extend((event, self.piece.number, worker, self._said[worker].step, tau, gap))
