@@ -49,7 +49,7 @@ def memory_of(given: Any) -> tuple[memoryview, str]:
     """
     if given.__class__ is not np.ndarray and (given is None or isinstance(given, (list, tuple))):
         return _of_list(given)
-    view = memoryview(given)
+    view: memoryview = memoryview(given)  # type: ignore[arg-type]
     if not view.c_contiguous:
         raise ValueError("a message's buffer must be contiguous")
     return view, KINDS.get(view.format) or kind_of(view.format)

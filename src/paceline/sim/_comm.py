@@ -14,7 +14,7 @@ from paceline.sim._constants import COMM_TYPE_SHARED, UNDEFINED
 from paceline.sim._groups import Group, meet
 from paceline.sim._interface import Interface
 from paceline.sim._matching import Message, first_unexpected, post, take_unexpected
-from paceline.sim._requests import Receiving, Request, Sending
+from paceline.sim._requests import Receiving, Request
 from paceline.sim._status import tell
 
 # Without computing, the bytes of a message of numbers are carried only up to this many.
@@ -91,8 +91,7 @@ class PointToPoint:
             kernel.go_first(me)  # a card is to be shared in the order of time
             eager = eager and wires.eager(number, other, nbytes)
             me.t, arrives, taking = wires.send(number, other, nbytes, me.t, eager)
-        request = Sending(me, name, view, data, dest, eager)
-        message = Message(me, self.key, tag, data, nbytes, kind, eager, taking, request)
+        message = Message(me, name, dest, view, data, nbytes, kind, self.key, tag, eager, taking)
         kernel.messages += 1
         kernel.bytes += nbytes
         if wires.jittered:  # messages of one pair do not overtake each other
@@ -101,7 +100,7 @@ class PointToPoint:
         heappush(receiver.inbox, (arrives, next(kernel.sequence), message))
         if receiver.waiting and arrives < receiver.wake:
             kernel.wake_up(receiver, arrives)
-        return request
+        return message
 
     Rsend, Irsend = Send, Isend
 
@@ -110,7 +109,7 @@ class PointToPoint:
         if peer != self.kernel.meant.nobody:
             raise ValueError(f"rank {peer} is not one of the {self.size} ranks, from 0, of this communicator")
         if "recv" not in name.lower():
-            return Sending(self.me, name, None, None, peer, True)
+            return Message(self.me, name, peer, None, None, 0, "", self.key, 0, True, 0.0)
         request = Receiving(self.me, name, bytearray(), None, None)
         request.deliver(None, 0, peer, self.kernel.meant.any_tag)
         return request

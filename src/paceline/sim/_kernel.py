@@ -295,7 +295,7 @@ class Kernel:
     def _check_rank(self, rank: Rank) -> None:
         """Nothing may be left over of a rank that has ended."""
         left = [message for queue in rank.unexpected.values() for message in queue]
-        left += [thing for _, _, thing in rank.inbox if getattr(thing, "stage", 0) == 1]
+        left += [thing for _, _, thing in rank.inbox if hasattr(thing, "sender")]
         left = [message for message in left if self.ranks[message.sender.number].alive]
         if left:
             raise Unmatched(

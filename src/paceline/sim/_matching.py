@@ -1,3 +1,4 @@
+# ruff: noqa: N802 (mpi4py's names)
 """Messages on their way, and which receive takes which: MPI's rules.
 
     a message that arrives goes to the receive that was posted first of those that match it, or waits
@@ -13,40 +14,71 @@ from collections import deque
 from typing import Any
 
 from paceline.sim import _sites
-from paceline.sim._requests import Receiving, Sending
-from paceline.sim.errors import Truncated, TypeMismatch
+from paceline.sim._requests import Receiving, Request
+from paceline.sim.errors import BufferChanged, Truncated, TypeMismatch
 
 ANY = None
 
 
-class Message:
-    """One message: `data` are its bytes as they were when it was sent (None where they are not carried).
+class Message(Request):
+    """One message, and the request of whoever sent it.
 
-    `to`: the context and the sender's rank in it; `stage` 1 when it is announced, or there if it is eager; 2 when its data
-    are.
+    `data` are its bytes as they were when it was sent (None where they are not carried); until it is waited for, its
+    buffer must stay as it is. `to`: the context and the sender's rank in it. It arrives with its data if it is `eager`, else
+    it is announced, and the data come when they are asked for.
     """
 
     __slots__ = (
-        "data", "eager", "kind", "made", "nbytes", "order", "receive", "request", "sender", "stage", "tag", "taking", "to",
+        "data", "dest", "eager", "kind", "nbytes", "order", "tag", "taking", "to", "view",
     )  # fmt: skip
 
+    order: int
+    view: memoryview | None
+
     def __init__(
-        self, sender: Any, to: tuple[int, int], tag: int, data: bytes | None, nbytes: int, kind: str, eager: bool,
-        taking: float, request: Sending,
+        self, rank: Any, name: str, dest: int, view: memoryview | None, data: bytes | None, nbytes: int, kind: str,
+        to: tuple[int, int], tag: int, eager: bool, taking: float,
     ) -> None:  # fmt: skip
-        self.sender, self.to, self.tag = sender, to, tag
-        self.data, self.nbytes, self.kind = data, nbytes, kind
-        self.eager, self.taking = eager, taking
-        self.request, self.made = request, request.made
-        self.stage = 1
+        self.rank = rank
+        self.name = name
+        self.dest = dest
+        self.data = data
+        self.nbytes = nbytes
+        self.kind = kind
+        self.to = to
+        self.tag = tag
+        self.done = self.eager = eager
+        self.taking = taking
+        self.spent = False
+        self.made = self.error = None
+        if rank.kernel.strict:
+            self.view = view
+            self.watch()
+
+    @property
+    def sender(self) -> Any:
+        """The rank that sent it."""
+        return self.rank
+
+    def _finish(self, status: Any) -> None:
+        super()._finish(status)
+        if self.made is not None and self.data is not None and self.view is not None:
+            if self.view.tobytes() != self.data:
+                raise BufferChanged(
+                    f"the buffer of an {self.described()} to rank {self.dest} was changed before the message had gone"
+                )
+            self.view = None
+
+    def described(self) -> str:
+        """The request, and where it was made."""
+        return super().spelled()
+
+    def Cancel(self) -> None:
+        raise NotImplementedError("a send cannot be cancelled; MPI 4 has given it up, too")
 
     def arrive(self, rank: Any) -> None:
-        """The receiving rank takes note of it, or takes in its data."""
+        """The receiving rank takes note of it."""
         to, tag = self.to, self.tag
-        if self.stage == 2:
-            rank.t += self.taking
-            self.receive.deliver(self.data, self.nbytes, to[1], tag)
-            return
         queue = rank.posted.get(to)
         if queue:
             receive = queue[0]
@@ -167,14 +199,40 @@ def match(rank: Any, receive: Receiving, message: Message) -> None:
     if kernel.wires.contended(sender.number, rank.number):
         kernel.go_first(rank)  # a card is to be shared in the order of time
     arrives, taking, released = kernel.wires.fetch(sender.number, rank.number, message.nbytes, rank.t)
-    kernel.put(sender, released, message.request)
+    kernel.put(sender, released, _Released(message))
     if arrives <= rank.t:
         rank.t += taking
         receive.deliver(data, length, message.to[1], message.tag)
     else:
-        message.stage, message.taking, message.receive = 2, taking, receive
-        message.data, message.nbytes = data, length
-        kernel.put(rank, arrives, message)
+        kernel.put(rank, arrives, _Data(receive, message, data, length, taking))
+
+
+class _Released:
+    """The sender of a message that was asked for hears that it was taken."""
+
+    __slots__ = ("message",)
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+
+    def arrive(self, rank: Any) -> None:
+        self.message.done = True
+
+
+class _Data:
+    """The data of a message that was asked for."""
+
+    __slots__ = ("data", "message", "nbytes", "receive", "taking")
+
+    def __init__(
+        self, receive: Receiving, message: Message, data: bytes | None, nbytes: int, taking: float
+    ) -> None:
+        self.receive, self.message = receive, message
+        self.data, self.nbytes, self.taking = data, nbytes, taking
+
+    def arrive(self, rank: Any) -> None:
+        rank.t += self.taking
+        self.receive.deliver(self.data, self.nbytes, self.message.to[1], self.message.tag)
 
 
 def withdraw(rank: Any, receive: Receiving) -> None:

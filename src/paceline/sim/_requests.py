@@ -197,34 +197,6 @@ def _finish_done(requests: Sequence[Any], statuses: Any) -> list[int]:
     return done
 
 
-class Sending(Request):
-    """A message on its way. Until it is waited for its buffer must stay as it is."""
-
-    __slots__ = ("data", "dest", "view")
-
-    def __init__(
-        self, rank: Any, name: str, view: memoryview | None, data: bytes | None, dest: int, done: bool
-    ) -> None:
-        self.rank, self.name, self.dest = rank, name, dest
-        self.done, self.spent = done, False
-        self.error = self.made = None
-        if rank.kernel.strict:
-            self.view, self.data = view, data
-            self.watch()
-
-    def _finish(self, status: Any) -> None:
-        super()._finish(status)
-        if self.made is not None and self.view is not None and self.data is not None:
-            if self.view.tobytes() != self.data:
-                raise BufferChanged(
-                    f"the buffer of an {self.spelled()} to rank {self.dest} was changed before the message had gone"
-                )
-            self.view = self.data = None
-
-    def Cancel(self) -> None:
-        raise NotImplementedError("a send cannot be cancelled; MPI 4 has given it up, too")
-
-
 class Receiving(Request):
     """A message that is to come. Until it is done its buffer is the message's."""
 
@@ -241,6 +213,9 @@ class Receiving(Request):
         "wanted_tag",
     )
     receives = True
+    order: int
+    kept: bytes | None
+    made: Any
 
     def __init__(self, rank: Any, name: str, buffer: Any, source: int | None, tag: int | None) -> None:
         self.rank, self.name = rank, name
