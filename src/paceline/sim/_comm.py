@@ -96,6 +96,8 @@ class PointToPoint:
         kernel.bytes += nbytes
         if wires.jittered:  # messages of one pair do not overtake each other
             arrives = me.latest[other] = max(arrives, me.latest.get(other, 0.0))
+            if kernel.faults is not None and kernel.faults.keeps(self, message, other, arrives):
+                return message
         receiver = kernel.ranks[other]
         heappush(receiver.inbox, (arrives, next(kernel.sequence), message))
         if receiver.waiting and arrives < receiver.wake:
@@ -132,6 +134,8 @@ class PointToPoint:
         receive = Receiving(me, name, buf, source, tag)
         me.t += kernel.wires.post
         post(me, self.context, receive)
+        if kernel.faults is not None:
+            kernel.faults.losses.posted(self, receive)
         return receive
 
     def Sendrecv(
@@ -188,13 +192,12 @@ class PointToPoint:
 
     def _found(self, source: int | None, tag: int | None) -> Message | None:
         meant = self.kernel.meant
+        source = None if source == meant.any_source else source
         self.kernel.look(self.me)
-        return first_unexpected(
-            self.me,
-            self.context,
-            None if source == meant.any_source else source,
-            None if tag == meant.any_tag else tag,
-        )
+        found = first_unexpected(self.me, self.context, source, None if tag == meant.any_tag else tag)
+        if found is None and self.kernel.faults is not None:
+            self.kernel.faults.losses.probing(self, source)
+        return found
 
     # ---- the clock
 
@@ -206,14 +209,17 @@ class PointToPoint:
         """Let this rank compute for so long."""
         if not seconds >= 0:
             raise ValueError(f"seconds must be at least 0; got {seconds}")
-        self.me.t += seconds * self.me.slow
+        me = self.me
+        seconds *= me.slow
+        me.t = me.t + seconds if me.pace is None else me.pace(me.t, seconds)
 
     def Work(self, kind: str, amount: float) -> None:
         """Let this rank do work of a kind that the compute model knows."""
         me = self.me
         compute = self.kernel.compute
         if compute is not None:
-            me.t += compute.seconds(kind, amount, me.number) * me.slow
+            seconds = compute.seconds(kind, amount, me.number) * me.slow
+            me.t = me.t + seconds if me.pace is None else me.pace(me.t, seconds)
 
     def Pass(self) -> None:
         """Let every rank that is earlier go first: before reading or writing memory that ranks share."""

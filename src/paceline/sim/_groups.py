@@ -21,6 +21,7 @@ class Group:
         self.name = name
         self.meetings: dict[int, Meeting] = {}
         self.freed = 0
+        kernel.groups[self.context] = self
 
     @cached_property
     def node_of(self) -> tuple[int, ...]:
@@ -90,6 +91,10 @@ def meet(
     group: Group = comm.group
     rank = comm.me
     kernel = rank.kernel
+    if kernel.faults is not None and kernel.faults.losses.begin(comm, name):
+        left_out = Met(rank, name, None)
+        left_out.done = True
+        return left_out
     request = Met(rank, name, take)
     call = comm.calls
     comm.calls = call + 1
@@ -120,6 +125,8 @@ def meet(
     if not free_of_charge and size > 1:
         handed = nbytes if isinstance(nbytes, int) else nbytes(meeting.given)
         end += kernel.wires.collective(_blocking(name), group.members, handed)
+        if kernel.faults is not None:
+            end = kernel.faults.late_among(name, group.members, meeting.latest, end)
     for member, met, result in zip(group.members, meeting.requests, results, strict=True):
         assert met is not None
         met.result = result

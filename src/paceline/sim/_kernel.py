@@ -18,6 +18,7 @@ from heapq import heappop, heappush, heappushpop
 from itertools import count
 from math import inf
 from typing import Any, NoReturn
+from weakref import WeakValueDictionary
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
@@ -33,8 +34,8 @@ class Rank:
     """One simulated rank: its clock, what is on its way to it, and what it waits for."""
 
     __slots__ = (
-        "alive", "doing", "error", "greenlet", "inbox", "kernel", "latest", "number", "open", "posted", "slow", "steps",
-        "t", "unexpected", "value", "version", "waiting", "wake", "wild",
+        "alive", "doing", "error", "greenlet", "inbox", "kernel", "latest", "number", "open", "pace", "posted", "slow",
+        "steps", "t", "unexpected", "value", "version", "waiting", "wake", "wild",
     )  # fmt: skip
 
     def __init__(self, kernel: Kernel, number: int) -> None:
@@ -56,6 +57,8 @@ class Rank:
         """Requests that are not done or were not waited for."""
         self.latest: dict[int, float] = {}
         self.slow = 1.0
+        self.pace: Callable[[float, float], float] | None = None
+        """Where faults change how fast it computes, or end it: when work of so many seconds is done."""
         self.steps = 0
         self.alive = True
         self.doing = ""
@@ -80,6 +83,11 @@ class Kernel:
         self.wires = wires
         self.compute = compute
         self.strict, self.rendezvous, self.hollow = strict, rendezvous, hollow
+        self.seed = seed
+        self.faults: Any = None
+        """What goes wrong (`paceline.sim._faulty.Faults`), in runs where something does."""
+        self.groups: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        """The groups of communicators that are in use, by context."""
         self.ranks = [Rank(self, number) for number in range(ranks)]
         self.heap: list[tuple[float, float, int, int]] = []
         """(time, tie, rank, version) of every rank that will go on, and -1 - n for the n-th of `events`."""
@@ -120,6 +128,8 @@ class Kernel:
             try:
                 self.hub.switch()
                 rank.value = function()
+                if self.faults is not None:
+                    self.faults.check(rank)
             except GreenletExit:
                 pass
             except BaseException as error:
@@ -255,6 +265,9 @@ class Kernel:
 
     def put(self, dest: Rank, at: float, thing: Any) -> None:
         """Put something on its way to a rank: its `arrive(rank)` is called when the rank takes it in."""
+        if at == inf:
+            self.faults.lose(dest, thing)
+            return
         heappush(dest.inbox, (at, next(self.sequence), thing))
         if dest.waiting and at < dest.wake:
             dest.wake = at
@@ -276,7 +289,7 @@ class Kernel:
             self._stuck(
                 waiting, f"{len(waiting):,} of {len(self.ranks):,} ranks wait, and nothing is under way"
             )
-        if not self.strict:
+        if not self.strict or (self.faults is not None and self.faults.excuses()):
             return
         for rank in self.ranks:
             if rank.alive:
@@ -290,7 +303,8 @@ class Kernel:
         ]
         dead = [rank.number for rank in self.ranks if not rank.alive]
         gone = f" ({', '.join(f'rank {number}' for number in dead[:8])} had been killed)" if dead else ""
-        raise Deadlock(f"deadlock: {why}{gone}" + _sites.listed(said))
+        lost = "" if self.faults is None else self.faults.told()
+        raise Deadlock(f"deadlock: {why}{gone}{_sites.listed(said)}{lost}")
 
     def _check_rank(self, rank: Rank) -> None:
         """Nothing may be left over of a rank that has ended."""

@@ -181,6 +181,7 @@ def take_unexpected(rank: Any, context: int, source: int | None, tag: int | None
 def match(rank: Any, receive: Receiving, message: Message) -> None:
     """This receive takes this message."""
     kernel = rank.kernel
+    receive.done, receive.error = False, None  # one from anybody may have been told that somebody is dead
     if message.nbytes > receive.nbytes:
         receive.error = Truncated(
             f"truncated: {message.spelled()} are more than the {receive.nbytes:,} bytes of the {receive.spelled()}"

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from paceline.sim import _sites
 from paceline.sim._buffers import memory_of, poison, put
 from paceline.sim._constants import UNDEFINED
 from paceline.sim._status import Status, tell
-from paceline.sim.errors import BufferChanged
+from paceline.sim.errors import BufferChanged, MPIError
 
 
 class Request:
@@ -45,9 +45,16 @@ class Request:
         if self.made is not None:
             self.rank.open.pop(id(self), None)
         if self.error is not None:
-            raise self.error
+            self._fail(self.error)
         if status is not None:
             tell(status, UNDEFINED, UNDEFINED, 0)
+
+    def _fail(self, error: BaseException) -> NoReturn:
+        if isinstance(error, MPIError) and error.pending:
+            self.spent = False
+            if self.made is not None:
+                self.rank.open[id(self)] = self
+        raise error
 
     def spelled(self) -> str:
         return f"{self.name} of rank {self.rank.number} at {_sites.spelled(self.made)}"

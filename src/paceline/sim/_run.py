@@ -30,6 +30,8 @@ class Outcome:
     messages: int
     """Point-to-point messages of all ranks."""
     bytes: int
+    killed: dict[int, float] = field(default_factory=dict)
+    """Ranks that were killed, and when."""
 
 
 def run(
@@ -81,6 +83,7 @@ def run(
     return Outcome(
         values=[rank.value for rank in kernel.ranks], seconds=max(clocks), clocks=clocks,
         messages=kernel.messages, bytes=kernel.bytes,
+        killed={} if kernel.faults is None else {rank: death.time for rank, death in kernel.faults.dead.items()},
     )  # fmt: skip
 
 

@@ -60,6 +60,9 @@ class MPIError(RuntimeError):
     (True, 'MPI_ERR_PROC_FAILED: rank 3 was killed')
     """
 
+    pending = False
+    """Whether the request goes on: a receive from anybody, of whom one has died."""
+
     def __init__(self, text: str, error_class: int) -> None:
         RuntimeError.__init__(self, text)
         self._text, self._class = text, error_class
