@@ -31,6 +31,7 @@ class _Kept:
         self.node_color = node_color
         self.work: Callable[[str, float], object] | None = getattr(bare, "Work", None)
         self.hollow = is_hollow(bare)
+        self.MPI: Any = None
         self.scratch: NDArray[np.uint8] = np.empty(0, np.uint8)
         self.shared: SharedMemory | None = None
         self.children: dict[str, Channel] = {}
@@ -118,8 +119,11 @@ class Channel:
     @property
     def MPI(self) -> Any:  # noqa: N802 (mpi4py's name)
         """The names that go with the communicator: mpi4py.MPI, or what the simulator has in its place."""
-        own = getattr(self.bare, "MPI", None)
-        return mpi() if own is None else own
+        kept = self._kept
+        if kept.MPI is None:
+            own = getattr(self.bare, "MPI", None)
+            kept.MPI = mpi() if own is None else own
+        return kept.MPI
 
     @property
     def node_of(self) -> tuple[int, ...] | None:

@@ -1,13 +1,14 @@
 """Communicators that keep time alone (the simulator's, without computing): what they carry, and memory for the rest.
 
 Such a communicator has `hollow = True`: numbers in long messages are not carried, so nothing is worth computing with them,
-and a vector that each of thousands of ranks would have for itself is one piece of memory for all, which `scratch(nbytes)`
-gives. Everything else is carried: who has how many, which batch is next.
+and a vector that each of thousands of ranks would have for itself is one piece of memory for all. Everything else is
+carried: who has how many, which batch is next.
 """
 
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -15,6 +16,10 @@ from numpy.typing import DTypeLike, NDArray
 Array = NDArray[Any]
 # Messages of so many bytes are carried whatever is in them.
 SHORT = 4096
+
+
+# The memory that all ranks of this process have together, by its length, as long as somebody has it.
+_lent: WeakValueDictionary[int, Array] = WeakValueDictionary()
 
 
 def is_hollow(comm: Any) -> bool:
@@ -32,7 +37,7 @@ def carried(dtype: np.dtype[Any], nbytes: int) -> bool:
     >>> carried(np.dtype("f4"), 4096), carried(np.dtype("f4"), 4100), carried(np.dtype("i4"), 4100)
     (True, False, True)
     """
-    return nbytes <= SHORT or dtype.kind not in "fc"
+    return nbytes <= SHORT or dtype.kind != "f"
 
 
 def room(comm: Any, count: int, dtype: DTypeLike) -> Array:
@@ -43,8 +48,7 @@ def room(comm: Any, count: int, dtype: DTypeLike) -> Array:
     """
     dtype = np.dtype(dtype)
     if is_hollow(comm) and not carried(dtype, count * dtype.itemsize):
-        lent: Array = comm.scratch(count * dtype.itemsize)[: count * dtype.itemsize].view(dtype)
-        return lent
+        return _common(count * dtype.itemsize)[: count * dtype.itemsize].view(dtype)
     return np.empty(count, dtype)
 
 
@@ -58,3 +62,11 @@ def rows(comm: Any, count: int, like: Array) -> Array:
         one = room(comm, like.size, like.dtype)
         return np.lib.stride_tricks.as_strided(one, (count, like.size), (0, like.itemsize))
     return np.empty((count, like.size), like.dtype)
+
+
+def _common(nbytes: int) -> Array:
+    length = 1 << (nbytes - 1).bit_length()
+    memory = _lent.get(length)
+    if memory is None:
+        memory = _lent[length] = np.zeros(length, np.uint8)
+    return memory

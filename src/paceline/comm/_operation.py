@@ -145,7 +145,7 @@ def _from_mpi(op: Any, dtype: np.dtype[Any]) -> Operation:
         ufunc = next((ufunc for name, ufunc in UFUNCS.items() if op == getattr(MPI, name)), None)
         unknown = op == MPI.OP_NULL or op.is_predefined
     else:
-        ufunc, unknown = getattr(op, "ufunc", None), False
+        ufunc, unknown = getattr(op, "ufunc", None), getattr(op, "is_predefined", False)
     if ufunc is not None:
         return _from_ufunc(ufunc, dtype)
     if unknown:

@@ -120,16 +120,14 @@ class Gossip(Strategy):
 
     def _note(self, me: Worker, own: Array, w: float) -> None:
         """How far apart the ranks' models are at the end of an epoch, and what each weighs."""
-        if me.hollow:
-            return
-        apart = w * float(np.square(own - me.model.x, dtype=np.float64).sum())
-        mean = float(np.linalg.norm(me.model.x)) or 1.0
+        apart = 0.0 if me.hollow else w * float(np.square(own - me.model.x, dtype=np.float64).sum())
         weights = me.control.gather(np.array([w]))
-        if me.rank == 0:
+        in_all = float(me.control.total(np.array([apart]))[0])
+        if not me.hollow:
+            mean = float(np.linalg.norm(me.model.x)) or 1.0
+            me.findings.setdefault("disagreement", []).append(float(np.sqrt(in_all)) / mean)
+        if weights and not me.hollow:
             me.findings.setdefault("weights", []).append(np.concatenate(weights).tolist())
-        me.findings.setdefault("disagreement", []).append(
-            float(np.sqrt(me.control.total(np.array([apart]))[0])) / mean
-        )
         me.watch.lap("evaluation")
 
     def _tell(self, me: Worker, mail: Mail, unsent: int) -> None:
