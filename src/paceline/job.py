@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from paceline import registry, replaying, spec
 from paceline.config import Config
@@ -21,6 +21,16 @@ from paceline.updates import Update
 from paceline.worker import Worker
 
 Train = Callable[[Worker], None]
+
+
+class Parts(NamedTuple):
+    """What a rank trains with. Only the model is its own."""
+
+    data: Dataset
+    strategy: Strategy | Train
+    model: Model
+    update: Update
+    schedule: Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +87,14 @@ class Job:
         if isinstance(strategy, Strategy) and self.model is None and named:
             strategy.check_model(ranks, self.build(data))
 
-    def prepare(self, ranks: int) -> tuple[Dataset, Strategy | Train, Model]:
-        """The data, the strategy and the model, or a refusal of what cannot work together."""
+    def prepare(self, ranks: int) -> Parts:
+        """What the run is made of, or a refusal of what cannot work together."""
         data, strategy = self.check(ranks)
         model = self.build(data)
         if isinstance(strategy, Strategy):
             strategy.check_model(ranks, model)
-        return data, strategy, model
+        update, schedule = made("updates", self.config.update), made("schedules", self.config.schedule)
+        return Parts(data, strategy, model, update, schedule)
 
     def build(self, data: Dataset) -> Model:
         """The model, as it was given or from the configuration's words."""

@@ -9,18 +9,13 @@ from typing import Any, Protocol, TypeVar
 
 from paceline.comm._agree import agreed, same, shared_text
 from paceline.comm._processes import Processes
-from paceline.data import Dataset
 from paceline.errors import UsageError
-from paceline.job import Job, Train
-from paceline.models import Model
+from paceline.job import Job, Parts
 from paceline.record import new_folder
 from paceline.record._environment import environment
 from paceline.steps import free_of_charge
-from paceline.strategies import Strategy
-from paceline.updates import Update
 
 Made = TypeVar("Made")
-Parts = tuple[Dataset, Strategy | Train, Model]
 
 
 class Place(Protocol):
@@ -37,7 +32,7 @@ class Place(Protocol):
     charge: Callable[[str, float], None]
 
     def prepare(self, job: Job) -> Parts:
-        """The data, the strategy and this rank's own model."""
+        """What this rank trains with."""
         ...
 
     def folder(self, job: Job) -> Path | None:
@@ -46,10 +41,6 @@ class Place(Protocol):
 
     def agreed(self, work: Callable[[], Made]) -> Made:
         """Do something that may be refused; what one rank refuses every rank does."""
-        ...
-
-    def update(self, update: Update) -> Update:
-        """The update, as it is made here."""
         ...
 
     def described(self) -> dict[str, Any]:
@@ -74,9 +65,11 @@ class Process:
 
     def prepare(self, job: Job) -> Parts:
         made = self.agreed(lambda: self._prepare(job))
-        data, _, model = made
-        of_model = {"parameters": model.x.size, "type": model.x.dtype.name}
-        same(self.comm, {**of_model, "training samples": len(data.train)})
+        x = made.model.x
+        same(
+            self.comm,
+            {"parameters": x.size, "type": x.dtype.name, "training samples": len(made.data.train)},
+        )
         return made
 
     def _prepare(self, job: Job) -> Parts:
@@ -100,9 +93,6 @@ class Process:
 
     def agreed(self, work: Callable[[], Made]) -> Made:
         return agreed(self.comm, work)
-
-    def update(self, update: Update) -> Update:
-        return update
 
     def described(self) -> dict[str, Any]:
         return {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -95,9 +96,11 @@ def import_target(kind: str, text: str) -> Callable[..., Any]:
     return found
 
 
-def _own(kind: str) -> set[str]:
+@cache
+def _own(kind: str) -> frozenset[str]:
     folder = importlib.import_module(f"paceline.{kind}").__path__
-    return {m.name.replace("_", "-") for m in pkgutil.iter_modules(folder) if not m.name.startswith("_")}
+    stems = (module.name for module in pkgutil.iter_modules(folder))
+    return frozenset(stem.replace("_", "-") for stem in stems if not stem.startswith("_"))
 
 
 def _entry_points(kind: str) -> dict[str, EntryPoint]:

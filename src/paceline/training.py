@@ -14,7 +14,7 @@ from paceline.comm.recording import Recorded
 from paceline.data import Batches, Dataset
 from paceline.evaluation import Epoch
 from paceline.fitted import Fitted
-from paceline.job import Job, batch_of, made
+from paceline.job import Job, batch_of
 from paceline.launch import threads_of_rank
 from paceline.places import Place, Process
 from paceline.pools import held_to
@@ -42,7 +42,7 @@ def train_at(place: Place, job: Job, progress: Show | None) -> Fitted:
     """One rank's part of `job`, wherever that rank is. Collective; every rank gets the results."""
     comm, config = place.comm, job.config
     rank, ranks = (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())
-    data, strategy, model = place.prepare(job)
+    data, strategy, model, update, schedule = place.prepare(job)
     folder = place.folder(job)
     record = Record(folder) if folder is not None and rank == 0 else None
     rate = config.lr if config.lr is not None else float(getattr(model, "default_rate", 0.1))
@@ -77,8 +77,8 @@ def train_at(place: Place, job: Job, progress: Show | None) -> Fitted:
         model=model,
         data=data,
         batches=batches,
-        update=place.update(made("updates", config.update)),
-        schedule=made("schedules", config.schedule),
+        update=update,
+        schedule=schedule,
         rate=scaled_rate(rate, config.lr_scaling, ranks),
         epochs=config.epochs,
         on_divergence=config.on_divergence,

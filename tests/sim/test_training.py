@@ -191,7 +191,9 @@ def test_serial_takes_what_its_steps_take(simulated: Any) -> None:
 
 
 def test_a_slow_rank_makes_the_others_wait(simulated: Any, tmp_path: Path) -> None:
-    even, uneven = (simulated("sync:allreduce=ring", 4, slow=slow, runs=tmp_path) for slow in ("", "2:4x"))
+    even, uneven = (
+        simulated("sync:allreduce=ring", 4, batch=32, slow=slow, runs=tmp_path) for slow in ("", "2:4x")
+    )
     assert (even.model.x == uneven.model.x).all()
     seconds = Run(uneven.run or "").summary["seconds_by_rank"]
     assert seconds[2]["compute"] == pytest.approx(4 * seconds[0]["compute"])
@@ -269,7 +271,7 @@ def test_reports_mark_what_is_simulated(simulated: Any, tmp_path: Path) -> None:
         ("serial", 1, NODES, 1),
         ("sync", 4, NODES, 1),
         ("sync", 4, "1gbe, time alone", 1),
-    ] or [row.simulated for row in rows] == ["", "1gbe, time alone", NODES, NODES]
+    ]
     by_kind = {(row.strategy, row.simulated): row for row in rows}
     virtual, real = by_kind["serial", NODES], by_kind["serial", ""]
     assert real.speedup == virtual.speedup == 1
@@ -283,7 +285,7 @@ def test_reports_mark_what_is_simulated(simulated: Any, tmp_path: Path) -> None:
     write_report(runs, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "(simulated: 1gbe, time alone)" in page.replace("<wbr>", "")
-    assert page.count('class="bar simulated"') >= 4
+    assert page.count('class="bar simulated"') == 3
     assert "hatched: simulated" in page
     assert main(["report", str(tmp_path), "-o", str(tmp_path / "again.html")]) == 0
 
