@@ -1,4 +1,4 @@
-# ruff: noqa: N802, D102 (mpi4py's names)
+# ruff: noqa: N802 (mpi4py's names)
 """The communicator of simulated ranks: mpi4py's buffer interface, under the virtual clock."""
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class PointToPoint:
         kernel.bytes += nbytes
         if wires.jittered:  # messages of one pair do not overtake each other
             arrives = me.latest[other] = max(arrives, me.latest.get(other, 0.0))
-            if kernel.faults is not None and kernel.faults.keeps(self, message, other, arrives):
-                return message
+        if kernel.faults is not None and kernel.faults.keeps(self, message, other, arrives):
+            return message
         receiver = kernel.ranks[other]
         heappush(receiver.inbox, (arrives, next(kernel.sequence), message))
         if receiver.waiting and arrives < receiver.wake:
@@ -254,6 +254,14 @@ class MatchedMessage:
 
     Irecv = Imrecv
 
+    def irecv(self) -> Request:
+        from paceline.sim._objects import received
+
+        return received(self._rank, self._message)
+
+    def recv(self, status: Any = None) -> Any:
+        return self.irecv().wait(status)
+
 
 class Comm(Interface, PointToPoint):
     """A communicator of simulated ranks, as mpi4py's look."""
@@ -275,7 +283,7 @@ class Comm(Interface, PointToPoint):
     @property
     def node_of(self) -> tuple[int, ...]:
         """The node of every rank of this communicator."""
-        return self.group.node_of
+        return self.group.node_of  # type: ignore[no-any-return]
 
     # ---- all together
 
@@ -287,7 +295,7 @@ class Comm(Interface, PointToPoint):
         met.Wait()
         return Comm(met.result, self.rank)
 
-    def Split(self, color: int = 0, key: int = 0) -> Comm | None:
+    def Split(self, color: int = 0, key: int = 0) -> Comm:
         def finish(given: list[tuple[int, int]]) -> list[Any]:
             sides: dict[int, list[tuple[int, int]]] = {}
             for rank, (color, key) in enumerate(given):
@@ -304,9 +312,9 @@ class Comm(Interface, PointToPoint):
 
         met = meet(self, "Split", (color, key), finish, free_of_charge=True)
         met.Wait()
-        return None if met.result is None else Comm(*met.result)
+        return self._made(met.result)  # type: ignore[no-any-return]
 
-    def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Comm | None:
+    def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Comm:
         color = self.node_of[self.rank] if split_type != UNDEFINED else UNDEFINED
         return self.Split(color, key)
 

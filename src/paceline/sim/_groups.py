@@ -20,6 +20,8 @@ class Group:
         self.context: int = next(kernel.contexts)
         self.name = name
         self.meetings: dict[int, Meeting] = {}
+        self.forming: dict[Any, tuple[Group, int]] = {}
+        """Groups of some of the members: who is not there yet."""
         self.freed = 0
         kernel.groups[self.context] = self
 
@@ -135,8 +137,8 @@ def meet(
 
 
 def _blocking(name: str) -> str:
-    """What a call that does not wait costs is what the one that waits does: Iallreduce as Allreduce."""
-    return name[1:].capitalize() if name[0] == "I" else name
+    """Which call's costs are this one's: a call that does not wait costs what the one that waits does."""
+    return name[1:].capitalize() if name[0] == "I" else name.capitalize()
 
 
 def _called(asked: tuple[Any, ...]) -> str:

@@ -1,4 +1,4 @@
-# ruff: noqa: N802, D102 (mpi4py's names)
+# ruff: noqa: N802 (mpi4py's names)
 """Requests: what a rank can wait for, in mpi4py's words."""
 
 from __future__ import annotations
@@ -99,7 +99,19 @@ class Request:
     def __bool__(self) -> bool:
         return not self.spent
 
-    wait, test = Wait, Test
+    # ---- mpi4py's for objects
+
+    def message(self) -> Any:
+        """The object that has come; None where it is none that was waited for."""
+        return None
+
+    def wait(self, status: Any = None) -> Any:
+        self.Wait(status)
+        return self.message()
+
+    def test(self, status: Any = None) -> tuple[bool, Any]:
+        done = self.Test(status)
+        return done, self.message() if done else None
 
     # ---- of several
 
@@ -169,8 +181,25 @@ class Request:
             rank.kernel.polled(rank)
         return done
 
-    waitall, waitany, waitsome = Waitall, Waitany, Waitsome
-    testall, testany, testsome = Testall, Testany, Testsome
+    @classmethod
+    def waitall(cls, requests: Sequence[Any], statuses: Any = None) -> list[Any]:
+        cls.Waitall(requests, statuses)
+        return [request.message() for request in requests]
+
+    @classmethod
+    def waitany(cls, requests: Sequence[Any], status: Any = None) -> tuple[int, Any]:
+        number = cls.Waitany(requests, status)
+        return number, None if number == UNDEFINED else requests[number].message()
+
+    @classmethod
+    def testall(cls, requests: Sequence[Any], statuses: Any = None) -> tuple[bool, list[Any] | None]:
+        done = cls.Testall(requests, statuses)
+        return done, [request.message() for request in requests] if done else None
+
+    @classmethod
+    def testany(cls, requests: Sequence[Any], status: Any = None) -> tuple[int, bool, Any]:
+        number, done = cls.Testany(requests, status)
+        return number, done, None if number == UNDEFINED else requests[number].message()
 
 
 def _nth(statuses: Any, number: int) -> Any:

@@ -13,6 +13,8 @@ from paceline.errors import UsageError
 from paceline.sim._comm import Comm
 from paceline.sim._groups import Group
 from paceline.sim._kernel import Kernel
+from paceline.sim._standing_in import standing_in
+from paceline.sim._world import entered
 from paceline.sim.compute import Compute
 from paceline.sim.network import Network, parse_network
 
@@ -75,9 +77,9 @@ def run(
     world = Group(kernel, range(ranks), "MPI_COMM_WORLD")
 
     def body(rank: int) -> Callable[[], Any]:
-        return lambda: function(Comm(world, rank), *arguments)
+        return lambda: function(entered(Comm(world, rank)), *arguments)
 
-    with _little_collecting():
+    with _little_collecting(), standing_in(function):
         kernel.run([body(rank) for rank in range(ranks)])
     clocks = [rank.t for rank in kernel.ranks]
     return Outcome(

@@ -1,8 +1,9 @@
-# ruff: noqa: N802, D102 (mpi4py's names)
+# ruff: noqa: N802 (mpi4py's names)
 """What is told of a message that was received."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from paceline.sim._buffers import type_of
@@ -59,6 +60,5 @@ def tell(status: Any, source: int, tag: int, nbytes: int) -> None:
     if isinstance(status, Status):
         status.count = nbytes
     else:
-        import sys
-
-        status.Set_elements(sys.modules["mpi4py.MPI"].BYTE, nbytes)
+        module: Any = sys.modules["mpi4py.MPI"]
+        status.Set_elements(getattr(module, "real", module).BYTE, nbytes)
