@@ -16,6 +16,7 @@ from greenlet import GreenletExit
 
 from paceline.sim import _sites
 from paceline.sim._losses import Losses
+from paceline.sim._matching import Data, Message
 
 if TYPE_CHECKING:
     from paceline.sim._survival import Rescue
@@ -135,17 +136,18 @@ class Faults:
 
     def lose(self, dest: Any, thing: Any) -> None:
         """Something that comes never: a message on a link that is cut, or whose sender is dead."""
-        message = getattr(thing, "message", thing)
-        sender = getattr(message, "sender", None)
-        if (
-            sender is None or sender is dest
-        ):  # a collective, said elsewhere; or a sender's own waiting for a receiver
+        if isinstance(thing, Data):
+            message: Any = thing.message
+        elif isinstance(thing, Message):
+            message = thing
+        else:  # a sender's own waiting for it, or a collective, which is said elsewhere
             return
-        if sender.number in self.dead:
-            self.losses.unsent(sender.number, thing.receive)
+        sender = message.sender.number
+        if sender in self.dead and isinstance(thing, Data):
+            self.losses.unsent(sender, thing.receive)
             return
         for rule in self.rules:
-            if rule.cut and rule.until == inf and rule.is_between(sender.number, dest.number):
+            if rule.cut and rule.until == inf and rule.is_between(sender, dest.number):
                 self.lost.append((message.spelled(), rule.cut))
                 return
 

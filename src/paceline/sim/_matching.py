@@ -205,7 +205,7 @@ def match(rank: Any, receive: Receiving, message: Message) -> None:
         rank.t += taking
         receive.deliver(data, length, message.to[1], message.tag)
     else:
-        kernel.put(rank, arrives, _Data(receive, message, data, length, taking))
+        kernel.put(rank, arrives, Data(receive, message, data, length, taking))
 
 
 class _Released:
@@ -220,7 +220,7 @@ class _Released:
         self.message.done = True
 
 
-class _Data:
+class Data:
     """The data of a message that was asked for."""
 
     __slots__ = ("data", "message", "nbytes", "receive", "taking")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from paceline.sim import _sites
 from paceline.sim._buffers import memory_of, poison, put
@@ -49,8 +49,12 @@ class Request:
         if status is not None:
             tell(status, UNDEFINED, UNDEFINED, 0)
 
-    def _fail(self, error: BaseException) -> NoReturn:
+    def _fail(self, error: BaseException) -> None:
         if isinstance(error, MPIError) and error.pending:
+            self.rank.kernel.look(self.rank)
+            if self.error is None:  # a message has come for it after all
+                self.rank.kernel.wait(self.rank, self)
+                return
             self.spent = False
             if self.made is not None:
                 self.rank.open[id(self)] = self
