@@ -8,6 +8,9 @@ import numpy as np
 
 from paceline.collectives import allreduce
 from paceline.comm import Recorded, channel, pretend_nodes
+from paceline.comm._agree import agreed, same
+from paceline.comm._control import Control
+from paceline.errors import AgreedError, UsageError
 
 
 def recorded(world: Any) -> None:
@@ -101,3 +104,34 @@ def shared(world: Any) -> None:
         memory.fence()
         assert memory.memory[: world.size].tolist() == list(range(1, world.size + 1))
     assert own.shared(500) is own.shared(1000)
+
+
+def control(world: Any) -> dict[str, Any]:
+    """What is said between ranks beside training: who, how much, and refusals that all ranks raise alike."""
+    own, r = Control(world), world.rank
+    gathered = own.gather(np.full((r, 2), float(r)))
+    found = {
+        "shapes": [rows.shape for rows in gathered],
+        "values": [rows.tolist() for rows in gathered],
+        "everyones": own.everyones(np.array([r])).tolist(),
+        "nobody": own.who(False),
+        "some": own.who(r > 0),
+        "all": own.who(True),
+    }
+
+    def refuse() -> None:
+        if r > 0:
+            raise UsageError(f"rank {r} would not")
+
+    for name, work in {
+        "refused": lambda: agreed(world, refuse),
+        "different": lambda: same(world, {"epochs": 3, "batch": 16 if r < 2 else 32}),
+    }.items():
+        try:
+            work()
+        except AgreedError as error:
+            found[name] = str(error)
+    found["agreed"] = agreed(world, lambda: r * 10)
+    same(world, {"epochs": 3})
+    own.close()
+    return found

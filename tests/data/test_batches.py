@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import itertools
 import tracemalloc
+import weakref
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.data import ArraySplit, Batches, chunks, load, partition, piece
+from paceline.data import ArraySplit, Batch, Batches, chunks, load, partition, piece
 from paceline.errors import UsageError
+from paceline.shares import Shares
 
 
 def numbered(samples: int) -> ArraySplit:
@@ -174,3 +176,65 @@ def test_bad_settings_are_refused(options: dict[str, int], message: str) -> None
 def test_no_samples_are_refused() -> None:
     with pytest.raises(UsageError, match="there are no training samples"):
         Batches(load("mnist:validation=0").validation, batch=1)
+
+
+class Unread(ArraySplit):
+    """Samples that nobody may look at."""
+
+    def take(self, indices: np.ndarray, inputs: np.ndarray, labels: np.ndarray) -> None:
+        raise AssertionError("a sample was read")
+
+
+def described(batch: Batch) -> tuple[int, ...]:
+    return batch.count, batch.total, batch.offset, batch.step, batch.epoch
+
+
+@settings(deadline=None, max_examples=80)
+@given(settings_of_runs, st.integers(1, 9))
+def test_hollow_batches_are_as_long_as_full_ones(
+    setting: tuple[int, int, int, int, int | None], ranks: int
+) -> None:
+    samples, size, seed, epoch, draws = setting
+    unread = Unread(np.zeros((samples, 1), np.float32), np.zeros(samples))
+    given_ = {"batch": size, "seed": seed, "draws": draws, "rank": ranks - 1, "ranks": ranks}
+    full, hollow = Batches(numbered(samples), **given_), Batches(unread, **given_, hollow=True)
+    ways = ["epoch", "dealt"] + ["own"] * (size <= samples // ranks)
+    for way in ways:
+        one, other = (
+            getattr(batches if way == "epoch" else Shares(batches), way)(epoch) for batches in (full, hollow)
+        )
+        for batch, empty in zip(one, other, strict=True):
+            assert described(batch) == described(empty)
+            assert (empty.inputs.shape, len(empty.labels)) == ((0, 1), 0)
+    full.share(np.arange(1.0, ranks + 1))
+    hollow.share(np.arange(1.0, ranks + 1))
+    assert described(full.at(epoch, 0)) == described(hollow.at(epoch, 0))
+
+
+@pytest.mark.parametrize("draws", [None, 40])
+def test_ranks_of_one_process_share_the_order_that_they_go_through(draws: int | None) -> None:
+    split = numbered(200)
+    ranks = [Batches(split, batch=5, seed=3, draws=draws, rank=r, ranks=3) for r in range(3)]
+    one, other, third = (batches.indices(1, 2) for batches in ranks)
+    assert np.shares_memory(one, other)
+    assert np.shares_memory(one, third)
+    assert not one.flags.writeable
+    assert one.tolist() == Batches(numbered(200), batch=5, seed=3, draws=draws).indices(1, 2).tolist()
+    assert not np.shares_memory(ranks[0].indices(0, 2), other)  # another epoch's
+    again = Batches(split, batch=5, seed=4, draws=draws).indices(1, 2)
+    assert again.tolist() != other.tolist()
+
+
+def test_the_parts_of_one_division_are_views_of_it() -> None:
+    split = numbered(90)
+    parts = [partition(split, r, 3, seed=7) for r in range(3)]
+    assert len({id(part.places.base) for part in parts}) == 1
+    assert sorted(np.concatenate([part.places for part in parts]).tolist()) == list(range(90))
+
+
+def test_an_order_lives_no_longer_than_its_last_user() -> None:
+    batches = Batches(numbered(100), batch=10, seed=11)
+    before = weakref.ref(batches.indices(0, 0).base)
+    assert before() is not None
+    batches.indices(1, 0)
+    assert before() is None

@@ -264,14 +264,19 @@ def test_collective_calls(size: int) -> None:
         comm.Bcast(from_last, root=size - 1)
         parts = np.empty(size * (size - 1) // 2)
         comm.Gatherv(np.full(rank, float(rank)), [parts, range(size)] if rank == 0 else None)
+        pairs = np.empty((size, 2), np.int16)
+        comm.Gather(np.array([rank, 7], np.int16), pairs if rank == 0 else None)
         comm.Barrier()
-        return [sums, rows, from_last, parts if rank == 0 else None]
+        return [sums, rows, from_last, (parts, pairs) if rank == 0 else None]
 
-    for rank, (sums, rows, from_last, parts) in enumerate(together(size, work)):
+    for rank, (sums, rows, from_last, gathered) in enumerate(together(size, work)):
         assert (sums == size * size / 2).all()
         assert rows.tolist() == [[r, -r] for r in range(size)]
         assert (from_last == size - 1).all()
-        assert rank != 0 or parts.tolist() == [r for r in range(size) for _ in range(r)]
+        if rank == 0:
+            parts, pairs = gathered
+            assert parts.tolist() == [r for r in range(size) for _ in range(r)]
+            assert pairs.tolist() == [[r, 7] for r in range(size)]
 
 
 def test_a_process_that_another_has_left_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

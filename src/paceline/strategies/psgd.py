@@ -72,7 +72,7 @@ class Psgd(OnOwnData):
         healthy = moved and me.diverged is None
         counts = healthy if me.control.total(np.array([healthy]).astype(float))[0] else moved
         mean = together.mean(x, counts)  # x <- (x_1 + … + x_p) / p, of those that did not diverge
-        alone = score(me.model, me.data.test).means(me.data.classes) if not me.hollow else (None, None)
+        alone = score(me.model, me.data.test).means(me.data.classes)
         put(me, x, mean)
         mine = (epoch + 1, loss if moved else None, converged, me.diverged is not None, *alone)
         parts = me.control.gather(np.array([[math.nan if value is None else value for value in mine]]))

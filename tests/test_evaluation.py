@@ -1,0 +1,57 @@
+"""How good a model is, where one is evaluated and where time alone is simulated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from paceline.comm._control import Control
+from paceline.data import ArraySplit, load
+from paceline.evaluation import agree_on_buffers, score, score_together
+from paceline.models.mlp import build
+from tests.data.test_batches import Unread
+
+
+class Hollow:
+    """A model that only says how many samples it was asked about."""
+
+    hollow = True
+
+    def __init__(self) -> None:
+        self.x = np.zeros(3, np.float32)
+        self.asked: list[tuple[Any, ...]] = []
+        self.buffers = {"mean": np.zeros(2)}
+
+    def evaluate(self, inputs: np.ndarray, labels: np.ndarray) -> tuple[float, int]:
+        self.asked.append((inputs.shape, inputs.dtype.name, len(labels)))
+        return 0.0, 0
+
+
+def test_a_hollow_model_is_asked_about_every_sample_and_none_is_read() -> None:
+    model: Any = Hollow()
+    split = Unread(np.zeros((2500, 4), np.float32), np.zeros(2500))
+    assert score(model, split).means(classes=3) == (None, None)  # and so knows nothing
+    assert model.asked == [((count, 4), "float32", count) for count in (1000, 1000, 500)]
+    model.asked.clear()
+    score(model, split, rank=2, ranks=3)
+    assert model.asked == [((833, 4), "float32", 833)]
+    assert score_together(model, split, Control(None)).means(classes=3) == (None, None)
+
+
+def test_parts_of_a_split_add_up() -> None:
+    iris = load("iris")
+    model = build(iris, 8)
+    split = ArraySplit(np.random.default_rng(1).normal(size=(11, 4)), np.arange(11) % 3)
+    whole = score(model, split)
+    parts = [score(model, split, rank, 3) for rank in range(3)]
+    assert whole.count == sum(part.count for part in parts) == 11
+    assert np.isclose(whole.loss, sum(part.loss for part in parts))
+    assert score(model, split, 0, 20).count == 1
+    assert score(model, split, 19, 20).count == 0
+
+
+def test_hollow_buffers_are_not_spoken_of() -> None:
+    control: Any = Control(None)
+    control.size = 4  # who spoke would fail: there is nobody
+    agree_on_buffers(Hollow(), control)  # type: ignore[arg-type]
