@@ -198,11 +198,13 @@ def test_updates_of_others_between_read_and_write_are_counted() -> None:
     comm.Pass = others_go
     shared = SharedX(np.ones(4), comm)
     other.shared = shared
+    update = shared.in_time(Plainly(Sgd()))
     shared.read(np.empty(4))
-    with shared.writing():
-        pass
-    assert other.updates == 2
-    assert list(shared.taus) == [1]  # one went first before the write, one before the read
+    with shared.writing() as x:
+        update.apply(x, np.ones(4), 0.5, {}, 1.0)
+    assert other.updates == 3  # before the read, before the write, and before the end of the write
+    assert list(shared.taus) == [2]
+    assert shared.overlapping == 1
 
 
 def test_real_updates_are_made_as_they_are() -> None:

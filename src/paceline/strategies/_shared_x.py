@@ -78,6 +78,8 @@ class SharedX:
         self.taus.append(done - self._done_before)
         self._mine[BEGUN] += 1
         yield self.x
+        if self.let_others is not _go_on:  # simulated: the write was now, at the end of its time
+            self.taus[-1] = self._others(DONE) - self._done_before
         self._mine[DONE] += 1
         self.overlapping += self._others(BEGUN) > done
 
