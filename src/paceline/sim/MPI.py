@@ -20,7 +20,6 @@ import numpy as np
 from paceline.sim import _constants
 from paceline.sim._blocks import IN_PLACE, InPlaceType
 from paceline.sim._comm import Comm
-from paceline.sim._comm import MatchedMessage as Message
 from paceline.sim._constants import (
     COMM_TYPE_SHARED,
     LOCK_EXCLUSIVE,
@@ -35,6 +34,7 @@ from paceline.sim._members import CONGRUENT, IDENT, SIMILAR, UNEQUAL
 from paceline.sim._members import Ranks as Group
 from paceline.sim._nobody import COMM_NULL, REQUEST_NULL
 from paceline.sim._persistent import Persistent as Prequest
+from paceline.sim._probing import MatchedMessage as Message
 from paceline.sim._reductions import OF_OBJECTS, Op
 from paceline.sim._requests import Request
 from paceline.sim._status import Status

@@ -13,9 +13,9 @@ from paceline.sim._buffers import memory_of
 from paceline.sim._constants import COMM_TYPE_SHARED, UNDEFINED
 from paceline.sim._groups import Group, meet
 from paceline.sim._interface import Interface
-from paceline.sim._matching import Message, first_unexpected, post, take_unexpected
+from paceline.sim._matching import Message, post
+from paceline.sim._probing import Probing
 from paceline.sim._requests import Receiving, Request
-from paceline.sim._status import tell
 
 # Without computing, the bytes of a message of numbers are carried only up to this many.
 CARRIED = 4096
@@ -23,7 +23,7 @@ _keys = itertools.count()
 _deleters: dict[int, Any] = {}
 
 
-class PointToPoint:
+class PointToPoint(Probing):
     """Messages between two ranks."""
 
     __slots__ = (
@@ -154,51 +154,6 @@ class PointToPoint:
         out = np.array(memory_of(buf)[0])
         self.Sendrecv(out, dest, sendtag, buf, source, recvtag, status)
 
-    # ---- looking
-
-    def Iprobe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> bool:
-        found = self._found(source, tag)
-        if found is None:
-            self.kernel.polled(self.me)
-            return False
-        if status is not None:
-            tell(status, found.to[1], found.tag, found.nbytes)
-        return True
-
-    def Probe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> bool:
-        self.me.doing = "Probe"
-        while (found := self._found(source, tag)) is None:
-            self.kernel.progress(self.me)
-        if status is not None:
-            tell(status, found.to[1], found.tag, found.nbytes)
-        return True
-
-    def Mprobe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> MatchedMessage:
-        self.me.doing = "Mprobe"
-        while (found := self.Improbe(source, tag, status)) is None:
-            self.kernel.progress(self.me)
-        return found
-
-    def Improbe(
-        self, source: int | None = None, tag: int | None = None, status: Any = None
-    ) -> MatchedMessage | None:
-        found = self._found(source, tag)
-        if found is None:
-            return None
-        if status is not None:
-            tell(status, found.to[1], found.tag, found.nbytes)
-        take_unexpected(self.me, *found.to, found.tag)
-        return MatchedMessage(self.me, found)
-
-    def _found(self, source: int | None, tag: int | None) -> Message | None:
-        meant = self.kernel.meant
-        source = None if source == meant.any_source else source
-        self.kernel.look(self.me)
-        found = first_unexpected(self.me, self.context, source, None if tag == meant.any_tag else tag)
-        if found is None and self.kernel.faults is not None:
-            self.kernel.faults.losses.probing(self, source)
-        return found
-
     # ---- the clock
 
     def Wtime(self) -> float:
@@ -231,36 +186,6 @@ class PointToPoint:
         at_step = self.kernel.at_step
         if at_step is not None:
             at_step(self.me)
-
-
-class MatchedMessage:
-    """A message that Mprobe has taken out: only this receives it."""
-
-    def __init__(self, rank: Any, message: Message) -> None:
-        self._rank, self._message = rank, message
-
-    def Mrecv(self, buf: Any, status: Any = None) -> None:
-        self.Imrecv(buf).Wait(status)
-
-    Recv = Mrecv
-
-    def Imrecv(self, buf: Any) -> Request:
-        from paceline.sim._matching import match
-
-        message = self._message
-        receive = Receiving(self._rank, "Imrecv", buf, message.to[1], message.tag)
-        match(self._rank, receive, message)
-        return receive
-
-    Irecv = Imrecv
-
-    def irecv(self) -> Request:
-        from paceline.sim._objects import received
-
-        return received(self._rank, self._message)
-
-    def recv(self, status: Any = None) -> Any:
-        return self.irecv().wait(status)
 
 
 class Comm(Interface, PointToPoint):
