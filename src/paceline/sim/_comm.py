@@ -94,8 +94,11 @@ class PointToPoint(Probing):
         message = Message(me, name, dest, view, data, nbytes, kind, self.key, tag, eager, taking)
         kernel.messages += 1
         kernel.bytes += nbytes
-        if wires.jittered:  # messages of one pair do not overtake each other
-            arrives = me.latest[other] = max(arrives, me.latest.get(other, 0.0))
+        latest = me.latest
+        if arrives < latest.get(other, 0.0):  # messages of one pair do not overtake each other
+            arrives = latest[other]
+        else:
+            latest[other] = arrives
         if kernel.faults is not None and kernel.faults.keeps(self, message, other, arrives):
             return message
         receiver = kernel.ranks[other]

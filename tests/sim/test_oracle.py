@@ -1,0 +1,53 @@
+"""mpi4py is the judge: random programs receive on simulated ranks what they receive under a real mpiexec."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline import sim
+from tests.ranks import on_ranks
+from tests.sim.players import play
+from tests.sim.programs import program
+
+NETWORKS = ["loopback", "1gbe", "infiniband:ranks-per-node=2", "10gbe:ranks-per-node=2,jitter=0.5"]
+
+
+def _differences(found: list[list[Any]], expected: list[list[Any]], seeds: list[int], p: int) -> list[str]:
+    """Where rank, program and round differ, with what the round is."""
+    return [
+        f"seed {seed}, round {number} of rank {rank}: {mine} where {theirs} was expected, in {drawn}"
+        for rank, (every, right) in enumerate(zip(found, expected, strict=True))
+        for seed, ours, judged in zip(seeds, every, right, strict=True)
+        for number, (mine, theirs, drawn) in enumerate(zip(ours, judged, program(seed, p), strict=True))
+        if mine != theirs
+    ]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("p", [2, 3, 5])
+def test_as_under_mpiexec(p: int) -> None:
+    seeds = list(range(24))
+    expected = on_ranks("tests.sim.players:play", p, seeds=seeds)
+    for number, network in enumerate(NETWORKS):
+        found = sim.run(_play, seeds, ranks=p, network=network, seed=number, rendezvous=number == 1).values
+        assert _differences(found, expected, seeds, p) == []
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    seed=st.integers(0, 10**9), p=st.integers(2, 7), network=st.sampled_from(NETWORKS), rendezvous=st.booleans()
+)
+def test_no_order_of_events_changes_what_is_received(
+    seed: int, p: int, network: str, rendezvous: bool
+) -> None:
+    plain = sim.run(_play, [seed], ranks=p).values
+    found = sim.run(_play, [seed], ranks=p, network=network, seed=seed, rendezvous=rendezvous).values
+    assert _differences(found, plain, [seed], p) == []
+
+
+def _play(comm: Any, seeds: list[int]) -> list[Any]:
+    return play(comm, seeds=seeds)
