@@ -113,7 +113,8 @@ def train_at(place: Place, job: Job, progress: Show | None) -> Fitted:
     )
     if record is not None:
         by_rank = [dict(zip(KINDS, map(float, row), strict=True)) for row in found.by_rank]
-        record.finish(model, found.logs, {**fitted.summary(), "seconds_by_rank": by_rank}, me.tables)
+        trained = None if place.hollow else model
+        record.finish(trained, found.logs, {**fitted.summary(), "seconds_by_rank": by_rank}, me.tables)
     if shown is not None:
         shown.close()
     me.close()

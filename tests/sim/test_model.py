@@ -13,7 +13,8 @@ from paceline.data import Batch
 from paceline.errors import UsageError
 from paceline.models import FactoredModel, Model
 from paceline.models.mlp import MLP
-from paceline.sim._model import CostedUpdate, copied, costed
+from paceline.sim._model import CostedUpdate, copied, kind_of
+from paceline.sim._model import costed as plainly
 from paceline.updates.momentum import Momentum
 
 RNG = np.random.default_rng(0)
@@ -41,6 +42,10 @@ class Clock:
 
     def Step(self) -> None:  # noqa: N802
         self.steps += 1
+
+
+def costed(model: Any, clock: Clock, *, hollow: bool = False) -> Model:
+    return plainly(model, clock, kind_of(model, hollow=hollow))
 
 
 class Plain:

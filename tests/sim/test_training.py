@@ -125,7 +125,10 @@ def test_time_alone_is_the_same_time(simulated: Any, strategy: str, tmp_path: Pa
     full = simulated(strategy, 5, jitter=0.1)
     hollow = simulated(strategy, 5, jitter=0.1, compute=False, runs=tmp_path)
     assert hollow.train_seconds == full.train_seconds
-    assert hollow.seconds == full.seconds
+    trained = [
+        {**found.seconds, "evaluation": 0} for found in (hollow, full)
+    ]  # which sends the losses, as text
+    assert trained[0] == trained[1]
     assert (hollow.messages_sent, hollow.bytes_sent) == (full.messages_sent, full.bytes_sent)
     assert [epoch.train_seconds for epoch in hollow.history] == [
         epoch.train_seconds for epoch in full.history
@@ -139,7 +142,10 @@ def test_time_alone_is_the_same_time(simulated: Any, strategy: str, tmp_path: Pa
     )
     assert quality == (None, None, None, None, None)
     assert {(epoch.loss, epoch.validation_loss) for epoch in hollow.history} == {(None, None)}
-    assert Run(hollow.run or "").summary["test_accuracy"] is None
+    run = Run(hollow.run or "")
+    assert run.summary["test_accuracy"] is None
+    with pytest.raises(UsageError, match="has no trained model: time alone was simulated"):
+        run.restore(full.model)
 
 
 def test_a_function_of_a_worker_is_a_strategy_here_too(simulated: Any) -> None:
@@ -382,6 +388,25 @@ def test_errors_of_the_simulation_end_the_run(
     assert [run.exists() for run in tmp_path.glob("*/summary.json")] == []
     assert len(list(tmp_path.glob("*/config.json"))) == 2
     assert find_runs([tmp_path]) == []
+
+
+def test_faults_come_from_a_script(machine: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    script = tmp_path / "faults.py"
+    runs = tmp_path / "runs"
+    for who in (2, 0):
+        script.write_text(f"fail_at(rank={who}, step=5)\n")
+        assert main(arguments(machine, "-n", "4", f"--faults={script}", f"--runs={runs}")) == 1
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert f"rank {who} was killed" in said
+        assert "in its step 5" in said
+    script.write_text("slow(rank=1, by=3)\n")
+    assert main(arguments(machine, "-n", "4", f"--faults={script}", f"--runs={runs}")) == 0
+    (run,) = find_runs([runs])
+    assert run.simulated is not None
+    assert run.simulated["faults"] == "slow(rank=1, by=3)\n"
+    seconds = run.summary["seconds_by_rank"]
+    assert seconds[1]["compute"] == pytest.approx(3 * seconds[0]["compute"])
 
 
 def test_in_python_the_errors_are_the_simulators(simulated: Any) -> None:

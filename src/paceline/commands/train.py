@@ -169,13 +169,13 @@ def _simulate(args: argparse.Namespace, config: Config, options: Options) -> int
     from paceline.job import Job
     from paceline.progress import on
     from paceline.sim._training import simulate
-    from paceline.sim.errors import RankFailed, SimulationError
+    from paceline.sim.errors import MPIError, RankFailed, SimulationError
 
     progress = None if args.quiet else on(sys.stderr, simulated=True)
     try:
         fitted = simulate(Job(config=config, runs=args.runs), args.ranks or 1, options, progress=progress)
     except SimulationError as error:
-        if isinstance(error, RankFailed) and not isinstance(error.error, SimulationError):
+        if isinstance(error, RankFailed) and not isinstance(error.error, SimulationError | MPIError):
             traceback.print_exception(error.error)
         print(f"paceline train: {error}", file=sys.stderr)
         return 1

@@ -5,7 +5,7 @@ environment.json   versions, MPI, cores, host, state of the source
 epochs.jsonl       a line an epoch, written as it happens
 steps.npz          every rank's every step: loss, samples, seconds
 updates.npz        parameter-server: every update of every master, in order: worker, staleness, gap
-model.npz          parameters and buffers
+model.npz          parameters and buffers; not where time alone was simulated
 summary.json       results; written last, so a folder that has it is complete
 """
 
@@ -75,12 +75,12 @@ class Record:
 
     def finish(
         self,
-        model: Model,
+        model: Model | None,
         logs: list[NDArray[np.float64]],
         summary: dict[str, Any],
         tables: Mapping[str, dict[str, NDArray[Any]]] = MappingProxyType({}),
     ) -> None:
-        """Write the steps of every rank, the strategy's own tables, the trained model, and at last the summary."""
+        """Write the steps of every rank, the strategy's own tables, the trained model (if there is one), the summary."""
         rows = np.concatenate(logs) if logs else np.empty((0, len(COLUMNS)))
         columns: dict[str, NDArray[Any]] = {
             "rank": np.repeat(np.arange(len(logs), dtype=np.uint32), [len(log) for log in logs])
@@ -92,7 +92,8 @@ class Record:
             write_arrays(self.folder / "steps.npz", columns, compress=True)
             for name, table in tables.items():
                 write_arrays(self.folder / f"{name}.npz", table, compress=True)
-            write_arrays(self.folder / "model.npz", state_of(model))
+            if model is not None:
+                write_arrays(self.folder / "model.npz", state_of(model))
             write_json(self.folder / "summary.json", summary)
 
     @contextmanager

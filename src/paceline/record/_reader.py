@@ -101,6 +101,8 @@ class Run:
 
     def restore(self, model: Model) -> None:
         """Put the trained parameters and buffers into a model of the same shape."""
+        if self.simulated is not None and not self.simulated.get("compute", True):
+            raise UsageError(f"{self.folder} has no trained model: time alone was simulated")
         arrays = self._arrays("model.npz")
         x = arrays["x"]
         if x.shape != model.x.shape:

@@ -20,15 +20,23 @@ Array = NDArray[Any]
 FORWARD = 1 / 3
 
 
-def costed(
-    model: Model, comm: Any, *, hollow: bool = False, before: Callable[[], None] | None = None
-) -> Model:
-    """`model` on the clock of `comm`; a FactoredModel where it is one. `before` is called before every gradient.
+def kind_of(model: Model, *, hollow: bool = False) -> type[Costed]:
+    """What `costed` is to make of the model: a FactoredModel where it is one.
 
     `hollow`: nothing is computed; x and g are room of the right size, and other ranks may have the same model.
     """
     kinds = (HollowFactored, Hollow) if hollow else (CostedFactored, Costed)
-    made = kinds[not isinstance(model, FactoredModel)](model, comm, before)
+    return kinds[not isinstance(model, FactoredModel)]
+
+
+def costed(
+    model: Model,
+    comm: Any,
+    kind: type[Costed] | None = None,
+    before: Callable[[], None] | None = None,
+) -> Model:
+    """`model` on the clock of `comm`. `before` is called before every gradient."""
+    made = (kind_of(model) if kind is None else kind)(model, comm, before)
     return cast(Model, made)  # whose x and g are to be moved with `place` alone
 
 

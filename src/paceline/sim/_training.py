@@ -19,10 +19,10 @@ from paceline.pools import held_to
 from paceline.record import Run, new_folder
 from paceline.record._environment import environment
 from paceline.sim._memory import PAYS, Pool, Room, moved
-from paceline.sim._model import CostedUpdate, copied, costed
+from paceline.sim._model import Costed, CostedUpdate, copied, costed, kind_of
 from paceline.sim._run import run
 from paceline.sim.compute import Compute
-from paceline.sim.errors import RankFailed
+from paceline.sim.errors import RankFailed, SimulationError
 from paceline.sim.machine import Costs, Machine
 from paceline.sim.network import Network, parse_network
 from paceline.sim.options import Options
@@ -78,6 +78,7 @@ class Simulation:
     def __enter__(self) -> None:
         self._folder: Path | None = None
         self._pool: Pool | None = None
+        self._kind: type[Costed] | None = None
         model = self.parts.model
         self.models: list[Model] = [model]
         self.rooms: list[Room | None] = [None]
@@ -123,7 +124,9 @@ class Simulation:
             if isinstance(failed.error, UsageError) or not isinstance(failed.error, Exception):
                 raise failed.error from None
             raise
-        fitted: Fitted = outcome.values[0]
+        fitted: Fitted | None = outcome.values[0]
+        if fitted is None:
+            raise SimulationError("rank 0, which has the results, did not live to the end")
         return fitted
 
     def folder(self) -> Path | None:
@@ -139,7 +142,9 @@ class Simulation:
             if room is not None and model.x is room.x:
                 room.settle()
 
-        return costed(model, comm, hollow=self.hollow, before=None if room is None else settle)
+        if self._kind is None:
+            self._kind = kind_of(model, hollow=self.hollow)
+        return costed(model, comm, self._kind, before=None if room is None else settle)
 
     def _compute(self) -> Compute:
         options = self.options
