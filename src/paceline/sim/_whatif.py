@@ -1,12 +1,12 @@
 """What if one thing cost nothing? The same network, machine and computing, with one cost taken away.
 
-    latency      messages are there at once, however far; MPI's own collectives wait for nobody
-    bandwidth    bytes pass through cards and shared memory in no time
-    overhead     neither end spends time of its own on a message
-    memory       gradients are added up and copied in no time
-    masters      those who keep the parameters need no time for what they do
-    stragglers   no rank is slow, nothing varies
-    compute      computing is divided as well as can be: a p-th of what one process takes, or of a whole batch all of it
+latency      messages are there at once, however far; MPI's own collectives wait for nobody
+bandwidth    bytes pass through cards and shared memory in no time
+overhead     neither end spends time of its own on a message
+memory       gradients are added up and copied in no time
+masters      those who keep the parameters need no time for what they do
+stragglers   no rank is slow, nothing varies
+compute      computing is divided as well as can be: a p-th of what one process takes, or of a whole batch all of it
 """
 
 from __future__ import annotations
@@ -197,7 +197,8 @@ def _less(table: Table, seconds: float) -> Table:
     >>> _less(((0.0, 2.0), (10.0, 5.0)), 2.0)
     ((0.0, 0.0), (10.0, 3.0))
     """
-    points = table if len(table) > 1 else ((0.0, at(table, 0)), *table)
+    far = max(table[-1][0], 1.0)
+    points = table if len(table) > 1 else ((0.0, at(table, 0)), (far, at(table, far)))
     return tuple((amount, max(0.0, value - seconds)) for amount, value in points)
 
 

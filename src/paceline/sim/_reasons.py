@@ -1,0 +1,222 @@
+"""Why a way of training stops scaling, in a sentence with figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from paceline.sim._bottleneck import LITTLE, Limit, Point
+from paceline.sim._whatif import World
+
+# In the table, and in lists.
+SHORT = {
+    "latency": "latency",
+    "bandwidth": "bandwidth",
+    "overhead": "message overhead",
+    "memory": "adding and copying",
+    "masters": "master queue",
+    "stragglers": "stragglers",
+    "compute": "compute",
+    "idle": "masters idle",
+    "batches": "too few batches",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circumstances:
+    """What a sentence about a point tells of."""
+
+    world: World
+    ranks: int
+    each: int
+    """Batches in an epoch."""
+
+    @property
+    def workers(self) -> int:
+        """Ranks that compute gradients."""
+        return self.ranks - self.world.masters
+
+    @property
+    def several_nodes(self) -> bool:
+        """Whether there is a network between some of the ranks."""
+        on_node = self.world.network.ranks_per_node
+        return on_node is not None and on_node < self.ranks
+
+
+def where(limit: Limit) -> str:
+    """Where it stops scaling.
+
+    >>> point = Point(ranks=16, step_seconds=1e-3, samples_per_second=1.0, speedup=3.2)
+    >>> where(Limit(at=point, shown=point, rising=False, half=8, reason="latency"))
+    'gets no faster beyond 16 ranks (3.20x); efficiency is below 50 % from 8 ranks on'
+    """
+    at = limit.at
+    said = times(at.speedup)
+    if limit.reason in ("staleness", "accuracy"):
+        stops = f"learns less beyond {_ranks(at.ranks)} ({said})"
+    elif limit.rising:
+        stops = f"still gets faster at {_ranks(at.ranks)} ({said})"
+    else:
+        stops = f"gets no faster beyond {_ranks(at.ranks)} ({said})"
+    if limit.half is None:
+        return f"{stops}; efficiency stays above 50 %"
+    return f"{stops}; efficiency is below 50 % from {_ranks(limit.half)} on"
+
+
+def why(point: Point, around: Circumstances, then: Sequence[tuple[str, float]] = ()) -> str:
+    """What a point loses most to, and what it would be without that.
+
+    `then`: what it loses most to when that is gone, and the speedup when that is gone as well; and so on.
+    """
+    took = f"at {_ranks(point.ranks)} a step takes {duration(point.step_seconds)}"
+    lost = [(reason, share) for reason, share in point.lost().items() if share >= LITTLE]
+    if not point.without:
+        return f"{took}; why was too much to simulate"
+    if not lost:
+        return f"{took}; next to nothing of it is lost: what is left is computing, well divided"
+    reason, share = lost[0]
+    what = _PHRASES[reason](point, around)
+    without = f"without it the speedup would be {times(point.speedup_without(reason))} and not {times(point.speedup)}"
+    more = "".join(f", without {SHORT[name]} too {times(speedup)}" for name, speedup in then)
+    return f"{took}; {_percent(share)} of it is {what}: {without}{more}"
+
+
+def learned(limit: Limit, serial: float) -> str:
+    """What the next point after the limit learns less than serial."""
+    worse = limit.shown
+    assert worse.accuracy is not None
+    old = f"gradients are {worse.staleness:.1f} updates old on average and " if worse.staleness else ""
+    return (
+        f"at {_ranks(worse.ranks)} {old}accuracy is {100 * worse.accuracy:.2f} %, serial's {100 * serial:.2f} %, though "
+        f"it is {times(worse.speedup)} as fast"
+    )
+
+
+def times(factor: float) -> str:
+    """
+    >>> times(3.2), times(41.26), times(1234.5)
+    ('3.20x', '41.3x', '1,234x')
+    """
+    return f"{factor:.2f}x" if factor < 10 else f"{factor:.1f}x" if factor < 100 else f"{factor:,.0f}x"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(0.0000314), duration(0.00314), duration(31.4)
+    ('31.4 us', '3.14 ms', '31.4 s')
+    """
+    for unit, size in (("us", 1e-6), ("ms", 1e-3)):
+        if seconds < 999.5 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def amount(count: float) -> str:
+    """Bytes as people write them.
+
+    >>> amount(437_544), amount(1.2e9)
+    ('438 kB', '1.2 GB')
+    """
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def _latency(point: Point, around: Circumstances) -> str:
+    spent, each = point.step_seconds - point.without["latency"], around.world.network.latency
+    if not around.several_nodes or not each:
+        return "the time until a message of the same node is seen"
+    count = max(1, round(spent / each))
+    after = f"{count:,} messages one after the other" if count > 1 else "one message"
+    return f"the latency of {after}, {duration(each)} each"
+
+
+def _bandwidth(point: Point, around: Circumstances) -> str:
+    world = around.world
+    if not around.several_nodes:
+        return "bytes that are copied through shared memory"
+    on_node = world.network.ranks_per_node or 1
+    rate = f"a card of {amount(world.network.bandwidth)}/s"
+    if world.masters:
+        each = amount(point.bytes / 2 / world.masters)
+        return f"bytes on their way: {each} into each master and as many out of it, through {rate}"
+    sent = point.bytes / around.ranks * min(on_node, around.ranks)
+    of = "rank" if on_node == 1 else "node"
+    return f"bytes on their way: {amount(sent)} a {of} through {rate}"
+
+
+def _overhead(point: Point, around: Circumstances) -> str:
+    each = f", {duration(around.world.network.overhead)} each" if around.several_nodes else ""
+    sent = point.messages / around.ranks
+    return f"the ranks' own time for messages ({sent:,.3g} a rank{each} at either end)"
+
+
+def _masters(point: Point, around: Circumstances) -> str:
+    masters = around.world.masters
+    of = "one master serves" if masters == 1 else f"{masters} masters serve"
+    return f"waiting for masters: {of} {around.workers:,} worker{'s' * (around.workers > 1)}"
+
+
+def _compute(point: Point, around: Circumstances) -> str:
+    world, gradient = around.world, around.world.compute.work.get("gradient")
+    if gradient is None:
+        return "computing that does not get shorter"
+    on_node = min(world.network.ranks_per_node or around.ranks, around.ranks)
+    alone = gradient.at(world.batch, 1)
+    if world.pieces is None:
+        return (
+            f"computing that others slow down: {on_node} ranks share a node's cores and memory, where a batch alone "
+            f"takes {duration(alone)}"
+        )
+    if world.pieces > world.batch:
+        idle = _ranks(world.pieces - world.batch)
+        return f"computing that cannot be divided: a batch of {world.batch:,} leaves {idle} without a sample"
+    piece = -(-world.batch // world.pieces)
+    return (
+        f"computing that does not get shorter: a piece of {piece:,} sample{'s' * (piece > 1)} takes "
+        f"{duration(gradient.at(piece, on_node))}, a {_th(world.pieces)} of the whole batch's would be "
+        f"{duration(alone / world.pieces)}"
+    )
+
+
+def _idle(point: Point, around: Circumstances) -> str:
+    masters = around.world.masters
+    are = "are masters and compute" if masters > 1 else "is a master and computes"
+    return f"what {masters} of the {around.ranks:,} ranks, which {are} nothing, would have added"
+
+
+def _batches(point: Point, around: Circumstances) -> str:
+    return f"ranks without a batch: an epoch has {around.each:,} for {around.workers:,} ranks"
+
+
+_PHRASES: dict[str, Callable[[Point, Circumstances], str]] = {
+    "latency": _latency,
+    "bandwidth": _bandwidth,
+    "overhead": _overhead,
+    "memory": lambda point, around: "adding up and copying gradients, in memory",
+    "masters": _masters,
+    "stragglers": lambda point, around: "waiting for ranks that are slow",
+    "compute": _compute,
+    "idle": _idle,
+    "batches": _batches,
+}
+
+
+def _ranks(count: int) -> str:
+    return f"{count:,} rank{'s' * (count != 1)}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _th(number: int) -> str:
+    """
+    >>> [_th(number) for number in (2, 3, 22, 64, 111)]
+    ['half', '3rd', '22nd', '64th', '111th']
+    """
+    if number == 2:
+        return "half"
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{ending}"
