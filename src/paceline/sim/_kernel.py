@@ -96,6 +96,8 @@ class Kernel:
         self.sequence = count()
         self.contexts = count()
         self.messages = self.bytes = 0
+        self.meetings: dict[Any, Any] = {}
+        """Calls of all ranks of a group to which not all have come, and the group."""
         self.meant = meant()
         self.at_step: Callable[[Rank], None] | None = None
         """Told of every step that a rank begins."""
@@ -182,7 +184,7 @@ class Kernel:
                 at = inbox[0][0]
                 if at < rank.t:
                     at = rank.t
-                if not heap or heap[0][0] > at:
+                if not heap or heap[0][0] >= at:
                     rank.t = at
                     heappop(inbox)[2].arrive(rank)
                     continue
@@ -218,7 +220,7 @@ class Kernel:
         inbox, heap = rank.inbox, self.heap
         if inbox:
             at = max(inbox[0][0], rank.t)
-            if not heap or heap[0][0] > at:
+            if not heap or heap[0][0] >= at:
                 rank.t = at
                 heappop(inbox)[2].arrive(rank)
                 return
@@ -243,7 +245,7 @@ class Kernel:
     def go_first(self, rank: Rank) -> None:
         """Let every rank that is earlier than this one go first."""
         heap = self.heap
-        if heap and heap[0][0] <= rank.t:
+        if heap and heap[0][0] < rank.t:
             self.sleep(rank, rank.t)
 
     def look(self, rank: Rank) -> None:
@@ -304,7 +306,8 @@ class Kernel:
         dead = [rank.number for rank in self.ranks if not rank.alive]
         gone = f" ({', '.join(f'rank {number}' for number in dead[:8])} had been killed)" if dead else ""
         lost = "" if self.faults is None else self.faults.told()
-        raise Deadlock(f"deadlock: {why}{gone}{_sites.listed(said)}{lost}")
+        lacking = "".join(f"\n  {meeting.lacking(group)}" for meeting, group in self.meetings.items())
+        raise Deadlock(f"deadlock: {why}{gone}{_sites.listed(said)}{lacking}{lost}")
 
     def _check_rank(self, rank: Rank) -> None:
         """Nothing may be left over of a rank that has ended."""
@@ -324,6 +327,6 @@ class Kernel:
                     + _sites.listed(request.spelled() for request in receives)
                 )
             raise Unfinished(
-                "unfinished: requests that were never waited for"
+                "unfinished: what was never waited for, or freed"
                 + _sites.listed(request.spelled() for request in rank.open.values())
             )
