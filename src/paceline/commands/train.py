@@ -6,12 +6,12 @@ import argparse
 import shutil
 import sys
 import traceback
-import typing
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from paceline.commands import import_from_here
+from paceline.commands._settings import add_settings, add_simulation
 from paceline.config import Config
 from paceline.sim.options import NAMES, PLACES, Options, options_of
 
@@ -31,35 +31,10 @@ examples:
 """
 
 
-class Given(argparse.Action):
-    """Keeps the value, and that it was given."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        setattr(namespace, self.dest, values)
-        namespace.given = {*getattr(namespace, "given", ()), self.dest}
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The settings of a run, and how it is started and shown."""
     parser.epilog = EXAMPLES
-    kinds = typing.get_type_hints(Config)
-    for setting in fields(Config):
-        kind = kinds[setting.name]
-        literal = typing.get_origin(kind) is Literal
-        kinds_taken = (kind, *typing.get_args(kind))
-        number = int if int in kinds_taken else float if float in kinds_taken else str
-        default = setting.default
-        assert default is not MISSING
-        shown = "" if default is None else f" (default: {default})"
-        parser.add_argument(
-            f"--{setting.name.replace('_', '-')}",
-            action=Given,
-            type=number,
-            default=default,
-            choices=typing.get_args(kind) if literal else None,
-            metavar=None if literal else setting.metadata["metavar"],
-            help=(setting.metadata["help"] + shown).replace("%", "%%"),
-        )
+    add_settings(parser)
     parser.add_argument(
         "-n", "--ranks", type=int, metavar="P", help="start P ranks (not inside mpiexec or srun)"
     )
@@ -69,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="mpi",
         help="real ranks, or simulated ones in this process (default: mpi)",
     )
-    _add_simulation(parser)
+    add_simulation(parser.add_argument_group("with --on sim"))
     parser.add_argument(
         "--runs", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (default: runs)"
     )
@@ -80,28 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--expect-ranks", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--terminal", type=int, help=argparse.SUPPRESS)
-
-
-def _add_simulation(parser: argparse.ArgumentParser) -> None:
-    """What is to be simulated; what was not given stays None."""
-    group = parser.add_argument_group("with --on sim")
-    for setting in fields(Options):
-        name, default = setting.name.replace("_", "-"), setting.default
-        if isinstance(default, bool):
-            flag = f"--no-{name}" if default else f"--{name}"
-            group.add_argument(
-                flag,
-                dest=setting.name,
-                action="store_const",
-                const=not default,
-                help=setting.metadata["help"],
-            )
-        else:
-            shown = f" (default: {default})" if default else ""
-            group.add_argument(
-                f"--{name}", type=float if isinstance(default, float) else str, metavar=setting.metadata["metavar"],
-                help=setting.metadata["help"] + shown,
-            )  # fmt: skip
 
 
 def main(args: argparse.Namespace) -> int:

@@ -1,0 +1,67 @@
+"""The settings of runs and of simulations as arguments of a command: names, types and help are those of their classes."""
+
+from __future__ import annotations
+
+import argparse
+import typing
+from collections.abc import Collection
+from dataclasses import MISSING, fields
+from typing import Any, Literal
+
+from paceline.config import Config
+from paceline.sim.options import Options
+
+
+class Given(argparse.Action):
+    """Keeps the value, and that it was given."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, values)
+        namespace.given = {*getattr(namespace, "given", ()), self.dest}
+
+
+def add_settings(parser: argparse.ArgumentParser, *, but: Collection[str] = ()) -> None:
+    """The settings of a run."""
+    kinds = typing.get_type_hints(Config)
+    for setting in fields(Config):
+        if setting.name in but:
+            continue
+        kind = kinds[setting.name]
+        literal = typing.get_origin(kind) is Literal
+        kinds_taken = (kind, *typing.get_args(kind))
+        number = int if int in kinds_taken else float if float in kinds_taken else str
+        default = setting.default
+        assert default is not MISSING
+        shown = "" if default is None else f" (default: {default})"
+        parser.add_argument(
+            f"--{setting.name.replace('_', '-')}",
+            action=Given,
+            type=number,
+            default=default,
+            choices=typing.get_args(kind) if literal else None,
+            metavar=None if literal else setting.metadata["metavar"],
+            help=(setting.metadata["help"] + shown).replace("%", "%%"),
+        )
+
+
+def add_simulation(group: Any, *, but: Collection[str] = ()) -> None:
+    """What is to be simulated; what was not given stays None."""
+    for setting in fields(Options):
+        name, default = setting.name.replace("_", "-"), setting.default
+        if setting.name in but:
+            continue
+        if isinstance(default, bool):
+            flag = f"--no-{name}" if default else f"--{name}"
+            group.add_argument(
+                flag,
+                dest=setting.name,
+                action="store_const",
+                const=not default,
+                help=setting.metadata["help"],
+            )
+        else:
+            shown = f" (default: {default})" if default else ""
+            group.add_argument(
+                f"--{name}", type=float if isinstance(default, float) else str, metavar=setting.metadata["metavar"],
+                help=setting.metadata["help"] + shown,
+            )  # fmt: skip
