@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.sim import _sites
 from paceline.sim._requests import Request
-from paceline.sim.errors import CollectiveMismatch, SimulationError
+from paceline.sim.errors import BufferChanged, CollectiveMismatch
 
 
 class Group:
@@ -47,8 +47,8 @@ class Met(Request):
         if take is not None:
             try:
                 take(self.result)
-            except SimulationError as error:
-                self.error = error
+            except BufferChanged as error:
+                self.error = BufferChanged(f"a buffer of the {self.spelled()} {error}")
         self.done = True
 
 
@@ -71,6 +71,16 @@ class Meeting:
         self.requests: list[Met | None] = [None] * size
         self.latest = 0.0
         self.missing = size
+
+    def lacking(self, group: Group) -> str:
+        """Who has not come."""
+        absent = [
+            str(number)
+            for number, request in zip(group.members, self.requests, strict=True)
+            if request is None
+        ]
+        some = ", ".join(absent[:8]) + (f" and {len(absent) - 8:,} more" if len(absent) > 8 else "")
+        return f"to {_called(self.arguments)} of {len(group.members):,} ranks did not come: rank {some}"
 
 
 def meet(
@@ -105,6 +115,7 @@ def meet(
     size = len(group.members)
     if meeting is None:
         meeting = group.meetings[call] = Meeting(asked, size)
+        kernel.meetings[meeting] = group
     elif meeting.arguments != asked:
         other = next(found for found in meeting.requests if found is not None)
         raise CollectiveMismatch(
@@ -119,6 +130,7 @@ def meet(
     if meeting.missing:
         return request
     del group.meetings[call]
+    del kernel.meetings[meeting]
     try:
         results = finish(meeting.given)
     except Disagree as found:

@@ -42,7 +42,7 @@ class Together:
         if name[0] == "I":  # whoever does not wait may change it
             given = None if send is None else send.read()
             if self.kernel.strict:
-                take = _guarded(self, name, send, given, into, take)
+                take = _guarded(send, given, into, take)
         return meet(
             self, name, given if also is None else (given, also), finish,
             arguments=arguments, nbytes=nbytes, take=take,
@@ -80,9 +80,8 @@ def only(root: int, result: Any, size: int) -> list[Any]:
 
 
 def _guarded(
-    comm: Any, name: str, send: Memory | None, data: bytes | None, into: Memory | None,
-    take: Callable[[Any], None] | None,
-) -> Callable[[Any], None]:  # fmt: skip
+    send: Memory | None, data: bytes | None, into: Memory | None, take: Callable[[Any], None] | None
+) -> Callable[[Any], None]:
     """While it is under way nobody may write what is sent, nor read or write what it will be received into."""
     if send is not None and into is not None and np.may_share_memory(send.flat(), into.flat()):
         send = None
@@ -96,7 +95,7 @@ def _guarded(
             changed |= into.view.tobytes() != poison(into.nbytes)
             into.write(kept)
         if changed:
-            raise BufferChanged(f"rank {comm.me.number} changed a buffer of an {name} before it was done")
+            raise BufferChanged("was changed before it was done")
         if take is not None:
             take(result)
 
