@@ -1,0 +1,94 @@
+"""Every strategy under 200 random schedules: messages late by a random time, work longer by a random factor, nothing eager
+every other time, buffers watched. A schedule that fails is one test, named by its seed:
+
+    python -m pytest 'tests/sim/test_schedules.py::test_schedule[parameter-server-137]'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from paceline import registry
+from tests.sim.scheduled import (
+    Trained,
+    Variant,
+    all_applied,
+    all_written,
+    as_its_log_says,
+    as_mean_of_parts,
+    as_serial,
+    as_variant,
+    conserved,
+    same_bits,
+    trained,
+    well,
+    within_bound,
+)
+
+SEEDS = 200
+ONE_NODE = ("loopback",)
+Checked = tuple[Variant, Callable[[Trained], None]]
+VARIANTS: dict[str, list[Checked]] = {
+    "serial": [(Variant("serial", 1), as_serial)],
+    "sync": [
+        (Variant("sync", 3), as_serial),
+        (Variant("sync:allreduce=ring", 4), as_serial),
+        (Variant("sync:allreduce=shared-memory", 4, ONE_NODE), as_serial),
+        (Variant("sync:allreduce=hierarchical", 5), as_serial),
+        (Variant("sync:allreduce=rabenseifner,balance=true", 3), as_serial),
+        (Variant("sync:allreduce=recursive-doubling", 5, ONE_NODE), same_bits),
+        (Variant("sync:allreduce=naive", 3, ONE_NODE), same_bits),
+    ],
+    "main-worker": [(Variant("main-worker", ranks), as_serial) for ranks in (2, 3, 5)],
+    "weight-average": [
+        (Variant("weight-average", 3), same_bits),
+        (Variant("weight-average:allreduce=ring", 4), as_variant("weight-average")),
+    ],
+    "local-sgd": [
+        (Variant("local-sgd:every=1", 3), as_variant("weight-average")),
+        (Variant("local-sgd:every=2", 4), same_bits),
+        (Variant("local-sgd:every=none", 3), as_mean_of_parts),
+        (Variant("local-sgd:every=3,outer-momentum=0.9,outer-lr=0.7", 2), same_bits),
+        (Variant("local-sgd:every=2,warmup=2", 3), same_bits),
+    ],
+    "elastic": [(Variant("elastic:every=2", 2), same_bits), (Variant("elastic:every=1", 4), same_bits)],
+    "psgd": [(Variant("psgd", ranks), as_mean_of_parts) for ranks in (2, 3, 5)],
+    "gossip": [(Variant("gossip", 2), conserved), (Variant("gossip", 5), conserved)],
+    "hogwild": [
+        (Variant("hogwild", 2, ONE_NODE), all_written),
+        (Variant("hogwild", 4, ONE_NODE), all_written),
+        (Variant("hogwild:every=2", 5), all_written),
+    ],
+    "parameter-server": [
+        (Variant("parameter-server:rule=plain", 2), as_serial),
+        (Variant("parameter-server:rule=plain", 4), as_its_log_says),
+        (Variant("parameter-server:masters=2,rule=plain,share=dynamic", 5), as_its_log_says),
+        (Variant("parameter-server:masters=2,placement=even", 4), all_applied),
+        (Variant("parameter-server:bound=1", 4), within_bound),
+        (Variant("parameter-server:backup=1,rule=staleness", 4), all_applied),
+    ],
+}
+
+
+def test_every_strategy_is_here() -> None:
+    assert set(VARIANTS) == set(registry.names("strategies"))
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("strategy", VARIANTS)
+def test_schedule(strategy: str, seed: int) -> None:
+    variants = VARIANTS[strategy]
+    variant, holds = variants[seed % len(variants)]
+    run = trained(variant, seed // len(variants))
+    well(run)
+    holds(run)
+
+
+def test_schedules_differ() -> None:
+    """Asynchronous runs come to different ends, and the same seed to the same."""
+    variant = Variant("parameter-server:rule=plain", 4, ONE_NODE)
+    ends = {trained(variant, seed).x.tobytes() for seed in range(6)}
+    assert len(ends) > 3
+    assert trained(variant, 5).x.tobytes() in ends
