@@ -44,22 +44,26 @@ def simulate(job: Job, ranks: int, options: Options, *, progress: Show | None = 
         raise UsageError(
             f"{job.name()} shares memory between processes of its own, which cannot be simulated; leave out backend=torch"
         )
-    network = parse_network(options.network)
     faults = _faults(options)
     parts = job.prepare(ranks)
-    machine, costs = _known(job, options)
-    if machine is not None:
-        network = replace(network, machine=machine)
     threads = job.config.threads or 1
     with held_to(threads):
-        if costs is None:
-            costs = _measured(job, options)
+        network, costs = costs_for(job, options)
         simulation = Simulation(
             job, ranks, options, network, costs, threads, parts, hollow=not options.compute
         )
         with simulation:
             fitted = simulation.run(faults, progress)
     return replace(fitted, model=parts.model)
+
+
+def costs_for(job: Job, options: Options) -> tuple[Network, Costs]:
+    """The network, with what each node is, and what the job's work costs: as the options say, or else measured here."""
+    network = parse_network(options.network)
+    machine, costs = _known(job, options)
+    if machine is not None:
+        network = replace(network, machine=machine)
+    return network, _measured(job, options) if costs is None else costs
 
 
 @dataclass
@@ -171,8 +175,8 @@ class Simulation:
         found = environment(threads=self.threads)
         node, costs = self.network.node_machine(), self.costs
         known = {"processor": costs.processor or found["processor"], "cores": costs.cores}
-        told = f"messages in a node as on {node.processor or 'an unknown processor'}"
-        return {**found, **known, "simulated": {"machine": told, "measured": costs.date}}
+        told = f"messages in a node as on {_where(node)}; computing as on {_where(costs)}"
+        return {**found, **known, "simulated": {"machine": told}}
 
 
 class Simulated:
@@ -204,6 +208,11 @@ class Simulated:
 
     def environment(self) -> dict[str, Any]:
         return self._simulation.environment()
+
+
+def _where(measured: Machine | Costs) -> str:
+    when = f", measured {measured.date}" if measured.date else ""
+    return f"{measured.processor or 'an unknown processor'}{when}"
 
 
 def _is_ours(strategy: Any) -> bool:
