@@ -19,8 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UsageError
+from paceline.sim._calibrate_costs import costs_of, measure_costs
 from paceline.sim._tables import Curves
 from paceline.sim.machine import Link, Machine
+
+__all__ = ["calibrate", "costs_of", "measure_costs"]
 
 log = logging.getLogger(__name__)
 

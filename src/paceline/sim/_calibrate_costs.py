@@ -1,0 +1,192 @@
+"""What one job's work costs on this machine: measured by ranks that are started for it, and kept for the next time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UsageError
+from paceline.job import Job, strategy_of
+from paceline.sim._tables import Curves
+from paceline.sim.machine import FORMAT, Costs
+
+log = logging.getLogger(__name__)
+SECONDS = 2.0  # for each kind of loop, with each number of ranks
+
+
+def measure_costs(job: Job, ranks: Sequence[int] | None = None, *, seconds: float = SECONDS) -> Costs:
+    """Measure what the job's work costs, with each number of processes at it at once.
+
+    `ranks`: by default 1, 2, 4 … up to the cores. The thread policy is the job's, one thread a rank unless it says.
+    """
+    from paceline.launch import machine_cores
+    from paceline.record._environment import command, processor
+
+    cores = machine_cores()
+    if job.launcher() == "torch":
+        raise UsageError(f"{job.name()} starts its processes itself: what its work costs is not measured")
+    job, parameters = _made(job)
+    tables: dict[str, dict[int, list[list[float]]]] = {}
+    bound = True
+    for count in _numbers(ranks, cores):
+        log.info("measuring %s on %d processes", job.config.model, count)
+        answer = _answer(job, count, seconds)
+        bound &= answer["bound"] or count > cores
+        for kind, points in merged(answer["alone"], answer["more"]).items():
+            if points:
+                fair = min(
+                    1.0, cores / count
+                )  # more ranks than cores take turns: that is not the work's cost
+                tables.setdefault(kind, {})[count] = [[amount, fair * taken] for amount, taken in points]
+    if not bound:
+        log.warning("other programs were running: what the job's work costs may have come out too high")
+    return Costs(
+        processor=processor(),
+        cores=cores,
+        date=time.strftime("%Y-%m-%d", time.gmtime()),
+        command=" ".join(command()),
+        about=f"{job.config.model}, {parameters} parameters, on {job.config.data}; {job.name()}",
+        work={kind: Curves.of(by_ranks) for kind, by_ranks in tables.items()},
+    )
+
+
+def costs_of(
+    job: Job, ranks: Sequence[int] | None = None, *, again: bool = False, seconds: float = SECONDS
+) -> Costs:
+    """What the job's work costs here: as it was measured the last time, or now. `again`: now in any case.
+
+    They are kept in the user's cache folder, for the same model, data, batch, update, strategy and processor.
+    """
+    name = f"costs-{_key(job, ranks)}.json"
+    if not again:
+        for folder in _folders():
+            with suppress(UsageError):
+                return Costs.load(folder / name)
+    costs = measure_costs(job, ranks, seconds=seconds)
+    for folder in _folders():
+        with suppress(OSError, UsageError):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            costs.save(folder / name)
+            break
+    else:
+        log.warning("what was measured cannot be kept; set PACELINE_CACHE to a folder that can be written")
+    return costs
+
+
+def merged(alone: dict[str, Any], more: dict[str, Any]) -> dict[str, list[list[float]]]:
+    """Both, by amounts that rise, seconds that do not fall; of one kind and amount what was measured together.
+
+    >>> merged({"update": [[2, 1.0], [8, 3.0]]}, {"update": [[4, 0.5]], "part": []})
+    {'update': [[2.0, 1.0], [4.0, 1.0], [8.0, 3.0]]}
+    """
+    found = {}
+    for kind in {**alone, **more}:
+        together = more.get(kind, [])
+        points = {} if kind == "gradient" and together else {float(a): s for a, s in alone.get(kind, [])}
+        points.update({float(amount): taken for amount, taken in together})
+        most, rising = 0.0, []
+        for amount, taken in sorted(points.items()):
+            if taken == taken:  # not NaN: nothing was measured there
+                most = max(most, taken)
+                rising.append([amount, most])
+        if rising:
+            found[kind] = rising
+    return found
+
+
+def _answer(job: Job, ranks: int, seconds: float) -> dict[str, Any]:
+    """What so many ranks, started for it, have measured."""
+    import cloudpickle
+
+    from paceline.elsewhere import _packed
+    from paceline.launch import run, serve
+
+    threads = job.config.threads or 1
+    answers: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+        packed = _packed(job, Path(folder), None, True)
+        payload = cloudpickle.dumps((packed, seconds, threads))
+        with serve(payload, answers.append) as variables:
+            command = [sys.executable, "-m", "paceline.sim._calibrate_job"]
+            status = run(ranks, command, threads=threads, environment=variables, bind=True)
+    if status == 130:
+        raise KeyboardInterrupt
+    if not answers:
+        raise RuntimeError(
+            f"the {ranks} ranks that measure the job ended with exit status {status}; what went wrong is said above"
+        )
+    return answers[-1]
+
+
+def _made(job: Job) -> tuple[Job, int]:
+    """The job with its data loaded, and a model that was given made ready; and how many parameters that has."""
+    from paceline.data import load
+
+    data = load(job.config.data if job.data is None else job.data)
+    model = job.build(data)
+    return replace(job, data=data, model=None if job.model is None else model, runs=None), model.x.size
+
+
+def _numbers(ranks: Sequence[int] | None, cores: int) -> list[int]:
+    if ranks is None:
+        return [1 << k for k in range(max(2, cores).bit_length())]
+    if not ranks or any(count < 1 for count in ranks):
+        raise UsageError(f"ranks to measure with must be at least 1; got {list(ranks)}")
+    return sorted(set(ranks))
+
+
+def _key(job: Job, ranks: Sequence[int] | None) -> str:
+    """What changes when the costs may be others."""
+    from importlib.metadata import version
+
+    import numpy as np
+
+    from paceline.launch import machine_cores
+    from paceline.record._environment import processor
+
+    made, parameters = _made(job)
+    config, data, model = job.config, made.data, made.model
+    kind = None if model is None else type(getattr(model, "module", model))
+    shapes = None if model is None else [(part.start, part.stop) for part in model.layers]
+    facts = {
+        "format": FORMAT,
+        "model": config.model if kind is None else [kind.__module__, kind.__qualname__, shapes],
+        "parameters": parameters,
+        "data": [data.shape, data.label_shape, data.classes, len(data.train), type(data.train).__name__],
+        "dtype": config.dtype,
+        "batch": config.own_batch(),
+        "update": config.update,
+        "strategy": _family(job),
+        "threads": config.threads or 1,
+        "ranks": None if ranks is None else sorted(ranks),
+        "machine": [processor(), machine_cores()],
+        "versions": [version("paceline"), np.__version__],
+    }
+    return hashlib.sha256(json.dumps(facts, default=str, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _family(job: Job) -> str:
+    """Strategies whose work is the same."""
+    from paceline.sim._calibrate_sync import NAMES
+    from paceline.strategies.parameter_server import ParameterServer
+    from paceline.strategies.sync import Sync
+
+    strategy = strategy_of(job.config.strategy if job.strategy is None else job.strategy)
+    if isinstance(strategy, ParameterServer):
+        return f"server {strategy.masters} {strategy.rule}"
+    return "shared" if isinstance(strategy, Sync) and strategy.allreduce in NAMES else "alone"
+
+
+def _folders() -> list[Path]:
+    from paceline.data._cache import folders
+
+    return folders()

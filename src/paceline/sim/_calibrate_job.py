@@ -1,0 +1,68 @@
+"""The ranks' side of measuring a job: `python -m paceline.sim._calibrate_job`, inside `paceline.launch.serve`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle
+
+from paceline.comm._agree import shared_bytes
+from paceline.job import Job, Parts, made, strategy_of
+from paceline.pools import held_to
+from paceline.sim import _calibrate_sync as sync
+from paceline.sim import _calibrate_work as work
+from paceline.strategies.parameter_server import ParameterServer
+from paceline.strategies.sync import Sync
+
+
+def measure(job: Job, comm: Any, *, seconds: float, threads: int) -> dict[str, Any]:
+    """Seconds by kind and amount of the job's work, with all ranks of `comm` at it; collective."""
+    from paceline.data import load
+
+    config = job.config
+    data = load(config.data if job.data is None else job.data)
+    strategy = strategy_of(config.strategy if job.strategy is None else job.strategy)
+    with held_to(threads):
+        update, schedule = made("updates", config.update), made("schedules", config.schedule)
+        parts = Parts(data, strategy, job.build(data), update, schedule)
+        batch = min(config.own_batch(), len(data.train))
+        found = work.alone(parts, comm, batch, seconds)
+        more = {}
+        if comm.Get_size() > 1:
+            if isinstance(strategy, Sync) and strategy.allreduce in sync.NAMES:
+                more = sync.sharing(parts, comm, batch, seconds)
+            elif isinstance(strategy, ParameterServer):
+                from paceline.sim._calibrate_server import serving
+
+                more = serving(parts, comm, strategy, batch, seconds, found["gradient"])
+    return {"alone": found, "more": more}
+
+
+def main() -> int:
+    """One rank of such a measurement."""
+    from paceline import launch
+    from paceline.comm import mpi
+    from paceline.launch._cores import VARIABLE
+
+    launch.take_cores()
+    comm = mpi().COMM_WORLD
+    with launch.abort_on_error(comm):
+        up = None
+        payload = b""
+        if comm.Get_rank() == 0:
+            payload, up = launch.receive()
+        packed, seconds, threads = cloudpickle.loads(shared_bytes(comm, payload))
+        sys.path[:], data, rest, *_ = cloudpickle.loads(packed)
+        job = replace(cloudpickle.loads(rest), data=cloudpickle.loads(data))
+        found = measure(job, comm, seconds=seconds, threads=threads)
+        if up is not None:
+            up.send({**found, "bound": VARIABLE in os.environ})
+            up.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
