@@ -339,9 +339,7 @@ def _combined(comm: Any, drawn: Round) -> Any:
     mine = (_values(drawn["seed"] + rank, size, kind) % 3).astype(kind)
     into = _room(counts[rank] if call == "Reduce_scatter" else n, kind)
     send: Any = mine
-    if drawn["in place"] and call in ("Allreduce", "Scan", "Exscan") or (
-        drawn["in place"] and call == "Reduce" and rank == root
-    ):
+    if drawn["in place"] and (call in ("Allreduce", "Scan", "Exscan") or (call == "Reduce" and rank == root)):
         into[:] = mine
         send = MPI.IN_PLACE
     if call == "Reduce":

@@ -16,9 +16,30 @@ WHOLE = ["u1", "i4", "i8"]
 LENGTHS = [0, 0, 1, 1, 2, 3, 5, 8, 17, 100, 1500, 5001]
 SENDS = ["Isend", "Isend", "Send", "Issend", "Ssend"]
 ENDS = ["Waitall", "Waitany", "Waitsome", "Wait backwards", "Test", "Testall", "Testany", "Testsome"]
-MOVING = ["Bcast", "Gather", "Scatter", "Allgather", "Alltoall", "Gatherv", "Scatterv", "Allgatherv", "Alltoallv"]
+MOVING = [
+    "Bcast",
+    "Gather",
+    "Scatter",
+    "Allgather",
+    "Alltoall",
+    "Gatherv",
+    "Scatterv",
+    "Allgatherv",
+    "Alltoallv",
+]
 COMBINING = ["Reduce", "Allreduce", "Scan", "Exscan", "Reduce_scatter", "Reduce_scatter_block"]
-OBJECTS = ["bcast", "gather", "allgather", "scatter", "alltoall", "reduce", "allreduce", "scan", "exscan", "ring"]
+OBJECTS = [
+    "bcast",
+    "gather",
+    "allgather",
+    "scatter",
+    "alltoall",
+    "reduce",
+    "allreduce",
+    "scan",
+    "exscan",
+    "ring",
+]
 Round = dict[str, Any]
 
 
@@ -29,7 +50,17 @@ def program(seed: int, p: int, rounds: int = 8) -> list[Round]:
 
 
 def _round(draw: random.Random, p: int, depth: int) -> Round:
-    makers = [_messages] * 5 + [_shift, _probed, _moved, _moved, _combined, _combined, _objects, _contexts, _repeated]
+    makers = [_messages] * 5 + [
+        _shift,
+        _probed,
+        _moved,
+        _moved,
+        _combined,
+        _combined,
+        _objects,
+        _contexts,
+        _repeated,
+    ]
     if depth < 2:
         makers += [_split, _dup]
     maker = draw.choice(makers)
@@ -52,14 +83,21 @@ def _messages(draw: random.Random, p: int) -> Round:
         if message["source"] == message["dest"]:
             message["call"] = "Isend"
     receives = [_receives(draw, [each for each in sent if each["dest"] == rank]) for rank in range(p)]
-    return {"what": "messages", "sent": sent, "receives": receives, "end": [draw.choice(ENDS) for _ in range(p)]}
+    return {
+        "what": "messages",
+        "sent": sent,
+        "receives": receives,
+        "end": [draw.choice(ENDS) for _ in range(p)],
+    }
 
 
 def _receives(draw: random.Random, coming: list[Round]) -> list[Round]:
     """Receives for what comes to one rank: which, in which order, with which wildcards."""
     sources = {each["source"] for each in coming}
     way = draw.choice(["exact", "any tag", "any source"])
-    if way == "any tag":  # each source's messages in its order: a receive takes the next one, whatever its tag
+    if (
+        way == "any tag"
+    ):  # each source's messages in its order: a receive takes the next one, whatever its tag
         order = _merged(draw, [[each for each in coming if each["source"] == source] for source in sources])
         wild = [(False, draw.random() < 0.5) for _ in order]
     elif way == "any source" and len(sources) == 1:

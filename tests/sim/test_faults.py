@@ -85,7 +85,7 @@ def test_what_is_lost_on_a_cut_link_is_named_by_the_deadlock(rendezvous: bool) -
         arrival(cut_link(0, 1, at=2), when=3, rendezvous=rendezvous)
     said = str(raised.value)
     assert "the link between rank 0 and rank 1 was cut 2000 ms after the start for good" in said
-    assert "32 bytes with tag 0 that rank 0 sent at sim/test_faults.py" in said
+    assert "32 bytes with tag 0 of the Send of rank 0 at sim/test_faults.py" in said
     assert ("2 of 2 ranks wait" if rendezvous else "1 of 2 ranks wait") in said
 
 

@@ -39,7 +39,10 @@ def test_as_under_mpiexec(p: int) -> None:
 
 @settings(deadline=None, max_examples=25)
 @given(
-    seed=st.integers(0, 10**9), p=st.integers(2, 7), network=st.sampled_from(NETWORKS), rendezvous=st.booleans()
+    seed=st.integers(0, 10**9),
+    p=st.integers(2, 7),
+    network=st.sampled_from(NETWORKS),
+    rendezvous=st.booleans(),
 )
 def test_no_order_of_events_changes_what_is_received(
     seed: int, p: int, network: str, rendezvous: bool

@@ -20,12 +20,14 @@ _PLACES = {
     "Options": "paceline.sim.options",
     "Outcome": "paceline.sim._run",
     "run": "paceline.sim._run",
+    "standing_in": "paceline.sim._standing_in",
 }
 __all__ = [*sorted(_PLACES)]
 
 if TYPE_CHECKING:
     from paceline.sim._run import Outcome as Outcome
     from paceline.sim._run import run as run
+    from paceline.sim._standing_in import standing_in as standing_in
     from paceline.sim.compute import Compute as Compute
     from paceline.sim.machine import Costs as Costs
     from paceline.sim.machine import Machine as Machine

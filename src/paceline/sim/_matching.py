@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from paceline.sim import _sites
 from paceline.sim._requests import Receiving, Request
 from paceline.sim.errors import BufferChanged, Truncated, TypeMismatch
 
@@ -24,8 +23,8 @@ class Message(Request):
     """One message, and the request of whoever sent it.
 
     `data` are its bytes as they were when it was sent (None where they are not carried); until it is waited for, its
-    buffer must stay as it is. `to`: the context and the sender's rank in it. It arrives with its data if it is `eager`, else
-    it is announced, and the data come when they are asked for.
+    buffer must stay as it is. `to`: the context and the sender's rank in it. It arrives with its data if it is `eager`;
+    else it is announced, and the data come when they are asked for.
     """
 
     __slots__ = (
@@ -115,8 +114,7 @@ class Message(Request):
 
     def spelled(self) -> str:
         """What it is, and where it was sent."""
-        line = _sites.spelled(self.made)
-        return f"{self.nbytes:,} bytes with tag {self.tag} that rank {self.sender.number} sent at {line}"
+        return f"{self.nbytes:,} bytes with tag {self.tag} of the {self.described()}"
 
 
 def _first_of(receives: Any, tag: int) -> tuple[Any, int]:

@@ -65,27 +65,26 @@ def _names(
 ) -> list[tuple[dict[str, Any], str, Any, Any]]:
     """Where something of the real module is bound to a name: the names, which, what it is, what is to be there.
 
-    In the functions' own modules everything is looked at (`from mpi4py.MPI import COMM_WORLD`), in all others, other
-    than mpi4py's, only what is called MPI.
+    The functions' own modules are looked at, and all others, other than mpi4py's, in which it is called MPI: everything
+    in them that is the real one's, as `comm = MPI.COMM_WORLD` is.
     """
     instead = {id(real): module}
     for name, thing in vars(real).items():
         if not isinstance(thing, (int, str)) and not name.startswith("_") and hasattr(module, name):
             instead[id(thing)] = getattr(module, name)
-    own = {id(names): names for names in map(_globals, functions) if names is not None}
-    found = [
+    others = (getattr(other, "__dict__", None) for other in list(sys.modules.values()))
+    programs = [
+        names
+        for names in others
+        if isinstance(names, dict) and names.get("MPI") is real and names.get("__package__") != "mpi4py"
+    ]
+    programs += [names for names in map(_globals, functions) if names is not None]
+    return [
         (names, name, thing, instead[id(thing)])
-        for names in own.values()
+        for names in {id(names): names for names in programs}.values()
         for name, thing in names.items()
         if id(thing) in instead
     ]
-    for other in list(sys.modules.values()):
-        names = getattr(other, "__dict__", None)
-        if not isinstance(names, dict) or id(names) in own or names.get("MPI") is not real:
-            continue
-        if not str(names.get("__name__", "")).startswith("mpi4py"):
-            found.append((names, "MPI", real, module))
-    return found
 
 
 def _globals(function: Any) -> dict[str, Any] | None:

@@ -1,0 +1,206 @@
+"""What programs take, through the whole kernel, against what they take by hand on a network with round figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline import sim
+from paceline.sim._tables import Curves
+from paceline.sim.machine import Link, Machine
+from paceline.sim.network import Network
+
+
+def _flat(*points: Any) -> Curves:
+    return Curves.of({1: points})
+
+
+# In a node: up to 100 bytes a message costs 1 to send, 2 to fly, 3 to take. Longer: announced in 4, which fly 5; taken in
+# 10, and after 5 more the sender knows. A receive takes 0.25 to post, a look in vain 0.125.
+NODE = Machine(
+    cores=4,
+    eager_limit=100,
+    post=0.25,
+    poll=0.125,
+    link=Link(
+        send=_flat([0, 1.0], [100, 1.0], [101, 4.0], [10_000, 4.0]),
+        flight=_flat([0, 2.0], [100, 2.0], [101, 5.0], [10_000, 5.0]),
+        take=_flat([0, 3.0], [100, 3.0], [101, 10.0], [10_000, 10.0]),
+    ),
+)
+# Between nodes: 1 of either end's own time, 8 on the way, 16 bytes a second; above 64 bytes it is announced.
+BETWEEN = Network(latency=8.0, bandwidth=16.0, overhead=1.0, eager_limit=64, machine=NODE)
+INSIDE = Network(latency=8.0, bandwidth=16.0, overhead=1.0, machine=NODE, ranks_per_node=None)
+
+
+def _clocks(program: Callable[[Any], object], ranks: int, network: Network, **options: Any) -> list[float]:
+    return sim.run(program, ranks=ranks, network=network, **options).clocks
+
+
+def _one(nbytes: int, wait: float = 0.0, late: float = 0.0) -> Callable[[Any], object]:
+    """Rank 0 sends after `wait`; rank 1 receives after `late`."""
+
+    def program(comm: Any) -> None:
+        data = np.zeros(nbytes, np.uint8)
+        if comm.rank == 0:
+            comm.Compute(wait)
+            comm.Send(data, 1)
+        else:
+            comm.Compute(late)
+            comm.Recv(data, 0)
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("network", "nbytes", "wait", "late", "clocks"),
+    [
+        # in a node: sent 1, flies 2, is taken in 3, whoever waits for whom
+        (INSIDE, 32, 0.0, 0.0, [1.0, 1 + 2 + 3.0]),
+        (INSIDE, 32, 7.0, 0.0, [8.0, 7 + 1 + 2 + 3.0]),
+        (INSIDE, 32, 0.0, 50.0, [1.0, 50 + 0.25 + 3.0]),
+        # announced 4, flies 5; the receiver copies for 10; the sender hears of it after 5
+        (INSIDE, 500, 0.0, 0.0, [4 + 5 + 10 + 5.0, 4 + 5 + 10.0]),
+        (INSIDE, 500, 0.0, 50.0, [50.25 + 10 + 5, 50.25 + 10]),
+        # between nodes: own 1, on the way 8, 32 bytes through the card 2, own 1
+        (BETWEEN, 32, 0.0, 0.0, [1.0, 1 + 8 + 2 + 1.0]),
+        (BETWEEN, 32, 0.0, 50.0, [1.0, 50.25 + 1]),
+        # announced 1 + 8; asked for 1 + 8 + 1; then 8 on the way and 10 through the card; own 1. The sender has done with
+        # it when the last byte has left.
+        (BETWEEN, 160, 0.0, 0.0, [9 + 10 + 10.0, 9 + 10 + 8 + 10 + 1.0]),
+        (BETWEEN, 160, 0.0, 50.0, [50.25 + 10 + 10, 50.25 + 10 + 8 + 10 + 1]),
+    ],
+)
+def test_one_message(network: Network, nbytes: int, wait: float, late: float, clocks: list[float]) -> None:
+    assert _clocks(_one(nbytes, wait, late), 2, network) == pytest.approx(clocks, rel=1e-12)
+
+
+def test_nothing_is_eager_where_all_is_announced() -> None:
+    assert _clocks(_one(32), 2, BETWEEN, rendezvous=True) == [9 + 10 + 2.0, 9 + 10 + 8 + 2 + 1.0]
+
+
+def test_computing_hides_a_message() -> None:
+    def program(comm: Any) -> None:
+        data = np.zeros(32, np.uint8)
+        request = comm.Isend(data, 1) if comm.rank == 0 else comm.Irecv(data, 0)
+        comm.Compute(30.0)
+        request.Wait()
+
+    # posted 0.25, 30 of computing; the message came at 11 and is taken in 1
+    assert _clocks(program, 2, BETWEEN) == [31.0, 31.25]
+
+
+def test_two_senders_share_the_receivers_card() -> None:
+    def program(comm: Any) -> None:
+        data = np.zeros(32, np.uint8)
+        if comm.rank:
+            comm.Send(data, 0)
+        else:
+            for _ in range(2):
+                comm.Recv(data)
+
+    # Both messages are at the card at 9; each needs it for 2. The receiver takes the first one at 11, the second at 13.
+    assert _clocks(program, 3, BETWEEN) == [13 + 1.0, 1.0, 1.0]
+
+
+def test_two_senders_of_a_node_share_its_card() -> None:
+    def program(comm: Any) -> None:
+        data = np.zeros(64, np.uint8)
+        if comm.rank < 2:
+            comm.Send(data, comm.rank + 2)
+        else:
+            comm.Recv(data, comm.rank - 2)
+
+    network = Network(
+        latency=8.0, bandwidth=16.0, overhead=1.0, eager_limit=64, machine=NODE, ranks_per_node=2
+    )
+    # One leaves at 1, the other at 5, when the card is free again; 8 on the way, 4 through the card, own 1.
+    assert sorted(_clocks(program, 4, network)) == [1.0, 1.0, 1 + 8 + 4 + 1.0, 5 + 8 + 4 + 1.0]
+
+
+def test_both_ways_at_once() -> None:
+    def program(comm: Any) -> None:
+        mine, theirs = np.zeros(32, np.uint8), np.zeros(32, np.uint8)
+        comm.Sendrecv(mine, 1 - comm.rank, recvbuf=theirs, source=1 - comm.rank)
+
+    # posted 0.25, own 1, 8 and 2, own 1: each way has its own half of the cards
+    assert _clocks(program, 2, BETWEEN) == [12.25, 12.25]
+
+
+def test_looking_in_vain() -> None:
+    def program(comm: Any) -> Any:
+        data = np.zeros(32, np.uint8)
+        if comm.rank == 0:
+            comm.Send(data, 1)
+            return None
+        request, looks = comm.Irecv(data, 0), 0
+        while not request.Test():
+            looks += 1
+        return looks
+
+    outcome = sim.run(program, ranks=2, network=BETWEEN)
+    # Posted until 0.25; looked every 0.125 until the message is there at 11; taken in 1.
+    assert outcome.values[1] == (11 - 0.25) / 0.125
+    assert outcome.clocks[1] == 12.0
+
+
+@pytest.mark.parametrize(
+    ("call", "seconds"),
+    [
+        # Dissemination among 4: two rounds of a message and its answer at once, 0.25 + 2 (1 + 0) + 8
+        (lambda comm, values: comm.Barrier(), 2 * 10.25),
+        # A binomial tree of two rounds: 32 bytes more, 2 more
+        (lambda comm, values: comm.Bcast(values), 2 * 12.25),
+        (lambda comm, values: comm.Allreduce(values, np.empty_like(values)), 2 * 12.25),
+        # Each has 32 bytes: 2 in the first round, 4 in the second
+        (lambda comm, values: comm.Allgather(values, np.empty((4, 32), np.uint8)), 12.25 + 14.25),
+    ],
+)
+def test_collectives_leave_together(call: Any, seconds: float) -> None:
+    def program(comm: Any) -> None:
+        comm.Compute(3.0 * comm.rank)
+        call(comm, np.zeros(32, np.uint8))
+
+    assert _clocks(program, 4, BETWEEN) == [9.0 + seconds] * 4
+
+
+def test_computing_behind_a_collective() -> None:
+    def program(comm: Any) -> None:
+        total = np.zeros(32, np.uint8)
+        request = comm.Iallreduce(np.zeros(32, np.uint8), total)
+        comm.Compute(20.0)
+        request.Wait()
+
+    assert _clocks(program, 4, BETWEEN) == [2 * 12.25] * 4
+
+
+def test_making_communicators_costs_nothing_but_the_waiting() -> None:
+    def program(comm: Any) -> None:
+        comm.Compute(comm.rank)
+        comm.Dup().Split(comm.rank % 2).Free()
+
+    assert _clocks(program, 4, BETWEEN) == [3.0] * 4
+
+
+def test_work_costs_what_the_model_of_computing_says() -> None:
+    class Slowing:
+        def start(self, node: Any, seed: int = 0) -> Slowing:
+            return self
+
+        def seconds(self, kind: str, amount: float, rank: int) -> float:
+            return {"update": 2.0, "copy": 0.5}[kind] * amount * (rank + 1)
+
+    def program(comm: Any) -> None:
+        comm.Work("update", 3)
+        comm.Work("copy", 4)
+
+    assert _clocks(program, 2, BETWEEN, compute=Slowing()) == [8.0, 16.0]
+
+
+def test_bytes_and_messages_are_counted() -> None:
+    outcome = sim.run(_one(160), ranks=2, network=BETWEEN)
+    assert (outcome.messages, outcome.bytes) == (1, 160)
+    assert outcome.seconds == max(outcome.clocks)

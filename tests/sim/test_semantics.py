@@ -1,0 +1,538 @@
+"""MPI's rules on simulated ranks, one at a time, and every mistake that is an error: who, what, where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline import sim
+from paceline.sim.errors import (
+    BufferChanged,
+    CollectiveMismatch,
+    Deadlock,
+    MPIError,
+    RankFailed,
+    SimulationError,
+    Truncated,
+    TypeMismatch,
+    Unfinished,
+    Unmatched,
+)
+
+Function = Callable[[Any], Any]
+
+
+def _line(function: Function, text: str) -> str:
+    """file:line of the line of a function that holds `text`."""
+    import inspect
+
+    lines, start = inspect.getsourcelines(function)
+    return f"sim/test_semantics.py:{start + next(n for n, line in enumerate(lines) if text in line)}"
+
+
+def _refused(function: Function, kind: type[SimulationError], ranks: int = 2, **options: Any) -> str:
+    """What the simulator says; the error is raised itself, or by one of the ranks."""
+    with pytest.raises((kind, RankFailed)) as caught:
+        sim.run(function, ranks=ranks, **options)
+    error: BaseException = caught.value
+    if isinstance(error, RankFailed) and kind is not RankFailed:
+        error = error.error
+    assert type(error) is kind
+    return str(error)
+
+
+# ---- matching
+
+
+def test_messages_of_a_pair_keep_their_order() -> None:
+    """A long one that is announced, and a short one after it, which is there sooner."""
+
+    def program(comm: Any) -> Any:
+        if comm.rank == 0:
+            long, short = np.full(100_000, 1.0), np.full(1, 2.0)
+            requests = [comm.Isend(long, 1, 5), comm.Isend(short, 1, 5), comm.Issend(short + 1, 1, 5)]
+            for request in requests:
+                request.Wait()
+            return None
+        found = []
+        for _ in range(3):
+            room = np.zeros(100_000)
+            comm.Recv(room, 0, 5)
+            found.append(room[0])
+        return found
+
+    for network in ("loopback", "1gbe", "infiniband:jitter=1"):
+        assert sim.run(program, ranks=2, network=network).values[1] == [1.0, 2.0, 3.0]
+
+
+def test_an_announcement_does_not_overtake() -> None:
+    def program(comm: Any) -> Any:
+        if comm.rank == 0:
+            requests = [comm.Isend(np.zeros(8000), 1), comm.Issend(np.ones(1), 1)]  # 64,000 bytes are eager
+            for request in requests:
+                request.Wait()
+        else:
+            from mpi4py import MPI
+
+            status = MPI.Status()
+            lengths = []
+            for _ in range(2):
+                comm.Probe(0, 0, status)
+                lengths.append(status.Get_count())
+                comm.Recv(np.zeros(status.Get_count() // 8), 0, 0)
+            return lengths
+        return None
+
+    assert sim.run(program, ranks=2, network="1gbe").values[1] == [64000, 8]
+
+
+def test_tags_and_wildcards() -> None:
+    def program(comm: Any) -> Any:
+        from mpi4py import MPI
+
+        if comm.rank:
+            comm.Compute(comm.rank)
+            for tag in (7, 8):
+                comm.Send(np.array([comm.rank * 10 + tag]), 0, tag)
+            return None
+        status, found = MPI.Status(), []
+        for source, tag in ((2, 8), (MPI.ANY_SOURCE, 8), (2, MPI.ANY_TAG), (MPI.ANY_SOURCE, MPI.ANY_TAG)):
+            room = np.zeros(3, int)
+            comm.Recv(room, source, tag, status)
+            found.append((int(room[0]), status.source, status.tag, status.Get_count(MPI.LONG)))
+        return found
+
+    assert sim.run(program, ranks=3).values[0] == [(28, 2, 8, 1), (18, 1, 8, 1), (27, 2, 7, 1), (17, 1, 7, 1)]
+
+
+def test_communicators_are_apart() -> None:
+    def program(comm: Any) -> Any:
+        other = comm.Dup()
+        if comm.rank == 0:
+            comm.Send(np.array([1]), 1)
+            other.Send(np.array([2]), 1)
+            return None
+        one, two = np.zeros(1, int), np.zeros(1, int)
+        other.Recv(two, 0)
+        comm.Recv(one, 0)
+        return [int(one[0]), int(two[0])]
+
+    assert sim.run(program, ranks=2).values[1] == [1, 2]
+
+
+def test_nobody() -> None:
+    def program(comm: Any) -> Any:
+        from mpi4py import MPI
+
+        room, status = np.ones(2), MPI.Status()
+        comm.Send(room, MPI.PROC_NULL)
+        comm.Recv(room, MPI.PROC_NULL, 3, status)
+        comm.Sendrecv(room, MPI.PROC_NULL, 0, room, MPI.PROC_NULL)
+        message = comm.Mprobe(MPI.PROC_NULL)
+        message.Recv(room)
+        assert comm.Iprobe(MPI.PROC_NULL)
+        nobody = status.Get_source() == MPI.PROC_NULL and status.Get_tag() == MPI.ANY_TAG
+        return [nobody, status.Get_count(), room.tolist()]
+
+    assert sim.run(program, ranks=1).values == [[True, 0, [1.0, 1.0]]]
+
+
+def test_what_a_status_counts() -> None:
+    def program(comm: Any) -> Any:
+        from mpi4py import MPI
+
+        if comm.rank == 0:
+            comm.Send(np.zeros(3, np.float32), 1)
+            return None
+        status = MPI.Status()
+        comm.Recv(np.zeros(10, np.float32), 0, 0, status)
+        kinds = [MPI.BYTE, MPI.FLOAT, MPI.DOUBLE, MPI.FLOAT.Create_contiguous(3)]
+        return [status.Get_count(kind) for kind in kinds] + [MPI.UNDEFINED]
+
+    count = sim.run(program, ranks=2).values[1]
+    assert count == [12, 3, count[-1], 1, count[-1]]
+
+
+def test_the_earliest_receive_takes_the_message() -> None:
+    def program(comm: Any) -> Any:
+        from mpi4py import MPI
+
+        if comm.rank == 0:
+            comm.Compute(1)
+            for number in range(3):
+                comm.Send(np.array([number]), 1, 4)
+            return None
+        rooms = [np.zeros(1, int) for _ in range(3)]
+        places = [(MPI.ANY_SOURCE, 4), (0, MPI.ANY_TAG), (0, 4)]
+        MPI.Request.Waitall([comm.Irecv(room, *place) for room, place in zip(rooms, places, strict=True)])
+        return [int(room[0]) for room in rooms]
+
+    assert sim.run(program, ranks=2).values[1] == [0, 1, 2]
+
+
+def test_a_receive_can_be_taken_back() -> None:
+    def program(comm: Any) -> Any:
+        room = np.ones(2)
+        request = comm.Irecv(room, 0, 9)
+        request.Cancel()
+        request.Wait()
+        return room.tolist()
+
+    assert sim.run(program, ranks=1).values == [[1.0, 1.0]]
+
+
+# ---- mistakes
+
+
+def test_truncation() -> None:
+    def program(comm: Any) -> None:
+        if comm.rank == 0:
+            comm.Send(np.zeros(5), 1)
+        else:
+            comm.Recv(np.zeros(4), 0)
+
+    assert _refused(program, Truncated) == (
+        f"truncated: 40 bytes with tag 0 of the Send of rank 0 at {_line(program, 'Send')} are more than the 32 bytes of "
+        f"the Recv of rank 1 at {_line(program, 'Recv')}"
+    )
+
+
+def test_type_mismatch() -> None:
+    def program(comm: Any) -> None:
+        if comm.rank == 0:
+            comm.Send(np.zeros(2, np.float32), 1)
+        else:
+            comm.Recv(np.zeros(2, np.int32), 0)
+
+    assert _refused(program, TypeMismatch) == (
+        f"type mismatch: 8 bytes with tag 0 of the Send of rank 0 at {_line(program, 'Send')} are f4, and the Recv of "
+        f"rank 1 at {_line(program, 'Recv')} is for i4"
+    )
+    sim.run(program, ranks=2, strict=False)
+
+
+def test_types_of_other_names_are_the_same() -> None:
+    def program(comm: Any) -> None:
+        if comm.rank == 0:
+            comm.Send(np.zeros(2, np.longlong), 1)
+        else:
+            comm.Recv(np.zeros(2, np.int64), 0)
+
+    sim.run(program, ranks=2)
+
+
+def test_a_buffer_changed_while_it_is_sent() -> None:
+    def program(comm: Any) -> None:
+        values = np.zeros(4)
+        if comm.rank == 0:
+            request = comm.Isend(values, 1)
+            values[2] = 1
+            request.Wait()
+        else:
+            comm.Recv(values, 0)
+
+    assert _refused(program, BufferChanged) == (
+        f"the buffer of an Isend of rank 0 at {_line(program, 'Isend')} to rank 1 was changed before the message had gone"
+    )
+    sim.run(program, ranks=2, strict=False)
+
+
+def test_a_buffer_changed_while_it_is_received_into() -> None:
+    def program(comm: Any) -> None:
+        values = np.zeros(4)
+        if comm.rank == 0:
+            comm.Send(values, 1)
+        else:
+            request = comm.Irecv(values, 0)
+            values[2] = 1
+            request.Wait()
+
+    assert _refused(program, BufferChanged) == (
+        f"the buffer of an Irecv of rank 1 at {_line(program, 'Irecv')} was changed before the message from rank 0 "
+        "was there"
+    )
+
+
+def test_a_buffer_read_too_early_is_no_number() -> None:
+    def program(comm: Any) -> Any:
+        values = np.zeros(4)
+        if comm.rank == 0:
+            comm.Compute(1)
+            comm.Send(values, 1)
+            return None
+        request = comm.Irecv(values, 0)
+        early = bool(np.isnan(values).all())
+        request.Wait()
+        return [early, values.tolist()]
+
+    assert sim.run(program, ranks=2).values[1] == [True, [0.0] * 4]
+
+
+def test_a_buffer_changed_in_a_collective() -> None:
+    def program(comm: Any) -> None:
+        values, sums = np.zeros(4), np.zeros(4)
+        request = comm.Iallreduce(values, sums)
+        values[0] = comm.rank  # rank 0 leaves it as it is
+        request.Wait()
+
+    assert _refused(program, BufferChanged) == (
+        f"a buffer of the Iallreduce of rank 1 at {_line(program, 'Iallreduce')} was changed before it was done"
+    )
+
+
+def test_a_message_that_nobody_receives() -> None:
+    def program(comm: Any) -> None:
+        if comm.rank == 0:
+            comm.Send(np.zeros(3), 1, 6)
+
+    assert _refused(program, Unmatched) == (
+        "unmatched: messages that nobody received\n"
+        f"  24 bytes with tag 6 of the Send of rank 0 at {_line(program, 'Send')}"
+    )
+    sim.run(program, ranks=2, strict=False)
+
+
+def test_a_receive_that_nobody_answers() -> None:
+    def program(comm: Any) -> None:
+        if comm.rank == 1:
+            comm.Irecv(np.zeros(3), 0)
+
+    assert _refused(program, Unmatched) == (
+        f"unmatched: receives that no message came for\n  Irecv of rank 1 at {_line(program, 'Irecv')}"
+    )
+
+
+def test_a_request_that_is_never_waited_for() -> None:
+    def program(comm: Any) -> None:
+        if comm.rank == 0:
+            comm.Isend(np.zeros(3), 1)
+        else:
+            comm.Recv(np.zeros(3), 0)
+
+    assert _refused(program, Unfinished) == (
+        "unfinished: what was never waited for, or freed\n"
+        f"  24 bytes with tag 0 of the Isend of rank 0 at {_line(program, 'Isend')}"
+    )
+
+
+def test_a_window_that_is_never_freed() -> None:
+    def program(comm: Any) -> None:
+        comm.MPI.Win.Allocate_shared(8, comm=comm)
+
+    assert _refused(program, Unfinished) == (
+        "unfinished: what was never waited for, or freed\n"
+        f"  window of rank 0, made at {_line(program, 'Allocate_shared')} and never freed"
+    )
+
+
+def test_two_that_wait_for_each_other() -> None:
+    def program(comm: Any) -> None:
+        values = np.zeros(1)
+        comm.Compute(2e-3 * comm.rank)
+        comm.Recv(values, 1 - comm.rank)
+        comm.Send(values, 1 - comm.rank)
+
+    line = _line(program, "Recv")
+    said = _refused(program, Deadlock)
+    assert re.sub(r"0\.\d+ ms", "0 ms", re.sub(r"2\.0\d+ ms", "2 ms", said)) == (
+        "deadlock: 2 of 2 ranks wait, and nothing is under way\n"
+        f"  rank 0 waits in Recv at {line}, 0 ms after the start\n"
+        f"  rank 1 waits in Recv at {line}, 2 ms after the start"
+    )
+
+
+def test_sends_that_rely_on_being_buffered() -> None:
+    def program(comm: Any) -> None:
+        mine, theirs = np.zeros(1), np.zeros(1)
+        comm.Send(mine, 1 - comm.rank)
+        comm.Recv(theirs, 1 - comm.rank)
+
+    sim.run(program, ranks=2)
+    said = _refused(program, Deadlock, rendezvous=True)
+    line = _line(program, "Send")
+    assert "rank 0 waits in Send at " + line in said
+    assert "rank 1 waits in Send at " + line in said
+
+
+def test_a_collective_to_which_one_does_not_come() -> None:
+    def program(comm: Any) -> None:
+        if comm.rank != 2:
+            comm.Allreduce(np.zeros(2), np.zeros(2))
+
+    said = _refused(program, Deadlock, ranks=4)
+    assert f"rank 3 waits in Allreduce at {_line(program, 'Allreduce')}" in said
+    assert said.endswith("to Allreduce(op=SUM, bytes=16, type=f8) of 4 ranks did not come: rank 2")
+
+
+def test_looking_for_ever_is_a_deadlock() -> None:
+    def program(comm: Any) -> None:
+        while not comm.Iprobe():
+            pass
+
+    assert "rank 0 has looked 100,000 times for what nobody sends" in _refused(program, Deadlock, ranks=1)
+
+
+@pytest.mark.parametrize(
+    ("calls", "said"),
+    [
+        (("Barrier()", "Bcast(np.zeros(1))"), ("Barrier", "Bcast(root=0, bytes=8, type=f8)")),
+        (
+            ("Bcast(np.zeros(1), root=0)", "Bcast(np.zeros(1), root=1)"),
+            ("Bcast(root=0, bytes=8, type=f8)", "Bcast(root=1, bytes=8, type=f8)"),
+        ),
+        (
+            ("Allreduce(np.zeros(2), np.zeros(2))", "Allreduce(np.zeros(3), np.zeros(3))"),
+            ("Allreduce(op=SUM, bytes=16, type=f8)", "Allreduce(op=SUM, bytes=24, type=f8)"),
+        ),
+        (
+            ("Allreduce(np.zeros(2), np.zeros(2))", "Allreduce(np.zeros(2), np.zeros(2), comm.MPI.MAX)"),
+            ("Allreduce(op=SUM, bytes=16, type=f8)", "Allreduce(op=MAX, bytes=16, type=f8)"),
+        ),
+        (
+            ("Allgather(np.zeros(1), np.zeros(2))", "Allgather(np.zeros(1, int), np.zeros(2, int))"),
+            ("Allgather(bytes=8, type=f8)", "Allgather(bytes=8, type=i8)"),
+        ),
+        (
+            ("Ibarrier().Wait()", "Barrier()"),
+            ("Ibarrier", "Barrier"),
+        ),
+        (("bcast(1, 0)", "bcast(1, 1)"), ("bcast(root=0)", "bcast(root=1)")),
+    ],
+)
+def test_ranks_that_do_not_agree(calls: tuple[str, str], said: tuple[str, str]) -> None:
+    def program(comm: Any) -> None:
+        eval(f"comm.{calls[comm.rank]}", {"np": np, "comm": comm})
+
+    told = _refused(program, CollectiveMismatch)
+    for rank in range(2):
+        assert re.search(rf"rank {rank} calls {re.escape(said[rank])} at ", told)
+
+
+def test_the_lines_of_a_mismatch() -> None:
+    def program(comm: Any) -> None:
+        if comm.rank == 0:
+            comm.Barrier()
+        else:
+            comm.Bcast(np.zeros(1))
+
+    told = _refused(program, CollectiveMismatch)
+    assert _line(program, "Barrier") in told
+    assert _line(program, "Bcast") in told
+
+
+def test_parts_that_do_not_agree() -> None:
+    def program(comm: Any) -> None:
+        comm.Gatherv(np.zeros(comm.rank), [np.zeros(5), [0, 1, 3]])
+
+    line = _line(program, "Gatherv")
+    assert _refused(program, CollectiveMismatch, ranks=3) == (
+        f"in Gatherv, rank 2 sends rank 0 16 bytes of f8 at {line} where rank 0 expects 24 bytes of f8 from rank 2 "
+        f"at {line}"
+    )
+
+
+def test_a_rank_that_fails_ends_the_run() -> None:
+    def program(comm: Any) -> None:
+        comm.Compute(1)
+        if comm.rank == 3:
+            raise ValueError("no such thing")
+        comm.Barrier()
+
+    assert _refused(program, RankFailed, ranks=5) == "rank 3 of 5 failed: ValueError: no such thing"
+
+
+def test_abort_ends_the_run() -> None:
+    def program(comm: Any) -> None:
+        if comm.rank == 1:
+            comm.Abort(7)
+
+    assert "rank 1 called Abort(7)" in _refused(program, RankFailed)
+
+
+# ---- windows
+
+
+def test_windows_are_one_memory() -> None:
+    def program(comm: Any) -> Any:
+        window = comm.MPI.Win.Allocate_shared(8 * (comm.rank + 1), 8, comm=comm)
+        mine = np.frombuffer(window.tomemory(), float)
+        mine[:] = comm.rank
+        window.Fence()
+        first, unit = window.Shared_query(0)
+        start = np.frombuffer(first, np.uint8).ctypes.data
+        places = [
+            np.frombuffer(window.Shared_query(rank)[0], np.uint8).ctypes.data - start
+            for rank in range(comm.size)
+        ]
+        values = [np.frombuffer(window.Shared_query(rank)[0], float).tolist() for rank in range(comm.size)]
+        window.Free()
+        return [unit, places, values]
+
+    assert sim.run(program, ranks=3).values == [[8, [0, 8, 24], [[0.0], [1.0] * 2, [2.0] * 3]]] * 3
+
+
+def test_locks_are_held_by_one() -> None:
+    """Each takes the lock, computes, adds one: the clock of the last is the sum of all."""
+
+    def program(comm: Any) -> Any:
+        window = comm.MPI.Win.Allocate_shared(8 if comm.rank == 0 else 0, comm=comm)
+        count = np.frombuffer(window.Shared_query(0)[0], np.int64)
+        window.Lock(0)
+        before = int(count[0])
+        comm.Compute(1.0)
+        comm.Recv(np.zeros(1), comm.MPI.PROC_NULL)
+        count[0] = before + 1
+        window.Unlock(0)
+        at = comm.Wtime()
+        comm.Barrier()
+        found = int(count[0])
+        window.Free()
+        return [found, round(at)]
+
+    values = sim.run(program, ranks=4).values
+    assert [found for found, _ in values] == [4] * 4
+    assert sorted(at for _, at in values) == [1, 2, 3, 4]
+
+
+def test_windows_over_several_nodes_are_refused() -> None:
+    def program(comm: Any) -> Any:
+        node = comm.Split_type(comm.MPI.COMM_TYPE_SHARED)
+        window = comm.MPI.Win.Allocate_shared(8, comm=node)
+        window.Free()
+        with pytest.raises(MPIError) as caught:
+            comm.MPI.Win.Allocate_shared(8, comm=comm)
+        same = isinstance(caught.value, comm.MPI.Exception)
+        return [node.Get_size(), same, caught.value.Get_error_class() == comm.MPI.ERR_RMA_SHARED]
+
+    assert sim.run(program, ranks=4, network="10gbe:ranks-per-node=2").values == [[2, True, True]] * 4
+
+
+# ---- many
+
+
+def test_many_ranks_together() -> None:
+    def program(comm: Any) -> Any:
+        total, values = np.zeros(3, np.float32), np.full(3, comm.rank % 2, np.float32)
+        comm.Allreduce(values, total)
+        comm.Barrier()
+        comm.Bcast(values, root=5)
+        rows = np.zeros(comm.size, np.int32) if comm.rank == 0 else None
+        comm.Gather(np.array([comm.rank], np.int32), rows)
+        right = rows is None or bool((rows == np.arange(comm.size)).all())
+        return [float(total[0]), float(values[0]), right]
+
+    assert sim.run(program, ranks=4096, strict=False).values == [[2048.0, 1.0, True]] * 4096
+
+
+def test_sums_have_the_same_bits_everywhere() -> None:
+    def program(comm: Any) -> Any:
+        values = np.random.default_rng(comm.rank).normal(size=7).astype(np.float32)
+        total = np.empty_like(values)
+        comm.Allreduce(values, total)
+        return total.tobytes()
+
+    assert len(set(sim.run(program, ranks=9).values)) == 1

@@ -1,0 +1,101 @@
+"""Programs written for mpi4py run on simulated ranks as they are, whether or not mpi4py.MPI has been imported."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from paceline import sim
+from tests.ranks import ROOT, on_ranks
+
+P = 4
+# Everything that this process must not do itself: with mpi4py.MPI imported it could not start an mpiexec.
+WITH_MPI = """
+import json, sys
+from mpi4py import MPI
+from paceline import sim
+from paceline.sim.errors import RankFailed
+from tests.sim import plain
+
+before = MPI.COMM_WORLD
+found = sim.run(lambda comm: plain.main(), ranks=4, network="10gbe:ranks-per-node=4").values
+again = sim.run(plain.case, ranks=4).values
+assert found == again
+assert plain.MPI is MPI is sys.modules["mpi4py.MPI"] and plain.comm is before is MPI.COMM_WORLD
+assert MPI.COMM_WORLD.Get_size() == 1 and plain.Status is MPI.Status
+try:
+    sim.run(lambda comm: plain.no_such_thing(), ranks=2)
+except RankFailed:
+    assert plain.MPI is MPI and plain.comm is before
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def judged() -> list[Any]:
+    return on_ranks("tests.sim.plain:case", P)
+
+
+def _plain() -> Any:
+    """The program, imported where mpi4py.MPI never was."""
+    spec = importlib.util.spec_from_file_location("plain_program", ROOT / "tests" / "sim" / "plain.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with sim.standing_in():
+        spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("network", ["loopback", "10gbe:ranks-per-node=4,jitter=0.2"])
+def test_as_under_mpiexec(network: str, judged: list[Any]) -> None:
+    plain = _plain()
+    values = sim.run(plain.case, ranks=P, network=network).values
+    assert json.loads(json.dumps(values)) == judged
+
+
+@pytest.mark.mpi
+def test_with_the_real_one_imported(judged: list[Any]) -> None:
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", WITH_MPI],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == judged
+
+
+def test_nothing_is_left_behind() -> None:
+    import mpi4py
+
+    def program(comm: Any) -> Any:
+        from mpi4py import MPI
+
+        assert MPI is sys.modules["mpi4py.MPI"] is comm.MPI
+        assert comm == MPI.COMM_WORLD
+        assert MPI.COMM_SELF.Get_size() == 1
+        assert isinstance(MPI.COMM_WORLD, MPI.Comm)
+        assert MPI.Is_initialized()
+        return [MPI.Get_processor_name(), MPI.Wtime()]
+
+    before = sys.modules.get("mpi4py.MPI")
+    found = sim.run(program, ranks=4, network="10gbe:ranks-per-node=2").values
+    assert found == [["node0", 0.0], ["node0", 0.0], ["node1", 0.0], ["node1", 0.0]]
+    assert sys.modules.get("mpi4py.MPI") is before
+    assert ("MPI" in vars(mpi4py)) == (before is not None)
+
+
+def test_only_a_rank_has_a_world() -> None:
+    with sim.standing_in() as MPI, pytest.raises(RuntimeError, match="only a simulated rank has"):
+        MPI.COMM_WORLD.Get_rank()
