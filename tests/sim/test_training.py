@@ -238,12 +238,17 @@ def test_the_record_says_what_was_simulated(simulated: Any, tmp_path: Path) -> N
 
 
 def test_the_tables_of_a_run_repeat_it(
-    simulated: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    simulated: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = simulated("parameter-server", 4, runs=tmp_path)
     again = simulated("parameter-server", 4, machine=str(first.run), runs=tmp_path)
     assert again.train_seconds == first.train_seconds
     assert (again.model.x == first.model.x).all()
+    monkeypatch.setattr("paceline.sim._training._measured", lambda job, options: COSTS)
+    simulated("sync", 4, machine=str(first.run))
+    assert caplog.messages == [
+        f"{first.run} has strategy parameter-server, not sync: what computing costs is measured here"
+    ]
     real = fit("mlp:4", "iris", strategy="serial", epochs=1, runs=tmp_path, quiet=True)
     with pytest.raises(UsageError, match="was not simulated: it holds no machine"):
         simulated("sync", 4, machine=str(real.run))

@@ -31,7 +31,7 @@ from paceline.training import Show, train_at
 Made = TypeVar("Made")
 log = logging.getLogger(__name__)
 # What two jobs must have in common for one's costs of computing to be the other's.
-SAME_WORK = ("data", "model", "dtype", "update")
+SAME_WORK = ("data", "model", "dtype", "update", "strategy")
 
 
 def simulate(job: Job, ranks: int, options: Options, *, progress: Show | None = None) -> Fitted:
@@ -262,7 +262,12 @@ def _known(job: Job, options: Options) -> tuple[Machine | None, Costs | None]:
         costs = Costs.of(told.simulated["costs"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{path / 'config.json'} is damaged: {error}") from None
-    if any(told.config[name] != getattr(job.config, name) for name in SAME_WORK):
-        log.warning("%s trained another network: what this one costs is measured here", path)
+    mine = {**vars(job.config), "strategy": job.name()}
+    other = next((name for name in SAME_WORK if told.config[name] != mine[name]), None)
+    if other is not None:
+        log.warning(
+            "%s has %s %s, not %s: what computing costs is measured here",
+            path, other, told.config[other], mine[other],
+        )  # fmt: skip
         return machine, None
     return machine, costs
