@@ -16,7 +16,7 @@ from paceline.sim import Costs, run
 from paceline.sim._model import copied
 from paceline.sim._tables import Curves
 from paceline.sim._training import Simulated, Simulation
-from paceline.sim.faults import shuffle
+from paceline.sim.faults import shuffle, slow
 from paceline.sim.network import parse_network
 from paceline.sim.options import Options
 from paceline.strategies._server.owned import APPLIED, DROPPED
@@ -57,6 +57,8 @@ class Variant:
     strategy: str
     ranks: int
     networks: tuple[str, ...] = NETWORKS
+    settings: tuple[tuple[str, Any], ...] = ()
+    """Other than the usual."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +78,18 @@ class Trained:
 
 
 @functools.cache
-def prepared(strategy: str, ranks: int) -> tuple[Job, Parts]:
-    job = Job(config=Config(**SETTINGS, strategy=strategy), runs=None)
-    return job, job.prepare(ranks)
+def prepared(variant: Variant) -> tuple[Job, Parts]:
+    settings = {**SETTINGS, **dict(variant.settings)}
+    job = Job(config=Config(**settings, strategy=variant.strategy), runs=None)
+    return job, job.prepare(variant.ranks)
+
+
+ALONE = Variant("serial", 1)
 
 
 def trained(variant: Variant, seed: int | None = None) -> Trained:
-    """Train under the schedule of this seed; None: nothing comes late."""
-    job, parts = prepared(variant.strategy, variant.ranks)
+    """Train under the schedule of this seed, with one rank slower than the others; None: nothing comes late."""
+    job, parts = prepared(variant)
     model = copied(parts.model)
     model.place(parts.model.x.copy(), np.zeros_like(parts.model.x))
     update = Summed(parts.update, np.zeros_like(model.x))
@@ -97,6 +103,7 @@ def trained(variant: Variant, seed: int | None = None) -> Trained:
     strategy.whole_batches = parts.strategy.whole_batches  # type: ignore[union-attr]
     strategy.in_step = parts.strategy.in_step  # type: ignore[union-attr]
     chosen = 0 if seed is None else seed
+    late = [shuffle(most=LATE, work=3.0), slow(rank=chosen % variant.ranks, by=4)]
     network = variant.networks[chosen % len(variant.networks)]
     rendezvous = chosen // len(variant.networks) % 2 == 1
     simulation = Simulation(
@@ -107,7 +114,7 @@ def trained(variant: Variant, seed: int | None = None) -> Trained:
         outcome = run(
             lambda comm: train_at(Simulated(comm, simulation), job, None),
             ranks=variant.ranks, network=simulation.network, compute=simulation._compute(), seed=chosen,
-            faults=[] if seed is None else [shuffle(most=LATE, work=3.0)], rendezvous=rendezvous, strict=True,
+            faults=[] if seed is None else late, rendezvous=rendezvous, strict=True,
         )  # fmt: skip
     every = [workers[rank] for rank in range(variant.ranks)]
     return Trained(variant, outcome.values[0], every, parts.model.x, update.total)
@@ -145,8 +152,9 @@ def well(run: Trained) -> None:
 
 
 @functools.cache
-def serial() -> Any:
-    return train(Job(config=Config(**SETTINGS, strategy="serial"), runs=None), None).model.x
+def serial(settings: tuple[tuple[str, Any], ...]) -> Any:
+    config = Config(**{**SETTINGS, **dict(settings)}, strategy="serial")
+    return train(Job(config=config, runs=None), None).model.x
 
 
 @functools.cache
@@ -155,7 +163,7 @@ def undisturbed(variant: Variant) -> Any:
 
 
 def as_serial(run: Trained) -> None:
-    np.testing.assert_allclose(run.x, serial(), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(run.x, serial(run.variant.settings), rtol=1e-10, atol=1e-12)
 
 
 def same_bits(run: Trained) -> None:
@@ -180,7 +188,7 @@ def mean_of_parts(ranks: int) -> Any:
     """Every rank's part of the data, trained on alone, and the mean of those that had a batch."""
     from paceline.data import Batches
 
-    parts = prepared("serial", 1)[1]
+    parts = prepared(ALONE)[1]
     ends = []
     for rank in range(ranks):
         model = copied(parts.model)
@@ -254,7 +262,7 @@ def as_its_log_says(run: Trained) -> None:
     """What the masters noted, done again by one process, comes to the same parameters."""
     all_applied(run)
     me, masters, pieces = run.workers[0], _masters(run), _pieces(run)
-    model = copied(prepared("serial", 1)[1].model)
+    model = copied(prepared(ALONE)[1].model)
     model.place(run.start.copy(), np.zeros_like(run.start))
     x, seen = run.start.copy(), [run.start.copy() for _ in range(run.variant.ranks - masters)]
     orders: list[list[tuple[int, ...]]] = [[] for _ in range(masters)]

@@ -1,5 +1,5 @@
-"""Every strategy under 200 random schedules: messages late by a random time, work longer by a random factor, nothing eager
-every other time, buffers watched. A schedule that fails is one test, named by its seed:
+"""Every strategy under 200 random schedules: messages late by a random time, work longer by a random factor, one rank slow,
+every other time nothing eager, buffers watched. A schedule that fails is one test, named by its seed:
 
     python -m pytest 'tests/sim/test_schedules.py::test_schedule[parameter-server-137]'
 """
@@ -29,6 +29,7 @@ from tests.sim.scheduled import (
 
 SEEDS = 200
 ONE_NODE = ("loopback",)
+FACTORED = (("model", "mlp:64,32"), ("batch", 5))  # whose gradients are exchanged as factors
 Checked = tuple[Variant, Callable[[Trained], None]]
 VARIANTS: dict[str, list[Checked]] = {
     "serial": [(Variant("serial", 1), as_serial)],
@@ -40,6 +41,7 @@ VARIANTS: dict[str, list[Checked]] = {
         (Variant("sync:allreduce=rabenseifner,balance=true", 3), as_serial),
         (Variant("sync:allreduce=recursive-doubling", 5, ONE_NODE), same_bits),
         (Variant("sync:allreduce=naive", 3, ONE_NODE), same_bits),
+        (Variant("sync", 4, ONE_NODE, FACTORED), as_serial),
     ],
     "main-worker": [(Variant("main-worker", ranks), as_serial) for ranks in (2, 3, 5)],
     "weight-average": [
@@ -66,7 +68,7 @@ VARIANTS: dict[str, list[Checked]] = {
         (Variant("parameter-server:rule=plain", 4), as_its_log_says),
         (Variant("parameter-server:masters=2,rule=plain,share=dynamic", 5), as_its_log_says),
         (Variant("parameter-server:masters=2,placement=even", 4), all_applied),
-        (Variant("parameter-server:bound=1", 4), within_bound),
+        (Variant("parameter-server:bound=1,share=dynamic", 3), within_bound),
         (Variant("parameter-server:backup=1,rule=staleness", 4), all_applied),
     ],
 }
