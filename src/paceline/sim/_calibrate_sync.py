@@ -39,8 +39,7 @@ def sharing(parts: Parts, comm: Any, batch: int, seconds: float) -> dict[str, Po
             _steps(comm, loop, exchange, exchange.reduce, each)
             found["gradient"].append([size // ranks, median(comm, loop.column(COMPUTE))])
             updates.append(loop.column(UPDATE))
-        length = exchange.part.stop - exchange.part.start
-        found["update"].append([length, median(comm, np.concatenate(updates))])
+        found["update"].append([parts.model.x.size // ranks, median(comm, np.concatenate(updates))])
     for size in factored:
         assert pays(parts.model, size, ranks)
         with Factored(parts.model, comm, size) as factors:

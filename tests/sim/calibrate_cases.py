@@ -1,0 +1,18 @@
+"""What ranks measure of a job, on real MPI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.config import Config
+from paceline.job import Job
+from paceline.sim._calibrate_job import measure
+
+
+def work(comm: Any, *, strategies: list[str], model: str, data: str, batch: int) -> dict[str, Any]:
+    """For each strategy: what was measured of each rank alone, and of the ranks together."""
+    found = {}
+    for strategy in strategies:
+        config = Config(data=data, model=model, strategy=strategy, batch=batch)
+        found[strategy] = measure(Job(config=config, runs=None), comm, seconds=0.05, threads=1)
+    return found
