@@ -154,6 +154,12 @@ class Channel:
             child.free()
         self.bare.Free()
 
+    def revoke(self) -> None:
+        """Let calls on the duplicate, and on everything that was made from it, fail on all ranks."""
+        for child in self._kept.children.values():
+            child.revoke()
+        self.bare.Revoke()
+
 
 def channel(comm: Any) -> Channel:
     """The channel of a communicator, or the channel itself. Collective the first time."""
@@ -171,6 +177,19 @@ def channel(comm: Any) -> Channel:
             raise ValueError("comm must be an intracommunicator; got an intercommunicator")
         found = _attach(bare, key, None)
     return found.seen_by(comm) if comm is not bare else found
+
+
+def revoke(comm: Any) -> None:
+    """Revoke a communicator (ULFM: `comm.Revoke`) and what paceline's collectives use in its place.
+
+    When a rank has died only those that wait for it are told; this ends the waiting of all others, in any collective. Then
+    `comm.Shrink()` is a communicator of those who live.
+    """
+    bare = _bare(comm)
+    found: Channel | None = bare.Get_attr(_key(bare))
+    if found is not None:
+        found.revoke()
+    bare.Revoke()
 
 
 def pretend_nodes(comm: Any, node: int) -> Any:
