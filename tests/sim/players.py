@@ -327,13 +327,13 @@ def _combined(comm: Any, drawn: Round) -> Any:
 
     rank, p, root, kind = comm.Get_rank(), comm.Get_size(), drawn["root"], drawn["kind"]
     call, n = drawn["call"], drawn["length"]
-    own = drawn["op"] == "own"
+    own = drawn["op"] in ("own", "first")
 
     def function(lower: Any, upper: Any, datatype: Any) -> None:
         a, b = np.frombuffer(lower, kind), np.frombuffer(upper, kind)
-        b[:] = a + b + 1
+        b[:] = a if drawn["op"] == "first" else a + b + 1
 
-    op = MPI.Op.Create(function, commute=True) if own else getattr(MPI, drawn["op"])
+    op = MPI.Op.Create(function, commute=drawn["op"] == "own") if own else getattr(MPI, drawn["op"])
     counts = drawn["lengths"][:p]
     size = sum(counts) if call == "Reduce_scatter" else n * p if call == "Reduce_scatter_block" else n
     mine = (_values(drawn["seed"] + rank, size, kind) % 3).astype(kind)

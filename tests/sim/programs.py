@@ -179,7 +179,7 @@ def _moved(draw: random.Random, p: int) -> Round:
 
 
 def _combined(draw: random.Random, p: int) -> Round:
-    op = draw.choice(["SUM", "PROD", "MAX", "MIN", "BAND", "BOR", "BXOR", "LAND", "LOR", "own"])
+    op = draw.choice(["SUM", "PROD", "MAX", "MIN", "BAND", "BOR", "BXOR", "LAND", "LOR", "own", "first"])
     return {
         "what": "combined", "call": draw.choice(COMBINING), "wait": draw.random() < 0.7, "root": draw.randrange(p),
         "kind": draw.choice(WHOLE if op[0] in "BL" else NUMBERS), "length": draw.choice(LENGTHS), "op": op,

@@ -28,9 +28,9 @@ def _differences(found: list[list[Any]], expected: list[list[Any]], seeds: list[
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("p", [2, 3, 5])
-def test_as_under_mpiexec(p: int) -> None:
-    seeds = list(range(24))
+@pytest.mark.parametrize(("p", "programs"), [(2, 16), (3, 16), (5, 12)])
+def test_as_under_mpiexec(p: int, programs: int) -> None:
+    seeds = list(range(programs))
     expected = on_ranks("tests.sim.players:play", p, seeds=seeds)
     for number, network in enumerate(NETWORKS):
         found = sim.run(_play, seeds, ranks=p, network=network, seed=number, rendezvous=number == 1).values

@@ -174,6 +174,23 @@ def test_the_earliest_receive_takes_the_message() -> None:
     assert sim.run(program, ranks=2).values[1] == [0, 1, 2]
 
 
+def test_the_message_that_came_first_is_taken_first() -> None:
+    def program(comm: Any) -> Any:
+        if comm.rank:
+            comm.Compute(1.0 * (comm.size - comm.rank))
+            comm.Send(np.array([comm.rank]), 0)
+            return None
+        comm.Compute(100)
+        found = []
+        for _ in range(3):
+            room = np.zeros(1, int)
+            comm.Recv(room)
+            found.append(int(room[0]))
+        return found
+
+    assert sim.run(program, ranks=4).values[0] == [3, 2, 1]
+
+
 def test_a_receive_can_be_taken_back() -> None:
     def program(comm: Any) -> Any:
         room = np.ones(2)
