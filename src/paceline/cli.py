@@ -21,6 +21,7 @@ COMMANDS = {
     "predict": ("paceline.commands.predict", "use a trained network"),
     "report": ("paceline.commands.report", "compare runs: a table and a plot"),
     "bench": ("paceline.commands.bench", "measure collectives on this machine, against theory and MPI"),
+    "simulate": ("paceline.commands.simulate", "predict scaling; run an mpi4py program on simulated ranks"),
     "doctor": ("paceline.doctor", "what is wrong with this machine's or this job's set-up"),
     "list": ("paceline.commands.list", "every strategy, collective, model, data set … with its options"),
 }

@@ -90,8 +90,8 @@ class Limit:
     """What most is lost to where it can be seen; None where that is next to nothing, or not known."""
 
 
-def limit(points: Sequence[Point], serial_accuracy: float | None = None) -> Limit:
-    """Find where `points`, by rising numbers of ranks, stop scaling.
+def limit(points: Sequence[Point], accuracy: float | None = None) -> Limit:
+    """Find where `points`, by rising numbers of ranks, stop scaling; `accuracy`: what they are held to.
 
     >>> def point(ranks, speedup):
     ...     return Point(ranks=ranks, step_seconds=1.0, samples_per_second=speedup, speedup=speedup)
@@ -105,7 +105,7 @@ def limit(points: Sequence[Point], serial_accuracy: float | None = None) -> Limi
     above = [place for place, point in enumerate(points) if point.efficiency >= HALF]
     low = points[above[-1] + 1 :] if above else points
     half = low[0].ranks if low else None
-    learned = _learned(points, peak, serial_accuracy)
+    learned = _learned(points, peak, accuracy)
     if learned is not None:
         reason = "staleness" if any(point.staleness for point in points) else "accuracy"
         following = points[min(learned + 1, len(points) - 1)]
@@ -123,14 +123,14 @@ def main_reason(point: Point) -> str | None:
     return name if share >= LITTLE else None
 
 
-def _learned(points: Sequence[Point], peak: int, serial_accuracy: float | None) -> int | None:
-    """The last point before accuracy is a point below serial's, where that comes before the peak of speed."""
-    if serial_accuracy is None:
+def _learned(points: Sequence[Point], peak: int, accuracy: float | None) -> int | None:
+    """The last point before accuracy is a point too low, where that comes before the peak of speed."""
+    if accuracy is None:
         return None
     worse = [
         place
         for place, point in enumerate(points)
-        if point.accuracy is not None and point.accuracy < serial_accuracy - POINT - 1e-9
+        if point.accuracy is not None and point.accuracy < accuracy - POINT - 1e-9
     ]
     if not worse or worse[0] > peak:
         return None

@@ -1,0 +1,99 @@
+"""`paceline simulate calibrate`: what messages and memory cost on this machine, for simulations of it."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.sim.machine import Machine
+
+EPILOG = """
+examples:
+  paceline simulate calibrate
+  paceline simulate calibrate -o machine.json --seconds 5
+  paceline simulate scaling --ranks 1..16 --network machine.json       # all ranks on this machine
+  paceline train --on sim -n 64 --network 10gbe:ranks-per-node=16,machine=machine.json
+
+Ranks are started for it, 2, 4, 8 … up to the cores: nothing else should be running.
+"""
+SMALL, LARGE = 8, 1 << 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where the result goes, and how long to measure."""
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "-o", "--out", type=Path, default=Path("machine.json"), metavar="FILE", help="default: machine.json"
+    )
+    parser.add_argument("--seconds", type=float, metavar="S", help="for each number of ranks (default: 12)")
+    parser.add_argument(
+        "-n", dest="ranks", metavar="LIST", help="numbers of ranks, powers of two (default: to the cores)"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure; print what was found."""
+    from paceline.bench._question import check_file, read_ranks
+    from paceline.sim.calibrate import SECONDS, calibrate, check_ranks
+
+    seconds = SECONDS if args.seconds is None else args.seconds
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"seconds must be more than 0 and have an end; got {seconds:g}")
+    check_file("--out", args.out)
+    ranks = check_ranks(None if args.ranks is None else read_ranks(args.ranks))
+    machine = calibrate(ranks, seconds=seconds)
+    machine.save(args.out)
+    print(told(machine))
+    print(f"\nmachine: {args.out}")
+    return 0
+
+
+def told(machine: Machine) -> str:
+    """What a machine is, in a table by the number of ranks that are at it at once."""
+    link = machine.link
+    counts = sorted(set(link.send.tables) & set(link.take.tables) - {1})
+    rows: dict[str, list[str]] = {
+        "ranks at once": [str(count) for count in counts],
+        "a message of 8 bytes, us": [_us(_message(machine, SMALL, count)) for count in counts],
+        "a message of 1 MiB, GB/s": [
+            f"{1e-9 * LARGE / _message(machine, LARGE, count):.2f}" for count in counts
+        ],
+    }
+    for name, nbytes in (("Barrier", 0), ("Allreduce", SMALL), ("Allreduce", LARGE)):
+        curves = machine.collectives.get(name)
+        if curves is not None:
+            words = "MPI's Barrier, us" if name == "Barrier" else f"MPI's {name} of {_size(nbytes)}, us"
+            rows[words] = [_us(curves.at(nbytes, count)) for count in counts]
+    for name, words in (("combine", "a + b"), ("sum", "adding up rows"), ("copy", "copying")):
+        curves = machine.memory.get(name)
+        if curves is not None:
+            rows[f"{words}, GB/s a rank"] = [
+                f"{1e-9 * LARGE / curves.at(LARGE, count):.2f}" for count in counts
+            ]
+    wide = max(map(len, rows))
+    cells = max(len(cell) for row in rows.values() for cell in row)
+    lines = [
+        "  ".join([name.ljust(wide), *(cell.rjust(cells) for cell in row)]) for name, row in rows.items()
+    ]
+    head = f"{machine.processor}, {machine.cores} cores, {machine.mpi}; up to {_size(machine.eager_limit)} are sent unasked"
+    return "\n".join([head, *lines])
+
+
+def _message(machine: Machine, nbytes: int, ranks: int) -> float:
+    eager = nbytes <= machine.eager_limit
+    return machine.link.both_ways(nbytes, ranks, eager=eager, post=machine.post)
+
+
+def _us(seconds: float) -> str:
+    return f"{1e6 * seconds:.1f}"
+
+
+def _size(nbytes: int) -> str:
+    from paceline.bench._question import spell
+
+    return spell(nbytes)

@@ -1,0 +1,182 @@
+"""`paceline simulate run`: a program that was written for mpi4py, on simulated ranks."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.sim import Outcome
+    from paceline.sim._script import Program
+    from paceline.sim.errors import SimulationError
+
+EPILOG = """
+examples:
+  paceline simulate run program.py -n 64 --network 10gbe
+  paceline simulate run program.py -n 8 --seeds 200               # 200 orders of what happens at the same time
+  paceline simulate run program.py -n 4 --rendezvous              # does it rely on messages being buffered?
+  paceline simulate run ring.py --function ring -n 1024           # ring(comm), and not the whole file
+  paceline simulate run program.py -n 4 -- --epochs 3             # after -- come the program's own arguments
+
+Every rank executes the file as __main__ with names of its own; modules that it imports are one for all. The program's own
+computing takes no virtual time but what it says: MPI.COMM_WORLD.Compute(seconds).
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The program, the ranks, and what they are simulated on."""
+    parser.epilog = EPILOG
+    parser.usage = "paceline simulate run FILE.py -n P [options] [-- arguments of the program]"
+    _add_options(parser)
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="FILE.py", help="and its own arguments")
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", "--ranks", type=int, metavar="P", help="how many ranks")
+    parser.add_argument(
+        "--function", metavar="NAME", help="call this function of the file with the communicator"
+    )
+    parser.add_argument(
+        "--network", metavar="NETWORK", help="a network by name, or a machine's file (default: loopback)"
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="another one explores another order of events (default: 0)"
+    )
+    parser.add_argument(
+        "--seeds", type=int, metavar="N", help="try so many, and stop at the first that fails"
+    )
+    parser.add_argument(
+        "--faults", metavar="FILE", help="a script of what goes wrong: fail_at(rank=3, time=0.5)"
+    )
+    parser.add_argument("--rendezvous", action="store_true", default=None, help="buffer no message")
+    parser.add_argument(
+        "--no-strict", dest="lenient", action="store_true", default=None,
+        help="let pass what a real MPI may let pass: changed buffers, messages that nobody receives",
+    )  # fmt: skip
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run it; what it cost goes to stderr."""
+    file, arguments = _program(args)
+    ranks, first = args.ranks, args.seed or 0
+    count = 1 if args.seeds is None else args.seeds
+    if ranks is None or ranks < 1:
+        raise UsageError(
+            "-n must say how many ranks, at least 1; got " + ("none" if ranks is None else str(ranks))
+        )
+    if first < 0 or count < 1:
+        raise UsageError(f"seed must be at least 0 and seeds at least 1; got {first} and {count}")
+    from paceline.sim._script import Program
+    from paceline.sim.faults import load_faults
+    from paceline.sim.network import parse_network
+
+    options = {
+        "ranks": ranks,
+        "network": parse_network(args.network or "loopback"),
+        "faults": [] if args.faults is None else load_faults(args.faults),
+        "rendezvous": bool(args.rendezvous),
+        "strict": not args.lenient,
+    }
+    program = Program(file, args.function, arguments)
+    with program.running():
+        return _run(program, range(first, first + count), options)
+
+
+def _program(args: argparse.Namespace) -> tuple[Path, list[str]]:
+    """The file and its own arguments; options of ours may stand behind it too."""
+    words = [word for place, word in enumerate(args.program) if word != "--" or place > 0]
+    if not words:
+        raise UsageError("a program is needed; write: paceline simulate run FILE.py -n 4")
+    file, rest = Path(words[0]), words[1:]
+    cut = rest.index("--") if "--" in rest else len(rest)
+    parser = argparse.ArgumentParser(
+        prog="paceline simulate run", add_help=False, allow_abbrev=False, exit_on_error=False
+    )
+    _add_options(parser)
+    try:
+        known, own = parser.parse_known_args(rest[:cut])
+    except argparse.ArgumentError as error:
+        raise UsageError(str(error)) from None
+    for name, value in vars(known).items():
+        if value is not None:
+            setattr(args, name, value)
+    return file, [*own, *rest[cut + 1 :]]
+
+
+def _run(program: Program, seeds: range, options: dict[str, Any]) -> int:
+    from paceline import sim
+    from paceline.sim.errors import RankFailed, SimulationError
+
+    outcomes = []
+    for seed in seeds:
+        # What the ranks print is the same again, or of no interest: the first time is enough.
+        quiet = contextlib.nullcontext() if seed == seeds.start else _nothing_printed()
+        try:
+            with quiet:
+                outcomes.append(sim.run(program, seed=seed, **options))
+        except SimulationError as error:
+            if isinstance(error, RankFailed):
+                if isinstance(error.error, UsageError):
+                    raise error.error from None
+                if isinstance(error.error, SystemExit):
+                    return _exit_status(error)
+            sys.stdout.flush()
+            print(_told(error, program, options["ranks"]), file=sys.stderr)
+            if len(seeds) > 1:
+                print(
+                    f"seed {seed} of {seeds.start} to {seeds.stop - 1}; --seed {seed} does it again",
+                    file=sys.stderr,
+                )
+            return 1
+    sys.stdout.flush()
+    print(_cost(outcomes, options["ranks"]), file=sys.stderr)
+    return 0
+
+
+def _told(error: SimulationError, program: Program, ranks: int) -> str:
+    """What went wrong; of a rank's own exception with the lines of the program that led to it."""
+    from paceline.sim.errors import RankFailed, SimulationError
+
+    if not isinstance(error, RankFailed) or isinstance(error.error, SimulationError):
+        return str(error)
+    trace = error.error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != str(program.file):
+        trace = trace.tb_next
+    lines = traceback.format_exception(type(error.error), error.error, trace)
+    return "".join(lines) + f"rank {error.rank} of {ranks} failed"
+
+
+def _exit_status(error: Any) -> int:
+    """That of a rank which ended the program by itself."""
+    code = error.error.code
+    if isinstance(code, int):
+        return code
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _cost(outcomes: list[Outcome], ranks: int) -> str:
+    from paceline.sim._reasons import amount, duration
+
+    seconds = sorted(outcome.seconds for outcome in outcomes)
+    took = duration(seconds[0])
+    if len(outcomes) > 1:
+        most = duration(seconds[-1])
+        took += "" if most == took else f" to {most}"
+        took += f" in {len(outcomes):,} orders of events"
+    last = outcomes[-1]
+    killed = f", {len(last.killed)} killed" if last.killed else ""
+    return f"{ranks:,} ranks{killed}: {took}, simulated; {last.messages:,} messages, {amount(last.bytes)}"
+
+
+@contextlib.contextmanager
+def _nothing_printed() -> Any:
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # noqa: PTH123
+        yield

@@ -1,0 +1,172 @@
+"""`paceline simulate scaling`: what more ranks would buy."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+
+from paceline.commands import import_from_here
+from paceline.commands._settings import add_settings, add_simulation
+from paceline.config import Config
+from paceline.errors import UsageError
+from paceline.sim.options import NAMES, Options
+
+EPILOG = """
+examples:
+  paceline simulate scaling --strategy sync:allreduce=ring --ranks 1..1024 --network 10gbe
+  paceline simulate scaling --strategy sync --strategy parameter-server:masters=4 --batch 256 --accuracy --epochs 2
+  paceline simulate scaling --strategy sync --ranks 2,4,8,16 --network machine.json --measured runs -o predicted
+
+ms a step: of a batch that all ranks compute together (serial, sync, main-worker), or of one rank's own batch. lost
+most to: what buys most if it costs nothing, and what part of the step that is. Virtual time has no noise: a few steps are
+simulated for each number of ranks, with nothing computed, unless --accuracy.
+"""
+# What a prediction does not have: one strategy, and settings of single runs.
+NOT_HERE = ("strategy", "on_divergence", "replay")
+NOT_SIMULATED = ("compute", "faults")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The ways to train, the ranks, the work, and what it is simulated on."""
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "--strategy", dest="strategies", action="append", metavar="STRATEGY",
+        help="a way to train; may be given several times (default: sync)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ranks", default="1..64", metavar="LIST",
+        help="numbers of ranks: a list (2,4,6), or a range in which each is twice the one before (default: 1..64)",
+    )  # fmt: skip
+    add_settings(parser, but=NOT_HERE)
+    add_simulation(parser.add_argument_group("what is simulated"), but=NOT_SIMULATED)
+    parser.add_argument(
+        "--accuracy",
+        action="store_true",
+        help="really compute whole runs of --epochs: accuracy and staleness too",
+    )
+    parser.add_argument(
+        "--measured", nargs="+", default=[], metavar="RUNS",
+        help="folders of real runs, to be shown beside the prediction",
+    )  # fmt: skip
+    parser.add_argument(
+        "--messages", type=int, default=3_000_000, metavar="N",
+        help="simulated messages that one number of ranks may take (default: 3000000)",
+    )  # fmt: skip
+    parser.add_argument(
+        "-o", "--out", type=Path, default=Path("scaling"), metavar="FOLDER",
+        help="where scaling.svg, scaling.png and scaling.json go (default: scaling)",
+    )  # fmt: skip
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--json", action="store_true", help="print the JSON in the place of the table")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Predict; print the table; write the figure and the JSON."""
+    ranks = read_ranks(args.ranks)
+    if args.messages < 1:
+        raise UsageError(f"messages must be at least 1; got {args.messages}")
+    config = Config(
+        **{each.name: getattr(args, each.name) for each in fields(Config) if each.name not in NOT_HERE}
+    )
+    options = Options(
+        **{name: value for name in NAMES if (value := getattr(args, name, None)) is not None},
+        compute=args.accuracy,
+    )
+    import_from_here()
+    from paceline.data import load
+    from paceline.job import Job
+    from paceline.pools import held_to
+    from paceline.record import find_runs
+    from paceline.record._files import json_text
+    from paceline.sim._case import Bench, named
+    from paceline.sim._measured import measured
+    from paceline.sim._scaling_files import title, values
+    from paceline.sim._scaling_plot import plot
+    from paceline.sim._scaling_table import table
+    from paceline.sim._training import costs_for
+    from paceline.sim.network import parse_network
+    from paceline.sim.scaling import Scaling
+
+    strategies = [named(text) for text in args.strategies or ["sync"]]
+    find_runs(args.measured)
+    parse_network(options.network)
+    _folder(args.out)
+    data = load(config.data)
+    job = Job(config=config, data=data, runs=None)
+    job = replace(job, config=replace(config, strategy="serial"))
+    job.prepare(1)
+    with held_to(config.threads or 1):
+        network, costs = costs_for(job, options)
+    bench = Bench(config=config, data=data, costs=costs, network=network, options=options)
+    scaling = Scaling(
+        bench=bench,
+        strategies=strategies,
+        ranks=ranks,
+        accuracy=args.accuracy,
+        most=args.messages,
+        tell=_Teller(args.quiet),
+    )
+    try:
+        prediction = scaling.predict()
+    finally:
+        scaling.tell("")
+    points = measured(args.measured, config, strategies, prediction.serial.samples_per_second)
+    found = values(bench, prediction, points)
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "scaling.json").write_text(json_text(found) + "\n")
+    plot(title(bench), prediction, points, [args.out / "scaling.svg", args.out / "scaling.png"])
+    print(json_text(found) if args.json else table(title(bench), prediction, points))
+    if not args.json:
+        print(f"\nfigure: {args.out / 'scaling.svg'}")
+    return 0
+
+
+def read_ranks(text: str) -> list[int]:
+    """Numbers of ranks, rising.
+
+    >>> read_ranks("1..16"), read_ranks("3,6..24,5")
+    ([1, 2, 4, 8, 16], [3, 5, 6, 12, 24])
+    """
+    found: set[int] = set()
+    for word in text.split(","):
+        first, dots, last = (part.strip() for part in word.partition(".."))
+        if not first.isdecimal() or (dots and not last.isdecimal()):
+            raise UsageError(f"--ranks takes numbers like 1..1024 or 2,4,6; got {text!r}")
+        low, high = int(first), int(last or first)
+        if low < 1 or high < low:
+            raise UsageError(f"numbers of ranks must rise from at least 1; got {word!r}")
+        while low <= high:
+            found.add(low)
+            low *= 2
+        if dots:
+            found.add(high)
+    return sorted(found)
+
+
+def _folder(folder: Path) -> None:
+    """Refuse a folder that could not be written to at the end."""
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"--out must be a folder; got {folder}")
+        above = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {(error.strerror or str(error)).lower()}") from None
+    if not os.access(above, os.W_OK):
+        raise UsageError(f"cannot write to {folder}: {above} may not be written to")
+
+
+class _Teller:
+    """Says on a terminal what is being simulated, on one line."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._silent = quiet or not sys.stderr.isatty()
+        self._width = 0
+
+    def __call__(self, text: str) -> None:
+        if not self._silent:
+            sys.stderr.write("\r" + text.ljust(self._width) + ("" if text else "\r"))
+            sys.stderr.flush()
+            self._width = len(text)
