@@ -115,7 +115,14 @@ def test_costs_of_a_job_are_measured_once(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(_calibrate_costs, "measure_costs", refused)
     assert costs_of(_job(), [1, 2]) == costs
-    for other in (_job(batch=8), _job(update="adam"), _job(model=MLP([4, 9, 3])), _job(strategy="local-sgd")):
+    alone = costs_of(_job(strategy="local-sgd"), [1, 2])  # was measured on the way
+    assert alone.work["gradient"].tables[1] == costs.work["gradient"].tables[1]
+    for other in (
+        _job(batch=8),
+        _job(update="adam"),
+        _job(model=MLP([4, 9, 3])),
+        _job(strategy="parameter-server"),
+    ):
         with pytest.raises(AssertionError, match="measured again"):
             costs_of(other, [1, 2])
     with pytest.raises(AssertionError, match="measured again"):
@@ -133,14 +140,18 @@ def test_a_model_that_was_given_is_known_by_its_kind_and_shape(
         return Costs(work={"gradient": Curves.of({1: [[1, float(len(made))]]})})
 
     monkeypatch.setattr(_calibrate_costs, "measure_costs", measured)
-    first = costs_of(_job(model=MLP([4, 9, 3], seed=1)))
-    assert costs_of(_job(model=MLP([4, 9, 3], seed=2))) == first
-    assert costs_of(_job(model=MLP([4, 7, 3]))) != first
+
+    def of(width: int, seed: int) -> Costs:
+        return costs_of(_job(model=MLP([4, width, 3], seed=seed), strategy="local-sgd"))
+
+    first = of(9, 1)
+    assert of(9, 2) == first
+    assert of(7, 1) != first
     assert len(list(tmp_path.glob("costs-*.json"))) == 2
     damaged = next(iter(tmp_path.glob("costs-*.json")))
     damaged.write_text(json.dumps({"kind": "costs"}))
     for width in (9, 7):
-        costs_of(_job(model=MLP([4, width, 3])))
+        of(width, 3)
     assert len(made) == 3  # what is damaged is measured again, the other not
 
 

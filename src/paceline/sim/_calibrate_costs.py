@@ -20,13 +20,17 @@ from paceline.sim._tables import Curves
 from paceline.sim.machine import FORMAT, Costs
 
 log = logging.getLogger(__name__)
+ALONE = "alone"
 SECONDS = 2.0  # for each kind of loop, with each number of ranks
 
 
-def measure_costs(job: Job, ranks: Sequence[int] | None = None, *, seconds: float = SECONDS) -> Costs:
+def measure_costs(
+    job: Job, ranks: Sequence[int] | None = None, *, seconds: float = SECONDS, alone: Costs | None = None
+) -> Costs:
     """Measure what the job's work costs, with each number of processes at it at once.
 
     `ranks`: by default 1, 2, 4 … up to the cores. The thread policy is the job's, one thread a rank unless it says.
+    `alone`: what is known already of the work that a rank does on its own, with the same numbers of ranks.
     """
     from paceline.launch import machine_cores
     from paceline.record._environment import command, processor
@@ -35,18 +39,21 @@ def measure_costs(job: Job, ranks: Sequence[int] | None = None, *, seconds: floa
     if job.launcher() == "torch":
         raise UsageError(f"{job.name()} starts its processes itself: what its work costs is not measured")
     job, parameters = _made(job)
+    name = job.config.model if job.model is None else _kind(job.model).__name__
     tables: dict[str, dict[int, list[list[float]]]] = {}
     bound = True
-    for count in _numbers(ranks, cores):
-        log.info("measuring %s on %d processes", job.config.model, count)
-        answer = _answer(job, count, seconds)
-        bound &= answer["bound"] or count > cores
-        for kind, points in merged(answer["alone"], answer["more"]).items():
-            if points:
-                fair = min(
-                    1.0, cores / count
-                )  # more ranks than cores take turns: that is not the work's cost
-                tables.setdefault(kind, {})[count] = [[amount, fair * taken] for amount, taken in points]
+    for count in numbers(ranks, cores):
+        known = None if alone is None else _points(alone, count)
+        if known is not None and count == 1:
+            found = merged(known, {})
+        else:
+            log.info("measuring %s on %d processes", name, count)
+            answer = _answer(job, count, seconds, known)
+            bound &= answer["bound"] or count > cores
+            found = merged(answer["alone"], answer["more"])
+        for kind, points in found.items():
+            fair = min(1.0, cores / count)  # more ranks than cores take turns: that is not the work's cost
+            tables.setdefault(kind, {})[count] = [[amount, fair * taken] for amount, taken in points]
     if not bound:
         log.warning("other programs were running: what the job's work costs may have come out too high")
     return Costs(
@@ -54,7 +61,7 @@ def measure_costs(job: Job, ranks: Sequence[int] | None = None, *, seconds: floa
         cores=cores,
         date=time.strftime("%Y-%m-%d", time.gmtime()),
         command=" ".join(command()),
-        about=f"{job.config.model}, {parameters} parameters, on {job.config.data}; {job.name()}",
+        about=f"{name}, {parameters} parameters, on {job.data.name}; {job.name()}",
         work={kind: Curves.of(by_ranks) for kind, by_ranks in tables.items()},
     )
 
@@ -64,14 +71,26 @@ def costs_of(
 ) -> Costs:
     """What the job's work costs here: as it was measured the last time, or now. `again`: now in any case.
 
-    They are kept in the user's cache folder, for the same model, data, batch, update, strategy and processor.
+    They are kept in the user's cache folder, for the same model, data, batch, update, strategy and processor. What a
+    rank does on its own is the same for all strategies, and measured once for them.
     """
-    name = f"costs-{_key(job, ranks)}.json"
+    family, alone = _family(job), None
+    if family != ALONE and job.launcher() != "torch":
+        alone = _kept(job, ranks, ALONE, again, seconds, None)
+    return _kept(job, ranks, family, again, seconds, alone)
+
+
+def _kept(
+    job: Job, ranks: Sequence[int] | None, family: str, again: bool, seconds: float, alone: Costs | None
+) -> Costs:
+    name = f"costs-{_key(job, ranks, family)}.json"
     if not again:
         for folder in _folders():
             with suppress(UsageError):
                 return Costs.load(folder / name)
-    costs = measure_costs(job, ranks, seconds=seconds)
+    if family == ALONE:  # by a strategy that has nothing of its own to be measured
+        job = replace(job, config=replace(job.config, strategy="local-sgd"), strategy=None)
+    costs = measure_costs(job, ranks, seconds=seconds, alone=alone)
     for folder in _folders():
         with suppress(OSError, UsageError):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -103,7 +122,14 @@ def merged(alone: dict[str, Any], more: dict[str, Any]) -> dict[str, list[list[f
     return found
 
 
-def _answer(job: Job, ranks: int, seconds: float) -> dict[str, Any]:
+def _points(alone: Costs, ranks: int) -> dict[str, Any]:
+    """What is known with so many ranks, as they would tell it; more than there are cores took turns."""
+    turns = max(1.0, ranks / alone.cores)
+    every = {kind: curves.tables[ranks] for kind, curves in alone.work.items()}
+    return {kind: [[amount, turns * taken] for amount, taken in table] for kind, table in every.items()}
+
+
+def _answer(job: Job, ranks: int, seconds: float, known: dict[str, Any] | None) -> dict[str, Any]:
     """What so many ranks, started for it, have measured."""
     import cloudpickle
 
@@ -114,7 +140,7 @@ def _answer(job: Job, ranks: int, seconds: float) -> dict[str, Any]:
     answers: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         packed = _packed(job, Path(folder), None, True)
-        payload = cloudpickle.dumps((packed, seconds, threads))
+        payload = cloudpickle.dumps((packed, {"seconds": seconds, "threads": threads, "known": known}))
         with serve(payload, answers.append) as variables:
             command = [sys.executable, "-m", "paceline.sim._calibrate_job"]
             status = run(ranks, command, threads=threads, environment=variables, bind=True)
@@ -136,7 +162,12 @@ def _made(job: Job) -> tuple[Job, int]:
     return replace(job, data=data, model=None if job.model is None else model, runs=None), model.x.size
 
 
-def _numbers(ranks: Sequence[int] | None, cores: int) -> list[int]:
+def numbers(ranks: Sequence[int] | None, cores: int) -> list[int]:
+    """The numbers of ranks to measure with.
+
+    >>> numbers(None, cores=8), numbers([4, 1], cores=8)
+    ([1, 2, 4, 8], [1, 4])
+    """
     if ranks is None:
         return [1 << k for k in range(max(2, cores).bit_length())]
     if not ranks or any(count < 1 for count in ranks):
@@ -144,7 +175,7 @@ def _numbers(ranks: Sequence[int] | None, cores: int) -> list[int]:
     return sorted(set(ranks))
 
 
-def _key(job: Job, ranks: Sequence[int] | None) -> str:
+def _key(job: Job, ranks: Sequence[int] | None, family: str) -> str:
     """What changes when the costs may be others."""
     from importlib.metadata import version
 
@@ -155,7 +186,7 @@ def _key(job: Job, ranks: Sequence[int] | None) -> str:
 
     made, parameters = _made(job)
     config, data, model = job.config, made.data, made.model
-    kind = None if model is None else type(getattr(model, "module", model))
+    kind = None if model is None else _kind(model)
     shapes = None if model is None else [(part.start, part.stop) for part in model.layers]
     facts = {
         "format": FORMAT,
@@ -165,13 +196,18 @@ def _key(job: Job, ranks: Sequence[int] | None) -> str:
         "dtype": config.dtype,
         "batch": config.own_batch(),
         "update": config.update,
-        "strategy": _family(job),
+        "strategy": family,
         "threads": config.threads or 1,
         "ranks": None if ranks is None else sorted(ranks),
         "machine": [processor(), machine_cores()],
         "versions": [version("paceline"), np.__version__],
     }
     return hashlib.sha256(json.dumps(facts, default=str, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _kind(model: Any) -> type:
+    """The class of a model, or of the module that it wraps."""
+    return type(getattr(model, "module", model))
 
 
 def _family(job: Job) -> str:
@@ -183,7 +219,7 @@ def _family(job: Job) -> str:
     strategy = strategy_of(job.config.strategy if job.strategy is None else job.strategy)
     if isinstance(strategy, ParameterServer):
         return f"server {strategy.masters} {strategy.rule}"
-    return "shared" if isinstance(strategy, Sync) and strategy.allreduce in NAMES else "alone"
+    return "shared" if isinstance(strategy, Sync) and strategy.allreduce in NAMES else ALONE
 
 
 def _folders() -> list[Path]:

@@ -18,8 +18,13 @@ from paceline.strategies.parameter_server import ParameterServer
 from paceline.strategies.sync import Sync
 
 
-def measure(job: Job, comm: Any, *, seconds: float, threads: int) -> dict[str, Any]:
-    """Seconds by kind and amount of the job's work, with all ranks of `comm` at it; collective."""
+def measure(
+    job: Job, comm: Any, *, seconds: float, threads: int, known: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Seconds by kind and amount of the job's work, with all ranks of `comm` at it; collective.
+
+    `alone`: what each does on its own, or as it is `known`; `more`: what the strategy makes of it.
+    """
     from paceline.data import load
 
     config = job.config
@@ -29,11 +34,12 @@ def measure(job: Job, comm: Any, *, seconds: float, threads: int) -> dict[str, A
         update, schedule = made("updates", config.update), made("schedules", config.schedule)
         parts = Parts(data, strategy, job.build(data), update, schedule)
         batch = min(config.own_batch(), len(data.train))
-        found = work.alone(parts, comm, batch, seconds)
+        found = known or work.alone(parts, comm, batch, seconds)
         more = {}
         if comm.Get_size() > 1:
             if isinstance(strategy, Sync) and strategy.allreduce in sync.NAMES:
-                more = sync.sharing(parts, comm, batch, seconds)
+                piece = config.batch_per_rank or max(1, batch // comm.Get_size())
+                more = sync.sharing(parts, comm, piece, seconds)
             elif isinstance(strategy, ParameterServer):
                 from paceline.sim._calibrate_server import serving
 
@@ -54,10 +60,10 @@ def main() -> int:
         payload = b""
         if comm.Get_rank() == 0:
             payload, up = launch.receive()
-        packed, seconds, threads = cloudpickle.loads(shared_bytes(comm, payload))
+        packed, arguments = cloudpickle.loads(shared_bytes(comm, payload))
         sys.path[:], data, rest, *_ = cloudpickle.loads(packed)
         job = replace(cloudpickle.loads(rest), data=cloudpickle.loads(data))
-        found = measure(job, comm, seconds=seconds, threads=threads)
+        found = measure(job, comm, **arguments)
         if up is not None:
             up.send({**found, "bound": VARIABLE in os.environ})
             up.close()

@@ -21,12 +21,13 @@ NAMES = ("auto", "shared-memory", "hierarchical")
 FIRST = 6  # steps after which the ranks agree on how many more
 
 
-def sharing(parts: Parts, comm: Any, batch: int, seconds: float) -> dict[str, Points]:
-    """gradient, factors and part, as the ranks of `comm` have them that share one x; collective."""
+def sharing(parts: Parts, comm: Any, piece: int, seconds: float) -> dict[str, Points]:
+    """gradient, factors and part, as the ranks of `comm` have them that share one x; collective.
+
+    `piece`: samples of one rank, at most.
+    """
     ranks = comm.Get_size()
-    sizes = [
-        ranks * size for size in doubling(max(1, batch // ranks)) if ranks * size <= len(parts.data.train)
-    ]
+    sizes = [ranks * size for size in doubling(piece) if ranks * size <= len(parts.data.train)]
     factored = [size for size in sizes if pays(parts.model, size, ranks)]
     each = seconds / max(1, len(sizes) + len(factored))
     found: dict[str, Points] = {"gradient": [], "update": [], "factors": [], "part": []}
