@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from paceline import sim
+from paceline.collectives import allreduce
 from paceline.sim.errors import (
     BufferChanged,
     CollectiveMismatch,
@@ -543,6 +544,16 @@ def test_many_ranks_together() -> None:
         return [float(total[0]), float(values[0]), right]
 
     assert sim.run(program, ranks=4096, strict=False).values == [[2048.0, 1.0, True]] * 4096
+
+
+@pytest.mark.parametrize("algorithm", ["naive", "ring", "recursive-doubling", "rabenseifner", "native"])
+def test_time_alone_is_as_strict_and_takes_as_long(algorithm: str) -> None:
+    def program(comm: Any) -> None:
+        values = np.zeros(10_000, np.float32)
+        allreduce(values, np.empty_like(values), comm, algorithm=algorithm)
+
+    full, hollow = (sim.run(program, ranks=5, hollow=hollow) for hollow in (False, True))
+    assert (hollow.seconds, hollow.messages) == (full.seconds, full.messages)
 
 
 def test_sums_have_the_same_bits_everywhere() -> None:

@@ -13,6 +13,7 @@ class NullComm(Comm):
     """The communicator that a rank gets when it is in no part: equal to every communicator that was freed."""
 
     __slots__ = ()
+    group = None  # type: ignore[assignment]
 
     def __init__(self) -> None:
         """Of nobody."""
