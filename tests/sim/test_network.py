@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -177,6 +178,14 @@ def test_collectives_on_one_node_are_as_measured() -> None:
     assert wires.collective("Barrier", range(4), 0) == 7.0
     assert wires.collective("Allreduce", range(4), 12) == 1.5
     assert wires.collective("Barrier", range(1), 0) == 0.0
+
+
+def test_a_collective_that_was_not_measured_is_as_much_faster_as_one_that_was() -> None:
+    plain = _network(ranks_per_node=None).wires(4)
+    whole = plain.collective("Allreduce", range(4), 8)
+    machine = replace(NODE, collectives={"Allreduce": _flat([0, whole / 4], [16, whole / 4])})
+    wires = _network(ranks_per_node=None, machine=machine).wires(4)
+    assert wires.collective("Bcast", range(4), 8) == plain.collective("Bcast", range(4), 8) / 4
 
 
 def test_barrier_between_nodes_is_rounds_of_small_messages() -> None:

@@ -1,6 +1,6 @@
 """The ranks' side of a calibration, messages: what they cost when all ranks of a node exchange them at once.
 
-What is measured is a round of recursive doubling, with all its Python: that is what training sees. Every buffer has
+What is measured is a round of recursive doubling, with all its Python and counted as it is in training. Every buffer has
 just been written by the rank that sends it. What of a message's time is whose own is measured apart.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.comm import channel
+from paceline.comm import Recorded, channel
 
 Array = NDArray[Any]
 AT_ONCE = 1 << 18  # bytes of messages that are taken one after the other, but never more than four
@@ -24,7 +24,7 @@ SETTLED = (
 
 def exchange(comm: Any, nbytes: int) -> Callable[[int], tuple[list[float], list[float]]]:
     """Rounds of recursive doubling over `nbytes`: seconds of each exchange, and of each sum of what came."""
-    own, rank, p = channel(comm), comm.Get_rank(), comm.Get_size()
+    own, rank, p = channel(Recorded(comm)), comm.Get_rank(), comm.Get_size()
     send, into, inbox = (np.zeros(nbytes, np.uint8) for _ in range(3))
     numbers = nbytes // 4 * 4
     a, b, total = (array[:numbers].view(np.float32) for array in (send, inbox, into))
@@ -55,7 +55,7 @@ def exchange(comm: Any, nbytes: int) -> Callable[[int], tuple[list[float], list[
 
 def calls(comm: Any, nbytes: int) -> Callable[[int], tuple[list[float], list[float]]]:
     """The same exchanges: seconds of the call that posts a receive, and of the one that sends."""
-    own, partner = channel(comm), comm.Get_rank() ^ 1
+    own, partner = channel(Recorded(comm)), comm.Get_rank() ^ 1
     here, there = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     clock = time.perf_counter
 
