@@ -20,6 +20,7 @@ COLLECTIVE = {
 # … in which only the root does (with the place of `root` among the arguments), and in which nobody does.
 ROOTED = {"Bcast": 1, "Scatter": 2, "Scatterv": 2}
 EMPTY = {"Barrier"}
+TOGETHER = {*COLLECTIVE, *ROOTED, *EMPTY}
 # Calls that make another communicator.
 MAKERS = {
     *("Dup", "Dup_with_info", "Clone", "Split", "Split_type", "Create", "Create_group"),
@@ -91,7 +92,7 @@ class Recorded:
         plain = name[1:].capitalize() if name[:1] == "I" else name  # Iallreduce counts as Allreduce
         if name in POINT_TO_POINT:
             wrapped = self._counting_messages(call)
-        elif plain in {*COLLECTIVE, *ROOTED, *EMPTY}:
+        elif plain in TOGETHER:
             wrapped = self._counting_calls(call, plain)
         elif name in MAKERS:
             wrapped = self._making(call)
