@@ -43,9 +43,7 @@ class Growth:
 
     def affordable(self, way: Way, most: int) -> Length:
         """As much of a run as may be simulated; a refusal where the least of it is too much."""
-        length = way.length()
-        if self.of(way, length) > ENOUGH:
-            length = self.shortened(way, length, ENOUGH)
+        length = self.shortened(way, way.length(), min(ENOUGH, most))
         if (expected := self.of(way, length)) > most:
             raise UsageError(
                 f"would take about {expected:,.0f} messages; at most {most:,} are simulated (--messages)"

@@ -1,0 +1,365 @@
+"""Predictions of scaling: figures as the simulated runs have them, and each reason provoked by a case made for it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.config import Config
+from paceline.data import load
+from paceline.errors import UsageError
+from paceline.job import Job
+from paceline.sim._bottleneck import Point, limit, main_reason
+from paceline.sim._case import Bench, Length
+from paceline.sim._growth import Growth
+from paceline.sim._measured import measured
+from paceline.sim._scaling_files import title, values
+from paceline.sim._scaling_plot import plot
+from paceline.sim._scaling_table import table
+from paceline.sim._tables import Curves
+from paceline.sim._training import simulate
+from paceline.sim._whatif import REASONS, World
+from paceline.sim.compute import Compute
+from paceline.sim.machine import Costs, Machine
+from paceline.sim.network import Network, parse_network
+from paceline.sim.options import Options
+from paceline.sim.scaling import Curve, Prediction, Scaling
+
+US = 1e-6
+RING = "sync:allreduce=ring"
+# A network that takes no time, so that a test can make one thing of it slow.
+INSTANT = "latency=0,bandwidth=inf,overhead=0,copy-bandwidth=inf"
+FREE = Machine(
+    cores=64,
+    link=replace(
+        Machine.typical().link,
+        **{name: Curves.of({1: [[0, 0.0], [1, 0.0]]}) for name in ("send", "flight", "take")},
+    ),
+    poll=0.1 * US,
+)
+
+
+def bench(
+    network: str = f"10gbe:{INSTANT}",
+    *,
+    work: dict[str, Any] | None = None,
+    options: dict[str, Any] | None = None,
+    **config: Any,
+) -> Bench:
+    """The network of `mlp:8` on iris, a sample of which takes 100 us; nothing else costs anything."""
+    costs = Costs(
+        processor="made for a test",
+        cores=64,
+        work={
+            kind: Curves.of(points)
+            for kind, points in ({"gradient": {1: [[1, 100 * US]]}} | (work or {})).items()
+        },
+    )
+    settings = {"data": "iris", "model": "mlp:8", "batch": 32, "epochs": 2, **config}
+    return Bench(
+        config=Config(**settings),
+        data=load("iris"),
+        costs=costs,
+        network=replace(parse_network(network), machine=FREE),
+        options=Options(**(options or {})),
+    )
+
+
+def predicted(on: Bench, *strategies: str, ranks: tuple[int, ...] = (1, 2, 4, 8), **how: Any) -> Prediction:
+    return Scaling(bench=on, strategies=strategies, ranks=ranks, **how).predict()
+
+
+def test_nothing_is_lost_where_nothing_costs_anything() -> None:
+    [curve] = predicted(bench(), RING).curves
+    assert [point.ranks for point in curve.points] == [1, 2, 4, 8]
+    assert [point.speedup for point in curve.points] == pytest.approx([1, 2, 4, 8], rel=1e-6)
+    assert [point.efficiency for point in curve.points] == pytest.approx([1, 1, 1, 1], rel=1e-6)
+    assert [main_reason(point) for point in curve.points] == [None] * 4
+    assert curve.limit is not None
+    assert (curve.limit.at.ranks, curve.limit.rising, curve.limit.half) == (8, True, None)
+    assert "still gets faster at 8 ranks (8.00x); efficiency stays above 50 %" in curve.told
+
+
+@pytest.mark.parametrize(
+    "strategy", [RING, "sync", "parameter-server", "weight-average", "local-sgd:every=2"]
+)
+def test_figures_are_those_of_simulated_runs(strategy: str, tmp_path: Path) -> None:
+    on = replace(bench(batch=16), network=parse_network("1gbe"))
+    [curve] = predicted(on, strategy, ranks=(4,)).curves
+    [point] = curve.points
+    on.costs.save(tmp_path / "costs.json")
+    options = Options(network="1gbe", machine=str(tmp_path / "costs.json"), compute=False)
+    length = on.way(strategy, 4).length()
+
+    def trained(**changes: Any) -> float:
+        """As `paceline train --on sim --no-compute` has it."""
+        job = Job(config=replace(on.config, strategy=strategy, **changes), runs=None)
+        return simulate(job, 4, options).train_seconds
+
+    seconds = trained(epochs=length.epochs, draws=length.draws) - trained(epochs=0)
+    samples = length.epochs * 120 if length.draws is None else length.draws * 16
+    assert point.samples_per_second == pytest.approx(samples / seconds)
+    assert point.step_seconds == pytest.approx(
+        seconds / length.batches * (1 if "sync" in strategy else on.way(strategy, 4).workers)
+    )
+
+
+SHARED = {1: [[1, 100 * US]], 8: [[1, 800 * US]]}
+REASONS_WANTED = [
+    ("latency", RING, {"network": f"10gbe:{INSTANT},latency=5ms".replace("latency=0,", "")}),
+    ("bandwidth", RING, {"network": "10gbe:latency=0,bandwidth=10MB/s,overhead=0,copy-bandwidth=inf", "model": "mlp:64"}),
+    ("overhead", RING, {"network": "10gbe:latency=0,bandwidth=inf,overhead=3ms,copy-bandwidth=inf"}),
+    ("memory", RING, {"memory": {"combine": 100 * US}}),
+    ("masters", "parameter-server", {"work": {"serve": {1: [[1, 5000 * US]]}}}),
+    ("masters", "parameter-server", {"work": {"rule": {1: [[1, 100 * US]]}}}),
+    ("stragglers", RING, {"options": {"slow": "1:10x"}}),
+    ("stragglers", RING, {"options": {"jitter": 1.0}}),
+    ("compute", RING, {"work": {"gradient": {1: [[1, 0.01], [1000, 0.0101]]}}}),
+    ("compute", RING, {"batch": 4}),
+    ("compute", "weight-average", {"network": "loopback", "work": {"gradient": SHARED}, "batch": 8}),
+    ("idle", "parameter-server:masters=2", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reason", "strategy", "how"), REASONS_WANTED)
+def test_the_reason_is_what_was_made_slow(reason: str, strategy: str, how: dict[str, Any]) -> None:
+    how = dict(how)
+    memory = how.pop("memory", None)
+    on = bench(**how)
+    if memory:
+        machine = replace(FREE, memory={kind: Curves.of({1: [[1, each]]}) for kind, each in memory.items()})
+        on = replace(on, network=replace(on.network, machine=machine))
+    [curve] = predicted(on, strategy, ranks=(4, 8) if "masters=2" not in strategy else (3, 4)).curves
+    assert curve.limit is not None
+    assert curve.limit.reason == reason, curve.told
+    share = curve.limit.shown.lost()[reason]
+    assert f"{100 * share:.0f} % of it is" in curve.told
+
+
+def test_what_was_made_slow_is_told_with_its_figures() -> None:
+    [curve] = predicted(
+        bench(f"10gbe:{INSTANT},latency=5ms".replace("latency=0,", "")), RING, ranks=(8,)
+    ).curves
+    [point] = curve.points
+    # Short messages: 2 (p - 1) of them one after the other, and a batch of 32 in 8 pieces.
+    assert point.step_seconds == pytest.approx(14 * 5e-3 + 4 * 100 * US)
+    assert point.without["latency"] == pytest.approx(4 * 100 * US)
+    assert "the latency of 14 messages one after the other, 5 ms each" in curve.told
+    assert "without it the speedup would be 8.00x and not 0.05x" in curve.told
+
+
+def test_what_hides_behind_the_first_reason_is_told_next() -> None:
+    slow = bench(
+        "10gbe:latency=1ms,bandwidth=inf,overhead=0,copy-bandwidth=inf", work={"serve": {1: [[1, 2000 * US]]}}
+    )
+    [curve] = predicted(slow, "parameter-server", ranks=(8,)).curves
+    assert "waiting for masters: one master serves 7 workers" in curve.told
+    assert ", without latency too " in curve.told
+
+
+def test_where_it_stops_and_that_the_next_rank_says_why() -> None:
+    [curve] = predicted(bench("1gbe:latency=20ms"), RING).curves
+    assert curve.limit is not None
+    assert (curve.limit.at.ranks, curve.limit.shown.ranks, curve.limit.half) == (1, 2, 2)
+    assert curve.told.startswith(
+        "is on no number of ranks faster than on one; efficiency is below 50 % from 2 ranks"
+    )
+    assert "at 2 ranks a step takes" in curve.told
+
+
+def point(ranks: int, speedup: float, **more: Any) -> Point:
+    return Point(ranks=ranks, step_seconds=1.0, samples_per_second=speedup, speedup=speedup, **more)
+
+
+def test_staleness_is_a_reason_while_time_still_falls() -> None:
+    points = [point(2, 1.5, accuracy=0.92, staleness=0.5), point(4, 2.5, accuracy=0.915, staleness=3.0)]
+    points += [point(8, 4.0, accuracy=0.80, staleness=7.0), point(16, 4.5, accuracy=0.1, staleness=15.0)]
+    found = limit(points, 0.92)
+    assert (found.at.ranks, found.shown.ranks, found.reason) == (4, 8, "staleness")
+    assert limit(points[:2], 0.92).reason is None
+    # What learns less only where it is not faster any more stops for another reason.
+    slow = [point(2, 3.0, accuracy=0.92), point(4, 2.0, accuracy=0.1)]
+    assert limit(slow, 0.92).at.ranks == 2
+    assert limit(slow, 0.92).reason is None
+    without = [replace(each, staleness=None) for each in points]
+    assert limit(without, 0.92).reason == "accuracy"
+
+
+def test_accuracy_is_computed_and_sync_learns_what_serial_learns() -> None:
+    on = bench(epochs=3, batch=8, lr=0.5)
+    prediction = predicted(on, RING, "parameter-server:rule=plain", ranks=(1, 4), accuracy=True)
+    sync, server = prediction.curves
+    assert prediction.serial_accuracy is not None
+    assert {each.accuracy for each in sync.points} == {prediction.serial_accuracy}
+    [four] = server.points
+    assert four.accuracy is not None
+    assert four.staleness == pytest.approx(2, abs=0.5)  # three workers
+    whole = on.run(on.way("parameter-server:rule=plain", 4), on.way("parameter-server:rule=plain", 4).world,
+                   Length(epochs=3, draws=None, batches=45), hollow=False)  # fmt: skip
+    assert four.accuracy == whole.test_accuracy
+
+
+def test_accuracy_needs_classes() -> None:
+    on = bench()
+    no_classes = replace(on.data, classes=0)
+    with pytest.raises(UsageError, match="needs classes"):
+        predicted(replace(on, data=no_classes), RING, ranks=(1,), accuracy=True)
+
+
+def test_what_cannot_run_is_left_out_and_said() -> None:
+    prediction = predicted(bench(), "parameter-server:masters=2", ranks=(2, 4))
+    [curve] = prediction.curves
+    assert [each.ranks for each in curve.points] == [4]
+    assert curve.left_out == {2: "2 masters need at least 3 ranks (2 + 1 worker); the job has 2"}
+    assert "not on 2: 2 masters need at least 3 ranks (2 + 1 worker)" in table("title", prediction, ())
+
+
+def test_too_many_messages_are_not_simulated() -> None:
+    [curve] = predicted(bench("10gbe"), RING, ranks=(4, 8, 16), most=150).curves
+    assert [each.ranks for each in curve.points] == [4, 8]
+    assert "at most 150 are simulated (--messages)" in curve.left_out[16]
+    # With nothing known of fewer ranks, they are tried first.
+    [alone] = predicted(bench("10gbe"), RING, ranks=(64,), most=150).curves
+    assert not alone.points
+    assert "would take about" in alone.left_out[64]
+
+
+def test_a_strategy_that_can_never_run_is_refused() -> None:
+    with pytest.raises(UsageError, match="4 masters need at least 5 ranks"):
+        predicted(bench(), "parameter-server:masters=4", ranks=(1, 2, 4))
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_world_without_a_cost_differs_in_that_cost_alone(reason: str) -> None:
+    compute = Compute(work={"gradient": 1.0, "copy": 1.0}, slow={2: 3.0}, jitter=0.5)
+    network = Network.named("10gbe", jitter=0.1, machine=Machine.typical())
+    world = World(network=network, compute=compute, masters=1, pieces=3, batch=6)
+    changed = world.without(reason)
+    assert changed != world
+    same = {
+        "latency": changed.network.bandwidth == network.bandwidth and changed.compute == compute,
+        "bandwidth": changed.network.latency == network.latency and changed.compute == compute,
+        "overhead": changed.network.latency == network.latency and changed.compute == compute,
+        "memory": changed.network.latency == network.latency and changed.compute.slow == compute.slow,
+        "masters": changed.network.latency == network.latency and changed.compute.slow.get(2) == 3.0,
+        "stragglers": changed.network.latency == network.latency and changed.compute.work == compute.work,
+        "compute": changed.network == network and changed.compute.slow == compute.slow,
+    }
+    assert same[reason]
+    link, plain = changed.network.node_machine().link, Machine.typical().link
+    assert link.flight.at(8, 2) == (0.0 if reason == "latency" else plain.flight.at(8, 2))
+    cheaper = reason in ("bandwidth", "overhead")
+    assert (link.take.at(1 << 20, 2) < plain.take.at(1 << 20, 2)) == cheaper
+
+
+def test_messages_grow_as_they_did() -> None:
+    growth = Growth()
+    assert growth.at(8) == 0.0
+    growth.known[2] = 10.0
+    assert growth.at(4) == 40.0  # nothing known of it: as badly as can be
+    growth.known[4] = 20.0
+    assert growth.at(8) == 40.0
+
+
+# ---- what becomes of a prediction
+
+
+def made(*, accuracy: bool = False) -> Prediction:
+    points = tuple(
+        point(
+            p,
+            p**0.8,
+            without={"latency": 0.4},
+            accuracy=0.95 - 0.02 * p if accuracy else None,
+            staleness=float(p),
+        )
+        for p in (1, 2, 4)
+    )
+    curve = Curve(
+        strategy=RING, points=points, left_out={8: "too much"}, limit=limit(points), told="rises. because"
+    )
+    on = bench()
+    serial = on.way("serial", 1)
+    return Prediction(serial=serial.timed(serial.world, serial.length()), serial_accuracy=0.95 if accuracy else None,
+                      curves=(curve,))  # fmt: skip
+
+
+def record(folder: Path, strategy: str, ranks: int, rate: float, **config: Any) -> None:
+    """The folder of a run, as far as it is looked at."""
+    own = folder / f"{strategy}-{ranks}-{rate}".replace(":", "-")
+    own.mkdir(parents=True)
+    settings = asdict(Config(data="iris", model="mlp:8", batch=32, strategy=strategy))
+    contents: dict[str, dict[str, Any]] = {
+        "config.json": {**settings, "ranks": ranks, "classes": 3, **config},
+        "environment.json": {"cores": 2}
+        | dict.fromkeys(("python", "packages", "mpi", "system", "processor"), ""),
+        "summary.json": {"samples_per_second": rate}
+        | dict.fromkeys(("test_accuracy", "train_seconds", "seconds", "bytes_sent", "threads"), 1),
+    }
+    for name, content in contents.items():
+        (own / name).write_text(json.dumps(content))
+
+
+def test_measured_points_are_those_of_the_same_work(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    record(tmp_path, RING, 2, 150.0)
+    record(tmp_path, RING, 2, 170.0)
+    record(tmp_path, RING, 4, 240.0)
+    record(tmp_path, RING, 2, 1.0, model="mlp:9")
+    record(tmp_path, RING, 2, 2.0, batch=64)
+    record(tmp_path, RING, 2, 3.0, simulated={"network": "10gbe"})
+    record(tmp_path, "sync", 2, 4.0)
+    found = measured([tmp_path], bench().config, [RING], serial=1000.0)
+    assert [(each.ranks, each.runs, each.speedup, each.against) for each in found] == [
+        (2, 2, 0.16, "serial, simulated"),
+        (4, 1, 0.24, "serial, simulated"),
+    ]
+    assert [each.oversubscribed for each in found] == [False, True]
+    record(tmp_path, "serial", 1, 80.0)
+    found = measured([tmp_path], bench().config, [RING], serial=1000.0)
+    assert [(each.speedup, each.against) for each in found] == [
+        (2.0, "serial, measured"),
+        (3.0, "serial, measured"),
+    ]
+    assert not caplog.records
+    assert measured([tmp_path], bench(batch=16).config, [RING], serial=1.0) == ()
+    assert "has this data, model and batch" in caplog.text
+
+
+def test_the_picture_shows_every_line_and_the_measured_points(tmp_path: Path) -> None:
+    record(tmp_path / "runs", RING, 2, 150.0)
+    real = measured([tmp_path / "runs"], bench().config, [RING], serial=100.0)
+    files = [tmp_path / "scaling.svg", tmp_path / "scaling.png"]
+    plot("a title", made(accuracy=True), real, files)
+    text = files[0].read_text()
+    for words in ("a title", RING, "ideal", "ranks", "speedup against one process", "hollow: measured on real ranks",
+                  "test accuracy in %", "latency 60 %", "mean staleness"):  # fmt: skip
+        assert words in text
+    assert files[1].read_bytes().startswith(b"\x89PNG")
+    plot("a title", made(), (), files[:1])
+    assert "accuracy" not in files[0].read_text()
+    assert "measured" not in files[0].read_text()
+
+
+def test_the_table_and_the_json_hold_all_of_it(tmp_path: Path) -> None:
+    record(tmp_path / "runs", RING, 4, 240.0)
+    prediction, on = made(accuracy=True), bench("10gbe:ranks-per-node=4", options={"slow": "1:2x"})
+    real = measured([tmp_path / "runs"], on.config, [RING], serial=100.0)
+    said = table(title(on), prediction, real)
+    assert "iris, mlp:8, batch 32; 10gbe:ranks-per-node=4, 4 ranks a node, slow 1:2x" in said
+    assert "latency, 60 %" in said
+    assert "2.40x*" in said
+    assert "more ranks than cores" in said
+    found = json.loads(json.dumps(values(on, prediction, real)))
+    [curve] = found["strategies"]
+    assert curve["limit"]["reason"] == "latency"
+    assert curve["points"][2]["lost"] == {"latency": 0.6}
+    assert curve["points"][2]["speedup_without"]["latency"] == pytest.approx(4**0.8 / 0.4)
+    assert curve["left_out"] == [{"ranks": 8, "why": "too much"}]
+    assert found["measured"][0]["speedup"] == 2.4
+    assert Machine.of(found["machine"]) == on.network.node_machine()
+    assert Costs.of(found["costs"]) == on.costs
+    assert found["environment"]["command"]
