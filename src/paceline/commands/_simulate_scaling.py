@@ -81,7 +81,7 @@ def main(args: argparse.Namespace) -> int:
     from paceline.pools import held_to
     from paceline.record import find_runs
     from paceline.record._files import json_text
-    from paceline.sim._case import Bench, named
+    from paceline.sim._case import Bench, check, named
     from paceline.sim._measured import measured
     from paceline.sim._scaling_files import title, values
     from paceline.sim._scaling_plot import plot
@@ -90,35 +90,50 @@ def main(args: argparse.Namespace) -> int:
     from paceline.sim.network import parse_network
     from paceline.sim.scaling import Scaling
 
+    tell = _Teller(args.quiet)
     strategies = [named(text) for text in args.strategies or ["sync"]]
     find_runs(args.measured)
     parse_network(options.network)
     _folder(args.out)
     data = load(config.data)
-    job = Job(config=config, data=data, runs=None)
-    job = replace(job, config=replace(config, strategy="serial"))
-    job.prepare(1)
+    jobs = {
+        name: Job(config=replace(config, strategy=name), data=data, runs=None)
+        for name in ("serial", *strategies)
+    }
+    for name, job in jobs.items():
+        check(job, [1] if name == "serial" else ranks)
+    costs = {}
     with held_to(config.threads or 1):
-        network, costs = costs_for(job, options)
-    bench = Bench(config=config, data=data, costs=costs, network=network, options=options)
+        for name, job in jobs.items():
+            tell(f"what {name} costs")
+            network, costs[name] = costs_for(job, options)
+    alone = costs["serial"]
+    bench = Bench(
+        config=config,
+        data=data,
+        costs=alone,
+        own_costs={name: own for name, own in costs.items() if own != alone},
+        network=network,
+        options=options,
+    )
     scaling = Scaling(
         bench=bench,
         strategies=strategies,
         ranks=ranks,
         accuracy=args.accuracy,
         most=args.messages,
-        tell=_Teller(args.quiet),
+        tell=tell,
     )
     try:
         prediction = scaling.predict()
     finally:
-        scaling.tell("")
+        tell("")
     points = measured(args.measured, config, strategies, prediction.serial.samples_per_second)
-    found = values(bench, prediction, points)
+    told = values(bench, prediction, points)
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "scaling.json").write_text(json_text(found) + "\n")
+    (args.out / "scaling.json").write_text(json_text(told) + "\n")
     plot(title(bench), prediction, points, [args.out / "scaling.svg", args.out / "scaling.png"])
-    print(json_text(found) if args.json else table(title(bench), prediction, points))
+    print(json_text(told) if args.json else table(title(bench), prediction, points))
     if not args.json:
         print(f"\nfigure: {args.out / 'scaling.svg'}")
     return 0

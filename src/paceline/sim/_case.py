@@ -6,6 +6,7 @@ a run of no steps, and taken off.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -62,38 +63,42 @@ class Bench:
     config: Config
     data: Dataset
     costs: Costs
+    """What the work of one rank alone costs."""
     network: Network
+    own_costs: Mapping[str, Costs] = field(default_factory=dict)
+    """What work costs under strategies that make something else of it."""
     options: Options = field(default_factory=Options)
 
     @cached_property
     def model(self) -> Model:
         """One for all ranks of all cases: it is not trained."""
-        return self._job("serial", self.config).build(self.data)
+        return self.job("serial", self.config).build(self.data)
+
+    def costs_of(self, strategy: str) -> Costs:
+        """What work costs under a strategy."""
+        return self.own_costs.get(strategy, self.costs)
 
     def way(self, strategy: str, ranks: int) -> Way:
         """How `strategy` would train on so many ranks; a refusal where it could not."""
-        job = self._job(strategy, self.config)
-        if job.launcher() == "torch":
-            raise UsageError(
-                f"{strategy} shares memory between processes of its own, which cannot be simulated"
-            )
+        job = self.job(strategy, self.config)
         _, made = job.check(ranks)
         if isinstance(made, Strategy):
             made.check_model(ranks, self.model)
         return Way(self, strategy, made, ranks)
 
-    def _job(self, strategy: str, config: Config) -> Job:
+    def job(self, strategy: str, config: Config) -> Job:
+        """A run of it that leaves no record."""
         return Job(config=replace(config, strategy=strategy), data=self.data, runs=None)
 
     def run(self, way: Way, world: World, length: Length, *, hollow: bool = True) -> Fitted:
         """Simulate."""
         config = replace(self.config, epochs=length.epochs, draws=length.draws)
-        job = self._job(way.name, config)
+        job = self.job(way.name, config)
         parts = replace(job, model=self.model if hollow else None).prepare(way.ranks)
         threads = config.threads or 1
         simulation = _InWorld(
-            job=job, ranks=way.ranks, options=self.options, network=world.network, costs=self.costs, threads=threads,
-            parts=parts, hollow=hollow, world=world,
+            job=job, ranks=way.ranks, options=self.options, network=world.network, costs=self.costs_of(way.name),
+            threads=threads, parts=parts, hollow=hollow, world=world,
         )  # fmt: skip
         with held_to(threads), simulation:
             return simulation.run((), None)
@@ -176,7 +181,9 @@ class Way:
         """What it is simulated on."""
         bench = self.bench
         slow = {rank: factor for rank, factor in bench.options.slowness.items() if rank < self.ranks}
-        compute = Compute.measured(bench.network.machine, bench.costs, slow=slow, jitter=bench.options.jitter)
+        compute = Compute.measured(
+            bench.network.machine, bench.costs_of(self.name), slow=slow, jitter=bench.options.jitter
+        )
         return World(
             network=bench.network,
             compute=compute,
@@ -230,6 +237,22 @@ class Way:
     def none(self) -> Length:
         """A run of no steps."""
         return Length(epochs=0, draws=self.bench.config.draws, batches=0)
+
+
+def check(job: Job, ranks: Sequence[int]) -> None:
+    """Refuse what cannot be simulated, or could run on none of these numbers of ranks."""
+    if job.launcher() == "torch":
+        raise UsageError(
+            f"{job.name()} shares memory between processes of its own, which cannot be simulated; leave out backend=torch"
+        )
+    refused = None
+    for count in ranks:
+        try:
+            job.check_early(count)
+            return
+        except UsageError as error:
+            refused = error
+    raise refused or UsageError("no number of ranks was given")
 
 
 def named(strategy: str) -> str:

@@ -48,6 +48,7 @@ def values(bench: Bench, prediction: Prediction, points: Sequence[Measured]) -> 
         "measured": [asdict(point) for point in points],
         "machine": bench.network.node_machine().values(),
         "costs": bench.costs.values(),
+        "own_costs": {name: costs.values() for name, costs in bench.own_costs.items()},
         "environment": environment(threads=bench.config.threads or 1),
     }
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from paceline.errors import UsageError
 from paceline.fitted import Fitted
 from paceline.sim._bottleneck import Limit, Point, limit
-from paceline.sim._case import Bench, Length, Timing, Way, named
+from paceline.sim._case import Bench, Length, Timing, Way, check, named
 from paceline.sim._explaining import Explanation
 from paceline.sim._growth import Growth
 from paceline.sim._reasons import Circumstances, learned, where, why
@@ -81,7 +81,7 @@ class Scaling:
         """Simulate everything."""
         names = [named(strategy) for strategy in self.strategies]
         for name in names:
-            self._check(name)
+            check(self.bench.job(name, self.bench.config), self.ranks)
         self.tell("serial")
         serial = self.bench.way("serial", 1)
         self._serial = serial.timed(serial.world, serial.length())
@@ -94,17 +94,6 @@ class Scaling:
             serial_accuracy=own,
             curves=tuple(self._curve(name, own) for name in dict.fromkeys(names)),
         )
-
-    def _check(self, name: str) -> None:
-        """Refuse a strategy that could run on no number of ranks that was asked for."""
-        refusals = []
-        for ranks in self.ranks:
-            try:
-                self.bench.way(name, ranks)
-                return
-            except UsageError as refused:
-                refusals.append(refused)
-        raise refusals[-1]
 
     def _curve(self, name: str, serial_accuracy: float | None) -> Curve:
         points: dict[int, Point] = {}
