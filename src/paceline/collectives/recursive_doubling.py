@@ -30,7 +30,8 @@ def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
         receiving.Wait()
         sending.Wait()
         lower, upper = (inbox, x) if partner < comm.rank else (x, inbox)
-        op(lower, upper, recv)  # s <- s + s', in the same order on both sides: the same bits
+        combine = op.onto_sent if x is recv else op
+        combine(lower, upper, recv)  # s <- s + s', in the same order on both sides: the same bits
         x, distance = recv, 2 * distance
     me.unfold(recv, comm)
 

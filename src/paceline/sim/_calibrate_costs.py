@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from paceline.errors import UsageError
@@ -41,7 +42,7 @@ def measure_costs(
     job, parameters = _made(job)
     name = job.config.model if job.model is None else _kind(job.model).__name__
     tables: dict[str, dict[int, list[list[float]]]] = {}
-    bound = True
+    bound, uneven = True, []
     for count in numbers(ranks, cores):
         known = None if alone is None else _points(alone, count)
         if known is not None and count == 1:
@@ -51,6 +52,7 @@ def measure_costs(
             answer = _answer(job, count, seconds, known)
             bound &= answer["bound"] or count > cores
             found = merged(answer["alone"], answer["more"])
+            uneven += _values(answer["more"].get("spread") or answer["alone"].get("spread"))
         for kind, points in found.items():
             fair = min(1.0, cores / count)  # more ranks than cores take turns: that is not the work's cost
             tables.setdefault(kind, {})[count] = [[amount, fair * taken] for amount, taken in points]
@@ -62,8 +64,14 @@ def measure_costs(
         date=time.strftime("%Y-%m-%d", time.gmtime()),
         command=" ".join(command()),
         about=f"{name}, {parameters} parameters, on {job.data.name}; {job.name()}",
-        work={kind: Curves.of(by_ranks) for kind, by_ranks in tables.items()},
+        work={kind: Curves.of(by_ranks) for kind, by_ranks in tables.items() if kind != "spread"},
+        spread=float(median(uneven)) if uneven else 0.0 if alone is None else alone.spread,
     )
+
+
+def _values(points: Sequence[Sequence[float]] | None) -> list[float]:
+    """The second of each pair, where it was measured."""
+    return [value for _, value in points or () if value == value]
 
 
 def costs_of(
@@ -212,14 +220,13 @@ def _kind(model: Any) -> type:
 
 def _family(job: Job) -> str:
     """Strategies whose work is the same."""
-    from paceline.sim._calibrate_sync import NAMES
     from paceline.strategies.parameter_server import ParameterServer
     from paceline.strategies.sync import Sync
 
     strategy = strategy_of(job.config.strategy if job.strategy is None else job.strategy)
     if isinstance(strategy, ParameterServer):
         return f"server {strategy.masters} {strategy.rule}"
-    return "shared" if isinstance(strategy, Sync) and strategy.allreduce in NAMES else ALONE
+    return f"sync {strategy.allreduce}" if isinstance(strategy, Sync) else ALONE
 
 
 def _folders() -> list[Path]:

@@ -37,9 +37,9 @@ def measure(
         found = known or work.alone(parts, comm, batch, seconds)
         more = {}
         if comm.Get_size() > 1:
-            if isinstance(strategy, Sync) and strategy.allreduce in sync.NAMES:
+            if isinstance(strategy, Sync):
                 piece = config.batch_per_rank or max(1, batch // comm.Get_size())
-                more = sync.sharing(parts, comm, piece, seconds)
+                more = sync.together(parts, comm, piece, seconds, strategy.allreduce)
             elif isinstance(strategy, ParameterServer):
                 from paceline.sim._calibrate_server import serving
 

@@ -31,6 +31,7 @@ def measure(comm: Any, *, sizes: list[int], seconds: float) -> dict[str, Any]:
     to_free: list[Callable[[], None]] = []
     for n in lengths:
         cells[f"exchange {n}"] = pingpong.exchange(comm, n)
+        cells[f"combining {n}"] = pingpong.combining(comm, n)
         cells[f"calls {n}"] = pingpong.calls(comm, n)
         cells[f"taking {n}"] = pingpong.taking(comm, n)
         if p == 2:
@@ -58,7 +59,8 @@ def measure(comm: Any, *, sizes: list[int], seconds: float) -> dict[str, Any]:
         "eager_limit": limit,
         "poll": float(np.median(pingpong.polling(comm, 200))),
         "exchange": table("exchange"),
-        "combine": table("exchange", 1),
+        "combine": table("combining"),
+        "recombine": table("exchange", 1),
         "post": table("calls"),
         "send": table("calls", 1),
         "take": table("taking"),

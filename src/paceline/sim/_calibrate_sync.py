@@ -1,4 +1,4 @@
-"""The ranks' side of measuring a job: a synchronous step in shared memory, where x comes from other ranks' caches."""
+"""The ranks' side of measuring a job: a synchronous step, in which memory comes from other ranks' caches."""
 
 from __future__ import annotations
 
@@ -8,48 +8,50 @@ from typing import Any
 
 import numpy as np
 
-from paceline.collectives._exchange import Shared
+from paceline.collectives._exchange import make_exchange
 from paceline.collectives._factored import Factored, pays
 from paceline.comm import mpi
 from paceline.data import Batches
 from paceline.job import Parts
-from paceline.sim._calibrate_work import COMPUTE, UPDATE, Loop, Points, doubling, median
+from paceline.sim._calibrate_work import COMPUTE, UPDATE, Loop, Points, doubling, mean, spread
 
-NAMES = ("auto", "shared-memory", "hierarchical")
-"""The collectives that stand for an exchange in shared memory, where ranks share a node."""
+FACTORED = ("auto", "shared-memory")
+"""The collectives that stand for an exchange of factors, where that pays."""
 
 FIRST = 6  # steps after which the ranks agree on how many more
 
 
-def sharing(parts: Parts, comm: Any, piece: int, seconds: float) -> dict[str, Points]:
-    """gradient, factors and part, as the ranks of `comm` have them that share one x; collective.
+def together(parts: Parts, comm: Any, piece: int, seconds: float, name: str) -> dict[str, Points]:
+    """gradient and update as the ranks of `comm` have them that exchange by this collective; collective.
 
-    `piece`: samples of one rank, at most.
+    What others have read or written since is in their caches, and comes from there. With `shared-memory` also factors and
+    part. `piece`: samples of one rank, at most.
     """
     ranks = comm.Get_size()
     sizes = [ranks * size for size in doubling(piece) if ranks * size <= len(parts.data.train)]
-    factored = [size for size in sizes if pays(parts.model, size, ranks)]
+    factored = [size for size in sizes if name in FACTORED and pays(parts.model, size, ranks)]
     each = seconds / max(1, len(sizes) + len(factored))
-    found: dict[str, Points] = {"gradient": [], "update": [], "factors": [], "part": []}
+    found: dict[str, Points] = {"gradient": [], "spread": [], "update": [], "factors": [], "part": []}
     if not sizes:
         return found
-    with Shared(parts.model, comm, across_nodes=False) as exchange:
+    with make_exchange(name, parts.model, comm) as exchange:
         updates = []
         for size in sizes:
             loop = _loop(parts, comm, size)
             _steps(comm, loop, exchange, exchange.reduce, each)
-            found["gradient"].append([size // ranks, median(comm, loop.column(COMPUTE))])
+            found["gradient"].append([size // ranks, mean(comm, loop.column(COMPUTE))])
+            found["spread"].append([size // ranks, spread(comm, loop.column(COMPUTE))])
             updates.append(loop.column(UPDATE))
-        found["update"].append([parts.model.x.size // ranks, median(comm, np.concatenate(updates))])
+        updated = exchange.part.stop - exchange.part.start
+        found["update"].append([max(1, updated), mean(comm, np.concatenate(updates))])
     for size in factored:
         assert pays(parts.model, size, ranks)
         with Factored(parts.model, comm, size) as factors:
             loop, reduce = _loop(parts, comm, size), _Parts(factors)
             _steps(comm, loop, factors, reduce, each)
-            found["factors"].append([size // ranks, median(comm, loop.column(COMPUTE))])
-            found["part"].append(
-                [size * parts.model.x.size / ranks, median(comm, np.array(reduce.taken[2:]))]
-            )
+            found["factors"].append([size // ranks, mean(comm, loop.column(COMPUTE))])
+            found["spread"].append([size // ranks, spread(comm, loop.column(COMPUTE))])
+            found["part"].append([size * parts.model.x.size / ranks, mean(comm, np.array(reduce.taken[2:]))])
     return found
 
 

@@ -7,6 +7,7 @@ a step are in it.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -31,8 +32,9 @@ def alone(parts: Parts, comm: Any, batch: int, seconds: float) -> dict[str, Poin
     """gradient, update and evaluate, with every rank of `comm` at it on its own; collective."""
     loops = {size: _loop(parts, comm, size) for size in doubling(batch)}
     laps = _together(comm, [loop.run for loop in loops.values()], 0.7 * seconds)
-    gradient = [[size, median(comm, loop.column(COMPUTE))] for size, loop in loops.items()]
-    whole = median(comm, np.concatenate([loop.column(UPDATE) for loop in loops.values()]))
+    gradient = [[size, mean(comm, loop.column(COMPUTE))] for size, loop in loops.items()]
+    uneven = [[size, spread(comm, loop.column(COMPUTE))] for size, loop in loops.items()]
+    whole = mean(comm, np.concatenate([loop.column(UPDATE) for loop in loops.values()]))
     smaller = [int(n) for n in parts.model.x.size / 4.0 ** np.arange(1, 6) if n >= 16]
     steps = next(iter(loops.values())).me
     update = {n: _updates(steps, n) for n in reversed(smaller)}
@@ -41,6 +43,7 @@ def alone(parts: Parts, comm: Any, batch: int, seconds: float) -> dict[str, Poin
     found = [median(comm, np.array(some)) for some in laps]
     return {
         "gradient": gradient,
+        "spread": uneven,
         "update": [*map(list, zip(update, found, strict=False)), [parts.model.x.size, whole]],
         "evaluate": [list(both) for both in zip(evaluate, found[len(update) :], strict=True)],
     }
@@ -60,6 +63,34 @@ def median(comm: Any, laps: Array) -> float:
     every = np.empty(comm.Get_size())
     comm.Allgather(np.array([np.median(laps) if len(laps) else np.nan]), every)
     return float(np.nanmedian(every)) if np.isfinite(every).any() else float("nan")
+
+
+def mean(comm: Any, laps: Array) -> float:
+    """Of what was measured on all ranks, the longest hundredth left out: a run's seconds are sums; collective."""
+    every = np.empty(comm.Get_size())
+    kept = np.sort(laps)[: max(1, len(laps) - len(laps) // 100)]
+    comm.Allgather(np.array([kept.mean() if len(kept) else np.nan]), every)
+    return float(np.nanmean(every)) if np.isfinite(every).any() else float("nan")
+
+
+def spread(comm: Any, laps: Array) -> float:
+    """How uneven laps are from rank to rank, step by step: the sigma of log-normal ones of which the last is as late.
+
+    A step that all take together takes as long as its last rank, on average exp(sigma m) times the middle one, where m is
+    the largest of as many normal numbers. Collective; NaN where there are too few.
+    """
+    ranks = comm.Get_size()
+    steps = np.array([len(laps)])
+    comm.Allreduce(mpi().IN_PLACE, steps, mpi().MIN)
+    if ranks == 1 or steps[0] < 8:
+        return float("nan")
+    rows = np.empty((ranks, int(steps[0])))
+    comm.Allgather(np.ascontiguousarray(laps[: steps[0]], float), rows)
+    last, middle = rows.max(axis=0), rows.mean(axis=0)
+    kept = np.argsort(last)[: len(last) - len(last) // 50]
+    lateness = float(last[kept].mean() / middle[kept].mean())
+    largest = float(np.random.default_rng(0).standard_normal((4096, ranks)).max(axis=1).mean())
+    return math.log(lateness) / largest
 
 
 class Loop:

@@ -88,8 +88,9 @@ class PointToPoint(Probing):
             me.t += own
             arrives += me.t
         else:
-            kernel.go_first(me)  # a card is to be shared in the order of time
             eager = eager and wires.eager(number, other, nbytes)
+            if eager:
+                kernel.go_first(me)  # a card is to be shared in the order of time
             me.t, arrives, taking = wires.send(number, other, nbytes, me.t, eager)
         message = Message(me, name, dest, view, data, nbytes, kind, self.key, tag, eager, taking)
         kernel.messages += 1

@@ -53,6 +53,30 @@ def exchange(comm: Any, nbytes: int) -> Callable[[int], tuple[list[float], list[
     return rounds
 
 
+def combining(comm: Any, nbytes: int) -> Callable[[int], tuple[list[float]]]:
+    """Seconds of adding what has come to numbers of one's own, into memory that no other rank has read."""
+    own, partner = channel(comm), comm.Get_rank() ^ 1
+    send, inbox = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+    numbers = nbytes // 4 * 4
+    x, total = np.ones(numbers // 4, np.float32), np.ones(numbers // 4, np.float32)
+    add = own.operation(np.add, np.dtype(np.float32), numbers)
+    came = inbox[:numbers].view(np.float32)
+    clock = time.perf_counter
+
+    def rounds(count: int) -> tuple[list[float]]:
+        added = []
+        for _ in range(count):
+            receiving, sending = own.Irecv(inbox, partner), own.Isend(send, partner)
+            receiving.Wait()
+            start = clock()
+            add(came, x, total)
+            added.append(clock() - start)
+            sending.Wait()
+        return (added,)
+
+    return rounds
+
+
 def calls(comm: Any, nbytes: int) -> Callable[[int], tuple[list[float], list[float]]]:
     """The same exchanges: seconds of the call that posts a receive, and of the one that sends."""
     own, partner = channel(Recorded(comm)), comm.Get_rank() ^ 1

@@ -18,7 +18,7 @@ from paceline.sim._tables import Curves
 from paceline.sim.machine import Costs, Machine
 
 # Passes over memory: what makes computing uneven has little part in them, and they are asked for often.
-EVEN = frozenset({"combine", "sum", "copy"})
+EVEN = frozenset({"combine", "recombine", "sum", "copy"})
 KEPT = 1 << 16  # amounts whose costs are remembered
 
 
@@ -64,10 +64,15 @@ class Compute:
 
     @classmethod
     def measured(cls, machine: Machine | None, costs: Costs | None, **stragglers: Any) -> Compute:
-        """From what was measured of a machine (None: a typical one's memory) and of a job."""
+        """From what was measured of a machine (None: a typical one's memory) and of a job.
+
+        Work is as uneven as it was then, unless another `jitter` is given.
+        """
         machine = Machine.typical() if machine is None else machine
         jobs = {} if costs is None else costs.work
         cores = machine.cores if costs is None else costs.cores
+        if stragglers.get("jitter") is None:
+            stragglers["jitter"] = 0.0 if costs is None else costs.spread
         return cls(**{"work": {**machine.memory, **jobs}, "cores": cores, **stragglers})
 
     def start(self, node: Sequence[int], seed: int = 0) -> Working:

@@ -119,7 +119,7 @@ class Machine(_Stored):
     collectives: dict[str, Curves] = field(default_factory=dict)
     """Barrier, Allreduce: MPI's own, by the bytes that each rank hands in."""
     memory: dict[str, Curves] = field(default_factory=dict)
-    """combine, sum, copy: by bytes."""
+    """combine, recombine, sum, copy: by bytes."""
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Self:
@@ -155,11 +155,14 @@ class Costs(_Stored):
     work: dict[str, Curves]
     about: str = ""
     """The job, in words."""
+    spread: float = 0.0
+    """How uneven a gradient's seconds were, from rank to rank and step to step: sigma of a log-normal."""
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Self:
         about = str(values.get("about", ""))
-        return cls(**cls._described(values), work=_curves(values["work"]), about=about)
+        spread = float(values.get("spread", 0.0))
+        return cls(**cls._described(values), work=_curves(values["work"]), about=about, spread=spread)
 
 
 def _curves(values: dict[str, Any]) -> dict[str, Curves]:
@@ -191,6 +194,7 @@ def _typical() -> Machine:
         take[ranks] = line(0.8 * us, rate, (0, limit)) + line(1.5 * us, rate, (limit + 1, 1 << 22))
     memory = {
         "combine": {1: (0.4 * us, 12 * gb), 16: (0.4 * us, 5 * gb)},
+        "recombine": {1: (0.4 * us, 2 * gb), 16: (0.4 * us, 2 * gb)},
         "sum": {1: (1.0 * us, 12 * gb), 16: (1.0 * us, 8 * gb)},
         "copy": {1: (0.3 * us, 12 * gb), 16: (0.3 * us, 5 * gb)},
     }

@@ -38,8 +38,10 @@ class Options:
         "FILE",
     )
     slow: str = _setting("", "ranks that compute slower than the others, and how much", "RANK:FACTORx[,...]")
-    jitter: float = _setting(
-        0.0, "computing times vary at random by this fraction (sigma, log-normal)", "FRACTION"
+    jitter: float | None = _setting(
+        None,
+        "computing times vary at random by this fraction (sigma, log-normal; default: as they did when measured)",
+        "FRACTION",
     )
     compute: bool = _setting(True, "compute nothing: simulate time alone, with no losses and no accuracies")
     faults: str | None = _setting(None, "a script of what goes wrong: fail_at(rank=3, step=100)", "FILE")
@@ -58,9 +60,9 @@ class Options:
             object.__setattr__(self, name, None if value is None else str(value))
         rate: Any = self.jitter
         real = isinstance(rate, numbers.Real) and not isinstance(rate, bool)
-        if not (real and 0 <= rate < math.inf):
+        if rate is not None and not (real and 0 <= rate < math.inf):
             raise UsageError(f"jitter must be a number of at least 0; got {self.jitter!r}")
-        object.__setattr__(self, "jitter", float(rate))
+        object.__setattr__(self, "jitter", None if rate is None else float(rate))
         for name in ("compute", "rendezvous", "recalibrate"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} must be true or false; got {getattr(self, name)!r}")
