@@ -349,7 +349,10 @@ def test_the_table_and_the_json_hold_all_of_it(tmp_path: Path) -> None:
     prediction, on = made(accuracy=True), bench("10gbe:ranks-per-node=4", options={"slow": "1:2x"})
     real = measured([tmp_path / "runs"], on.config, [RING], serial=100.0)
     said = table(title(on), prediction, real)
-    assert "iris, mlp:8, batch 32; 10gbe:ranks-per-node=4, 4 ranks a node, slow 1:2x" in said
+    assert (
+        "iris, mlp:8, batch 32; 10gbe:ranks-per-node=4, 4 ranks a node, slow 1:2x; computing as on made for a test"
+        in said
+    )
     assert "latency, 60 %" in said
     assert "2.40x*" in said
     assert "more ranks than cores" in said

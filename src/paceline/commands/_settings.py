@@ -46,6 +46,7 @@ def add_settings(parser: argparse.ArgumentParser, *, but: Collection[str] = ()) 
 
 def add_simulation(group: Any, *, but: Collection[str] = ()) -> None:
     """What is to be simulated; what was not given stays None."""
+    kinds = typing.get_type_hints(Options)
     for setting in fields(Options):
         name, default = setting.name.replace("_", "-"), setting.default
         if setting.name in but:
@@ -61,7 +62,8 @@ def add_simulation(group: Any, *, but: Collection[str] = ()) -> None:
             )
         else:
             shown = f" (default: {default})" if default else ""
+            number = float in (kinds[setting.name], *typing.get_args(kinds[setting.name]))
             group.add_argument(
-                f"--{name}", type=float if isinstance(default, float) else str, metavar=setting.metadata["metavar"],
+                f"--{name}", type=float if number else str, metavar=setting.metadata["metavar"],
                 help=setting.metadata["help"] + shown,
             )  # fmt: skip

@@ -43,7 +43,7 @@ class Explanation:
             return self._timed(way, world.without(reason), length).seconds * step / base
 
         # One rank alone sends nothing, and its computing is what others are compared with.
-        able = REASONS if way.ranks > 1 else ("memory", "stragglers")
+        able = REASONS if way.ranks > 1 else ("memory",)
         found = measure_without(seconds, [reason for reason in able if world.has(reason)])
         if way.masters:
             found["idle"] = step * way.workers / way.ranks

@@ -165,7 +165,9 @@ def _compute(point: Point, around: Circumstances) -> str:
     if gradient is None:
         return "computing that does not get shorter"
     on_node = min(world.network.ranks_per_node or around.ranks, around.ranks)
-    alone = gradient.at(world.batch, 1)
+    alone, cores = gradient.at(world.batch, 1), world.compute.cores or on_node
+    if on_node > cores:
+        return f"computing that cannot be divided: {on_node} ranks of a node take turns on {cores} core{'s' * (cores > 1)}"
     if world.pieces is None:
         return (
             f"computing that others slow down: {on_node} ranks share a node's cores and memory, where a batch alone "
@@ -177,7 +179,7 @@ def _compute(point: Point, around: Circumstances) -> str:
     piece = -(-world.batch // world.pieces)
     return (
         f"computing that does not get shorter: a piece of {piece:,} sample{'s' * (piece > 1)} takes "
-        f"{duration(gradient.at(piece, on_node))}, a {_th(world.pieces)} of the whole batch's would be "
+        f"{duration(gradient.at(piece, on_node))}, {_th(world.pieces)} of the whole batch's would be "
         f"{duration(alone / world.pieces)}"
     )
 
@@ -216,9 +218,9 @@ def _percent(share: float) -> str:
 def _th(number: int) -> str:
     """
     >>> [_th(number) for number in (2, 3, 22, 64, 111)]
-    ['half', '3rd', '22nd', '64th', '111th']
+    ['half', 'a 3rd', 'a 22nd', 'a 64th', 'a 111th']
     """
     if number == 2:
         return "half"
     ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number:,}{ending}"
+    return f"a {number:,}{ending}"

@@ -26,7 +26,12 @@ def title(bench: Bench) -> str:
     nodes = "all ranks on one node" if on_node is None else f"{on_node} rank{'s' * (on_node > 1)} a node"
     slow = f", slow {bench.options.slow}" if bench.options.slow else ""
     uneven = f", jitter {bench.options.jitter:g}" if bench.options.jitter else ""
-    return f"{data.name}, {config.model}, {batch}; {bench.network}, {nodes}{slow}{uneven}"
+    machine = bench.network.machine
+    inside = (
+        f"; messages in a node as on {machine.processor}" if machine is not None and machine.processor else ""
+    )
+    computing = f"; computing as on {bench.costs.processor}" if bench.costs.processor else ""
+    return f"{data.name}, {config.model}, {batch}; {bench.network}, {nodes}{slow}{uneven}{inside}{computing}"
 
 
 def values(bench: Bench, prediction: Prediction, points: Sequence[Measured]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ STYLES = (
 )
 INK, GREY = "#222222", "#767676"
 # Labels at the right end keep this part of the axis' height from each other.
-APART = 0.05
+APART = 0.044
 
 
 def plot(title: str, prediction: Prediction, points: Sequence[Measured], paths: Sequence[Path]) -> None:
@@ -77,20 +77,19 @@ def _speedup(axes: Any, curves: Sequence[Curve], points: Sequence[Measured]) -> 
     axes.set_xlim(0.9, last * 1.12)
     axes.set_ylim(low / 1.3, last * 1.3)
     _ranks_axis(axes)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
     axes.set_ylabel("speedup against one process, simulated")
     said = "filled: simulated" + ("; hollow: measured on real ranks" if points else "")
-    axes.set_title(f"Speedup ({said}; circle: more ranks bring no more)", loc="left", fontsize=10, color=INK)
+    axes.set_title(f"Speedup ({said}; bar: more ranks bring no more)", loc="left", fontsize=10, color=INK)
     _at_the_end(axes, ends)
 
 
 def _mark_limit(axes: Any, curve: Curve, colour: str) -> None:
-    """A circle where it stops getting faster."""
+    """A bar where it stops getting faster."""
     if curve.limit is not None and not curve.limit.rising:
         at = curve.limit.at
         axes.plot(
-            [at.ranks], [at.speedup], marker="o", markersize=15, markerfacecolor="none", markeredgecolor=colour,
-            markeredgewidth=0.9, alpha=0.9,
+            [at.ranks], [at.speedup], marker="|", markersize=22, markeredgecolor=colour, markeredgewidth=1.6,
         )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
@@ -49,10 +50,13 @@ def _block(curve: Curve, real: dict[tuple[str, int], Measured]) -> str:
             for name in shown
         ]
         lines.append("  " + "  ".join(cells).rstrip())
-    missing = defaultdict(list)
+    missing: dict[str, list[str]] = defaultdict(list)
+    said: dict[str, str] = {}
     for ranks, because in curve.left_out.items():
-        missing[because.partition(";")[0]].append(f"{ranks:,}")
-    lines += [f"  not on {', '.join(ranks)}: {because}" for because, ranks in missing.items()]
+        kind = re.sub(r"[\d,]+", "#", because.partition(";")[0])  # the same reason, with other figures
+        said.setdefault(kind, because.partition(";")[0])
+        missing[kind].append(f"{ranks:,}")
+    lines += [f"  not on {', '.join(ranks)}: {said[kind]}" for kind, ranks in missing.items()]
     told = [
         textwrap.fill(sentence, WIDE, initial_indent="  ", subsequent_indent="  ")
         for sentence in _sentences(curve.told)
