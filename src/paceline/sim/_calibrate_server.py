@@ -17,7 +17,7 @@ from paceline.comm import Recorded, mpi
 from paceline.data import Batches
 from paceline.data._dataset import Subset
 from paceline.job import Parts
-from paceline.sim._calibrate_work import COMPUTE, RATE, Points, median
+from paceline.sim._calibrate_work import COMPUTE, RATE, Points, mean, median
 from paceline.sim._pingpong import calls
 from paceline.steps import COLUMNS
 from paceline.stopwatch import Stopwatch
@@ -77,9 +77,9 @@ def serving(
             serve.append(_middle(before) + _middle(after) - others + waiting)
         else:
             rows = np.array(me.log).reshape(-1, len(COLUMNS))[2:]
-            computed.append(float(np.median(rows[:, COMPUTE])) - len(pieces) * send if len(rows) else np.nan)
+            computed += (rows[:, COMPUTE] - len(pieces) * send).tolist()
         me.close()
-    slower = median(comm, np.array([c for c in computed if np.isfinite(c)])) / alone
+    slower = mean(comm, np.array(computed)) / alone
     factor = float(np.clip(slower, 0.8, 3.0)) if np.isfinite(slower) else 1.0
     return {
         "gradient": [[samples, factor * taken] for samples, taken in gradient],

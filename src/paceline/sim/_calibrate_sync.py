@@ -42,8 +42,8 @@ def together(parts: Parts, comm: Any, piece: int, seconds: float, name: str) -> 
             found["gradient"].append([size // ranks, mean(comm, loop.column(COMPUTE))])
             found["spread"].append([size // ranks, spread(comm, loop.column(COMPUTE))])
             updates.append(loop.column(UPDATE))
-        updated = exchange.part.stop - exchange.part.start
-        found["update"].append([max(1, updated), mean(comm, np.concatenate(updates))])
+        updated = mean(comm, np.array([float(exchange.part.stop - exchange.part.start)]))  # some have less
+        found["update"].append([max(1.0, updated), mean(comm, np.concatenate(updates))])
     for size in factored:
         assert pays(parts.model, size, ranks)
         with Factored(parts.model, comm, size) as factors:
