@@ -83,14 +83,14 @@ def why(point: Point, around: Circumstances, then: Sequence[tuple[str, float]] =
     return f"{took}; {_percent(share)} of it is {what}: {without}{more}"
 
 
-def learned(limit: Limit, accuracy: float, of: str) -> str:
-    """What is learned less on more ranks than on those of the limit; `of`: whose accuracy it is held to."""
+def learned(limit: Limit, serial: float) -> str:
+    """What is learned less on more ranks than on those of the limit."""
     worse = limit.shown
     assert worse.accuracy is not None
     old = f"gradients are {worse.staleness:.1f} updates old on average and " if worse.staleness else ""
     return (
         f"at {_ranks(worse.ranks)}, {times(worse.speedup)} as fast as serial, {old}accuracy is "
-        f"{100 * worse.accuracy:.2f} %, {of} {100 * accuracy:.2f} %"
+        f"{100 * worse.accuracy:.2f} %, serial's {100 * serial:.2f} %"
     )
 
 

@@ -21,6 +21,7 @@ STYLES = (
     ("#56B4E9", "P", (0, (1, 1))),
     ("#000000", "X", (0, (8, 2))),
 )
+BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6}
 INK, GREY = "#222222", "#767676"
 # Labels at the right end keep this part of the axis' height from each other.
 APART = 0.044
@@ -130,12 +131,13 @@ def _accuracy(axes: Any, curves: Sequence[Curve], serial: float | None) -> None:
             if point.staleness:
                 axes.annotate(
                     f"{point.staleness:.0f}", (point.ranks, value), xytext=(0, -14), textcoords="offset points",
-                    color=colour, fontsize=8, ha="center",
+                    color=colour, fontsize=8, ha="center", bbox=BEHIND, zorder=6,
                 )  # fmt: skip
         ends.append((values[-1], known[-1].ranks, curve.strategy, colour))
     axes.set_xscale("log", base=2)
     _ranks_axis(axes)
     axes.margins(y=0.12)
+    axes.set_ylim(axes.get_ylim())  # from now on they stay: names are put where lines end
     axes.set_ylabel("test accuracy in %")
     stale = any(point.staleness for curve in curves for point in curve.points)
     below = "; below a point: mean staleness, in updates" if stale else ""

@@ -110,15 +110,14 @@ class Scaling:
             return Curve(
                 strategy=name, points=(), left_out=left_out, limit=None, told="nothing was simulated"
             )
-        goal, whose = _goal(list(points.values()), serial_accuracy)
-        found = limit(list(points.values()), goal)
+        found = limit(list(points.values()), serial_accuracy)
         self.tell(f"{name}, {found.shown.ranks:,} ranks, why")
         way = self.bench.way(name, found.shown.ranks)
         if not found.shown.without:
             points[way.ranks] = reasons.certain(way, found.shown)
-            found = limit(list(points.values()), goal)
-        if found.reason in ("staleness", "accuracy") and goal is not None:
-            because = learned(found, goal, whose)
+            found = limit(list(points.values()), serial_accuracy)
+        if found.reason in ("staleness", "accuracy") and serial_accuracy is not None:
+            because = learned(found, serial_accuracy)
         else:
             around = Circumstances(world=way.world, ranks=way.ranks, each=way.batches_per_epoch)
             because = why(found.shown, around, reasons.then(way, found.shown, found.reason))
@@ -188,14 +187,6 @@ class Scaling:
                 bench.run(serial, serial.world, serial.whole_run, hollow=False)
             )
         return self._accuracies[batch]
-
-
-def _goal(points: list[Point], serial: float | None) -> tuple[float | None, str]:
-    """The accuracy that a strategy is held to: serial's, or its own on the fewest ranks where that is better."""
-    first = points[0]
-    if serial is None or first.accuracy is None or first.accuracy <= serial:
-        return serial, "serial's"
-    return first.accuracy, f"on {first.ranks} rank{'s' * (first.ranks > 1)}"
 
 
 def _accuracy(fitted: Fitted) -> float | None:
