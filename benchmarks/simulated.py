@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 from training import paceline
 from where import where
 
@@ -36,7 +37,7 @@ SETTING = {
 COLLECTIVES = (
     "naive", "ring", "recursive-doubling", "rabenseifner", "native", "shared-memory", "hierarchical",
 )  # fmt: skip
-DRAWS = 300
+DRAWS = 1000
 SERVERS = {
     1: (),
     2: ("masters=1",),
@@ -86,26 +87,37 @@ def measure(args: argparse.Namespace) -> None:
     result["measured"] = []
     for repeat in range(args.repeats):
         for strategy, p in cases(ranks):
-            run = paceline(*words(settings(strategy, p)), "-n", str(p))
-            kept = {
-                name: run[name]
-                for name in ("train_seconds", "steps", "seconds", "messages_sent", "bytes_sent")
-            }
+            with tempfile.TemporaryDirectory() as runs:
+                run = paceline(*words(settings(strategy, p)), "-n", str(p), runs=runs)
+                kept = {name: run[name] for name in ("train_seconds", "steps", "seconds")}
+                kept["step_seconds"] = step_seconds(strategy, run["run"])
             result["measured"].append({"strategy": strategy, "ranks": p, "repeat": repeat, **kept})
         args.json.write_text(json.dumps(result) + "\n")
         print(f"repeat {repeat + 1} after {time.monotonic() - began:.0f} s", flush=True)
+
+
+def step_seconds(strategy: str, run: str) -> float:
+    """What a step takes: the middle one of those that all ranks take together; of a server's gradients the mean."""
+    from paceline.record import Run
+
+    record = Run(run)
+    if strategy.startswith("parameter-server"):
+        return record.summary["train_seconds"] / record.summary["steps"]
+    steps = record.steps
+    took = steps["compute"] + steps["exchange"] + steps["update"]
+    return float(np.median(np.bincount(steps["step"], took) / np.bincount(steps["step"])))
 
 
 def predict(args: argparse.Namespace) -> None:
     given = json.loads(args.measured.read_text())
     by_case: dict[tuple[str, int], list[float]] = {}
     for run in given["measured"]:
-        by_case.setdefault((run["strategy"], run["ranks"]), []).append(run["train_seconds"] / run["steps"])
+        by_case.setdefault((run["strategy"], run["ranks"]), []).append(run["step_seconds"])
     result: dict = {"command": where()["command"], "measured": args.measured.name, "rows": []}
     with calibrated(given) as machine:
         for (strategy, ranks), seconds in sorted(by_case.items()):
-            fitted = simulated(settings(strategy, ranks), ranks, machine, compute=False)
-            predicted, measured = fitted.train_seconds / fitted.steps, statistics.median(seconds)
+            fitted, predicted = simulated(settings(strategy, ranks), ranks, machine, compute=False)
+            measured = statistics.median(seconds)
             result["rows"].append({
                 "strategy": strategy, "ranks": ranks, "measured": measured, "low": min(seconds), "high": max(seconds),
                 "predicted": predicted, "error": predicted / measured - 1, "predicted_seconds": fitted.seconds,
@@ -131,21 +143,18 @@ def calibrated(given: dict) -> Iterator[dict[str, str]]:
         yield {name: str(path) for name, path in files.items()}
 
 
-def simulated(settings: dict, ranks: int, machine: dict[str, str], *, compute: bool) -> Fitted:
+def simulated(settings: dict, ranks: int, machine: dict[str, str], *, compute: bool) -> tuple[Fitted, float]:
+    """A simulated run, and what a step of it takes."""
     from paceline import fit
 
     strategy = settings["strategy"]
     costs = machine["parameter-server" if strategy.startswith("parameter") else strategy]
-    return fit(
-        **settings,
-        ranks=ranks,
-        on="sim",
-        network=machine["network"],
-        machine=costs,
-        compute=compute,
-        runs=None,
-        quiet=True,
-    )
+    with tempfile.TemporaryDirectory() as runs:
+        fitted = fit(
+            **settings, ranks=ranks, on="sim", network=machine["network"], machine=costs, compute=compute, runs=runs,
+            quiet=True,
+        )  # fmt: skip
+        return fitted, step_seconds(strategy, str(fitted.run))
 
 
 def told(result: dict) -> None:
@@ -177,7 +186,7 @@ def accuracies(measured: dict, machine: dict[str, str], seeds: int) -> dict:
             simulated(
                 {**SETTING, "strategy": f"parameter-server:{words}", "draws": 632, "batch": 16, "epochs": 5, "seed": seed},
                 ranks, machine, compute=True,
-            )
+            )[0]
             for seed in range(seeds)
         ]  # fmt: skip
         right = [100 * run.test_accuracy for run in runs]

@@ -25,24 +25,26 @@ REFERENCE = ["--data", "mnist", "--model", "mlp:128,64", "--lr", "1.6"]
 COURSE = [*REFERENCE, "--batch", "16", "--draws", "632", "--epochs", "5"]
 
 
-def paceline(*arguments: str, cores: int | None = None) -> dict:
-    """One run; `cores` limits it to the first so many of the cores that may be used."""
+def paceline(*arguments: str, cores: int | None = None, runs: str | None = None) -> dict:
+    """One run; `cores` limits it to the first so many of the cores that may be used; `runs`: where its record is kept."""
+    if runs is None:
+        with tempfile.TemporaryDirectory() as folder:
+            return paceline(*arguments, cores=cores, runs=folder)
     usable = sorted(os.sched_getaffinity(0))[:cores]
     limit = ["taskset", "-c", ",".join(map(str, usable))] if cores else []
-    with tempfile.TemporaryDirectory() as runs:
-        command = [
-            *limit,
-            sys.executable,
-            "-m",
-            "paceline",
-            "train",
-            *arguments,
-            "--quiet",
-            "--json",
-            "--runs",
-            runs,
-        ]
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, cwd=HERE)
+    command = [
+        *limit,
+        sys.executable,
+        "-m",
+        "paceline",
+        "train",
+        *arguments,
+        "--quiet",
+        "--json",
+        "--runs",
+        runs,
+    ]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True, cwd=HERE)
     return json.loads(done.stdout)
 
 
