@@ -11,7 +11,7 @@ import pytest
 
 from paceline.cli import main
 from paceline.commands._simulate_calibrate import told
-from paceline.sim import calibrate
+from paceline.sim import _training, calibrate
 from paceline.sim._tables import Curves
 from paceline.sim.machine import Costs, Machine
 
@@ -191,6 +191,19 @@ def test_calibrate_writes_the_file_and_says_what_it_found(
     # 0.5 us to post, 0.8 to send, 0.3 on its way, 0.8 to take
     assert re.search(r"^a message of 8 bytes, us +2\.4 +2\.4$", printed, re.M)
     assert re.search(r"^copying, GB/s a rank +8\.87 +4\.99$", printed, re.M)
+
+
+@pytest.mark.parametrize("words", [("calibrate",), ("scaling", "--data", "iris", "--ranks", "1")])
+def test_ranks_that_could_not_measure_are_one_line(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failed(*arguments: object, **named: object) -> None:
+        raise RuntimeError("the 2 ranks ended with exit status 9")
+
+    monkeypatch.setattr(calibrate, "calibrate", failed)
+    monkeypatch.setattr(_training, "costs_for", failed)
+    assert main(["simulate", *words]) == 1
+    assert capsys.readouterr().err == "paceline simulate: the 2 ranks ended with exit status 9\n"
 
 
 # ---- run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,11 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError(f"seconds must be more than 0 and have an end; got {seconds:g}")
     check_file("--out", args.out)
     ranks = check_ranks(None if args.ranks is None else read_ranks(args.ranks))
-    machine = calibrate(ranks, seconds=seconds)
+    try:
+        machine = calibrate(ranks, seconds=seconds)
+    except RuntimeError as failed:  # ranks that were started for it, and have said why
+        print(f"paceline simulate: {failed}", file=sys.stderr)
+        return 1
     machine.save(args.out)
     print(told(machine))
     print(f"\nmachine: {args.out}")

@@ -103,10 +103,14 @@ def main(args: argparse.Namespace) -> int:
     for name, job in jobs.items():
         check(job, [1] if name == "serial" else ranks)
     costs = {}
-    with held_to(config.threads or 1):
-        for name, job in jobs.items():
-            tell(f"what {name} costs")
-            network, costs[name] = costs_for(job, options)
+    try:
+        with held_to(config.threads or 1):
+            for name, job in jobs.items():
+                tell(f"what {name} costs")
+                network, costs[name] = costs_for(job, options)
+    except RuntimeError as failed:  # ranks that were started to measure it, and have said why
+        print(f"paceline simulate: {failed}", file=sys.stderr)
+        return 1
     alone = costs["serial"]
     bench = Bench(
         config=config,
