@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from training import paceline
@@ -38,6 +39,7 @@ COLLECTIVES = (
     "naive", "ring", "recursive-doubling", "rabenseifner", "native", "shared-memory", "hierarchical",
 )  # fmt: skip
 DRAWS = 1000
+SERVER = "parameter-server:masters=4,placement=even"
 SERVERS = {
     1: (),
     2: ("masters=1",),
@@ -68,32 +70,39 @@ def measure(args: argparse.Namespace) -> None:
     from paceline.sim.calibrate import calibrate, measure_costs
 
     ranks = [int(word) for word in args.ranks.split(",")]
-    result: dict = {**where(), "setting": {**SETTING, "draws": DRAWS, "batch_per_rank": 16}}
+    result: dict = {**where(), "setting": {**SETTING, "draws": DRAWS, "batch_per_rank": 16}, "measured": []}
     began = time.monotonic()
-    result["calibrated"] = calibrate(ranks=ranks).values()
-    result["calibration_seconds"] = time.monotonic() - began
-    began = time.monotonic()
-    result["costs"], alone = {}, None
-    every = [f"sync:allreduce={name}" for name in COLLECTIVES]
-    for strategy in ("local-sgd", *every, "parameter-server:masters=4,placement=even"):
-        job = Job(config=Config(**settings(strategy, 16)), runs=None)
-        costs = measure_costs(job, ranks=[1, *ranks], seconds=args.seconds, alone=alone)
-        alone = alone or costs
-        result["costs"][strategy.replace("parameter-server:masters=4,placement=even", "parameter-server")] = (
-            costs.values()
-        )
-    result["costs_seconds"] = time.monotonic() - began
-    print(f"calibrated in {result['calibration_seconds']:.0f} + {result['costs_seconds']:.0f} s", flush=True)
-    result["measured"] = []
-    for repeat in range(args.repeats):
+    found: list[dict] = []
+    for repeat in range(
+        args.repeats
+    ):  # what is calibrated and what is measured take turns: machines change their speed
+        found.append({"calibrated": calibrate(ranks=ranks, seconds=6 * args.seconds).values(), "costs": {}})
+        alone = None
+        every = [f"sync:allreduce={name}" for name in COLLECTIVES]
+        for strategy in ("local-sgd", *every, SERVER):
+            job = Job(config=Config(**settings(strategy, 16)), runs=None)
+            costs = measure_costs(job, ranks=[1, *ranks], seconds=args.seconds, alone=alone)
+            alone = alone or costs
+            found[-1]["costs"]["parameter-server" if strategy == SERVER else strategy] = costs.values()
+        print(f"calibrated after {time.monotonic() - began:.0f} s", flush=True)
         for strategy, p in cases(ranks):
             with tempfile.TemporaryDirectory() as runs:
                 run = paceline(*words(settings(strategy, p)), "-n", str(p), runs=runs)
                 kept = {name: run[name] for name in ("train_seconds", "steps", "seconds")}
                 kept["step_seconds"] = step_seconds(strategy, run["run"])
             result["measured"].append({"strategy": strategy, "ranks": p, "repeat": repeat, **kept})
-        args.json.write_text(json.dumps(result) + "\n")
-        print(f"repeat {repeat + 1} after {time.monotonic() - began:.0f} s", flush=True)
+        args.json.write_text(json.dumps({**result, **mean_of(found)}) + "\n")
+        print(f"measured after {time.monotonic() - began:.0f} s", flush=True)
+
+
+def mean_of(found: list[Any]) -> Any:
+    """The means of the numbers in things of the same shape; of all else the first."""
+    first = found[0]
+    if isinstance(first, dict):
+        return {key: mean_of([one[key] for one in found]) for key in first}
+    if isinstance(first, list):
+        return [mean_of(list(some)) for some in zip(*found, strict=True)]
+    return statistics.fmean(found) if isinstance(first, float) else first
 
 
 def step_seconds(strategy: str, run: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import sys
 import tempfile
 import time
@@ -110,23 +111,23 @@ def _kept(
 
 
 def merged(alone: dict[str, Any], more: dict[str, Any]) -> dict[str, list[list[float]]]:
-    """Both, by amounts that rise, seconds that do not fall; of one kind and amount what was measured together.
+    """Both, by amounts that rise, without what noise makes too high; of one kind and amount what was measured together.
 
     >>> merged({"update": [[2, 1.0], [8, 3.0]]}, {"update": [[4, 0.5]], "part": []})
-    {'update': [[2.0, 1.0], [4.0, 1.0], [8.0, 3.0]]}
+    {'update': [[2.0, 0.5], [4.0, 0.5], [8.0, 3.0]]}
     """
     found = {}
     for kind in {**alone, **more}:
         together = more.get(kind, [])
         points = {} if kind == "gradient" and together else {float(a): s for a, s in alone.get(kind, [])}
         points.update({float(amount): taken for amount, taken in together})
-        most, rising = 0.0, []
-        for amount, taken in sorted(points.items()):
+        least, rising = math.inf, []
+        for amount, taken in sorted(points.items(), reverse=True):
             if taken == taken:  # not NaN: nothing was measured there
-                most = max(most, taken)
-                rising.append([amount, most])
+                least = min(least, taken)
+                rising.append([amount, least])
         if rising:
-            found[kind] = rising
+            found[kind] = rising[::-1]
     return found
 
 

@@ -65,7 +65,8 @@ def serving(
         if comm.Get_rank() < count:
             mine = sum(piece.master == comm.Get_rank() for piece in pieces)
             workers = ranks - count
-            before, update, after = _events(me.watch)
+            before, update, after = (_later(laps) for laps in _events(me.watch))
+            sizes = _later(sizes)
             shown = {size: _show(size, workers, parts.model.x.dtype) for size in set(sizes)}
             for size, seconds_of in zip(sizes, update, strict=False):
                 rule.setdefault(size, []).append(seconds_of + shown[size])
@@ -76,7 +77,8 @@ def serving(
             waiting = _waiting(me, workers * max(mine, 1))
             serve.append(_middle(before) + _middle(after) - others + waiting)
         else:
-            rows = np.array(me.log).reshape(-1, len(COLUMNS))[2:]
+            rows = np.array(me.log).reshape(-1, len(COLUMNS))
+            rows = rows[max(2, len(rows) // 4) :]
             computed += (rows[:, COMPUTE] - len(pieces) * send).tolist()
         me.close()
     slower = mean(comm, np.array(computed)) / alone
@@ -130,6 +132,11 @@ def _events(watch: Any) -> tuple[list[float], list[float], list[float]]:
     ]
     before, update, after = (list(some) for some in zip(*found, strict=True)) if found else ([], [], [])
     return before, update, after
+
+
+def _later(values: list[Any]) -> list[Any]:
+    """All but the first quarter: memory is not yet where it will be."""
+    return values[len(values) // 4 :]
 
 
 def _middle(laps: list[float]) -> float:

@@ -115,8 +115,9 @@ class Loop:
                 break
 
     def column(self, number: int) -> Array:
-        """The laps of one kind, of whole pieces, the first ones left out."""
-        rows = np.array(self.me.log).reshape(-1, len(COLUMNS))[WARM:]
+        """The laps of one kind, of whole pieces, the first ones left out: memory is not yet where it will be."""
+        rows = np.array(self.me.log).reshape(-1, len(COLUMNS))
+        rows = rows[max(WARM, len(rows) // 4) :]
         found: Array = rows[rows[:, COUNT] >= self._most - 1][:, number]
         return found
 

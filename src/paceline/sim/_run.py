@@ -91,7 +91,7 @@ def run(
 
 @contextmanager
 def _little_collecting() -> Iterator[None]:
-    """Messages leave no cycles behind, and looking for some among the memory of thousands of ranks takes most of the time."""
+    """Messages leave no cycles, and looking for some in the memory of thousands of ranks takes most of the time."""
     before = gc.get_threshold()
     gc.set_threshold(200_000, 50, 100)
     try:

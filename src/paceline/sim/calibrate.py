@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 import tempfile
 import time
@@ -132,14 +133,15 @@ def _curves(answers: Sequence[dict[str, Any]], name: str) -> Curves:
 
 
 def _rising(points: Sequence[Sequence[float]], limit: float = 0) -> list[list[float]]:
-    """The points without what noise makes fall; eager messages and others each for themselves."""
-    most, found, eager = 0.0, [], True
-    for n, seconds in points:
-        if eager and n > limit:
-            most, eager = 0.0, False
-        most = max(most, seconds)
-        found.append([n, most])
-    return found
+    """The points without what noise makes too high: more bytes do not take less; eager messages and others apart."""
+    least, found = math.inf, []
+    for place in reversed(range(len(points))):
+        n, seconds = points[place]
+        if place + 1 < len(points) and n <= limit < points[place + 1][0]:
+            least = math.inf
+        least = min(least, seconds)
+        found.append([n, least])
+    return found[::-1]
 
 
 def _asked(module: str, ranks: int, question: dict[str, Any], limit: float) -> dict[str, Any]:

@@ -15,35 +15,35 @@ class SimulationError(Exception):
     """A program did on simulated ranks what no MPI program may do."""
 
 
-class Deadlock(SimulationError):
+class Deadlock(SimulationError):  # noqa: N818
     """Ranks wait for each other, and nothing is under way that could wake one of them."""
 
 
-class BufferChanged(SimulationError):
+class BufferChanged(SimulationError):  # noqa: N818
     """A buffer was written while a message was being sent from it or received into it."""
 
 
-class Unmatched(SimulationError):
+class Unmatched(SimulationError):  # noqa: N818
     """A message that nobody received, or a receive that nobody answered, at the end."""
 
 
-class Unfinished(SimulationError):
+class Unfinished(SimulationError):  # noqa: N818
     """A request that was never waited for, or tested until it was done."""
 
 
-class Truncated(SimulationError):
+class Truncated(SimulationError):  # noqa: N818
     """A message that is longer than the buffer it was received into."""
 
 
-class TypeMismatch(SimulationError):
+class TypeMismatch(SimulationError):  # noqa: N818
     """A message of one type of number, received as another."""
 
 
-class CollectiveMismatch(SimulationError):
+class CollectiveMismatch(SimulationError):  # noqa: N818
     """Ranks of one communicator that call different collectives, or the same with other arguments."""
 
 
-class RankFailed(SimulationError):
+class RankFailed(SimulationError):  # noqa: N818
     """A rank raised an exception: the simulation ends, as a job does. The exception is this one's cause."""
 
     def __init__(self, rank: int, ranks: int, error: BaseException) -> None:
