@@ -65,7 +65,7 @@ def test_noise_does_not_make_longer_messages_cheaper() -> None:
 def test_both_measurements_in_one_table() -> None:
     alone = {"gradient": [[1, 1.0], [2, 2.0]], "evaluate": [[1, math.nan]]}
     together = {"gradient": [[1, 3.0], [4, 2.0]], "serve": [[1, 5.0]], "factors": []}
-    assert merged(alone, together) == {"gradient": [[1.0, 3.0], [4.0, 3.0]], "serve": [[1.0, 5.0]]}
+    assert merged(alone, together) == {"gradient": [[1.0, 2.0], [4.0, 2.0]], "serve": [[1.0, 5.0]]}
 
 
 def test_refusals() -> None:

@@ -101,6 +101,7 @@ class Replicated(_Closing):
     def __init__(self, model: Model, comm: Any, name: str) -> None:
         self._allreduce = find("collectives", name)
         self._model, self._comm = model, comm
+        self._channel = None if comm is None or comm.Get_size() == 1 else channel(comm)
         self.part = slice(0, model.x.size)
         self._prepare()
 
@@ -113,6 +114,10 @@ class Replicated(_Closing):
     def reduce(self) -> Array:
         if self._model.g is not self._g:
             self._prepare()
+        if self._channel is not None:
+            self._channel.charge(
+                "cold", self._g.nbytes
+            )  # what computing has put out of the caches comes back
         self._step()
         return self._g
 

@@ -14,6 +14,7 @@ from paceline.comm._shared import CACHE_LINE, SharedMemory
 
 Array = NDArray[Any]
 Rounds = Callable[[int], tuple[list[float], ...]]
+ELSEWHERE = 1 << 20  # bytes that a gradient touches, about, between two exchanges
 
 
 def rows(comm: Any, nbytes: int) -> tuple[Rounds, Callable[[], None]]:
@@ -76,19 +77,25 @@ def barriers(comm: Any) -> Rounds:
 
 
 def allreduce(comm: Any, nbytes: int) -> Rounds:
-    """MPI's own sum over all ranks, in place, of numbers that each has just written."""
-    values = np.zeros(max(nbytes // 4, 1), np.float32)
+    """MPI's own sum over all ranks, in place, of numbers that each has just written; and some other work later."""
+    values, elsewhere = np.zeros(max(nbytes // 4, 1), np.float32), np.zeros(ELSEWHERE // 4, np.float32)
     in_place, add = mpi().IN_PLACE, mpi().SUM
     clock = time.perf_counter
 
+    def once() -> float:
+        comm.Barrier()
+        start = clock()
+        comm.Allreduce(in_place, values, add)
+        return clock() - start
+
     def rounds(count: int) -> tuple[list[float], ...]:
-        found = []
+        warm, cold = [], []
         for _ in range(count):
             values.fill(1)
-            comm.Barrier()
-            start = clock()
-            comm.Allreduce(in_place, values, add)
-            found.append(clock() - start)
-        return (found,)
+            warm.append(once())
+            values.fill(1)
+            elsewhere.fill(1)
+            cold.append(once())
+        return warm, cold
 
     return rounds

@@ -66,6 +66,10 @@ def measure(comm: Any, *, sizes: list[int], seconds: float) -> dict[str, Any]:
         "take": table("taking"),
         "alone": table("alone"),
         "allreduce": table("allreduce"),
+        "cold": [
+            [n, max(0.0, later - soon)]
+            for (n, soon), (_, later) in zip(table("allreduce"), table("allreduce", 1), strict=True)
+        ],
         "copy": table("rows", 0, amounts),
         "sum": table("rows", 1, amounts),
         "barrier": found["barrier"][0],

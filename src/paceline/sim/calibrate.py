@@ -65,7 +65,7 @@ def calibrate(ranks: Sequence[int] | None = None, *, seconds: float = SECONDS) -
             "Fence": Curves.of({answer["ranks"]: [[0, answer["fence"]]] for answer in answers}),
             "Allreduce": _curves(answers, "allreduce"),
         },
-        memory={kind: _curves(answers, kind) for kind in ("combine", "recombine", "sum", "copy")},
+        memory={kind: _curves(answers, kind) for kind in ("combine", "recombine", "sum", "copy", "cold")},
     )
 
 

@@ -18,7 +18,7 @@ from paceline.sim._tables import Curves
 from paceline.sim.machine import Costs, Machine
 
 # Passes over memory: what makes computing uneven has little part in them, and they are asked for often.
-EVEN = frozenset({"combine", "recombine", "sum", "copy"})
+EVEN = frozenset({"combine", "recombine", "sum", "copy", "cold"})
 KEPT = 1 << 16  # amounts whose costs are remembered
 
 

@@ -119,7 +119,7 @@ class Machine(_Stored):
     collectives: dict[str, Curves] = field(default_factory=dict)
     """Barrier, Allreduce: MPI's own, by the bytes that each rank hands in."""
     memory: dict[str, Curves] = field(default_factory=dict)
-    """combine, recombine, sum, copy: by bytes."""
+    """combine, recombine, sum, copy; cold: what an exchange takes longer after a gradient was computed. By bytes."""
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Self:
