@@ -358,8 +358,8 @@ def test_two_that_wait_for_each_other() -> None:
     said = _refused(program, Deadlock)
     assert re.sub(r"0\.\d+ ms", "0 ms", re.sub(r"2\.0\d+ ms", "2 ms", said)) == (
         "deadlock: 2 of 2 ranks wait, and nothing is under way\n"
-        f"  rank 0 waits in Recv at {line}, 0 ms after the start\n"
-        f"  rank 1 waits in Recv at {line}, 2 ms after the start"
+        f"  rank 0 waits in Recv from rank 1 with any tag at {line}, 0 ms after the start\n"
+        f"  rank 1 waits in Recv from rank 0 with any tag at {line}, 2 ms after the start"
     )
 
 
@@ -372,8 +372,9 @@ def test_sends_that_rely_on_being_buffered() -> None:
     sim.run(program, ranks=2)
     said = _refused(program, Deadlock, rendezvous=True)
     line = _line(program, "Send")
-    assert "rank 0 waits in Send at " + line in said
-    assert "rank 1 waits in Send at " + line in said
+    assert "rank 0 waits in Send to rank 1 with tag 0 at " + line in said
+    assert "rank 1 waits in Send to rank 0 with tag 0 at " + line in said
+    assert f"and has not asked for 8 bytes with tag 0 of the Send of rank 0 at {line}" in said
 
 
 def test_a_collective_to_which_one_does_not_come() -> None:
@@ -391,7 +392,36 @@ def test_looking_for_ever_is_a_deadlock() -> None:
         while not comm.Iprobe():
             pass
 
-    assert "rank 0 has looked 100,000 times for what nobody sends" in _refused(program, Deadlock, ranks=1)
+    for ranks in (1, 3):
+        said = _refused(program, Deadlock, ranks=ranks)
+        assert f"{ranks} of {ranks} ranks look again and again for what nobody sends" in said
+        assert f"rank 0 looks for messages at {_line(program, 'while')}" in said
+
+
+def test_looking_for_what_comes_late_is_none() -> None:
+    def program(comm: Any) -> int:
+        if comm.rank == 0:
+            comm.Compute(0.03)  # a hundred thousand looks of the other
+            comm.Send(np.zeros(1), 1)
+            return 0
+        looks = 0
+        while not comm.Iprobe():
+            looks += 1
+        comm.Recv(np.zeros(1), 0)
+        return looks
+
+    assert sim.run(program, ranks=2).values[1] > 50_000
+
+
+def test_a_receive_that_nobody_waited_for_is_no_message_without_one() -> None:
+    def program(comm: Any) -> None:
+        if comm.rank == 0:
+            comm.Send(np.zeros(1), 1)
+        else:
+            comm.Irecv(np.zeros(1), 0)
+
+    said = _refused(program, Unfinished)
+    assert f"Irecv of rank 1 at {_line(program, 'Irecv')}" in said
 
 
 @pytest.mark.parametrize(

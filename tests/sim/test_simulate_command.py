@@ -234,7 +234,7 @@ def test_a_deadlock_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> Non
     assert main(["simulate", "run", "deadlock.py", "-n", "2"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("deadlock: 2 of 2 ranks wait")
-    assert re.search(r"rank 1 waits in Recv at .*deadlock\.py:7", said)
+    assert re.search(r"rank 1 waits in Recv from rank 0 with any tag at .*deadlock\.py:7", said)
 
 
 def test_buffering_is_not_to_be_relied_on(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,7 +244,7 @@ def test_buffering_is_not_to_be_relied_on(here: Path, capsys: pytest.CaptureFixt
     assert main(["simulate", "run", "buffered.py", "-n", "2"]) == 0
     capsys.readouterr()
     assert main(["simulate", "run", "buffered.py", "-n", "2", "--rendezvous"]) == 1
-    assert "waits in Send at" in capsys.readouterr().err
+    assert "waits in Send to rank 1 with tag 0 at" in capsys.readouterr().err
 
 
 def test_a_schedule_that_fails_is_one_seed_that_replays_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,24 +17,25 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush, heappushpop
 from itertools import count
 from math import inf
-from typing import Any, NoReturn
+from typing import Any
 from weakref import WeakValueDictionary
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from paceline.sim import _sites
 from paceline.sim._constants import meant
-from paceline.sim.errors import Deadlock, RankFailed, Unfinished, Unmatched
+from paceline.sim._ending import check_end, check_polling
+from paceline.sim.errors import RankFailed
 
-# So often a rank may look for something in vain while all others wait.
-IN_VAIN = 100_000
+# After so many looks in vain it is looked into whether anybody could still send something.
+IN_VAIN = 20_000
 
 
 class Rank:
     """One simulated rank: its clock, what is on its way to it, and what it waits for."""
 
     __slots__ = (
-        "alive", "doing", "error", "greenlet", "inbox", "kernel", "latest", "number", "open", "pace", "posted", "slow",
+        "alive", "doing", "error", "greenlet", "in_vain", "inbox", "kernel", "latest", "number", "open", "pace", "posted",
+        "sent_then", "slow",
         "steps", "t", "unexpected", "value", "version", "waiting", "wake", "wild",
     )  # fmt: skip
 
@@ -61,7 +62,10 @@ class Rank:
         """Where faults change how fast it computes, or end it: when work of so many seconds is done."""
         self.steps = 0
         self.alive = True
-        self.doing = ""
+        self.doing: Any = ""
+        """What it waits in, or last waited in: a name, or the request."""
+        self.in_vain = self.sent_then = 0
+        """How often it has looked in vain since anybody sent anything, and how many messages had been sent by then."""
         self.value: Any = None
         self.error: BaseException | None = None
 
@@ -90,8 +94,7 @@ class Kernel:
         """The groups of communicators that are in use, by context."""
         self.ranks = [Rank(self, number) for number in range(ranks)]
         self.heap: list[tuple[float, float, int, int]] = []
-        """(time, tie, rank, version) of every rank that will go on, and -1 - n for the n-th of `events`."""
-        self.events: list[Callable[[], None]] = []
+        """(time, tie, rank, version) of every rank that will go on."""
         self.tie = random.Random(seed).random
         self.sequence = count()
         self.contexts = count()
@@ -101,7 +104,6 @@ class Kernel:
         self.meant = meant()
         self.at_step: Callable[[Rank], None] | None = None
         """Told of every step that a rank begins."""
-        self._in_vain = 0
         self.hub: Any = None
         self._failed: deque[Rank] = deque()
 
@@ -121,7 +123,7 @@ class Kernel:
                     rank = self._failed.popleft()
                     assert rank.error is not None
                     raise RankFailed(rank.number, len(self.ranks), rank.error) from rank.error
-            self._check_end()
+            check_end(self)
         finally:
             self._end_all()
 
@@ -149,20 +151,12 @@ class Kernel:
             rank.greenlet = None
             rank.open.clear()
 
-    def at(self, time: float, event: Callable[[], None]) -> None:
-        """Call `event` at a point of virtual time."""
-        self.events.append(event)
-        heappush(self.heap, (time, -1.0, -len(self.events), 0))
-
     def _next(self, entry: tuple[float, float, int, int] | None = None) -> Rank | None:
         """The rank that goes on, at its time; None where nobody will. `entry`: the first of the heap, taken off it."""
         heap, ranks = self.heap, self.ranks
         while entry is not None or heap:
             time, _, number, version = heappop(heap) if entry is None else entry
             entry = None
-            if number < 0:
-                self.events[-1 - number]()
-                continue
             rank = ranks[number]
             if rank.version == version and rank.alive:
                 if time > rank.t:
@@ -202,7 +196,7 @@ class Kernel:
                 entry = heappop(heap)
             number = entry[2]
             following = ranks[number]
-            if number >= 0 and following.version == entry[3] and following.alive:
+            if following.version == entry[3] and following.alive:
                 if entry[0] > following.t:
                     following.t = entry[0]
                 following.wake = inf
@@ -256,14 +250,13 @@ class Kernel:
             heappop(inbox)[2].arrive(rank)
 
     def polled(self, rank: Rank) -> None:
-        """A rank has looked for something in vain: that takes time, and cannot go on for ever when nobody else does."""
+        """A rank has looked for something in vain: that takes time, and cannot go on for ever when nobody sends."""
         rank.t += self.wires.poll
-        if self.heap or rank.inbox:
-            self._in_vain = 0
-            return
-        self._in_vain += 1
-        if self._in_vain == IN_VAIN:
-            self._stuck([rank], f"rank {rank.number} has looked {IN_VAIN:,} times for what nobody sends")
+        if rank.sent_then != self.messages:
+            rank.sent_then, rank.in_vain = self.messages, 0
+        rank.in_vain += 1
+        if rank.in_vain % IN_VAIN == 0:
+            check_polling(self, IN_VAIN)
 
     def put(self, dest: Rank, at: float, thing: Any) -> None:
         """Put something on its way to a rank: its `arrive(rank)` is called when the rank takes it in."""
@@ -282,51 +275,3 @@ class Kernel:
             rank.wake = at
             rank.version += 1
             heappush(self.heap, (max(at, rank.t), self.tie(), rank.number, rank.version))
-
-    # ---- the end
-
-    def _check_end(self) -> None:
-        waiting = [rank for rank in self.ranks if rank.alive and not rank.greenlet.dead]
-        if waiting:
-            self._stuck(
-                waiting, f"{len(waiting):,} of {len(self.ranks):,} ranks wait, and nothing is under way"
-            )
-        if not self.strict or (self.faults is not None and self.faults.excuses()):
-            return
-        for rank in self.ranks:
-            if rank.alive:
-                self._check_rank(rank)
-
-    def _stuck(self, waiting: list[Rank], why: str) -> NoReturn:
-        said = [
-            f"rank {rank.number} waits in {rank.doing or 'a call'} at "
-            f"{_sites.spelled(_sites.of_greenlet(rank.greenlet))}, {1e3 * rank.t:.6g} ms after the start"
-            for rank in waiting
-        ]
-        dead = [rank.number for rank in self.ranks if not rank.alive]
-        gone = f" ({', '.join(f'rank {number}' for number in dead[:8])} had been killed)" if dead else ""
-        lost = "" if self.faults is None else self.faults.told()
-        lacking = "".join(f"\n  {meeting.lacking(group)}" for meeting, group in self.meetings.items())
-        raise Deadlock(f"deadlock: {why}{gone}{_sites.listed(said)}{lacking}{lost}")
-
-    def _check_rank(self, rank: Rank) -> None:
-        """Nothing may be left over of a rank that has ended."""
-        left = [message for queue in rank.unexpected.values() for message in queue]
-        left += [thing for _, _, thing in rank.inbox if hasattr(thing, "sender")]
-        left = [message for message in left if self.ranks[message.sender.number].alive]
-        if left:
-            raise Unmatched(
-                "unmatched: messages that nobody received"
-                + _sites.listed(message.spelled() for message in left)
-            )
-        if rank.open:
-            receives = [request for request in rank.open.values() if not request.done and request.receives]
-            if receives:
-                raise Unmatched(
-                    "unmatched: receives that no message came for"
-                    + _sites.listed(request.spelled() for request in receives)
-                )
-            raise Unfinished(
-                "unfinished: what was never waited for, or freed"
-                + _sites.listed(request.spelled() for request in rank.open.values())
-            )

@@ -72,6 +72,9 @@ class Message(Request):
         """The request, and where it was made."""
         return super().spelled()
 
+    def wanted(self) -> str:
+        return f"{self.name} to rank {self.dest} with tag {self.tag}"
+
     def Cancel(self) -> None:
         raise NotImplementedError("a send cannot be cancelled; MPI 4 has given it up, too")
 

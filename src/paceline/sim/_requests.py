@@ -63,6 +63,10 @@ class Request(Several):
     def spelled(self) -> str:
         return f"{self.name} of rank {self.rank.number} at {_sites.spelled(self.made)}"
 
+    def wanted(self) -> str:
+        """What it waits for, in words."""
+        return self.name
+
     # ---- mpi4py's
 
     def Wait(self, status: Any = None) -> bool:
@@ -70,7 +74,7 @@ class Request(Several):
             return _nothing(status)
         if not self.done:
             rank = self.rank
-            rank.doing = self.name
+            rank.doing = self
             rank.kernel.wait(rank, self)
         if self.made is None and self.error is None and status is None:  # the short way
             self.spent = True
@@ -161,6 +165,11 @@ class Receiving(Request):
             self.watch()
             if not rank.kernel.hollow:  # memory that nobody looks at is one for all ranks
                 self._guard()
+
+    def wanted(self) -> str:
+        source = "any rank" if self.wanted_source is None else f"rank {self.wanted_source}"
+        tag = "any tag" if self.wanted_tag is None else f"tag {self.wanted_tag}"
+        return f"{self.name} from {source} with {tag}"
 
     def _guard(self) -> None:
         """Fill the buffer with what is no number: whoever reads it too early sees it, whoever writes it is seen."""

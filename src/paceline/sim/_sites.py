@@ -38,7 +38,11 @@ def site() -> Site:
 
 def of_greenlet(greenlet: Any) -> Site | None:
     """Where a greenlet that is not running will go on, outside the simulator."""
-    frame: FrameType | None = greenlet.gr_frame
+    return of_frame(greenlet.gr_frame)
+
+
+def of_frame(frame: FrameType | None) -> Site | None:
+    """The innermost place outside the simulator, from a frame outwards."""
     while frame is not None and _is_inside(frame.f_code):
         frame = frame.f_back
     return None if frame is None else (frame.f_code, frame.f_lasti)

@@ -65,7 +65,11 @@ def calibrate(ranks: Sequence[int] | None = None, *, seconds: float = SECONDS) -
             "Fence": Curves.of({answer["ranks"]: [[0, answer["fence"]]] for answer in answers}),
             "Allreduce": _curves(answers, "allreduce"),
         },
-        memory={kind: _curves(answers, kind) for kind in ("combine", "recombine", "sum", "copy", "cold")},
+        memory={
+            **{kind: _curves(answers, kind) for kind in ("combine", "sum", "copy", "cold")},
+            # What does not fit into a cache is in nobody else's, either: more bytes can take less.
+            "recombine": Curves.of({answer["ranks"]: answer["recombine"] for answer in answers}),
+        },
     )
 
 
