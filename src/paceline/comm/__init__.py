@@ -7,4 +7,14 @@ from paceline.comm._mpi import mpi
 from paceline.comm._operation import Operation
 from paceline.comm.recording import Counts, Recorded, Traffic
 
-__all__ = ["Channel", "Counts", "Operation", "Recorded", "Traffic", "channel", "mpi", "pretend_nodes", "revoke"]
+__all__ = [
+    "Channel",
+    "Counts",
+    "Operation",
+    "Recorded",
+    "Traffic",
+    "channel",
+    "mpi",
+    "pretend_nodes",
+    "revoke",
+]

@@ -181,9 +181,11 @@ class Way:
         """What it is simulated on."""
         bench = self.bench
         slow = {rank: factor for rank, factor in bench.options.slowness.items() if rank < self.ranks}
+        costs = bench.costs_of(self.name)
         compute = Compute.measured(
-            bench.network.machine, bench.costs_of(self.name), slow=slow, jitter=bench.options.jitter
-        )
+            bench.network.machine, costs, slow=slow, jitter=bench.options.jitter,
+            cores=bench.network.node_cores(costs.cores),
+        )  # fmt: skip
         return World(
             network=bench.network,
             compute=compute,

@@ -153,8 +153,9 @@ class Simulation:
     def _compute(self) -> Compute:
         options = self.options
         return Compute.measured(
-            self.network.machine, self.costs, slow=options.slowness, jitter=options.jitter
-        )
+            self.network.machine, self.costs, slow=options.slowness, jitter=options.jitter,
+            cores=self.network.node_cores(self.costs.cores),
+        )  # fmt: skip
 
     def described(self) -> dict[str, Any]:
         """All that the times depend on: with it the run can be repeated on another machine."""

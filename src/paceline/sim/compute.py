@@ -43,7 +43,7 @@ class Compute:
     slow: Mapping[int, float] = field(default_factory=dict)
     """Ranks that take so many times as long."""
     jitter: float = 0.0
-    """Each piece of work takes its time times a log-normal random number with this sigma and median 1."""
+    """Each piece of work takes its time times a log-normal random number with this sigma and mean 1."""
     pauses: tuple[float, float] | None = None
     """How many a second of computing, and how long each."""
 
@@ -109,7 +109,7 @@ class Working:
             seconds *= self._slow[rank]
         if self._sigma and kind not in EVEN:
             self._drawn[rank] = drawn = (self._drawn[rank] + STEP) & MASK
-            seconds *= math.exp(self._sigma * NORMAL(_uniform(drawn)))
+            seconds *= math.exp(self._sigma * NORMAL(_uniform(drawn)) - self._sigma**2 / 2)
         if self._pauses is not None:
             self._until[rank] -= seconds
             while self._until[rank] <= 0:

@@ -50,6 +50,8 @@ class Network:
     """Bytes up to which a message is sent before the receiver asks for it."""
     ranks_per_node: int | None = 1
     """None: all ranks are on one node."""
+    cores: int | None = None
+    """Of a node. None: on one node those of the machine that was measured, else enough for the node's ranks."""
     jitter: float = 0.0
     """Every latency is multiplied by a log-normal random number with this sigma."""
     machine: Machine | None = None
@@ -65,6 +67,8 @@ class Network:
                 raise UsageError(f"{_dashed(name)} of {self.name} must be above 0; got {getattr(self, name)}")
         if self.eager_limit < 0:
             raise UsageError(f"eager-limit of {self.name} must be at least 0; got {self.eager_limit}")
+        if self.cores is not None and self.cores < 1:
+            raise UsageError(f"cores of {self.name} must be at least 1; got {self.cores}")
         if self.ranks_per_node is not None and self.ranks_per_node < 1:
             raise UsageError(f"ranks-per-node of {self.name} must be at least 1; got {self.ranks_per_node}")
 
@@ -82,6 +86,14 @@ class Network:
 
         return Wires(self, ranks, random)
 
+    def node_cores(self, measured: int) -> int | None:
+        """The cores of each node, where a machine of so many was measured; None: enough.
+
+        >>> Network.named("loopback").node_cores(2), Network.named("10gbe", ranks_per_node=16).node_cores(2)
+        (2, None)
+        """
+        return self.cores if self.cores is not None else measured if self.ranks_per_node is None else None
+
     def node_machine(self) -> Machine:
         """What each node is."""
         return Machine.typical() if self.machine is None else self.machine
@@ -91,8 +103,9 @@ class Network:
         preset = presets().get(self.name)
         words = [
             f"{_dashed(name)}={_spelled(name, getattr(self, name))}"
-            for name in (*UNITS, "ranks_per_node", "jitter")
-            if preset is None or getattr(self, name) != getattr(preset, name)
+            for name in (*UNITS, "ranks_per_node", "cores", "jitter")
+            if getattr(self, name)
+            != (getattr(preset, name) if preset else None if name == "cores" else math.nan)
         ]
         return f"{self.name}:{','.join(words)}" if words else self.name
 
@@ -191,7 +204,7 @@ UNITS: dict[str, tuple[dict[str, Any], str]] = {
 
 def _changes(name: str, words: list[str]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
-    choices = [*UNITS, "ranks_per_node", "jitter", "machine"]
+    choices = [*UNITS, "ranks_per_node", "cores", "jitter", "machine"]
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
@@ -214,6 +227,10 @@ def _value(name: str, field: str, text: str) -> Any:
             return None
         if not text.isdecimal():
             raise UsageError(f"{what} must be a whole number, or all; got {text!r}")
+        return int(text)
+    if field == "cores":
+        if not text.isdecimal():
+            raise UsageError(f"{what} must be a whole number; got {text!r}")
         return int(text)
     if field == "jitter":
         return _number(what, text)
