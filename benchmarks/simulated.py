@@ -122,7 +122,7 @@ def predict(args: argparse.Namespace) -> None:
     by_case: dict[tuple[str, int], list[float]] = {}
     for run in given["measured"]:
         by_case.setdefault((run["strategy"], run["ranks"]), []).append(run["step_seconds"])
-    result: dict = {"command": where()["command"], "measured": args.measured.name, "rows": []}
+    result: dict = {**where(), "measured": args.measured.name, "rows": []}
     with calibrated(given) as machine:
         for (strategy, ranks), seconds in sorted(by_case.items()):
             fitted, predicted = simulated(settings(strategy, ranks), ranks, machine, compute=False)

@@ -94,8 +94,11 @@ def test_every_result_says_where_it_was_made() -> None:
         assert found.get("command") or where.get("command"), path
 
 
-def cells(row: str) -> list[str]:
-    (line,) = [line for line in FIGURES.splitlines() if line.startswith(f"| {row} |")]
+def cells(row: str, among: str = "# Figures") -> list[str]:
+    """The cells of a row of docs/figures.md, or of one of its parts."""
+    part = FIGURES[FIGURES.index(among) :]
+    part = part if among == "# Figures" else part.partition("\n## ")[0]
+    (line,) = [line for line in part.splitlines() if line.startswith(f"| {row} |")]
     return [cell.strip() for cell in line.strip("|").split("|")[1:]]
 
 
@@ -152,3 +155,34 @@ def test_averaging_and_lock_free_training() -> None:
         ]
     alone = fmean(result("hogwild")["independent_samples_per_second"]) / speed
     assert f"4 processes that exchange nothing are {alone:.2f} times as fast" in FIGURES
+
+
+def test_the_simulator() -> None:
+    found = result("simulated")
+    errors: dict[str, dict[int, float]] = {}
+    for row in found["rows"]:
+        kind, _, collective = row["strategy"].partition(":allreduce=")
+        if kind == "sync":
+            errors.setdefault(collective, {})[row["ranks"]] = row["error"]
+    for name, by_ranks in errors.items():
+        middle = median(abs(error) for error in by_ranks.values())
+        said = [f"{100 * by_ranks[ranks]:+.0f} %" for ranks in (2, 4, 8, 16)]
+        assert cells(f"`{name}`", among="The simulator against the real thing") == [
+            *said,
+            f"{100 * middle:.1f} %",
+        ]
+    sync, server, every = (100 * found["median_error"][kind] for kind in ("sync", "parameter-server", "all"))
+    assert len(found["rows"]) == 35
+    assert (
+        f"is {sync:.1f} % of 28 synchronous cases, {server:.1f} % of 7 of the parameter server, {every:.1f} % of all"
+        in FIGURES
+    )
+    apart = median(row["high"] / row["low"] - 1 for row in found["rows"])
+    assert f"two real runs of a case differ by {100 * apart:.0f} % in the median" in FIGURES
+    for name, runs in found["accuracy"].items():
+        assert cells(f"{name}, real and simulated") == [
+            f"{fmean(runs['measured']):.2f} %",
+            f"{fmean(runs['simulated']):.2f} %",
+            f"{fmean(runs['staleness']):.1f}",
+            f"{fmean(runs['simulated_staleness']):.1f}",
+        ]
