@@ -498,7 +498,7 @@ def test_abort_ends_the_run() -> None:
         if comm.rank == 1:
             comm.Abort(7)
 
-    assert "rank 1 called Abort(7)" in _refused(program, RankFailed)
+    assert "rank 1 of 2 failed: Aborted: Abort(7)" in _refused(program, RankFailed)
 
 
 # ---- windows

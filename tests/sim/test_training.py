@@ -375,8 +375,9 @@ def test_what_cannot_be_on_several_nodes_is_refused(
     words = ["-n", "4", "--network=10gbe", "--strategy=sync:allreduce=shared-memory", f"--runs={tmp_path}"]
     assert main(arguments(machine, *words)) == 2
     assert capsys.readouterr().err == (
-        "paceline train: shared-memory needs all ranks on one node; 4 ranks are on 4; choose hierarchical\n"
+        "paceline train: shared-memory needs all ranks on one node; there are 4 nodes; choose hierarchical\n"
     )
+    assert not list(tmp_path.iterdir())
 
 
 def test_errors_of_the_simulation_end_the_run(

@@ -154,8 +154,13 @@ def _told(error: SimulationError, program: Program, ranks: int) -> str:
 
 
 def _exit_status(error: Any) -> int:
-    """That of a rank which ended the program by itself."""
+    """That of a rank which ended the program by itself; the others end with it, as they would hang under mpiexec."""
+    from paceline.sim.errors import Aborted
+
     code = error.error.code
+    how = "called" if isinstance(error.error, Aborted) else "left with"
+    what = error.error if isinstance(error.error, Aborted) else f"sys.exit({code!r})"
+    print(f"rank {error.rank} {how} {what}", file=sys.stderr)
     if isinstance(code, int):
         return code
     print(code, file=sys.stderr)

@@ -80,7 +80,6 @@ class PointToPoint(Probing):
         wires = kernel.wires
         node = wires.node[number]
         eager = not (synchronous or kernel.rendezvous)
-        data = view.tobytes() if not kernel.hollow or nbytes <= CARRIED or kind[0] != "f" else None
         if node == wires.node[other] and not wires.jittered:  # most messages: `wires.send`, written out
             eager = eager and nbytes <= wires.limit_inside
             costs = wires.inside[node].get(nbytes) or wires.inside_costs(node, nbytes)
@@ -92,6 +91,10 @@ class PointToPoint(Probing):
             if eager:
                 kernel.go_first(me)  # a card is to be shared in the order of time
             me.t, arrives, taking = wires.send(number, other, nbytes, me.t, eager)
+        data: Any = None
+        if not kernel.hollow or nbytes <= CARRIED or kind[0] != "f":
+            # What was only announced stays where it is until it is asked for.
+            data = view.tobytes() if eager or kernel.strict else view
         message = Message(me, name, dest, view, data, nbytes, kind, self.key, tag, eager, taking)
         kernel.messages += 1
         kernel.bytes += nbytes

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from paceline.sim._constants import UNDEFINED
 from paceline.sim._groups import Group, Met, meet
 from paceline.sim._members import CONGRUENT, IDENT, SIMILAR, UNEQUAL, Ranks
-from paceline.sim.errors import mpi_error
+from paceline.sim.errors import Aborted
 
 
 class Communicators:
@@ -115,8 +115,8 @@ class Communicators:
         return {IDENT: CONGRUENT, SIMILAR: SIMILAR}.get(same, UNEQUAL)
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
-        """End the simulation: an error that says who called it."""
-        raise mpi_error("ERR_OTHER", f"rank {self.me.number} called Abort({errorcode})")
+        """End the simulation, whatever the others do."""
+        raise Aborted(errorcode)
 
     def Get_parent(self) -> Any:
         return self._made(None)

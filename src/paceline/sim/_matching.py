@@ -22,7 +22,8 @@ ANY = None
 class Message(Request):
     """One message, and the request of whoever sent it.
 
-    `data` are its bytes as they were when it was sent (None where they are not carried); until it is waited for, its
+    `data` are its bytes as they were when it was sent (None where they are not carried, the memory itself where they are
+    neither sent yet nor watched); until it is waited for, its
     buffer must stay as it is. `to`: the context and the sender's rank in it. It arrives with its data if it is `eager`;
     else it is announced, and the data come when they are asked for.
     """
@@ -35,8 +36,8 @@ class Message(Request):
     view: memoryview | None
 
     def __init__(
-        self, rank: Any, name: str, dest: int, view: memoryview | None, data: bytes | None, nbytes: int, kind: str,
-        to: tuple[int, int], tag: int, eager: bool, taking: float,
+        self, rank: Any, name: str, dest: int, view: memoryview | None,
+        data: bytes | memoryview | None, nbytes: int, kind: str,        to: tuple[int, int], tag: int, eager: bool, taking: float,
     ) -> None:  # fmt: skip
         self.rank = rank
         self.name = name
@@ -191,7 +192,7 @@ def match(rank: Any, receive: Receiving, message: Message) -> None:
         receive.error = TypeMismatch(
             f"type mismatch: {message.spelled()} are {message.kind}, and the {receive.spelled()} is for {receive.kind}"
         )
-    data = None if receive.error is not None else message.data
+    data: Any = None if receive.error is not None else message.data
     length = min(message.nbytes, receive.nbytes)
     if message.eager:
         rank.t += message.taking
@@ -200,6 +201,8 @@ def match(rank: Any, receive: Receiving, message: Message) -> None:
     sender = message.sender
     if kernel.wires.contended(sender.number, rank.number):
         kernel.go_first(rank)  # a card is to be shared in the order of time
+    if data.__class__ is memoryview:
+        data = data.tobytes()
     arrives, taking, released = kernel.wires.fetch(sender.number, rank.number, message.nbytes, rank.t)
     kernel.put(sender, released, _Released(message))
     if arrives <= rank.t:

@@ -16,6 +16,7 @@ from typing import Any
 from greenlet import getcurrent
 
 from paceline.errors import UsageError
+from paceline.sim.errors import Aborted
 
 
 class Program:
@@ -52,7 +53,7 @@ class Program:
             exec(self._code, names)
             return None if self.function is None else self._called(names)(comm, *self.arguments)
         except SystemExit as end:
-            if end.code not in (None, 0):
+            if end.code not in (None, 0) or isinstance(end, Aborted):
                 raise
             return None
 

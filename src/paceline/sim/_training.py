@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.errors import UsageError
 from paceline.fitted import Fitted
-from paceline.job import Job, Parts
+from paceline.job import Job, Parts, strategy_of
 from paceline.models import Model
 from paceline.pools import held_to
 from paceline.record import Run, new_folder
@@ -26,6 +26,7 @@ from paceline.sim.errors import RankFailed, SimulationError
 from paceline.sim.machine import Costs, Machine
 from paceline.sim.network import Network, parse_network
 from paceline.sim.options import Options
+from paceline.strategies import Strategy
 from paceline.training import Show, train_at
 
 Made = TypeVar("Made")
@@ -45,6 +46,7 @@ def simulate(job: Job, ranks: int, options: Options, *, progress: Show | None = 
             f"{job.name()} shares memory between processes of its own, which cannot be simulated; leave out backend=torch"
         )
     faults = _faults(options)
+    _check_nodes(job, ranks, options)
     parts = job.prepare(ranks)
     threads = job.config.threads or 1
     with held_to(threads):
@@ -55,6 +57,13 @@ def simulate(job: Job, ranks: int, options: Options, *, progress: Show | None = 
         with simulation:
             fitted = simulation.run(faults, progress)
     return replace(fitted, model=parts.model)
+
+
+def _check_nodes(job: Job, ranks: int, options: Options) -> None:
+    strategy = strategy_of(job.config.strategy if job.strategy is None else job.strategy)
+    if isinstance(strategy, Strategy):
+        each = parse_network(options.network).ranks_per_node or ranks
+        strategy.check_nodes(-(-ranks // each))
 
 
 def costs_for(job: Job, options: Options) -> tuple[Network, Costs]:
@@ -163,7 +172,7 @@ class Simulation:
         return {
             "network": str(self.network),
             "slow": options.slow,
-            "jitter": options.jitter,
+            "jitter": self._compute().jitter,
             "compute": options.compute,
             "rendezvous": options.rendezvous,
             "faults": None if options.faults is None else Path(options.faults).read_text(),

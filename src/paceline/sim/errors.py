@@ -52,6 +52,13 @@ class RankFailed(SimulationError):  # noqa: N818
         self.error = error
 
 
+class Aborted(SystemExit):
+    """A rank has called Abort: it ends, and with it all others."""
+
+    def __str__(self) -> str:
+        return f"Abort({self.code})"
+
+
 class MPIError(RuntimeError):
     """What MPI itself reports, and a program may catch: mpi4py's `MPI.Exception`, on simulated ranks.
 

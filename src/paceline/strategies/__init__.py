@@ -44,6 +44,9 @@ class Strategy(ABC):
     def check(self, ranks: int) -> None:  # noqa: B027
         """Refuse, with a UsageError, a number of ranks that this strategy cannot use: called before any message."""
 
+    def check_nodes(self, nodes: int) -> None:  # noqa: B027
+        """Refuse a number of nodes that this strategy cannot use, where it is known before the ranks are started."""
+
     def check_update(self, update: str) -> None:  # noqa: B027
         """Refuse an update that would have no part in this strategy; called before any message."""
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline import registry
-from paceline.errors import unknown
+from paceline.errors import UsageError, unknown
 from paceline.strategies import Strategy
 
 if TYPE_CHECKING:
@@ -37,6 +37,12 @@ class Sync(Strategy):
     def __post_init__(self) -> None:
         if self.allreduce not in registry.names("collectives"):
             raise unknown("collective", self.allreduce, registry.names("collectives"))
+
+    def check_nodes(self, nodes: int) -> None:
+        if self.allreduce == "shared-memory" and nodes > 1:
+            raise UsageError(
+                f"shared-memory needs all ranks on one node; there are {nodes} nodes; choose hierarchical"
+            )
 
     def train(self, me: Worker) -> None:
         me.broadcast()  # x the same on every rank
