@@ -37,7 +37,8 @@ class Message(Request):
 
     def __init__(
         self, rank: Any, name: str, dest: int, view: memoryview | None,
-        data: bytes | memoryview | None, nbytes: int, kind: str,        to: tuple[int, int], tag: int, eager: bool, taking: float,
+        data: bytes | memoryview | None, nbytes: int, kind: str,
+        to: tuple[int, int], tag: int, eager: bool, taking: float,
     ) -> None:  # fmt: skip
         self.rank = rank
         self.name = name
