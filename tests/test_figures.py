@@ -177,6 +177,9 @@ def test_the_simulator() -> None:
         f"is {sync:.1f} % of 28 synchronous cases, {server:.1f} % of 7 of the parameter server, {every:.1f} % of all"
         in FIGURES
     )
+    assert f"was {every:.1f} % off the measured time a step in the median" in README
+    simulator = " ".join((ROOT / "docs" / "simulator.md").read_text().split())
+    assert f"on 2 to 16 ranks, differ by {every:.1f} % in the median" in simulator
     apart = median(row["high"] / row["low"] - 1 for row in found["rows"])
     assert f"two real runs of a case differ by {100 * apart:.0f} % in the median" in FIGURES
     for name, runs in found["accuracy"].items():

@@ -1,0 +1,75 @@
+"""The simulator: one's own MPI program on 512 ranks, one that survives a dead rank, and a training run on a cluster.
+
+    python examples/simulated.py
+
+Nothing is started but this process, and no MPI is needed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import paceline
+from paceline import sim
+from paceline.sim.faults import fail_at
+
+
+def halo(comm: Any) -> float:
+    """Ten steps of a stencil: compute, exchange edges with both neighbours, and now and then a sum over all."""
+    rank, size = comm.Get_rank(), comm.Get_size()
+    left, right = (rank - 1) % size, (rank + 1) % size
+    edge, here, there, total = np.zeros(8192), np.empty(8192), np.empty(8192), np.empty(1)
+    for step in range(10):
+        comm.Compute(200e-6)  # what a step takes, as you have measured it
+        requests = [
+            comm.Irecv(here, left),
+            comm.Irecv(there, right),
+            comm.Isend(edge, left),
+            comm.Isend(edge, right),
+        ]
+        type(requests[0]).Waitall(requests)
+        if step % 5 == 4:
+            comm.Allreduce(np.ones(1), total)
+    return float(total[0])
+
+
+def survivors(comm: Any) -> float:
+    """A sum that goes on without whoever has died, as with Open MPI's ULFM."""
+    from mpi4py import MPI  # inside the simulator, the simulator's
+
+    total = np.zeros(1)
+    for _ in range(5):
+        comm.Step()
+        comm.Compute(1e-3)
+        try:
+            comm.Allreduce(np.ones(1), total)
+        except MPI.Exception as error:
+            if error.Get_error_class() not in (MPI.ERR_PROC_FAILED, MPI.ERR_REVOKED):
+                raise
+            comm.Revoke()
+            comm = comm.Shrink()
+            comm.Allreduce(np.ones(1), total)
+    return float(total[0])
+
+
+def main() -> None:
+    print("ten steps of a stencil, ms")
+    for network in ("1gbe:ranks-per-node=16", "10gbe:ranks-per-node=16", "infiniband:ranks-per-node=16"):
+        outcome = sim.run(halo, ranks=512, network=network)
+        print(f"  {network:30}{1e3 * outcome.seconds:8.2f}   {outcome.messages:,} messages")
+
+    outcome = sim.run(survivors, ranks=8, faults=[fail_at(rank=3, step=2)])
+    print(f"\nrank 3 of 8 dies; the others count {outcome.values[0]:.0f} of them")
+
+    print("\nmnist on 16 nodes with 10 Gbit Ethernet, one epoch")
+    for strategy in ("sync", "parameter-server:masters=4,placement=even", "local-sgd:every=50"):
+        fitted = paceline.fit(
+            strategy=strategy, on="sim", ranks=16, network="10gbe", epochs=1, batch=64, runs=None, quiet=True
+        )
+        print(f"  {strategy:44}{fitted.train_seconds:7.2f} s  {100 * (fitted.test_accuracy or 0):.2f} %")
+
+
+if __name__ == "__main__":
+    main()
