@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -175,6 +176,10 @@ def _folder(folder: Path) -> None:
         raise UsageError(f"cannot write to {folder}: {(error.strerror or str(error)).lower()}") from None
     if not os.access(above, os.W_OK):
         raise UsageError(f"cannot write to {folder}: {above} may not be written to")
+    try:
+        Path(tempfile.mkdtemp(dir=above)).rmdir()
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {(error.strerror or str(error)).lower()}") from None
 
 
 class _Teller:

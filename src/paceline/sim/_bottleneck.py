@@ -88,6 +88,8 @@ class Limit:
     """The number of ranks from which on less than half of them is used."""
     reason: str | None
     """What most is lost to where it can be seen; None where that is next to nothing, or not known."""
+    only: bool = False
+    """Whether there was one number of ranks, so that nothing rises or falls."""
 
 
 def limit(points: Sequence[Point], accuracy: float | None = None) -> Limit:
@@ -114,7 +116,8 @@ def limit(points: Sequence[Point], accuracy: float | None = None) -> Limit:
     # On the last rank that helps little may be lost yet; what the next one loses keeps it from helping.
     well = at.ranks == 1 or (bool(at.without) and main_reason(at) is None)
     shown = points[peak + 1] if well and not rising else at
-    return Limit(at=at, shown=shown, rising=rising, half=half, reason=main_reason(shown))
+    only = len(points) == 1
+    return Limit(at=at, shown=shown, rising=rising, half=half, reason=main_reason(shown), only=only)
 
 
 def main_reason(point: Point) -> str | None:

@@ -58,7 +58,9 @@ def measure_costs(
             fair = min(1.0, cores / count)  # more ranks than cores take turns: that is not the work's cost
             tables.setdefault(kind, {})[count] = [[amount, fair * taken] for amount, taken in points]
     if not bound:
-        log.warning("other programs were running: what the job's work costs may have come out too high")
+        log.warning(
+            "other programs were running, so that work may seem to cost too much: --recalibrate measures it anew"
+        )
     return Costs(
         processor=processor(),
         cores=cores,
@@ -66,7 +68,7 @@ def measure_costs(
         command=" ".join(command()),
         about=f"{name}, {parameters} parameters, on {job.data.name}; {job.name()}",
         work={kind: Curves.of(by_ranks) for kind, by_ranks in tables.items() if kind != "spread"},
-        spread=float(median(uneven)) if uneven else 0.0 if alone is None else alone.spread,
+        spread=(float(median(uneven)) if uneven else 0.0) if alone is None else alone.spread,
     )
 
 

@@ -183,8 +183,9 @@ class Way:
         bench = self.bench
         slow = {rank: factor for rank, factor in bench.options.slowness.items() if rank < self.ranks}
         costs = bench.costs_of(self.name)
+        jitter = bench.options.jitter if self.ranks > 1 else 0.0  # nobody waits: what varies evens out
         compute = Compute.measured(
-            bench.network.machine, costs, slow=slow, jitter=bench.options.jitter,
+            bench.network.machine, costs, slow=slow, jitter=jitter,
             cores=bench.network.node_cores(costs.cores),
         )  # fmt: skip
         return World(

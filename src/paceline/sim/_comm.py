@@ -16,6 +16,7 @@ from paceline.sim._interface import Interface
 from paceline.sim._matching import Message, post
 from paceline.sim._probing import Probing
 from paceline.sim._requests import Receiving, Request
+from paceline.sim.errors import mpi_error
 
 # Without computing, the bytes of a message of numbers are carried only up to this many.
 CARRIED = 4096
@@ -73,7 +74,7 @@ class PointToPoint(Probing):
         if not 0 <= dest < self.size:
             return self._nothing(dest, name)
         if tag < 0:
-            raise ValueError(f"a tag must be at least 0; got {tag}")
+            raise mpi_error("ERR_TAG", f"a tag must be at least 0; got {tag}")
         view, kind = memory_of(buf)
         nbytes = view.nbytes
         number, other = me.number, self.members[dest]
@@ -116,7 +117,9 @@ class PointToPoint(Probing):
     def _nothing(self, peer: Any, name: str) -> Request:
         """A message to or from nobody: done at once."""
         if peer != self.kernel.meant.nobody:
-            raise ValueError(f"rank {peer} is not one of the {self.size} ranks, from 0, of this communicator")
+            raise mpi_error(
+                "ERR_RANK", f"rank {peer} is none of the {self.size} ranks, from 0, of this communicator"
+            )
         if "recv" not in name.lower():
             return Message(self.me, name, peer, None, None, 0, "", self.key, 0, True, 0.0)
         request = Receiving(self.me, name, bytearray(), None, None)

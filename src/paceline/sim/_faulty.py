@@ -130,6 +130,20 @@ class Faults:
             self.lose(rank, message)
         return arrives == inf
 
+    def spared(self) -> list[str]:
+        """What was to kill a rank, and did not: it had ended before, or takes no steps."""
+        ranks = self.kernel.ranks
+        never = [
+            f"fail_at(rank={rank}, step={step}) never happened: rank {rank} began {ranks[rank].steps:,} steps"
+            for rank, step in self.steps.items()
+            if rank not in self.dead
+        ]
+        return never + [
+            f"fail_at(rank={rank}, time={time:g}) never happened: rank {rank} ended at {ranks[rank].t:g} s"
+            for rank, time in self.dies.items()
+            if rank not in self.dead and rank not in self.steps
+        ]
+
     def excuses(self) -> bool:
         """Whether something happened after which requests and messages may well be left over."""
         return bool(self.dead or self.lost or self.losses.any_revoked)

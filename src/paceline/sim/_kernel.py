@@ -122,6 +122,8 @@ class Kernel:
                 while self._failed:
                     rank = self._failed.popleft()
                     assert rank.error is not None
+                    if isinstance(rank.error, KeyboardInterrupt):
+                        raise rank.error
                     raise RankFailed(rank.number, len(self.ranks), rank.error) from rank.error
             check_end(self)
         finally:

@@ -8,6 +8,7 @@ from typing import Any
 from paceline.sim._matching import Message, first_unexpected, match, take_unexpected
 from paceline.sim._requests import Receiving, Request
 from paceline.sim._status import tell
+from paceline.sim.errors import mpi_error
 
 
 class Probing:
@@ -68,8 +69,8 @@ class Probing:
     def _from_nobody(self, source: int) -> Message:
         meant = self.kernel.meant
         if source != meant.nobody:
-            raise ValueError(
-                f"rank {source} is not one of the {self.size} ranks, from 0, of this communicator"
+            raise mpi_error(
+                "ERR_RANK", f"rank {source} is none of the {self.size} ranks, from 0, of this communicator"
             )
         empty = Message(
             self.me, "", source, None, None, 0, "", (self.context, source), meant.any_tag, True, 0.0

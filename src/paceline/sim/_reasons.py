@@ -54,6 +54,8 @@ def where(limit: Limit) -> str:
     said = times(at.speedup)
     if limit.reason in ("staleness", "accuracy"):
         stops = f"learns less beyond {_ranks(at.ranks)} ({said})"
+    elif limit.only:
+        stops = f"is {said} as fast as serial on {_ranks(at.ranks)}"
     elif limit.rising:
         stops = f"still gets faster at {_ranks(at.ranks)} ({said})"
     elif at.ranks == 1:

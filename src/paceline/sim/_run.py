@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from paceline.sim._standing_in import standing_in
 from paceline.sim._world import entered
 from paceline.sim.compute import Compute
 from paceline.sim.network import Network, parse_network
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +71,10 @@ def run(
     """
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise UsageError(f"ranks must be a whole number of at least 1; got {ranks!r}")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise UsageError(f"seed must be a whole number; got {seed!r}")
+    if not isinstance(faults, Sequence) or not all(hasattr(fault, "prepare") for fault in faults):
+        raise UsageError(f"faults must be a list of faults, as [fail_at(rank=3, step=100)]; got {faults!r}")
     network = parse_network(network) if isinstance(network, str) else network
     wires = network.wires(ranks, random.Random(f"{seed} wires"))
     computing = None if compute is None else compute.start(wires.node, seed)
@@ -81,6 +88,9 @@ def run(
 
     with _little_collecting(), standing_in(function):
         kernel.run([body(rank) for rank in range(ranks)])
+    if kernel.faults is not None:
+        for sentence in kernel.faults.spared():
+            log.warning(sentence)
     clocks = [rank.t for rank in kernel.ranks]
     return Outcome(
         values=[rank.value for rank in kernel.ranks], seconds=max(clocks), clocks=clocks,

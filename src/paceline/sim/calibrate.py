@@ -66,9 +66,12 @@ def calibrate(ranks: Sequence[int] | None = None, *, seconds: float = SECONDS) -
             "Allreduce": _curves(answers, "allreduce"),
         },
         memory={
-            **{kind: _curves(answers, kind) for kind in ("combine", "sum", "copy", "cold")},
+            **{kind: _curves(answers, kind) for kind in ("combine", "sum", "copy")},
             # What does not fit into a cache is in nobody else's, either: more bytes can take less.
-            "recombine": Curves.of({answer["ranks"]: answer["recombine"] for answer in answers}),
+            **{
+                kind: Curves.of({answer["ranks"]: answer[kind] for answer in answers})
+                for kind in ("recombine", "cold")
+            },
         },
     )
 

@@ -60,8 +60,8 @@ class Options:
             object.__setattr__(self, name, None if value is None else str(value))
         rate: Any = self.jitter
         real = isinstance(rate, numbers.Real) and not isinstance(rate, bool)
-        if rate is not None and not (real and 0 <= rate < math.inf):
-            raise UsageError(f"jitter must be a number of at least 0; got {self.jitter!r}")
+        if rate is not None and not (real and 0 <= rate <= 2):
+            raise UsageError(f"jitter must be a number from 0 to 2, as 0.2 for a fifth; got {self.jitter!r}")
         object.__setattr__(self, "jitter", None if rate is None else float(rate))
         for name in ("compute", "rendezvous", "recalibrate"):
             if not isinstance(getattr(self, name), bool):
@@ -112,8 +112,9 @@ def options_of(on: str, given: Mapping[str, Any]) -> Options | None:
     if on == "sim":
         return Options(**given)
     if given:
+        names = ["--no-compute" if name == "compute" else name for name in given]
         raise UsageError(
-            f'{_listed(given)} for simulated ranks: give --on sim (on="sim" of fit) with {_them(given)}'
+            f'{_listed(names)} for simulated ranks: give --on sim (on="sim" of fit) with {_them(names)}'
         )
     return None
 
