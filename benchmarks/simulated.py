@@ -146,9 +146,10 @@ def calibrated(given: dict) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory() as folder:
         files = {"network": Path(folder) / "machine.json"}
         files["network"].write_text(json.dumps(given["calibrated"]))
+        alone = given["costs"]["local-sgd"]["spread"]  # computing is as uneven with every strategy
         for kind, costs in given["costs"].items():
             files[kind] = Path(folder) / f"costs-{len(files)}.json"
-            files[kind].write_text(json.dumps(costs))
+            files[kind].write_text(json.dumps({**costs, "spread": alone}))
         yield {name: str(path) for name, path in files.items()}
 
 
