@@ -108,8 +108,11 @@ class PointToPoint(Probing):
             return message
         receiver = kernel.ranks[other]
         heappush(receiver.inbox, (arrives, next(kernel.sequence), message))
-        if receiver.waiting and arrives < receiver.wake:
-            kernel.wake_up(receiver, arrives)
+        if receiver.waiting and arrives < receiver.wake:  # `kernel.wake_up`, written out
+            receiver.wake = arrives
+            receiver.version = version = receiver.version + 1
+            at = arrives if arrives > receiver.t else receiver.t
+            heappush(kernel.heap, (at, kernel.tie(), other, version))
         return message
 
     Rsend, Irsend = Send, Isend
