@@ -38,6 +38,11 @@ def environment(*, threads: int, comm: Any = None) -> dict[str, Any]:
     }
 
 
+def command_without_paths() -> str:
+    """The same in one line, of every path its last part: for files that are to be published."""
+    return " ".join(Path(word).name if "/" in word else word for word in command())
+
+
 def command() -> list[str]:
     """What was typed, the program by its name alone."""
     program = Path(sys.argv[0]).name

@@ -35,7 +35,7 @@ def measure_costs(
     `alone`: what is known already of the work that a rank does on its own, with the same numbers of ranks.
     """
     from paceline.launch import machine_cores
-    from paceline.record._environment import command, processor
+    from paceline.record._environment import command_without_paths, processor
 
     cores = machine_cores()
     if job.launcher() == "torch":
@@ -65,7 +65,7 @@ def measure_costs(
         processor=processor(),
         cores=cores,
         date=time.strftime("%Y-%m-%d", time.gmtime()),
-        command=" ".join(command()),
+        command=command_without_paths(),
         about=f"{name}, {parameters} parameters, on {job.data.name}; {job.name()}",
         work={kind: Curves.of(by_ranks) for kind, by_ranks in tables.items() if kind != "spread"},
         spread=(float(median(uneven)) if uneven else 0.0) if alone is None else alone.spread,

@@ -38,7 +38,7 @@ def calibrate(ranks: Sequence[int] | None = None, *, seconds: float = SECONDS) -
     `ranks`: how many at once, powers of two; by default 2, 4, 8 … up to the cores. `seconds`: for each of them.
     """
     from paceline.launch import machine_cores
-    from paceline.record._environment import command, processor
+    from paceline.record._environment import command_without_paths, processor
 
     wanted = check_ranks(ranks)
     answers = []
@@ -54,7 +54,7 @@ def calibrate(ranks: Sequence[int] | None = None, *, seconds: float = SECONDS) -
         cores=machine_cores(),
         mpi=first["mpi"],
         date=time.strftime("%Y-%m-%d", time.gmtime()),
-        command=" ".join(command()),
+        command=command_without_paths(),
         bound=all(answer["bound"] for answer in answers),
         eager_limit=first["eager_limit"],
         post=_post(first),
