@@ -189,3 +189,21 @@ def test_the_simulator() -> None:
             f"{fmean(runs['staleness']):.1f}",
             f"{fmean(runs['simulated_staleness']):.1f}",
         ]
+
+
+def test_the_simulators_speed() -> None:
+    found = result("simulator")["cases"]
+    rows = {
+        "messages a second, 1 KiB to a neighbour, 256 ranks": f"{found['messages']['messages_per_second']:,.0f}",
+        "the same, strict": f"{found['messages']['messages_per_second_strict']:,.0f}",
+    }
+    ring, epoch, memory = found["ring"], found["epoch"], found["memory"]
+    rows[f"ring allreduce of 1 MiB on 1,024 ranks, {ring['messages']:,} messages"] = (
+        f"{ring['seconds']:.0f} s"
+    )
+    name = f"an epoch of sync, recursive doubling, 4,096 ranks, time alone, {epoch['messages']:,} messages"
+    rows[name] = f"{epoch['seconds']:.0f} s, {epoch['peak_megabytes']:,.0f} MB"
+    name = "the reference network trained on 1,024 ranks, 3 steps"
+    rows[name] = f"{memory['seconds']:.0f} s, {memory['peak_megabytes']:,.0f} MB"
+    for name, value in rows.items():
+        assert cells(name) == [value]
