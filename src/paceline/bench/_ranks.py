@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +13,7 @@ from numpy.typing import NDArray
 from paceline.bench._fit import measure_machine
 from paceline.collectives import allreduce
 from paceline.comm import Recorded, mpi
+from paceline.launch._asking import answer
 
 Array = NDArray[Any]
 
@@ -88,17 +86,5 @@ def _is_sum(recv: Array, p: int) -> bool:
     return bool(np.array_equal(recv, whole.astype(recv.dtype)))
 
 
-def main() -> None:
-    """Measure what the first argument asks, on all ranks; rank 0 writes the file of the second."""
-    from paceline.launch import abort_on_error, take_cores
-
-    take_cores()
-    comm = mpi().COMM_WORLD
-    with abort_on_error(comm):
-        answer = measure(comm, **json.loads(sys.argv[1]))
-        if comm.Get_rank() == 0:
-            Path(sys.argv[2]).write_text(json.dumps(answer))
-
-
 if __name__ == "__main__":
-    main()
+    answer(measure)

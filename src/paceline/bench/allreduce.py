@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -91,15 +90,12 @@ def run(question: Question) -> dict[str, Any]:
 
 def _job(question: Question, ranks: int) -> dict[str, Any]:
     from paceline import launch
+    from paceline.launch._asking import ask
 
     asked = {k: v for k, v in asdict(question).items() if k != "ranks"}
-    with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder) / "answer.json"
-        command = [sys.executable, "-m", "paceline.bench._ranks", json.dumps(asked), str(answer)]
-        status = launch.run(ranks, command, threads=1, bind=True)
-        if status != 0 or not answer.exists():
-            raise SystemExit(status or 1)
-        job: dict[str, Any] = json.loads(answer.read_text())
+    status, job = ask("paceline.bench._ranks", ranks, asked)
+    if job is None:
+        raise SystemExit(status)
     cores = launch.usable_cores()
     itemsize = np.dtype(question.dtype).itemsize
     cells = [_with_theory(cell, ranks, itemsize, job["machine"]) for cell in job["cells"]]

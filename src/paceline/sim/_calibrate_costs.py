@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import sys
 import tempfile
 import time
@@ -18,7 +17,7 @@ from typing import Any
 
 from paceline.errors import UsageError
 from paceline.job import Job, strategy_of
-from paceline.sim._tables import Curves
+from paceline.sim._tables import Curves, rising
 from paceline.sim.machine import FORMAT, Costs
 
 log = logging.getLogger(__name__)
@@ -52,8 +51,8 @@ def measure_costs(
             log.info("measuring %s on %d processes", name, count)
             answer = _answer(job, count, seconds, known)
             bound &= answer["bound"] or count > cores
+            uneven += [sigma for _, sigma in answer["alone"].pop("spread", ()) if sigma == sigma]
             found = merged(answer["alone"], answer["more"])
-            uneven += _values(answer["more"].get("spread") or answer["alone"].get("spread"))
         for kind, points in found.items():
             fair = min(1.0, cores / count)  # more ranks than cores take turns: that is not the work's cost
             tables.setdefault(kind, {})[count] = [[amount, fair * taken] for amount, taken in points]
@@ -67,14 +66,9 @@ def measure_costs(
         date=time.strftime("%Y-%m-%d", time.gmtime()),
         command=command_without_paths(),
         about=f"{name}, {parameters} parameters, on {job.data.name}; {job.name()}",
-        work={kind: Curves.of(by_ranks) for kind, by_ranks in tables.items() if kind != "spread"},
+        work={kind: Curves.of(by_ranks) for kind, by_ranks in tables.items()},
         spread=(float(median(uneven)) if uneven else 0.0) if alone is None else alone.spread,
     )
-
-
-def _values(points: Sequence[Sequence[float]] | None) -> list[float]:
-    """The second of each pair, where it was measured."""
-    return [value for _, value in points or () if value == value]
 
 
 def costs_of(
@@ -85,16 +79,28 @@ def costs_of(
     They are kept in the user's cache folder, for the same model, data, batch, update, strategy and processor. What a
     rank does on its own is the same for all strategies, and measured once for them.
     """
+    job, parameters = _made(job)
+
+    def kept(family: str, alone: Costs | None) -> Costs:
+        name = f"costs-{_key(job, parameters, ranks, family)}.json"
+        return _kept(job, ranks, family, name, again, seconds, alone)
+
     family, alone = _family(job), None
     if family != ALONE and job.launcher() != "torch":
-        alone = _kept(job, ranks, ALONE, again, seconds, None)
-    return _kept(job, ranks, family, again, seconds, alone)
+        alone = kept(ALONE, None)
+    return kept(family, alone)
 
 
 def _kept(
-    job: Job, ranks: Sequence[int] | None, family: str, again: bool, seconds: float, alone: Costs | None
+    job: Job,
+    ranks: Sequence[int] | None,
+    family: str,
+    name: str,
+    again: bool,
+    seconds: float,
+    alone: Costs | None,
 ) -> Costs:
-    name = f"costs-{_key(job, ranks, family)}.json"
+    """What was kept under a name, or else is measured now, and kept."""
     if not again:
         for folder in _folders():
             with suppress(UsageError):
@@ -123,13 +129,9 @@ def merged(alone: dict[str, Any], more: dict[str, Any]) -> dict[str, list[list[f
         together = more.get(kind, [])
         points = {} if kind == "gradient" and together else {float(a): s for a, s in alone.get(kind, [])}
         points.update({float(amount): taken for amount, taken in together})
-        least, rising = math.inf, []
-        for amount, taken in sorted(points.items(), reverse=True):
-            if taken == taken:  # not NaN: nothing was measured there
-                least = min(least, taken)
-                rising.append([amount, least])
-        if rising:
-            found[kind] = rising[::-1]
+        known = [[amount, taken] for amount, taken in sorted(points.items()) if taken == taken]  # NaN: none
+        if known:
+            found[kind] = rising(known)
     return found
 
 
@@ -186,7 +188,7 @@ def numbers(ranks: Sequence[int] | None, cores: int) -> list[int]:
     return sorted(set(ranks))
 
 
-def _key(job: Job, ranks: Sequence[int] | None, family: str) -> str:
+def _key(job: Job, parameters: int, ranks: Sequence[int] | None, family: str) -> str:
     """What changes when the costs may be others."""
     from importlib.metadata import version
 
@@ -195,8 +197,7 @@ def _key(job: Job, ranks: Sequence[int] | None, family: str) -> str:
     from paceline.launch import machine_cores
     from paceline.record._environment import processor
 
-    made, parameters = _made(job)
-    config, data, model = job.config, made.data, made.model
+    config, data, model = job.config, job.data, job.model
     kind = None if model is None else _kind(model)
     shapes = None if model is None else [(part.start, part.stop) for part in model.layers]
     facts = {

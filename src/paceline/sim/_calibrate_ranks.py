@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from paceline.comm import mpi
+from paceline.launch._asking import answer
 from paceline.launch._cores import VARIABLE
 from paceline.sim import _calibrate_memory as memory
 from paceline.sim import _pingpong as pingpong
@@ -111,17 +109,5 @@ def _median(values: Any) -> float:
     return float(np.median(known)) if known.size else float("nan")
 
 
-def main() -> None:
-    """Measure what the first argument asks, on all ranks; rank 0 writes the file of the second."""
-    from paceline.launch import abort_on_error, take_cores
-
-    take_cores()
-    comm = mpi().COMM_WORLD
-    with abort_on_error(comm):
-        answer = measure(comm, **json.loads(sys.argv[1]))
-        if comm.Get_rank() == 0:
-            Path(sys.argv[2]).write_text(json.dumps(answer))
-
-
 if __name__ == "__main__":
-    main()
+    answer(measure)

@@ -13,7 +13,7 @@ from paceline.collectives._factored import Factored, pays
 from paceline.comm import mpi
 from paceline.data import Batches
 from paceline.job import Parts
-from paceline.sim._calibrate_work import COMPUTE, UPDATE, Loop, Points, doubling, mean, spread
+from paceline.sim._calibrate_work import COMPUTE, UPDATE, Loop, Points, doubling, mean
 
 FACTORED = ("auto", "shared-memory")
 """The collectives that stand for an exchange of factors, where that pays."""
@@ -31,7 +31,7 @@ def together(parts: Parts, comm: Any, piece: int, seconds: float, name: str) -> 
     sizes = [ranks * size for size in doubling(piece) if ranks * size <= len(parts.data.train)]
     factored = [size for size in sizes if name in FACTORED and pays(parts.model, size, ranks)]
     each = seconds / max(1, len(sizes) + len(factored))
-    found: dict[str, Points] = {"gradient": [], "spread": [], "update": [], "factors": [], "part": []}
+    found: dict[str, Points] = {"gradient": [], "update": [], "factors": [], "part": []}
     if not sizes:
         return found
     with make_exchange(name, parts.model, comm) as exchange:
@@ -40,7 +40,6 @@ def together(parts: Parts, comm: Any, piece: int, seconds: float, name: str) -> 
             loop = _loop(parts, comm, size)
             _steps(comm, loop, exchange, exchange.reduce, each)
             found["gradient"].append([size // ranks, mean(comm, loop.column(COMPUTE))])
-            found["spread"].append([size // ranks, spread(comm, loop.column(COMPUTE))])
             updates.append(loop.column(UPDATE))
         updated = mean(comm, np.array([float(exchange.part.stop - exchange.part.start)]))  # some have less
         found["update"].append([max(1.0, updated), mean(comm, np.concatenate(updates))])
@@ -50,7 +49,6 @@ def together(parts: Parts, comm: Any, piece: int, seconds: float, name: str) -> 
             loop, reduce = _loop(parts, comm, size), _Parts(factors)
             _steps(comm, loop, factors, reduce, each)
             found["factors"].append([size // ranks, mean(comm, loop.column(COMPUTE))])
-            found["spread"].append([size // ranks, spread(comm, loop.column(COMPUTE))])
             found["part"].append([size * parts.model.x.size / ranks, mean(comm, np.array(reduce.taken[2:]))])
     return found
 

@@ -70,6 +70,19 @@ def at(table: Table, amount: float) -> float:
     return low + (amount - a) / (b - a) * (high - low)
 
 
+def rising(points: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Measured points, by amounts that rise, without what noise makes too high: more does not take less.
+
+    >>> rising([[1, 5.0], [2, 3.0], [4, 4.0]])
+    [[1, 3.0], [2, 3.0], [4, 4.0]]
+    """
+    least, found = math.inf, []
+    for amount, seconds in reversed(points):
+        least = min(least, seconds)
+        found.append([amount, least])
+    return found[::-1]
+
+
 def _table(points: Sequence[Sequence[float]]) -> Table:
     table = tuple((float(amount), float(seconds)) for amount, seconds in points)
     if not table or any(b[0] <= a[0] for a, b in pairwise(table)):

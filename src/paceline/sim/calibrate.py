@@ -9,19 +9,14 @@ Ranks are started for it, each on a core of its own: nothing else should be runn
 
 from __future__ import annotations
 
-import json
 import logging
-import math
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from paceline.errors import UsageError
 from paceline.sim._calibrate_costs import costs_of, measure_costs
-from paceline.sim._tables import Curves
+from paceline.sim._tables import Curves, rising
 from paceline.sim.machine import Link, Machine
 
 __all__ = ["calibrate", "costs_of", "measure_costs"]
@@ -45,7 +40,7 @@ def calibrate(ranks: Sequence[int] | None = None, *, seconds: float = SECONDS) -
     for count in wanted:
         log.info("measuring with %d ranks", count)
         question = {"sizes": SIZES, "seconds": seconds}
-        answers.append(_asked("paceline.sim._calibrate_ranks", count, question, limit=60 + 20 * seconds))
+        answers.append(_asked(count, question, limit=60 + 20 * seconds))
     if not all(answer["bound"] for answer in answers):
         log.warning("other programs were running: measure again when this machine is idle")
     first = answers[0]
@@ -140,30 +135,20 @@ def _curves(answers: Sequence[dict[str, Any]], name: str) -> Curves:
 
 
 def _rising(points: Sequence[Sequence[float]], limit: float = 0) -> list[list[float]]:
-    """The points without what noise makes too high: more bytes do not take less; eager messages and others apart."""
-    least, found = math.inf, []
-    for place in reversed(range(len(points))):
-        n, seconds = points[place]
-        if place + 1 < len(points) and n <= limit < points[place + 1][0]:
-            least = math.inf
-        least = min(least, seconds)
-        found.append([n, least])
-    return found[::-1]
+    """The points without what noise makes too high, eager messages and others each for themselves."""
+    eager = [point for point in points if point[0] <= limit]
+    return rising(eager) + rising(points[len(eager) :])
 
 
-def _asked(module: str, ranks: int, question: dict[str, Any], limit: float) -> dict[str, Any]:
+def _asked(ranks: int, question: dict[str, Any], limit: float) -> dict[str, Any]:
     """What ranks, started for it, answer."""
-    from paceline import launch
+    from paceline.launch._asking import ask
 
-    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
-        answer = Path(folder) / "answer.json"
-        command = [sys.executable, "-m", module, json.dumps(question), str(answer)]
-        status = launch.run(ranks, command, threads=1, bind=True, time_limit=limit)
-        if status == 130:
-            raise KeyboardInterrupt
-        if status != 0 or not answer.exists():
-            raise RuntimeError(
-                f"the {ranks} ranks ended with exit status {status}; what went wrong is said above"
-            )
-        found: dict[str, Any] = json.loads(answer.read_text())
-    return found
+    status, answer = ask("paceline.sim._calibrate_ranks", ranks, question, time_limit=limit)
+    if status == 130:
+        raise KeyboardInterrupt
+    if answer is None:
+        raise RuntimeError(
+            f"the {ranks} ranks ended with exit status {status}; what went wrong is said above"
+        )
+    return answer
