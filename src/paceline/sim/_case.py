@@ -83,7 +83,7 @@ class Bench:
         job = self.job(strategy, self.config)
         _, made = job.check(ranks)
         if isinstance(made, Strategy):
-            made.check_nodes(-(-ranks // (self.network.ranks_per_node or ranks)))
+            made.check_nodes(self.network.nodes(ranks))
             made.check_model(ranks, self.model)
         return Way(self, strategy, made, ranks)
 

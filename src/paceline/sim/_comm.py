@@ -108,7 +108,7 @@ class PointToPoint(Probing):
             return message
         receiver = kernel.ranks[other]
         heappush(receiver.inbox, (arrives, next(kernel.sequence), message))
-        if receiver.waiting and arrives < receiver.wake:  # `kernel.wake_up`, written out
+        if receiver.waiting and arrives < receiver.wake:  # `kernel.put`, written out
             receiver.wake = arrives
             receiver.version = version = receiver.version + 1
             at = arrives if arrives > receiver.t else receiver.t

@@ -270,10 +270,3 @@ class Kernel:
             dest.wake = at
             dest.version = version = dest.version + 1
             heappush(self.heap, (at if at > dest.t else dest.t, self.tie(), dest.number, version))
-
-    def wake_up(self, rank: Rank, at: float) -> None:
-        """Let a rank that is waiting look again what it waits for."""
-        if rank.waiting and at < rank.wake:
-            rank.wake = at
-            rank.version += 1
-            heappush(self.heap, (max(at, rank.t), self.tie(), rank.number, rank.version))

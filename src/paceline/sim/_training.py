@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.errors import UsageError
 from paceline.fitted import Fitted
-from paceline.job import Job, Parts, strategy_of
+from paceline.job import Job, Parts
 from paceline.models import Model
 from paceline.pools import held_to
 from paceline.record import Run, new_folder
@@ -46,8 +46,9 @@ def simulate(job: Job, ranks: int, options: Options, *, progress: Show | None = 
             f"{job.name()} shares memory between processes of its own, which cannot be simulated; leave out backend=torch"
         )
     faults = _faults(options)
-    _check_nodes(job, ranks, options)
     parts = job.prepare(ranks)
+    if isinstance(parts.strategy, Strategy):
+        parts.strategy.check_nodes(parse_network(options.network).nodes(ranks))
     threads = job.config.threads or 1
     with held_to(threads):
         network, costs = costs_for(job, options)
@@ -57,13 +58,6 @@ def simulate(job: Job, ranks: int, options: Options, *, progress: Show | None = 
         with simulation:
             fitted = simulation.run(faults, progress)
     return replace(fitted, model=parts.model)
-
-
-def _check_nodes(job: Job, ranks: int, options: Options) -> None:
-    strategy = strategy_of(job.config.strategy if job.strategy is None else job.strategy)
-    if isinstance(strategy, Strategy):
-        each = parse_network(options.network).ranks_per_node or ranks
-        strategy.check_nodes(-(-ranks // each))
 
 
 def costs_for(job: Job, options: Options) -> tuple[Network, Costs]:

@@ -86,6 +86,10 @@ class Network:
 
         return Wires(self, ranks, random)
 
+    def nodes(self, ranks: int) -> int:
+        """How many nodes so many ranks are on."""
+        return -(-ranks // (self.ranks_per_node or ranks))
+
     def node_cores(self, measured: int) -> int | None:
         """The cores of each node, where a machine of so many was measured; None: enough.
 
