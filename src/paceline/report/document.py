@@ -1,0 +1,188 @@
+"""What a report is before it is written in any format: sections of text, tables and figures, each with its own data.
+
+Whoever fills a report makes these; whoever writes one (HTML, Markdown, PDF, pictures, CSV) reads nothing else. So all
+formats say the same, and the data of a figure can be held against the records it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+Value = str | int | float | None
+# How a curve came about; a reader must be able to tell them apart without colour.
+Origin = Literal["measured", "simulated", "fit", "ideal", "theory", "published"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Points of one thing, by rising x; None in `y` is a gap.
+
+    >>> curve = Curve(label="sync", strategy="sync", x=(1, 2), y=(1.0, 1.8), low=(1.0, 1.7), high=(1.0, 1.9))
+    >>> curve.origin, curve.joined
+    ('measured', True)
+    """
+
+    label: str
+    """As the legend has it."""
+    strategy: str
+    """Whose colour it has: a strategy in its full spelling, or any other name that keeps its colour."""
+    x: tuple[float, ...]
+    y: tuple[float | None, ...]
+    low: tuple[float | None, ...] | None = None
+    """With `high`: the spread over seeds, the least and the most."""
+    high: tuple[float | None, ...] | None = None
+    origin: Origin = "measured"
+    joined: bool = True
+    """Whether a line goes through the points."""
+    hollow: tuple[bool, ...] | None = None
+    """Points to mark as not to be trusted: more ranks than cores."""
+    notes: tuple[str, ...] | None = None
+    """To each point what hovering says besides its values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """A labelled axis; `label` has the unit in it: "training time (s)"."""
+
+    label: str
+    log: bool = False
+    """Logarithmic, to the base of 2 where the values are ranks."""
+    ticks: tuple[float, ...] | None = None
+    percent: bool = False
+    """Values are fractions, shown as per cent."""
+    bounds: tuple[float | None, float | None] = (None, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lines:
+    """Curves over one pair of axes."""
+
+    name: str
+    """Unique in the document, fit for a file name: "speedup-1"."""
+    title: str
+    caption: str
+    x: Axis
+    y: Axis
+    curves: tuple[Curve, ...]
+    level: tuple[float, str] | None = None
+    """A horizontal line with its words: the target accuracy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """One bar: its parts follow each other; `low` and `high` are the spread of their sum over seeds."""
+
+    label: str
+    strategy: str
+    parts: tuple[float, ...]
+    low: float | None = None
+    high: float | None = None
+    words: str = ""
+    """Written at its end."""
+    simulated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bars:
+    """Lying bars, one below the other, of one part each (in their strategy's colour) or of several (`kinds`)."""
+
+    name: str
+    title: str
+    caption: str
+    x: Axis
+    kinds: tuple[str, ...]
+    """What the parts are; one name where a bar has one part."""
+    bars: tuple[Bar, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """A histogram: standing bars over whole numbers, the last perhaps for all that is above."""
+
+    name: str
+    title: str
+    caption: str
+    x: Axis
+    y: Axis
+    strategy: str
+    labels: tuple[str, ...]
+    heights: tuple[float, ...]
+
+
+Figure = Lines | Bars | Columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A table's column: its heading, and how its values are spelled."""
+
+    name: str
+    """With its unit: "time (s)"."""
+    kind: Literal["text", "count", "seconds", "times", "percent", "megabytes", "number"] = "text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Values as they are; how they are spelled is their column's matter. CSV has them unspelled."""
+
+    name: str
+    """Unique in the document, fit for a file name."""
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    caption: str = ""
+    marks: tuple[str, ...] = ()
+    """To each row one of "", "best", "diverged", "failed", "simulated", "published"; () for none."""
+    folded: bool = False
+    """Whether a page shows it only when asked for: the values of a figure, pieces of a master."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """Paragraphs of plain text, or the items of a list."""
+
+    lines: tuple[str, ...]
+    kind: Literal["paragraphs", "list", "note", "verdict"] = "paragraphs"
+
+
+Block = Text | Table | Figure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A heading and what is below it."""
+
+    title: str
+    blocks: tuple[Block, ...] = ()
+    sections: tuple[Section, ...] = ()
+    note: str = ""
+    """Below the heading: all other settings of a problem."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A whole report.
+
+    >>> table = Table(name="t", title="", columns=(Column(name="ranks", kind="count"),), rows=((2,),))
+    >>> page = Document(title="report", summary=(), sections=(Section(title="a", blocks=(table,)),))
+    >>> [block.name for block in page.blocks() if isinstance(block, Table)]
+    ['t']
+    """
+
+    title: str
+    summary: tuple[Text, ...]
+    sections: tuple[Section, ...]
+
+    def blocks(self) -> Iterator[Block]:
+        """Every block, in order."""
+        yield from self.summary
+        for section in self.sections:
+            yield from _inside(section)
+
+
+def _inside(section: Section) -> Iterator[Block]:
+    yield from section.blocks
+    for inner in section.sections:
+        yield from _inside(inner)
