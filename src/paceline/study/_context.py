@@ -1,0 +1,130 @@
+"""What a study's folder says beside its runs: the question, published figures, the cells that failed."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline.errors import UsageError
+
+STUDY = "study.json"
+FAILED = "failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A figure of somebody else's, to stand beside ours: never fitted, never in a verdict."""
+
+    strategy: str
+    """Spelled as in the study, so that it has the same colour."""
+    ranks: int
+    seconds: float | None = None
+    accuracy: float | None = None
+    """A fraction."""
+    of: Literal["test", "training"] = "test"
+    """Which samples the accuracy is that of."""
+    what: str = ""
+    """What the seconds are those of: "an epoch on 14,000 images"."""
+    source: str = ""
+    """Whose figure."""
+    setting: str = ""
+    """Under what settings and on what machine, in words."""
+    part: str | None = None
+    """The part of the study that it belongs to; None: to all of them."""
+    data: str | None = None
+    """The data of that part, as its runs' config.json spells them; None: any."""
+    model: str | None = None
+    """The model of that part, likewise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """A cell of a study that could not be run to its end."""
+
+    settings: Mapping[str, Any] = field(hash=False)
+    """As in config.json, `ranks` included, but as far as they were given; `simulated` is there where ranks were."""
+    why: str
+    """One line."""
+    status: int | None
+    """Its exit status; negative: the signal that ended it; None: it ran longer than it was allowed to."""
+    file: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What is known of some folders of runs beside the runs themselves; of folders without a study: nothing.
+
+    >>> Context().published
+    ()
+    """
+
+    title: str | None = None
+    question: str | None = None
+    target_accuracy: float | None = None
+    """A fraction, of the test samples."""
+    published: tuple[Published, ...] = ()
+    failed: tuple[Failed, ...] = ()
+
+
+def context_of(places: Iterable[str | Path]) -> Context:
+    """What the studies among some folders say. Where several do not agree on a title, question or target, there is none.
+
+    What cannot be read is left out, with a warning.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = (Path(folder) / "study.json").write_text('{"title": "ring or tree", "target_accuracy": 0.9}')
+    ...     context = context_of([folder])
+    >>> context.title, context.target_accuracy, context.failed
+    ('ring or tree', 0.9, ())
+    """
+    studies: list[dict[str, Any]] = []
+    failed: list[Failed] = []
+    for place in dict.fromkeys(map(Path, places)):
+        if (place / STUDY).is_file() and (told := _read(place / STUDY)) is not None:
+            studies.append(told)
+        if (place / FAILED).is_dir():
+            files = sorted((place / FAILED).glob("*.json"))
+            failed += [cell for file in files if (cell := _failed(file)) is not None]
+    published = (figure for told in studies for figure in told.get("published") or ())
+    return Context(
+        title=_agreed(studies, "title"),
+        question=_agreed(studies, "question"),
+        target_accuracy=_agreed(studies, "target_accuracy"),
+        published=tuple(dict.fromkeys(map(_published, published))),
+        failed=tuple(failed),
+    )
+
+
+def _agreed(studies: list[dict[str, Any]], name: str) -> Any:
+    values = {told.get(name) for told in studies}
+    return values.pop() if len(values) == 1 else None
+
+
+def _published(figure: dict[str, Any]) -> Published:
+    known = {setting.name for setting in fields(Published)}
+    return Published(**{name: value for name, value in figure.items() if name in known})
+
+
+def _failed(file: Path) -> Failed | None:
+    told = _read(file)
+    if told is None or not isinstance(told.get("settings"), dict):
+        return None
+    return Failed(
+        settings=told["settings"], why=str(told.get("why", "")), status=told.get("status"), file=file
+    )
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        told = json.loads(path.read_text())
+        if not isinstance(told, dict):
+            raise UsageError("it holds no object")
+        return told
+    except (OSError, ValueError) as error:
+        logging.getLogger(__name__).warning("left out: %s cannot be read: %s", path, error)
+        return None
