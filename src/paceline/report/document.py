@@ -82,6 +82,8 @@ class Bar:
     words: str = ""
     """Written at its end."""
     simulated: bool = False
+    hollow: bool = False
+    """Not to be trusted: more ranks than cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,11 @@ class Bars:
     kinds: tuple[str, ...]
     """What the parts are; one name where a bar has one part."""
     bars: tuple[Bar, ...]
+    dots: bool = False
+    """A dot at the value in the place of a bar, the spread beside it: for accuracies, whose axis (`x.bounds`) does not
+    begin at 0. Bars have one part each; a value below the axis is drawn as an arrow at its start, its `words` say it."""
+    level: tuple[float, str] | None = None
+    """A standing line with its words: the target, what serial came to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +116,11 @@ class Columns:
     strategy: str
     labels: tuple[str, ...]
     heights: tuple[float, ...]
+    low: tuple[float, ...] | None = None
+    """With `high`: the spread over seeds."""
+    high: tuple[float, ...] | None = None
+    tail: bool = False
+    """Whether the last column stands for all that is above the others: to be told apart from them."""
 
 
 Figure = Lines | Bars | Columns
