@@ -15,6 +15,7 @@ from paceline.data import Dataset, load
 from paceline.errors import UsageError
 from paceline.models import Model
 from paceline.models._wrap import as_model, make
+from paceline.record._folder import new_folder
 from paceline.schedules import Schedule
 from paceline.strategies import Strategy
 from paceline.updates import Update
@@ -42,12 +43,20 @@ class Job:
     model: Any = None
     strategy: Strategy | Train | None = None
     runs: Path | None = Path("runs")
+    run_name: str | None = None
+    """The run's folder below `runs`; None: one that tells the time, the strategy, the ranks and the seed."""
     objects: tuple[str, ...] = ()
     """Which of data, model and strategy the user gave as objects: they cannot be made again from the record."""
 
     def name(self) -> str:
         """The strategy as records and legends spell it."""
         return self.config.strategy if self.strategy is None else strategy_name(self.strategy)
+
+    def new_folder(self, ranks: int) -> Path | None:
+        """Make the run's folder, where a record is wanted."""
+        if self.runs is None:
+            return None
+        return new_folder(self.runs, self.name(), ranks, self.config.seed, name=self.run_name)
 
     def launcher(self) -> Literal["mpi", "torch"]:
         """What starts the ranks of this run and connects them."""

@@ -11,7 +11,6 @@ from paceline.comm._agree import agreed, same, shared_text
 from paceline.comm._processes import Processes
 from paceline.errors import UsageError
 from paceline.job import Job, Parts
-from paceline.record import new_folder
 from paceline.record._environment import environment
 from paceline.steps import free_of_charge
 
@@ -41,6 +40,10 @@ class Place(Protocol):
 
     def agreed(self, work: Callable[[], Made]) -> Made:
         """Do something that may be refused; what one rank refuses every rank does."""
+        ...
+
+    def asked(self) -> dict[str, Any]:
+        """Where the run was to be, with the settings of that place as they were given."""
         ...
 
     def described(self) -> dict[str, Any]:
@@ -85,14 +88,14 @@ class Process:
         if job.runs is None:
             return None
         ranks, rank = (1, 0) if self.comm is None else (self.comm.Get_size(), self.comm.Get_rank())
-        runs = job.runs
-        made = self.agreed(
-            lambda: new_folder(runs, job.name(), ranks, job.config.seed) if rank == 0 else None
-        )
+        made = self.agreed(lambda: job.new_folder(ranks) if rank == 0 else None)
         return Path(shared_text(self.comm, str(made)))
 
     def agreed(self, work: Callable[[], Made]) -> Made:
         return agreed(self.comm, work)
+
+    def asked(self) -> dict[str, Any]:
+        return {"on": "mpi"}
 
     def described(self) -> dict[str, Any]:
         return {}

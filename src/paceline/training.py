@@ -128,6 +128,7 @@ def _described(job: Job, place: Place, data: Dataset, ranks: int, rate: float) -
         "lr": rate,
         "strategy": job.name(),
         "ranks": ranks,
+        "asked": {"lr": job.config.lr, **place.asked()},
         "objects": job.objects,
         "shape": data.shape,
         "label_shape": data.label_shape,

@@ -34,13 +34,20 @@ from paceline.worker import COLUMNS
 FORMAT = 1
 
 
-def new_folder(runs: Path, strategy: str, ranks: int, seed: int) -> Path:
-    """Make a folder for one run below `runs`, with a name of its own that sorts by time."""
+def folder_name(strategy: str, ranks: int, seed: int) -> str:
+    """What a run's folder is called: a name that sorts by time."""
     words = re.sub(r"[^A-Za-z0-9.]+", "-", strategy).strip("-")
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{words}-n{ranks}-s{seed}"
+    return f"{datetime.now():%Y%m%d-%H%M%S}-{words}-n{ranks}-s{seed}"
+
+
+def new_folder(runs: Path, strategy: str, ranks: int, seed: int, *, name: str | None = None) -> Path:
+    """Make a folder for one run below `runs`: of this name, which must be new, or with one of its own."""
+    if name is not None and (not name.strip(".") or Path(name).name != name):
+        raise UsageError(f"the name of a run must be that of a folder; got {name!r}")
+    stem = folder_name(strategy, ranks, seed) if name is None else name
     try:
         runs.mkdir(parents=True, exist_ok=True)
-        for number in range(1, 10_000):
+        for number in range(1, 10_000 if name is None else 2):
             folder = runs / (stem if number == 1 else f"{stem}-{number}")
             try:
                 folder.mkdir()
@@ -49,6 +56,8 @@ def new_folder(runs: Path, strategy: str, ranks: int, seed: int) -> Path:
             return folder
     except OSError as error:
         raise UsageError(f"cannot write runs to {runs}: {error.strerror}") from None
+    if name is not None:
+        raise UsageError(f"{runs / name} exists already: choose another name")
     raise UsageError(f"{runs} holds too many runs named {stem}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,10 +13,10 @@ import numpy as np
 
 from paceline.errors import UsageError
 from paceline.fitted import Fitted
-from paceline.job import Job, Parts
+from paceline.job import Job, Parts, strategy_of
 from paceline.models import Model
 from paceline.pools import held_to
-from paceline.record import Run, new_folder
+from paceline.record import Run
 from paceline.record._environment import environment
 from paceline.sim._memory import PAYS, Pool, Room, moved
 from paceline.sim._model import Costed, CostedUpdate, copied, costed, kind_of
@@ -40,15 +40,8 @@ def simulate(job: Job, ranks: int, options: Options, *, progress: Show | None = 
 
     A model that was given as an object is trained in place.
     """
-    options.check(ranks)
-    if job.launcher() == "torch":
-        raise UsageError(
-            f"{job.name()} shares memory between processes of its own, which cannot be simulated; leave out backend=torch"
-        )
-    faults = _faults(options)
+    faults = check(job, ranks, options)
     parts = job.prepare(ranks)
-    if isinstance(parts.strategy, Strategy):
-        parts.strategy.check_nodes(parse_network(options.network).nodes(ranks))
     threads = job.config.threads or 1
     with held_to(threads):
         network, costs = costs_for(job, options)
@@ -58,6 +51,20 @@ def simulate(job: Job, ranks: int, options: Options, *, progress: Show | None = 
         with simulation:
             fitted = simulation.run(faults, progress)
     return replace(fitted, model=parts.model)
+
+
+def check(job: Job, ranks: int, options: Options) -> Any:
+    """Refuse what cannot be simulated, before anything is measured; return what is to go wrong."""
+    options.check(ranks)
+    if job.launcher() == "torch":
+        raise UsageError(
+            f"{job.name()} shares memory between processes of its own, which cannot be simulated; leave out backend=torch"
+        )
+    nodes = parse_network(options.network).nodes(ranks)
+    strategy = strategy_of(job.config.strategy if job.strategy is None else job.strategy)
+    if isinstance(strategy, Strategy):
+        strategy.check_nodes(nodes)
+    return _faults(options)
 
 
 def costs_for(job: Job, options: Options) -> tuple[Network, Costs]:
@@ -108,8 +115,7 @@ class Simulation:
     def run(self, faults: Any, progress: Show | None) -> Fitted:
         """Let all ranks train; the first one's results."""
         job, compute = self.job, self._compute()
-        if job.runs is not None:
-            self._folder = new_folder(job.runs, job.name(), self.ranks, job.config.seed)
+        self._folder = job.new_folder(self.ranks)
 
         def rank(comm: Any) -> Fitted | None:
             fitted = train_at(Simulated(comm, self), job, progress)
@@ -206,6 +212,9 @@ class Simulated:
 
     def agreed(self, work: Callable[[], Made]) -> Made:
         return work()
+
+    def asked(self) -> dict[str, Any]:
+        return {"on": "sim", **asdict(self._simulation.options)}
 
     def described(self) -> dict[str, Any]:
         return {"simulated": self._simulation.described()}
