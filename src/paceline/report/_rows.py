@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.record import Run
 from paceline.report._staleness import Staleness, staleness_of
+from paceline.report._ways import workers
 
 KINDS = ("compute", "exchange", "wait", "update")
 TIME_ALONE = "time alone"
@@ -63,6 +64,13 @@ class Row:
     remarks: tuple[str, ...]
     """What its runs have to say, each kind of sentence once."""
     staleness: Staleness | None
+    members: tuple[Run, ...]
+    """The runs themselves."""
+
+    @property
+    def workers(self) -> int:
+        """How many of its ranks compute gradients: masters and main ranks do not."""
+        return workers(str(self.members[0].config["strategy"]), self.ranks)
 
     @property
     def oversubscribed(self) -> bool:
@@ -174,6 +182,7 @@ def _row(key: Key, members: list[Run], serial: float | None) -> Row:
         diverged=diverged,
         remarks=_kinds(remark for s in summaries for remark in s.get("remarks") or ()),
         staleness=staleness_of(summaries),
+        members=tuple(members),
     )
 
 

@@ -1,0 +1,105 @@
+"""Figures that others published, beside ours: never fitted, never in a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.report._rows import Row
+from paceline.report.document import Column, Section, Table, Value
+from paceline.study._context import Failed, Published
+
+NOTE = (
+    "Published seconds are of another machine and of other settings, which the last columns say; they are here to "
+    "be looked at beside ours, not to be beaten."
+)
+# What a failed cell must have in common with a problem's runs to belong to it, as far as it says.
+SETTINGS = (
+    "data",
+    "model",
+    "batch",
+    "batch_per_rank",
+    "epochs",
+    "draws",
+    "update",
+    "schedule",
+    "lr_scaling",
+    "dtype",
+    "lr",
+)
+
+
+def published_for(rows: Sequence[Row], published: Sequence[Published]) -> list[Published]:
+    """The figures that belong to a problem: by its data and model, or to every problem where they do not say."""
+    config = rows[0].members[0].config
+    return [
+        figure
+        for figure in published
+        if figure.data in (None, config["data"]) and figure.model in (None, config["model"])
+    ]
+
+
+def failed_for(rows: Sequence[Row], failed: Sequence[Failed]) -> list[Failed]:
+    """The failed cells that belong to a problem: with the settings of its runs, as far as they were given."""
+    config = rows[0].members[0].config
+    return [cell for cell in failed if _alike(cell.settings, config)]
+
+
+def _alike(settings: Any, config: dict[str, Any]) -> bool:
+    given = {name: settings[name] for name in SETTINGS if settings.get(name) is not None}
+    return all(config.get(name) == value for name, value in given.items())
+
+
+def published(rows: Sequence[Row], figures: Sequence[Published], number: int) -> Section | None:
+    """The table of one problem: each published figure, and of ours the row of the same strategy and ranks."""
+    if not figures:
+        return None
+    ours = {
+        (str(row.members[0].config["strategy"]), row.ranks): row
+        for row in reversed(rows)
+        if not row.simulated
+    }
+    lines: list[tuple[Value, ...]] = []
+    for figure in figures:
+        row = ours.get((figure.strategy, figure.ranks))
+        test = figure.of == "test"
+        lines.append((
+            figure.strategy,
+            figure.ranks,
+            figure.seconds,
+            None if row is None else row.train_seconds,
+            figure.accuracy,
+            None if row is None or not test else row.accuracy,
+            "" if figure.accuracy is None else figure.of,
+            figure.what,
+            figure.source,
+            figure.setting,
+        ))  # fmt: skip
+    columns = (
+        Column(name="strategy"),
+        Column(name="ranks", kind="count"),
+        Column(name="published time (s)", kind="seconds"),
+        Column(name="our time (s)", kind="seconds"),
+        Column(name="published accuracy", kind="percent"),
+        Column(name="our accuracy", kind="percent"),
+        Column(name="accuracy of"),
+        Column(name="time of"),
+        Column(name="source"),
+        Column(name="setting"),
+    )
+    shown = [
+        k for k, column in enumerate(columns) if k < 2 or any(line[k] not in (None, "") for line in lines)
+    ]
+    return Section(
+        title="Published figures",
+        blocks=(
+            Table(
+                name=f"published-{number}",
+                title="Published figures beside ours",
+                columns=tuple(columns[k] for k in shown),
+                rows=tuple(tuple(line[k] for k in shown) for line in lines),
+                caption=NOTE,
+                marks=tuple("published" for _ in lines),
+            ),
+        ),
+    )

@@ -1,0 +1,204 @@
+"""What a strategy sends in a run, by the formulas of its page: messages and bytes of all ranks together.
+
+n parameters, p ranks, T turns (batches of each rank's own part), H steps between averages:
+
+    sync               the collective's own, at every batch; in shared memory nothing
+    main-worker        2 (p - 1) messages a batch: n + 1 numbers there, n back
+    weight-average     an allreduce of n + 1 numbers at every turn
+    local-sgd          the same every H turns, and at every turn of a warm-up;    elastic: every H turns
+    psgd               one such allreduce in the whole run
+    parameter-server   2 n numbers a gradient, a header a master, and which batch is next
+    hogwild            nothing, on one node
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from paceline.collectives._blocks import cut, length
+from paceline.collectives._cost import Case, Cost, cost, has_cost
+from paceline.collectives._layout import Nodes, one_node
+from paceline.collectives.hierarchical import between_nodes
+from paceline.comm._shared import CACHE_LINE
+from paceline.errors import UsageError
+from paceline.record import Run
+from paceline.report._ways import strategy_in
+
+# The formulas go rank by rank: above so many ranks that takes too long.
+MOST = 1024
+HEADER, ORDER, NUMBER = 40, 16, 8
+# Of all p ranks together, a call.
+FORMULAS = {
+    "naive": "p (p - 1) n",
+    "ring": "2 (p - 1) n",
+    "recursive-doubling": "p log2 p n, for p a power of 2",
+    "rabenseifner": "2 (p - 1) n, for p a power of 2",
+    "native": "p n handed to MPI; what it sends is its own affair",
+    "shared-memory": "nothing: the ranks share memory",
+    "hierarchical": "between nodes alone, each rank its part",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Theory:
+    """Of a whole run, all ranks together; None: there is no formula. `words` say which, or why there is none."""
+
+    bytes: float | None
+    messages: float | None
+    words: str
+
+
+def theory_of(run: Run) -> Theory:
+    """What the run should have sent."""
+    c, s = run.config, run.summary
+    strategy: Any = strategy_in(c["strategy"])
+    p, name = c["ranks"], c["strategy"].partition(":")[0]
+    if p == 1:
+        return Theory(bytes=0, messages=0, words="nothing: one rank")
+    if s.get("diverged"):
+        return _none("it was stopped")
+    if p > MOST:
+        return _none(f"not worked out above {MOST:,} ranks")
+    if (run.simulated or {}).get("faults"):
+        return _none("ranks failed")
+    layout = layout_of(run)
+    n, item, steps = s["parameters"], np.dtype(c["dtype"]).itemsize, s["steps"]
+    if name == "sync":
+        each = exchanged(strategy.allreduce, n, p, item, layout) if strategy is not None else None
+        return _called(each, steps, item, strategy, layout, "a batch", exchange=True)
+    if name == "main-worker":
+        sent = (p - 1) * (2 * n + 1) * item * steps
+        return Theory(bytes=sent, messages=2 * (p - 1) * steps, words="(p - 1) (2 n + 1) a batch")
+    if name in ("weight-average", "local-sgd", "elastic", "psgd") and strategy is not None:
+        each = summed(strategy.allreduce, n + 1, p, item, layout)
+        calls = averages(name, strategy, turns_of(run), warm=getattr(strategy, "warmup", 0))
+        often = {"weight-average": "a turn", "psgd": "once"}.get(
+            name, f"every {getattr(strategy, 'every', 1)} turns"
+        )
+        return _called(each, calls, item, strategy, layout, often)
+    if name == "parameter-server" and strategy is not None:
+        return _served(run, strategy, n * item)
+    if name == "hogwild":
+        if layout.count == 1:
+            return Theory(bytes=0, messages=0, words="nothing: one x in shared memory")
+        return _none("several nodes")
+    if name == "gossip":
+        return _none("which messages are put off depends on the times")
+    return _none("no formula is known of it")
+
+
+def layout_of(run: Run) -> Nodes:
+    """Which simulated rank was on which node; the record of a real run knows of one node alone."""
+    p = run.config["ranks"]
+    if run.simulated is None:
+        return one_node(p)
+    from paceline.sim.network import parse_network
+
+    try:
+        each = parse_network(str(run.simulated["network"])).ranks_per_node or p
+    except UsageError:  # a file that is no longer there
+        return one_node(p)
+    return Nodes(tuple(rank // each for rank in range(p)))
+
+
+def turns_of(run: Run) -> int:
+    """Batches of the rank that has most, in the whole run, where every rank has its own part of the data."""
+    c, p = run.config, run.config["ranks"]
+    if c["draws"] is not None:
+        return int(c["epochs"] * -(-c["draws"] // p))
+    most = -(-c["samples"] // p)
+    return int(c["epochs"] * -(-most // run.summary["global_batch"]))
+
+
+def averages(name: str, strategy: Any, turns: int, warm: int = 0) -> int:
+    """Allreduces in so many turns.
+
+    >>> from paceline.strategies.local_sgd import LocalSgd
+    >>> averages("local-sgd", LocalSgd(every=4, warmup=3), turns=10, warm=3)
+    5
+    """
+    if name == "weight-average":
+        return turns
+    if name == "psgd":
+        return min(turns, 1)
+    warm = min(warm, turns)
+    every = strategy.every or turns
+    return warm + (-(-(turns - warm) // every) if turns > warm else 0)
+
+
+@lru_cache(maxsize=256)
+def summed(name: str, n: int, p: int, item: int, layout: Nodes) -> tuple[int, int] | None:
+    """Messages and numbers that all ranks send in one allreduce of n numbers; None where there is no formula."""
+    if not has_cost(name):
+        return None
+    return _total([cost(name, n=n, p=p, r=r, itemsize=item, nodes=layout) for r in range(p)])
+
+
+@lru_cache(maxsize=256)
+def exchanged(name: str, n: int, p: int, item: int, layout: Nodes) -> tuple[int, int] | None:
+    """The same of one exchange of a synchronous run, which shares memory where it can."""
+    if name == "auto":
+        name = "shared-memory" if layout.count == 1 else "hierarchical" if layout.largest > 1 else "auto"
+    if name not in ("shared-memory", "hierarchical"):
+        return summed(name, n, p, item, layout)
+    if layout.count == 1:
+        return 0, 0
+    parts = [length(part) for part in cut(n, layout.smallest, align=CACHE_LINE // item)]
+    found = []
+    for rank in range(p):
+        place, among = layout.place(rank), layout.peers(rank)
+        if place < len(parts) and parts[place]:
+            case = Case(n=parts[place], p=len(among), r=among.index(rank), itemsize=item)
+            found.append(between_nodes(case.n * item, case.p).cost(case))
+    return _total(found)
+
+
+def _total(costs: list[Cost]) -> tuple[int, int]:
+    return sum(each.messages for each in costs), sum(each.sent for each in costs)
+
+
+def _called(
+    each: tuple[int, int] | None,
+    calls: int,
+    item: int,
+    strategy: Any,
+    layout: Nodes,
+    often: str,
+    *,
+    exchange: bool = False,
+) -> Theory:
+    if each is None:
+        return _none("the collective has no formula")
+    name = strategy.allreduce
+    if name == "auto" and exchange:
+        name = "shared-memory" if layout.count == 1 else "hierarchical"
+    words = FORMULAS.get(name, "the cheapest for this size")
+    if words.startswith("nothing"):
+        return Theory(bytes=0, messages=0, words=words)
+    return Theory(bytes=each[1] * item * calls, messages=each[0] * calls, words=f"{name}: {words}, {often}")
+
+
+def _served(run: Run, strategy: Any, x: int) -> Theory:
+    """Gradients, values, headers and which batch is next; at every epoch's end, and at last, the other masters' pieces."""
+    c, s = run.config, run.summary
+    masters, batches = strategy.masters, s["steps"]
+    workers = c["ranks"] - masters
+    sent = batches * (2 * x + masters * HEADER + NUMBER) + workers * masters * HEADER + (masters - 1) * ORDER
+    words = "2 n a gradient, and headers"
+    pieces = ((s.get("findings") or {}).get("staleness") or {}).get("pieces")
+    if not pieces:
+        return Theory(bytes=sent, messages=None, words=words)
+    theirs = [piece for piece in pieces if piece["master"] != 0]
+    item = x // s["parameters"]
+    sent += (c["epochs"] + 1) * item * sum(piece["parameters"] for piece in theirs)
+    messages = batches * (2 * len(pieces) + masters + 1) + workers * (masters + len(pieces))
+    messages += (c["epochs"] + 1) * len(theirs) + masters - 1
+    return Theory(bytes=sent, messages=messages, words=words)
+
+
+def _none(why: str) -> Theory:
+    return Theory(bytes=None, messages=None, words=f"none: {why}")

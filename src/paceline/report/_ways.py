@@ -1,0 +1,48 @@
+"""What the spelling of a strategy says of its ranks: how many compute, and how much between two exchanges."""
+
+from __future__ import annotations
+
+from paceline import registry, spec
+from paceline.errors import UsageError
+from paceline.record import Run
+from paceline.strategies import Strategy
+
+
+def strategy_in(text: str) -> Strategy | None:
+    """The strategy that a record's words stand for; None for somebody's own, whose module is not to be imported for this.
+
+    >>> strategy_in("local-sgd:every=4").every
+    4
+    >>> strategy_in("my_module:Mine") is None
+    True
+    """
+    if not registry.has("strategies", text.partition(":")[0]):
+        return None
+    try:
+        found = spec.parse("strategies", text).make()
+    except UsageError:  # of another version
+        return None
+    return found if isinstance(found, Strategy) else None
+
+
+def workers(strategy: str, ranks: int) -> int:
+    """How many of the ranks compute gradients.
+
+    >>> workers("parameter-server:masters=4", 16), workers("main-worker", 4), workers("sync", 4)
+    (12, 3, 4)
+    """
+    name = strategy.partition(":")[0]
+    if name == "main-worker":
+        return ranks - 1
+    found = strategy_in(strategy) if name == "parameter-server" else None
+    return ranks - getattr(found, "masters", 0)
+
+
+def grows(run: Run) -> bool:
+    """Whether more is computed between two exchanges the more ranks there are: weak scaling.
+
+    So it is with a batch for each rank, and with strategies whose ranks compute whole batches. Else the ranks share the
+    work of one batch: strong scaling.
+    """
+    whole = getattr(strategy_in(run.config["strategy"]), "whole_batches", False)
+    return run.config["batch_per_rank"] is not None or whole

@@ -1,0 +1,128 @@
+"""The results of `paceline bench allreduce --json FILE`, beside the theory and MPI's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from paceline.bench._question import spell
+from paceline.errors import UsageError
+from paceline.report.document import Axis, Block, Column, Curve, Lines, Section, Table, Value
+
+CAPTION = (
+    "Median of the calls, a call lasting until its last rank is done; the band goes from the 10th to the 90th percentile. "
+    "Dotted: the model's time, alpha for each message, beta for each byte, gamma for each byte combined. native is MPI's "
+    "own Allreduce."
+)
+KEYS = ("ranks", "cores", "oversubscribed", "mpi", "cells")
+
+
+def bench_section(path: str | Path) -> Section:
+    """What the file of a benchmark says, a figure for each number of ranks: for `paceline report --bench FILE`.
+
+    A file that is no such result is refused:
+
+    >>> bench_section("nowhere.json")
+    Traceback (most recent call last):
+    paceline.errors.UsageError: cannot read nowhere.json: no such file or directory
+    """
+    result = _read(Path(path))
+    blocks: list[Block] = []
+    for number, job in enumerate(result["jobs"], 1):
+        blocks += [_figure(job, result["dtype"], number), _table(job, number)]
+    where = result.get("environment", {}).get("processor", "an unknown processor")
+    return Section(title="Allreduce benchmark", blocks=tuple(blocks), note=f"{result['dtype']}, on {where}")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found: Any = json.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
+    except ValueError as error:
+        raise UsageError(f"{path} is no JSON: {error}") from None
+    good = isinstance(found, dict) and found.get("benchmark") == "allreduce" and "dtype" in found
+    if not good or not all(key in job for job in found.get("jobs", [{}]) for key in KEYS):
+        raise UsageError(f"{path} is no result of `paceline bench allreduce --json`")
+    result: dict[str, Any] = found
+    return result
+
+
+def _figure(job: dict[str, Any], dtype: str, number: int) -> Lines:
+    curves = []
+    for name in dict.fromkeys(cell["algorithm"] for cell in job["cells"]):
+        cells = sorted(
+            (cell for cell in job["cells"] if cell["algorithm"] == name), key=lambda cell: cell["size"]
+        )
+        x = tuple(float(cell["size"]) for cell in cells)
+        curves.append(
+            Curve(
+                label="native (MPI's own)" if name == "native" else name,
+                strategy=name,
+                x=x,
+                y=tuple(1e6 * cell["median"] for cell in cells),
+                low=tuple(1e6 * cell["p10"] for cell in cells),
+                high=tuple(1e6 * cell["p90"] for cell in cells),
+                hollow=tuple(bool(job["oversubscribed"]) for _ in cells),
+                notes=tuple(
+                    f"{spell(cell['size'])}{'' if cell['right'] else ', a wrong sum'}" for cell in cells
+                ),
+            )
+        )
+        if all(cell["model"] is not None for cell in cells):
+            y = tuple(1e6 * cell["model"] for cell in cells)
+            curves.append(Curve(label=f"{name}: model", strategy=name, x=x, y=y, origin="theory"))
+    crowded = " More ranks than cores: the times say little." if job["oversubscribed"] else ""
+    return Lines(
+        name=f"allreduce-{number}",
+        title=f"Allreduce of {dtype} on {job['ranks']} ranks",
+        caption=f"{job['cores']} cores, {job['mpi']}. {CAPTION}{crowded}",
+        x=Axis(label="size of the array (bytes)", log=True),
+        y=Axis(label="time (us)", log=True),
+        curves=tuple(curves),
+    )
+
+
+def _table(job: dict[str, Any], number: int) -> Table:
+    return Table(
+        name=f"allreduce-{number}-values",
+        title=f"Allreduce on {job['ranks']} ranks",
+        columns=(
+            Column(name="size"),
+            Column(name="algorithm"),
+            Column(name="median (us)", kind="number"),
+            Column(name="p10 (us)", kind="number"),
+            Column(name="p90 (us)", kind="number"),
+            Column(name="model (us)", kind="number"),
+            Column(name="bus bandwidth (GB/s)", kind="number"),
+            Column(name="bytes of the busiest rank", kind="count"),
+            Column(name="formula (bytes)", kind="count"),
+            Column(name="messages", kind="count"),
+            Column(name="formula (messages)", kind="count"),
+        ),
+        rows=tuple(_line(cell) for cell in job["cells"]),
+        caption="Bus bandwidth: size / time * 2 (p - 1) / p. Bytes and messages are counted, beside the formula's.",
+        folded=True,
+    )
+
+
+def _line(cell: dict[str, Any]) -> tuple[Value, ...]:
+    formula = cell["formula"]
+    sent, told = _most(cell["sent"]), (None, None) if formula is None else _most(formula)
+    return (
+        spell(cell["size"]),
+        cell["algorithm"],
+        *(1e6 * cell[key] for key in ("median", "p10", "p90")),
+        None if cell["model"] is None else 1e6 * cell["model"],
+        1e-9 * cell["busbw"],
+        sent[1],
+        told[1],
+        sent[0],
+        told[0],
+    )
+
+
+def _most(pairs: list[list[int]]) -> tuple[int, int]:
+    """Messages and bytes of the rank that has most of each."""
+    return max(pair[0] for pair in pairs), max(pair[1] for pair in pairs)

@@ -1,0 +1,133 @@
+"""Records into a report: which sections there are, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from paceline.errors import UsageError
+from paceline.record import Run
+from paceline.report._ages import ages
+from paceline.report._environment import environment
+from paceline.report._published import failed_for, published, published_for
+from paceline.report._results import results
+from paceline.report._rows import Row, rows_of
+from paceline.report._split import time_split
+from paceline.report._summary import cell_of, costs, summary
+from paceline.report._target import target_of
+from paceline.report._verdict import notes
+from paceline.report.accuracy import accuracy
+from paceline.report.curves import curves
+from paceline.report.document import Block, Column, Document, Section, Table, Text
+from paceline.report.scaling import scaling
+from paceline.report.traffic import traffic
+from paceline.study._context import Context, Failed
+
+TITLE = "paceline report"
+
+
+def document_of(
+    runs: Sequence[Run],
+    *,
+    context: Context | None = None,
+    target: float | None = None,
+    title: str | None = None,
+) -> Document:
+    """A report on some runs: a section for each problem, and the environment.
+
+    `context`: what a study says beside its runs (`paceline.study._context.context_of`): title, question, target, published
+    figures, failed cells. `target`: the accuracy to be reached, a fraction; else the study's, else one point below the best
+    serial accuracy on the validation samples.
+
+    >>> import tempfile
+    >>> from paceline import fit
+    >>> from paceline.record import find_runs
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = fit("mlp:8", "iris", strategy="serial", epochs=2, batch=10, runs=folder, quiet=True)
+    ...     page = document_of(find_runs([folder]))
+    >>> [section.title for section in page.sections]
+    ['iris, mlp:8', 'Environment']
+    """
+    context = Context() if context is None else context
+    if target is not None and not 0 < target <= 1:
+        raise UsageError(f"a target accuracy must be above 0 and at most 1; got {target:g}")
+    if not runs and not context.failed:
+        raise UsageError("there are no complete runs to report on")
+    said: list[Text] = [Text(lines=(context.question,))] if context.question else []
+    sections: list[Section] = []
+    left = list(context.failed)
+    problems = [list(group) for _, group in groupby(rows_of(runs), key=lambda row: row.problem)]
+    for number, rows in enumerate(problems, 1):
+        failed = failed_for(rows, left)
+        left = [cell for cell in left if cell not in failed]
+        section, words = _problem(rows, number, context, target, failed)
+        sections.append(section)
+        named = (f"{rows[0].problem.title}: {words[0]}", *words[1:])
+        said.append(Text(kind="verdict", lines=named))
+    if left:
+        sections.append(_failed(left))
+        said.append(Text(kind="verdict", lines=summary((), None, left)))
+    if runs:
+        sections.append(environment(runs))
+    return Document(title=title or context.title or TITLE, summary=tuple(said), sections=tuple(sections))
+
+
+def _problem(
+    rows: list[Row], number: int, context: Context, given: float | None, failed: Sequence[Failed]
+) -> tuple[Section, tuple[str, ...]]:
+    """The section of one problem, and what is said of it at the top."""
+    words = "as asked for" if given is not None else "the study's"
+    target = target_of(rows, context.target_accuracy if given is None else given, words)
+    alone = len(rows) == 1 and given is None and context.target_accuracy is None
+    target = None if alone else target  # one row has nobody to be compared with
+    theirs = published_for(rows, context.published)
+    blocks: list[Block] = [results(rows, failed, number)]
+    if failed:
+        blocks.append(
+            Text(kind="note", lines=tuple(f"failed: {cell_of(cell)}: {cell.why}" for cell in failed))
+        )
+    if told := notes(rows):
+        blocks.append(Text(kind="note", lines=tuple(told)))
+    if bought := costs(rows, target):
+        blocks.append(Text(kind="list", lines=bought))
+    sections = [
+        scaling(rows, number, theirs),
+        accuracy(rows, number, theirs),
+        curves(rows, number, target),
+        Section(title="Where the time went", blocks=(time_split(rows, number),)),
+        ages(rows, number),
+        traffic(rows, number),
+        published(rows, theirs, number),
+    ]
+    problem = rows[0].problem
+    section = Section(
+        title=problem.title,
+        note=problem.details,
+        blocks=tuple(blocks),
+        sections=tuple(one for one in sections if one is not None),
+    )
+    return section, summary(rows, target, failed)
+
+
+def _failed(cells: Sequence[Failed]) -> Section:
+    """Cells of no problem that has any run."""
+    return Section(
+        title="Cells that failed",
+        blocks=(
+            Table(
+                name="failed",
+                title="",
+                columns=(
+                    Column(name="strategy"),
+                    Column(name="data"),
+                    Column(name="model"),
+                    Column(name="why"),
+                ),
+                rows=tuple(
+                    (cell_of(cell), cell.settings.get("data"), cell.settings.get("model"), cell.why)
+                    for cell in cells
+                ),
+                marks=tuple("failed" for _ in cells),
+            ),
+        ),
+    )

@@ -1,0 +1,111 @@
+"""Amdahl's and Gustafson's laws, and the serial fraction with which each comes nearest to measured speedups.
+
+    Amdahl       S(p) = 1 / (s + (1 - s) / p)     the work stays the same; its part s cannot be divided
+    Gustafson    S(p) = p - s (p - 1)             the work grows with the ranks; s is a part of the time
+
+Least squares in S. A fraction is at least 0, also where ranks are more than p times as fast; above 1 it says that ranks
+are slower than one process.
+
+Amdahl, Validity of the single processor approach (1967); Gustafson, Reevaluating Amdahl's law (1988).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Law = Literal["Amdahl", "Gustafson"]
+Array = NDArray[np.float64]
+# A law with one unknown goes through any one point: so many numbers of ranks above 1 it takes to say something.
+LEAST = 2
+
+
+def amdahl(p: Array | float, s: float) -> Array:
+    """
+    >>> amdahl(np.array([1, 2, 4]), s=0.5).tolist()
+    [1.0, 1.3333333333333333, 1.6]
+    """
+    return np.asarray(1 / (s + (1 - s) / np.asarray(p, float)))
+
+
+def gustafson(p: Array | float, s: float) -> Array:
+    """
+    >>> gustafson(np.array([1, 2, 4]), s=0.5).tolist()
+    [1.0, 1.5, 2.5]
+    """
+    p = np.asarray(p, float)
+    return np.asarray(p - s * (p - 1))
+
+
+LAWS: dict[Law, Callable[[Array | float, float], Array]] = {"Amdahl": amdahl, "Gustafson": gustafson}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """A law with its serial fraction, and how far it is from the points."""
+
+    law: Law
+    serial: float
+    residual: float
+    """Root mean square of the differences, in times serial's speed."""
+
+    def at(self, ranks: Sequence[float]) -> list[float]:
+        """The law's speedups."""
+        return [float(value) for value in LAWS[self.law](np.array(ranks, float), self.serial)]
+
+
+def fit(law: Law, ranks: Sequence[int], speedups: Sequence[float]) -> Fit:
+    """The law as near as it comes to the points; those of one rank say nothing, both laws start there.
+
+    >>> exact = fit("Amdahl", [2, 4, 8], amdahl(np.array([2, 4, 8]), s=0.05).tolist())
+    >>> round(exact.serial, 9), round(exact.residual, 9)
+    (0.05, 0.0)
+    >>> exact = fit("Gustafson", [2, 4, 8], [1.9, 3.7, 7.3])
+    >>> round(exact.serial, 9), round(exact.residual, 9), exact.at([16])
+    (0.1, 0.0, [14.5])
+    >>> fit("Amdahl", [4, 8], [4.5, 9.0]).serial
+    0.0
+    """
+    p, measured = np.array(ranks, float), np.array(speedups, float)
+    p, measured = p[p > 1], measured[p > 1]
+    if law == "Gustafson":
+        serial = max(0.0, float(((p - measured) * (p - 1)).sum() / ((p - 1) ** 2).sum()))
+    else:
+        serial = _least(p, measured)
+    away = LAWS[law](p, serial) - measured
+    return Fit(law=law, serial=serial, residual=float(np.sqrt((away**2).mean())))
+
+
+def _least(p: Array, measured: Array) -> float:
+    """Amdahl's fraction: between the smallest and the largest that a point has by itself, first roughly, then closely."""
+    own = np.maximum((1 / measured - 1 / p) / (1 - 1 / p), 0.0)
+    low, high = float(own.min()), float(own.max())
+    for _ in range(8):
+        tried = np.linspace(low, high, 101)
+        missed = ((_many(p, tried) - measured) ** 2).sum(axis=1)
+        best = int(missed.argmin())
+        low, high = float(tried[max(best - 1, 0)]), float(tried[min(best + 1, 100)])
+    return float(tried[best])
+
+
+def _many(p: Array, fractions: Array) -> Array:
+    """Amdahl's speedups, a row for each fraction."""
+    s = fractions[:, None]
+    return np.asarray(1 / (s + (1 - s) / p[None, :]))
+
+
+def refusal(ranks: Sequence[int]) -> str | None:
+    """Why no law is fitted to points at these numbers of ranks; None where one can be.
+
+    >>> refusal([1, 4, 4])
+    'a law with one unknown goes through any one point: it takes 2 numbers of ranks above 1, there is 1'
+    """
+    several = len({count for count in ranks if count > 1})
+    if several >= LEAST:
+        return None
+    there = "is 1" if several == 1 else "are none"
+    return f"a law with one unknown goes through any one point: it takes {LEAST} numbers of ranks above 1, there {there}"

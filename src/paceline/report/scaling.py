@@ -1,0 +1,236 @@
+"""Time and speedup against the number of ranks, and the laws that come nearest to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from paceline.report import laws
+from paceline.report._rows import Row
+from paceline.report._series import CURVES, Series, series_of, several_ranks
+from paceline.report._ways import grows
+from paceline.report.document import Axis, Block, Column, Curve, Lines, Section, Table, Text
+from paceline.study._context import Published
+
+TIME = (
+    "Mean over the seeds; the band goes from the fastest run to the slowest. Both axes are logarithmic: perfect scaling "
+    "is a straight line down."
+)
+SPEEDUP = (
+    "How many times as fast as the fastest serial row; the band is the spread over seeds. Dotted: as many times as there "
+    "are ranks. Dashed: the law that fits the setting (table)."
+)
+HOLLOW = " Hollow: more ranks than cores, which say nothing about scaling and are in no fit."
+TABLE = (
+    "Amdahl, S = 1 / (s + (1 - s) / p), is for work that stays the same: a batch that the ranks share. Gustafson, "
+    "S = p - s (p - 1), is for work that grows with the ranks: whole batches on each, or --batch-per-rank; there S is the "
+    "samples a second against serial's. RMS: how far the law is from the points, in times serial's speed."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fits:
+    """Both laws for one series, and which one its setting calls for; or why there are none."""
+
+    series: Series
+    suits: laws.Law
+    fits: tuple[laws.Fit, ...] = ()
+    refused: str = ""
+
+
+def scaling(rows: Sequence[Row], number: int, published: Sequence[Published] = ()) -> Section | None:
+    """The section of one problem; None where no strategy was tried on several numbers of ranks."""
+    if not several_ranks(rows):
+        return None
+    found = [one for one in series_of(rows) if one.strategy != "serial"]
+    fitted = [fits_of(one, rows) for one in found]
+    crowded = HOLLOW if any(row.oversubscribed for row in rows) else ""
+    blocks: list[Block] = [_times(rows, number, published, crowded)]
+    if any(row.speedup is not None for one in found for row in one.rows):
+        blocks.append(_speedups(found, fitted, number, crowded))
+    blocks.append(_table(fitted, number))
+    why = dict.fromkeys(one.refused for one in fitted if one.refused)
+    if why:
+        blocks.append(Text(kind="note", lines=tuple(f"Not fitted: {reason}." for reason in why)))
+    return Section(title="Scaling", blocks=tuple(blocks))
+
+
+def fits_of(one: Series, rows: Sequence[Row]) -> Fits:
+    """The laws that come nearest to a series: to rows that did not diverge and whose ranks have a core each."""
+    suits: laws.Law = "Gustafson" if grows(one.rows[0].members[0]) else "Amdahl"
+    points = [row for row in one.rows if row.speedup is not None and not row.oversubscribed]
+    if not any(row.speedup is not None for row in one.rows):
+        why = "there is no serial run to measure against, or all diverged"
+        return Fits(series=one, suits=suits, refused=why)
+    if why_not := laws.refusal([row.ranks for row in points]):
+        left = any(row.oversubscribed for row in one.rows)
+        return Fits(series=one, suits=suits, refused=why_not + (" (with a core each)" if left else ""))
+    ranks = [row.ranks for row in points]
+    scaled = scaled_speedups(points, rows)
+    both = (
+        laws.fit("Amdahl", ranks, [row.speedup or 0.0 for row in points]),
+        laws.fit("Gustafson", ranks, scaled),
+    )
+    return Fits(series=one, suits=suits, fits=both)
+
+
+def scaled_speedups(points: Sequence[Row], rows: Sequence[Row]) -> list[float]:
+    """Samples a second against the fastest serial row's: Gustafson's speedup, of work that may have grown."""
+    serial = [row for row in rows if row.strategy == "serial" and row.samples_per_second and not row.diverged]
+    own = [row for row in serial if bool(row.simulated) == bool(points[0].simulated)] or serial
+    base = max((row.samples_per_second or 0.0 for row in own), default=0.0)
+    return [
+        row.samples_per_second / base if row.samples_per_second and base else row.speedup or 0.0
+        for row in points
+    ]
+
+
+def ranks_axis(counts: Sequence[int], label: str = "ranks") -> Axis:
+    """Numbers of ranks, each twice the one before equally far from it, with a tick at each that there is."""
+    return Axis(label=label, log=True, ticks=tuple(float(count) for count in sorted(set(counts))))
+
+
+def curve_of(one: Series, values: Sequence[tuple[float | None, float | None, float | None]]) -> Curve:
+    """A series as a curve over its ranks: to each row its value, the least and the most."""
+    return Curve(
+        label=one.label,
+        strategy=one.strategy,
+        x=tuple(float(row.ranks) for row in one.rows),
+        y=tuple(value for value, _, _ in values),
+        low=tuple(low for _, low, _ in values),
+        high=tuple(high for _, _, high in values),
+        origin=one.origin,
+        hollow=tuple(row.oversubscribed for row in one.rows),
+        notes=tuple(_note(row) for row in one.rows),
+    )
+
+
+def _note(row: Row) -> str:
+    words = [f"{row.runs} run{'' if row.runs == 1 else 's'}"]
+    words += ["diverged"] if row.diverged else []
+    words += ["more ranks than cores"] if row.oversubscribed else []
+    return ", ".join(words)
+
+
+def _times(rows: Sequence[Row], number: int, published: Sequence[Published], crowded: str) -> Lines:
+    curves = [
+        curve_of(
+            one,
+            [
+                (None, None, None) if row.diverged else (row.train_seconds, *row.seconds_range)
+                for row in one.rows
+            ],
+        )
+        for one in series_of(rows)
+    ]
+    curves += published_curves(published, "seconds", lambda figure: figure.ranks)
+    return Lines(
+        name=f"time-{number}",
+        title="Training time against ranks",
+        caption=TIME + crowded,
+        x=ranks_axis([int(x) for curve in curves for x in curve.x]),
+        y=Axis(label="training time (s)", log=True),
+        curves=tuple(curves),
+    )
+
+
+def published_curves(
+    published: Sequence[Published], field: str, place: Callable[[Published], int]
+) -> list[Curve]:
+    """Published figures as curves of their own, one for each strategy, thing and source."""
+    groups: dict[tuple[str, str, str], list[Published]] = {}
+    for figure in published:
+        if getattr(figure, field) is not None:
+            what = figure.what if field == "seconds" else ""
+            groups.setdefault((figure.strategy, what, figure.source), []).append(figure)
+    found = []
+    for (strategy, what, source), figures in groups.items():
+        figures = sorted(figures, key=place)
+        words = ", ".join(filter(None, (strategy, what, f"published{f': {source}' if source else ''}")))
+        found.append(
+            Curve(
+                label=words,
+                strategy=strategy,
+                x=tuple(float(place(figure)) for figure in figures),
+                y=tuple(getattr(figure, field) for figure in figures),
+                origin="published",
+                notes=tuple(figure.setting for figure in figures),
+            )
+        )
+    return found
+
+
+def _speedups(found: Sequence[Series], fitted: Sequence[Fits], number: int, crowded: str) -> Lines:
+    curves = [curve_of(one, [speedup_range(row) for row in one.rows]) for one in found]
+    most = max(row.ranks for one in found for row in one.rows)
+    least = min(row.ranks for one in found for row in one.rows)
+    ideal = tuple(float(count) for count in sorted({1, least, most}))
+    curves.append(Curve(label="as many times as ranks", strategy="ideal", x=ideal, y=ideal, origin="ideal"))
+    drawn = [one for one in fitted if one.fits] if len(found) <= CURVES else []
+    for one in drawn:
+        law = next(each for each in one.fits if each.law == one.suits)
+        ranks = smooth(max(row.ranks for row in one.series.rows if not row.oversubscribed))
+        curves.append(
+            Curve(
+                label=f"{one.series.label}: {law.law}, s = {100 * law.serial:.1f} %",
+                strategy=one.series.strategy,
+                x=tuple(ranks),
+                y=tuple(law.at(ranks)),
+                origin="fit",
+            )
+        )
+    return Lines(
+        name=f"speedup-{number}",
+        title="Speedup against ranks",
+        caption=SPEEDUP + crowded,
+        x=ranks_axis([1, *(row.ranks for one in found for row in one.rows)]),
+        y=Axis(label="speedup (times serial's speed)", bounds=(0.0, None)),
+        curves=tuple(curves),
+    )
+
+
+def speedup_range(row: Row) -> tuple[float | None, float | None, float | None]:
+    """A row's speedup, that of its slowest run and of its fastest."""
+    if row.speedup is None:
+        return None, None, None
+    serial = row.speedup * row.train_seconds
+    fastest, slowest = row.seconds_range
+    return row.speedup, serial / slowest if slowest else None, serial / fastest if fastest else None
+
+
+def smooth(most: int) -> list[float]:
+    """Numbers of ranks from 1 on, close enough for a smooth curve on a logarithmic axis.
+
+    >>> smooth(2)[0], smooth(2)[-1]
+    (1.0, 2.0)
+    """
+    steps = 24
+    return [1.0 if k == 0 else float(most ** (k / steps)) for k in range(steps)] + [float(most)]
+
+
+def _table(fitted: Sequence[Fits], number: int) -> Table:
+    lines: list[tuple[str | float | None, ...]] = []
+    for one in fitted:
+        if not one.fits:
+            lines.append((one.series.label, one.suits, None, None, None, None, "not fitted"))
+            continue
+        values = [value for law in one.fits for value in (law.serial, law.residual)]
+        other = next(law for law in one.fits if law.law != one.suits)
+        own = next(law for law in one.fits if law.law == one.suits)
+        nearer = own.law if own.residual <= other.residual else other.law
+        lines.append((one.series.label, one.suits, *values, nearer))
+    return Table(
+        name=f"laws-{number}",
+        title="Serial fraction",
+        columns=(
+            Column(name="strategy"),
+            Column(name="for this setting"),
+            Column(name="Amdahl's s", kind="percent"),
+            Column(name="RMS (Amdahl)", kind="number"),
+            Column(name="Gustafson's s", kind="percent"),
+            Column(name="RMS (Gustafson)", kind="number"),
+            Column(name="nearer"),
+        ),
+        rows=tuple(lines),
+        caption=TABLE,
+    )
