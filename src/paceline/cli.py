@@ -19,6 +19,7 @@ from paceline.errors import UsageError
 COMMANDS = {
     "train": ("paceline.commands.train", "train a network on this machine's or this job's ranks"),
     "predict": ("paceline.commands.predict", "use a trained network"),
+    "study": ("paceline.commands.study", "run every cell of a study that is not done yet, and report"),
     "report": ("paceline.commands.report", "compare runs: a table and a plot"),
     "bench": ("paceline.commands.bench", "measure collectives on this machine, against theory and MPI"),
     "simulate": ("paceline.commands.simulate", "predict scaling; run an mpi4py program on simulated ranks"),

@@ -64,7 +64,7 @@ class Lines:
             if self.simulated:
                 words[-1:] = [f"{epoch.train_seconds:.3g} s simulated", words[-1]]
             taken = self.clock() - self._start if self.simulated else epoch.train_seconds
-            words.append(f"{_clock_time(taken * (self.steps - epoch.step) / epoch.step)} left")
+            words.append(f"{clock_time(taken * (self.steps - epoch.step) / epoch.step)} left")
         self.stream.write("  ".join(words) + "\n")
         self.stream.flush()
 
@@ -98,7 +98,7 @@ class Bar(Lines):
         before = f"epoch {epoch}/{self.epochs} "
         said = "" if math.isnan(loss) and self.simulated else f"  loss {loss:.4f}"
         said += "" if self.simulated else f"  {rate:,.0f} samples/s"
-        after = f" {done}/{self.steps}{said}  {_clock_time(left)} left"
+        after = f" {done}/{self.steps}{said}  {clock_time(left)} left"
         room = max(self.width - len(before) - len(after) - 3, 0)
         full = room * done // self.steps
         bar = f"[{'#' * full}{'.' * (room - full)}]" if room >= 5 else ""
@@ -119,7 +119,12 @@ class Bar(Lines):
         self.stream.flush()
 
 
-def _clock_time(seconds: float) -> str:
+def clock_time(seconds: float) -> str:
+    """Seconds as a clock shows them.
+
+    >>> clock_time(65.2), clock_time(3600)
+    ('1:05', '1:00:00')
+    """
     minutes, whole = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"

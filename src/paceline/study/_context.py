@@ -71,9 +71,10 @@ class Context:
 
 
 def context_of(places: Iterable[str | Path]) -> Context:
-    """What the studies among some folders say. Where several do not agree on a title, question or target, there is none.
+    """What the studies say to which some folders belong, each a folder of runs or a run.
 
-    What cannot be read is left out, with a warning.
+    Where several do not agree on a title, question or target, there is none. What cannot be read is left out, with a
+    warning.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -84,7 +85,7 @@ def context_of(places: Iterable[str | Path]) -> Context:
     """
     studies: list[dict[str, Any]] = []
     failed: list[Failed] = []
-    for place in dict.fromkeys(map(Path, places)):
+    for place in dict.fromkeys(map(_home, map(Path, places))):
         if (place / STUDY).is_file() and (told := _read(place / STUDY)) is not None:
             studies.append(told)
         if (place / FAILED).is_dir():
@@ -98,6 +99,11 @@ def context_of(places: Iterable[str | Path]) -> Context:
         published=tuple(dict.fromkeys(map(_published, published))),
         failed=tuple(failed),
     )
+
+
+def _home(place: Path) -> Path:
+    """The folder that may be a study's: of a run, the one that holds it."""
+    return place.parent if (place / "config.json").is_file() else place
 
 
 def _agreed(studies: list[dict[str, Any]], name: str) -> Any:

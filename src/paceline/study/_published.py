@@ -1,0 +1,69 @@
+"""Published figures in a study's file: checked, and told whose problem they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from paceline.study._cells import SERIAL
+
+TEXTS = ("strategy", "of", "what", "source", "setting", "part")
+NUMBERS = ("ranks", "seconds", "accuracy")
+
+
+class Part(Protocol):
+    """What a figure may belong to."""
+
+    @property
+    def name(self) -> str | None: ...
+
+    @property
+    def axes(self) -> Mapping[str, list[Any]]: ...
+
+
+def published_of(given: Any, parts: Sequence[Part], wrong: list[str]) -> Iterator[dict[str, Any]]:
+    """The figures as study.json has them: with the data and the model of their part, where those are one each."""
+    if not isinstance(given, list) or not all(isinstance(figure, dict) for figure in given):
+        wrong.append("published must be tables, [[published]]")
+        return
+    strategies = [SERIAL, *(name for part in parts for name in part.axes.get("strategy", ()))]
+    for number, figure in enumerate(given, start=1):
+        found = list(_mistakes(figure, strategies, parts))
+        wrong += [f"published {number}: {mistake}" for mistake in found]
+        if found:
+            continue
+        part = next((part for part in parts if part.name == figure.get("part")), None)
+        alike = {} if part is None or "part" not in figure else part.axes
+        problem = {name: alike[name][0] for name in ("data", "model") if len(alike.get(name, ())) == 1}
+        yield {**figure, **problem}
+
+
+def _mistakes(figure: Mapping[str, Any], strategies: list[str], parts: Sequence[Part]) -> Iterator[str]:
+    for name in figure:
+        if name not in (*TEXTS, *NUMBERS):
+            yield f"unknown key {name!r}; choose one of {', '.join((*TEXTS, *NUMBERS))}"
+    for name in TEXTS:
+        if not isinstance(figure.get(name, ""), str):
+            yield f"{name} must be a text; got {figure[name]!r}"
+    for name in NUMBERS:
+        value = figure.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            yield f"{name} must be a number; got {value!r}"
+    for name in ("strategy", "ranks"):
+        if name not in figure:
+            yield f"{name} is missing"
+    if "seconds" not in figure and "accuracy" not in figure:
+        yield "it has neither seconds nor accuracy"
+    accuracy = figure.get("accuracy")
+    if isinstance(accuracy, int | float) and accuracy > 1:
+        yield f"accuracy must be a fraction, as 0.9 for 90 %; got {accuracy!r}"
+    ranks = figure.get("ranks", 1)
+    if isinstance(ranks, float) or (isinstance(ranks, int) and ranks < 1):
+        yield f"ranks must be a whole number of at least 1; got {ranks!r}"
+    if figure.get("of", "test") not in ("test", "training"):
+        yield f"of must be test or training; got {figure['of']!r}"
+    if isinstance(name := figure.get("strategy", SERIAL), str) and name not in strategies:
+        yield f"the study has no strategy {name!r}; choose one of {', '.join(dict.fromkeys(strategies))}"
+    names = [part.name for part in parts if part.name is not None]
+    if "part" in figure and figure["part"] not in names:
+        yield f"the study has no part named {figure['part']!r}; choose one of {', '.join(names) or 'none'}"

@@ -1,0 +1,103 @@
+"""Running a study: what is missing, one cell after the other, never two at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from paceline.record import Run
+from paceline.study._cells import Cell
+from paceline.study._folder import Folder
+from paceline.study._pace import Pace
+from paceline.study._process import Ended
+
+Start = Callable[[Cell, str, Callable[[], None]], Ended]
+
+
+class Show(Protocol):
+    """Told how far the study is."""
+
+    def begin(self, cell: str, left: float | None) -> None:
+        """A cell has been started."""
+
+    def tick(self) -> None:
+        """It is still running."""
+
+    def end(self, cell: str, outcome: str, left: float | None) -> None:
+        """It has ended."""
+
+
+@dataclass
+class State:
+    """Which cells of a study are done, which have failed, and which are missing."""
+
+    done: dict[str, list[Run]] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)
+    missing: list[Cell] = field(default_factory=list)
+    """In the order to run them in."""
+    pace: Pace = field(default_factory=Pace)
+
+
+def state_of(folder: Folder, cells: Sequence[Cell], *, retry: bool = False) -> State:
+    """As the folder's records have it. With `retry` a cell that failed is one that is missing."""
+    done, failed = folder.done(), set() if retry else set(folder.failed())
+    state = State(
+        done={cell.key: done[cell.key] for cell in cells if cell.key in done},
+        failed={cell.key for cell in cells if cell.key in failed and cell.key not in done},
+    )
+    state.missing = [cell for cell in cells if cell.key not in {*state.done, *state.failed}]
+    for cell in cells:
+        for run in state.done.get(cell.key, ()):
+            state.pace.known(cell, run)
+    return state
+
+
+def run_missing(
+    folder: Folder, state: State, start: Start, show: Show, spell: Callable[[Cell], str] = str
+) -> None:
+    """Run every missing cell of `state`, which is kept up to date; the folder is held by the caller."""
+    waiting = list(state.missing)
+    while waiting:
+        cell = waiting[0]
+        show.begin(spell(cell), state.pace.left(waiting))
+        name, began = folder.begin(cell), time.monotonic()
+        ended = start(cell, name, show.tick)
+        run = folder.ended(cell, name)
+        if run is None:
+            outcome = f"failed: {_why(ended)}"
+            folder.fail(cell, _why(ended), ended.status, ended.said)
+            state.failed.add(cell.key)
+        else:
+            outcome = told_of(run.summary)
+            state.done.setdefault(cell.key, []).append(run)
+            state.pace.took(cell, time.monotonic() - began)
+        folder.settle()
+        waiting.pop(0)
+        state.missing.remove(cell)
+        show.end(spell(cell), outcome, state.pace.left(waiting))
+    folder.forget_failures(lambda asked: asked not in state.done)
+
+
+def told_of(summary: dict[str, Any]) -> str:
+    """What came out of a run, in a few words.
+
+    >>> told_of({"test_accuracy": 0.95, "train_seconds": 3.14159, "diverged": None})
+    '95.00 %, 3.14 s'
+    """
+    accuracy = summary.get("test_accuracy")
+    words = [] if accuracy is None else [f"{100 * accuracy:.2f} %"]
+    words.append(f"{summary['train_seconds']:.3g} s{' simulated' * bool(summary.get('simulated'))}")
+    return ", ".join([*words, *(["diverged"] if summary.get("diverged") else [])])
+
+
+def _why(ended: Ended) -> str:
+    """In one line: the last that the run said, or how it ended where it said nothing."""
+    if ended.status is None:
+        return "it ran longer than the study's timeout allows"
+    how = f"signal {-ended.status}" if ended.status < 0 else f"exit status {ended.status}"
+    if ended.status in (0, 3):
+        return f"it ended with {how} and left no complete record"
+    said = ended.said[-1].strip().removeprefix("paceline train: ") if ended.said else ""
+    return f"{said} ({how})" if said else f"it ended with {how}"
