@@ -1,0 +1,297 @@
+"""One strategy's runs on one problem, by number of ranks, beside the serial baseline: what rules look at."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean, stdev
+from typing import Any
+
+from paceline import registry, spec
+from paceline.diagnosis._computing import Line, line_of
+from paceline.diagnosis._place import Place, place_of
+from paceline.diagnosis._timing import Timing, timing_of
+from paceline.errors import UsageError
+from paceline.record import Run
+from paceline.sim._bottleneck import POINT, Limit, Point, limit
+from paceline.strategies import Strategy
+
+# Strategies whose ranks come to one place in every step, though they measure no waiting in it.
+MEETING = ("main-worker",)
+# By which part a test loss may be higher, where there are no classes.
+TENTH = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scale:
+    """The runs of one strategy on one number of ranks, that differ in nothing but their seed."""
+
+    runs: tuple[Run, ...]
+    timing: Timing
+    place: Place
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return int(self.runs[0].config["ranks"])
+
+    @property
+    def threads(self) -> int:
+        """Of a rank."""
+        return int(self.runs[0].summary["threads"])
+
+    @property
+    def seconds(self) -> float:
+        """Of training, mean over the runs."""
+        return fmean(run.summary["train_seconds"] for run in self.runs)
+
+    @property
+    def diverged(self) -> str | None:
+        """Why the first of them that diverged did."""
+        return next((str(run.summary["diverged"]) for run in self.runs if run.summary.get("diverged")), None)
+
+    @property
+    def oversubscribed(self) -> bool:
+        """Whether there are more threads on a node than cores."""
+        cores = self.place.cores
+        # What a simulated rank computes was measured with its threads; they take no core of another's.
+        threads = self.threads if self.runs[0].simulated is None else 1
+        return cores is not None and self.place.on_node * threads > cores
+
+    def means(self, name: str) -> tuple[float, float] | None:
+        """The mean of a figure over the runs, and how far that may be off (its standard error); None: unknown."""
+        values = [value for run in self.runs if (value := run.summary.get(name)) is not None]
+        if not values or len(values) < len(self.runs):
+            return None
+        return fmean(values), stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+
+    def found(self, *keys: str) -> Any:
+        """Something that the first run's strategy found out; None where it did not."""
+        value: Any = self.runs[0].summary.get("findings") or {}
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worse:
+    """How much less was learned than by serial training."""
+
+    amount: float
+    """Of accuracy; without classes, the part by which the serial run's test loss is lower."""
+    words: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Case:
+    """What a rule is a function of."""
+
+    strategy: str
+    """As records spell it."""
+    way: str
+    """The same, and how it was run where that is not the usual way."""
+    simulated: str
+    scales: tuple[Scale, ...]
+    """By rising numbers of ranks."""
+    serials: tuple[Scale, ...]
+    """Serial runs of the same problem, fastest first."""
+
+    @property
+    def name(self) -> str:
+        """Of the strategy, without its options."""
+        return self.strategy.partition(":")[0]
+
+    @cached_property
+    def options(self) -> Strategy | None:
+        """The strategy itself; None for somebody's own."""
+        return strategy_in(self.strategy)
+
+    def option(self, name: str, otherwise: Any = None) -> Any:
+        """One of its options."""
+        return getattr(self.options, name, otherwise)
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The settings of the run that is looked at."""
+        return self.at.runs[0].config
+
+    @property
+    def whole_batches(self) -> bool:
+        """Whether a rank computes whole batches, and not pieces of one."""
+        return bool(self.option("whole_batches", False))
+
+    @property
+    def serial(self) -> Scale | None:
+        """What speedups are against."""
+        return self.serials[0] if self.serials else None
+
+    @property
+    def peer(self) -> Scale | None:
+        """The serial runs with as many threads as a rank has here: whose computing can be compared."""
+        return next((scale for scale in self.serials if scale.threads == self.at.threads), None)
+
+    def speedup(self, scale: Scale) -> float | None:
+        """Against the fastest serial runs; None where there are none, or where it diverged."""
+        if self.serial is None or scale.diverged or scale.seconds <= 0:
+            return None
+        return self.serial.seconds / scale.seconds
+
+    # ---- where scaling stops
+
+    @cached_property
+    def limit(self) -> Limit | None:
+        """Where it stops scaling; None where there is nothing to compare with, or where all diverged."""
+        points = [point for scale in self.scales if (point := self._point(scale)) is not None]
+        if not points or self.serial is None:
+            return None
+        reference = self._reference("test_accuracy")
+        if points[0].ranks > 1:
+            points.insert(0, Point(ranks=1, step_seconds=1.0, samples_per_second=1.0, speedup=1.0,
+                                   accuracy=reference))  # fmt: skip
+        return limit(points, reference)
+
+    @cached_property
+    def at(self) -> Scale:
+        """Where causes are looked for."""
+        good = [scale for scale in self.scales if not scale.diverged] or list(self.scales)
+        if self.limit is None:
+            return good[-1]
+        return next((scale for scale in good if scale.ranks >= self.limit.shown.ranks), good[-1])
+
+    def _point(self, scale: Scale) -> Point | None:
+        speedup = self.speedup(scale)
+        if speedup is None:
+            return None
+        timing, accuracy = scale.timing, scale.means("test_accuracy")
+        lost = {part: timing.total - getattr(timing, part) for part in ("exchange", "wait", "answer")}
+        return Point(
+            ranks=scale.ranks,
+            step_seconds=timing.total,
+            samples_per_second=1.0,
+            speedup=speedup,
+            without=lost if timing.total > 0 else {},
+            accuracy=None if accuracy is None else accuracy[0],
+            staleness=scale.found("staleness", "mean"),
+        )
+
+    # ---- what was learned
+
+    def _reference(self, name: str) -> float | None:
+        known = [found[0] for scale in self.serials if (found := scale.means(name)) is not None]
+        if not known:
+            return None
+        return max(known) if name == "test_accuracy" else min(known)
+
+    @cached_property
+    def worse(self) -> Worse | None:
+        """By how much less was learned than by serial training; None where it is little, or not known.
+
+        Little is a point of accuracy, or a tenth of the loss, or what seeds alone make.
+        """
+        for name in ("test_accuracy", "test_loss"):
+            mine, than = self.at.means(name), self._reference(name)
+            if mine is None or than is None:
+                continue
+            seeds = len(self.at.runs)
+            once = " (one seed)" if seeds == 1 else f" (mean of {seeds} seeds)"
+            if name == "test_accuracy":
+                lost = than - mine[0]
+                words = f"test accuracy is {100 * mine[0]:.1f} %, serial's {100 * than:.1f} %{once}"
+                return Worse(amount=lost, words=words) if lost > POINT + mine[1] else None
+            lost = 1 - than / mine[0] if mine[0] > 0 else 0.0
+            words = f"test loss is {mine[0]:.3g}, serial's {than:.3g}{once}"
+            return Worse(amount=lost, words=words) if mine[0] > than * (1 + TENTH) + mine[1] else None
+        return None
+
+    # ---- computing
+
+    @cached_property
+    def computing(self) -> Line:
+        """How long a gradient takes by its samples, on a rank here."""
+        timing = self.at.timing
+        alike = [s for s in (*self.serials, *self.scales) if s.threads == self.at.threads]
+        alike = [scale for scale in alike if not scale.oversubscribed or scale is self.at]
+        line = line_of(scale.timing.by_count for scale in alike)
+        if line is None:
+            samples = timing.samples or 1.0
+            return Line(fixed=0.0, each=timing.compute / samples, fitted=False)
+        return line.through(timing.samples, timing.compute)
+
+    @cached_property
+    def alone(self) -> Line | None:
+        """How long a gradient takes by its samples where nobody else computes; None where that is not known."""
+        peer = self.peer
+        return None if peer is None else line_of([peer.timing.by_count])
+
+
+def strategy_in(text: str) -> Strategy | None:
+    """The strategy that a record's words stand for; None for somebody's own, which is not imported for this.
+
+    >>> strategy_in("local-sgd:every=4").every, strategy_in("my_module:Mine")
+    (4, None)
+    """
+    if not registry.has("strategies", text.partition(":")[0]):
+        return None
+    try:
+        found = spec.parse("strategies", text).make()
+    except UsageError:  # of another version
+        return None
+    return found if isinstance(found, Strategy) else None
+
+
+def cases_of(runs: Sequence[Run]) -> list[Case]:
+    """One case for each strategy among the runs of one problem, real ones first; serial runs are what they are held to."""
+    # Reports have diagnoses in them: this way round the two can be imported in either order.
+    from paceline.report._rows import simulated_as, way_of
+
+    groups: dict[tuple[str, str], dict[tuple[int, int], list[Run]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        key = (simulated_as(run), way_of(run))
+        groups[key][run.config["ranks"], run.summary["threads"]].append(run)
+    scales = {
+        key: [_scale(members) for _, members in sorted(places.items())] for key, places in groups.items()
+    }
+    serial = {
+        bool(virtual): sorted(
+            (s for key, found in scales.items() if _is_serial(key) and bool(key[0]) == virtual for s in found
+             if not s.diverged),
+            key=lambda scale: scale.seconds,
+        )
+        for virtual in (False, True)
+    }  # fmt: skip
+    return [
+        Case(
+            strategy=str(found[0].runs[0].config["strategy"]),
+            way=key[1],
+            simulated=key[0],
+            scales=_fastest(found),
+            serials=tuple((serial[True] if key[0] else []) or serial[False]),
+        )
+        for key, found in sorted(scales.items())
+        if not _is_serial(key)
+    ]
+
+
+def _is_serial(key: tuple[str, str]) -> bool:
+    return key[1].partition(" ")[0] == "serial"
+
+
+def _scale(members: Sequence[Run]) -> Scale:
+    strategy = str(members[0].config["strategy"])
+    found, name = strategy_in(strategy), strategy.partition(":")[0]
+    together = bool(getattr(found, "in_step", True)) or name in MEETING
+    timing = timing_of(members, together=together, served=name == "parameter-server")
+    return Scale(runs=tuple(members), timing=timing, place=place_of(members[0]))
+
+
+def _fastest(scales: Sequence[Scale]) -> tuple[Scale, ...]:
+    """Of those on the same number of ranks, with other threads, the fastest that did not diverge."""
+    by_ranks: dict[int, list[Scale]] = defaultdict(list)
+    for scale in scales:
+        by_ranks[scale.ranks].append(scale)
+    return tuple(
+        min(those, key=lambda scale: (scale.diverged is not None, scale.seconds))
+        for _, those in sorted(by_ranks.items())
+    )

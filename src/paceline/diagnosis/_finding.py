@@ -1,0 +1,64 @@
+"""What a diagnosis is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.diagnosis._case import Case
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """One thing that keeps a strategy from scaling.
+
+    >>> Cause(rule="oversubscribed cores", share=0.5, words="4 ranks on 2 cores", advice="-n 2").lost
+    0.5
+    """
+
+    rule: str
+    """Its name."""
+    share: float | None
+    """The part of a step's time that it takes, or, where `of_accuracy`, the accuracy that is lost; None: neither."""
+    words: str
+    """What is the matter, with figures and their units."""
+    advice: str
+    """Settings to try next, as they are typed."""
+    of_accuracy: bool = False
+
+    @property
+    def lost(self) -> float:
+        """How much it matters beside others, at most 1: a point of accuracy as much as a tenth of the time."""
+        share = self.share or 0.0
+        return min(1.0, 10 * share if self.of_accuracy else share)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """Why one strategy stops scaling on one problem, and what to try next."""
+
+    strategy: str
+    """As its runs' records spell it, and how it was run where that is not the usual way: `sync (replay)`."""
+    ranks: int
+    """Where the causes were looked for: where scaling stops, or on the most ranks that were tried."""
+    summary: str
+    """One sentence: up to how many ranks it scales, and the main cause."""
+    causes: tuple[Cause, ...]
+    """Most important first; at least one."""
+    simulated: str = ""
+    """What was simulated, in words; nothing where the ranks were real."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """A name, what it comes to in a few words, and a function that finds it in a case or not."""
+
+    name: str
+    short: str
+    find: Callable[[Case], Cause | None]
+
+    def cause(self, case: Case) -> Cause | None:
+        """What this rule finds."""
+        return self.find(case)

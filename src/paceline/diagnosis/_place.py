@@ -1,0 +1,134 @@
+"""Where ranks are: on how many nodes, with how many cores, and what a message between them costs by theory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceline.collectives._cost import Machine as Links
+from paceline.collectives._cost import cost, has_cost
+from paceline.collectives._layout import Nodes
+from paceline.errors import UsageError
+from paceline.record import Run
+
+if TYPE_CHECKING:
+    from paceline.sim.machine import Machine
+    from paceline.sim.network import Network
+
+# Bytes of the messages whose times alpha and beta are fitted to.
+SIZES = tuple(8 << k for k in range(0, 22, 3))
+# A collective is worth naming where it takes at most this part of another's time.
+CHEAPER = 0.8
+WIDTH = {"float32": 4, "float64": 8}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """The nodes of one run. Real ranks are taken to be on one node: their records do not say otherwise."""
+
+    ranks: int
+    on_node: int
+    cores: int | None
+    """Of a node; None: enough."""
+    links: Links
+    """What a message and a sum take, for the theory of the collectives."""
+
+    @property
+    def layout(self) -> Nodes:
+        """Which rank is on which node."""
+        return Nodes(tuple(rank // self.on_node for rank in range(self.ranks)))
+
+    def theory(self, name: str, parameters: int, itemsize: int) -> float | None:
+        """Seconds that the collective of this name takes by theory; None where it has none, or cannot be used here."""
+        several = self.on_node < self.ranks
+        if not has_cost(name) or (several and name == "shared-memory"):
+            return None
+        done = cost(name, n=parameters, p=self.ranks, itemsize=itemsize, nodes=self.layout)
+        return self.links.seconds(done, itemsize)
+
+    def cheapest(self, used: str, parameters: int, dtype: str) -> tuple[str, float] | None:
+        """A collective that is cheaper by theory than the one used, and the part of its time that it takes.
+
+        `auto` chooses by measurements, which no theory is better than; other packages' collectives have no theory.
+        """
+        from paceline.registry import names
+
+        itemsize = WIDTH.get(dtype, 4)
+        if used == "auto" or used not in names("collectives") or self.ranks < 2:
+            return None
+        now = self.theory(used, parameters, itemsize)
+        if not now:
+            return None
+        known = {name: self.theory(name, parameters, itemsize) for name in names("collectives")}
+        times = {name: t for name, t in known.items() if t is not None and name not in ("auto", "native")}
+        best = min(times, key=times.__getitem__, default=used)
+        part = times.get(best, now) / now
+        return (best, part) if part <= CHEAPER else None
+
+
+def place_of(run: Run) -> Place:
+    """Where the ranks of a run were."""
+    ranks, told = int(run.config["ranks"]), run.simulated
+    cores = int(run.environment["cores"])
+    if told is None:
+        return Place(ranks=ranks, on_node=ranks, cores=cores, links=_inside(_typical(), ranks))
+    network, machine = _network(str(told.get("network"))), _machine(told.get("machine"))
+    if network is None:
+        return Place(ranks=ranks, on_node=ranks, cores=cores, links=_inside(machine, ranks))
+    on_node, cores_here = min(network.ranks_per_node or ranks, ranks), network.node_cores(cores)
+    links = _inside(machine, ranks)
+    if on_node < ranks:
+        links = Links(
+            alpha=network.latency + 2 * network.overhead,
+            beta=1 / network.bandwidth + 2 / network.copy_bandwidth,
+            gamma=links.gamma,
+        )
+    return Place(ranks=ranks, on_node=on_node, cores=cores_here, links=links)
+
+
+def _network(text: str) -> Network | None:
+    """The network that a record names; None for the file of a machine, of which the record has a copy."""
+    from paceline.sim.network import parse_network
+
+    try:
+        return parse_network(text)
+    except UsageError:
+        return None
+
+
+def _typical() -> Machine:
+    from paceline.sim.machine import Machine
+
+    return Machine.typical()
+
+
+def _machine(values: Any) -> Machine:
+    """The machine that a record holds, or a typical one."""
+    from paceline.sim.machine import Machine
+
+    try:
+        return Machine.of(values)
+    except (TypeError, KeyError, ValueError, AttributeError):
+        return Machine.typical()
+
+
+def _inside(machine: Machine, ranks: int) -> Links:
+    """alpha, beta and gamma of a node, from its tables."""
+    from paceline.bench._fit import fit_line
+
+    times = [
+        machine.link.both_ways(size, ranks, eager=size <= machine.eager_limit, post=machine.post)
+        for size in SIZES
+    ]
+    alpha, beta = fit_line(SIZES, np.array(times))
+    return Links(alpha=alpha, beta=beta, gamma=_slope(machine.memory.get("combine"), ranks))
+
+
+def _slope(curves: Any, ranks: int) -> float:
+    """Seconds a byte of a pass over memory; a tenth of a nanosecond where none was measured."""
+    if curves is None:
+        return 1e-10
+    low, high = 1 << 16, 1 << 22
+    return max(0.0, float(curves.at(high, ranks) - curves.at(low, ranks)) / (high - low))

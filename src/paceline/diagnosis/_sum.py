@@ -1,0 +1,71 @@
+"""All causes of a case, in order of their weight, and the sentence that they come to."""
+
+from __future__ import annotations
+
+from paceline.diagnosis._case import Case
+from paceline.diagnosis._finding import Cause, Diagnosis
+from paceline.diagnosis._timing import PARTS
+from paceline.diagnosis._words import count, duration, percent, times
+from paceline.diagnosis.rules import RULES, scales_well
+from paceline.sim._reasons import where
+
+UNKNOWN = "unexplained"
+
+
+def sum_up(case: Case) -> Diagnosis:
+    """The diagnosis of one strategy."""
+    found = [cause for rule in RULES if (cause := rule.cause(case)) is not None]
+    if not found:
+        found = [_unexplained(case)]
+    causes = tuple(sorted(found, key=_weight))  # stable: in the order of the rules where they weigh alike
+    return Diagnosis(
+        strategy=case.way,
+        ranks=case.at.ranks,
+        summary=_summary(case, causes[0]),
+        causes=causes,
+        simulated=case.simulated,
+    )
+
+
+def _weight(cause: Cause) -> tuple[bool, float]:
+    """What is lowest for the first: that nothing is wrong, then what most is lost to."""
+    return cause.rule != scales_well.NAME, -cause.lost
+
+
+def _summary(case: Case, main: Cause) -> str:
+    short = next((rule.short for rule in RULES if rule.name == main.rule), "no rule explains why")
+    if main.share is not None and main.rule != "divergence":
+        much = (
+            f"{100 * main.share:.1f} points of accuracy"
+            if main.of_accuracy
+            else f"{percent(main.share)} of the time"
+        )
+        short += f" ({much} at {count(case.at.ranks, 'rank')})"
+    return f"{case.way} {_where(case)}: {short}"
+
+
+def _where(case: Case) -> str:
+    if case.limit is not None:
+        return where(case.limit)
+    good = [scale for scale in case.scales if not scale.diverged]
+    if not good:
+        return f"diverged on every number of ranks that was tried ({', '.join(str(s.ranks) for s in case.scales)})"
+    first, fastest = good[0], min(good, key=lambda scale: scale.seconds)
+    if len(good) == 1:
+        return f"took {duration(first.seconds)} on {count(first.ranks, 'rank')}"
+    if fastest is first:
+        return f"is on no number of ranks faster than on {first.ranks}"
+    faster = times(first.seconds / fastest.seconds)
+    return f"is fastest on {count(fastest.ranks, 'rank')} ({faster} as fast as on {first.ranks})"
+
+
+def _unexplained(case: Case) -> Cause:
+    timing = case.at.timing
+    parts = ", ".join(
+        f"{part} {duration(getattr(timing, part))}" for part in PARTS if timing.share(part) >= 0.005
+    )
+    words = f"at {count(case.at.ranks, 'rank')} a step takes {duration(timing.total)} ({parts})"
+    more = f"paceline trace {case.at.runs[0].folder.name}"
+    return Cause(
+        rule=UNKNOWN, share=None, words=f"{words}, and no rule says why that is no less", advice=more
+    )

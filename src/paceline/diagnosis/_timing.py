@@ -1,0 +1,184 @@
+"""What a step of one strategy on one number of ranks takes, by what it goes to: from the logs of all its runs' ranks.
+
+    compute    the gradient of the rank's own samples
+    exchange   messages and sums, as long as they take when nobody is late
+    wait       for ranks that are later: in an exchange that all come to, or where they meet
+    answer     for a master, until the new parameters are there (parameter-server)
+    update     the step itself
+
+Means over the ranks that compute, and over their steps, so that the parts add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.errors import UsageError
+from paceline.record import Run
+
+Array = NDArray[Any]
+PARTS = ("compute", "exchange", "wait", "answer", "update")
+# What a rank does in training; `evaluation` is not part of it.
+WORKING = ("compute", "exchange", "update")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Seconds of a step of a rank that computes.
+
+    >>> Timing(compute=3e-4, exchange=1e-4).share("exchange")
+    0.25
+    """
+
+    compute: float
+    exchange: float = 0.0
+    wait: float = 0.0
+    answer: float = 0.0
+    update: float = 0.0
+    steps: float = 0.0
+    """Of one rank in one run."""
+    samples: float = 0.0
+    """In a step of one rank, where it has any."""
+    workers: int = 1
+    """Ranks that compute."""
+    by_rank: Mapping[int, float] = field(default_factory=dict)
+    """Median seconds of computing a sample, of each rank that computes."""
+    batches: Mapping[int, int] = field(default_factory=dict)
+    """Steps of each of them."""
+    by_count: Mapping[int, float] = field(default_factory=dict)
+    """Median seconds of a gradient by its samples."""
+    slowest: float = 0.0
+    """Mean seconds of the rank that computes longest in a step, where all take their steps together."""
+    often: tuple[int, float] | None = None
+    """The rank that is it most often, and in what part of the steps."""
+    uneven: float = 1.0
+    """How many times a mean rank's samples the rank with most has in a step."""
+    busy: float | None = None
+    """The part of its time in which the busiest of the ranks that do not compute worked; None where all compute."""
+
+    @property
+    def total(self) -> float:
+        """Seconds of the whole step."""
+        return float(sum(getattr(self, part) for part in PARTS))
+
+    def share(self, *parts: str) -> float:
+        """What part of a step goes to these; 0 where nothing is known."""
+        return float(sum(getattr(self, part) for part in parts)) / self.total if self.total > 0 else 0.0
+
+
+def timing_of(runs: Sequence[Run], *, together: bool, served: bool) -> Timing:
+    """From the logs of runs that differ in nothing but their seed.
+
+    `together`: all ranks that compute come to the same exchanges; `served`: they wait for masters' answers.
+    """
+    logs = [log for run in runs if (log := _log(run)) is not None]
+    if not logs:
+        return _from_summaries(runs)
+    names = ("rank", "count", "compute", "exchange", "update")
+    columns = {name: np.concatenate([log[name] for log in logs]) for name in names}
+    workers = np.unique(columns["rank"]).tolist()
+    rows = {rank: columns["rank"] == rank for rank in workers}
+    had = columns["count"] > 0
+    by_rank, by_count = _medians(columns, rows, had)
+    batches = {rank: int(mine.sum()) for rank, mine in rows.items()}
+    parts: dict[str, Any] = {name: float(columns[name].mean()) for name in ("compute", "exchange", "update")}
+    found: dict[str, Any] = {}
+    if together and len(set(batches.values())) == 1 and len(workers) > 1:
+        grid = {name: np.stack([columns[name][rows[rank]] for rank in workers]) for name in names[1:]}
+        parts["exchange"] = float(grid["exchange"].min(axis=0).mean())
+        parts["wait"] = float(columns["exchange"].mean()) - parts["exchange"]
+        last = grid["compute"].argmax(axis=0)
+        often = np.bincount(last, minlength=len(workers))
+        found["slowest"] = float(grid["compute"].max(axis=0).mean())
+        found["often"] = (workers[int(often.argmax())], float(often.max() / often.sum()))
+        found["uneven"] = float(grid["count"].max(axis=0).sum() / grid["count"].mean(axis=0).sum())
+    else:
+        waited = _waited(runs, batches)
+        if waited:
+            parts["answer"] = min(waited) if served else 0.0
+            parts["wait"] = float(np.mean(waited)) - parts["answer"]
+    return Timing(
+        **parts,
+        **found,
+        steps=float(np.mean(list(batches.values()))) / len(logs),
+        samples=float(columns["count"][had].mean()) if had.any() else 0.0,
+        workers=len(workers),
+        by_rank=by_rank,
+        batches=batches,
+        by_count=by_count,
+        busy=_busy(runs, workers),
+    )
+
+
+def _log(run: Run) -> dict[str, Array] | None:
+    """The columns of a run's steps; None where there are none, or none of use."""
+    try:
+        steps = run.steps
+    except UsageError:
+        return None
+    rows = len(steps.get("compute", ()))
+    if not rows or any(name not in steps for name in ("rank", "count")):
+        return None
+    return {
+        name: steps[name].astype(float if name not in ("rank", "count") else int)
+        if name in steps
+        else np.zeros(rows)
+        for name in ("rank", "count", "compute", "exchange", "update")
+    }
+
+
+def _from_summaries(runs: Sequence[Run]) -> Timing:
+    """What is left where no rank's steps are known: means over all ranks."""
+    steps = max(1.0, float(np.mean([run.summary.get("steps") or 1 for run in runs])))
+    seconds: dict[str, Any] = {
+        kind: float(np.mean([run.summary["seconds"].get(kind) or 0.0 for run in runs])) / steps
+        for kind in ("compute", "exchange", "wait", "update")
+    }
+    return Timing(**seconds, steps=steps, workers=int(runs[0].config["ranks"]))
+
+
+def _medians(
+    columns: Mapping[str, Array], rows: Mapping[int, Array], had: Array
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Median seconds of computing a sample for each rank, and of a gradient for each number of samples."""
+    seconds, count = columns["compute"], columns["count"]
+    by_rank = {}
+    for rank, mine in rows.items():
+        which = mine & had
+        if which.any():
+            by_rank[rank] = float(np.median(seconds[which] / count[which]))
+    by_count = {int(size): float(np.median(seconds[count == size])) for size in np.unique(count[had])}
+    return by_rank, by_count
+
+
+def _by_rank(run: Run) -> list[dict[str, float]]:
+    """Seconds of each rank by kind; nothing in records that do not have them."""
+    found: list[dict[str, float]] = run.summary.get("seconds_by_rank") or []
+    return found
+
+
+def _waited(runs: Sequence[Run], batches: Mapping[int, int]) -> list[float]:
+    """What each rank that computes waited, in seconds a step of its own."""
+    known = [_by_rank(run) for run in runs]
+    return [
+        sum((of_run[rank].get("wait") or 0.0) for of_run in known if rank < len(of_run)) / steps
+        for rank, steps in batches.items()
+        if steps and any(rank < len(of_run) for of_run in known)
+    ]
+
+
+def _busy(runs: Sequence[Run], workers: Sequence[int]) -> float | None:
+    """The part of its time that the busiest rank worked of those that compute nothing."""
+    shares = []
+    for run in runs:
+        for rank, seconds in enumerate(_by_rank(run)):
+            working = sum(seconds.get(kind) or 0.0 for kind in WORKING)
+            whole = working + (seconds.get("wait") or 0.0)
+            if rank not in workers and whole > 0:
+                shares.append(working / whole)
+    return max(shares, default=None)

@@ -1,0 +1,28 @@
+"""A global batch that grows with the ranks takes fewer steps over the same samples, and learns less in them."""
+
+from __future__ import annotations
+
+from paceline.diagnosis import _advice as advice
+from paceline.diagnosis._case import Case
+from paceline.diagnosis._finding import Cause
+from paceline.diagnosis._words import count
+
+NAME = "large batch"
+SHORT = "the batch grows with the ranks, and the steps become fewer"
+
+
+def find(case: Case) -> Cause | None:
+    """Less was learned than by serial training, with a batch for each rank."""
+    if case.worse is None or case.whole_batches or case.config.get("batch_per_rank") is None:
+        return None
+    batch, ranks = advice.present_batch(case), case.at.ranks
+    words = (
+        f"at {count(ranks, 'rank')} a batch is {count(batch, 'sample')}, {batch // ranks} for each, so that an epoch has a "
+        f"{ranks}th of the steps; {case.worse.words}"
+    )
+    epochs = int(case.config.get("epochs") or 1)
+    tried = [] if case.config.get("lr_scaling", "none") != "none" else ["--lr-scaling linear"]
+    tried += [f"--epochs {epochs * ranks}", f"--batch {batch // ranks} (divided among the ranks)"]
+    return Cause(
+        rule=NAME, share=case.worse.amount, words=words, advice=", or ".join(tried), of_accuracy=True
+    )

@@ -1,0 +1,63 @@
+"""Ranks that compute at the same time slow each other down, though each has a core: memory, caches and clock are shared.
+
+A gradient here against one of as many samples in the serial run with as many threads: the same batch, or on the line
+through the serial run's gradients of several sizes.
+"""
+
+from __future__ import annotations
+
+from paceline.diagnosis import _advice as advice
+from paceline.diagnosis._case import Case
+from paceline.diagnosis._finding import Cause
+from paceline.diagnosis._words import count, duration, percent, times
+
+NAME = "slower computing"
+SHORT = "ranks slow each other's computing down"
+SLOWER = 1.15
+SHARE = 0.05
+# A piece of this part of the serial batch's samples, or more, is the same batch.
+SAME = 0.99
+
+
+def find(case: Case) -> Cause | None:
+    """A sample takes a seventh longer than alone, and that is a twentieth of the step."""
+    timing = case.at.timing
+    alone = alone_seconds(case)
+    if alone is None or case.at.oversubscribed or case.at.ranks < 2:
+        return None
+    here = computing_seconds(case)
+    share = (here - alone) / timing.total if timing.total > 0 else 0.0
+    if here < SLOWER * alone or share < SHARE:
+        return None
+    cores = case.at.place.cores
+    though = "" if cores is None else f" though there {'is' if cores == 1 else 'are'} {count(cores, 'core')}"
+    words = (
+        f"at {count(case.at.ranks, 'rank')} a gradient of {timing.samples:.0f} samples takes {duration(here)}, alone "
+        f"{duration(alone)}: {times(here / alone)} as long{though}, since ranks share memory, caches and clock speed; that "
+        f"is {percent(share)} of the step"
+    )
+    fewer = advice.fewer_ranks(case)
+    tried = [f"-n {fewer}"]
+    tried += ["--dtype float32 (half the bytes)"] if case.config.get("dtype") == "float64" else []
+    tried.append(
+        f"--on sim -n {case.at.ranks} --network 10gbe:ranks-per-node={fewer} (what more nodes would do)"
+    )
+    return Cause(rule=NAME, share=share, words=words, advice=", or ".join(tried))
+
+
+def computing_seconds(case: Case) -> float:
+    """Seconds of a gradient on the middle rank here: slow ranks are another matter."""
+    timing = case.at.timing
+    if not timing.by_rank:
+        return timing.compute
+    return sorted(timing.by_rank.values())[(len(timing.by_rank) - 1) // 2] * timing.samples
+
+
+def alone_seconds(case: Case) -> float | None:
+    """Seconds of a gradient of as many samples in the serial run; None where that is not known."""
+    peer, samples = case.peer, case.at.timing.samples
+    if peer is None or not samples or not peer.timing.samples:
+        return None
+    if samples >= SAME * peer.timing.samples:
+        return peer.timing.compute * samples / peer.timing.samples
+    return None if case.alone is None else case.alone.seconds(samples)

@@ -1,0 +1,108 @@
+"""Ranks wait for others: for some that are always slower, or now for one and now for another.
+
+A rank is slow where the median of its seconds a sample is SLOWER times that of the middle rank. Where no rank is, and all
+wait, what they wait for is chance.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.diagnosis import _advice as advice
+from paceline.diagnosis._case import Case
+from paceline.diagnosis._finding import Cause
+from paceline.diagnosis._words import count, duration, listed, percent
+from paceline.diagnosis.rules import uneven
+
+NAME = "stragglers"
+SHORT = "ranks wait for slower ones"
+# Waiting for this part of a step is worth naming.
+WAITING = 0.1
+SLOWER = 1.25
+# More slow ranks than this are counted, not named.
+NAMED = 4
+
+
+def find(case: Case) -> Cause | None:
+    """A tenth of a step is waiting, or would be saved if batches went to whoever is free."""
+    timing = case.at.timing
+    slow, normal = slow_ranks(case)
+    share = _at_the_end(case) if case.name == "parameter-server" else timing.share("wait")
+    if case.at.ranks < 2 or share < WAITING:
+        return None
+    if slow:
+        return _persistent(case, share, slow, normal)
+    random = timing.slowest and not case.at.oversubscribed and uneven.find(case) is None
+    return _by_chance(case, share) if random else None
+
+
+def slow_ranks(case: Case) -> tuple[dict[int, float], float]:
+    """The ranks that are always slower with their seconds a sample, and the middle rank's."""
+    by_rank = case.at.timing.by_rank
+    if len(by_rank) < 2:
+        return {}, 0.0
+    normal = sorted(by_rank.values())[(len(by_rank) - 1) // 2]
+    return {rank: own for rank, own in by_rank.items() if own > SLOWER * normal}, normal
+
+
+def _persistent(case: Case, share: float, slow: dict[int, float], normal: float) -> Cause:
+    many = f"{len(slow)} of {len(case.at.timing.by_rank)} ranks take"
+    who = f"rank{'s' * (len(slow) > 1)} {listed(list(slow))} take{'s' * (len(slow) == 1)}"
+    mean = float(np.mean(list(slow.values())))
+    words = (
+        f"at {count(case.at.ranks, 'rank')} {who if len(slow) <= NAMED else many} {mean / normal:.1f} times as long for a "
+        f"sample as the others ({duration(mean)} against {duration(normal)}); waiting for "
+        f"{'it' if len(slow) == 1 else 'them'} is {percent(share)} of the time"
+    )
+    return Cause(rule=NAME, share=share, words=words, advice=_for_slow(case, len(slow)))
+
+
+def _for_slow(case: Case, slow: int) -> str:
+    if case.name == "parameter-server":
+        return f"{advice.strategy(case, share='dynamic')} (whoever is free takes the next batch)"
+    tried = []
+    if case.name == "sync" and not case.option("balance"):
+        tried.append(f"{advice.strategy(case, balance=True)} (slower ranks get smaller pieces)")
+    elif case.name != "sync":
+        tried.append("--strategy sync:balance=true (slower ranks get smaller pieces)")
+    tried.append("--strategy parameter-server:share=dynamic (nobody waits)")
+    if slow < case.at.ranks - 2:
+        tried.append(f"--strategy parameter-server:backup={slow} (rounds do without the slowest)")
+    return ", or ".join(tried)
+
+
+def _by_chance(case: Case, share: float) -> Cause:
+    timing = case.at.timing
+    assert timing.often is not None
+    words = (
+        f"at {count(case.at.ranks, 'rank')} computing is uneven from step to step: the slowest rank of a step takes "
+        f"{duration(timing.slowest)}, the mean {duration(timing.compute)}, and it is now one and now another "
+        f"(rank {timing.often[0]} most often, in {percent(timing.often[1])} of the steps); waiting is "
+        f"{percent(share)} of the time"
+    )
+    return Cause(rule=NAME, share=share, words=words, advice=_for_chance(case))
+
+
+def _for_chance(case: Case) -> str:
+    if case.name in ("local-sgd", "elastic"):
+        every = 4 * int(case.option("every") or 10)
+        return f"{advice.strategy(case, every=every)} (unevenness cancels out over more steps)"
+    return (
+        "--strategy local-sgd:every=10 (unevenness cancels out over the steps between averages), "
+        "or --strategy parameter-server (nobody waits for all)"
+    )
+
+
+def _at_the_end(case: Case) -> float:
+    """The part of a parameter server's time that would be saved if batches went to whoever is free.
+
+    With fixed shares everybody is done when the slowest is; else all together do their batches at their own rates.
+    """
+    timing = case.at.timing
+    if case.option("share") == "dynamic" or not timing.by_rank:
+        return 0.0
+    beside = timing.exchange + timing.answer + timing.update
+    own = {rank: timing.by_rank[rank] * timing.samples + beside for rank in timing.by_rank}
+    fixed = max(own[rank] * timing.batches[rank] for rank in own)
+    free = sum(timing.batches[rank] for rank in own) / sum(1 / seconds for seconds in own.values())
+    return max(0.0, 1 - free / fixed) if fixed > 0 else 0.0

@@ -1,0 +1,28 @@
+"""Too few runs to tell where scaling stops, or whether there is any."""
+
+from __future__ import annotations
+
+from paceline.diagnosis._case import Case
+from paceline.diagnosis._finding import Cause
+from paceline.diagnosis._words import count
+
+NAME = "too few runs"
+SHORT = "there are too few runs to tell"
+
+
+def find(case: Case) -> Cause | None:
+    """There is no serial run, or one number of ranks alone."""
+    said, tried = [], []
+    if case.serial is None:
+        said.append("there is no serial run of this problem, so nobody knows what the ranks buy")
+        tried.append("--strategy serial")
+    numbers = [scale.ranks for scale in case.scales]
+    if len(numbers) == 1:
+        (only,) = numbers
+        said.append(f"it ran on {count(only, 'rank')} alone, so nobody knows where it stops scaling")
+        cores = case.at.place.cores
+        other = 2 * only if cores is None or 2 * only <= cores or only < 3 else only // 2
+        tried.append(f"-n {other}")
+    if not said:
+        return None
+    return Cause(rule=NAME, share=None, words="; ".join(said), advice=", and ".join(tried))
