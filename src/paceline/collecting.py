@@ -57,7 +57,7 @@ def waiting(logs: list[Array]) -> Array:
     Nobody leaves an exchange before the last rank has come to it, so the rank that spent least in it came last and
     waited for no one; what the others spent more than it, they waited.
 
-    >>> step = lambda seconds: np.array([[0, 0, 0, 1, 0, seconds, 0]])
+    >>> step = lambda seconds: np.array([[0, 0, 0, 1, 0, seconds, 0, 0, 0]])
     >>> waiting([step(3.0), step(1.0)]).tolist()
     [2.0, 0.0]
     """

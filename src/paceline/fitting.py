@@ -29,6 +29,7 @@ def fit(
     comm: Any = None,
     on: str = "mpi",
     runs: str | Path | None = "runs",
+    trace: bool = False,
     quiet: bool = False,
     **settings: Any,
 ) -> Fitted:
@@ -43,6 +44,8 @@ def fit(
     script or notebook: in this process, or, with `ranks=4`, on 4 ranks that are started for it and end with it; a
     model given as an object has its trained parameters afterwards, as it would after serial training.
 
+    With `trace=True` the record also holds every call of MPI of every rank: `paceline trace` draws them.
+
     With `on="sim"` the ranks are simulated, in this process and in virtual time: `ranks=256, network="10gbe"`. Further
     settings of that are `machine`, `slow`, `jitter`, `compute`, `faults` … (see `paceline.sim.options.Options`).
 
@@ -55,7 +58,7 @@ def fit(
     options = options_of(on, {name: settings.pop(name) for name in NAMES if name in settings})
 
     def job() -> Job:
-        return _job(model, data, strategy, settings, runs)
+        return _job(model, data, strategy, settings, runs, trace)
 
     if options is not None:
         return _simulated(job(), ranks, comm, options, quiet)
@@ -118,7 +121,9 @@ def _whole(ranks: Any) -> int:
     return int(ranks)
 
 
-def _job(model: Any, data: Any, strategy: Any, settings: dict[str, Any], runs: str | Path | None) -> Job:
+def _job(
+    model: Any, data: Any, strategy: Any, settings: dict[str, Any], runs: str | Path | None, trace: bool
+) -> Job:
     from paceline.job import Job, strategy_of
 
     for name, thing in (("model", model), ("data", data), ("strategy", strategy)):
@@ -130,7 +135,8 @@ def _job(model: Any, data: Any, strategy: Any, settings: dict[str, Any], runs: s
     if not isinstance(strategy, str):
         objects["strategy"] = strategy = strategy_of(strategy)
     config = _config(model, data, strategy, settings)
-    return Job(config=config, **objects, runs=None if runs is None else Path(runs), objects=tuple(objects))
+    where = None if runs is None else Path(runs)
+    return Job(config=config, **objects, runs=where, trace=trace, objects=tuple(objects))
 
 
 def _config(model: Any, data: Any, strategy: Any, settings: dict[str, Any]) -> Config:

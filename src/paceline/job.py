@@ -45,6 +45,8 @@ class Job:
     runs: Path | None = Path("runs")
     run_name: str | None = None
     """The run's folder below `runs`; None: one that tells the time, the strategy, the ranks and the seed."""
+    trace: bool = False
+    """Whether the record is to hold every span of time and every call of MPI of every rank."""
     objects: tuple[str, ...] = ()
     """Which of data, model and strategy the user gave as objects: they cannot be made again from the record."""
 
@@ -65,6 +67,10 @@ class Job:
 
     def check(self, ranks: int) -> tuple[Dataset, Strategy | Train]:
         """Refuse what cannot work, before anything is started; return what had to be made for that."""
+        if self.trace and self.runs is None:
+            raise UsageError(
+                "a trace is kept in the run's folder: say where runs are kept, or leave out trace"
+            )
         strategy = strategy_of(self.config.strategy if self.strategy is None else self.strategy)
         if isinstance(strategy, Strategy):
             strategy.check(ranks)

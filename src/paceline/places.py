@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from paceline.comm._agree import agreed, same, shared_text
+from paceline.comm._clocks import common_start
 from paceline.comm._processes import Processes
 from paceline.errors import UsageError
 from paceline.job import Job, Parts
@@ -29,6 +30,10 @@ class Place(Protocol):
     """Whether time alone is simulated, and nothing computed."""
     clock: Callable[[], float]
     charge: Callable[[str, float], None]
+
+    def origin(self) -> float:
+        """The reading of this rank's clock at the moment that all ranks count from. Collective."""
+        ...
 
     def prepare(self, job: Job) -> Parts:
         """What this rank trains with."""
@@ -65,6 +70,9 @@ class Process:
         self.threads = threads
         self.clock = time.perf_counter
         self.charge: Callable[[str, float], None] = free_of_charge
+
+    def origin(self) -> float:
+        return common_start(self.comm, self.clock)
 
     def prepare(self, job: Job) -> Parts:
         made = self.agreed(lambda: self._prepare(job))

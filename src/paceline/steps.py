@@ -9,17 +9,18 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from paceline.comm._events import Events
 from paceline.data import Batch, Batches
 from paceline.evaluation import ratio
 from paceline.models import Model, Ready, layer_by_layer
 from paceline.schedules import Schedule
 from paceline.shares import Shares
-from paceline.stopwatch import Stopwatch
+from paceline.stopwatch import Stopwatch, Telling
 from paceline.updates import Update
 
 Array = NDArray[Any]
 WHOLE = slice(None)
-COLUMNS = ("step", "epoch", "loss", "count", "compute", "exchange", "update")
+COLUMNS = ("step", "epoch", "loss", "count", "compute", "exchange", "update", "wait", "start")
 
 
 def free_of_charge(kind: str, amount: float) -> None:
@@ -43,6 +44,8 @@ class Steps:
         on_step: Callable[[int, float], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         charge: Callable[[str, float], None] = free_of_charge,
+        origin: float | None = None,
+        events: Events | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -54,7 +57,9 @@ class Steps:
         self.steps_per_epoch = batches.steps_per_epoch
         self.steps = epochs * batches.steps_per_epoch
         self.log = array("d")
-        self.watch = Stopwatch(clock)
+        self.watch = Stopwatch(clock) if events is None else Telling(clock, events.lap)
+        self.origin = self.watch.last if origin is None else origin
+        """The reading of the clock that the steps' starts are counted from: the same moment on all ranks."""
         self.charge = charge
         """Says that work was done outside the model and the update, of a kind and an amount: a simulator's clock goes by
         it, a real one has gone on by itself."""
@@ -95,16 +100,18 @@ class Steps:
 
         `each`: how many batches of the run, those of the other ranks included, go by with a batch here.
         """
-        seconds, log = self.watch.seconds, self.log
+        watch, seconds, log, origin = self.watch, self.watch.seconds, self.log, self.origin
         sums = self._epoch_sums
         sums[:] = 0.0, 0
         for batch in batches:
             compute, exchange, update = seconds["compute"], seconds["exchange"], seconds["update"]
+            wait, start = seconds["wait"], watch.last - origin
             self._step = int(batch.step * each)
             yield batch
             log.extend((
                 batch.step, batch.epoch, self._loss, batch.count,
                 seconds["compute"] - compute, seconds["exchange"] - exchange, seconds["update"] - update,
+                seconds["wait"] - wait, start,
             ))  # fmt: skip
             sums[0] += self._loss
             sums[1] += batch.count

@@ -40,3 +40,24 @@ class Stopwatch:
     def training(self) -> float:
         """Seconds of everything but evaluation."""
         return sum(seconds for kind, seconds in self.seconds.items() if kind != "evaluation")
+
+
+class Telling(Stopwatch):
+    """A stopwatch that tells of every lap: its kind, when it began and when it ended.
+
+    >>> ticks, told = iter([0.0, 2.0]), []
+    >>> Telling(lambda: next(ticks), lambda *lap: told.append(lap)).lap("compute"), told
+    (2.0, [('compute', 0.0, 2.0)])
+    """
+
+    __slots__ = ("_tell",)
+
+    def __init__(self, clock: Callable[[], float], tell: Callable[[str, float, float], None]) -> None:
+        super().__init__(clock)
+        self._tell = tell
+
+    def lap(self, kind: str) -> float:
+        start = self.last
+        elapsed = super().lap(kind)
+        self._tell(kind, start, self.last)
+        return elapsed

@@ -10,6 +10,8 @@ import numpy as np
 
 from paceline.collecting import Collected, collect
 from paceline.comm._agree import same
+from paceline.comm._events import Events, gathered, limit_for
+from paceline.comm._tracing import Tracer
 from paceline.comm.recording import Recorded
 from paceline.data import Batches, Dataset
 from paceline.evaluation import Epoch
@@ -32,7 +34,10 @@ Show = Callable[[int, int, int], Progress]
 
 def train(job: Job, comm: Any, *, progress: Show | None = None) -> Fitted:
     """Run `job` on the ranks of `comm` (None: this process alone); every rank calls it, every rank gets the results."""
-    same(comm, {**asdict(job.config), "strategy": job.name(), "record": job.runs is not None})
+    same(
+        comm,
+        {**asdict(job.config), "strategy": job.name(), "record": job.runs is not None, "trace": job.trace},
+    )
     threads = threads_of_rank(comm, job.config.threads)
     with held_to(threads):
         return train_at(Process(comm, threads), job, progress)
@@ -71,7 +76,10 @@ def train_at(place: Place, job: Job, progress: Show | None) -> Fitted:
 
     if folder is not None:
         place.agreed(start)
-    counted = None if comm is None else Recorded(comm)
+    origin = place.origin()
+    events = Events(place.clock, limit_for(ranks)) if job.trace else None
+    tracer = None if events is None else Tracer(events, comm)
+    counted = None if comm is None else Recorded(comm, tracer=tracer)
     me = Worker(
         comm=counted,
         model=model,
@@ -88,6 +96,8 @@ def train_at(place: Place, job: Job, progress: Show | None) -> Fitted:
         clock=place.clock,
         charge=place.charge,
         hollow=place.hollow,
+        origin=origin,
+        events=events,
     )
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # the guard says it in words
         (strategy.train if isinstance(strategy, Strategy) else strategy)(me)
@@ -95,6 +105,8 @@ def train_at(place: Place, job: Job, progress: Show | None) -> Fitted:
     traffic = (0, 0) if counted is None else (counted.counts.bytes, counted.counts.messages)
     tested = me.test()
     found = collect(me, traffic, in_step=getattr(strategy, "in_step", True))
+    if events is not None:
+        _keep(me, events)
     fitted = Fitted(
         run=folder,
         strategy=job.name(),
@@ -159,6 +171,19 @@ def _outcome(
         "remarks": tuple(me.remarks),
         "history": tuple(me.history),
     }
+
+
+def _keep(me: Worker, events: Events) -> None:
+    """Every rank's events into rank 0's tables. Collective."""
+    table = gathered(events, me.origin, me.control)
+    if me.rank == 0:
+        me.tables["trace"] = table
+        cut = int((table["lost"] > 0).sum())
+        if cut:
+            kept = limit_for(me.size)
+            me.remarks.append(
+                f"the trace holds the first {kept:,} events of each rank; {cut} of {me.size} had more"
+            )
 
 
 def _remark(me: Worker) -> None:

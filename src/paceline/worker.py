@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.comm._control import Control
+from paceline.comm._events import Events
 from paceline.data import Batches, Dataset
 from paceline.evaluation import Epoch, Score, agree_on_buffers, ratio, score_together
 from paceline.guard import Recovery
@@ -88,6 +89,8 @@ class Worker(Steps):
         clock: Callable[[], float] = time.perf_counter,
         charge: Callable[[str, float], None] = free_of_charge,
         hollow: bool = False,
+        origin: float | None = None,
+        events: Events | None = None,
     ) -> None:
         super().__init__(
             rank=comm.Get_rank() if comm is not None else 0,
@@ -101,6 +104,8 @@ class Worker(Steps):
             on_step=on_step,
             clock=clock,
             charge=charge,
+            origin=origin,
+            events=events,
         )
         self.comm = comm
         self.data = data

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.comm.recording import Counts, Recorded, Traffic, nbytes
+from paceline.comm._calls import nbytes
+from paceline.comm.recording import Counts, Recorded, Traffic
 from tests.ranks import on_ranks
 
 

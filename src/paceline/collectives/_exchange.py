@@ -134,7 +134,7 @@ class InWindow(_Closing):
     def __init__(self, model: Model, node: Channel, more: int) -> None:
         """A window of x and `more` bytes, in `rest`; x is rank 0's, and not yet the model's."""
         x_bytes = padded(model.x.nbytes)
-        self._shared = SharedMemory(node.bare, x_bytes + more)
+        self._shared = SharedMemory(node.bare, x_bytes + more, node.events)
         self._model, self._closed = model, False
         self._x = self._shared.memory[: model.x.nbytes].view(model.x.dtype)
         self._rest = self._shared.memory[x_bytes:]

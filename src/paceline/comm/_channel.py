@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from paceline.comm._events import Events
 from paceline.comm._hollow import carried, is_hollow, room
 from paceline.comm._mpi import mpi
 from paceline.comm._operation import Charged, Operation, operation
@@ -27,7 +28,8 @@ KEEP_BYTES = 64 << 20
 class _Kept:
     """What the views of one channel share."""
 
-    def __init__(self, bare: Any, node_color: int | None = None) -> None:
+    def __init__(self, bare: Any, name: str, node_color: int | None = None) -> None:
+        self.name = name
         self.node_color = node_color
         self.work: Callable[[str, float], object] | None = getattr(bare, "Work", None)
         self.hollow = is_hollow(bare)
@@ -101,14 +103,14 @@ class Channel:
         if kept.shared is None or kept.shared.nbytes < nbytes:
             if kept.shared is not None:
                 kept.shared.free()
-            kept.shared = SharedMemory(self.bare, nbytes)
+            kept.shared = SharedMemory(self.bare, nbytes, self.events)
         return kept.shared
 
     def child(self, name: str, make: Callable[[Any], Any]) -> Channel:
         """The channel over `make(communicator)`, a part of this one's ranks, made once."""
         if name not in self._kept.children:
             made = make(self.bare)
-            self._kept.children[name] = Channel(made, _Kept(made))
+            self._kept.children[name] = Channel(made, _Kept(made, name))
         return self._kept.children[name].seen_by(self.comm)
 
     @property
@@ -144,7 +146,16 @@ class Channel:
 
     def seen_by(self, comm: Any) -> Channel:
         """This channel, its messages counted where those of `comm` are."""
-        return Channel(Recorded(self.comm, comm.counts), self._kept) if isinstance(comm, Recorded) else self
+        if not isinstance(comm, Recorded):
+            return self
+        tracer = None if comm.tracer is None else comm.tracer.of(self.bare, self._kept.name)
+        return Channel(Recorded(self.comm, comm.counts, tracer), self._kept)
+
+    @property
+    def events(self) -> Events | None:
+        """Where what this rank does is written down, if it is."""
+        tracer = self.comm.tracer if isinstance(self.comm, Recorded) else None
+        return None if tracer is None else tracer.events
 
     def free(self) -> None:
         """Free the duplicate and everything that was made from it. Collective."""
@@ -205,7 +216,7 @@ def pretend_nodes(comm: Any, node: int) -> Any:
 
 def _attach(bare: Any, key: int, node_color: int | None) -> Channel:
     dup = bare.Dup()
-    made = Channel(dup, _Kept(dup, node_color))
+    made = Channel(dup, _Kept(dup, "own", node_color))
     bare.Set_attr(key, made)
     return made
 

@@ -6,11 +6,13 @@ that returns a window, and a constant `COMM_TYPE_SHARED` for its `Split_type`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.comm._events import Events
 from paceline.comm._mpi import mpi
 
 CACHE_LINE = 64
@@ -25,10 +27,10 @@ def split_node(comm: Any) -> Any:
 class SharedMemory:
     """`memory`: bytes at a cache-line boundary that every rank of `comm` (all on one node) reads and writes.
 
-    Collective to make and to free.
+    Collective to make and to free. `events`: where fences are written down, if they are.
     """
 
-    def __init__(self, comm: Any, nbytes: int) -> None:
+    def __init__(self, comm: Any, nbytes: int, events: Events | None = None) -> None:
         mine = nbytes + CACHE_LINE if comm.Get_rank() == 0 else 0
         own = getattr(comm, "Allocate_shared", None)
         self._window = own(mine) if own else mpi().Win.Allocate_shared(mine, 1, comm=comm)
@@ -40,9 +42,10 @@ class SharedMemory:
             -every.ctypes.data % CACHE_LINE
         )  # the same on every rank: all map the segment at a page boundary
         self.memory: NDArray[np.uint8] = every[start : start + nbytes]
-
-    def fence(self) -> None:
+        self.fence: Callable[[], None] = self._fence if events is None else events.fenced(self._fence)
         """Wait for all; then what each wrote before its call is what everybody reads after it."""
+
+    def _fence(self) -> None:
         self._window.Sync()
         self._comm.Barrier()
         self._window.Sync()
@@ -50,7 +53,7 @@ class SharedMemory:
     def free(self) -> None:
         """Give the memory back. Views of it must not be used any more."""
         self._window.Unlock_all()
-        del self.memory
+        del self.memory, self.fence
         self._window.Free()
 
 

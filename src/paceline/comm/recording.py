@@ -1,4 +1,4 @@
-"""A communicator that counts what it sends."""
+"""A communicator that counts what it sends and, where that is wanted, writes its calls down."""
 
 from __future__ import annotations
 
@@ -7,25 +7,8 @@ from typing import Any
 
 import numpy as np
 
-# Calls that put one message of their first argument on the way to `dest`.
-POINT_TO_POINT = {
-    *("Send", "Isend", "Ssend", "Issend", "Bsend", "Ibsend", "Rsend", "Irsend"),
-    *("Sendrecv", "Isendrecv", "Sendrecv_replace", "Isendrecv_replace"),
-}
-# Collective calls, with an I before them or not, in which every rank hands its first argument to MPI …
-COLLECTIVE = {
-    *("Allreduce", "Reduce", "Reduce_scatter", "Reduce_scatter_block", "Scan", "Exscan"),
-    *("Allgather", "Allgatherv", "Gather", "Gatherv", "Alltoall", "Alltoallv"),
-}
-# … in which only the root does (with the place of `root` among the arguments), and in which nobody does.
-ROOTED = {"Bcast": 1, "Scatter": 2, "Scatterv": 2}
-EMPTY = {"Barrier"}
-TOGETHER = {*COLLECTIVE, *ROOTED, *EMPTY}
-# Calls that make another communicator.
-MAKERS = {
-    *("Dup", "Dup_with_info", "Clone", "Split", "Split_type", "Create", "Create_group"),
-    *("Create_cart", "Create_graph"),
-}
+from paceline.comm._calls import MAKERS, SENDS, TOGETHER, argument, handed, nbytes, plain_name
+from paceline.comm._tracing import Tracer
 
 
 @dataclass
@@ -80,17 +63,19 @@ class Recorded:
     Traffic(messages=1, bytes=40)
     """
 
-    def __init__(self, comm: Any, counts: Counts | None = None) -> None:
+    def __init__(self, comm: Any, counts: Counts | None = None, tracer: Tracer | None = None) -> None:
         self.bare: Any = comm.bare if isinstance(comm, Recorded) else comm
         self.counts = Counts() if counts is None else counts
+        self.tracer = tracer
+        """Writes every call down, with its times; None: none is."""
 
     def __getattr__(self, name: str) -> Any:
         # Reached once a name: what is found is kept on the instance.
         if name == "bare":  # not made yet: a copy in the making
             raise AttributeError(name)
         call = getattr(self.bare, name)
-        plain = name[1:].capitalize() if name[:1] == "I" else name  # Iallreduce counts as Allreduce
-        if name in POINT_TO_POINT:
+        plain = plain_name(name)  # Iallreduce counts as Allreduce
+        if name in SENDS:
             wrapped = self._counting_messages(call)
         elif plain in TOGETHER:
             wrapped = self._counting_calls(call, plain)
@@ -100,6 +85,8 @@ class Recorded:
             wrapped = call
         else:
             return call
+        if self.tracer is not None:
+            wrapped = self.tracer.wrap(name, wrapped)
         self.__dict__[name] = wrapped
         return wrapped
 
@@ -116,9 +103,9 @@ class Recorded:
 
     def _counting_messages(self, call: Any) -> Any:
         def counted(*arguments: Any, **named: Any) -> Any:
-            dest = named["dest"] if "dest" in named else _argument(arguments, named, 1, "dest", default=-1)
+            dest = named["dest"] if "dest" in named else argument(arguments, named, 1, "dest", default=-1)
             if dest >= 0:  # MPI.PROC_NULL is negative: nothing is sent
-                buffer = arguments[0] if arguments else _argument(arguments, named, 0, "buf", "sendbuf")
+                buffer = arguments[0] if arguments else argument(arguments, named, 0, "buf", "sendbuf")
                 self.counts.point_to_point.add(
                     buffer.nbytes if type(buffer) is np.ndarray else nbytes(buffer)  # most are: microseconds
                 )
@@ -128,15 +115,7 @@ class Recorded:
 
     def _counting_calls(self, call: Any, name: str) -> Any:
         def counted(*arguments: Any, **named: Any) -> Any:
-            given = None
-            if name in ROOTED:
-                if _argument(arguments, named, ROOTED[name], "root", default=0) == self.Get_rank():
-                    given = _argument(arguments, named, 0, "buf", "sendbuf")
-            elif name in COLLECTIVE:
-                given = _argument(arguments, named, 0, "sendbuf")
-                if not _has_data(given):  # MPI.IN_PLACE: the second buffer is what is handed in
-                    given = _argument(arguments, named, 1, "recvbuf")
-            self.counts.collective.add(nbytes(given))
+            self.counts.collective.add(nbytes(handed(name, arguments, named, self.Get_rank())))
             return call(*arguments, **named)
 
         return counted
@@ -144,44 +123,7 @@ class Recorded:
     def _making(self, call: Any) -> Any:
         def made(*arguments: Any, **named: Any) -> Any:
             comm = call(*arguments, **named)
-            return Recorded(comm, self.counts) if comm else comm
+            tracer = None if self.tracer is None else self.tracer.of_new(comm)
+            return Recorded(comm, self.counts, tracer) if comm else comm
 
         return made
-
-
-def _argument(
-    arguments: tuple[Any, ...], named: dict[str, Any], place: int, *names: str, default: Any = None
-) -> Any:
-    """An argument by its place or by one of mpi4py's names for it.
-
-    A call without it is answered by mpi4py's own TypeError, when it is made.
-    """
-    if place < len(arguments):
-        return arguments[place]
-    return next((named[name] for name in names if name in named), default)
-
-
-def nbytes(buffer: Any) -> int:
-    """The bytes of an mpi4py buffer: an array, or [array, datatype], [array, count, datatype] …
-
-    >>> import numpy as np
-    >>> nbytes(np.zeros(3, np.float32)), nbytes([np.zeros(8), 2, "d"]), nbytes(None)
-    (12, 16, 0)
-    """
-    if not isinstance(buffer, (list, tuple)):
-        return memoryview(buffer).nbytes if _has_data(buffer) else 0
-    data = memoryview(buffer[0])
-    count = buffer[1] if len(buffer) > 1 else None
-    if count is None or not isinstance(count, (int, list, tuple)):
-        return data.nbytes
-    if isinstance(count, (list, tuple)):  # counts for each rank, or (counts, displacements)
-        counts = count[0] if isinstance(count[0], (list, tuple)) else count
-        count = sum(counts)
-    size = buffer[-1].Get_size() if hasattr(buffer[-1], "Get_size") else data.itemsize
-    return int(count * size)
-
-
-def _has_data(buffer: Any) -> bool:
-    """Whether this is memory, and not MPI.IN_PLACE or MPI.BOTTOM."""
-    kind = type(buffer)
-    return not (buffer is None or issubclass(kind, int) or kind.__name__ in ("InPlaceType", "BottomType"))

@@ -51,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--name", metavar="NAME", help="the run's folder there (default: time, strategy, ranks and seed)"
     )
+    parser.add_argument(
+        "--trace", action="store_true", help="record every call of MPI too, for `paceline trace`"
+    )
     parser.add_argument("--no-bind", action="store_true", help="reserve no cores for the ranks")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument(
@@ -95,7 +98,7 @@ def _start(args: argparse.Namespace, config: Config) -> int:
     from paceline import launch
     from paceline.job import Job
 
-    job = Job(config=config, runs=args.runs, run_name=args.name)
+    job = Job(config=config, runs=args.runs, run_name=args.name, trace=args.trace)
     job.check_early(args.ranks)
     command = [
         sys.executable,
@@ -110,7 +113,7 @@ def _start(args: argparse.Namespace, config: Config) -> int:
         if value != setting.default:
             command.append(f"--{setting.name.replace('_', '-')}={value}")
     command += [] if args.name is None else [f"--name={args.name}"]
-    command += [f"--{flag}" for flag in ("quiet", "json") if getattr(args, flag)]
+    command += [f"--{flag}" for flag in ("trace", "quiet", "json") if getattr(args, flag)]
     if sys.stderr.isatty():
         command.append(f"--terminal={shutil.get_terminal_size().columns}")
     return launch.run(
@@ -130,7 +133,7 @@ def _simulate(args: argparse.Namespace, config: Config, options: Options) -> int
 
     progress = None if args.quiet else on(sys.stderr, simulated=True)
     try:
-        job = Job(config=config, runs=args.runs, run_name=args.name)
+        job = Job(config=config, runs=args.runs, run_name=args.name, trace=args.trace)
         fitted = simulate(job, args.ranks or 1, options, progress=progress)
     except SimulationError as error:
         if isinstance(error, RankFailed) and not isinstance(error.error, SimulationError | MPIError):
@@ -148,7 +151,7 @@ def _rank(args: argparse.Namespace, config: Config, here: Any) -> int:
     from paceline.progress import on
     from paceline.training import train
 
-    job = Job(config=config, runs=args.runs, run_name=args.name)
+    job = Job(config=config, runs=args.runs, run_name=args.name, trace=args.trace)
     comm = None
     if here is not None or config.strategy != "serial":
         from paceline.comm._world import communicator

@@ -3,7 +3,8 @@
 config.json        what was asked for
 environment.json   versions, MPI, cores, host, state of the source
 epochs.jsonl       a line an epoch, written as it happens
-steps.npz          every rank's every step: loss, samples, seconds
+steps.npz          every rank's every step: loss, samples, seconds, when it began
+trace.npz          with --trace: every rank's spans of time and calls of MPI
 updates.npz        parameter-server: every update of every master, in order: worker, staleness, gap
 model.npz          parameters and buffers; not where time alone was simulated
 summary.json       results; written last, so a folder that has it is complete
@@ -94,7 +95,7 @@ class Record:
         columns: dict[str, NDArray[Any]] = {
             "rank": np.repeat(np.arange(len(logs), dtype=np.uint32), [len(log) for log in logs])
         }
-        kinds = {"step": np.uint32, "epoch": np.uint32, "count": np.uint32, "loss": np.float64}
+        kinds = {"step": np.uint32, "epoch": np.uint32, "count": np.uint32, "loss": np.float64, "start": np.float64}
         for number, name in enumerate(COLUMNS):
             columns[name] = rows[:, number].astype(kinds.get(name, np.float32))
         with self._writing():

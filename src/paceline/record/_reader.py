@@ -95,6 +95,11 @@ class Run:
         return self._arrays("steps.npz")
 
     @cached_property
+    def trace(self) -> dict[str, NDArray[Any]] | None:
+        """Every rank's spans of time and calls of MPI, as columns; None where the run was not traced."""
+        return self._arrays("trace.npz") if (self.folder / "trace.npz").is_file() else None
+
+    @cached_property
     def updates(self) -> dict[str, NDArray[Any]]:
         """Every update of every master of an asynchronous run, in the order they were made, as columns."""
         return self._arrays("updates.npz")

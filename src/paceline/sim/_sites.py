@@ -10,16 +10,19 @@ from typing import Any
 
 Site = tuple[CodeType, int]
 _HERE = str(Path(__file__).parent) + "/"
-_RECORDING = str(Path(__file__).parent.parent / "comm" / "recording.py")
+_RECORDING = {
+    str(Path(__file__).parent.parent / "comm" / name)
+    for name in ("recording.py", "_tracing.py", "_events.py")
+}
 _inside: dict[CodeType, bool] = {}
 
 
 def _is_inside(code: CodeType) -> bool:
-    """Whether this is the simulator's own code, or the wrapper that counts messages."""
+    """Whether this is the simulator's own code, or the wrapper that counts messages and writes calls down."""
     found = _inside.get(code)
     if found is None:
         name = code.co_filename
-        found = _inside[code] = name.startswith(_HERE) or name == _RECORDING
+        found = _inside[code] = name.startswith(_HERE) or name in _RECORDING
     return found
 
 

@@ -202,6 +202,9 @@ class Simulated:
         self.clock: Callable[[], float] = comm.Wtime
         self.charge: Callable[[str, float], None] = comm.Work
 
+    def origin(self) -> float:
+        return 0.0
+
     def prepare(self, job: Job) -> Parts:
         of = self._simulation
         update = CostedUpdate(of.parts.update, self.comm, hollow=self.hollow)

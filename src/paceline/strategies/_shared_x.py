@@ -37,7 +37,7 @@ class SharedX:
     def __init__(self, start: Array, comm: Any) -> None:
         self._own = own = channel(comm)
         node, layout = own.node, nodes(own)
-        self._memory = SharedMemory(node.bare, padded(start.nbytes) + node.size * CACHE_LINE)
+        self._memory = SharedMemory(node.bare, padded(start.nbytes) + node.size * CACHE_LINE, node.events)
         self.x: Array = self._memory.memory[: start.nbytes].view(start.dtype)
         rows = self._memory.memory[padded(start.nbytes) :].view(np.int64).reshape(node.size, -1)
         self._counters: Array = rows[:, :2]
