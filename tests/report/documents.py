@@ -16,7 +16,11 @@ from paceline.report.document import (
     Text,
 )
 
-RING, NATIVE, MASTERS = "sync:allreduce=ring", "sync:allreduce=native", "parameter-server:masters=2,rule=gap-aware"
+RING, NATIVE, MASTERS = (
+    "sync:allreduce=ring",
+    "sync:allreduce=native",
+    "parameter-server:masters=2,rule=gap-aware",
+)
 RANKS = Axis(label="ranks", log=True)
 
 
@@ -68,7 +72,8 @@ def split() -> Bars:
             Bar(label="serial, 1 rank", strategy="serial", parts=(4.1, 0, 0, 0.3), words="4.40 s  1.00x"),
             Bar(label=f"{RING}, 4 ranks", strategy=RING, parts=(1.1, 0.5, 0.2, 0.1), low=1.7, high=2.1,
                 words="1.90 s  2.32x"),
-            Bar(label=f"{MASTERS}, 8 ranks *", strategy=MASTERS, parts=(0.9, 1.6, 0.01, 0.1), words="2.61 s  diverged"),
+            Bar(label=f"{MASTERS}, 8 ranks *", strategy=MASTERS, parts=(0.9, 1.6, 0.01, 0.1), words="2.61 s  diverged",
+                hollow=True),
             Bar(label=f"{RING}, 64 ranks (simulated: ethernet-10g)", strategy=RING, parts=(0.1, 0.6, 0.1, 0.02),
                 words="0.820 s  5.37x", simulated=True),
         ),
@@ -92,13 +97,16 @@ def reached() -> Bars:
 def accuracy() -> Bars:
     """Points on an axis that does not begin at nothing."""
     bars = (
-        Bar(label="serial, 1 rank", strategy="serial", parts=(0.915,), low=0.911, high=0.917, words="91.50 %"),
+        Bar(
+            label="serial, 1 rank", strategy="serial", parts=(0.915,), low=0.911, high=0.917, words="91.50 %"
+        ),
         Bar(label=f"{RING}, 4 ranks", strategy=RING, parts=(0.914,), words="91.40 %", simulated=True),
-        Bar(label=f"{MASTERS}, 8 ranks *", strategy=MASTERS, parts=(0.1,), words="10.00 %"),
+        Bar(label=f"{MASTERS}, 8 ranks *", strategy=MASTERS, parts=(0.1,), words="10.00 %", hollow=True),
+        Bar(label="psgd, 8 ranks *", strategy="psgd", parts=(0.921,), words="92.10 %", hollow=True),
     )
     return Bars(
         name="accuracy-1", title="Test accuracy", caption="", x=Axis(label="test accuracy", percent=True, bounds=(0.9, 0.93)),
-        kinds=("accuracy",), bars=bars,
+        kinds=("accuracy",), bars=bars, dots=True, level=(0.915, "serial, 91.50 %"),
     )  # fmt: skip
 
 
@@ -108,7 +116,8 @@ def ages() -> Columns:
     return Columns(
         name="ages-1", title=f"Staleness: {MASTERS}, 8 ranks", caption="Share of all updates.",
         x=Axis(label="updates by others meanwhile"), y=Axis(label="share of updates", percent=True), strategy=MASTERS,
-        labels=(*(str(k) for k in range(14)), "14 to 31"), heights=heights,
+        labels=(*(str(k) for k in range(14)), "14 to 31"), heights=heights, tail=True,
+        low=tuple(0.9 * h for h in heights), high=tuple(1.1 * h for h in heights),
     )  # fmt: skip
 
 
@@ -128,7 +137,9 @@ def runs_table() -> Table:
         ("sync (published)", 4, 34.1, 0.23, 0.904, None, None, "an epoch on 50,000 images"),
     )
     marks = ("", "best", "diverged", "failed", "simulated", "published")
-    return Table(name="runs-1", title="All runs", columns=columns, rows=rows, marks=marks, caption="Means over runs.")
+    return Table(
+        name="runs-1", title="All runs", columns=columns, rows=rows, marks=marks, caption="Means over runs."
+    )
 
 
 def document(title: str = "paceline report") -> Document:

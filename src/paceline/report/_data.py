@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from paceline.report.document import Axis, Bars, Column, Columns, Figure, Lines, Table, Value
+from paceline.report.document import Axis, Bar, Bars, Column, Columns, Figure, Lines, Table, Value
 
 Kind = Literal["text", "percent", "number"]
 
@@ -66,13 +66,18 @@ def _bars(figure: Bars) -> tuple[list[Column], list[tuple[Value, ...]]]:
     names = figure.kinds if len(figure.kinds) > 1 else (figure.x.label,)
     columns = [
         Column(name="bar"), *(Column(name=_with_unit(name, figure), kind=kind) for name in names),
-        Column(name="least", kind=kind), Column(name="most", kind=kind), Column(name="origin"), Column(name="words"),
+        Column(name="least", kind=kind), Column(name="most", kind=kind), Column(name="origin"), Column(name="note"),
     ]  # fmt: skip
     rows: list[tuple[Value, ...]] = [
-        (bar.label, *bar.parts, bar.low, bar.high, "simulated" if bar.simulated else "", bar.words)
+        (bar.label, *bar.parts, bar.low, bar.high, "simulated" if bar.simulated else "", _notes(bar))
         for bar in figure.bars
     ]
     return columns, rows
+
+
+def _notes(bar: Bar) -> str:
+    crowded = "more ranks than cores" if bar.hollow else ""
+    return "; ".join(filter(None, (bar.words, crowded)))
 
 
 def _with_unit(name: str, figure: Bars) -> str:
@@ -82,8 +87,14 @@ def _with_unit(name: str, figure: Bars) -> str:
 
 
 def _columns(figure: Columns) -> tuple[list[Column], list[tuple[Value, ...]]]:
-    columns = [Column(name=figure.x.label), Column(name=figure.y.label, kind=_kind(figure.y))]
-    return columns, list(zip(figure.labels, figure.heights, strict=True))
+    kind = _kind(figure.y)
+    columns = [
+        Column(name=figure.x.label), Column(name=figure.y.label, kind=kind), Column(name="least", kind=kind),
+        Column(name="most", kind=kind),
+    ]  # fmt: skip
+    nothing = (None,) * len(figure.labels)
+    low, high = figure.low or nothing, figure.high or nothing
+    return columns, list(zip(figure.labels, figure.heights, low, high, strict=True))
 
 
 def _kind(axis: Axis) -> Kind:

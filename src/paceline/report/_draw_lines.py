@@ -22,7 +22,9 @@ OURS: tuple[Origin, ...] = ("measured", "simulated", "published")
 class LinesDrawing:
     """A `Lines`, laid out for a width."""
 
-    def __init__(self, figure: Lines, width: float, size: float, among: Sequence[str], *, titled: bool) -> None:
+    def __init__(
+        self, figure: Lines, width: float, size: float, among: Sequence[str], *, titled: bool
+    ) -> None:
         self.figure, self.width, self.size = figure, width, size
         self.styles = {curve.strategy: style_of(curve.strategy, among) for curve in figure.curves}
         narrow = width < NARROW
@@ -33,7 +35,13 @@ class LinesDrawing:
         self.top = len(self.title) * LINE * (size + 1) + (4 if titled else 0)
         self.below = 2.9 * LINE * size
         self.height = (
-            self.top + len(self.above) * LINE * size + 8 + self.plot_height + self.below + self.legend.height + 4
+            self.top
+            + len(self.above) * LINE * size
+            + 8
+            + self.plot_height
+            + self.below
+            + self.legend.height
+            + 4
         )
 
     def draw(self, sheet: Sheet) -> None:
@@ -136,8 +144,8 @@ class LinesDrawing:
         """What a point says."""
         x, y = _ticks.as_value(self.figure.x), _ticks.as_value(self.figure.y)
         value = curve.y[k]
-        words = f"{curve.label}\n{self.figure.x.label}: {x(curve.x[k])}"
-        words += "" if value is None else f"\n{self.figure.y.label}: {y(value)}"
+        words = f"{curve.label}\n{_ticks.unit_free(self.figure.x)}: {x(curve.x[k])}"
+        words += "" if value is None else f"\n{_ticks.unit_free(self.figure.y)}: {y(value)}"
         low = None if curve.low is None else curve.low[k]
         high = None if curve.high is None else curve.high[k]
         if low is not None and high is not None and low != high:
@@ -169,15 +177,14 @@ def _usable(value: float | None, log: bool) -> float:
 
 
 def _spread(axes: Any, curve: Curve, xs: list[float], style: Style, up: tuple[float, float]) -> None:
-    """From the least to the most over seeds: whiskers, or a band where points are many."""
+    """From the least to the most over seeds: a band along a line, whiskers where points are few."""
     colour = GREY if curve.origin == "ideal" else style.colour
     lows = [math.nan if low is None else max(low, up[0]) for low in curve.low or ()]
     highs = [math.nan if high is None else min(high, up[1]) for high in curve.high or ()]
-    if len(xs) > FEW:
-        axes.fill_between(xs, lows, highs, color=colour, alpha=0.18, linewidth=0, zorder=1.2)
-        return
+    if curve.joined:
+        axes.fill_between(xs, lows, highs, color=colour, alpha=0.15, linewidth=0, zorder=1.2)
     for x, low, high in zip(xs, lows, highs, strict=True):
-        if low < high:
+        if len(xs) <= FEW and low < high:
             axes.plot([x, x], [low, high], color=colour, linewidth=1.1, marker="_", markersize=6, zorder=2)
 
 
@@ -185,7 +192,12 @@ def _line_look(origin: Origin, style: Style) -> dict[str, Any]:
     look = ORIGINS[origin]
     dash = style.dash if look.dash is None else look.dash
     colour = GREY if origin == "ideal" else style.colour
-    line: dict[str, Any] = {"color": colour, "linewidth": look.width, "zorder": 2.5, "solid_capstyle": "round"}
+    line: dict[str, Any] = {
+        "color": colour,
+        "linewidth": look.width,
+        "zorder": 2.5,
+        "solid_capstyle": "round",
+    }
     return line | ({"dashes": dash} if dash else {"linestyle": "-"})
 
 
@@ -195,7 +207,11 @@ def _marker_look(origin: Origin, style: Style) -> dict[str, Any]:
         "markeredgecolor": style.colour, "markeredgewidth": 1.3, "zorder": 3,
     }  # fmt: skip
     if origin == "published":
-        return look | {"marker": PUBLISHED[style.variant % len(PUBLISHED)], "markersize": 8, "markeredgewidth": 1.8}
+        return look | {
+            "marker": PUBLISHED[style.variant % len(PUBLISHED)],
+            "markersize": 8,
+            "markeredgewidth": 1.8,
+        }
     if ORIGINS[origin].half:
         return look | {"fillstyle": "bottom", "markerfacecoloralt": "white"}
     return look

@@ -74,7 +74,9 @@ class Sheet:
         from matplotlib.lines import Line2D
 
         ends = [self.point(x, y) for x, y in zip(xs, ys, strict=True)]
-        line = Line2D([x for x, _ in ends], [y for _, y in ends], transform=self.parent.dpi_scale_trans, **look)
+        line = Line2D(
+            [x for x, _ in ends], [y for _, y in ends], transform=self.parent.dpi_scale_trans, **look
+        )
         self.parent.add_artist(line)
 
     def box(self, left: float, top: float, width: float, height: float, **look: Any) -> None:

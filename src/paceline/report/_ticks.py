@@ -83,6 +83,15 @@ def as_value(axis: Axis) -> Callable[[float], str]:
     return lambda value: f"{100 * value:.2f} %" if axis.percent else exact(value)
 
 
+def unit_free(axis: Axis) -> str:
+    """An axis' label without the unit that its values are told with.
+
+    >>> unit_free(Axis(label="test accuracy (%)", percent=True)), unit_free(Axis(label="time (s)"))
+    ('test accuracy', 'time (s)')
+    """
+    return axis.label.removesuffix("(%)").removesuffix("in %").rstrip() if axis.percent else axis.label
+
+
 def exact(value: float) -> str:
     """Four figures, whole numbers whole.
 

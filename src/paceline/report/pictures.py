@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from paceline.report._draw_bars import BarsDrawing, ColumnsDrawing
+from paceline.report._draw_bars import BarsDrawing
+from paceline.report._draw_columns import ColumnsDrawing
 from paceline.report._draw_lines import LinesDrawing
 from paceline.report._measure import FONT
 from paceline.report._sheet import Drawing, Hit, Sheet
-from paceline.report.document import Bars, Columns, Figure, Lines
+from paceline.report.document import Bars, Figure, Lines
 
 # Widths in points; a browser shows a point of a drawing as one of its pixels, so that text keeps its size.
 WIDE, PHONE = 880.0, 352.0
@@ -56,7 +57,7 @@ def svg(
 def png(figure: Figure, among: Sequence[str] = (), *, width: float = WIDE) -> bytes:
     """The figure as PNG, with its title.
 
-    >>> from paceline.report.document import Axis
+    >>> from paceline.report.document import Axis, Columns
     >>> png(Columns(name="c", title="Ages", caption="", x=Axis(label="age"), y=Axis(label="share"), strategy="psgd",
     ...     labels=("0", "1"), heights=(0.25, 0.75)))[1:4]
     b'PNG'

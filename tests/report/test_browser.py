@@ -1,0 +1,147 @@
+"""The page as readers have it: in a real browser, on a desk and on a phone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.report.html import html_page
+from tests.browser import DESKTOP, PHONE, Browser
+from tests.report.documents import document
+
+SCREENS = pytest.mark.parametrize("screen", [DESKTOP, PHONE], ids=["desktop", "phone"])
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    found = Browser()
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(html_page(document()))
+    return path
+
+
+def test_the_browser_notices_what_is_wrong(browser: Browser, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.html"
+    bad.write_text(
+        "<title>bad</title><div style='width:2000px'>wide</div><img src='gone.png'>"
+        "<script>console.error('said'); nothing.there</script>"
+    )
+    browser.open(bad, PHONE)
+    assert any("said" in message for message in browser.messages)
+    assert any("exception" in message for message in browser.messages)
+    assert any(url.endswith("gone.png") for url in browser.requests)
+    assert browser.value("document.documentElement.scrollWidth") > 390
+
+
+@SCREENS
+def test_the_page_asks_for_nothing_and_complains_of_nothing(
+    browser: Browser, page: Path, screen: tuple[int, int, bool]
+) -> None:
+    browser.open(page, screen)
+    assert browser.messages == []
+    assert [url for url in browser.requests if not url.startswith("data:")] == [page.as_uri()]
+    assert browser.value("document.title") == "paceline report"
+
+
+@SCREENS
+def test_the_page_never_scrolls_sideways(browser: Browser, page: Path, screen: tuple[int, int, bool]) -> None:
+    browser.open(page, screen)
+    width = "document.documentElement.scrollWidth"
+    assert browser.value(width) <= browser.value("window.innerWidth") == screen[0]
+    browser.value("document.querySelectorAll('details').forEach(one => { one.open = true })")
+    assert browser.value(width) <= screen[0]
+    wide = "[...document.querySelectorAll('.box')].filter(b => b.scrollWidth > b.clientWidth + 1).length"
+    assert (browser.value(wide) > 0) == (screen is PHONE)  # there the widest table does, in its own box
+
+
+@SCREENS
+def test_every_figure_is_seen_once(browser: Browser, page: Path, screen: tuple[int, int, bool]) -> None:
+    browser.open(page, screen)
+    shown = browser.value("""[...document.querySelectorAll('figure')].map(figure =>
+        [...figure.querySelectorAll(':scope > svg')].filter(svg => {
+            const box = svg.getBoundingClientRect();
+            return getComputedStyle(svg).display !== 'none' && box.width > 200 && box.height > 80;
+        }).map(svg => [svg.getAttribute('class'), svg.getAttribute('aria-label').length > 0]))""")
+    assert len(shown) == 6
+    assert shown == [[["phone" if screen is PHONE else "wide", True]]] * 6
+    smallest = browser.value("""Math.min(...[...document.querySelectorAll('figure > svg')]
+        .filter(svg => getComputedStyle(svg).display !== 'none').flatMap(svg => [...svg.querySelectorAll('text')]
+        .map(text => parseFloat(getComputedStyle(text).fontSize) * svg.getBoundingClientRect().width
+            / svg.viewBox.baseVal.width)))""")
+    assert smallest >= 9.5  # pixels: text keeps its size on a phone
+
+
+@SCREENS
+def test_no_text_of_a_figure_is_cut_off_or_on_top_of_another(
+    browser: Browser, page: Path, screen: tuple[int, int, bool]
+) -> None:
+    browser.open(page, screen)
+    found = browser.value("""[...document.querySelectorAll('figure > svg')]
+        .filter(svg => getComputedStyle(svg).display !== 'none').flatMap(svg => {
+            const box = svg.getBoundingClientRect();
+            const texts = [...svg.querySelectorAll('text')].map(t => [t.textContent, t.getBoundingClientRect()])
+                .filter(([words]) => words.trim());
+            const out = texts.filter(([_, r]) => r.left < box.left - 1 || r.right > box.right + 1
+                || r.top < box.top - 1 || r.bottom > box.bottom + 1).map(([words]) => 'cut: ' + words);
+            texts.forEach(([words, a], k) => texts.slice(k + 1).forEach(([others, b]) => {
+                const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+                const high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+                if (wide > 1 && high > 4) out.push(`${words} on ${others}`);
+            }));
+            return out;
+        })""")
+    assert found == []
+
+
+def test_values_are_read_by_pointing(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    # Scroll each kind of thing into view and ask what is under the pointer there.
+    words = browser.value("""['speedup-1', 'split-1', 'accuracy-1', 'ages-1'].map(name => {
+        const hits = [...document.querySelectorAll(`#f-${name} > svg.wide .hit`)];
+        const hit = hits[hits.length - 1];
+        hit.scrollIntoView({block: 'center'});
+        const r = hit.getBoundingClientRect();
+        const under = document.elementFromPoint(r.left + r.width / 2, r.top + r.height / 2);
+        return under === hit ? hit.querySelector('title').textContent : 'covered';
+    })""")
+    assert words[0] == "sync (published)\nranks: 16\nspeedup against one process: 0.25"
+    assert words[1].endswith("\nupdate: 0.02")
+    assert words[2] == "psgd, 8 ranks *\ntest accuracy: 92.10 %\nmore ranks than cores"
+    assert words[3].startswith("updates by others meanwhile: 14 to 31\nshare of updates: 0.05 %")
+
+
+def test_tables_of_figures_open_from_the_keyboard(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    table = "document.querySelector('#f-target-1 details')"
+    assert browser.value(f"{table}.querySelector('table').checkVisibility()") is False
+    browser.value(f"{table}.querySelector('summary').focus()")
+    browser.key("Enter", 13, "\r")
+    assert browser.value(f"{table}.querySelector('table').checkVisibility()") is True
+    cells = browser.value(f"[...{table}.querySelectorAll('tbody tr:first-child td')].map(c => c.textContent)")
+    assert cells == ["psgd, 4 ranks", "0.62", "0.5", "0.8", "", "0.620 s"]
+
+
+def test_links_of_the_contents_lead_somewhere(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    links = browser.value(
+        "[...document.querySelectorAll('nav a')].map(a => !!document.querySelector(a.hash))"
+    )
+    assert links == [True] * 5
+
+
+def test_a_screenshot_has_the_whole_page(browser: Browser, page: Path, tmp_path: Path) -> None:
+    from PIL import Image
+
+    browser.open(page, PHONE)
+    browser.screenshot(tmp_path / "phone.png")
+    with Image.open(tmp_path / "phone.png") as picture:
+        assert picture.width == 2 * 390
+        assert picture.height == 2 * browser.value("document.documentElement.scrollHeight")
