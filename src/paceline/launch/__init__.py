@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.launch._by_hand import by_hand
 from paceline.launch._channel import receive, serve
 from paceline.launch._command import mpiexec
 from paceline.launch._cores import allowed_cores, machine_cores, take_cores
@@ -24,6 +25,7 @@ __all__ = [
     "abort_on_error",
     "allowed_cores",
     "apply_threads",
+    "by_hand",
     "find",
     "machine_cores",
     "mpiexec",

@@ -1,0 +1,85 @@
+"""Synchronous training: every rank a part of each batch, the gradients summed round our ring, one common step.
+
+w <- rank 0's
+each rank, with its m // p samples:  g_r <- sum of the gradients
+g <- sum over r of g_r               one allreduce for all layers
+w <- w - eta g                       the same everywhere, and the same as serially with all m samples
+"""
+
+import mpi4py
+
+mpi4py.rc(initialize=False, finalize=False)  # before MPI is imported: fit starts and ends it
+
+import numpy as np  # noqa: E402
+from mpi4py import MPI  # noqa: E402
+from my_ring_allreduce import ringallreduce  # noqa: E402
+from network import NeuralNetwork  # noqa: E402
+
+from paceline.errors import AgreedError  # noqa: E402
+from paceline.launch import by_hand  # noqa: E402
+
+
+class SynchronicNeuralNetwork(NeuralNetwork):
+    """A network that the ranks of an MPI job train together; making one needs no MPI."""
+
+    allreduce = staticmethod(ringallreduce)
+
+    def fit(self, training_data, validation_data=None):
+        """Train on (images, one-hot labels); afterwards every rank has the trained network, and MPI has ended."""
+        with by_hand(MPI) as comm:  # MPI.Init() … MPI.Finalize(); a rank that fails ends all
+            share = self.mini_batch_size // comm.size
+            if share == 0:
+                raise AgreedError(
+                    f"each rank takes mini_batch_size // ranks samples of a batch, and {self.mini_batch_size} // "
+                    f"{comm.size} is 0; use at most {self.mini_batch_size} ranks, or a larger batch"
+                )
+            self._broadcast(comm)
+            for epoch in range(self.epochs):
+                for x, y in self._batches(training_data, share, comm):
+                    self.forward_prop(x)
+                    nabla_b, nabla_w = self._summed(*self.back_prop(y), comm)
+                    self.weights = [w - self.eta * dw for w, dw in zip(self.weights, nabla_w, strict=True)]
+                    self.biases = [b - self.eta * db for b, db in zip(self.biases, nabla_b, strict=True)]
+                if comm.rank == 0 and validation_data is not None:
+                    self.print_progress(validation_data, epoch)
+
+    def _broadcast(self, comm):
+        """Every rank has drawn weights of its own: all begin with rank 0's."""
+        parameters = [*self.weights, *self.biases]
+        flat = pack(parameters)
+        comm.Bcast(flat, root=0)
+        both = unpack(flat, parameters)
+        self.weights, self.biases = both[: len(self.weights)], both[len(self.weights) :]
+
+    def _batches(self, training_data, share, comm):
+        """This rank's batches of an epoch, on every rank as many.
+
+        Where a fixed seed lets all ranks draw the same ones, each begins at another of them.
+        """
+        batches = list(self.create_batches(*training_data, share))
+        fewest = np.empty(1, np.int64)
+        self.allreduce(np.array([len(batches)]), fewest, comm, MPI.MIN)
+        first = comm.rank * len(batches) // comm.size
+        return (batches[first:] + batches[:first])[: fewest[0]]
+
+    def _summed(self, nabla_b, nabla_w, comm):
+        """The sums over all ranks, of all layers at once: one exchange a step, not one an array."""
+        gradients = [*nabla_b, *nabla_w]
+        mine = pack(gradients)
+        total = np.empty_like(mine)
+        self.allreduce(mine, total, comm, MPI.SUM)
+        both = unpack(total, gradients)
+        return both[: len(nabla_b)], both[len(nabla_b) :]
+
+
+def pack(arrays):
+    """All in one flat array, of the precision that the floats among them have: the placeholders are integers at first."""
+    floats = [np.asarray(array).dtype for array in arrays if np.asarray(array).dtype.kind == "f"]
+    flat = [np.ravel(array) for array in arrays]
+    return np.concatenate(flat, dtype=np.result_type(*floats or [float]), casting="unsafe")
+
+
+def unpack(flat, like):
+    """The parts of a flat array in the shapes of `like`."""
+    parts = np.split(flat, np.cumsum([np.size(array) for array in like])[:-1])
+    return [part.reshape(np.shape(array)) for part, array in zip(parts, like, strict=True)]

@@ -1,0 +1,62 @@
+"""MPI started and ended by hand around a part of a program: before and after it there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UsageError
+from paceline.launch._guard import _say, abort_on_error
+from paceline.launch._prepare import prepared
+from paceline.launch._threads import threads_of_rank
+from paceline.launch._world import verify, world
+
+
+@contextlib.contextmanager
+def by_hand(MPI: Any) -> Iterator[Any]:
+    """Start MPI, give a communicator of all ranks that is nobody else's, and end MPI.
+
+    For a program that was told `mpi4py.rc(initialize=False, finalize=False)`; `MPI` is its `mpi4py.MPI`. Inside, a rank
+    that fails ends them all, and each rank has its share of the cores' threads, or fewer where it was given fewer. A
+    refusal that every rank makes (`AgreedError`) is one line on stderr and exit status 2, MPI being ended first. MPI that
+    somebody else has started is used as it is and left running.
+
+        mpi4py.rc(initialize=False, finalize=False)
+        from mpi4py import MPI
+
+        with by_hand(MPI) as comm:
+            comm.Allreduce(mine, total)
+    """
+    from paceline.pools import held_to
+
+    try:
+        if MPI.Is_finalized():
+            raise UsageError("MPI has been ended in this process, and cannot be started a second time")
+        own = not MPI.Is_initialized()
+        if own:
+            with prepared(*MPI.get_vendor()):
+                MPI.Init_thread()  # Init would ask for one thread: MPICH then waits in a way that is slow on shared cores
+        try:
+            verify(MPI.COMM_WORLD.Get_size())
+            comm = MPI.COMM_WORLD.Dup()
+            with abort_on_error(comm), held_to(min(threads_of_rank(comm), _given())):
+                yield comm
+            comm.Free()
+        finally:
+            if own:
+                MPI.Finalize()
+    except UsageError as error:
+        here = world()
+        if here is None or here.rank == 0:
+            _say(f"{Path(sys.argv[0]).name or 'paceline'}: {error}")
+        raise SystemExit(2) from None
+
+
+def _given() -> int:
+    """The threads that this process's pools have so far."""
+    from threadpoolctl import threadpool_info
+
+    return max((int(pool["num_threads"]) for pool in threadpool_info()), default=sys.maxsize)
