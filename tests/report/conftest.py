@@ -1,15 +1,52 @@
-"""Runs to report on: three real ones, and copies of them with other figures."""
+"""Runs to report on: three real ones, and copies of them with other figures; and a matrix of real and simulated ones."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline import fit
 from paceline.record import Run, find_runs
+from paceline.sim import Costs
+from paceline.sim._tables import Curves
+from tests.ranks import on_ranks
+from tests.report.record_cases import SETTINGS
+
+MATRIX = [
+    *(("sync:allreduce=ring", ranks, seed) for ranks in (2, 3, 4) for seed in (0, 1)),
+    ("sync:allreduce=naive", 3, 0),
+    ("main-worker", 3, 0),
+    ("weight-average", 2, 0),
+    ("weight-average", 3, 0),
+    ("local-sgd:every=3,warmup=2,allreduce=rabenseifner", 4, 0),
+    ("elastic:every=2", 3, 0),
+    ("psgd", 2, 0),
+    ("hogwild", 2, 0),
+    ("parameter-server:masters=2,rule=plain", 4, 0),
+    ("parameter-server:masters=2,rule=plain", 4, 1),
+    ("gossip", 2, 0),
+]
+NODES = "10gbe:ranks-per-node=2"
+FORETOLD = [
+    ("serial", 1),
+    *(("sync", ranks) for ranks in (2, 4, 8)),
+    *(("weight-average", ranks) for ranks in (4, 8)),
+    ("hogwild", 4),
+]
+WORK = {
+    "gradient": [[1, 50e-6], [64, 400e-6]],
+    "factors": [[1, 40e-6], [64, 300e-6]],
+    "part": [[1, 1e-6], [1_000_000, 80e-6]],
+    "update": [[1, 1e-6], [100_000, 20e-6]],
+    "rule": [[1, 2e-6], [100_000, 50e-6]],
+    "serve": [[1, 20e-6]],
+    "evaluate": [[1, 20e-6], [1000, 2e-3]],
+}
+PROCESSOR = "one of ours"
 
 
 @pytest.fixture(scope="session")
@@ -18,6 +55,30 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     for seed in range(3):
         fit("mlp:6", "iris", strategy="serial", epochs=1, batch=10, runs=folder, quiet=True, seed=seed)
     return find_runs([folder])
+
+
+@pytest.fixture(scope="session")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of runs of one problem, real ones and simulated ones, as if of one machine with 4 cores."""
+    folder = tmp_path_factory.mktemp("matrix")
+    on_ranks("tests.report.record_cases:recorded", 4, folder=str(folder), cases=MATRIX)
+    one: dict[str, Any] = {**SETTINGS, "runs": folder, "quiet": True}
+    for seed in (0, 1):
+        fit(strategy="serial", seed=seed, **one)
+    costs = folder / "costs.json"
+    work = {kind: Curves.of({1: points}) for kind, points in WORK.items()}
+    Costs(work=work, processor=PROCESSOR, cores=64).save(costs)
+    for strategy, ranks in FORETOLD:
+        fit(strategy=strategy, ranks=ranks, on="sim", machine=str(costs), network=NODES, **one)
+    fit(strategy="sync", ranks=4, on="sim", machine=str(costs), network="1gbe", compute=False, **one)
+    for path in folder.glob("*/environment.json"):
+        rewrite(path, processor=PROCESSOR, cores=4)
+    return folder
+
+
+def rewrite(path: Path, **changes: object) -> None:
+    """Other values in a JSON file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def altered(run: Run, folder: Path, **changes: object) -> Run:

@@ -20,9 +20,12 @@ def environment(runs: Sequence[Run]) -> Section:
         machine = (found["processor"], found["cores"])
         said = machines.setdefault(machine, defaultdict(dict))
         for name, value in _facts(found):
-            if value:
-                said[name].setdefault(value)
-    names = list(dict.fromkeys(name for said in machines.values() for name in said))
+            said[name].update({value: None} if value else {})
+    names = [
+        name
+        for name in dict.fromkeys(name for said in machines.values() for name in said)
+        if any(said[name] for said in machines.values())
+    ]
     if len(machines) == 1 and len(next(iter(machines.values()))["host"]) == 1:
         names.remove("host")  # who is alone needs no name
     rows: list[tuple[Value, ...]] = [

@@ -22,6 +22,7 @@ import numpy as np
 from paceline.collectives._blocks import cut, length
 from paceline.collectives._cost import Case, Cost, cost, has_cost
 from paceline.collectives._layout import Nodes, one_node
+from paceline.collectives.auto import choose
 from paceline.collectives.hierarchical import between_nodes
 from paceline.comm._shared import CACHE_LINE
 from paceline.errors import UsageError
@@ -35,11 +36,10 @@ HEADER, ORDER, NUMBER = 40, 16, 8
 FORMULAS = {
     "naive": "p (p - 1) n",
     "ring": "2 (p - 1) n",
-    "recursive-doubling": "p log2 p n, for p a power of 2",
-    "rabenseifner": "2 (p - 1) n, for p a power of 2",
-    "native": "p n handed to MPI; what it sends is its own affair",
-    "shared-memory": "nothing: the ranks share memory",
-    "hierarchical": "between nodes alone, each rank its part",
+    "recursive-doubling": "p log2(p) n where p is a power of 2",
+    "rabenseifner": "2 (p - 1) n where p is a power of 2",
+    "native": "p n, as handed to MPI",
+    "hierarchical": "parts of n between nodes alone",
 }
 
 
@@ -67,19 +67,20 @@ def theory_of(run: Run) -> Theory:
         return _none("ranks failed")
     layout = layout_of(run)
     n, item, steps = s["parameters"], np.dtype(c["dtype"]).itemsize, s["steps"]
-    if name == "sync":
-        each = exchanged(strategy.allreduce, n, p, item, layout) if strategy is not None else None
-        return _called(each, steps, item, strategy, layout, "a batch", exchange=True)
+    if name == "sync" and strategy is not None:
+        name = exchange_of(strategy.allreduce, layout)
+        return _called(exchanged(name, n, p, item, layout), steps, item, name, "every batch")
     if name == "main-worker":
         sent = (p - 1) * (2 * n + 1) * item * steps
         return Theory(bytes=sent, messages=2 * (p - 1) * steps, words="(p - 1) (2 n + 1) a batch")
     if name in ("weight-average", "local-sgd", "elastic", "psgd") and strategy is not None:
         each = summed(strategy.allreduce, n + 1, p, item, layout)
+        by = spelled(strategy.allreduce, (n + 1) * item, p, layout)
         calls = averages(name, strategy, turns_of(run), warm=getattr(strategy, "warmup", 0))
-        often = {"weight-average": "a turn", "psgd": "once"}.get(
+        often = {"weight-average": "every turn", "psgd": "once"}.get(
             name, f"every {getattr(strategy, 'every', 1)} turns"
         )
-        return _called(each, calls, item, strategy, layout, often)
+        return _called(each, calls, item, by, often)
     if name == "parameter-server" and strategy is not None:
         return _served(run, strategy, n * item)
     if name == "hogwild":
@@ -130,6 +131,20 @@ def averages(name: str, strategy: Any, turns: int, warm: int = 0) -> int:
     return warm + (-(-(turns - warm) // every) if turns > warm else 0)
 
 
+def exchange_of(name: str, layout: Nodes) -> str:
+    """What a synchronous run does where `auto` is asked for."""
+    if name != "auto":
+        return "shared-memory" if name == "hierarchical" and layout.count == 1 else name
+    return "shared-memory" if layout.count == 1 else "hierarchical" if layout.largest > 1 else "auto"
+
+
+def spelled(name: str, nbytes: int, p: int, layout: Nodes) -> str:
+    """The collective that `auto` chooses for so many bytes, or the one named."""
+    if name != "auto":
+        return name
+    return choose(nbytes, p, layout).__name__.rpartition(".")[2].replace("_", "-")
+
+
 @lru_cache(maxsize=256)
 def summed(name: str, n: int, p: int, item: int, layout: Nodes) -> tuple[int, int] | None:
     """Messages and numbers that all ranks send in one allreduce of n numbers; None where there is no formula."""
@@ -140,9 +155,7 @@ def summed(name: str, n: int, p: int, item: int, layout: Nodes) -> tuple[int, in
 
 @lru_cache(maxsize=256)
 def exchanged(name: str, n: int, p: int, item: int, layout: Nodes) -> tuple[int, int] | None:
-    """The same of one exchange of a synchronous run, which shares memory where it can."""
-    if name == "auto":
-        name = "shared-memory" if layout.count == 1 else "hierarchical" if layout.largest > 1 else "auto"
+    """The same of one exchange of a synchronous run, where nothing is sent inside a node."""
     if name not in ("shared-memory", "hierarchical"):
         return summed(name, n, p, item, layout)
     if layout.count == 1:
@@ -161,25 +174,14 @@ def _total(costs: list[Cost]) -> tuple[int, int]:
     return sum(each.messages for each in costs), sum(each.sent for each in costs)
 
 
-def _called(
-    each: tuple[int, int] | None,
-    calls: int,
-    item: int,
-    strategy: Any,
-    layout: Nodes,
-    often: str,
-    *,
-    exchange: bool = False,
-) -> Theory:
+def _called(each: tuple[int, int] | None, calls: int, item: int, name: str, often: str) -> Theory:
+    """So many calls of one collective."""
     if each is None:
         return _none("the collective has no formula")
-    name = strategy.allreduce
-    if name == "auto" and exchange:
-        name = "shared-memory" if layout.count == 1 else "hierarchical"
-    words = FORMULAS.get(name, "the cheapest for this size")
-    if words.startswith("nothing"):
-        return Theory(bytes=0, messages=0, words=words)
-    return Theory(bytes=each[1] * item * calls, messages=each[0] * calls, words=f"{name}: {words}, {often}")
+    if name == "shared-memory":
+        return Theory(bytes=0, messages=0, words="nothing: the ranks share memory")
+    words = f"{name}, {often}: {FORMULAS.get(name, 'its own formula')}"
+    return Theory(bytes=each[1] * item * calls, messages=each[0] * calls, words=words)
 
 
 def _served(run: Run, strategy: Any, x: int) -> Theory:

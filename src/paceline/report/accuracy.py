@@ -62,13 +62,14 @@ def _lines(found: Sequence[Series], more: Sequence[Curve], number: int) -> Lines
 def _curve(one: Series) -> Curve:
     rows = sorted(one.rows, key=lambda row: row.workers)
     spans = [row.accuracy_range or (None, None) for row in rows]
+    spread = any(row.runs > 1 for row in rows)
     return Curve(
         label=one.label,
         strategy=one.strategy,
         x=tuple(float(row.workers) for row in rows),
         y=tuple(row.accuracy for row in rows),
-        low=tuple(low for low, _ in spans),
-        high=tuple(high for _, high in spans),
+        low=tuple(low for low, _ in spans) if spread else None,
+        high=tuple(high for _, high in spans) if spread else None,
         origin=one.origin,
         notes=tuple(_note(row) for row in rows),
     )
@@ -107,7 +108,7 @@ def _dots(rows: Sequence[Row], number: int) -> Block:
 
 
 def _bar(row: Row) -> Bar:
-    low, high = row.accuracy_range or (None, None)
+    low, high = (row.accuracy_range if row.runs > 1 else None) or (None, None)
     same = low is None or high is None or percent(low) == percent(high)
     spread = "" if same else f" ({100 * (low or 0):.2f} to {100 * (high or 0):.2f})"
     return Bar(

@@ -8,6 +8,7 @@ from itertools import groupby
 from paceline.errors import UsageError
 from paceline.record import Run
 from paceline.report._ages import ages
+from paceline.report._diagnosis import diagnosis
 from paceline.report._environment import environment
 from paceline.report._published import failed_for, published, published_for
 from paceline.report._results import results
@@ -88,9 +89,12 @@ def _problem(
         )
     if told := notes(rows):
         blocks.append(Text(kind="note", lines=tuple(told)))
-    if bought := costs(rows, target):
-        blocks.append(Text(kind="list", lines=bought))
+    bought = costs(rows, target)
     sections = [
+        Section(title="What each strategy costs", blocks=(Text(kind="list", lines=bought),))
+        if bought
+        else None,
+        diagnosis(rows),
         scaling(rows, number, theirs),
         accuracy(rows, number, theirs),
         curves(rows, number, target),

@@ -12,7 +12,7 @@ from paceline.errors import UsageError
 from paceline.record import Run
 from paceline.report._rows import Row
 from paceline.report._series import chosen
-from paceline.report._target import Target, reached
+from paceline.report._target import Target, known_points, reached
 from paceline.report._verdict import divergence
 from paceline.report._words import label, percent, seconds
 from paceline.report.document import Axis, Bar, Bars, Block, Curve, Lines, Section
@@ -150,8 +150,8 @@ def _curve(row: Row, runs: list[list[Point]], against: str, what: str) -> Curve 
         strategy=row.strategy,
         x=tuple(place for place, *_ in at),
         y=tuple(mean for _, mean, *_ in at),
-        low=tuple(low for _, _, low, _ in at),
-        high=tuple(high for *_, high in at),
+        low=tuple(low for _, _, low, _ in at) if len(runs) > 1 else None,
+        high=tuple(high for *_, high in at) if len(runs) > 1 else None,
         origin="simulated" if row.simulated else "measured",
     )
 
@@ -162,6 +162,8 @@ def to_target(rows: Sequence[Row], number: int, target: Target) -> Bars | None:
     found = [one for one in found if one.best is not None]
     if len(found) < 2 or not any(one.seconds for one in found):
         return None
+    if all(len(known_points(run)) == 1 for one in found for run in one.row.members):
+        return None  # it would be the training time once more
     bars = []
     for one in found:
         mean, row = one.mean, one.row
@@ -178,8 +180,8 @@ def to_target(rows: Sequence[Row], number: int, target: Target) -> Bars | None:
                 label=label(row),
                 strategy=row.strategy,
                 parts=(mean or 0.0,),
-                low=min(one.seconds, default=None),
-                high=max(one.seconds, default=None),
+                low=min(one.seconds) if len(one.seconds) > 1 else None,
+                high=max(one.seconds) if len(one.seconds) > 1 else None,
                 words=words,
                 simulated=bool(row.simulated),
                 hollow=row.oversubscribed,

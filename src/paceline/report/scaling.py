@@ -92,13 +92,14 @@ def ranks_axis(counts: Sequence[int], label: str = "ranks") -> Axis:
 
 def curve_of(one: Series, values: Sequence[tuple[float | None, float | None, float | None]]) -> Curve:
     """A series as a curve over its ranks: to each row its value, the least and the most."""
+    spread = any(row.runs > 1 for row in one.rows)
     return Curve(
         label=one.label,
         strategy=one.strategy,
         x=tuple(float(row.ranks) for row in one.rows),
         y=tuple(value for value, _, _ in values),
-        low=tuple(low for _, low, _ in values),
-        high=tuple(high for _, _, high in values),
+        low=tuple(low for _, low, _ in values) if spread else None,
+        high=tuple(high for _, _, high in values) if spread else None,
         origin=one.origin,
         hollow=tuple(row.oversubscribed for row in one.rows),
         notes=tuple(_note(row) for row in one.rows),
@@ -108,7 +109,6 @@ def curve_of(one: Series, values: Sequence[tuple[float | None, float | None, flo
 def _note(row: Row) -> str:
     words = [f"{row.runs} run{'' if row.runs == 1 else 's'}"]
     words += ["diverged"] if row.diverged else []
-    words += ["more ranks than cores"] if row.oversubscribed else []
     return ", ".join(words)
 
 

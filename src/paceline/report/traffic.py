@@ -16,7 +16,7 @@ TABLE = (
     "Of all ranks together, by the batches of the run (a batch: --batch samples, or with --batch-per-rank what all ranks "
     "compute together). Counted: what was handed to MPI in messages; a call of MPI's own collectives is one message of "
     "its array. What goes through shared memory, factors of small batches' gradients too, is no message. Theory: n "
-    "parameters, p ranks."
+    "parameters, p ranks; weights that are averaged go with one number more."
 )
 FIGURE = "All ranks together; the band is the spread over seeds. Dotted: what the formula says."
 

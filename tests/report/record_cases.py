@@ -1,0 +1,29 @@
+"""Runs on real ranks for reports to be made of, several in one job: starting one takes long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.config import Config
+from paceline.job import Job
+from paceline.training import train
+
+SETTINGS: dict[str, Any] = {
+    "data": "iris",
+    "model": "mlp:8",
+    "epochs": 3,
+    "batch": 10,
+    "lr": 0.5,
+    "threads": 1,
+}
+
+
+def recorded(comm: Any, folder: str, cases: list[tuple[str, int, int]]) -> None:
+    """Runs of a strategy, on the first so many ranks, with a seed."""
+    from pathlib import Path
+
+    for strategy, ranks, seed in cases:
+        group = comm.Split(0 if comm.rank < ranks else 1, comm.rank)
+        if comm.rank < ranks:
+            train(Job(config=Config(**SETTINGS, strategy=strategy, seed=seed), runs=Path(folder)), group)
+        group.Free()

@@ -1,0 +1,133 @@
+"""Amdahl's and Gustafson's laws are found in points that follow them, and in those that nearly do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.record import Run
+from paceline.report import laws
+from paceline.report._rows import rows_of
+from paceline.report._series import series_of
+from paceline.report.document import Lines, Section, Table, Text
+from paceline.report.scaling import fits_of, scaling
+from tests.report.conftest import altered
+
+RANKS = [2, 4, 8, 16]
+
+
+@pytest.mark.parametrize("s", [0.0, 0.01, 0.3, 1.0, 1.5])
+def test_exact_laws(s: float) -> None:
+    p = np.array(RANKS, float)
+    exact = {"Amdahl": p / (1 + s * (p - 1)), "Gustafson": s + (1 - s) * p}
+    for law, speedups in exact.items():
+        found = laws.fit(law, [1, *RANKS], [1.0, *speedups])  # type: ignore[arg-type]
+        assert found.serial == pytest.approx(s, abs=1e-9)
+        assert found.residual == pytest.approx(0, abs=1e-8)
+        assert found.at(RANKS) == pytest.approx(speedups)
+
+
+def test_the_nearest_is_found() -> None:
+    p, drawn = np.array(RANKS, float), np.random.default_rng(0)
+    for _ in range(20):
+        measured = p ** drawn.uniform(0.2, 1.2) * drawn.uniform(0.7, 1.1, len(p))
+        tried = np.linspace(0, 3, 300_001)[:, None]
+        for law, speedups in (("Amdahl", p / (1 + tried * (p - 1))), ("Gustafson", p - tried * (p - 1))):
+            missed = np.sqrt(((speedups - measured) ** 2).mean(axis=1))
+            found = laws.fit(law, RANKS, measured.tolist())  # type: ignore[arg-type]
+            assert found.serial == pytest.approx(tried[missed.argmin(), 0], abs=2e-5)
+            assert found.residual == pytest.approx(missed.min(), abs=1e-6)
+
+
+def scaled(
+    runs: list[Run], folder: Path, strategy: str, seconds: dict[int, float], **more: object
+) -> list[Run]:
+    """Runs with these times, on a machine of 16 cores; all computed 1,200 samples."""
+    return [
+        altered(runs[0], folder, strategy="serial" if ranks == 1 else strategy, ranks=ranks, train_seconds=took, threads=1,
+                samples_per_second=1200 / took, cores=16, **more)
+        for ranks, took in seconds.items()
+    ]  # fmt: skip
+
+
+def blocks(section: Section | None) -> tuple[Lines, Table]:
+    assert section is not None
+    figure = next(b for b in section.blocks if isinstance(b, Lines) and b.name == "speedup-1")
+    return figure, next(b for b in section.blocks if isinstance(b, Table))
+
+
+def test_strong_scaling_is_amdahls(runs: list[Run], tmp_path: Path) -> None:
+    times = {p: 10 * (0.1 + 0.9 / p) for p in (1, 2, 4, 8)}
+    rows = rows_of(scaled(runs, tmp_path, "sync", times))
+    figure, table = blocks(scaling(rows, 1))
+    ((name, setting, amdahl, missed, gustafson, missed_more, nearer),) = table.rows
+    assert (name, setting, nearer) == ("sync", "Amdahl", "Amdahl")
+    assert (amdahl, missed) == (pytest.approx(0.1), pytest.approx(0, abs=1e-7))
+    assert gustafson > amdahl  # type: ignore[operator]
+    assert missed_more > 0.1  # type: ignore[operator]
+    dashed = next(curve for curve in figure.curves if curve.origin == "fit")
+    assert dashed.label == "sync: Amdahl, s = 10.0 %"
+    assert dashed.y == pytest.approx([10 / (10 * (0.1 + 0.9 / x)) for x in dashed.x])
+    assert (dashed.x[0], dashed.x[-1]) == (1.0, 8.0)
+
+
+@pytest.mark.parametrize("more", [{}, {"batch": None, "batch_per_rank": 10}])
+def test_weak_scaling_is_gustafsons(runs: list[Run], tmp_path: Path, more: dict[str, object]) -> None:
+    strategy = (
+        "sync" if more else "weight-average"
+    )  # a batch a rank is asked for, or is what the strategy does
+    times = {p: 10 / (p - 0.2 * (p - 1)) for p in (1, 2, 4, 8)}
+    rows = rows_of(scaled(runs, tmp_path, strategy, times, **more))
+    _, table = blocks(scaling(rows, 1))
+    ((_, setting, _, _, gustafson, missed, nearer),) = table.rows
+    assert (setting, nearer) == ("Gustafson", "Gustafson")
+    assert (gustafson, missed) == (pytest.approx(0.2), pytest.approx(0, abs=1e-12))
+
+
+def test_what_is_oversubscribed_is_drawn_hollow_and_not_fitted(runs: list[Run], tmp_path: Path) -> None:
+    times = {p: 10 * (0.1 + 0.9 / p) for p in (1, 2, 4)} | {32: 50.0}
+    rows = rows_of(scaled(runs, tmp_path, "sync", times))
+    figure, table = blocks(scaling(rows, 1))
+    assert table.rows[0][2] == pytest.approx(0.1)
+    curve = next(curve for curve in figure.curves if curve.label == "sync")
+    assert curve.hollow == (False, False, True)
+    assert "Hollow: more ranks than cores" in figure.caption
+
+
+@pytest.mark.parametrize(
+    ("times", "why"),
+    [
+        ({1: 10.0, 2: 6.0, 32: 5.0}, "it takes 2 numbers of ranks above 1, there is 1 (with a core each)"),
+        ({2: 6.0, 4: 5.0}, "there is no serial run to measure against"),
+    ],
+)
+def test_too_few_points_are_not_fitted(
+    runs: list[Run], tmp_path: Path, times: dict[int, float], why: str
+) -> None:
+    rows = rows_of(scaled(runs, tmp_path, "sync", times))
+    section = scaling(rows, 1)
+    assert section is not None
+    note = section.blocks[-1]
+    assert isinstance(note, Text)
+    assert why in note.lines[0]
+    assert not any(c.origin == "fit" for b in section.blocks if isinstance(b, Lines) for c in b.curves)
+
+
+def test_what_diverged_is_a_gap(runs: list[Run], tmp_path: Path) -> None:
+    times = {p: 10 * (0.1 + 0.9 / p) for p in (1, 2, 4)}
+    rows = rows_of([
+        *scaled(runs, tmp_path, "sync", times),
+        *scaled(runs, tmp_path, "sync", {8: 0.1}, diverged="the loss has run away"),
+    ])  # fmt: skip
+    figure, _ = blocks(scaling(rows, 1))
+    curve = next(curve for curve in figure.curves if curve.label == "sync")
+    assert curve.x == (2.0, 4.0, 8.0)
+    assert curve.y[2] is None
+    (one,) = [one for one in series_of(rows) if one.strategy == "sync"]
+    assert fits_of(one, rows).fits[0].serial == pytest.approx(0.1)
+
+
+def test_one_number_of_ranks_is_no_scaling(runs: list[Run], tmp_path: Path) -> None:
+    assert scaling(rows_of(scaled(runs, tmp_path, "sync", {1: 10.0, 2: 6.0})), 1) is None
