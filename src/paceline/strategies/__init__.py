@@ -37,6 +37,10 @@ class Strategy(ABC):
         """What starts its ranks and connects them: an MPI, or torch's multiprocessing on one machine."""
         return "mpi"
 
+    def role(self, rank: int, ranks: int) -> str:
+        """What a rank is, where not all are the same: master, worker …"""
+        return ""
+
     @abstractmethod
     def train(self, me: Worker) -> None:
         """Train `me.model`; runs on every rank."""

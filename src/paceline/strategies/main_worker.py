@@ -42,6 +42,9 @@ class MainWorker(Strategy):
         if ranks < 2:
             raise UsageError(f"main-worker needs at least 2 ranks (1 main + 1 worker); the job has {ranks}")
 
+    def role(self, rank: int, ranks: int) -> str:
+        return "main" if rank == 0 else "worker"
+
     def train(self, me: Worker) -> None:
         me.broadcast()  # x the same on every rank
         for epoch in me.epochs():

@@ -80,6 +80,9 @@ class ParameterServer(Strategy):
         if b >= ranks - m:
             raise UsageError(f"backup={b} must leave a gradient to use; the job has {ranks - m} workers")
 
+    def role(self, rank: int, ranks: int) -> str:
+        return "master" if rank < self.masters else "worker"
+
     def check_update(self, update: str) -> None:
         rule = rule_of(self.rule)
         if getattr(rule, "own_momentum", False) and update.partition(":")[0] != "sgd":

@@ -1,0 +1,76 @@
+"""`paceline trace`: a run in time, for Perfetto and as a picture."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which run, which steps, and where the trace and the picture go."""
+    parser.epilog = """
+examples:
+  paceline trace runs/RUN -o trace.json.gz                  # open it at https://ui.perfetto.dev or chrome://tracing
+  paceline trace runs/RUN --picture steps.svg --steps 10..12
+
+A run made with `paceline train --trace` has every call of MPI and every message in it; of any other run the steps are
+known, and how long each rank computed, exchanged, waited and updated in them.
+"""
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder")
+    parser.add_argument(
+        "-o", "--out", type=Path, default=Path("trace.json"),
+        help="the trace, compressed where the name ends in .gz (default: trace.json)",
+    )  # fmt: skip
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="a few steps as .svg, .png or .pdf")
+    parser.add_argument(
+        "--steps", type=steps_of, metavar="A..B",
+        help="these steps alone (default: all; of the picture a few)",
+    )  # fmt: skip
+
+
+def steps_of(text: str) -> tuple[int, int]:
+    """
+    >>> steps_of("10..12"), steps_of("7")
+    ((10, 12), (7, 7))
+    """
+    found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text)
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    if last < first:
+        raise argparse.ArgumentTypeError(f"steps must be A..B, from 0, A not after B; got {text}")
+    return first, last
+
+
+def main(args: argparse.Namespace) -> int:
+    """Write the trace and, if asked for, the picture; say what they lack."""
+    from paceline.record import Run
+    from paceline.trace import draw, write_trace
+    from paceline.trace._picture import check
+
+    if args.picture is not None:
+        check(args.picture)
+    run = Run(args.run)
+    timeline = write_trace(run, args.out, args.steps)
+    if args.picture is not None:
+        draw(run, args.picture, args.steps, timeline)
+        print(f"picture: {args.picture}")
+    if not timeline.traced:
+        print(
+            "the order within a step is not known, nor are calls and messages: train with --trace for those"
+        )
+    idle = sorted(set(range(timeline.ranks)) - {span.rank for span in timeline.work})
+    if idle and not timeline.traced:
+        print(f"nothing is known of {_listed(idle)}: no steps are taken there")
+    if timeline.lost:
+        print(f"the trace was cut when it was recorded: {timeline.lost:,} later events are not in it")
+    print(f"trace: {args.out}")
+    return 0
+
+
+def _listed(ranks: list[int]) -> str:
+    """
+    >>> _listed([0]), _listed([0, 1, 2])
+    ('rank 0', 'ranks 0, 1, 2')
+    """
+    few = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {few}"
