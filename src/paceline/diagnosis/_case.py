@@ -143,22 +143,32 @@ class Case:
     @cached_property
     def limit(self) -> Limit | None:
         """Where it stops scaling; None where there is nothing to compare with, or where all diverged."""
-        points = [point for scale in self.scales if (point := self._point(scale)) is not None]
+        points = self._points
         if not points or self.serial is None:
             return None
-        reference = self._reference("test_accuracy")
+        accuracy = self._reference("test_accuracy")
         if points[0].ranks > 1:
-            points.insert(0, Point(ranks=1, step_seconds=1.0, samples_per_second=1.0, speedup=1.0,
-                                   accuracy=reference))  # fmt: skip
-        return limit(points, reference)
+            alone = Point(
+                ranks=1, step_seconds=1.0, samples_per_second=1.0, speedup=1.0, accuracy=accuracy
+            )  # fmt: skip
+            points = [alone, *points]
+        return limit(points, accuracy)
 
     @cached_property
     def at(self) -> Scale:
-        """Where causes are looked for."""
+        """Where causes are looked for: where it stops scaling; if it never does better than serial, where it does best."""
         good = [scale for scale in self.scales if not scale.diverged] or list(self.scales)
-        if self.limit is None:
+        stops = self.limit
+        if stops is None:
             return good[-1]
-        return next((scale for scale in good if scale.ranks >= self.limit.shown.ranks), good[-1])
+        several = [point for point in self._points if point.ranks > 1]
+        if stops.at.ranks == 1 and stops.reason not in ("staleness", "accuracy") and several:
+            stops = limit(several)
+        return next((scale for scale in good if scale.ranks >= stops.shown.ranks), good[-1])
+
+    @cached_property
+    def _points(self) -> list[Point]:
+        return [point for scale in self.scales if (point := self._point(scale)) is not None]
 
     def _point(self, scale: Scale) -> Point | None:
         speedup = self.speedup(scale)

@@ -15,8 +15,8 @@ UNKNOWN = "unexplained"
 def sum_up(case: Case) -> Diagnosis:
     """The diagnosis of one strategy."""
     found = [cause for rule in RULES if (cause := rule.cause(case)) is not None]
-    if not found:
-        found = [_unexplained(case)]
+    if not found or (case.worse is not None and not any(cause.of_accuracy for cause in found)):
+        found.append(_unexplained(case))
     causes = tuple(sorted(found, key=_weight))  # stable: in the order of the rules where they weigh alike
     return Diagnosis(
         strategy=case.way,
@@ -35,11 +35,10 @@ def _weight(cause: Cause) -> tuple[bool, float]:
 def _summary(case: Case, main: Cause) -> str:
     short = next((rule.short for rule in RULES if rule.name == main.rule), "no rule explains why")
     if main.share is not None and main.rule != "divergence":
-        much = (
-            f"{100 * main.share:.1f} points of accuracy"
-            if main.of_accuracy
-            else f"{percent(main.share)} of the time"
-        )
+        much = f"{percent(main.share)} of the time"
+        if main.of_accuracy:
+            known = case.at.means("test_accuracy") is not None
+            much = f"{100 * main.share:.1f} points of accuracy" if known else "a higher test loss"
         short += f" ({much} at {count(case.at.ranks, 'rank')})"
     return f"{case.way} {_where(case)}: {short}"
 
@@ -61,6 +60,15 @@ def _where(case: Case) -> str:
 
 def _unexplained(case: Case) -> Cause:
     timing = case.at.timing
+    if case.worse is not None:
+        rate = case.config.get("lr")
+        return Cause(
+            rule=UNKNOWN,
+            share=case.worse.amount,
+            words=f"at {count(case.at.ranks, 'rank')} {case.worse.words}, and no rule says why",
+            advice=f"--lr {rate / 2:g}" if rate else "--strategy sync",
+            of_accuracy=True,
+        )
     parts = ", ".join(
         f"{part} {duration(getattr(timing, part))}" for part in PARTS if timing.share(part) >= 0.005
     )

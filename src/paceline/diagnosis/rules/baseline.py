@@ -17,7 +17,7 @@ def find(case: Case) -> Cause | None:
         return None
     words = (
         f"the serial baseline computes with {count(serial.threads, 'thread')}, each of the {count(at.ranks, 'rank')} with "
-        f"{at.threads}: a speedup of 1 already is {times(serial.threads / at.threads)} a rank's share of the cores"
+        f"{at.threads}: what is called 1x has {times(serial.threads / at.threads)} the threads of a rank"
     )
     peer = case.peer
     if peer is not None and at.seconds > 0:

@@ -17,8 +17,8 @@ def find(case: Case) -> Cause | None:
         return None
     batch, ranks = advice.present_batch(case), case.at.ranks
     words = (
-        f"at {count(ranks, 'rank')} a batch is {count(batch, 'sample')}, {batch // ranks} for each, so that an epoch has a "
-        f"{ranks}th of the steps; {case.worse.words}"
+        f"at {count(ranks, 'rank')} a batch is {count(batch, 'sample')}, {batch // ranks} for each, so that an epoch has "
+        f"1/{ranks} of the steps; {case.worse.words}"
     )
     epochs = int(case.config.get("epochs") or 1)
     tried = [] if case.config.get("lr_scaling", "none") != "none" else ["--lr-scaling linear"]

@@ -35,7 +35,7 @@ def _servers(case: Case) -> Cause | None:
     share, before = timing.share("answer"), _fewest(case)
     longer = before is not None and timing.answer > LONGER * before.timing.answer
     busy = timing.busy or 0.0
-    if share < WAITING or (busy < BUSY and not longer):
+    if share < WAITING or timing.workers < 2 or (busy < BUSY and not longer):
         return None
     masters = int(case.option("masters", case.at.ranks - timing.workers))
     grew = ""

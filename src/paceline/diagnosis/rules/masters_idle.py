@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.diagnosis import _advice as advice
 from paceline.diagnosis._case import Case
 from paceline.diagnosis._finding import Cause
-from paceline.diagnosis._words import count, percent
+from paceline.diagnosis._words import count
 
 NAME = "ranks without work"
 SHORT = "too many of the ranks only hold parameters"

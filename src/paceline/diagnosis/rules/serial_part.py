@@ -10,7 +10,6 @@ from paceline.diagnosis._case import Case
 from paceline.diagnosis._finding import Cause
 from paceline.diagnosis._words import count, duration, percent, times
 from paceline.diagnosis.rules.slower_computing import alone_seconds, computing_seconds
-from paceline.sim._reasons import _th
 
 NAME = "serial part"
 SHORT = "part of a step does not get less with more ranks"
@@ -33,7 +32,7 @@ def find(case: Case) -> Cause | None:
     if fixed > 0:
         whole, workers = serial.timing.compute, timing.workers
         said.append(
-            f"a piece of {timing.samples:.0f} samples computes for {duration(timing.compute)}, where {_th(workers)} of "
+            f"a piece of {timing.samples:.0f} samples computes for {duration(timing.compute)}, where 1/{workers} of "
             f"the serial batch's {duration(whole)} is {duration(whole / workers)}"
         )
     if update > 0:
@@ -47,7 +46,8 @@ def find(case: Case) -> Cause | None:
     bound = serial.timing.total / (fixed + update)
     words = (
         f"at {count(case.at.ranks, 'rank')} {' and '.join(said)}: {duration(fixed + update)} of a step, "
-        f"{percent(share)}, do not get less with more ranks, which so are never more than {times(bound)} as fast as serial (Amdahl)"
+        f"{percent(share)}, do not get less with more ranks, which so are never more than {times(bound)} as "
+        f"fast as serial (Amdahl)"
     )
     # So that what does not get less is half as much of the step.
     wanted = advice.batch_of(case, advice.own_samples(case, 2 * timing.total))

@@ -9,13 +9,14 @@ from paceline.diagnosis._words import count, percent
 
 NAME = "staleness"
 SHORT = "gradients are too old"
-OLD = 1.0
+# Updates that a gradient is late on average: half of one is two workers in turn.
+OLD = 0.5
 # The part of the gradients that may be dropped before it matters.
 DROPPED = 0.02
 
 
 def find(case: Case) -> Cause | None:
-    """Less was learned than by serial training, and gradients were a step old on average or were dropped."""
+    """Less was learned than by serial training, and gradients were late or were dropped."""
     old = case.at.found("staleness", "mean") or 0.0
     applied, dropped = (case.at.found(f"gradients_{what}") or 0 for what in ("applied", "dropped"))
     lost = dropped / (applied + dropped) if dropped else 0.0

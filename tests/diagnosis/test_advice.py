@@ -1,0 +1,172 @@
+"""What a diagnosis advises does what it says: simulated again with it, the cause is gone or less."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.diagnosis._advice import EXCHANGE
+from tests.diagnosis.made import LOOPBACK, SERIAL, TIME_ALONE, US, advised, case_of, cause, made, only
+
+RING = "sync:allreduce=ring"
+
+
+def figure(words: str, before: str) -> int:
+    """The number after these words."""
+    found = re.search(rf"{re.escape(before)} ([\d,]+)", words)
+    assert found is not None, words
+    return int(found[1].replace(",", ""))
+
+
+def again(folder: Path, tried: dict[str, str], strategy: str, ranks: int, **settings: Any) -> Any:
+    """The same case with settings as advised."""
+    changes = {name: value for name, value in tried.items() if name not in ("strategy", "n")}
+    settings |= {name.replace("-", "_"): int(value) for name, value in changes.items()}
+    runs = made(folder, SERIAL, (tried.get("strategy", strategy), int(tried.get("n", ranks))), **settings)
+    return case_of(runs)
+
+
+def exchanged(case: Any) -> float:
+    """The part of a step that the exchange takes."""
+    share: float = case.at.timing.share("exchange", "answer")
+    return share
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "settings"),
+    [
+        (RING, 4, {"compute": False}),
+        ("sync:allreduce=naive", 8, {**TIME_ALONE, "given": {"each": 5 * US}}),
+        ("weight-average", 4, {"compute": False}),
+        ("parameter-server", 2, {"compute": False}),
+    ],
+)
+def test_from_the_batch_named_on_the_exchange_is_less_than_a_fifth(
+    strategy: str, ranks: int, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    before = made(tmp_path / "before", SERIAL, (strategy, ranks), **settings)
+    found = cause(only(before), "small computing")
+    assert found is not None
+    assert exchanged(case_of(before)) == pytest.approx(found.share)
+    batch = figure(found.words, "from a batch of")
+    full = {"draws": 24, **settings}  # every batch is whole: an epoch of so few has a small one at its end
+    after = again(tmp_path / "with", {"batch": str(batch)}, strategy, ranks, **full)
+    assert exchanged(after) <= EXCHANGE + 0.005
+    fewer = again(tmp_path / "fewer", {"batch": str(batch * 4 // 5)}, strategy, ranks, **full)
+    assert exchanged(fewer) > EXCHANGE
+    assert int(advised(found.advice)[0]["batch"]) >= batch
+
+
+def test_what_else_is_advised_for_small_computing(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"given": {"each": 3 * US}, **TIME_ALONE}
+    before = made(tmp_path / "before", SERIAL, ("sync:allreduce=naive", 8), **settings)
+    found = cause(only(before), "small computing")
+    assert found is not None
+    batch, cheaper, rarer = advised(found.advice)
+    assert batch.keys() == {"batch"}
+    assert cheaper["strategy"].startswith("sync:allreduce=")
+    other = again(tmp_path / "other", cheaper, "", 8, **settings)
+    assert other.at.timing.exchange < case_of(before).at.timing.exchange
+    apart = again(tmp_path / "apart", rarer, "", 8, **settings)
+    assert apart.name == "local-sgd"
+    assert exchanged(apart) <= EXCHANGE + 0.01
+
+
+def test_slow_ranks(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"slow": "3:4x", "epochs": 4, "given": {"each": 100 * US}, **TIME_ALONE}
+    before = made(tmp_path / "before", SERIAL, ("sync", 4), **settings)
+    found = cause(only(before), "stragglers")
+    assert found is not None
+    balanced, dynamic, _ = advised(found.advice)
+    assert balanced == {"strategy": "sync:balance=true"}
+    better = again(tmp_path / "balanced", balanced, "", 4, **settings)
+    assert better.at.seconds < 0.75 * case_of(before).at.seconds
+    assert better.at.timing.share("wait") < 0.6 * case_of(before).at.timing.share("wait")
+    assert again(tmp_path / "dynamic", dynamic, "", 4, **settings).at.seconds < case_of(before).at.seconds
+
+
+def test_a_slow_worker(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"slow": "4:4x", "epochs": 4, "batch": 8, **TIME_ALONE}
+    before = made(tmp_path / "before", SERIAL, ("parameter-server", 5), **settings)
+    found = cause(only(before), "stragglers")
+    assert found is not None
+    assert "rank 4 takes 4.0 times as long" in found.words
+    (tried,) = advised(found.advice)
+    saved = 1 - again(tmp_path / "after", tried, "", 5, **settings).at.seconds / case_of(before).at.seconds
+    assert saved == pytest.approx(found.share, abs=0.05)  # the share is what the advice saves
+
+
+def test_unevenness_by_chance(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"jitter": 0.4, "epochs": 2, **TIME_ALONE}
+    before = made(tmp_path / "before", SERIAL, ("sync", 4), **settings)
+    found = cause(only(before), "stragglers")
+    assert found is not None
+    apart = again(tmp_path / "apart", advised(found.advice)[0], "", 4, **settings)
+    assert apart.at.timing.share("wait") < 0.5 * case_of(before).at.timing.share("wait")
+
+
+def test_a_queue_at_the_master(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"batch": 8, "given": {"serve": 30 * US}, **TIME_ALONE}
+    before = made(tmp_path / "before", SERIAL, ("parameter-server", 9), **settings)
+    found = cause(only(before), "master queue")
+    assert found is not None
+    more, larger = advised(found.advice)
+    assert more == {"strategy": "parameter-server:masters=2,placement=even"}
+    assert larger.keys() == {"batch"}
+    for name, tried in (("larger", larger), ("more", more)):
+        # Each of two masters takes in half of every gradient; what it costs to serve one, whatever its length, stays.
+        given = settings["given"] if name == "larger" else {"serve": 15 * US}
+        after = again(tmp_path / name, tried, "parameter-server", 9, **{**settings, "given": given})
+        assert after.at.seconds < 0.95 * case_of(before).at.seconds
+        assert after.at.timing.share("answer") < 0.8 * case_of(before).at.timing.share("answer")
+
+
+def test_too_many_ranks_for_the_cores(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"given": {"cores": 2}, **TIME_ALONE}
+    before = made(tmp_path / "before", SERIAL, ("sync", 8), **settings)
+    found = cause(only(before), "oversubscribed cores")
+    assert found is not None
+    fewer, _ = advised(found.advice)
+    assert again(tmp_path / "fewer", fewer, "sync", 8, **settings).at.seconds < case_of(before).at.seconds
+
+
+def test_uneven_pieces(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"given": {"each": 100 * US}, **TIME_ALONE}
+    before = made(tmp_path / "before", SERIAL, (RING, 4), batch=6, **settings)
+    found = cause(only(before), "uneven pieces")
+    assert found is not None
+    after = again(tmp_path / "after", advised(found.advice)[0], RING, 4, **settings)
+    assert after.at.timing.share("wait") < 0.05
+
+
+def test_stale_gradients_and_ranks_apart(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"epochs": 4, "lr": 1.0, **LOOPBACK}
+    stale = cause(
+        only(made(tmp_path / "stale", SERIAL, ("parameter-server:rule=plain", 9), **settings)), "staleness"
+    )
+    assert stale is not None
+    assert stale.share is not None
+    better = again(tmp_path / "better", advised(stale.advice)[0], "", 9, **settings)
+    assert better.strategy == "parameter-server"  # whose rule is adaptive
+    assert better.worse is None or better.worse.amount < stale.share / 4
+    settings["batch"] = 16
+    apart = cause(only(made(tmp_path / "apart", SERIAL, ("psgd", 8), **settings)), "averaging")
+    assert apart is not None
+    assert apart.share is not None
+    longer = again(tmp_path / "longer", advised(apart.advice)[1], "psgd", 8, **settings)
+    assert longer.worse is None or longer.worse.amount < apart.share / 4
+
+
+def test_where_one_size_of_batch_is_known_the_batch_named_is_a_guess(tmp_path: Path) -> None:
+    one = made(tmp_path / "one", ("weight-average", 2), compute=False, batch=32, draws=8)
+    found = cause(only(one), "small computing")
+    assert found is not None
+    assert not case_of(one).computing.fitted
+    assert "if computing is in proportion to the samples" in found.words
+    line = case_of(made(tmp_path / "more", ("weight-average", 2), compute=False)).computing
+    assert line.fitted
+    assert line.each == pytest.approx(10 * US, rel=0.01)
+    assert line.fixed == pytest.approx(20 * US, rel=0.1)

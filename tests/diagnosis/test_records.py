@@ -1,0 +1,160 @@
+"""Diagnoses of records as they come: real ones, old ones, diverged ones, of several seeds, of somebody's own strategy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline import fit
+from paceline.diagnosis import Cause, diagnose
+from paceline.diagnosis._case import cases_of
+from paceline.diagnosis._timing import PARTS
+from paceline.record import Run, find_runs
+from tests.diagnosis.made import LOOPBACK, SERIAL, case_of, cause, made, only
+
+STARTS_RANKS = True
+RING = "sync:allreduce=ring"
+
+
+def test_real_runs(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"epochs": 2, "batch": 10, "runs": tmp_path, "quiet": True, "threads": 1}
+    for seed in (0, 1):
+        fit("mlp:8", "iris", strategy="serial", seed=seed, **settings)
+    fit("mlp:8", "iris", strategy="sync", ranks=2, **settings)
+    runs = find_runs([tmp_path])
+    found = only(runs)
+    assert found == only(list(reversed(runs)))  # the same words, whatever the order
+    assert (found.strategy, found.ranks, found.simulated) == ("sync", 2, "")
+    timing = case_of(runs).at.timing
+    summary = next(run.summary for run in runs if run.config["strategy"] == "sync")
+    for kind in (
+        "compute",
+        "exchange",
+        "wait",
+        "update",
+    ):  # but for the start, the parts are those of the summary
+        assert getattr(timing, kind) * timing.steps == pytest.approx(
+            summary["seconds"][kind], abs=2e-3, rel=0.2
+        )
+
+
+def test_parts_are_the_log_of_every_step(tmp_path: Path) -> None:
+    runs = made(tmp_path, SERIAL, (RING, 4), jitter=0.3)
+    run = next(run for run in runs if run.config["strategy"] == RING)
+    timing = case_of(runs).at.timing
+    of_rank = {
+        name: run.steps[name].astype(float).reshape(4, -1) for name in ("compute", "exchange", "update")
+    }
+    assert timing.compute == pytest.approx(of_rank["compute"].mean())
+    assert timing.exchange == pytest.approx(of_rank["exchange"].min(axis=0).mean())
+    assert timing.exchange + timing.wait == pytest.approx(of_rank["exchange"].mean())
+    assert timing.total == pytest.approx(sum(of_rank[name].mean() for name in of_rank))
+    assert sum(timing.share(part) for part in PARTS) == pytest.approx(1)
+
+
+def test_speedups_are_those_of_the_report(tmp_path: Path) -> None:
+    from paceline.report._rows import rows_of
+
+    runs = made(tmp_path, SERIAL, (RING, 2), (RING, 4), ("psgd", 4), seed=3)
+    told = {(row.strategy, row.ranks): row.speedup for row in rows_of(runs)}
+    for case in cases_of(runs):
+        for scale in case.scales:
+            assert case.speedup(scale) == pytest.approx(told[case.way, scale.ranks])
+    best = max(
+        (case.speedup(scale) or 0, scale.ranks) for case in cases_of(runs)[1:] for scale in case.scales
+    )
+    assert f"{best[1]} ranks ({best[0]:.2f}x)" in diagnose(runs)[1].summary
+
+
+def stripped(run: Run) -> None:
+    """As it was written before seconds by rank, findings and remarks were, and with fewer columns."""
+    summary = json.loads((run.folder / "summary.json").read_text())
+    for name in ("seconds_by_rank", "findings", "remarks", "diverged", "steps", "global_batch", "parameters"):
+        summary.pop(name)
+    (run.folder / "summary.json").write_text(json.dumps(summary))
+    with np.load(run.folder / "steps.npz") as arrays:
+        kept = {name: arrays[name] for name in arrays if name != "update"}
+    np.savez(run.folder / "steps.npz", **kept)
+    config = json.loads((run.folder / "config.json").read_text())
+    config.pop("samples")
+    (run.folder / "config.json").write_text(json.dumps(config))
+
+
+def test_old_records(tmp_path: Path) -> None:
+    for strategy in (RING, "parameter-server", "main-worker", "psgd", "hogwild"):
+        folder = tmp_path / strategy.partition(":")[0]
+        runs = made(folder, SERIAL, (strategy, 4), **LOOPBACK)
+        for run in runs:
+            stripped(run)
+        before = diagnose(find_runs([folder / "runs"]))
+        for run in runs:
+            (run.folder / "steps.npz").unlink()
+        for found in (*before, *diagnose(find_runs([folder / "runs"]))):
+            assert found.causes
+            assert found.summary
+
+
+def test_all_diverged_some_diverged_and_no_serial(tmp_path: Path) -> None:
+    plain = "parameter-server:rule=plain"
+    wild = made(tmp_path / "wild", SERIAL, (plain, 9), epochs=4, lr=20.0, batch=16, **LOOPBACK)
+    found = only(wild)
+    assert found.summary == f"{plain} diverged on every number of ranks that was tried (9): training diverged"
+    assert found.causes[0].rule == "divergence"
+    both = made(tmp_path / "wild", (plain, 2), epochs=4, lr=20.0, batch=16, **LOOPBACK)
+    assert [scale.ranks for scale in case_of(both).scales] == [2, 9]
+    assert cause(only(both), "divergence") is not None
+    alone = only(made(tmp_path / "alone", (RING, 2), (RING, 4)))
+    assert "is on no number of ranks faster than on 2" in alone.summary
+    few = cause(alone, "too few runs")
+    assert few is not None
+    assert few.advice == "--strategy serial"
+    assert diagnose(made(tmp_path / "serial", SERIAL)) == []
+    assert diagnose([]) == []
+
+
+def test_real_and_simulated_runs_are_diagnosed_apart(tmp_path: Path) -> None:
+    runs = made(
+        tmp_path, SERIAL, (RING, 4), (RING, 4, {"network": "infiniband"}), (RING, 4, {"compute": False})
+    )
+    found = diagnose(runs)
+    assert [each.simulated for each in found] == ["1gbe", "1gbe, time alone", "infiniband"]
+    assert cause(found[1], "small computing") is not None  # time alone: but nothing is known of accuracy
+    assert not any(each.of_accuracy for each in found[1].causes)
+
+
+def test_what_matters_most_comes_first() -> None:
+    less = Cause(rule="a", share=0.2, words="", advice="")
+    point = Cause(rule="b", share=0.05, words="", advice="", of_accuracy=True)
+    assert sorted([less, point], key=lambda each: -each.lost) == [point, less]
+    assert Cause(rule="c", share=None, words="", advice="").lost == 0
+
+
+def test_seeds_must_agree_that_less_was_learned(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"epochs": 4, "lr": 1.0, "batch": 16, **LOOPBACK}
+    seeds = [("psgd", 8, {"seed": seed}) for seed in (0, 1)]
+    runs = made(tmp_path, SERIAL, *seeds, **settings)
+    case = case_of(runs)
+    assert case.worse is not None
+    assert "(mean of 2 seeds)" in case.worse.words
+    accuracies = [run.summary["test_accuracy"] for run in case.at.runs]
+    assert case.at.means("test_accuracy") == (
+        pytest.approx(np.mean(accuracies)),
+        pytest.approx(np.std(accuracies, ddof=1) / 2**0.5),
+    )
+    for run, accuracy in zip(case.at.runs, (0.2, 1.0), strict=True):  # a mean that says nothing
+        run.summary["test_accuracy"] = accuracy
+    assert case_of(runs).worse is None
+
+
+def test_somebodys_own_strategy_is_not_imported(tmp_path: Path) -> None:
+    runs = made(tmp_path, SERIAL, ("sync", 4))
+    for run in runs:
+        if run.config["ranks"] == 4:
+            run.config["strategy"] = "nowhere_to_be_found:Mine"
+    found = only(runs)
+    assert found.strategy == "nowhere_to_be_found:Mine"
+    assert cause(found, "small computing") is not None

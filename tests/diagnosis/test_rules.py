@@ -1,0 +1,183 @@
+"""Every rule on a case that is made to provoke it, and on one that differs in just that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.config import Config
+from paceline.diagnosis.rules import RULES
+from paceline.job import strategy_of
+from paceline.sim.network import parse_network
+from tests.diagnosis.made import LOOPBACK, SERIAL, TIME_ALONE, US, advised, cause, made, only
+
+RING = "sync:allreduce=ring"
+SERVER = "parameter-server"
+
+
+def both(*runs: tuple[Any, ...], **settings: Any) -> tuple[tuple[tuple[Any, ...], ...], dict[str, Any]]:
+    return (runs if runs[0][0] == "serial" else (SERIAL, *runs)), settings
+
+
+# For each rule: what provokes it, what does not, and what it says of the first.
+CASES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
+    "small computing": (
+        both((RING, 4)),
+        both((RING, 4), batch=1024),
+        ("at 4 ranks a step computes for 176 us and exchanges for 426 us, 70 % of the step",
+         "it is under 20 % from a batch of"),
+    ),
+    "stragglers": (
+        both(("sync", 4), slow="3:4x", **LOOPBACK),
+        both(("sync", 4), slow="3:1.1x", **LOOPBACK),
+        ("at 4 ranks rank 3 takes 4.0 times as long for a sample as the others (45 us against 11.3 us)", "55 %"),
+    ),
+    "uneven pieces": (
+        both((RING, 4), batch=6, given={"each": 100 * US}, **LOOPBACK),
+        both((RING, 4), batch=8, given={"each": 100 * US}, **LOOPBACK),
+        ("a batch of 6 gives the 4 ranks that compute 1 to 2 samples", "1.33 times the mean"),
+    ),
+    "master queue": (
+        both((SERVER, 2), (SERVER, 9), batch=16, given={"serve": 100 * US}, **TIME_ALONE),
+        both((SERVER, 2), (SERVER, 9), batch=16, given={"serve": 5 * US}, **TIME_ALONE),
+        ("1 master serves 8 workers: a worker computes for 181 us and waits 1.52 ms for its answer, 84 %",
+         "(with 1 worker 110 us); the master works 97 % of its time"),
+    ),
+    "ranks without work": (
+        both((f"{SERVER}:masters=2", 4), **TIME_ALONE),
+        both((f"{SERVER}:masters=2", 9), **TIME_ALONE),
+        ("2 of 4 ranks hold parameters and compute nothing: 2 workers can be 2 times as fast",),
+    ),
+    "oversubscribed cores": (
+        both(("sync", 8), given={"cores": 2}, **LOOPBACK),
+        both(("sync", 8), given={"cores": 8}, **LOOPBACK),
+        ("8 ranks share 2 cores: 4.0 take turns on each",),
+    ),
+    "staleness": (
+        both((f"{SERVER}:rule=plain", 9), epochs=4, lr=1.0, **LOOPBACK),
+        both((f"{SERVER}:rule=plain", 2), epochs=4, lr=1.0, **LOOPBACK),
+        ("at 9 ranks gradients are 6.", "updates old on average, 8 at most; test accuracy is 10.0 %, serial's 60.0 %"),
+    ),
+    "divergence": (
+        both((f"{SERVER}:rule=plain", 9), epochs=4, lr=20.0, batch=16, **LOOPBACK),
+        both((f"{SERVER}:rule=plain", 9), epochs=4, lr=0.2, batch=16, **LOOPBACK),
+        ("at 9 ranks training diverged with --lr 20: the loss stands still",),
+    ),
+    "averaging": (
+        both(("psgd", 8), epochs=4, lr=1.0, batch=16, **LOOPBACK),
+        both(("psgd", 1), epochs=4, lr=1.0, batch=16, **LOOPBACK),
+        ("8 ranks train apart on 179 samples each and are averaged once, at the end; each takes 48 steps in a row, "
+         "where serial takes 360; alone the parts reach",),
+    ),
+    "large batch": (
+        both(("sync", 8), epochs=4, lr=1.0, batch=None, batch_per_rank=16, **LOOPBACK),
+        both(("sync", 8), epochs=4, lr=1.0, batch=16, **LOOPBACK),
+        ("at 8 ranks a batch is 128 samples, 16 for each", "1/8 of the steps", "test accuracy is"),
+    ),
+    "slower computing": (
+        both(("sync", 16), given={"slower": 2.0, "each": 20 * US}, **LOOPBACK),
+        both(("sync", 16), given={"slower": 1.0, "each": 20 * US}, **LOOPBACK),
+        ("at 16 ranks a gradient of 4 samples takes 19", "alone 98.1 us: 1.99x as long though there are 32 cores"),
+    ),
+    "serial part": (
+        both((RING, 4), network="infiniband", given={"update": 0.2 * US}),
+        both((RING, 4), network="infiniband", given={"update": 0.002 * US}),
+        ("the update takes 452 us, with 1 rank 452 us", "of a step", "never more than 2."),
+    ),
+    "baseline with many threads": (
+        both(("serial", 1, {"threads": 2}), ("sync", 4), **LOOPBACK),
+        both(("serial", 1, {"threads": 1}), ("sync", 4), **LOOPBACK),
+        ("the serial baseline computes with 2 threads, each of the 4 ranks with 1",),
+    ),
+    "scales well": (
+        both(("sync", 4), ("sync", 8), network="infiniband", given={"each": 100 * US}),
+        both(("sync", 4), ("sync", 8), network="1gbe", given={"each": 10 * US}),
+        ("8 ranks are 7.48x as fast as serial: 93 % of each is used",),
+    ),
+    "too few runs": (
+        both((RING, 4)),
+        both((RING, 2), (RING, 4)),
+        ("it ran on 4 ranks alone",),
+    ),
+    "evaluation": (
+        both(("sync", 4), epochs=2, given={"evaluate": 100 * US}, **LOOPBACK),
+        both(("sync", 4), epochs=2, given={"evaluate": 1 * US}, **LOOPBACK),
+        ("evaluating after each of 2 epochs takes 13.5 ms, 156 % of the 8.69 ms of training",),
+    ),
+}  # fmt: skip
+
+
+def test_every_rule_is_provoked() -> None:
+    assert set(CASES) == {rule.name for rule in RULES}
+
+
+@pytest.mark.parametrize("rule", list(CASES))
+def test_provoked_and_silent(rule: str, tmp_path: Path) -> None:
+    (runs, settings), (other, silently), said = CASES[rule]
+    found = only(made(tmp_path / "provoked", *runs, **settings))
+    named = cause(found, rule)
+    assert named is not None, found
+    for words in said:
+        assert words in named.words
+    assert named.share is None or 0 < named.share <= 1
+    for each in found.causes:
+        takes(each.advice)
+    silent = only(made(tmp_path / "silent", *other, **silently))
+    assert cause(silent, rule) is None, silent
+
+
+def takes(advice: str) -> None:
+    """Whether what an advice says to type can be typed."""
+    ways = advised(advice)
+    assert any(ways), advice
+    names = {name.replace("_", "-") for name in Config.__dataclass_fields__}
+    for name, value in ((name, value) for way in ways for name, value in way.items()):
+        if name == "strategy":
+            strategy_of(value)
+        elif name == "network":
+            parse_network(value)
+        else:
+            assert name in {*names, "n", "on"}, advice
+            assert name in ("dtype", "schedule", "on-divergence", "lr-scaling", "on") or float(value) > 0
+
+
+def test_the_main_of_main_worker_is_a_queue(tmp_path: Path) -> None:
+    found = only(made(tmp_path, SERIAL, ("main-worker", 3), ("main-worker", 9)))
+    named = cause(found, "master queue")
+    assert named is not None
+    assert "4 messages of all parameters go through rank 0" in named.words
+    assert named.advice.startswith("--strategy sync ")
+    near = only(made(tmp_path / "near", SERIAL, ("main-worker", 3), **LOOPBACK))
+    assert cause(near, "master queue") is None
+
+
+def test_unevenness_by_chance_names_no_rank_as_slow(tmp_path: Path) -> None:
+    found = cause(only(made(tmp_path, SERIAL, ("sync", 4), jitter=0.3, **LOOPBACK)), "stragglers")
+    assert found is not None
+    assert "uneven from step to step: the slowest rank of a step takes 2" in found.words
+    assert "local-sgd:every=10" in found.advice
+    assert (
+        cause(only(made(tmp_path / "even", SERIAL, ("sync", 4), jitter=0.02, **LOOPBACK)), "stragglers")
+        is None
+    )
+
+
+def test_computing_that_does_not_shrink_is_a_serial_part(tmp_path: Path) -> None:
+    fixed = {"fixed": 500 * US, "each": 5 * US}
+    found = cause(only(made(tmp_path, SERIAL, ("sync", 8), network="infiniband", given=fixed)), "serial part")
+    assert found is not None
+    assert (
+        "a piece of 8 samples computes for 539 us, where 1/8 of the serial batch's 812 us is 102 us"
+        in found.words
+    )
+    assert found.share is not None
+    assert found.share == pytest.approx((539 - 102) / 587, abs=0.01)
+
+
+def test_hogwild_is_stale_too(tmp_path: Path) -> None:
+    found = cause(only(made(tmp_path, SERIAL, ("hogwild", 8), epochs=4, lr=1.0, **LOOPBACK)), "staleness")
+    assert found is not None
+    assert found.of_accuracy
+    assert "--lr 0.5" in found.advice
