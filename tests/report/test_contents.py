@@ -167,9 +167,7 @@ def test_time_to_the_target(page: Document, raw: dict[str, list[Raw]]) -> None:
             line["validation_accuracy"] for line in run["lines"] if line["validation_accuracy"] is not None
         ]
 
-    serial = [
-        np.mean([max(accuracies(run)) for run in some]) for label, some in raw.items() if "serial" in label
-    ]
+    serial = [min(max(accuracies(run)) for run in some) for label, some in raw.items() if "serial" in label]
     target = max(serial) - 0.01
     assert bars.title == f"Time to {100 * target:.2f} %"
     assert "one point below the best serial accuracy on the validation samples" in bars.caption

@@ -80,7 +80,7 @@ def _spelled(bar: Bar) -> str:
 def _table(known: Sequence[tuple[Row, Staleness]], number: int) -> Table:
     return Table(
         name=f"staleness-{number}",
-        title="Staleness",
+        title="All rows",
         columns=(
             Column(name="row"),
             Column(name="workers", kind="count"),

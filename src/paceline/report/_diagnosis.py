@@ -6,34 +6,61 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from paceline.report._rows import Row
-from paceline.report.document import Block, Section, Text
+from paceline.report.document import Block, Column, Section, Table, Text
 
 if TYPE_CHECKING:
-    from paceline.diagnosis import Cause
+    from paceline.diagnosis import Cause, Diagnosis
 
-# So many causes of a strategy are told; the others matter less.
-CAUSES = 3
-TOO_FEW = "too few runs"
-ONCE = "Strategies that ran on one number of ranks alone do not show where they stop scaling: try others with -n."
+NOTE = "Of each strategy the main cause; the table has all of them."
 
 
-def diagnosis(rows: Sequence[Row]) -> Section | None:
-    """The section of one problem; None where there is nothing but serial runs."""
+def diagnosis(rows: Sequence[Row], number: int) -> Section | None:
+    """The section of one problem: the main cause of each strategy, and all in a table; None with serial runs alone."""
     from paceline.diagnosis import diagnose
 
-    blocks: list[Block] = []
-    repeated = False
-    for found in diagnose([run for row in rows for run in row.members]):
-        first, *others = found.causes
-        more = [cause for cause in others if cause.rule != TOO_FEW]
-        repeated |= len(more) < len(others)
-        blocks.append(Text(lines=(f"{found.summary.rstrip('.')}.",)))
-        blocks.append(Text(kind="list", lines=tuple(map(_told, [first, *more][:CAUSES]))))
-    if repeated:  # said of each it would be most of the section
-        blocks.append(Text(kind="note", lines=(ONCE,)))
-    return Section(title="Why it stops scaling here", blocks=tuple(blocks)) if blocks else None
+    found = diagnose([run for row in rows for run in row.members])
+    if not found:
+        return None
+    several = any(len(one.causes) > 1 for one in found)
+    blocks: list[Block] = [Text(kind="note", lines=(NOTE,))] if several else []
+    for one in found:
+        blocks.append(Text(lines=(f"{'simulated: ' * bool(one.simulated)}{one.summary.rstrip('.')}.",)))
+        blocks.append(Text(kind="list", lines=(_told(one.causes[0]),)))
+    if several:
+        blocks.append(_table(found, number))
+    return Section(title="Why it stops scaling here", blocks=tuple(blocks))
 
 
 def _told(cause: Cause) -> str:
     advice = f" Try {cause.advice}." if cause.advice else ""
     return f"{cause.rule}: {cause.words.rstrip('.')}.{advice}"
+
+
+def _table(found: Sequence[Diagnosis], number: int) -> Table:
+    return Table(
+        name=f"diagnosis-{number}",
+        title="All causes",
+        columns=(
+            Column(name="strategy"),
+            Column(name="ranks", kind="count"),
+            Column(name="cause"),
+            Column(name="share", kind="percent"),
+            Column(name="of"),
+            Column(name="what is the matter"),
+            Column(name="what to try"),
+        ),
+        rows=tuple(
+            (
+                one.strategy + (f" (simulated: {one.simulated})" if one.simulated else ""),
+                one.ranks,
+                cause.rule,
+                cause.share,
+                None if cause.share is None else "accuracy" if cause.of_accuracy else "time",
+                cause.words,
+                cause.advice,
+            )
+            for one in found
+            for cause in one.causes
+        ),
+        folded=True,
+    )

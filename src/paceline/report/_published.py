@@ -65,7 +65,7 @@ def published(rows: Sequence[Row], figures: Sequence[Published], number: int) ->
         test = figure.of == "test"
         lines.append((
             figure.strategy,
-            figure.ranks,
+            figure.ranks or None,
             figure.seconds,
             None if row is None else row.train_seconds,
             figure.accuracy,

@@ -20,7 +20,7 @@ def time_split(rows: Sequence[Row], number: int) -> Bars:
     """A bar each row, of what its ranks did."""
     return Bars(
         name=f"time-split-{number}",
-        title="Where the time went",
+        title="Compute, exchange, wait and update",
         caption=SPLIT,
         x=Axis(label="seconds a rank"),
         kinds=KINDS,

@@ -53,10 +53,19 @@ def _lines(found: Sequence[Series], more: Sequence[Curve], number: int) -> Lines
         title="Accuracy against workers",
         caption=WORKERS,
         x=ranks_axis([int(x) for curve in every for x in curve.x], "workers"),
-        y=Axis(label="test accuracy (%)", percent=True, bounds=(None, 1.0)),
+        y=accuracy_axis("test accuracy (%)", every),
         curves=tuple(every),
         level=None if best is None else (best, f"serial, {percent(best)}"),
     )
+
+
+def accuracy_axis(label: str, curves: Sequence[Curve]) -> Axis:
+    """Per cent, and none above 100 where values come near it."""
+    highest = max(
+        (value for curve in curves for value in (*curve.y, *(curve.high or ())) if value is not None),
+        default=0,
+    )
+    return Axis(label=label, percent=True, bounds=(None, 1.0 if highest > 0.9 else None))
 
 
 def _curve(one: Series) -> Curve:

@@ -12,8 +12,8 @@ from paceline.report.document import Axis, Block, Column, Curve, Lines, Section,
 
 CAPTION = (
     "Median of the calls, a call lasting until its last rank is done; the band goes from the 10th to the 90th percentile. "
-    "Dotted: the model's time, alpha for each message, beta for each byte, gamma for each byte combined. native is MPI's "
-    "own Allreduce."
+    "Without markers: the model's time, alpha for each message, beta for each byte, gamma for each byte combined. native "
+    "is MPI's own Allreduce."
 )
 KEYS = ("ranks", "cores", "oversubscribed", "mpi", "cells")
 

@@ -94,7 +94,7 @@ def _problem(
         Section(title="What each strategy costs", blocks=(Text(kind="list", lines=bought),))
         if bought
         else None,
-        diagnosis(rows),
+        diagnosis(rows, number),
         scaling(rows, number, theirs),
         accuracy(rows, number, theirs),
         curves(rows, number, target),

@@ -15,6 +15,7 @@ from paceline.report._series import chosen
 from paceline.report._target import Target, known_points, reached
 from paceline.report._verdict import divergence
 from paceline.report._words import label, percent, seconds
+from paceline.report.accuracy import accuracy_axis
 from paceline.report.document import Axis, Bar, Bars, Block, Curve, Lines, Section
 
 # From so many times the shortest run on, time is drawn on a logarithmic axis.
@@ -55,7 +56,7 @@ def curves(rows: Sequence[Row], number: int, target: Target | None) -> Section |
                 one for row, runs in points.items() if (one := _curve(row, runs, against, what)) is not None
             ]
             if any(len(curve.x) > 1 for curve in drawn):
-                blocks.append(_lines(drawn, against, what, number, caption, level))
+                blocks.append(_lines(drawn, against, what, number, "" if blocks else caption, level))
     if target is not None and (bars := to_target(rows, number, target)) is not None:
         blocks.append(bars)
     return Section(title="Learning", blocks=tuple(blocks)) if blocks else None
@@ -122,7 +123,7 @@ def _lines(
         name, title, y, level = "loss", "Training loss", Axis(label="mean training loss of the epoch"), None
     else:
         name, title = "validation", "Validation accuracy"
-        y = Axis(label="validation accuracy (%)", percent=True, bounds=(None, 1.0))
+        y = accuracy_axis("validation accuracy (%)", drawn)
     return Lines(
         name=f"{name}-{against}-{number}",
         title=f"{title} against {against}",

@@ -17,14 +17,15 @@ TIME = (
     "is a straight line down."
 )
 SPEEDUP = (
-    "How many times as fast as the fastest serial row; the band is the spread over seeds. Dotted: as many times as there "
-    "are ranks. Dashed: the law that fits the setting (table)."
+    "How many times as fast as the fastest serial row; the band is the spread over seeds. Without markers: as many times "
+    "as there are ranks, and of each strategy the law that its setting calls for (table)."
 )
 HOLLOW = " Hollow: more ranks than cores, which say nothing about scaling and are in no fit."
 TABLE = (
     "Amdahl, S = 1 / (s + (1 - s) / p), is for work that stays the same: a batch that the ranks share. Gustafson, "
     "S = p - s (p - 1), is for work that grows with the ranks: whole batches on each, or --batch-per-rank; there S is the "
-    "samples a second against serial's. RMS: how far the law is from the points, in times serial's speed."
+    "samples a second against serial's. s above 100 %: slower than one process. RMS: how far the law is from the points, "
+    "in times serial's speed."
 )
 
 
@@ -48,10 +49,15 @@ def scaling(rows: Sequence[Row], number: int, published: Sequence[Published] = (
     blocks: list[Block] = [_times(rows, number, published, crowded)]
     if any(row.speedup is not None for one in found for row in one.rows):
         blocks.append(_speedups(found, fitted, number, crowded))
-    blocks.append(_table(fitted, number))
-    why = dict.fromkeys(one.refused for one in fitted if one.refused)
-    if why:
-        blocks.append(Text(kind="note", lines=tuple(f"Not fitted: {reason}." for reason in why)))
+    if any(one.fits for one in fitted):
+        blocks.append(_table([one for one in fitted if one.fits], number))
+    refused: dict[str, list[str]] = {}
+    for one in fitted:
+        if one.refused:
+            refused.setdefault(one.refused, []).append(one.series.label)
+    if refused:
+        lines = tuple(f"Not fitted: {', '.join(names)}: {why}." for why, names in refused.items())
+        blocks.append(Text(kind="note", lines=lines))
     return Section(title="Scaling", blocks=tuple(blocks))
 
 
@@ -140,7 +146,7 @@ def published_curves(
     """Published figures as curves of their own, one for each strategy, thing and source."""
     groups: dict[tuple[str, str, str], list[Published]] = {}
     for figure in published:
-        if getattr(figure, field) is not None:
+        if getattr(figure, field) is not None and figure.ranks:
             what = figure.what if field == "seconds" else ""
             groups.setdefault((figure.strategy, what, figure.source), []).append(figure)
     found = []
@@ -211,9 +217,6 @@ def smooth(most: int) -> list[float]:
 def _table(fitted: Sequence[Fits], number: int) -> Table:
     lines: list[tuple[str | float | None, ...]] = []
     for one in fitted:
-        if not one.fits:
-            lines.append((one.series.label, one.suits, None, None, None, None, "not fitted"))
-            continue
         values = [value for law in one.fits for value in (law.serial, law.residual)]
         other = next(law for law in one.fits if law.law != one.suits)
         own = next(law for law in one.fits if law.law == one.suits)

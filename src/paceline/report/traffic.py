@@ -18,7 +18,7 @@ TABLE = (
     "its array. What goes through shared memory, factors of small batches' gradients too, is no message. Theory: n "
     "parameters, p ranks; weights that are averaged go with one number more."
 )
-FIGURE = "All ranks together; the band is the spread over seeds. Dotted: what the formula says."
+FIGURE = "All ranks together; the band is the spread over seeds. Without markers: what the formula says."
 
 
 def traffic(rows: Sequence[Row], number: int) -> Section | None:
