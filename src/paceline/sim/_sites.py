@@ -10,10 +10,8 @@ from typing import Any
 
 Site = tuple[CodeType, int]
 _HERE = str(Path(__file__).parent) + "/"
-_RECORDING = {
-    str(Path(__file__).parent.parent / "comm" / name)
-    for name in ("recording.py", "_tracing.py", "_events.py")
-}
+_COMM = Path(__file__).parent.parent / "comm"
+_RECORDING = {str(_COMM / f"{name}.py") for name in ("recording", "_tracing", "_following", "_events")}
 _inside: dict[CodeType, bool] = {}
 
 

@@ -1,0 +1,235 @@
+"""Traces of real and of simulated ranks: what the format asks for, and what the record says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline import UsageError, fit
+from paceline.cli import main
+from paceline.record import Run
+from paceline.record._files import write_arrays
+from paceline.trace import timeline_of
+from paceline.trace._picture import _figure, typical
+from tests.ranks import on_ranks
+from tests.trace.cases import SMALL, every_call
+from tests.trace.checks import check_all, check_format, check_nesting, check_seconds, written
+
+STRATEGIES = [
+    "sync:allreduce=ring",
+    "sync:allreduce=native",
+    "sync",
+    "main-worker",
+    "local-sgd:every=2,allreduce=rabenseifner",
+    "psgd:allreduce=recursive-doubling",
+    "parameter-server:masters=2",
+    "gossip",
+    "hogwild",
+    "every_call",
+]
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """One job of three real ranks, which trains under every strategy in turn."""
+    runs = str(tmp_path_factory.mktemp("real"))
+    found = on_ranks("tests.trace.cases:traced", 3, runs=runs, strategies=STRATEGIES)[0]
+    return {name: Run(folder) for name, folder in zip(STRATEGIES, found, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> str:
+    from tests.sim.test_training import COSTS
+
+    path = tmp_path_factory.mktemp("machine") / "costs.json"
+    COSTS.save(path)
+    return str(path)
+
+
+def simulated(runs: Path, machine: str, name: str, *, ranks: int = 5, **settings: Any) -> Run:
+    strategy: Any = every_call if name == "every_call" else name
+    more = {**SMALL, "trace": True, "network": "10gbe:ranks-per-node=2", **settings}
+    fitted = fit(
+        "mlp:8", "iris", strategy=strategy, ranks=ranks, on="sim", runs=runs, machine=machine, **more
+    )
+    assert fitted.run is not None
+    return Run(fitted.run)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_real_ranks(real: dict[str, Run], name: str, tmp_path: Path) -> None:
+    run = real[name]
+    trace = check_all(run, tmp_path / "trace.json")
+    calls = {e["name"].split()[0] for e in trace["traceEvents"] if e.get("cat") in ("wait", "exchange")}
+    if name in ("sync", "hogwild"):
+        assert calls == {"Fence"}
+    if name == "every_call":
+        assert calls >= {"Wait", "Test", "Waitall", "Waitany", "Waitsome", "Testall", "Testany", "Testsome"}
+
+
+@pytest.mark.parametrize(
+    "name", [*STRATEGIES, "sync:allreduce=hierarchical", "elastic:every=2", "weight-average"]
+)
+def test_simulated_ranks(machine: str, name: str, tmp_path: Path) -> None:
+    network = {"network": "loopback"} if name == "every_call" else {}
+    run = simulated(tmp_path, machine, name, **network)
+    trace = check_all(run, tmp_path / "trace.json")
+    flows: dict[int, list[float]] = {}
+    for event in trace["traceEvents"]:
+        if event["ph"] in "sf":
+            flows.setdefault(event["id"], []).append(event["ts"])
+    assert all(
+        sent <= received for sent, received in flows.values()
+    )  # in one time, nothing comes before it went
+
+
+def test_serial(tmp_path: Path) -> None:
+    fitted = fit("mlp:8", "iris", strategy="serial", runs=tmp_path, trace=True, **SMALL)
+    assert fitted.run is not None
+    check_all(Run(fitted.run), tmp_path / "trace.json")
+
+
+def test_the_same_simulation_gives_the_same_bytes(machine: str, tmp_path: Path) -> None:
+    files = []
+    for number in range(2):
+        run = simulated(tmp_path, machine, "parameter-server", seed=3)
+        path = tmp_path / f"{number}.json.gz"
+        check_format(written(run, path), 5)
+        files.append((path.read_bytes(), (run.folder / "trace.npz").read_bytes()))
+    assert files[0] == files[1]
+    plain = simulated(tmp_path, machine, "parameter-server", seed=3, trace=False)
+    assert plain.summary["seconds_by_rank"] == run.summary["seconds_by_rank"]  # to look costs nothing there
+    assert plain.trace is None
+
+
+def test_without_a_trace_steps_are_known(
+    machine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = simulated(tmp_path, machine, "sync:allreduce=ring", trace=False, slow="2:3x")
+    trace = written(run, tmp_path / "trace.json")
+    complete = check_format(trace, 5)
+    check_seconds(complete, run, traced=False)
+    assert "train with --trace" in capsys.readouterr().out
+    waits = [e["dur"] / 1e6 for e in complete if e["name"] == "wait" and e["tid"] == 0]
+    assert sum(waits) == pytest.approx(run.summary["seconds_by_rank"][0]["wait"], rel=1e-5)
+    run = simulated(tmp_path, machine, "parameter-server", trace=False)
+    trace = written(run, tmp_path / "trace.json")
+    check_seconds(check_format(trace, 5), run, traced=False)
+    assert "nothing is known of rank 0" in capsys.readouterr().out
+    names = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"]
+    assert names[:2] == ["rank 0 (master)", "rank 1 (worker)"]
+
+
+def test_starts_are_in_order_and_steps_do_not_overlap(real: dict[str, Run]) -> None:
+    for name in ("sync", "main-worker", "parameter-server:masters=2"):
+        steps = real[name].steps
+        for rank in set(steps["rank"].tolist()):
+            mine = steps["rank"] == rank
+            spent = sum(steps[kind][mine].astype(float) for kind in ("compute", "exchange", "update", "wait"))
+            ends = steps["start"][mine] + spent
+            assert (ends[:-1] <= steps["start"][mine][1:] + 1e-6).all()
+        assert (steps["start"] > 0).all()
+    assert real["parameter-server:masters=2"].steps["wait"].sum() > 0
+
+
+def test_some_steps(machine: str, tmp_path: Path) -> None:
+    run = simulated(tmp_path, machine, "sync:allreduce=ring")
+    complete = check_format(written(run, tmp_path / "trace.json", "--steps", "2..3"), 5)
+    assert {e["name"] for e in complete if e["cat"] == "step"} >= {"step 2", "step 3"}
+    assert not {"step 0", "step 5"} & {e["name"] for e in complete}
+    assert main(["trace", str(run.folder), "-o", str(tmp_path / "no.json"), "--steps", "90..91"]) == 2
+
+
+def test_a_long_trace_is_cut_and_says_so(
+    machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("paceline.training.limit_for", lambda ranks: 40)
+    run = simulated(tmp_path, machine, "sync:allreduce=ring")
+    trace = run.trace
+    assert trace is not None
+    assert np.bincount(trace["rank"]).tolist() == [40] * 5
+    assert "the trace holds the first 40 events of each rank; 5 of 5 had more" in run.summary["remarks"]
+    found = written(run, tmp_path / "trace.json", "--picture", str(tmp_path / "steps.svg"))
+    check_format(found, 5)
+    assert found["otherData"]["events not kept"] == trace["lost"].sum() > 0
+    assert "cut when it was recorded" in capsys.readouterr().out
+
+
+def test_old_records_are_refused_in_a_line(
+    machine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = simulated(tmp_path, machine, "sync", trace=False)
+    old = {name: column for name, column in run.steps.items() if name not in ("start", "wait")}
+    write_arrays(run.folder / "steps.npz", old)
+    assert set(Run(run.folder).steps) == set(old)
+    assert main(["trace", str(run.folder), "-o", str(tmp_path / "trace.json")]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "was recorded before steps had a start" in said
+    assert not (tmp_path / "trace.json").exists()
+
+
+def test_refusals(machine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UsageError, match="a trace is kept in the run's folder"):
+        fit("mlp:8", "iris", strategy="serial", runs=None, trace=True, **SMALL)
+    run = simulated(tmp_path, machine, "sync")
+    out = ["-o", str(tmp_path / "trace.json")]
+    assert main(["trace", str(run.folder), *out, "--picture", "steps.bmp"]) == 2
+    assert "a picture must end in one of .svg, .png, .pdf; got steps.bmp" in capsys.readouterr().err
+    for steps in ("3..2", "a", "-1"):
+        with pytest.raises(SystemExit) as left:
+            main(["trace", str(run.folder), *out, "--steps", steps])
+        assert left.value.code == 2
+    assert main(["trace", str(tmp_path / "none"), *out]) == 2
+
+
+@pytest.mark.mpi
+def test_started_ranks_are_told_to_trace(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = "--data iris --model mlp:8 --strategy sync:allreduce=naive --epochs 1 --draws 4 --batch 12 --quiet --json"
+    assert main(["train", *words.split(), "-n", "2", "--runs", str(tmp_path), "--trace"]) == 0
+    run = Run(json.loads(capfd.readouterr().out)["run"])
+    check_all(run, tmp_path / "trace.json")
+
+
+@pytest.mark.mpi
+def test_clocks_of_several_machines() -> None:
+    for off, alike in on_ranks("tests.trace.cases:clocks", 2):
+        assert -10 < off < 10  # the clocks differ by an hour
+        assert alike <= 0
+
+
+@pytest.mark.parametrize("name", ["sync:allreduce=ring", "parameter-server:masters=2"])
+def test_the_picture_shows_the_steps(real: dict[str, Run], name: str, tmp_path: Path) -> None:
+    run = real[name]
+    timeline = timeline_of(run)
+    window = typical(timeline)
+    axes = _figure(run, timeline, window).axes[0]
+    rows = [label.get_text() for label in axes.get_yticklabels()]
+    roles = ["", "", ""] if name.startswith("sync") else [", master", ", master", ", worker"]
+    assert rows == [f"rank {rank}{role}" for rank, role in enumerate(roles)]
+    assert axes.get_xlabel() in ("time in ms", "time in us")
+    scale = 1e6 if axes.get_xlabel() == "time in ms" else 1e3
+    worker = [span for span in timeline.work if span.rank == 2]
+    inside = sum(max(0, min(s.end, window[1]) - max(s.start, window[0])) for s in worker) / scale
+    drawn = [
+        box.width
+        for bars in axes.collections
+        for box in (path.get_extents() for path in bars.get_paths())
+        if round((box.y0 + box.y1) / 2) == 2
+    ]
+    assert sum(drawn) == pytest.approx(inside, rel=1e-6)
+    assert any(text.get_text().startswith("step ") for text in axes.texts)
+    for suffix in (".svg", ".png"):
+        path = tmp_path / f"steps{suffix}"
+        assert main(["trace", str(run.folder), "-o", str(tmp_path / "t.json"), "--picture", str(path)]) == 0
+        assert path.stat().st_size > 5000
+
+
+def test_a_bad_nesting_would_be_seen() -> None:
+    with pytest.raises(AssertionError):
+        check_nesting([{"ts": 0.0, "dur": 2.0}, {"ts": 1.0, "dur": 2.0}])
