@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from paceline.commands.report import main
+from paceline.cli import main
 from paceline.record import Run
-from paceline.report import write_report
-from paceline.report._figures import accuracy, staleness, time_split
-from paceline.report._page import HEADINGS, cells
+from paceline.report import document_of
+from paceline.report._ages import ages
+from paceline.report._results import COLUMNS, cells
 from paceline.report._rows import Row, rows_of
 from paceline.report._staleness import BARS, Staleness, staleness_of
 from paceline.report._verdict import best, notes, verdict
+from paceline.report.accuracy import accuracy
+from paceline.report.document import Bars, Columns, Table
 from tests.report.conftest import altered
 
 WHY = "the loss has risen to 7.5, from 2.3 at first in epoch 1"
@@ -120,28 +120,10 @@ def test_without_classes_the_loss_is_the_measure(runs: list[Run], tmp_path: Path
     )
 
 
-def test_the_page_tints_the_best_row_and_marks_what_diverged(runs: list[Run], tmp_path: Path) -> None:
-    ways = [("serial", 3.0, 0.93), ("sync", 2.0, 0.93), ("hogwild", 1.0, 0.5), ("gossip", 0.1, 0.1, WHY)]
-    found = made(runs, tmp_path, *ways)
-    page = tmp_path / "page.html"
-    write_report(found, page)
-    text = page.read_text()
-    assert re.findall(r"<tr class=(\w+)><td>([\w-]+)</td>", text) == [
-        ("diverged", "gossip"),
-        ("best", "sync"),
-    ]
-    assert (
-        "<li>gossip, 1 rank, diverged: the loss has risen to 7.5, from 2.3 at first in epoch 1</li>" in text
-    )
-    gossip = next(row for row in rows_of(found) if row.strategy == "gossip")
-    assert cells(gossip)[HEADINGS.index("speedup")] == "diverged"  # and not 30 times
-    assert "0.100 s &nbsp;diverged" in time_split([gossip])
-
-
 def test_one_run_of_several_that_diverged(runs: list[Run], tmp_path: Path) -> None:
     sync = made(runs, tmp_path, ("sync", 1.0, 0.9), ("sync", 1.0, 0.1, WHY), ("sync", 1.0, 0.9))
     [row] = rows_of(sync)
-    assert cells(row)[HEADINGS.index("speedup")] == "1 of 3 diverged"
+    assert cells(row)[[column.name for column in COLUMNS].index("speedup")] == "1 of 3 diverged"
     assert best([row]) is None
     serial = made(runs, tmp_path, ("serial", 3.0, 0.9), ("serial", 0.1, 0.1, WHY))
     assert all(
@@ -150,10 +132,14 @@ def test_one_run_of_several_that_diverged(runs: list[Run], tmp_path: Path) -> No
 
 
 def test_what_is_far_below_does_not_flatten_the_rest(runs: list[Run], tmp_path: Path) -> None:
-    drawn = accuracy(tried(runs, tmp_path, ("serial", 1.0, 0.93), ("sync", 1.0, 0.92), ("hogwild", 1.0, 0.1)))
-    assert "The scale goes from 91.9 to 93.1 %; ◂: far below." in drawn
-    assert re.findall(r'<u style="left:([0-9.]+)%', drawn) == ["91.67", "8.33"]
-    assert "<b>◂</b></span><b>10.00 %</b>" in drawn
+    rows = tried(runs, tmp_path, ("serial", 1.0, 0.93), ("sync", 1.0, 0.92), ("hogwild", 1.0, 0.1))
+    section = accuracy(rows, 1)
+    assert section is not None
+    (drawn,) = section.blocks
+    assert isinstance(drawn, Bars)
+    assert drawn.x.bounds == pytest.approx((0.919, 0.931))
+    assert "; an arrow: far below." in drawn.caption
+    assert {bar.strategy: bar.words for bar in drawn.bars}["hogwild"] == "10.00 %"
 
 
 def test_a_replay_and_another_way_with_divergence_are_rows_of_their_own(
@@ -195,8 +181,8 @@ def test_records_of_before_are_read(runs: list[Run], tmp_path: Path) -> None:
     (old.folder / "summary.json").write_text(json.dumps(summary))
     [row] = rows_of([Run(old.folder)])
     assert (row.diverged, row.remarks, row.staleness, row.loss) == ((), (), None, None)
-    write_report([Run(old.folder)], tmp_path / "page.html")
-    assert "Staleness" not in (tmp_path / "page.html").read_text()
+    page = document_of([Run(old.folder)])
+    assert "Staleness" not in [section.title for section in page.sections[0].sections]
 
 
 # ---- staleness
@@ -208,20 +194,19 @@ def test_ages_of_several_runs_are_added_up(runs: list[Run], tmp_path: Path) -> N
         {"staleness": {"histogram": [1, 5, 3], "pieces": [PIECE]}, "gradients_dropped": 2.0},
         {"staleness": {"histogram": [0, 1], "pieces": [other]}, "gradients_dropped": 1.0},
     ]
-    rows = rows_of([altered(runs[0], tmp_path, strategy="sync", findings=one) for one in found])
-    drawn = staleness(rows)
-    assert "mean 1.2, largest 2; 10 updates; 3 gradients dropped" in drawn
-    assert re.findall(r"<b>(\d+) %</b>", drawn) == ["10", "60", "30"]
-    assert re.findall(r"height:([0-9.]+)rem", drawn) == ["0.83", "5.00", "2.50"]
-    assert re.findall(r"<u>([^<]*)</u>", drawn) == ["0", "1", "2"]
-    assert "mean gap: the root" in drawn
-    assert "grey bar" not in drawn
-    assert re.findall(r"<t[dh]>([^<]*)</t", drawn) == [
-        *("master", "layers", "parameters", "mean", "largest", "mean gap"),
-        *("0", "0-2", "1,200", "2.00", "9", "0.5"),
-    ]
-    write_report([altered(runs[0], tmp_path, findings=found[0])], tmp_path / "page.html")
-    assert "<h3>Staleness</h3>" in (tmp_path / "page.html").read_text()
+    rows = rows_of([altered(runs[0], tmp_path, strategy="sync", threads=2, findings=one) for one in found])
+    section = ages(rows, 1)
+    assert section is not None
+    _, drawn, every, pieces = section.blocks
+    assert isinstance(drawn, Columns)
+    assert (drawn.labels, drawn.heights) == (("0", "1", "2"), (0.1, 0.6, 0.3))
+    assert (drawn.low, drawn.high) == ((0.0, 5 / 9, 0.0), (1 / 9, 1.0, 3 / 9))
+    assert drawn.caption == "Mean 1.2, largest 2; 10 updates; the lines are the spread over the runs."
+    assert isinstance(every, Table)
+    assert every.rows == (("sync, 1 rank of 2 threads", 1, 1.2, 2, 10, 3.0),)
+    assert isinstance(pieces, Table)
+    assert pieces.rows == (("sync, 1 rank of 2 threads", 0, "0-2", 1200, 2.0, 9, 0.5),)
+    assert "mean gap: the root" in pieces.caption
 
 
 def test_ages_by_name_as_hogwild_has_them() -> None:
@@ -265,7 +250,7 @@ def test_the_command_says_what_the_page_does(
     runs: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sync = made(runs, tmp_path, ("sync", 2.0, 0.9), ("sync", 2.0, 0.1, WHY))
-    assert main(argparse.Namespace(runs=[run.folder for run in sync], out=tmp_path / "page.html")) == 0
+    assert main(["report", *(str(run.folder) for run in sync), "-o", str(tmp_path / "page.html")]) == 0
     printed = capsys.readouterr().out
     assert "1 of 2 diverged" in printed
     assert "every run diverged." in printed
