@@ -18,7 +18,7 @@ help:  ## this list
 	touch $@
 
 demo: .venv/.done  ## train MNIST under the main strategies on this machine, about a minute; prints where the report is
-	.venv/bin/python examples/demo.py
+	.venv/bin/paceline study studies/quickstart.toml
 
 test: .venv/.done  ## every test, MPI included
 	.venv/bin/python -m pytest
@@ -39,9 +39,11 @@ bench: .venv/.done  ## this machine's figures: collectives, exchange, steps, tra
 dist: .venv/.done  ## the wheel and the source archive, in dist/
 	.venv/bin/python -m build
 
-system-packages:  ## Debian packages that tests need: Slurm
+system-packages:  ## Debian packages that tests need: Slurm, and Chromium, in which reports are opened
 	command -v srun slurmctld slurmd munged > /dev/null || \
 	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq slurm-wlm munge; }
+	command -v chromium > /dev/null || \
+	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; }
 
 clean:  ## remove the environments and what tools leave behind
 	rm -rf .venv .venv-mpich dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

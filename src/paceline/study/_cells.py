@@ -142,12 +142,29 @@ def in_order(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def varying(cells: Sequence[Cell]) -> tuple[str, ...]:
-    """The settings, beside those that every cell's words have, in which some cells differ."""
-    names = [s.name for s in fields(Config) if s.name not in ("strategy", "seed")]
+    """The settings that tell cells apart, beside those that every cell's words have.
+
+    >>> varying([Cell(config=Config(data=data, lr=lr), ranks=2) for data, lr in (("iris", 1.0), ("mnist", 0.1))])
+    ('data',)
+    """
     compared = [
         cell for cell in cells if cell.config.strategy != SERIAL
     ] or cells  # baselines have one thread
-    return tuple(n for n in names if len({getattr(cell.config, n) for cell in compared}) > 1)
+    groups: list[list[Cell]] = [list(compared)]
+    found = []
+    for name in (s.name for s in fields(Config) if s.name not in ("strategy", "seed")):
+        cut = [_by(name, group) for group in groups]
+        if any(len(parts) > 1 for parts in cut):  # among cells that the settings before do not tell apart
+            found.append(name)
+            groups = [group for parts in cut for group in parts]
+    return tuple(found)
+
+
+def _by(name: str, cells: Sequence[Cell]) -> list[list[Cell]]:
+    groups: dict[Any, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(getattr(cell.config, name), []).append(cell)
+    return list(groups.values())
 
 
 def told(cell: Cell, names: Sequence[str]) -> str:

@@ -21,7 +21,8 @@ class Published:
 
     strategy: str
     """Spelled as in the study, so that it has the same colour."""
-    ranks: int
+    ranks: int = 0
+    """0: not said; such a figure has its place in a table, and none on a curve."""
     seconds: float | None = None
     accuracy: float | None = None
     """A fraction."""

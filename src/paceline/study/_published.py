@@ -49,9 +49,8 @@ def _mistakes(figure: Mapping[str, Any], strategies: list[str], parts: Sequence[
         value = figure.get(name, 1)
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
             yield f"{name} must be a number; got {value!r}"
-    for name in ("strategy", "ranks"):
-        if name not in figure:
-            yield f"{name} is missing"
+    if "strategy" not in figure:
+        yield "strategy is missing"
     if "seconds" not in figure and "accuracy" not in figure:
         yield "it has neither seconds nor accuracy"
     accuracy = figure.get("accuracy")
