@@ -249,10 +249,10 @@ def test_nothing_to_report() -> None:
 def test_the_benchmark_beside_theory_and_mpi() -> None:
     path = ROOT / "benchmarks/results/allreduce.json"
     result = json.loads(path.read_text())
-    section = bench_section(path)
+    section = bench_section(path, 2)
     figures = [block for block in section.blocks if isinstance(block, Lines)]
     assert [figure.name for figure in figures] == [
-        f"allreduce-{n}" for n in range(1, len(result["jobs"]) + 1)
+        f"allreduce-2-{n}" for n in range(1, len(result["jobs"]) + 1)
     ]
     for figure, job in zip(figures, result["jobs"], strict=True):
         for curve in figure.curves:

@@ -18,8 +18,10 @@ CAPTION = (
 KEYS = ("ranks", "cores", "oversubscribed", "mpi", "cells")
 
 
-def bench_section(path: str | Path) -> Section:
+def bench_section(path: str | Path, number: int = 1) -> Section:
     """What the file of a benchmark says, a figure for each number of ranks: for `paceline report --bench FILE`.
+
+    `number`: which one of several files it is, for figures of different names.
 
     A file that is no such result is refused:
 
@@ -29,8 +31,9 @@ def bench_section(path: str | Path) -> Section:
     """
     result = _read(Path(path))
     blocks: list[Block] = []
-    for number, job in enumerate(result["jobs"], 1):
-        blocks += [_figure(job, result["dtype"], number), _table(job, number)]
+    for place, job in enumerate(result["jobs"], 1):
+        name = f"allreduce-{number}-{place}"
+        blocks += [_figure(job, result["dtype"], name), _table(job, f"{name}-values")]
     where = result.get("environment", {}).get("processor", "an unknown processor")
     return Section(title="Allreduce benchmark", blocks=tuple(blocks), note=f"{result['dtype']}, on {where}")
 
@@ -49,17 +52,17 @@ def _read(path: Path) -> dict[str, Any]:
     return result
 
 
-def _figure(job: dict[str, Any], dtype: str, number: int) -> Lines:
+def _figure(job: dict[str, Any], dtype: str, name: str) -> Lines:
     curves = []
-    for name in dict.fromkeys(cell["algorithm"] for cell in job["cells"]):
+    for algorithm in dict.fromkeys(cell["algorithm"] for cell in job["cells"]):
         cells = sorted(
-            (cell for cell in job["cells"] if cell["algorithm"] == name), key=lambda cell: cell["size"]
+            (cell for cell in job["cells"] if cell["algorithm"] == algorithm), key=lambda cell: cell["size"]
         )
         x = tuple(float(cell["size"]) for cell in cells)
         curves.append(
             Curve(
-                label="native (MPI's own)" if name == "native" else name,
-                strategy=name,
+                label="native (MPI's own)" if algorithm == "native" else algorithm,
+                strategy=algorithm,
                 x=x,
                 y=tuple(1e6 * cell["median"] for cell in cells),
                 low=tuple(1e6 * cell["p10"] for cell in cells),
@@ -72,10 +75,10 @@ def _figure(job: dict[str, Any], dtype: str, number: int) -> Lines:
         )
         if all(cell["model"] is not None for cell in cells):
             y = tuple(1e6 * cell["model"] for cell in cells)
-            curves.append(Curve(label=f"{name}: model", strategy=name, x=x, y=y, origin="theory"))
+            curves.append(Curve(label=f"{algorithm}: model", strategy=algorithm, x=x, y=y, origin="theory"))
     crowded = " More ranks than cores: the times say little." if job["oversubscribed"] else ""
     return Lines(
-        name=f"allreduce-{number}",
+        name=name,
         title=f"Allreduce of {dtype} on {job['ranks']} ranks",
         caption=f"{job['cores']} cores, {job['mpi']}. {CAPTION}{crowded}",
         x=Axis(label="size of the array (bytes)", log=True),
@@ -84,9 +87,9 @@ def _figure(job: dict[str, Any], dtype: str, number: int) -> Lines:
     )
 
 
-def _table(job: dict[str, Any], number: int) -> Table:
+def _table(job: dict[str, Any], name: str) -> Table:
     return Table(
-        name=f"allreduce-{number}-values",
+        name=name,
         title=f"Allreduce on {job['ranks']} ranks",
         columns=(
             Column(name="size"),
