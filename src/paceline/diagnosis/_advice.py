@@ -7,10 +7,13 @@ from math import ceil
 from typing import Any
 
 from paceline.diagnosis._case import Case
+from paceline.errors import UsageError
 from paceline.job import strategy_name
 
 # The exchange may take this part of a step.
 EXCHANGE = 0.2
+# Samples must have this part in the time of a gradient, or a line through noise is taken for a cost.
+GROWS = 0.05
 # Numbers of steps between averages that people choose.
 EVERY = (2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
@@ -21,14 +24,23 @@ def strategy(case: Case, **changes: Any) -> str:
     return f"--strategy {strategy_name(replace(case.options, **changes))}"  # type: ignore[type-var]
 
 
-def own_samples(case: Case, seconds: float) -> int:
-    """Samples in a rank's step that compute for so long."""
-    return case.computing.samples_for(seconds)
+def own_samples(case: Case, seconds: float) -> int | None:
+    """Samples in a rank's step that compute for so long; None where more samples take next to no longer."""
+    line = case.computing
+    if line.each * case.at.timing.samples < GROWS * line.seconds(case.at.timing.samples):
+        return None
+    return line.samples_for(seconds)
 
 
 def batch_of(case: Case, own: int) -> int:
     """The batch, as the settings count it, in which a rank has so many samples in a step."""
     return own if case.whole_batches else own * case.at.timing.workers
+
+
+def larger_batch(case: Case, seconds: float) -> str | None:
+    """The setting with which a rank's step computes for so long; None where there is no such batch."""
+    own = own_samples(case, seconds)
+    return None if own is None else batch_setting(case, batch_of(case, own))
 
 
 def batch_setting(case: Case, batch: int) -> str | None:
@@ -60,6 +72,18 @@ def rarer(case: Case, exchange: float) -> tuple[int, float]:
 
 
 def fewer_ranks(case: Case) -> int:
-    """The next smaller number of ranks that was tried, or half."""
+    """The next smaller number of ranks that was tried, or half, or as few as the strategy can do with."""
     tried = [scale.ranks for scale in case.scales if scale.ranks < case.at.ranks]
-    return tried[-1] if tried else max(1, case.at.ranks // 2)
+    wanted = tried[-1] if tried else max(1, case.at.ranks // 2)
+    return next((ranks for ranks in range(wanted, case.at.ranks) if possible(case, ranks)), case.at.ranks)
+
+
+def possible(case: Case, ranks: int) -> bool:
+    """Whether the strategy can use so many ranks."""
+    if case.options is None:
+        return ranks > 0
+    try:
+        case.options.check(ranks)
+    except UsageError:
+        return False
+    return ranks > 0

@@ -61,12 +61,14 @@ def _where(case: Case) -> str:
 def _unexplained(case: Case) -> Cause:
     timing = case.at.timing
     if case.worse is not None:
-        rate = case.config.get("lr")
+        rate, seed = case.config.get("lr"), int(case.config.get("seed") or 0)
+        again = f"--seed {seed + 1} (one seed may be chance), or " if len(case.at.runs) == 1 else ""
+        lower = f"--lr {rate / 2:g}" if rate else "--strategy sync"
         return Cause(
             rule=UNKNOWN,
             share=case.worse.amount,
             words=f"at {count(case.at.ranks, 'rank')} {case.worse.words}, and no rule says why",
-            advice=f"--lr {rate / 2:g}" if rate else "--strategy sync",
+            advice=f"{again}{lower}",
             of_accuracy=True,
         )
     parts = ", ".join(

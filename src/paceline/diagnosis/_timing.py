@@ -31,7 +31,7 @@ WORKING = ("compute", "exchange", "update")
 class Timing:
     """Seconds of a step of a rank that computes.
 
-    >>> Timing(compute=3e-4, exchange=1e-4).share("exchange")
+    >>> round(Timing(compute=3e-4, exchange=1e-4).share("exchange"), 6)
     0.25
     """
 
@@ -48,6 +48,8 @@ class Timing:
     """Ranks that compute."""
     by_rank: Mapping[int, float] = field(default_factory=dict)
     """Median seconds of computing a sample, of each rank that computes."""
+    at_least: Mapping[int, float] = field(default_factory=dict)
+    """What three quarters of its samples take at least: what is above that of others is so not by chance."""
     batches: Mapping[int, int] = field(default_factory=dict)
     """Steps of each of them."""
     by_count: Mapping[int, float] = field(default_factory=dict)
@@ -65,6 +67,12 @@ class Timing:
     def total(self) -> float:
         """Seconds of the whole step."""
         return float(sum(getattr(self, part) for part in PARTS))
+
+    @property
+    def middle(self) -> float:
+        """Median seconds of computing a sample on the rank in the middle: slow ones are another matter."""
+        ordered = sorted(self.by_rank.values())
+        return ordered[(len(ordered) - 1) // 2] if ordered else self.compute / (self.samples or 1.0)
 
     def share(self, *parts: str) -> float:
         """What part of a step goes to these; 0 where nothing is known."""
@@ -84,7 +92,7 @@ def timing_of(runs: Sequence[Run], *, together: bool, served: bool) -> Timing:
     workers = np.unique(columns["rank"]).tolist()
     rows = {rank: columns["rank"] == rank for rank in workers}
     had = columns["count"] > 0
-    by_rank, by_count = _medians(columns, rows, had)
+    by_rank, at_least, by_count = _quantiles(columns, rows, had)
     batches = {rank: int(mine.sum()) for rank, mine in rows.items()}
     parts: dict[str, Any] = {name: float(columns[name].mean()) for name in ("compute", "exchange", "update")}
     found: dict[str, Any] = {}
@@ -109,6 +117,7 @@ def timing_of(runs: Sequence[Run], *, together: bool, served: bool) -> Timing:
         samples=float(columns["count"][had].mean()) if had.any() else 0.0,
         workers=len(workers),
         by_rank=by_rank,
+        at_least=at_least,
         batches=batches,
         by_count=by_count,
         busy=_busy(runs, workers),
@@ -142,18 +151,19 @@ def _from_summaries(runs: Sequence[Run]) -> Timing:
     return Timing(**seconds, steps=steps, workers=int(runs[0].config["ranks"]))
 
 
-def _medians(
+def _quantiles(
     columns: Mapping[str, Array], rows: Mapping[int, Array], had: Array
-) -> tuple[dict[int, float], dict[int, float]]:
-    """Median seconds of computing a sample for each rank, and of a gradient for each number of samples."""
+) -> tuple[dict[int, float], dict[int, float], dict[int, float]]:
+    """Each rank's median and lower quartile of the seconds of a sample; the median of a gradient by its samples."""
     seconds, count = columns["compute"], columns["count"]
-    by_rank = {}
+    by_rank, at_least = {}, {}
     for rank, mine in rows.items():
         which = mine & had
         if which.any():
-            by_rank[rank] = float(np.median(seconds[which] / count[which]))
+            each = seconds[which] / count[which]
+            by_rank[rank], at_least[rank] = float(np.median(each)), float(np.quantile(each, 0.25))
     by_count = {int(size): float(np.median(seconds[count == size])) for size in np.unique(count[had])}
-    return by_rank, by_count
+    return by_rank, at_least, by_count
 
 
 def _by_rank(run: Run) -> list[dict[str, float]]:

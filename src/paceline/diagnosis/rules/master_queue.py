@@ -25,6 +25,8 @@ LOPSIDED = 1.5
 
 def find(case: Case) -> Cause | None:
     """Waiting for who holds the parameters is a fifth of a step, and these are busy or get slower with more workers."""
+    if case.at.oversubscribed:  # who has no core answers late
+        return None
     if case.name == "parameter-server":
         return _servers(case)
     return _main(case) if case.name == "main-worker" else None
@@ -98,6 +100,5 @@ def _larger_batch(case: Case) -> list[str]:
     """The batch with which computing is as long as the queue is, twice over."""
     timing = case.at.timing
     queue = timing.exchange + timing.answer
-    batch = advice.batch_of(case, advice.own_samples(case, 2 * (timing.compute + queue)))
-    setting = advice.batch_setting(case, batch)
+    setting = advice.larger_batch(case, 2 * (timing.compute + queue))
     return [] if setting is None else [f"{setting} (fewer gradients a second to serve)"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.diagnosis import _advice as advice
 from paceline.diagnosis._case import Case
 from paceline.diagnosis._finding import Cause
 from paceline.diagnosis._words import count
@@ -27,7 +28,7 @@ def find(case: Case) -> Cause | None:
     tried = []
     if threads > 1 and at.ranks <= cores:
         tried.append(f"--threads {max(1, cores // at.place.on_node)}")
-    else:
+    elif advice.possible(case, cores * nodes):
         tried.append(f"-n {cores * nodes}")
     if simulated:
         tried.append("--network 10gbe (a node for each rank)")

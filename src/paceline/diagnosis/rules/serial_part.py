@@ -50,8 +50,7 @@ def find(case: Case) -> Cause | None:
         f"fast as serial (Amdahl)"
     )
     # So that what does not get less is half as much of the step.
-    wanted = advice.batch_of(case, advice.own_samples(case, 2 * timing.total))
-    setting = advice.batch_setting(case, wanted)
+    setting = advice.larger_batch(case, 2 * timing.total)
     tried += [f"{setting} (more work for each piece)"] if setting else []
     return Cause(
         rule=NAME, share=share, words=words, advice=", or ".join(tried or [f"-n {advice.fewer_ranks(case)}"])

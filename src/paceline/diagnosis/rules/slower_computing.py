@@ -23,7 +23,7 @@ def find(case: Case) -> Cause | None:
     """A sample takes a seventh longer than alone, and that is a twentieth of the step."""
     timing = case.at.timing
     alone = alone_seconds(case)
-    if alone is None or case.at.oversubscribed or case.at.ranks < 2:
+    if alone is None or case.at.oversubscribed or case.at.place.on_node < 2:
         return None
     here = computing_seconds(case)
     share = (here - alone) / timing.total if timing.total > 0 else 0.0
@@ -46,11 +46,8 @@ def find(case: Case) -> Cause | None:
 
 
 def computing_seconds(case: Case) -> float:
-    """Seconds of a gradient on the middle rank here: slow ranks are another matter."""
-    timing = case.at.timing
-    if not timing.by_rank:
-        return timing.compute
-    return sorted(timing.by_rank.values())[(len(timing.by_rank) - 1) // 2] * timing.samples
+    """Seconds of a gradient on the middle rank here."""
+    return case.at.timing.middle * case.at.timing.samples
 
 
 def alone_seconds(case: Case) -> float | None:
@@ -59,5 +56,5 @@ def alone_seconds(case: Case) -> float | None:
     if peer is None or not samples or not peer.timing.samples:
         return None
     if samples >= SAME * peer.timing.samples:
-        return peer.timing.compute * samples / peer.timing.samples
+        return peer.timing.middle * samples
     return None if case.alone is None else case.alone.seconds(samples)

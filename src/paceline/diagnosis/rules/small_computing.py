@@ -15,6 +15,8 @@ from paceline.diagnosis.rules import master_queue
 
 NAME = "small computing"
 SHORT = "a step computes too little for what it exchanges"
+# A batch of so many times the data is as good as none.
+ENDLESS = 100
 AVERAGING = ("local-sgd", "elastic", "gossip")
 
 
@@ -22,7 +24,8 @@ def find(case: Case) -> Cause | None:
     """More than a fifth of a step is exchange, and no queue at a master explains it."""
     timing = case.at.timing
     share = timing.share("exchange", "answer")
-    if case.at.ranks < 2 or share < EXCHANGE or master_queue.find(case) is not None:
+    few = case.at.ranks < 2 or case.at.oversubscribed  # who has no core is late for any exchange
+    if few or share < EXCHANGE or master_queue.find(case) is not None:
         return None
     exchange = timing.exchange + timing.answer
     does = "exchanges and waits for its masters' answers" if timing.answer else "exchanges"
@@ -31,10 +34,12 @@ def find(case: Case) -> Cause | None:
         f"{duration(exchange)}, {percent(share)} of the step"
     )
     batch = batch_without(case)
-    setting = advice.batch_setting(case, batch)
+    setting = None if batch is None else advice.batch_setting(case, batch)
     tried: list[str] = []
     way = "" if case.computing.fitted else ", if computing is in proportion to the samples"
-    if setting is None:
+    if batch is None or (setting is None and batch > ENDLESS * int(case.config.get("samples") or 1)):
+        words += "; computing hardly grows with the samples, so that no batch that the data has changes that"
+    elif setting is None:
         words += f"; it would be under {percent(EXCHANGE)} from a batch of {batch:,} on, more than the data has{way}"
     else:
         words += f"; it is under {percent(EXCHANGE)} from a batch of {batch:,} on{way}"
@@ -52,12 +57,12 @@ def find(case: Case) -> Cause | None:
     return Cause(rule=NAME, share=share, words=words, advice=", or ".join(tried))
 
 
-def batch_without(case: Case) -> int:
-    """The batch from which on the exchange is less than EXCHANGE of a step."""
+def batch_without(case: Case) -> int | None:
+    """The batch from which on the exchange is less than EXCHANGE of a step; None where computing does not grow with it."""
     timing = case.at.timing
     exchange = timing.exchange + timing.answer
     own = advice.own_samples(case, exchange * (1 / EXCHANGE - 1) - timing.update)
-    return advice.batch_of(case, own)
+    return None if own is None else advice.batch_of(case, own)
 
 
 def _rarer(case: Case, exchange: float) -> str:

@@ -9,7 +9,7 @@ from paceline.diagnosis._words import count, percent
 
 NAME = "staleness"
 SHORT = "gradients are too old"
-# Updates that a gradient is late on average: half of one is two workers in turn.
+# Updates that a gradient is late on average.
 OLD = 0.5
 # The part of the gradients that may be dropped before it matters.
 DROPPED = 0.02
@@ -58,6 +58,7 @@ def remedies(case: Case, *, dropped: bool = False) -> str:
         tried += lower if rule != "adaptive" else []
     else:
         tried += [*lower, "--strategy parameter-server:rule=adaptive"]
-    if case.at.ranks > 2:
-        tried.append(f"-n {max(2, case.at.ranks // 2)}")
+    half = max(2, case.at.ranks // 2)
+    if half < case.at.ranks and advice.possible(case, half):
+        tried.append(f"-n {half}")
     return ", or ".join(tried)

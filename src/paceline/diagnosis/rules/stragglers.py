@@ -1,7 +1,7 @@
 """Ranks wait for others: for some that are always slower, or now for one and now for another.
 
-A rank is slow where the median of its seconds a sample is SLOWER times that of the middle rank. Where no rank is, and all
-wait, what they wait for is chance.
+A rank is slow where the median of its seconds a sample is SLOWER times that of the middle rank, and in three quarters of
+its steps it is slower than that rank. Where no rank is, and all wait, what they wait for is chance.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ SHORT = "ranks wait for slower ones"
 # Waiting for this part of a step is worth naming.
 WAITING = 0.1
 SLOWER = 1.25
+# A rank that is the slowest in this part of the steps is not just any.
+MOSTLY = 0.7
 # More slow ranks than this are counted, not named.
 NAMED = 4
 
@@ -28,21 +30,20 @@ def find(case: Case) -> Cause | None:
     timing = case.at.timing
     slow, normal = slow_ranks(case)
     share = _at_the_end(case) if case.name == "parameter-server" else timing.share("wait")
-    if case.at.ranks < 2 or share < WAITING:
+    if case.at.ranks < 2 or share < WAITING or case.at.oversubscribed:
         return None
     if slow:
         return _persistent(case, share, slow, normal)
-    random = timing.slowest and not case.at.oversubscribed and uneven.find(case) is None
+    random = timing.slowest and uneven.find(case) is None
     return _by_chance(case, share) if random else None
 
 
 def slow_ranks(case: Case) -> tuple[dict[int, float], float]:
     """The ranks that are always slower with their seconds a sample, and the middle rank's."""
-    by_rank = case.at.timing.by_rank
-    if len(by_rank) < 2:
-        return {}, 0.0
-    normal = sorted(by_rank.values())[(len(by_rank) - 1) // 2]
-    return {rank: own for rank, own in by_rank.items() if own > SLOWER * normal}, normal
+    timing = case.at.timing
+    normal, low = timing.middle, timing.at_least
+    slow = {rank: own for rank, own in timing.by_rank.items() if own > SLOWER * normal and low[rank] > normal}
+    return slow, normal
 
 
 def _persistent(case: Case, share: float, slow: dict[int, float], normal: float) -> Cause:
@@ -74,11 +75,12 @@ def _for_slow(case: Case, slow: int) -> str:
 def _by_chance(case: Case, share: float) -> Cause:
     timing = case.at.timing
     assert timing.often is not None
+    rank, part = timing.often
+    who = "now one and now another, " if part < MOSTLY else ""
     words = (
         f"at {count(case.at.ranks, 'rank')} computing is uneven from step to step: the slowest rank of a step takes "
-        f"{duration(timing.slowest)}, the mean {duration(timing.compute)}, and it is now one and now another "
-        f"(rank {timing.often[0]} most often, in {percent(timing.often[1])} of the steps); waiting is "
-        f"{percent(share)} of the time"
+        f"{duration(timing.slowest)}, the mean {duration(timing.compute)}; it is {who}most often rank {rank} "
+        f"({percent(part)} of the steps); waiting is {percent(share)} of the time"
     )
     return Cause(rule=NAME, share=share, words=words, advice=_for_chance(case))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.diagnosis import _advice as advice
 from paceline.diagnosis._case import Case
 from paceline.diagnosis._finding import Cause
 from paceline.diagnosis._words import count
@@ -21,7 +22,9 @@ def find(case: Case) -> Cause | None:
         (only,) = numbers
         said.append(f"it ran on {count(only, 'rank')} alone, so nobody knows where it stops scaling")
         cores = case.at.place.cores
-        other = 2 * only if cores is None or 2 * only <= cores or only < 3 else only // 2
+        more = [2 * only] if cores is None or 2 * only <= cores else []
+        less = [n for n in (only // 2, only - 1) if n > 1]
+        other = next((n for n in (*more, *less) if advice.possible(case, n)), 2 * only)
         tried.append(f"-n {other}")
     if not said:
         return None

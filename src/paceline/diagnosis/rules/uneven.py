@@ -18,7 +18,7 @@ def find(case: Case) -> Cause | None:
     """Pieces of a batch differ by more than a seventh, and a tenth of the step is waiting."""
     timing = case.at.timing
     share = timing.share("wait")
-    if timing.uneven < LARGER or share < WAITING or case.option("balance"):
+    if timing.uneven < LARGER or share < WAITING or case.option("balance") or case.at.oversubscribed:
         return None
     batch, workers = advice.present_batch(case), timing.workers
     if case.whole_batches:
