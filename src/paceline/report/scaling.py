@@ -143,24 +143,27 @@ def _times(rows: Sequence[Row], number: int, published: Sequence[Published], cro
 def published_curves(
     published: Sequence[Published], field: str, place: Callable[[Published], int]
 ) -> list[Curve]:
-    """Published figures as curves of their own, one for each strategy, thing and source."""
+    """Published figures as curves of their own, one for each strategy, thing and source; of those that tell their ranks."""
     groups: dict[tuple[str, str, str], list[Published]] = {}
     for figure in published:
         if getattr(figure, field) is not None and figure.ranks:
             what = figure.what if field == "seconds" else ""
             groups.setdefault((figure.strategy, what, figure.source), []).append(figure)
+    several = len({source for _, _, source in groups}) > 1
     found = []
     for (strategy, what, source), figures in groups.items():
         figures = sorted(figures, key=place)
-        words = ", ".join(filter(None, (strategy, what, f"published{f': {source}' if source else ''}")))
+        x = tuple(float(place(figure)) for figure in figures)
+        whose = f"published: {source}" if several and source else "published"
         found.append(
             Curve(
-                label=words,
+                label=", ".join(filter(None, (strategy, what, whose))),
                 strategy=strategy,
-                x=tuple(float(place(figure)) for figure in figures),
+                x=x,
                 y=tuple(getattr(figure, field) for figure in figures),
                 origin="published",
-                notes=tuple(figure.setting for figure in figures),
+                joined=len(set(x)) == len(x),
+                notes=tuple("; ".join(filter(None, (figure.setting, source))) for figure in figures),
             )
         )
     return found
