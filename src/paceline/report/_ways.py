@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from paceline import registry, spec
 from paceline.errors import UsageError
 from paceline.record import Run
 from paceline.strategies import Strategy
 
 
+@cache
 def strategy_in(text: str) -> Strategy | None:
     """The strategy that a record's words stand for; None for somebody's own, whose module is not to be imported for this.
 
