@@ -105,7 +105,8 @@ def accuracy() -> Bars:
         Bar(label="psgd, 8 ranks *", strategy="psgd", parts=(0.921,), words="92.10 %", hollow=True),
     )
     return Bars(
-        name="accuracy-1", title="Test accuracy", caption="", x=Axis(label="test accuracy", percent=True, bounds=(0.9, 0.93)),
+        name="accuracy-1", title="Test accuracy", caption="",
+        x=Axis(label="test accuracy", percent=True, bounds=(0.9, 0.93)),
         kinds=("accuracy",), bars=bars, dots=True, level=(0.915, "serial, 91.50 %"),
     )  # fmt: skip
 
@@ -157,7 +158,8 @@ def document(title: str = "paceline report") -> Document:
         summary=(Text(lines=(verdict,), kind="verdict"), Text(lines=("One thing.", "Another & more."), kind="list")),
         sections=(
             Section(
-                title="mnist, mlp:128,64", note="109,386 parameters (float32), batch 16, 1 epoch, sgd lr 0.1, on a processor",
+                title="mnist, mlp:128,64",
+                note="109,386 parameters (float32), batch 16, 1 epoch, sgd lr 0.1, on a processor",
                 blocks=(runs_table(), Text(lines=("* more ranks than cores.",), kind="note")),
                 sections=(
                     Section(title="Scaling", blocks=(speedup(), split(), reached())),

@@ -4,37 +4,94 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.report.document import Document, Table
+
+DEFAULT = Path("report.html")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which runs, and where the page goes."""
+    """Which runs, and what is written about them."""
     parser.epilog = """
-example:
+examples:
   paceline report runs -o report.html
+  paceline report runs -o report.md -o report.pdf --figures figures --tables tables --target 0.9
 """
     parser.add_argument("runs", nargs="+", type=Path, help="folders of runs, or folders that hold some")
-    parser.add_argument("-o", "--out", type=Path, default=Path("report.html"), help="default: report.html")
+    parser.add_argument(
+        "-o", "--out", type=Path, action="append", metavar="FILE",
+        help="a page (.html), text with its figures beside it (.md) or pages to print (.pdf); may be given again "
+        f"(default: {DEFAULT})",
+    )  # fmt: skip
+    parser.add_argument("--figures", type=Path, metavar="DIR", help="every figure as PNG and SVG")
+    parser.add_argument(
+        "--tables", type=Path, metavar="DIR", help="every table and every figure's data as CSV"
+    )
+    parser.add_argument(
+        "--target", type=float, metavar="FRACTION",
+        help="test accuracy to be reached (default: the study's, else a point below serial's best)",
+    )  # fmt: skip
+    parser.add_argument("--title", help="the report's title (default: the study's)")
+    parser.add_argument(
+        "--bench", type=Path, action="append", default=[], metavar="FILE",
+        help="results of `paceline bench allreduce --json FILE`, to be shown as well",
+    )  # fmt: skip
 
 
 def main(args: argparse.Namespace) -> int:
-    """Write the page; print the tables and what is to be learned from each."""
-    from paceline.record import find_runs
-    from paceline.report import write_report
-    from paceline.report._page import HEADINGS, cells
-    from paceline.report._rows import rows_of
-    from paceline.report._verdict import verdict
+    """Write the reports; print the tables and what is to be learned from each."""
+    from dataclasses import replace
 
-    runs = find_runs(args.runs)
-    write_report(runs, args.out)
-    rows = rows_of(runs)
-    for problem in dict.fromkeys(row.problem for row in rows):
-        tried = [row for row in rows if row.problem == problem]
-        table = [HEADINGS, *map(cells, tried)]
-        widths = [max(len(line[column]) for line in table) for column in range(len(HEADINGS))]
-        print(f"\n{problem}")
-        for line in table:
-            first = line[0].ljust(widths[0])
-            print("  " + "  ".join([first, *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]))
-        print(verdict(tried))
-    print(f"\nreport: {args.out}")
+    from paceline.record import find_runs
+    from paceline.report import bench_section, document_of
+    from paceline.report.writing import check, write, write_figures, write_tables
+    from paceline.study._context import context_of
+
+    outs = args.out or [DEFAULT]
+    check(outs, [folder for folder in (args.figures, args.tables) if folder is not None])
+    document = document_of(
+        find_runs(args.runs), context=context_of(args.runs), target=args.target, title=args.title
+    )
+    benchmarks = tuple(bench_section(path) for path in args.bench)
+    *first, last = document.sections  # the environment
+    document = replace(document, sections=(*first, *benchmarks, last))
+    for out in outs:
+        write(document, out)
+    if args.figures is not None:
+        write_figures(document, args.figures)
+    if args.tables is not None:
+        write_tables(document, args.tables)
+    _print_results(document)
+    for path in filter(None, (*outs, args.figures, args.tables)):
+        print(f"report: {path}" if path in outs else f"files: {path}")
     return 0
+
+
+def _print_results(document: Document) -> None:
+    """The results of each problem, and what is said of them at the top of the report."""
+    from paceline.report.document import Table
+
+    said = [text.lines for text in document.summary if text.kind == "verdict"]
+    tried = [section for section in document.sections if any(isinstance(b, Table) for b in section.blocks)]
+    for section, lines in zip(tried, said, strict=False):
+        print(f"\n{', '.join(filter(None, (section.title, section.note)))}")
+        _print_table(next(block for block in section.blocks if isinstance(block, Table)))
+        for line in lines:
+            print(line.removeprefix(f"{section.title}: "))
+    print()
+
+
+def _print_table(table: Table) -> None:
+    from paceline.report._spelling import spelled
+
+    lines = [[column.name for column in table.columns]]
+    lines += [[spelled(v, c) for v, c in zip(row, table.columns, strict=True)] for row in table.rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = (
+            cell.ljust(width) if column.kind == "text" else cell.rjust(width)
+            for cell, width, column in zip(line, widths, table.columns, strict=True)
+        )
+        print(("  " + "  ".join(cells)).rstrip())

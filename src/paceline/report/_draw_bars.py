@@ -164,7 +164,9 @@ class BarsDrawing:
             )
             end = max(end, ends[1])
         # A line may stand where a dot's words would be: they are in a column of their own.
-        sheet.text(self.left + self.plot + 12 if self.dots else across(end) + 7, start + y, bar.words, self.size)
+        sheet.text(
+            self.left + self.plot + 12 if self.dots else across(end) + 7, start + y, bar.words, self.size
+        )
 
     def _parts(self, axes: Any, bar: Bar, y: float, colour: str, span: float) -> None:
         """The parts of a bar after each other, their shares written in those that are wide enough."""

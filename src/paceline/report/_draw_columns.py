@@ -39,7 +39,7 @@ class ColumnsDrawing:
         words = _ticks.spelled(figure.y, places)
         left = max((width_of(word, size) for word in words), default=0.0) + 8
         # Few columns are not made as wide as there is room.
-        width = min(self.width - left - 4, len(figure.labels) * 64.0)
+        width = min(self.width - left - 4, max(len(figure.labels), 1) * 64.0)
         overhang = width_of(figure.labels[-1] if figure.labels else "", size) / 2
         width -= max(0.0, overhang - 0.6 * width / (len(figure.labels) + 0.2))
         axes = sheet.axes(left, start, width, self.plot_height)

@@ -12,7 +12,7 @@ h3 { font-size: 1.12rem; margin: 2.2rem 0 0.5rem }
 h4 { font-size: 1rem; margin: 1.4rem 0 0.3rem }
 a { color: var(--accent) }
 p { margin: 0.5rem 0; max-width: 46rem } ul { margin: 0.5rem 0; padding-left: 1.2rem; max-width: 46rem }
-.note { color: var(--soft); font-size: 0.9rem }
+.note { color: var(--soft); font-size: 0.9rem } .o { white-space: nowrap }
 .verdict { border-left: 4px solid var(--accent); background: #eef5fa; padding: 0.6rem 0.9rem; margin: 0.7rem 0 }
 .verdict p { margin: 0.25rem 0 }
 nav { margin: 1.5rem 0; font-size: 0.95rem } nav ul { list-style: none; padding: 0; margin: 0.2rem 0; max-width: none }
@@ -46,7 +46,7 @@ details .box { max-height: 26rem; overflow-y: auto; margin-top: 0.3rem }
 @media (max-width: 56rem) {
   h1 { font-size: 1.45rem } h2 { font-size: 1.2rem }
   th, td { padding: 0.25rem 0.4rem } td.t:first-child { min-width: 8rem; max-width: 11rem }
-  td.t { max-width: 15rem }
+  td.t { max-width: 15rem } table { width: max-content }
   figure > svg.wide { display: none } figure > svg.phone { display: block; width: 100%; max-width: 30rem } }
 @media print {
   body { font-size: 11pt; max-width: none; padding: 0 } nav { display: none } h2, h3, .title { break-after: avoid }

@@ -81,7 +81,9 @@ def _pieces(text: str, size: float, room: float, bold: bool) -> list[str]:
             lines.append(line.rstrip())
         line = piece.lstrip()
         while width_of(line, size, bold=bold) > room and len(line) > 1:
-            fits = max(1, next(k for k in range(len(line), -1, -1) if width_of(line[:k], size, bold=bold) <= room))
+            fits = max(
+                1, next(k for k in range(len(line), -1, -1) if width_of(line[:k], size, bold=bold) <= room)
+            )
             lines.append(line[:fits])
             line = line[fits:]
     return [*lines, line.rstrip()]

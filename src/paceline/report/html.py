@@ -6,12 +6,11 @@ import re
 from collections.abc import Sequence
 from html import escape
 
-from paceline.report import pictures
+from paceline.report import _words, pictures
 from paceline.report._data import table_of
 from paceline.report._html_style import STYLE
 from paceline.report._spelling import MARKS, mark_of, marks_in, spelled
 from paceline.report._svg import inline
-from paceline.report._words import breakable
 from paceline.report.document import Block, Document, Figure, Section, Table, Text
 from paceline.report.palette import strategies_of
 
@@ -34,6 +33,15 @@ def html_page(document: Document) -> str:
         + "\n".join(filter(None, parts))
         + "\n</main></body></html>\n"
     )
+
+
+def breakable(text: str) -> str:
+    """As HTML that may be broken where a reader does not mind; never inside the name of an option.
+
+    >>> breakable("try --batch 32 or sync:allreduce=ring")
+    'try <span class="o">--batch</span> 32 or sync:<wbr>allreduce=<wbr>ring'
+    """
+    return re.sub(r"(?<!\S)(--[a-z][a-z-]*)", r'<span class="o">\1</span>', _words.breakable(text))
 
 
 def _contents(sections: Sequence[Section]) -> str:

@@ -18,9 +18,8 @@ from paceline.report._sheet import Drawing, Hit, Sheet
 from paceline.report.document import Bars, Figure, Lines
 
 # Widths in points; a browser shows a point of a drawing as one of its pixels, so that text keeps its size.
-WIDE, PHONE = 880.0, 352.0
+WIDE, PHONE = 928.0, 352.0
 SIZE = 12.0
-PAGE_WIDTH, PAGE_SIZE = 495.0, 8.5
 PNG_DPI = 144
 
 
