@@ -27,7 +27,7 @@ def strategy(case: Case, **changes: Any) -> str:
 def own_samples(case: Case, seconds: float) -> int | None:
     """Samples in a rank's step that compute for so long; None where more samples take next to no longer."""
     line = case.computing
-    if line.each * case.at.timing.samples < GROWS * line.seconds(case.at.timing.samples):
+    if line.each * case.at.timing.samples <= GROWS * line.seconds(case.at.timing.samples):
         return None
     return line.samples_for(seconds)
 

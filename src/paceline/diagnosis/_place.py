@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,15 +40,22 @@ class Place:
         """Which rank is on which node."""
         return Nodes(tuple(rank // self.on_node for rank in range(self.ranks)))
 
-    def theory(self, name: str, parameters: int, itemsize: int) -> float | None:
-        """Seconds that the collective of this name takes by theory; None where it has none, or cannot be used here."""
+    def theory(self, name: str, parameters: int, itemsize: int, *, in_place: bool = False) -> float | None:
+        """Seconds that the collective of this name takes by theory; None where it has none, or cannot be used here.
+
+        `in_place`: gradients are computed in shared memory, where that is used, and not copied there.
+        """
         several = self.on_node < self.ranks
         if not has_cost(name) or (several and name == "shared-memory"):
             return None
         done = cost(name, n=parameters, p=self.ranks, itemsize=itemsize, nodes=self.layout)
+        if in_place and name == "shared-memory":
+            done = replace(done, touched=parameters)  # every rank reads its part of all ranks' gradients
         return self.links.seconds(done, itemsize)
 
-    def cheapest(self, used: str, parameters: int, dtype: str) -> tuple[str, float] | None:
+    def cheapest(
+        self, used: str, parameters: int, dtype: str, *, in_place: bool = False
+    ) -> tuple[str, float] | None:
         """A collective that is cheaper by theory than the one used, and the part of its time that it takes.
 
         `auto` chooses by measurements, which no theory is better than; other packages' collectives have no theory.
@@ -58,10 +65,12 @@ class Place:
         itemsize = WIDTH.get(dtype, 4)
         if used == "auto" or used not in names("collectives") or self.ranks < 2:
             return None
-        now = self.theory(used, parameters, itemsize)
+        now = self.theory(used, parameters, itemsize, in_place=in_place)
         if not now:
             return None
-        known = {name: self.theory(name, parameters, itemsize) for name in names("collectives")}
+        known = {
+            name: self.theory(name, parameters, itemsize, in_place=in_place) for name in names("collectives")
+        }
         times = {name: t for name, t in known.items() if t is not None and name not in ("auto", "native")}
         best = min(times, key=times.__getitem__, default=used)
         part = times.get(best, now) / now

@@ -32,8 +32,8 @@ def find(case: Case) -> Cause | None:
     if fixed > 0:
         whole, workers = serial.timing.compute, timing.workers
         said.append(
-            f"a piece of {timing.samples:.0f} samples computes for {duration(timing.compute)}, where 1/{workers} of "
-            f"the serial batch's {duration(whole)} is {duration(whole / workers)}"
+            f"a piece of {count(round(timing.samples), 'sample')} computes for {duration(timing.compute)}, where "
+            f"1/{workers} of the serial batch's {duration(whole)} is {duration(whole / workers)}"
         )
     if update > 0:
         said.append(

@@ -37,11 +37,10 @@ def find(case: Case) -> Cause | None:
         f"is {percent(share)} of the step"
     )
     fewer = advice.fewer_ranks(case)
-    tried = [f"-n {fewer}"]
+    tried = [f"-n {fewer}"] if fewer < case.at.ranks else []
     tried += ["--dtype float32 (half the bytes)"] if case.config.get("dtype") == "float64" else []
-    tried.append(
-        f"--on sim -n {case.at.ranks} --network 10gbe:ranks-per-node={fewer} (what more nodes would do)"
-    )
+    each = f":ranks-per-node={fewer}" if 1 < fewer < case.at.ranks else ""
+    tried.append(f"--on sim -n {case.at.ranks} --network 10gbe{each} (what more nodes would do)")
     return Cause(rule=NAME, share=share, words=words, advice=", or ".join(tried))
 
 

@@ -45,7 +45,10 @@ def find(case: Case) -> Cause | None:
         words += f"; it is under {percent(EXCHANGE)} from a batch of {batch:,} on{way}"
         tried.append(f"{setting} (larger steps, and fewer: mind --lr and --epochs)")
     cheaper = case.at.place.cheapest(
-        str(case.option("allreduce", "auto")), _parameters(case), str(case.config.get("dtype"))
+        str(case.option("allreduce", "auto")),
+        _parameters(case),
+        str(case.config.get("dtype")),
+        in_place=case.name == "sync",
     )
     if cheaper is not None:
         words += (

@@ -20,7 +20,7 @@ def find(case: Case) -> Cause | None:
     old = case.at.found("staleness", "mean") or 0.0
     applied, dropped = (case.at.found(f"gradients_{what}") or 0 for what in ("applied", "dropped"))
     lost = dropped / (applied + dropped) if dropped else 0.0
-    if case.worse is None or (old < OLD and lost < DROPPED):
+    if case.worse is None or case.at.diverged or (old < OLD and lost < DROPPED):
         return None
     largest = case.at.found("staleness", "largest")
     most = "" if largest is None else f", {largest} at most"
