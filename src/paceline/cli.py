@@ -22,6 +22,7 @@ COMMANDS = {
     "study": ("paceline.commands.study", "run every cell of a study that is not done yet, and report"),
     "report": ("paceline.commands.report", "compare runs: a table and a plot"),
     "trace": ("paceline.commands.trace", "a run in time: a trace for Perfetto, a picture of a few steps"),
+    "export": ("paceline.commands.export", "runs for TensorBoard and MLflow"),
     "bench": ("paceline.commands.bench", "measure collectives on this machine, against theory and MPI"),
     "simulate": ("paceline.commands.simulate", "predict scaling; run an mpi4py program on simulated ranks"),
     "doctor": ("paceline.doctor", "what is wrong with this machine's or this job's set-up"),

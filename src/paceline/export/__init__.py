@@ -1,0 +1,31 @@
+"""Runs for other tools: TensorBoard's event files, MLflow's runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+
+from paceline.errors import UsageError
+from paceline.record import Run, find_runs
+
+TOOLS = ("tensorboard", "mlflow")
+
+
+def check_installed(tool: str) -> None:
+    """Refuse to export to a tool that is not installed, and name the command that installs it.
+
+    >>> check_installed("tensorboard")
+    """
+    if find_spec(tool) is None:
+        raise UsageError(
+            f"export to {tool} needs the package {tool}, which is not installed; pip install 'paceline[{tool}]'"
+        )
+
+
+def runs_in(places: Iterable[str]) -> list[Run]:
+    """The complete runs of some folders; at least one."""
+    places = list(places)
+    found = find_runs(places)
+    if not found:
+        raise UsageError(f"there is no complete run in {', '.join(map(str, places))}")
+    return found

@@ -1,0 +1,104 @@
+"""What other tools are told of a run: its settings, and its figures at steps and times."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.record import Run
+
+# The record's own small files.
+FILES = ("config.json", "environment.json", "epochs.jsonl", "summary.json")
+# Of a run with more steps than this not every batch's loss is told.
+BATCHES = 1000
+# Names of the summary's figures elsewhere.
+FINAL = {
+    "test_loss": "test/loss",
+    "test_accuracy": "test/accuracy",
+    "train_seconds": "seconds/training",
+    "samples_per_second": "samples per second",
+    "bytes_sent": "sent/bytes",
+    "messages_sent": "sent/messages",
+}
+SIMULATED = ("network", "slow", "jitter", "compute", "rendezvous")
+UNTOLD = ("format", "objects", "asked", "class_names", "shape", "label_shape", "simulated")
+
+
+class Point(NamedTuple):
+    """A figure at a step of the run, so many seconds of training after its start."""
+
+    name: str
+    step: int
+    seconds: float
+    value: Any
+
+
+def identity(run: Run) -> str:
+    """What no other run has: by this one that was exported before is known again."""
+    told = b"".join(
+        (run.folder / name).read_bytes() for name in ("config.json", "environment.json", "summary.json")
+    )
+    return hashlib.sha256(told).hexdigest()[:32]
+
+
+def begun(run: Run) -> float:
+    """When the run began, in seconds since 1970: when its first file was written."""
+    return (run.folder / "config.json").stat().st_mtime
+
+
+def settings(run: Run) -> dict[str, bool | int | float | str]:
+    """What was asked for, as plain values; what was not given is left out."""
+    told = {name: value for name, value in run.config.items() if name not in UNTOLD}
+    simulated = run.simulated or {}
+    told |= {f"simulated.{name}": simulated.get(name) for name in SIMULATED if run.simulated is not None}
+    return {name: value for name, value in told.items() if isinstance(value, bool | int | float | str)}
+
+
+def points(run: Run) -> Iterator[Point]:
+    """Every figure of the run; what is no number (of a run that diverged, or where nothing was computed) is left out."""
+    for point in _points(run):
+        if point.value is not None and np.isfinite(point.value):
+            yield point._replace(value=float(point.value))
+
+
+def _points(run: Run) -> Iterator[Point]:
+    yield from _batches(run)
+    for epoch in run.epochs:
+        at = (epoch["step"], epoch["train_seconds"])
+        yield Point("loss/epoch", *at, epoch["loss"])
+        yield Point("validation/loss", *at, epoch["validation_loss"])
+        yield Point("validation/accuracy", *at, epoch["validation_accuracy"])
+    summary = run.summary
+    end: tuple[int, float] = (summary["steps"], summary["train_seconds"])
+    for key, name in FINAL.items():
+        yield Point(name, *end, summary.get(key))
+    for kind, seconds in summary["seconds"].items():
+        yield Point(f"seconds/{kind}", *end, seconds)
+    ages: dict[str, Any] = summary.get("findings", {}).get("staleness", {})
+    for name in ("mean", "largest"):
+        yield Point(f"staleness/{name}", *end, ages.get(name))
+
+
+def _batches(run: Run) -> Iterator[Point]:
+    """The mean loss of each step's batch, over all ranks; when it was known, if the record tells."""
+    columns = run.steps
+    if not len(columns["step"]):
+        return
+    count = np.bincount(columns["step"], columns["count"])
+    loss = np.bincount(columns["step"], columns["loss"])
+    spent = sum(columns[kind].astype(np.float64) for kind in ("compute", "exchange", "update"))
+    when = np.zeros(len(count))
+    np.maximum.at(when, columns["step"], columns["start"] + spent if "start" in columns else 0.0)
+    known = np.flatnonzero(count)
+    for step in known[:: -(-len(known) // BATCHES)].tolist():
+        yield Point("loss/batch", step, float(when[step]), float(loss[step] / count[step]))
+
+
+def staleness(run: Run) -> list[int] | None:
+    """How many updates were 0, 1, 2 … updates old; None where the record does not tell."""
+    found: dict[str, Any] = run.summary.get("findings", {}).get("staleness", {})
+    counts = found.get("histogram")
+    return [int(count) for count in counts] if counts else None

@@ -1,0 +1,142 @@
+"""A run as one of MLflow's: parameters, metrics with their steps and times, tags, and the record's small files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UsageError
+from paceline.export._values import FILES, begun, identity, points, settings, staleness
+from paceline.record import Run
+
+TAG = "paceline.record"
+# MLflow takes so many metrics, and so many parameters, in one request.
+METRICS, PARAMETERS = 1000, 100
+# MLflow keeps runs in plain files only for who says so, and reports its use to its makers unless told otherwise.
+VARIABLES = {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
+
+
+class Store:
+    """An experiment of MLflow's, in a folder or on a server."""
+
+    def __init__(self, uri: str, experiment: str) -> None:
+        self._uri, self._name = uri, experiment
+        self._client: Any = None
+        self._experiment = ""
+
+    def add(self, run: Run) -> tuple[str, bool]:
+        """MLflow's number of a run, and whether it is new: one that is there already is left alone."""
+        with _settings(), _errors(self._uri):
+            if self._client is None:
+                self._open()
+            own = identity(run)
+            for found in self._client.search_runs([self._experiment], f"tags.`{TAG}` = '{own}'"):
+                if found.info.status == "FINISHED":
+                    return str(found.info.run_id), False
+                self._client.delete_run(found.info.run_id)  # it was broken off
+            return self._write(run, own), True
+
+    def _open(self) -> None:
+        from mlflow import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=self._uri)
+        known = self._client.get_experiment_by_name(self._name)
+        if known is not None and known.lifecycle_stage != "active":
+            raise UsageError(
+                f"the experiment {self._name} has been deleted in {self._uri}; give another name"
+            )
+        self._experiment = (
+            self._client.create_experiment(self._name) if known is None else known.experiment_id
+        )
+
+    def _write(self, run: Run, own: str) -> str:
+        from mlflow.entities import Metric, Param
+
+        client, start = self._client, begun(run)
+        made = client.create_run(
+            self._experiment,
+            start_time=int(1000 * start),
+            run_name=run.folder.resolve().name,
+            tags={TAG: own, **_tags(run)},
+        )
+        number: str = made.info.run_id
+        parameters = [Param(name, str(value)) for name, value in settings(run).items()]
+        for some in _in_parts(parameters, PARAMETERS):
+            client.log_batch(number, params=some)
+        metrics = [
+            Metric(point.name, point.value, int(1000 * (start + point.seconds)), point.step)
+            for point in points(run)
+        ]
+        end = int(1000 * (start + run.summary["train_seconds"]))
+        metrics += [
+            Metric("staleness/updates", float(count), end, tau)
+            for tau, count in enumerate(staleness(run) or ())
+        ]
+        for some in _in_parts(metrics, METRICS):
+            client.log_batch(number, metrics=some)
+        for name in FILES:
+            if (run.folder / name).is_file():
+                client.log_artifact(number, str(run.folder / name), "record")
+        client.set_terminated(number, "FINISHED", end_time=end)  # last: a run that has ended is complete
+        return number
+
+
+def _tags(run: Run) -> dict[str, str]:
+    summary = run.summary
+    told = {
+        "mlflow.source.name": "paceline",
+        "strategy": run.config["strategy"],
+        "ranks": str(run.config["ranks"]),
+        "simulated": str(run.simulated is not None).lower(),
+        "diverged": summary.get("diverged") or "",
+        "mlflow.note.content": "\n".join(f"* {remark}" for remark in summary.get("remarks", [])),
+    }
+    return {name: value for name, value in told.items() if value}
+
+
+def _in_parts(values: list[Any], size: int) -> Iterator[list[Any]]:
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
+
+
+def uri_of(folder: Path | None, uri: str | None) -> str:
+    """Where the runs go: a folder or what MLflow calls a tracking URI.
+
+    >>> uri_of(None, "http://localhost:5000")
+    'http://localhost:5000'
+    >>> uri_of(None, None)
+    Traceback (most recent call last):
+    paceline.errors.UsageError: export to mlflow needs a place: give --out DIR or --tracking-uri URI
+    """
+    if folder is not None and uri is not None:
+        raise UsageError(f"--out and --tracking-uri exclude each other; got {folder} and {uri}")
+    if folder is None and uri is None:
+        raise UsageError("export to mlflow needs a place: give --out DIR or --tracking-uri URI")
+    return folder.resolve().as_uri() if folder is not None else str(uri)
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    """MLflow's own variables, for as long as it is used, where the user has not set them."""
+    mine = {name: value for name, value in VARIABLES.items() if name not in os.environ}
+    os.environ.update(mine)
+    try:
+        yield
+    finally:
+        for name in mine:
+            os.environ.pop(name, None)
+
+
+@contextmanager
+def _errors(uri: str) -> Iterator[None]:
+    """What MLflow or the disk refuses is one line."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except (MlflowException, OSError) as error:
+        why = (getattr(error, "strerror", None) or str(error)).splitlines()[0]
+        raise UsageError(f"cannot write runs to {uri}: {why}") from error
