@@ -12,6 +12,18 @@ from paceline import fit
 from paceline.comm._clocks import common_start
 
 SMALL: dict[str, Any] = {"epochs": 2, "batch": 12, "draws": 4, "quiet": True}
+STRATEGIES = [
+    "sync:allreduce=ring",
+    "sync:allreduce=native",
+    "sync",
+    "main-worker",
+    "local-sgd:every=2,allreduce=rabenseifner",
+    "psgd:allreduce=recursive-doubling",
+    "parameter-server:masters=2",
+    "gossip",
+    "hogwild",
+    "every_call",
+]
 
 
 def traced(comm: Any, runs: str, strategies: list[str]) -> list[str]:

@@ -104,5 +104,7 @@ def check_all(run: Run, path: Path) -> dict[str, Any]:
     check_messages(trace, complete, run)
     steps = Counter(e["tid"] for e in complete if e["cat"] == "step")
     spent = sum(run.steps[kind] for kind in ("compute", "exchange", "update", "wait"))
-    assert steps == Counter(run.steps["rank"][spent > 0].tolist())  # a turn without a batch takes no virtual time
+    assert steps == Counter(
+        run.steps["rank"][spent > 0].tolist()
+    )  # a turn without a batch takes no virtual time
     return trace
