@@ -54,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
     document = document_of(
         find_runs(args.runs), context=context_of(args.runs), target=args.target, title=args.title
     )
-    benchmarks = tuple(bench_section(path) for path in args.bench)
+    benchmarks = tuple(bench_section(path, number) for number, path in enumerate(args.bench, 1))
     *first, last = document.sections  # the environment
     document = replace(document, sections=(*first, *benchmarks, last))
     for out in outs:

@@ -19,7 +19,11 @@ def summary(rows: Sequence[Row], target: Target | None, failed: Sequence[Failed]
     """Of one problem: a sentence or two for each thing that there is to say."""
     said = [verdict(rows)] if rows else []
     if target is not None:
-        said += [first_there(some, target, words) for some, words in _apart(rows) if some]
+        words = f"the target of {target}"  # where it comes from is said once
+        for some, begin in _apart(rows):
+            if some:
+                said.append(first_there(some, target, begin, words))
+                words = f"the target of {percent(target.accuracy)}"
     if failed:
         named = [f"{cell_of(cell)}: {cell.why}" for cell in failed[:NAMED]]
         more = f"; and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
@@ -34,15 +38,15 @@ def _apart(rows: Sequence[Row]) -> list[tuple[list[Row], str]]:
     return [(real(rows), ""), (known, "simulated: ")]
 
 
-def first_there(rows: Sequence[Row], target: Target, begin: str = "") -> str:
+def first_there(rows: Sequence[Row], target: Target, begin: str, words: str) -> str:
     """Who came to the target first, when the next strategy and serial did, and who never did."""
     when = sorted((found for row in rows if (found := reached(row, target)).all), key=_mean)
     if not when:
         nearest = max((reached(row, target) for row in rows), key=lambda found: found.best or 0.0)
         came = "" if nearest.best is None else f"; nearest came {label(nearest.row)}, {percent(nearest.best)}"
-        return f"{begin}nothing reached the target of {target}{came}."
+        return f"{begin}nothing reached {words}{came}."
     first, rest = when[0], when[1:]
-    said = f"{begin}first to reach the target of {target}: {label(first.row)}, in {seconds(_mean(first))} s"
+    said = f"{begin}first to reach {words}: {label(first.row)}, in {seconds(_mean(first))} s"
     serial = next((found for found in rest if found.row.strategy == "serial"), None)
     if serial is not None:
         said += f"; serial took {seconds(_mean(serial))} s"
