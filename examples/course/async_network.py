@@ -162,12 +162,12 @@ class AsynchronicNeuralNetwork(NeuralNetwork):
 
     def _packed(self, layer, weights, biases):
         """One layer's weights and biases, or their gradients, in one flat array of the network's precision."""
-        floats = [a.dtype for a in (*self.weights, *self.biases) if a.dtype.kind == "f"]
+        kinds = [array.dtype for array in (*self.weights[1:], *self.biases[1:])]
         parts = [
             np.broadcast_to(part, own.shape).ravel()
             for part, own in ((weights[layer], self.weights[layer]), (biases[layer], self.biases[layer]))
         ]
-        return np.concatenate(parts, dtype=np.result_type(*floats or [float]), casting="unsafe")
+        return np.concatenate(parts, dtype=np.result_type(*kinds or [float]), casting="unsafe")
 
     def _take(self, layer, values):
         w, b = self.weights[layer], self.biases[layer]

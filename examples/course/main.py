@@ -71,10 +71,9 @@ def parse(words):
 
 
 def count(word):
-    number = int(word)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1; got {word}")
-    return number
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on; got {word}")
+    return int(word)
 
 
 def make(asked):
@@ -104,6 +103,7 @@ def main():
     here = launch.world()
     result = {
         "how": asked.how,
+        "layers": LAYERS,
         "ranks": 1 if here is None else here.size,
         "masters": asked.masters,
         "seconds": seconds,

@@ -46,9 +46,9 @@ class SynchronicNeuralNetwork(NeuralNetwork):
     def _broadcast(self, comm):
         """Every rank has drawn weights of its own: all begin with rank 0's."""
         parameters = [*self.weights, *self.biases]
-        flat = pack(parameters)
+        flat = self._packed(parameters)
         comm.Bcast(flat, root=0)
-        both = unpack(flat, parameters)
+        both = unpacked(flat, parameters)
         self.weights, self.biases = both[: len(self.weights)], both[len(self.weights) :]
 
     def _batches(self, training_data, share, comm):
@@ -65,21 +65,20 @@ class SynchronicNeuralNetwork(NeuralNetwork):
     def _summed(self, nabla_b, nabla_w, comm):
         """The sums over all ranks, of all layers at once: one exchange a step, not one an array."""
         gradients = [*nabla_b, *nabla_w]
-        mine = pack(gradients)
+        mine = self._packed(gradients)
         total = np.empty_like(mine)
         self.allreduce(mine, total, comm, MPI.SUM)
-        both = unpack(total, gradients)
+        both = unpacked(total, gradients)
         return both[: len(nabla_b)], both[len(nabla_b) :]
 
+    def _packed(self, arrays):
+        """All in one flat array of the network's precision, whatever the input's placeholders are made of."""
+        kinds = [array.dtype for array in (*self.weights[1:], *self.biases[1:])]
+        flat = [np.ravel(array) for array in arrays]
+        return np.concatenate(flat, dtype=np.result_type(*kinds or [float]), casting="unsafe")
 
-def pack(arrays):
-    """All in one flat array, of the precision that the floats among them have: the placeholders are integers at first."""
-    floats = [np.asarray(array).dtype for array in arrays if np.asarray(array).dtype.kind == "f"]
-    flat = [np.ravel(array) for array in arrays]
-    return np.concatenate(flat, dtype=np.result_type(*floats or [float]), casting="unsafe")
 
-
-def unpack(flat, like):
+def unpacked(flat, like):
     """The parts of a flat array in the shapes of `like`."""
     parts = np.split(flat, np.cumsum([np.size(array) for array in like])[:-1])
     return [part.reshape(np.shape(array)) for part, array in zip(parts, like, strict=True)]

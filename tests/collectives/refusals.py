@@ -128,6 +128,7 @@ def refusals(world: Any) -> None:
 def bad_functions(world: Any) -> None:
     """Functions whose result does not fit are found out before any message, on all ranks."""
     for function, error, words in (
+        (max, ValueError, "ambiguous"),
         (lambda a, b: a.sum() + b.sum(), ValueError, "op must return an array of its arguments' shape"),
         (lambda a, b: None, ValueError, "op must return an array of its arguments' shape"),
         (lambda a, b: a + 1j * b, TypeError, "Cannot cast"),

@@ -121,7 +121,7 @@ def operation(op: Any, dtype: np.dtype[Any]) -> Operation:
         return _from_mpi(op, dtype)
     if callable(op):
         made = Operation(_Function(op), None)
-        one = np.ones(1, dtype)
+        one = np.ones(2, dtype)  # of two: `max` of arrays of one is no error
         made(
             one, one.copy(), one.copy()
         )  # raises, on every rank alike, what would else be raised in mid-exchange

@@ -1,0 +1,132 @@
+"""Measures what the course asks about, on this machine, and writes REPORT.md:
+
+    python3 report.py                       # the course's size on 2, 4, 8 and 16 ranks: minutes
+    python3 report.py --ranks 2,4,8
+    python3 report.py --quick               # a trial: fewer batches, few cases
+    python3 report.py --again               # the words anew from what was measured
+
+It starts every job itself. What was measured is kept beside the report, in measured.json.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import figures
+import numpy as np
+from answers import answers
+
+from paceline.launch import find, run, usable_cores
+from paceline.record._environment import processor
+
+HERE = Path(__file__).parent
+MASTERS = (1, 2, 4)
+FULL = {"epochs": 5, "batches": 632, "batch": 16}
+QUICK = {"epochs": 1, "batches": 30, "batch": 16, "images": 2000}
+SIZES, QUICK_SIZES = "12-21", "12-13"
+# Ranks that wait for each other at every step, on fewer cores than one for so many of them, measure the scheduler alone.
+CROWD = 4
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=numbers, default=[2, 4, 8, 16], metavar="2,4,8", help="(2,4,8,16)")
+    parser.add_argument("--quick", action="store_true", help="a trial")
+    parser.add_argument("--again", action="store_true", help="the words anew from what was measured")
+    parser.add_argument(
+        "--out", type=Path, default=HERE, metavar="FOLDER", help="where the report goes (beside this program)"
+    )
+    asked = parser.parse_args()
+    data = asked.out / "measured.json"
+    if asked.again:
+        measured = json.loads(data.read_text())
+    else:
+        measured = measure(asked.ranks, QUICK if asked.quick else FULL, QUICK_SIZES if asked.quick else SIZES)
+        replace(data, json.dumps(measured, indent=1) + "\n")
+    replace(asked.out / "REPORT.md", answers(measured))
+    print(asked.out / "REPORT.md")
+
+
+def measure(ranks, settings, sizes):
+    """Every case once, serial in between: a busy minute then does not fall on all of it."""
+    options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    load = os.getloadavg()[0]  # before anything of ours ran
+    serial, together, servers, allreduce = [], [], [], {}
+    for p in ranks:
+        serial.append(one("serial", options))
+        if p <= CROWD * usable_cores():
+            for words in ("sync", "sync --collective"):
+                together.append({"way": words, **job(p, words, options)})
+            larger = ["--batch", str(p * settings["batch"]), "--rate", str(0.1 / p)]
+            together.append({"way": figures.GROWN, **job(p, "sync", [*options, *larger])})
+            allreduce[str(p)] = json.loads(said(p, ["allreduce_test.py", "--json", "--sizes", sizes]))
+        for masters in (m for m in MASTERS if m < p):
+            for rule in ("adaptive", "plain"):
+                servers.append({"rule": rule, **job(p, f"async {masters} --rule {rule}", options)})
+    return {
+        "machine": {
+            "cores": usable_cores(),
+            "load": load,
+            "processor": processor(),
+            "mpi": find().title,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+        },
+        "settings": settings,
+        "serial": serial,
+        "sync": together,
+        "async": servers,
+        "allreduce": allreduce,
+    }
+
+
+def one(how, options):
+    """A process alone, with one thread like every rank."""
+    print(f"main.py {how}", file=sys.stderr, flush=True)
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    done = subprocess.run(
+        [sys.executable, "main.py", how, "--json", *options], cwd=HERE, env=os.environ | threads,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    if done.returncode != 0:
+        sys.exit(f"main.py {how} ended with {done.returncode}")
+    return json.loads(done.stdout)
+
+
+def job(p, words, options):
+    return json.loads(said(p, ["main.py", *words.split(), "--json", *options]))
+
+
+def said(p, command):
+    """The last line that a job of p ranks says."""
+    print(f"mpiexec -n {p} python3 {' '.join(command)}", file=sys.stderr, flush=True)
+    lines = []
+    program = [sys.executable, str(HERE / command[0]), *command[1:]]
+    status = run(p, program, threads=1, on_line=lines.append)
+    if status != 0:
+        sys.exit("\n".join([*lines, f"{command[0]} ended with {status}"]))
+    return lines[-1]
+
+
+def numbers(words):
+    ranks = [int(word) for word in words.split(",")]
+    if min(ranks) < 2:
+        raise argparse.ArgumentTypeError(f"ranks must be at least 2; got {words}")
+    return ranks
+
+
+def replace(path, text):
+    """Whole or not at all."""
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_text(text)
+    beside.replace(path)
+
+
+if __name__ == "__main__":
+    main()

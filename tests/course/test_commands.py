@@ -1,0 +1,92 @@
+"""The course's commands, as they are typed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.course.started import COURSE, alone, started
+
+MAIN, TEST = COURSE / "main.py", COURSE / "allreduce_test.py"
+SMALL = ("--images", "400", "--batches", "12", "--epochs", "2")
+EPOCH = r"epoch \d: \d+\.\d\d % of the validation images"
+RESULT = r"(serial|sync|async): \d+\.\d\d s, \d+\.\d\d % of the test images"
+
+
+def expect(lines: list[str], *patterns: str) -> None:
+    assert len(lines) == len(patterns), lines
+    for line, pattern in zip(lines, patterns, strict=True):
+        assert re.fullmatch(pattern, line), (line, pattern)
+
+
+def test_serial() -> None:
+    status, lines = alone(
+        MAIN, "serial", "--images", "2000", "--batches", "300", "--epochs", "2", "--seed", "1"
+    )
+    assert status == 0
+    expect(lines, EPOCH, EPOCH, RESULT)
+    assert float(lines[-1].split()[3]) > 50  # it learns; guessing is 10 %
+
+
+@pytest.mark.parametrize("ranks", [2, 4, pytest.param(8, marks=pytest.mark.mpi)])
+def test_sync(ranks: int) -> None:
+    status, lines = started(ranks, MAIN, "sync", *SMALL)
+    assert status == 0, lines
+    expect(lines, EPOCH, EPOCH, RESULT)
+
+
+def test_sync_with_mpis_allreduce() -> None:
+    status, lines = started(2, MAIN, "sync", "--collective", *SMALL)
+    assert status == 0, lines
+    expect(lines, EPOCH, EPOCH, RESULT)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "masters"), [(2, 1), (4, 2), pytest.param(8, 4, marks=pytest.mark.mpi), (8, 1)]
+)
+def test_async(ranks: int, masters: int) -> None:
+    status, lines = started(ranks, MAIN, "async", str(masters), *SMALL)
+    assert status == 0, lines
+    expect(lines, EPOCH, EPOCH, RESULT, r"staleness: \d+\.\d updates on average, at most \d+")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [(2, ()), pytest.param(4, ("--sizes", "12-13"), marks=pytest.mark.mpi), (8, ("--sizes", "12"))],
+)
+def test_allreduce_test(ranks: int, words: tuple[str, ...]) -> None:
+    status, lines = started(ranks, TEST, *words)
+    assert status == 0, lines
+    sizes = {2: 10, 4: 2, 8: 1}[ranks]
+    assert len(lines) == 2 + 4 * sizes
+    for line in lines[2:]:
+        naive, naive_formula, ring, ring_formula = re.findall(
+            r"([\d,]+) / ([\d,]+) +([\d,]+) / ([\d,]+)", line
+        )[0]
+        assert (naive, ring) == (naive_formula, ring_formula)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words", "sentence"),
+    [
+        (4, "async 4", "4 masters and 0 workers cannot train: use at least 5 ranks, not 4"),
+        (2, "async 5", "masters must be from 1 to 4, the layers of the network (each owns at least one); got 5"),
+        (2, "sync --batch 1", "each rank takes mini_batch_size // ranks samples of a batch, and 1 // 2 is 0; use at most 1 "
+            "ranks, or a larger batch"),
+        (2, "serial", "serial is one process; the job has 2 ranks"),
+        (1, "async 1", "1 master and 0 workers cannot train: use at least 2 ranks, not 1"),
+        (1, "async", "async, and nothing else, takes the number of masters: main.py async M"),
+        (1, "sync 2", "async, and nothing else, takes the number of masters: main.py async M"),
+        (1, "sync --rule plain", "--rule is for async; got sync"),
+        (1, "async 1 --collective", "--collective is for sync; got async"),
+        (1, "async 0", "argument M: must be a whole number from 1 on; got 0"),
+        (1, "sync --epochs x", "argument --epochs: must be a whole number from 1 on; got x"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_one_sentence(ranks: int, words: str, sentence: str) -> None:
+    more = ("--images", "50") if "--batch" in words or words.startswith("async ") else ()
+    status, lines = (
+        started(ranks, MAIN, *words.split(), *more) if ranks > 1 else alone(MAIN, *words.split(), *more)
+    )
+    assert (status, lines) == (2, [f"main.py: {sentence}"])

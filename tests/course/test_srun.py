@@ -1,0 +1,48 @@
+"""The course's commands under a real Slurm of one node: `srun --mpi=pmi2` starts MPICH; with Open MPI it is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tools.slurm.cluster import cluster
+
+from paceline.launch import find
+from tests.course.started import COURSE
+
+STARTS_RANKS = True
+KIND = find().kind
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[dict[str, str]]:
+    with cluster(nodes=1, cpus=4) as environment:
+        yield environment
+
+
+COMMANDS = [("main.py", "sync --images 100 --batches 5 --epochs 1")]
+if KIND == "mpich":
+    COMMANDS += [
+        ("main.py", "async 2 --images 100 --batches 5 --epochs 1"),
+        ("allreduce_test.py", "--sizes 12"),
+    ]
+
+
+@pytest.mark.parametrize(("program", "words"), COMMANDS)
+def test_srun(slurm: dict[str, str], tmp_path: Path, program: str, words: str) -> None:
+    done = subprocess.run(
+        ["srun", "-n", "4", "--mpi=pmi2", sys.executable, str(COURSE / program), *words.split()],
+        env=slurm, cwd=tmp_path, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    if KIND == "mpich":
+        assert done.returncode == 0, done.stderr
+        assert ("4 ranks;" if program == "allreduce_test.py" else "% of the test images") in done.stdout
+        return
+    assert done.returncode == 2
+    said = [line for line in done.stderr.splitlines() if line.startswith(program)]
+    assert len(said) == 1, done.stderr
+    assert said[0].startswith(f"{program}: srun cannot start {find().title}: 4 ranks would be 4 jobs of 1; ")
+    assert done.stdout == ""
