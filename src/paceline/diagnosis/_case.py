@@ -6,73 +6,16 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean, stdev
 from typing import Any
 
-from paceline import registry, spec
 from paceline.diagnosis._computing import Line, line_of
-from paceline.diagnosis._place import Place, place_of
-from paceline.diagnosis._timing import Timing, timing_of
-from paceline.errors import UsageError
+from paceline.diagnosis._scale import Scale, fastest, scale_of, strategy_in
 from paceline.record import Run
 from paceline.sim._bottleneck import POINT, Limit, Point, limit
 from paceline.strategies import Strategy
 
-# Strategies whose ranks come to one place in every step, though they measure no waiting in it.
-MEETING = ("main-worker",)
 # By which part a test loss may be higher, where there are no classes.
 TENTH = 0.1
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Scale:
-    """The runs of one strategy on one number of ranks, that differ in nothing but their seed."""
-
-    runs: tuple[Run, ...]
-    timing: Timing
-    place: Place
-
-    @property
-    def ranks(self) -> int:
-        """How many there are."""
-        return int(self.runs[0].config["ranks"])
-
-    @property
-    def threads(self) -> int:
-        """Of a rank."""
-        return int(self.runs[0].summary["threads"])
-
-    @property
-    def seconds(self) -> float:
-        """Of training, mean over the runs."""
-        return fmean(run.summary["train_seconds"] for run in self.runs)
-
-    @property
-    def diverged(self) -> str | None:
-        """Why the first of them that diverged did."""
-        return next((str(run.summary["diverged"]) for run in self.runs if run.summary.get("diverged")), None)
-
-    @property
-    def oversubscribed(self) -> bool:
-        """Whether there are more threads on a node than cores."""
-        cores = self.place.cores
-        # What a simulated rank computes was measured with its threads; they take no core of another's.
-        threads = self.threads if self.runs[0].simulated is None else 1
-        return cores is not None and self.place.on_node * threads > cores
-
-    def means(self, name: str) -> tuple[float, float] | None:
-        """The mean of a figure over the runs, and how far that may be off (its standard error); None: unknown."""
-        values = [value for run in self.runs if (value := run.summary.get(name)) is not None]
-        if not values or len(values) < len(self.runs):
-            return None
-        return fmean(values), stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-
-    def found(self, *keys: str) -> Any:
-        """Something that the first run's strategy found out; None where it did not."""
-        value: Any = self.runs[0].summary.get("findings") or {}
-        for key in keys:
-            value = value.get(key) if isinstance(value, dict) else None
-        return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,21 +179,6 @@ class Case:
         return None if peer is None else line_of([peer.timing.by_count])
 
 
-def strategy_in(text: str) -> Strategy | None:
-    """The strategy that a record's words stand for; None for somebody's own, which is not imported for this.
-
-    >>> strategy_in("local-sgd:every=4").every, strategy_in("my_module:Mine")
-    (4, None)
-    """
-    if not registry.has("strategies", text.partition(":")[0]):
-        return None
-    try:
-        found = spec.parse("strategies", text).make()
-    except UsageError:  # of another version
-        return None
-    return found if isinstance(found, Strategy) else None
-
-
 def cases_of(runs: Sequence[Run]) -> list[Case]:
     """One case for each strategy among the runs of one problem, real ones first; serial runs are what they are held to."""
     # Reports have diagnoses in them: this way round the two can be imported in either order.
@@ -261,7 +189,7 @@ def cases_of(runs: Sequence[Run]) -> list[Case]:
         key = (simulated_as(run), way_of(run))
         groups[key][run.config["ranks"], run.summary["threads"]].append(run)
     scales = {
-        key: [_scale(members) for _, members in sorted(places.items())] for key, places in groups.items()
+        key: [scale_of(members) for _, members in sorted(places.items())] for key, places in groups.items()
     }
     serial = {
         bool(virtual): sorted(
@@ -276,7 +204,7 @@ def cases_of(runs: Sequence[Run]) -> list[Case]:
             strategy=str(found[0].runs[0].config["strategy"]),
             way=key[1],
             simulated=key[0],
-            scales=_fastest(found),
+            scales=fastest(found),
             serials=tuple((serial[True] if key[0] else []) or serial[False]),
         )
         for key, found in sorted(scales.items())
@@ -286,22 +214,3 @@ def cases_of(runs: Sequence[Run]) -> list[Case]:
 
 def _is_serial(key: tuple[str, str]) -> bool:
     return key[1].partition(" ")[0] == "serial"
-
-
-def _scale(members: Sequence[Run]) -> Scale:
-    strategy = str(members[0].config["strategy"])
-    found, name = strategy_in(strategy), strategy.partition(":")[0]
-    together = bool(getattr(found, "in_step", True)) or name in MEETING
-    timing = timing_of(members, together=together, served=name == "parameter-server")
-    return Scale(runs=tuple(members), timing=timing, place=place_of(members[0]))
-
-
-def _fastest(scales: Sequence[Scale]) -> tuple[Scale, ...]:
-    """Of those on the same number of ranks, with other threads, the fastest that did not diverge."""
-    by_ranks: dict[int, list[Scale]] = defaultdict(list)
-    for scale in scales:
-        by_ranks[scale.ranks].append(scale)
-    return tuple(
-        min(those, key=lambda scale: (scale.diverged is not None, scale.seconds))
-        for _, those in sorted(by_ranks.items())
-    )
