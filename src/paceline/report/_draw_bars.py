@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from paceline.report import _ticks
@@ -111,13 +112,8 @@ class BarsDrawing:
 
     def _x_ticks(self, sheet: Sheet, axes: Any, low: float, high: float, below: float) -> None:
         axis, size = self.figure.x, self.size
-        places = _ticks.ticks(axis, low, high, (), max(2, int(self.plot // (5 * size))))
-        places = _ticks.fitting(
-            axis,
-            places,
-            lambda place: float(axes.transData.transform((place, 0))[0]) * 72 / axes.figure.dpi,
-            size,
-        )
+        axis = replace(axis, log=axis.log and not self.stacked)
+        places = _ticks.along(axis, low, high, (), self.plot, size)
         axes.set_xticks(places, _ticks.spelled(axis, places), fontsize=size)
         axes.set_xticks([], minor=True)
         grid(axes, "x")

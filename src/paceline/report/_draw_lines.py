@@ -56,6 +56,8 @@ class LinesDrawing:
         y_words = _ticks.spelled(figure.y, y_places)
         left = max((width_of(words, size) for words in y_words), default=0.0) + 8
         width = self.width - left - 8
+        places = _ticks.along(figure.x, left_end, right_end, xs, width, size)
+        width -= max(0.0, _ticks.overhang(figure.x, left_end, right_end, places, width, size) - 8)
         axes = sheet.axes(left, start, width, self.plot_height)
         for axis, scale in ((figure.x, axes.set_xscale), (figure.y, axes.set_yscale)):
             scale("log" if axis.log else "linear")
@@ -63,7 +65,8 @@ class LinesDrawing:
         axes.set_ylim(low, high)
         axes.set_yticks(y_places, y_words, fontsize=size)
         axes.set_yticks([], minor=True)
-        self._x_ticks(axes, left_end, right_end, xs, width)
+        axes.set_xticks(places, _ticks.spelled(figure.x, places), fontsize=size)
+        axes.set_xticks([], minor=True)
         grid(axes, "both")
         for curve in figure.curves:
             self._curve(sheet, axes, curve, (left_end, right_end), (low, high))
@@ -73,17 +76,6 @@ class LinesDrawing:
         place = min(max(left + width / 2 - width_of(label, size) / 2, 0), self.width - width_of(label, size))
         sheet.text(place, start + self.plot_height + 2.05 * LINE * size, label, size, color=GREY)
         self.legend.draw(sheet, 0, start + self.plot_height + self.below)
-
-    def _x_ticks(self, axes: Any, low: float, high: float, xs: Sequence[float], width: float) -> None:
-        axis = self.figure.x
-        places = _ticks.ticks(axis, low, high, xs, max(2, int(width // (4.2 * self.size))))
-
-        def at(place: float) -> float:
-            return float(axes.transAxes.inverted().transform(axes.transData.transform((place, 1)))[0]) * width
-
-        places = _ticks.fitting(axis, places, at, self.size)
-        axes.set_xticks(places, _ticks.spelled(axis, places), fontsize=self.size)
-        axes.set_xticks([], minor=True)
 
     def _entries(self) -> list[Entry]:
         found = [Entry(curve.label, self._key(curve)) for curve in self.figure.curves]

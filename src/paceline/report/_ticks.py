@@ -108,16 +108,40 @@ def thinned(places: Sequence[float], most: int) -> list[float]:
     return list(places)[:: max(1, -(-len(places) // most))]
 
 
-def fitting(axis: Axis, places: list[float], at: Callable[[float], float], size: float) -> list[float]:
-    """Those whose words do not touch each other; `at` says where a place is, in points."""
+def fraction(axis: Axis, low: float, high: float, value: float) -> float:
+    """Where a value is along an axis from `low` to `high`.
+
+    >>> fraction(Axis(label="a"), 0, 4, 1), fraction(Axis(label="a", log=True), 1, 16, 4)
+    (0.25, 0.5)
+    """
+    if axis.log:
+        low, high, value = math.log(low), math.log(high), math.log(value)
+    return (value - low) / (high - low)
+
+
+def along(
+    axis: Axis, low: float, high: float, values: Sequence[float], width: float, size: float
+) -> list[float]:
+    """Ticks of a lying axis whose words do not touch each other."""
     kept: list[float] = []
     end = -math.inf
+    places = ticks(axis, low, high, values, max(2, int(width // (4.2 * size))))
     for place, words in zip(places, spelled(axis, places), strict=True):
-        half = width_of(words, size) / 2
-        if at(place) - half >= end:
+        middle, half = fraction(axis, low, high, place) * width, width_of(words, size) / 2
+        if middle - half >= end:
             kept.append(place)
-            end = at(place) + half + 0.6 * size
+            end = middle + half + 0.6 * size
     return kept
+
+
+def overhang(
+    axis: Axis, low: float, high: float, places: Sequence[float], width: float, size: float
+) -> float:
+    """How far the words of the last tick reach beyond the axis."""
+    if not places:
+        return 0.0
+    (words,) = spelled(axis, places[-1:])
+    return fraction(axis, low, high, places[-1]) * width + width_of(words, size) / 2 - width
 
 
 def _plain(value: float) -> str:
