@@ -15,6 +15,8 @@ CAPTION = (
     "Without markers: the model's time, alpha for each message, beta for each byte, gamma for each byte combined. native "
     "is MPI's own Allreduce."
 )
+# Whose model is that of another one, on one node: in the table alone.
+OTHERS = ("auto", "hierarchical", "native")
 KEYS = ("ranks", "cores", "oversubscribed", "mpi", "cells")
 
 
@@ -73,7 +75,7 @@ def _figure(job: dict[str, Any], dtype: str, name: str) -> Lines:
                 ),
             )
         )
-        if all(cell["model"] is not None for cell in cells):
+        if algorithm not in OTHERS and all(cell["model"] is not None for cell in cells):
             y = tuple(1e6 * cell["model"] for cell in cells)
             curves.append(Curve(label=f"{algorithm}: model", strategy=algorithm, x=x, y=y, origin="theory"))
     crowded = " More ranks than cores: the times say little." if job["oversubscribed"] else ""

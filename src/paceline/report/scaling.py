@@ -172,8 +172,7 @@ def published_curves(
 def _speedups(found: Sequence[Series], fitted: Sequence[Fits], number: int, crowded: str) -> Lines:
     curves = [curve_of(one, [speedup_range(row) for row in one.rows]) for one in found]
     most = max(row.ranks for one in found for row in one.rows)
-    least = min(row.ranks for one in found for row in one.rows)
-    ideal = tuple(float(count) for count in sorted({1, least, most}))
+    ideal = tuple(smooth(most))
     curves.append(Curve(label="as many times as ranks", strategy="ideal", x=ideal, y=ideal, origin="ideal"))
     drawn = [one for one in fitted if one.fits] if len(found) <= CURVES else []
     for one in drawn:
