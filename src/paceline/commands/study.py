@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -90,19 +91,14 @@ def main(args: argparse.Namespace) -> int:
 def _run(
     args: argparse.Namespace, study: Study, folder: Folder, cells: list[Cell], spell: Any, lock: int
 ) -> int:
-    from paceline.record._files import write_json
     from paceline.study import _progress
-    from paceline.study._context import STUDY
     from paceline.study._process import Trains
-    from paceline.study._run import run_missing, state_of
+    from paceline.study._run import opened, run_missing
 
+    state = None
     with _terminated() as signals:
         try:
-            folder.tidy()
-            write_json(folder.path / STUDY, study.told())
-            named = {cell.key for on in PLACES for cell in study.cells(on)}
-            folder.forget_failures(lambda asked: asked in named)
-            state = state_of(folder, cells, retry=args.retry_failed)
+            state = opened(folder, study, cells, retry=args.retry_failed)
             show = _progress.on(sys.stderr, total=len(cells), done=len(cells) - len(state.missing))
             start = Trains(runs=folder.path, lock=lock, modules=args.file.parent, timeout=study.timeout)
             try:
@@ -110,9 +106,10 @@ def _run(
             finally:
                 show.close()
         except KeyboardInterrupt:
-            print(f"stopped; go on with: {_again()}", file=sys.stderr)
+            far = "" if state is None else f": {len(state.done)} of {len(cells)} cells are done"
+            print(f"stopped{far}; go on with: {_again()}", file=sys.stderr)
             return 128 + signals[0] if signals else 130
-        found = folder.done()
+        named, found = {cell.key for cell in study.named()}, folder.done()
         return _end(args, folder, [run.folder for key in named for run in found.get(key, ())], state)
 
 
@@ -176,7 +173,7 @@ def _matches(pattern: str, line: str) -> bool:
 def _again() -> str:
     from paceline.record._environment import command
 
-    return " ".join(command())
+    return shlex.join(command())
 
 
 @contextmanager

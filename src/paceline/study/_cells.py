@@ -93,7 +93,10 @@ def asked_in(config: Mapping[str, Any]) -> str | None:
 
 def unique(cells: Iterable[Cell]) -> list[Cell]:
     """Each cell once, the first part's that asks for it."""
-    return list({cell.key: cell for cell in reversed(list(cells))}.values())[::-1]
+    found: dict[str, Cell] = {}
+    for cell in cells:
+        found.setdefault(cell.key, cell)
+    return list(found.values())
 
 
 def with_baselines(cells: Sequence[Cell]) -> list[Cell]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.errors import UsageError
-from paceline.study._cells import Cell
+from paceline.study._cells import Cell, unique
 
 
 def mistakes(cells: Sequence[Cell]) -> list[str]:
@@ -21,16 +21,15 @@ def mistakes(cells: Sequence[Cell]) -> list[str]:
     from paceline.sim._training import check
 
     found: dict[tuple[str, str], list[Cell]] = {}
-    # Seeds make no difference to what can work.
-    for cell in {_unseeded(cell).key: cell for cell in reversed(cells)}.values():
+    for cell in unique(map(_unseeded, cells)):  # seeds make no difference to what can work
         job = Job(config=cell.config, runs=None)
         try:
             if cell.options is not None:
                 check(job, cell.ranks, cell.options)
             job.check_early(cell.ranks)
         except UsageError as error:
-            found.setdefault((cell.part, str(error)), []).insert(0, cell)
-    return [_line(part, error, those) for (part, error), those in reversed(found.items())]
+            found.setdefault((cell.part, str(error)), []).append(cell)
+    return [_line(part, error, those) for (part, error), those in found.items()]
 
 
 def _line(part: str, error: str, cells: Sequence[Cell]) -> str:

@@ -14,7 +14,7 @@ from paceline.config import Config
 from paceline.errors import UsageError
 from paceline.launch import usable_cores
 from paceline.sim.options import NAMES as SIMULATION
-from paceline.sim.options import Options
+from paceline.sim.options import PLACES, Options
 from paceline.study._cells import Cell, in_order, unique, with_baselines
 from paceline.study._published import published_of
 
@@ -86,6 +86,10 @@ class Study:
             raise BadStudyError(wrong)
         return in_order(unique(with_baselines(cells)))
 
+    def named(self) -> list[Cell]:
+        """Every run that it asks for, wherever."""
+        return [cell for on in PLACES for cell in self.cells(on)]
+
     def told(self) -> dict[str, Any]:
         """As study.json has it."""
         return {
@@ -143,9 +147,9 @@ def read(path: Path) -> Study:
         published=tuple(published_of(told.get("published", []), parts, wrong)),
     )
     if not wrong:
-        for on in ("mpi", "sim"):
-            for part in parts:
-                list(part.cells(study.simulation if on == "sim" else None, wrong))
+        for part in parts:
+            for options in (None, simulation):
+                list(part.cells(options, wrong))
     if wrong:
         raise BadStudyError(wrong)
     return study

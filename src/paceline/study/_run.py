@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from paceline.record import Run
+from paceline.record._files import write_json
 from paceline.study._cells import Cell
+from paceline.study._context import STUDY
+from paceline.study._file import Study
 from paceline.study._folder import Folder
 from paceline.study._pace import Pace
 from paceline.study._process import Ended
@@ -52,6 +55,18 @@ def state_of(folder: Folder, cells: Sequence[Cell], *, retry: bool = False) -> S
         for run in state.done.get(cell.key, ()):
             state.pace.known(cell, run)
     return state
+
+
+def opened(folder: Folder, study: Study, cells: Sequence[Cell], *, retry: bool = False) -> State:
+    """The same of a folder that the caller holds, made ready: what an interrupted study left is gone.
+
+    Cells that the study no longer names stay, if they are done; if they had failed nobody need know any more.
+    """
+    folder.tidy()
+    write_json(folder.path / STUDY, study.told())
+    named = {cell.key for cell in study.named()}
+    folder.forget_failures(lambda asked: asked in named)
+    return state_of(folder, cells, retry=retry)
 
 
 def run_missing(

@@ -1,0 +1,188 @@
+"""`paceline study`, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline import fit
+from paceline.cli import main
+from paceline.config import Config
+from paceline.study._cells import Cell
+from paceline.study._context import context_of
+from paceline.study._file import read
+from paceline.study._folder import Folder
+from paceline.study._process import Trains
+from paceline.study._run import opened
+from tests.sim.test_training import COSTS
+from tests.study.studies import PART, SETTINGS, nobody, records, rest, study, write
+
+STARTS_RANKS = True
+
+
+def test_runs_what_is_missing_and_reports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    COSTS.save(tmp_path / "costs.json")
+    head = 'title = "tiny"\nquestion = "does it?"\ntarget_accuracy = 0.5\n'
+    text = head + SETTINGS + '[[matrix]]\nstrategy = "sync"\nranks = [1, 2]\n'
+    path, runs = write(tmp_path, text), tmp_path / "runs/s"
+
+    done = study(path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [line.partition(":")[0].rstrip(" *") for line in done.stderr.splitlines()] == [
+        "1/3  serial, seed 0", "2/3  sync on 1 rank, seed 0", "3/3  sync on 2 ranks, seed 0",
+    ]  # fmt: skip
+    assert "report: runs/s/report.html" in done.stdout
+    assert (runs / "report.html").stat().st_size > 1000
+    first = records(runs)
+    assert first == {cell.key: 1 for cell in read(path).cells("mpi")}
+    context = context_of([runs])
+    assert (context.title, context.question, context.target_accuracy) == ("tiny", "does it?", 0.5)
+
+    # The file is changed: only what is new is run, and what is no longer named stays, out of the report.
+    text = (
+        text.replace("ranks = [1, 2]", "ranks = 1\nseed = [0, 1]") + '[simulation]\nmachine = "costs.json"\n'
+    )
+    again = study(write(tmp_path, text), "-o", "page.html", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert [line.partition(":")[0] for line in again.stderr.splitlines()] == [
+        "3/4  serial, seed 1", "4/4  sync on 1 rank, seed 1",
+    ]  # fmt: skip
+    assert len(records(runs)) == 5
+    assert first.items() <= records(runs).items()
+    listed = [line.split()[:2] for line in again.stdout.splitlines() if line.split()[:1] == ["sync"]]
+    assert listed == [["sync", "1"]]
+    assert (tmp_path / "page.html").exists()
+
+    # The same matrix simulated is other cells of the same folder.
+    monkeypatch.setattr("paceline.commands.report.main", nobody)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    assert main(["study", str(path), "--on", "sim", "--only", "sync*seed 1"]) == 0
+    assert len(records(runs)) == 6
+    assert rest(runs) == {".lock", "study.json", "report.html"}
+    capsys.readouterr()
+    assert main(["study", str(path)]) == 0
+    assert capsys.readouterr().err == ""
+    assert len(records(runs)) == 6
+
+
+def test_a_record_made_by_hand_counts(tmp_path: Path) -> None:
+    [serial, sync] = read(path := write(tmp_path, SETTINGS + PART)).cells("mpi")
+    folder = Folder(tmp_path / "runs/s")
+    settings = {"epochs": 1, "batch": 60, "threads": 1, "runs": folder.path, "quiet": True}
+    fit("mlp:2", "iris", strategy="serial", **settings)
+    fit("mlp:2", "iris", strategy="serial", seed=1, **settings)
+    assert serial.key in folder.done()
+    assert sync.key not in folder.done()
+    [old] = folder.done()[serial.key]
+    told = json.loads((old.folder / "config.json").read_text())
+    del told["asked"]  # of before it was kept: what the rate was is known, not that nobody gave it
+    (old.folder / "config.json").write_text(json.dumps(told))
+    assert serial.key not in folder.done()
+    assert read(write(tmp_path, path.read_text() + f"lr = {told['lr']}")).cells("mpi")[0].key in folder.done()
+
+
+def test_a_cell_that_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.commands.report.main", nobody)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (tmp_path / "lucky.py").write_text("def tries(me):\n    raise RuntimeError('no luck')\n")
+    path = write(tmp_path, SETTINGS + '[[matrix]]\nstrategy = ["lucky:tries", "serial"]\nranks = 1\n')
+    runs = tmp_path / "kept"
+    words = ["study", str(path), "--runs", str(runs)]
+
+    assert main(words) == 1  # the module beside the file was found
+    said = capsys.readouterr().err
+    assert "lucky:tries on 1 rank, seed 0: failed: RuntimeError: no luck (exit status 1)" in said
+    assert "1 cell failed" in said
+    assert len(records(runs)) == 1
+    assert rest(runs) == {".lock", "study.json", "failed"}
+    [failed] = context_of([runs]).failed
+    assert (failed.why, failed.status) == ("RuntimeError: no luck (exit status 1)", 1)
+    assert (failed.settings["strategy"], failed.settings["ranks"]) == ("lucky:tries", 1)
+    assert any("RuntimeError" in line for line in json.loads(failed.file.read_text())["stderr"])
+
+    # It is not tried again unasked. Mended and asked for, it is a record like others, and its note is gone.
+    mended = "from paceline.strategies.serial import Serial\n\ndef tries(me):\n    Serial().train(me)\n"
+    (tmp_path / "lucky.py").write_text(mended)
+    assert main(words) == 1
+    assert len(records(runs)) == 1
+    assert main([*words, "--retry-failed"]) == 0, capsys.readouterr().err
+    assert len(records(runs)) == 2
+    assert context_of([runs]).failed == ()
+
+
+def test_a_note_of_a_cell_that_nobody_names_is_forgotten(tmp_path: Path) -> None:
+    made = read(write(tmp_path, SETTINGS + PART))
+    folder = Folder(tmp_path / "runs")
+    named = made.cells("sim")[0]
+    with folder.held():
+        folder.fail(Cell(config=Config(seed=9), ranks=3), "why not", 1, ["said"])
+        folder.fail(named, "why not", 1, ["said"])
+        assert len(folder.failed()) == 2
+        opened(folder, made, made.cells("mpi"))
+    assert set(folder.failed()) == {named.key}
+
+
+def test_a_cell_that_does_not_end(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\n\ndef sleeps(me):\n    time.sleep(600)\n")
+    folder = Folder(tmp_path)
+    cell = Cell(config=Config(data="iris", model="mlp:2", batch=10, strategy="slow:sleeps"), ranks=1)
+    with folder.held() as lock:
+        trains = Trains(runs=tmp_path, lock=lock, modules=tmp_path, timeout=0.5)
+        assert trains(cell, "a", nobody).status is None
+
+
+def test_two_studies_in_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, folder = write(tmp_path, SETTINGS + PART), Folder(tmp_path / "runs")
+    with folder.held():
+        assert main(["study", str(path), "--runs", str(folder.path)]) == 2
+    assert capsys.readouterr().err == (
+        f"paceline study: another study (process {os.getpid()}) is at work in {folder.path}\n"
+    )
+    with folder.held():
+        pass  # and it is free again
+
+
+def test_only_and_dry_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    part = '[[matrix]]\nstrategy = ["sync", "main-worker"]\nranks = [2, 40]\nbatch = [40, 50]\n'
+    path = str(write(tmp_path, SETTINGS + part))
+    assert main(["study", path, "--dry-run", "--only", "sync*; batch 40"]) == 0
+    assert capsys.readouterr().out == (
+        "missing  sync on 2 ranks, seed 0; batch 40\n"
+        "missing  sync on 40 ranks, seed 0; batch 40 *\n"
+        "2 cells: 0 done, 0 failed, 2 missing\n* more ranks than cores\n"
+    )
+    assert main(["study", path, "--only", "hogwild"]) == 2
+    assert "no cell of" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [tmp_path / "s.toml"]
+
+
+def test_inside_a_job_it_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "PMI_RANK": "0",
+        "PMI_SIZE": "2",
+        "MPI_LOCALRANKID": "0",
+        "MPI_LOCALNRANKS": "2",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert main(["study", str(write(tmp_path, SETTINGS + PART))]) == 2
+    assert (
+        capsys.readouterr().err
+        == "paceline study: a study starts its runs itself: leave out mpiexec or srun\n"
+    )

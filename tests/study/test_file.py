@@ -1,0 +1,201 @@
+"""What a study's file may say, and what is said of one that may not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import main
+from paceline.config import Config
+from paceline.errors import UsageError
+from paceline.launch import usable_cores
+from paceline.sim.options import Options
+from paceline.study._cells import Cell, asked_in, with_baselines
+from paceline.study._check import mistakes
+from paceline.study._file import BadStudyError, ranks_of, read
+from tests.study.studies import PART, SETTINGS, write
+
+BAD = {
+    "": ["the file has no [[matrix]]: what to run is said there, as strategy = … and ranks = …"],
+    "title = 3\nquestion = []\n" + PART: ["title must be a text; got 3", "question must be a text; got []"],
+    "tilte = 'x'\n" + PART: ["the file: unknown key 'tilte'; choose one of title, question, target_accuracy"],
+    "target_accuracy = 90\n" + PART: [
+        "target_accuracy must be a number above 0 and up to 1: a fraction, as 0.9 for 90 %; got 90"
+    ],
+    "timeout = 0\n" + PART: ["timeout must be a number above 0 of seconds that a run may take; got 0"],
+    "settings = 1\n" + PART: ["settings must be a table, [settings]; got 1"],
+    "[settings]\nepocs = 1\n" + PART: ["[settings]: unknown key 'epocs'; choose one of data, model"],
+    "[simulation]\nbatch = 1\n" + PART: ["[simulation]: unknown key 'batch'; choose one of network, machine"],
+    "[[matrix]]\n": ["part 1: strategy is missing", "part 1: ranks is missing"],
+    PART + "replay = 'x'": ["part 1: unknown key 'replay'"],
+    PART + "lr_scaling = 'none'\nlr-scaling = 'none'": ["part 1: lr_scaling is given twice"],
+    PART + "seed = []\nname = 'a'": ["part 1 (a): seed is an empty list"],
+    PART + "seed = [[1]]": ["part 1: seed must be a text, a number or a list of them; got [1]"],
+    PART + "data = {}": ["part 1: data must be a text, a number or a list of them; got {}"],
+    PART + "name = 3": ["part 1: name must be a text; got 3"],
+    PART + "name = 'a'\n" + PART + "name = 'a'": ["two parts are named a"],
+    PART + "epochs = 'one'\n" + PART + "lr = [-1, 'x']": [
+        "part 1: epochs must be a whole number of at least 0; got 'one'",
+        "part 2: lr must be a number above 0; got -1",
+        "part 2: lr must be a number above 0; got 'x'",
+    ],
+    PART.replace("ranks = 1", "ranks = [0, 1.5, 'kernels']"): [
+        "part 1: ranks must be a whole number of at least 1, or cores, or cores, at most 4; got 0",
+        "part 1: ranks must be a whole number of at least 1, or cores, or cores, at most 4; got 1.5",
+        "part 1: ranks must be a whole number of at least 1, or cores, or cores, at most 4; got 'kernels'",
+    ],
+    "[simulation]\njitter = 9\n" + PART: ["part 1: jitter must be a number from 0 to 2, as 0.2 for a fifth; got 9"],
+    PART + "[[published]]\n": ["published 1: strategy is missing", "published 1: it has neither seconds nor accuracy"],
+    "published = 1\n" + PART: ["published must be tables, [[published]]"],
+    PART + "[[published]]\nstrategy = 'snyc'\nranks = 1.5\nseconds = 'x'\naccuracy = 90\nof = 'all'\npart = 'b'\nwho = 1": [
+        "published 1: unknown key 'who'; choose one of strategy, of, what, source, setting, part, ranks, seconds, accuracy",
+        "published 1: seconds must be a number; got 'x'",
+        "published 1: accuracy must be a fraction, as 0.9 for 90 %; got 90",
+        "published 1: ranks must be a whole number of at least 1; got 1.5",
+        "published 1: of must be test or training; got 'all'",
+        "published 1: the study has no strategy 'snyc'; choose one of serial, sync",
+        "published 1: the study has no part named 'b'; choose one of none",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "said"), BAD.items(), ids=[f"bad {number}" for number in range(len(BAD))])
+def test_all_that_is_wrong_is_said_at_once(tmp_path: Path, text: str, said: list[str]) -> None:
+    with pytest.raises(BadStudyError) as refused:
+        read(write(tmp_path, text))
+    assert len(refused.value.lines) == len(said), refused.value.lines
+    assert all(line.startswith(start) for line, start in zip(refused.value.lines, said, strict=True)), (
+        refused.value.lines
+    )
+
+
+def test_what_is_no_study(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot read .*none.toml: no such file or directory"):
+        read(tmp_path / "none.toml")
+    with pytest.raises(UsageError, match=r"s.toml is no TOML: expected '=' after a key"):
+        read(write(tmp_path, "title"))
+    (tmp_path / "s.toml").write_bytes(b"title = '\xff'")
+    with pytest.raises(UsageError, match=r"s.toml is no TOML"):
+        read(tmp_path / "s.toml")
+
+
+def test_cells_that_cannot_work_are_refused_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    parts = """
+    [[matrix]]
+    name = "server"
+    strategy = "parameter-server:masters=2"
+    ranks = [2, 4]
+    seed = [0, 1]
+    [[matrix]]
+    strategy = ["sync", "snyc"]
+    ranks = [2, 3]
+    batch = 500
+    """
+    assert main(["study", str(write(tmp_path, SETTINGS + parts))]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    lines = [line.removeprefix(f"paceline study: {tmp_path / 's.toml'}: ") for line in said.err.splitlines()]
+    assert sorted(line.partition("; choose")[0] for line in lines) == [
+        "part 1 (server), parameter-server:masters=2 on 2 ranks: "
+        "2 masters need at least 3 ranks (2 + 1 worker); the job has 2",
+        "part 2, snyc on 2 ranks (and 1 more cell): unknown strategy 'snyc'",
+        "part 2, sync on 2 ranks (and 2 more cells): a batch of 500 is more than the 120 training samples of iris",
+    ]
+    assert list(tmp_path.iterdir()) == [tmp_path / "s.toml"]
+
+
+def test_simulated_cells_are_checked_as_such() -> None:
+    cell = Cell(config=Config(strategy="hogwild:backend=torch", data="iris"), ranks=2, part="part 1")
+    assert mistakes([cell]) == []
+    [line] = mistakes([Cell(**{**vars(cell), "options": Options()})])
+    assert "cannot be simulated" in line
+    [line] = mistakes(
+        [Cell(config=Config(data="iris"), ranks=2, options=Options(slow="2:4x"), part="part 1")]
+    )
+    assert line == "part 1, sync on 2 ranks simulated on loopback: slow has rank 2; there are 2 ranks, from 0"
+
+
+def test_every_list_is_an_axis(tmp_path: Path) -> None:
+    text = (
+        SETTINGS
+        + """
+    [[matrix]]
+    strategy = ["sync", "psgd"]
+    ranks = [2, "cores"]
+    seed = [3, 1]
+    batch = [10, 20]
+    network = ["loopback", "10gbe"]
+    [simulation]
+    jitter = 0.5
+    """
+    )
+    study = read(write(tmp_path, text))
+    real, simulated = study.cells("mpi"), study.cells("sim")
+    ranks = len({2, max(2, usable_cores())})
+    assert len(real) == 2 * ranks * 2 * 2 + 4  # a serial one for each batch and seed
+    assert len(simulated) == 2 * ranks * 2 * 2 * 2 + 4
+    assert {cell.options.jitter for cell in simulated if cell.options} == {0.5}
+    assert all(cell.options is None and cell.config.epochs == 1 for cell in real)
+    assert len({cell.key for cell in (*real, *simulated)}) == len(real) + len(simulated)
+
+
+def test_a_cell_that_two_parts_name_is_one(tmp_path: Path) -> None:
+    study = read(write(tmp_path, SETTINGS + PART + PART.replace("ranks = 1", "ranks = [2, 1]")))
+    assert [str(cell) for cell in study.cells("mpi")] == [
+        "serial, seed 0", "sync on 1 rank, seed 0", "sync on 2 ranks, seed 0",
+    ]  # fmt: skip
+
+
+def test_the_order_goes_round(tmp_path: Path) -> None:
+    part = '[[matrix]]\nstrategy = ["sync", "psgd", "hogwild"]\nranks = [2, 4]\nseed = [1, 0]\n'
+    cells = read(write(tmp_path, SETTINGS + part)).cells("mpi")
+    turn = ["sync", "psgd", "hogwild"]
+    assert [cell.config.seed for cell in cells] == [1] * 7 + [0] * 7
+    assert [cell.config.strategy for cell in cells] == ["serial", *turn, *turn] * 2
+    assert [cell.ranks for cell in cells] == [1, 2, 2, 2, 4, 4, 4] * 2
+
+
+def test_baselines() -> None:
+    def baselines(*cells: Cell) -> list[Cell]:
+        return [cell for cell in with_baselines(cells) if cell.config.strategy == "serial"]
+
+    both = [Cell(config=Config(batch=batch, seed=7), ranks=2) for batch in (10, 20)]
+    assert [(cell.config.batch, cell.config.threads, cell.config.seed, cell.ranks) for cell in baselines(*both)] == [
+        (10, 1, 7, 1), (20, 1, 7, 1),
+    ]  # fmt: skip
+    [given] = baselines(
+        Cell(config=Config(threads=2), ranks=2), Cell(config=Config(strategy="serial"), ranks=1)
+    )
+    assert given.config.threads is None  # it is the study's own
+    [threads] = baselines(Cell(config=Config(threads=2), ranks=2))
+    assert threads.config.threads == 2
+    [simulated] = baselines(Cell(config=Config(), ranks=4, options=Options(network="10gbe", slow="3:2x")))
+    assert simulated.options == Options(network="10gbe")
+
+
+def test_ranks_by_cores() -> None:
+    assert ranks_of("cores") == max(2, usable_cores())
+    assert ranks_of("cores, at most 3") == max(2, min(3, usable_cores()))
+    assert ranks_of("cores at most 1") == 2
+
+
+def test_published_figures_know_their_problem(tmp_path: Path) -> None:
+    figure = '[[published]]\nstrategy = "sync"\nranks = 4\nseconds = 2\n'
+    text = SETTINGS + PART + 'name = "a"\n' + figure + figure + 'part = "a"\n'
+    [anywhere, here] = read(write(tmp_path, text)).told()["published"]
+    assert anywhere == {"strategy": "sync", "ranks": 4, "seconds": 2}
+    assert here == {**anywhere, "part": "a", "data": "iris", "model": "mlp:2"}
+
+
+def test_what_was_given_as_an_object_is_nobody_elses() -> None:
+    cell = Cell(config=Config(), ranks=2)
+    assert asked_in(cell.settings) == cell.key
+    assert asked_in({**cell.settings, "objects": ["data"]}) is None
+    simulated = Cell(config=Config(), ranks=2, options=Options(recalibrate=True))
+    assert simulated.key == Cell(config=Config(), ranks=2, options=Options()).key != cell.key
+    old = {key: value for key, value in simulated.settings.items() if key != "asked"}
+    assert asked_in(old) is None  # nobody knows any more what was asked for
