@@ -60,7 +60,7 @@ def _servers(case: Case) -> Cause | None:
         tried.append(f"{advice.strategy(case, placement='even')} (equal parts)")
     elif case.at.ranks > 2 * masters:
         more = advice.strategy(case, masters=2 * masters, placement="even")
-        tried.append(f"{more} (each has half the work)")
+        tried.append(f"{more} (each holds half as much)")
     tried += _larger_batch(case)
     tried = tried or [f"-n {advice.fewer_ranks(case)}"]
     return Cause(rule=NAME, share=share, words=words, advice=", or ".join(tried))
