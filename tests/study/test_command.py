@@ -21,8 +21,6 @@ from paceline.study._run import opened
 from tests.sim.test_training import COSTS
 from tests.study.studies import PART, SETTINGS, nobody, records, rest, study, write
 
-STARTS_RANKS = True
-
 
 def test_runs_what_is_missing_and_reports(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -28,7 +28,6 @@ from paceline.training import train
 from tests.sim.test_training import COSTS
 from tests.study.studies import SETTINGS, processes, records, rest, started, study, write
 
-STARTS_RANKS = True
 KILLED, STOPPED, DONE = 137, 130, 0
 # Everything that changes what is on the disk, as Python tells of it before it is done.
 CHANGES = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod", "shutil.rmtree")
