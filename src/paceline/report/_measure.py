@@ -9,6 +9,8 @@ from typing import Any
 # Every drawing has text, and measures it, in these; a browser's own fonts are narrower, if anything.
 FONT = "DejaVu Sans"
 LINE = 1.25  # of the size: from one line to the next
+# Where a line may be broken: before a word, after the marks of an option, after a hyphen between letters.
+PLACES = re.compile(r"(?<=\s)(?=\S)|(?<=[:=,/])(?=\S)|(?<=\w-)(?=\w)")
 
 
 @cache
@@ -73,7 +75,7 @@ def _long(word: str, size: float, room: float, bold: bool) -> bool:
 
 def _pieces(text: str, size: float, room: float, bold: bool) -> list[str]:
     lines, line = [], ""
-    for piece in re.findall(r"[^:=,/\s]*(?:[:=,/]|\s+|$)", text):
+    for piece in PLACES.split(text):
         if width_of((line + piece).rstrip(), size, bold=bold) <= room:
             line += piece
             continue

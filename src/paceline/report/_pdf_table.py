@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.report._measure import LINE, width_of, wrap
+from paceline.report._measure import LINE, PLACES, width_of, wrap
 from paceline.report._sheet import Sheet
 from paceline.report._spelling import MARKS, mark_of, marks_in, spelled
 from paceline.report.document import Table
@@ -10,8 +10,10 @@ from paceline.report.palette import FAINT, GREY, INK
 
 SIZES = (8.5, 8.0, 7.5, 7.0, 6.5, 6.0, 5.5)
 GAP = 9.0
-# A column of text may be made so narrow before the letters are made smaller.
-NARROW = 80.0
+# Letters are made smaller before a cell has more lines than these.
+LINES = 9
+# Words are broken only where they are wider.
+WHOLE = 100.0
 TINTS = {
     "best": "#e5f3ec",
     "diverged": "#fbeee6",
@@ -35,13 +37,16 @@ class TableLayout:
         names = [column.name for column in table.columns]
         for self.size in SIZES:
             self._widths = self._columns(names, cells)
-            if sum(self._widths) + GAP * len(self._widths) <= width + 0.01:
+            self._names = self._broken(names, bold=True)
+            self._cells = [self._broken(row) for row in cells]
+            fits = sum(self._widths) + GAP * len(self._widths) <= width + 0.01
+            if fits and all(len(lines) <= LINES for row in self._cells for lines in row):
                 break
-        else:
+        if not fits:
             scale = (width - GAP * len(self._widths)) / sum(self._widths)
             self._widths = [one * scale for one in self._widths]
-        self._names = self._broken(names, bold=True)
-        self._cells = [self._broken(row) for row in cells]
+            self._names = self._broken(names, bold=True)
+            self._cells = [self._broken(row) for row in cells]
         self.head = self._high(self._names) + 5
         self.heights = [self._high(row) + 4 for row in self._cells]
 
@@ -73,24 +78,27 @@ class TableLayout:
             left += width + GAP
 
     def _columns(self, names: list[str], cells: list[list[str]]) -> list[float]:
-        """As wide as their contents; where that is too much, columns of text give way, the widest most."""
+        """As wide as their contents; where that is too much, columns of text share the room by the roots of theirs."""
         widths, least = [], []
         for k, name in enumerate(names):
             inside = max((width_of(row[k], self.size) for row in cells), default=0.0) + 1
             word = max((width_of(word, self.size, bold=True) for word in name.split()), default=0.0) + 1
             whole = width_of(name, self.size, bold=True) + 1
             widths.append(max(inside, min(whole, max(word, 60.0))))
-            least.append(widths[-1] if self._right[k] else min(widths[-1], max(word, NARROW)))
-        over = sum(widths) + GAP * len(widths) - self.width
-        while over > 0.01:
-            widest = [k for k in range(len(widths)) if widths[k] > least[k] + 0.01]
-            if not widest:
-                break
-            longest = max(widest, key=lambda k: widths[k])
-            cut = min(over, widths[longest] - least[longest], max(widths[longest] * 0.1, 1.0))
-            widths[longest] -= cut
-            over -= cut
-        return widths
+            pieces = {piece.strip() for row in cells for piece in PLACES.split(row[k])}
+            longest = max((width_of(piece, self.size) for piece in pieces), default=0.0) + 1
+            least.append(widths[-1] if self._right[k] else min(widths[-1], max(word, min(longest, WHOLE))))
+        room = self.width - GAP * len(widths)
+        if sum(widths) <= room:
+            return widths
+        low, high = 0.0, max(widths)
+        for _ in range(40):  # the factor at which they fill the room
+            factor = (low + high) / 2
+            shared = [
+                min(max(factor * one**0.5, small), one) for one, small in zip(widths, least, strict=True)
+            ]
+            low, high = (low, factor) if sum(shared) > room else (factor, high)
+        return [min(max(low * one**0.5, small), one) for one, small in zip(widths, least, strict=True)]
 
     def _broken(self, row: list[str], *, bold: bool = False) -> list[list[str]]:
         return [

@@ -82,6 +82,7 @@ def settings(salt: str) -> Iterator[None]:
                 "pdf.fonttype": 42,
                 "font.family": FONT,
                 "text.parse_math": False,
+                "text.hinting": "none",  # else letters are moved apart to whole pixels, and text is wider than measured
                 "hatch.linewidth": 1.6,
                 "path.simplify": True,
             }
