@@ -58,9 +58,11 @@ def typical(timeline: Timeline) -> tuple[int, int]:
 def split_waits(timeline: Timeline, window: tuple[int, int]) -> list[Span]:
     """The spans of work in a window; where all ranks go through the same exchanges, an exchange is waiting until the
     last of them has come to it."""
-    work = [span for span in timeline.work if span.start < window[1] and span.end > window[0]]
+    start, end = window
     if not (timeline.traced and timeline.in_step and timeline.ranks > 1):
-        return work
+        return [span for span in timeline.work if span.start < end and span.end > start]
+    around = end - start  # an exchange may have begun outside on some ranks
+    work = [span for span in timeline.work if span.start < end + around and span.end > start - around]
     step_of = _step_finder(timeline)
     groups: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for place, span in enumerate(work):
@@ -80,7 +82,7 @@ def split_waits(timeline: Timeline, window: tuple[int, int]) -> list[Span]:
             found.append(span._replace(kind="wait", end=until))
         if span.end > until:
             found.append(span._replace(start=until))
-    return found
+    return [span for span in found if span.start < end and span.end > start]
 
 
 def _step_finder(timeline: Timeline) -> Any:
