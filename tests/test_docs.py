@@ -36,7 +36,7 @@ def test_links_and_files(page: Path) -> None:
     text = page.read_text()
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
-    folders = "benchmarks|docs|examples|src|tests|tools"
+    folders = "benchmarks|docs|examples|src|studies|tests|tools"
     for path in re.findall(rf"(?<![\w/.])(?:{folders})/[\w./-]*\w", text):
         assert (ROOT / path).exists(), f"{page.name} names {path}"
     for path in re.findall(
