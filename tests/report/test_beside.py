@@ -187,7 +187,8 @@ def test_a_report_on_one_run_is_short(matrix: Path, runs: list[Run]) -> None:
     page = document_of(runs[:1])
     assert titles(page) == ["iris, mlp:6", "Where the time went", "Environment"]
     assert [type(block) for block in page.blocks()] == [Text, Table, Bars, Table]
-    assert said(page).startswith("iris, mlp:6: serial, 1 rank")
+    assert said(page).startswith("serial, 1 rank")
+    assert page.summary[0].title == "iris, mlp:6"
     longer = document_of([next(run for run in find_runs([matrix]) if run.config["strategy"] == "serial")])
     assert [b.name for b in longer.blocks() if isinstance(b, (Lines, Bars, Columns))] == [
         "loss-time-1",

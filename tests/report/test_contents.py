@@ -272,7 +272,7 @@ def test_the_table_of_results(page: Document, raw: dict[str, list[Raw]]) -> None
 def test_what_is_said_first(page: Document, raw: dict[str, list[Raw]]) -> None:
     (said,) = page.summary
     verdict, first, foretold = said.lines
-    assert verdict.startswith("iris, mlp:8: ")
+    assert said.title == "iris, mlp:8"
     assert "simulated: " in verdict
     assert first.startswith(("first to reach the target of ", "nothing reached the target of "))
     assert foretold.startswith(("simulated: first to reach", "simulated: nothing reached"))

@@ -121,7 +121,8 @@ def simulated_as(run: Run) -> str:
         return ""
     words = [str(told["network"])]
     words += [f"slow {told['slow']}"] if told.get("slow") else []
-    words += [f"jitter {told['jitter']:g}"] if told.get("jitter") else []
+    measured = (told.get("costs") or {}).get("spread")
+    words += [f"jitter {told['jitter']:g}"] if told.get("jitter") not in (None, 0, measured) else []
     words += ["faults"] if told.get("faults") else []
     words += ["rendezvous"] if told.get("rendezvous") else []
     words += [] if told.get("compute", True) else [TIME_ALONE]
@@ -129,7 +130,10 @@ def simulated_as(run: Run) -> str:
 
 
 def rows_of(runs: Sequence[Run]) -> list[Row]:
-    """One row for every problem, strategy and number of ranks and threads, serial first, simulated ones last."""
+    """One row for every problem, strategy and number of ranks and threads, serial first, simulated ones last.
+
+    Problems come in the order in which they were first run.
+    """
     groups: dict[Key, list[Run]] = defaultdict(list)
     for run in runs:
         key = (problem_of(run), simulated_as(run), way_of(run), run.config["ranks"], run.summary["threads"])
@@ -140,7 +144,8 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
             seconds = fmean(run.summary["train_seconds"] for run in members)
             place = (problem, bool(simulated))
             serial[place] = min(seconds, serial.get(place, seconds))
-    keys = sorted(groups, key=lambda key: (key[0], key[1], key[2] != "serial", *key[2:]))
+    first = {problem: place for place, problem in enumerate(dict.fromkeys(key[0] for key in groups))}
+    keys = sorted(groups, key=lambda key: (first[key[0]], key[1], key[2] != "serial", *key[2:]))
     return [_row(key, groups[key], _baseline(serial, key)) for key in keys]
 
 

@@ -63,8 +63,7 @@ def document_of(
         left = [cell for cell in left if cell not in failed]
         section, words = _problem(rows, number, context, target, failed)
         sections.append(section)
-        named = (f"{rows[0].problem.title}: {words[0]}", *words[1:])
-        said.append(Text(kind="verdict", lines=named))
+        said.append(Text(kind="verdict", title=rows[0].problem.title, lines=words))
     if left:
         sections.append(_failed(left))
         said.append(Text(kind="verdict", lines=summary((), None, left)))

@@ -157,6 +157,8 @@ class Text:
 
     lines: tuple[str, ...]
     kind: Literal["paragraphs", "list", "note", "verdict"] = "paragraphs"
+    title: str = ""
+    """What they are about, where no heading says it."""
 
 
 Block = Text | Table | Figure

@@ -41,7 +41,7 @@ def breakable(text: str) -> str:
     >>> breakable("try --batch 32 or sync:allreduce=ring")
     'try <span class="o">--batch</span> 32 or sync:<wbr>allreduce=<wbr>ring'
     """
-    return re.sub(r"(?<!\S)(--[a-z][a-z-]*)", r'<span class="o">\1</span>', _words.breakable(text))
+    return re.sub(r"(?<!\S)(--?[a-z][a-z-]*)", r'<span class="o">\1</span>', _words.breakable(text))
 
 
 def _contents(sections: Sequence[Section]) -> str:
@@ -81,7 +81,8 @@ def _text(text: Text) -> str:
     if text.kind == "list":
         return "<ul>" + "".join(f"<li>{breakable(line)}</li>" for line in text.lines) + "</ul>"
     note = ' class="note"' if text.kind == "note" else ""
-    lines = "".join(f"<p{note}>{breakable(line)}</p>" for line in text.lines)
+    lines = f"<p><strong>{breakable(text.title)}</strong></p>" if text.title else ""
+    lines += "".join(f"<p{note}>{breakable(line)}</p>" for line in text.lines)
     return f'<div class="verdict">{lines}</div>' if text.kind == "verdict" else lines
 
 

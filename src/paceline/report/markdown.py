@@ -51,7 +51,8 @@ def _block(block: Block, figures: str) -> str:
 
 
 def _text(text: Text) -> str:
-    lines = [plain(line) for line in text.lines]
+    lines = [f"**{plain(text.title)}**"] if text.title else []
+    lines += [plain(line) for line in text.lines]
     if text.kind == "list":
         return "\n".join(f"- {line}" for line in lines)
     if text.kind == "verdict":

@@ -125,8 +125,9 @@ class _Pages:
         note, verdict, item = (text.kind == kind for kind in ("note", "verdict", "list"))
         size = 8.5 if note else SIZE
         indent = 10.0 if verdict or item else 0.0
-        for words in text.lines:
-            lines = wrap(words, size, ROOM - 2 * indent)
+        for number, words in enumerate((text.title, *text.lines) if text.title else text.lines):
+            bold = number == 0 and bool(text.title)
+            lines = wrap(words, size, ROOM - 2 * indent, bold=bold)
             high = len(lines) * LINE * size
             if verdict and self.y + high + 12 > HEIGHT - BOTTOM:
                 self.turn()
@@ -137,7 +138,8 @@ class _Pages:
             if item:
                 self.need(LINE * size)
                 self.sheet.text(2, self.y + LINE * size / 2, "•", size)
-            self.lines(lines, size, left=indent, color=GREY if note else INK)
+            weight = "bold" if bold else "normal"
+            self.lines(lines, size, left=indent, color=GREY if note else INK, weight=weight)
             self.y += 4
         self.y += 3
 

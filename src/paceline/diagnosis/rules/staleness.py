@@ -58,7 +58,8 @@ def remedies(case: Case, *, dropped: bool = False) -> str:
         tried += lower if rule != "adaptive" else []
     else:
         tried += [*lower, "--strategy parameter-server:rule=adaptive"]
-    half = max(2, case.at.ranks // 2)
-    if half < case.at.ranks and advice.possible(case, half):
+    least = min([case.at.ranks, *(scale.ranks for scale in case.scales if scale.diverged)])
+    half = max(2, least // 2)
+    if half < least and advice.possible(case, half):
         tried.append(f"-n {half}")
     return ", or ".join(tried)
