@@ -48,6 +48,12 @@ BAD = {
     "[simulation]\njitter = 9\n" + PART: ["part 1: jitter must be a number from 0 to 2, as 0.2 for a fifth; got 9"],
     PART + "[[published]]\n": ["published 1: strategy is missing", "published 1: it has neither seconds nor accuracy"],
     "published = 1\n" + PART: ["published must be tables, [[published]]"],
+    PART + "[[published]]\nstrategy = 'sync'\nranks = [2, 4]\nseconds = [1]": [
+        "published 1: lists must have a value for each figure, all as many"
+    ],
+    PART + "[[published]]\nstrategy = 'sync'\nranks = [2, 0]\nseconds = 1": [
+        "published 1: ranks must be a whole number of at least 1; got 0"
+    ],
     PART + "[[published]]\nstrategy = 'snyc'\nranks = 1.5\nseconds = 'x'\naccuracy = 90\nof = 'all'\npart = 'b'\nwho = 1": [
         "published 1: unknown key 'who'; choose one of strategy, of, what, source, setting, part, ranks, seconds, accuracy",
         "published 1: seconds must be a number; got 'x'",

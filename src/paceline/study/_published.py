@@ -22,20 +22,40 @@ class Part(Protocol):
 
 
 def published_of(given: Any, parts: Sequence[Part], wrong: list[str]) -> Iterator[dict[str, Any]]:
-    """The figures as study.json has them: with the data and the model of their part, where those are one each."""
+    """The figures as study.json has them: with the data and the model of their part, where those are one each.
+
+    A table may stand for several figures: what is a list in it has a value for each of them.
+    """
     if not isinstance(given, list) or not all(isinstance(figure, dict) for figure in given):
         wrong.append("published must be tables, [[published]]")
         return
     strategies = [SERIAL, *(name for part in parts for name in part.axes.get("strategy", ()))]
-    for number, figure in enumerate(given, start=1):
-        found = list(_mistakes(figure, strategies, parts))
-        wrong += [f"published {number}: {mistake}" for mistake in found]
-        if found:
-            continue
-        part = next((part for part in parts if part.name == figure.get("part")), None)
-        alike = {} if part is None or "part" not in figure else part.axes
-        problem = {name: alike[name][0] for name in ("data", "model") if len(alike.get(name, ())) == 1}
-        yield {**figure, **problem}
+    for number, table in enumerate(given, start=1):
+        figures = _figures(table)
+        found = [mistake for figure in figures for mistake in _mistakes(figure, strategies, parts)]
+        if not figures:
+            found = ["lists must have a value for each figure, all as many"]
+        wrong += [f"published {number}: {mistake}" for mistake in dict.fromkeys(found)]
+        for figure in () if found else figures:
+            part = next((part for part in parts if part.name == figure.get("part")), None)
+            alike = {} if part is None or "part" not in figure else part.axes
+            problem = {name: alike[name][0] for name in ("data", "model") if len(alike.get(name, ())) == 1}
+            yield {**figure, **problem}
+
+
+def _figures(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The figures that a table stands for; none where its lists are not of one length.
+
+    >>> _figures({"strategy": "psgd", "ranks": [1, 2], "seconds": [727.2, 553.2]})
+    [{'strategy': 'psgd', 'ranks': 1, 'seconds': 727.2}, {'strategy': 'psgd', 'ranks': 2, 'seconds': 553.2}]
+    """
+    lengths = {len(value) for value in table.values() if isinstance(value, list)} or {1}
+    if len(lengths) > 1:
+        return []
+    return [
+        {name: value[k] if isinstance(value, list) else value for name, value in table.items()}
+        for k in range(*lengths)
+    ]
 
 
 def _mistakes(figure: Mapping[str, Any], strategies: list[str], parts: Sequence[Part]) -> Iterator[str]:
