@@ -24,6 +24,7 @@ from tests.ranks import ROOT
 STARTS_RANKS = True
 SMALL = ("--data", "iris", "--model", "mlp:8", "--epochs", "1", "--batch", "10", "--json", "--quiet")
 TRAIN = (sys.executable, "-m", "paceline", "train", *SMALL)
+UNTIDY = (sys.executable, str(ROOT / "tests/launch/untidy.py"), "train", *SMALL)
 KIND = find().kind
 REFUSAL = "paceline train: srun cannot start Open MPI"
 
@@ -55,9 +56,10 @@ def one_run(folder: Path, out: str, ranks: int) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.parametrize("train", [TRAIN, UNTIDY], ids=["tidy", "untidy"])
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_srun(slurm: dict[str, str], tmp_path: Path, nodes: int) -> None:
-    done = submit(slurm, tmp_path, "srun", "-n", "4", "-N", str(nodes), "--mpi=pmi2", *TRAIN)
+def test_srun(slurm: dict[str, str], tmp_path: Path, nodes: int, train: tuple[str, ...]) -> None:
+    done = submit(slurm, tmp_path, "srun", "-n", "4", "-N", str(nodes), "--mpi=pmi2", *train)
     if KIND == "mpich":
         assert done.returncode == 0, done.stderr
         one_run(tmp_path, done.stdout, 4)

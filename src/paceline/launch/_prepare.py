@@ -11,6 +11,7 @@ from pathlib import Path
 from paceline.launch._guard import forget_segments
 from paceline.launch._home import home_settings
 from paceline.launch._library import TITLES, Library, installed_wheels
+from paceline.launch._pmi import interpose
 from paceline.launch._settings import for_library
 from paceline.launch._world import World, refuse, world
 
@@ -40,9 +41,13 @@ def prepared(vendor: str, version: tuple[int, ...]) -> Iterator[None]:
     library = _library(vendor, version)
     if _falls_apart(library, here):
         refuse(here, library.title)
-    _, settings = for_library(library, crowded=False, one_node=here.local_size == here.size)
+    one_node = here.local_size == here.size
+    by_slurm = here.launcher == "srun" and "PMI_FD" in os.environ
+    if library.kind == "mpich" and library.wheel and by_slurm and not one_node:
+        interpose()
+    _, settings = for_library(library, crowded=False, one_node=one_node)
     # A cluster's own Open MPI was set up by someone who knows its network.
-    chosen = settings if library.wheel or here.local_size == here.size else {}
+    chosen = settings if library.wheel or one_node else {}
     with _variables(chosen | home_settings()):
         yield
 

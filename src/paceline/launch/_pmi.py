@@ -1,0 +1,90 @@
+"""Between MPICH and Slurm: the lines of their protocol (PMI 1), the long ones in pieces.
+
+With UCX, MPICH gives Slurm the address of each node's first rank and what lies behind it in memory, 4 KB in all, for
+the other nodes to get. Its lines are longer than 1,024 bytes unless zeros shorten them. Slurm reads 1,024 bytes and takes
+the rest for another request: ranks get broken addresses, or wait for ever. So each rank talks to a small process that
+puts a long value under several keys and joins what it gets; that process ends with the rank.
+
+This file is also that process's program: it imports nothing of paceline.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+
+LINE = 1024  # as much as Slurm reads
+PIECE = 800
+MARK = b"~"  # begins the value that says how many pieces there are; MPICH's values are hexadecimal, or words
+
+
+def interpose() -> None:
+    """Puts the process between this one and Slurm, at the descriptor that MPICH will use. Before MPI is started."""
+    slurm = int(os.environ["PMI_FD"])
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        os.set_inheritable(theirs.fileno(), True)
+        os.set_inheritable(slurm, True)
+        program = [sys.executable, "-I", "-S", __file__, str(theirs.fileno()), str(slurm)]
+        os.posix_spawn(sys.executable, program, os.environ)
+        os.dup2(ours.fileno(), slurm)
+
+
+def relay(rank: socket.socket, slurm: socket.socket) -> None:
+    """Passes lines on until either side has closed."""
+    unread = b""
+    while True:
+        ready, _, _ = select.select([rank, slurm], [], [])
+        if slurm in ready:
+            answer = slurm.recv(65536)
+            if not answer:
+                return
+            rank.sendall(answer)
+        if rank in ready:
+            asked = rank.recv(65536)
+            if not asked:
+                return
+            *lines, unread = (unread + asked).split(b"\n")
+            for line in lines:
+                _pass(line + b"\n", rank, slurm)
+
+
+def _pass(line: bytes, rank: socket.socket, slurm: socket.socket) -> None:
+    if line.startswith(b"cmd=put ") and len(line) > LINE:
+        head, _, value = line[:-1].partition(b" value=")
+        pieces = [value[at : at + PIECE] for at in range(0, len(value), PIECE)]
+        for number, piece in enumerate(pieces):
+            _ask(slurm, head + b"%b%d value=" % (MARK, number) + piece + b"\n")
+        line = head + b" value=%b%d\n" % (MARK, len(pieces))
+    elif line.startswith(b"cmd=get "):
+        answer = _ask(slurm, line)
+        head, _, value = answer[:-1].partition(b" value=")
+        if value.startswith(MARK):
+            answers = [
+                _ask(slurm, line[:-1] + b"%b%d\n" % (MARK, number)) for number in range(int(value[1:]))
+            ]
+            answer = head + b" value=" + b"".join(a[:-1].partition(b" value=")[2] for a in answers) + b"\n"
+        rank.sendall(answer)
+        return
+    slurm.sendall(line)
+
+
+def _ask(slurm: socket.socket, line: bytes) -> bytes:
+    """The one line that answers `line`."""
+    slurm.sendall(line)
+    answer = b""
+    while not answer.endswith(b"\n"):
+        more = slurm.recv(65536)
+        if not more:
+            raise SystemExit(1)
+        answer += more
+    return answer
+
+
+if __name__ == "__main__":
+    try:
+        relay(*(socket.socket(fileno=int(word)) for word in sys.argv[1:3]))
+    except OSError:  # one of the two is gone
+        sys.exit(1)
