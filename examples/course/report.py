@@ -108,7 +108,8 @@ def said(p, command):
     print(f"mpiexec -n {p} python3 {' '.join(command)}", file=sys.stderr, flush=True)
     lines = []
     program = [sys.executable, str(HERE / command[0]), *command[1:]]
-    status = run(p, program, threads=1, on_line=lines.append)
+    # bind: where other work runs, ranks give up their core while they wait
+    status = run(p, program, threads=1, on_line=lines.append, bind=True)
     if status != 0:
         sys.exit("\n".join([*lines, f"{command[0]} ended with {status}"]))
     return lines[-1]

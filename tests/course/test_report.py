@@ -1,0 +1,79 @@
+"""REPORT.md: made by one command, and its figures those that were measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.course.started import COURSE, alone
+
+QUESTIONS = [
+    "# Report",
+    "## Run times and speedup",
+    "## Amdahl or Gustafson?",
+    "## Accuracy by workers and masters",
+    "## Why the parameter server is split",
+    "## Why asynchronous training diverges, and what stops it",
+    "## What the two allreduces cost",
+]
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module of the words, which stands beside the report."""
+    monkeypatch.syspath_prepend(str(COURSE))
+    import answers
+
+    yield answers
+    for name in ("answers", "figures"):
+        del sys.modules[name]
+
+
+def test_a_quick_report(tmp_path: Path) -> None:
+    status, lines = alone(COURSE / "report.py", "--quick", "--ranks", "2", "--out", str(tmp_path))
+    assert status == 0, lines
+    assert lines[-1] == str(tmp_path / "REPORT.md")
+    text = (tmp_path / "REPORT.md").read_text()
+    assert [line for line in text.splitlines() if line.startswith("#")] == QUESTIONS
+    assert "In 16 of 16 measured cases" in text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["REPORT.md", "measured.json"]
+    status, lines = alone(COURSE / "report.py", "--again", "--out", str(tmp_path))
+    assert (status, (tmp_path / "REPORT.md").read_text()) == (0, text)
+
+
+def test_ranks_that_are_none() -> None:
+    status, lines = alone(COURSE / "report.py", "--ranks", "1,2")
+    assert status == 2
+    assert lines[-1] == "report.py: error: argument --ranks: ranks must be at least 2; got 1,2"
+
+
+def test_the_committed_report_is_of_the_committed_figures(answers: Any) -> None:
+    measured = json.loads((COURSE / "measured.json").read_text())
+    text = answers.answers(measured)
+    assert text == (COURSE / "REPORT.md").read_text()
+    assert "/home" not in text
+    assert measured["settings"] == {"epochs": 5, "batches": 632, "batch": 16}
+    ours = [run for run in measured["async"] if run["rule"] == "adaptive"]
+    assert max(run["ranks"] - run["masters"] for run in ours) >= 14
+    assert min(run["accuracy"] for run in ours) > 0.9  # published: 10.1 % with 6 workers and with 12
+
+
+def test_the_figures(answers: Any) -> None:
+    """Amdahl's fraction of times made by Amdahl's law, and the formulas."""
+    figures = answers.figures
+    f = 0.2
+    points = [(p, 1 / (f + (1 - f) / p)) for p in (2, 4, 8)]
+    assert [figures.serial_fraction(s, p) for p, s in points] == pytest.approx([f] * 3)
+    assert figures.fitted_fraction(points) == pytest.approx(f)
+    row = {"size": 1000, "kind": "float64"}
+    assert figures.formula("naive", 4, row) == (3 * 8000, 12 * 8000)
+    assert figures.formula("ring", 4, row) == (12_000, 6 * 8000)
+    measured = {"serial": [{"layers": [784, 128, 64, 10]}]}
+    assert figures.layer_sizes(measured) == [785, 100_480, 8_256, 650]
+    assert figures.owned(measured, 4) == [785, 100_480, 8_256, 650]
+    assert figures.owned(measured, 2) == [9_041, 101_130]
