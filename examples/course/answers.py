@@ -9,7 +9,7 @@ NAMES = {
     "sync --collective": "sync, MPI's Allreduce",
 }
 HALF = 0.5  # a network below it has not learnt
-QUIET = 0.25  # a load of so much a core is no disturbance
+QUIET = 0.1  # so many other threads are no disturbance
 
 
 def answers(measured):
@@ -27,9 +27,9 @@ def head(measured):
     )
     layers = "-".join(map(str, measured["serial"][0]["layers"]))
     busy = (
-        f"**Other work was running when this was measured** (a load of {machine['load']:.1f} on {machine['cores']} cores "
-        "before it began): take no time below for this machine's."
-        if machine["load"] > QUIET * machine["cores"]
+        f"**Other work was running while this was measured** ({machine['others']:.1f} other threads on average, in every "
+        "one of 50 looks before each case): the times below are longer than this machine's own."
+        if machine["others"] > QUIET
         else ""
     )
     return f"""
@@ -70,11 +70,7 @@ def times(measured):
     p = min(map(int, measured["allreduce"]))
     row, step = figures.like_the_gradient(measured, p), figures.step_time(measured)
     ring, native, saved = row["ring"]["seconds"], row["MPI"]["seconds"], step * (1 - 1 / p)
-    pays = (
-        "more than that: it cannot pay"
-        if min(ring, native) > saved
-        else "of which that is what remains to win"
-    )
+    pays = "so it cannot pay" if min(ring, native) > saved else "which leaves little to win"
     return f"""
 ## Run times and speedup
 

@@ -21,6 +21,7 @@ import numpy as np
 from answers import answers
 
 from paceline.launch import find, run, usable_cores
+from paceline.launch._cores import others_running
 from paceline.record._environment import processor
 
 HERE = Path(__file__).parent
@@ -56,23 +57,26 @@ def main():
 def measure(ranks, settings, sizes):
     """Every case once, serial in between: a busy minute then does not fall on all of it."""
     options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    load = os.getloadavg()[0]  # before anything of ours ran
+    others = []  # threads of others that were running before each case
     serial, together, servers, allreduce = [], [], [], {}
     for p in ranks:
+        others.append(others_running(50))
         serial.append(one("serial", options))
         if p <= CROWD * usable_cores():
             for words in ("sync", "sync --collective"):
+                others.append(others_running(50))
                 together.append({"way": words, **job(p, words, options)})
             larger = ["--batch", str(p * settings["batch"]), "--rate", str(0.1 / p)]
             together.append({"way": figures.GROWN, **job(p, "sync", [*options, *larger])})
             allreduce[str(p)] = json.loads(said(p, ["allreduce_test.py", "--json", "--sizes", sizes]))
         for masters in (m for m in MASTERS if m < p):
             for rule in ("adaptive", "plain"):
+                others.append(others_running(50))
                 servers.append({"rule": rule, **job(p, f"async {masters} --rule {rule}", options)})
     return {
         "machine": {
             "cores": usable_cores(),
-            "load": load,
+            "others": sum(others) / len(others),
             "processor": processor(),
             "mpi": find().title,
             "python": platform.python_version(),
