@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from paceline import registry, spec
 from paceline.errors import UsageError
+from paceline.job import strategy_of
 from paceline.strategies.sync import Sync
 
 
@@ -20,6 +21,14 @@ class Options:
 
 def needs(data: object, *, width: int) -> int:
     return width
+
+
+def trains(worker: object, seed: int = 1, *, every: int) -> tuple[object, int, int]:
+    return worker, seed, every
+
+
+def trains_nobody(*, me: object) -> None:
+    pass
 
 
 HERE = "tests.test_spec"
@@ -54,6 +63,13 @@ def test_options_are_converted_by_their_types(text: str, made: Options) -> None:
         ("strategies", f"{HERE}:Options:real=x", "must be a number; got 'x'"),
         ("strategies", f"{HERE}:Options:flag=maybe", "must be true or false; got 'maybe'"),
         ("strategies", f"{HERE}:Options:choice=three", "unknown choice of tests.test_spec:Options 'three'"),
+        ("strategies", f"{HERE}:trains", "needs every; write tests.test_spec:trains:every=…"),
+        ("strategies", f"{HERE}:trains:worker=1", "unknown option of tests.test_spec:trains 'worker'"),
+        (
+            "strategies",
+            f"{HERE}:trains_nobody",
+            "trains_nobody is no strategy: as a function it must take a worker",
+        ),
         ("models", f"{HERE}:needs", "needs width; write tests.test_spec:needs:width=…"),
         ("models", "mlp:64,activation=relu,32", "'32' must stand before the options"),
         ("models", "mlp:64,x", "must be a whole number; got 'x'"),
@@ -68,6 +84,11 @@ def test_bad_specs_are_refused_in_one_line(kind: str, text: str, said: str) -> N
 
 def test_supplied_arguments_go_only_where_they_are_taken() -> None:
     assert spec.parse("models", f"{HERE}:needs:width=3").make(data=None, seed=1, dtype=None) == 3
+
+
+def test_the_first_parameter_of_a_strategys_function_is_the_worker() -> None:
+    train: Any = strategy_of(f"{HERE}:trains:every=2,seed=5")
+    assert train("me") == ("me", 5, 2)
 
 
 def test_a_spec_is_spelled_as_it_was_read() -> None:

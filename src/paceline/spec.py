@@ -12,7 +12,7 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Union
 
@@ -20,7 +20,7 @@ from paceline import registry
 from paceline.errors import UsageError, unknown
 
 # Parameters that paceline itself supplies; they are no options of the user's.
-SUPPLIED = frozenset({"self", "me", "data", "seed", "dtype"})
+SUPPLIED = frozenset({"self", "data", "seed", "dtype"})
 # A data set is supplied with nothing: its seed is its own, so runs with different seeds see the same data.
 SUPPLIED_TO_DATA: frozenset[str] = frozenset()
 
@@ -66,6 +66,9 @@ def parse(kind: str, text: str) -> Spec:
         target = registry.import_target(kind, name)
     else:
         raise unknown(registry.SINGULAR[kind], name, [*registry.names(kind), "module:attribute"])
+    function = kind == "strategies" and inspect.isfunction(target)
+    if function and not _takes_worker(list(inspect.signature(target).parameters.values())):
+        raise UsageError(f"{name} is no strategy: as a function it must take a worker")
     arguments, options = _convert(kind, name, target, [word for word in rest.split(",") if word])
     return Spec(kind, name, target, arguments, options)
 
@@ -84,11 +87,21 @@ def options_of(target: Callable[..., Any], kind: str = "") -> dict[str, inspect.
     """The parameters that a user may set, with their types resolved."""
     supplied = SUPPLIED_TO_DATA if kind == "data" else SUPPLIED
     known = vars(sys.modules[target.__module__])
+    parameters = list(inspect.signature(target).parameters.values())
+    if kind == "strategies" and inspect.isfunction(target):
+        # The first is the worker, whatever it is called, and nothing else is supplied.
+        parameters, supplied = parameters[_takes_worker(parameters) :], frozenset()
     return {
         p.name: p.replace(annotation=_resolved(p.annotation, known))
-        for p in inspect.signature(target).parameters.values()
+        for p in parameters
         if p.name not in supplied and p.kind is not p.VAR_KEYWORD
     }
+
+
+def _takes_worker(parameters: Sequence[inspect.Parameter]) -> bool:
+    """Whether a strategy's function can be called with a worker."""
+    no = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    return bool(parameters) and parameters[0].kind not in no
 
 
 def _resolved(annotation: Any, known: dict[str, Any]) -> Any:

@@ -67,8 +67,11 @@ def main(args: argparse.Namespace) -> int:
     """Train; print the results on rank 0."""
     from paceline import launch
     from paceline.errors import UsageError
+    from paceline.record._folder import check_name
 
     import_from_here()
+    if args.name is not None:
+        check_name(args.name)
     config = Config(**{setting.name: getattr(args, setting.name) for setting in fields(Config)})
     given = {name: value for name in NAMES if (value := getattr(args, name)) is not None}
     options = options_of(args.on, given)
@@ -181,7 +184,8 @@ def _told(fitted: Fitted) -> str:
     accuracy = "" if fitted.test_accuracy is None else f"test accuracy {100 * fitted.test_accuracy:.2f} %, "
     rate = "" if fitted.samples_per_second is None else f" ({fitted.samples_per_second:,.0f} samples/s)"
     ranks = f"{fitted.ranks:,} {'simulated ' * fitted.simulated}rank{'s' if fitted.ranks > 1 else ''}"
-    threads = f"{fitted.threads} thread{'s' if fitted.threads > 1 else ''} each"
+    each = " each" if fitted.ranks > 1 else ""
+    threads = f"{fitted.threads} thread{'s' if fitted.threads > 1 else ''}{each}"
     whole = sum(fitted.seconds.values()) - fitted.seconds["evaluation"]
     split = ", ".join(
         f"{kind} {100 * fitted.seconds[kind] / whole:.0f} %"
