@@ -10,6 +10,7 @@ import pytest
 
 from paceline import MLP, UsageError, fit, load_model, predict
 from paceline.cli import main
+from paceline.commands.train import _told
 from paceline.launch._threads import VARIABLES
 from paceline.record import Run, find_runs, new_folder
 from paceline.record._files import replacing, write_arrays, write_json
@@ -101,6 +102,23 @@ def test_names_do_not_collide(tmp_path: Path) -> None:
     folders = {new_folder(tmp_path, "sync:allreduce=ring", 4, 0) for _ in range(5)}
     assert len(folders) == 5
     assert all("sync-allreduce-ring-n4-s0" in folder.name for folder in folders)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a/b", "..", "", "\x1b[2J", "a\u2028b"])
+def test_a_name_is_that_of_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    words = ["train", "--data", "iris", "-n", "2", "--runs", str(tmp_path / "runs"), "--name", name]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"must be that of a folder, without / or control characters; got {name!r}" in said
+    assert list(tmp_path.iterdir()) == []  # no rank was started
+    with pytest.raises(UsageError, match="must be that of a folder"):
+        new_folder(tmp_path, "sync", 2, 0, name=name)
+
+
+def test_one_rank_is_not_each(tmp_path: Path) -> None:
+    fitted = fit("mlp:6", "iris", strategy="serial", epochs=1, batch=10, threads=2, runs=tmp_path, quiet=True)
+    assert _told(fitted).startswith("serial on 1 rank, 2 threads: ")
 
 
 def test_runs_that_did_not_end_are_left_out(tmp_path: Path) -> None:

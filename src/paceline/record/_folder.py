@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -41,10 +42,24 @@ def folder_name(strategy: str, ranks: int, seed: int) -> str:
     return f"{datetime.now():%Y%m%d-%H%M%S}-{words}-n{ranks}-s{seed}"
 
 
+def check_name(name: str) -> None:
+    """Refuse what is no name of one folder, or would break lines wherever it is printed.
+
+    >>> check_name("../mine")
+    Traceback (most recent call last):
+    paceline.errors.UsageError: the name of a run must be that of a folder, without / or control characters; got '../mine'
+    """
+    unseen = any(unicodedata.category(letter) in ("Cc", "Zl", "Zp") for letter in name)
+    if unseen or not name.strip(".") or Path(name).name != name:
+        raise UsageError(
+            f"the name of a run must be that of a folder, without / or control characters; got {name!r}"
+        )
+
+
 def new_folder(runs: Path, strategy: str, ranks: int, seed: int, *, name: str | None = None) -> Path:
     """Make a folder for one run below `runs`: of this name, which must be new, or with one of its own."""
-    if name is not None and (not name.strip(".") or Path(name).name != name):
-        raise UsageError(f"the name of a run must be that of a folder; got {name!r}")
+    if name is not None:
+        check_name(name)
     stem = folder_name(strategy, ranks, seed) if name is None else name
     try:
         runs.mkdir(parents=True, exist_ok=True)
@@ -95,7 +110,13 @@ class Record:
         columns: dict[str, NDArray[Any]] = {
             "rank": np.repeat(np.arange(len(logs), dtype=np.uint32), [len(log) for log in logs])
         }
-        kinds = {"step": np.uint32, "epoch": np.uint32, "count": np.uint32, "loss": np.float64, "start": np.float64}
+        kinds = {
+            "step": np.uint32,
+            "epoch": np.uint32,
+            "count": np.uint32,
+            "loss": np.float64,
+            "start": np.float64,
+        }
         for number, name in enumerate(COLUMNS):
             columns[name] = rows[:, number].astype(kinds.get(name, np.float32))
         with self._writing():
