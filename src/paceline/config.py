@@ -60,7 +60,7 @@ class Config:
     threads: int | None = _setting(None, "threads a rank (default: cores // ranks; simulated: 1)", "N")
     on_divergence: Literal["stop", "halve", "ignore"] = _setting(
         "stop",
-        "when the loss is no number any more or has run away: stop, or go back to the last good parameters with "
+        "when the loss is no number any more, has run away or stands still: stop, or go back to good parameters with "
         "half the learning rate, or go on",
     )
     replay: str | None = _setting(

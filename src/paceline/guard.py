@@ -16,14 +16,25 @@ log = logging.getLogger(__name__)
 FAR = 3.0
 # Losses of different batches that differ by less than this part of their mean stand still, unless they are low.
 STILL, LOW = 1e-4, 0.25
+# So many batches of an epoch say that its losses are all the same.
+ENOUGH = 8
+
+
+def alike(batches: float, total: float, squares: float) -> bool:
+    """Whether the losses of enough batches were all the same, from how many there were, their sum and that of squares.
+
+    >>> alike(23, 23 * 0.5, 23 * 0.25), alike(2, 1.0, 0.5), alike(8, 8 * 0.5, 8 * 0.26)
+    (True, False, False)
+    """
+    return batches >= ENOUGH and squares / batches - (total / batches) ** 2 < (STILL * total / batches) ** 2
 
 
 class Guard:
     """Watches losses; `horizon` is over how many of them, about, they are averaged.
 
     A loss has run away when its mean is three times what it was at first, or three times the best mean so far and no
-    better than at first. With a longer horizon it also notices a network that is saturated: whatever the batch, the
-    loss is the same, and not a low one.
+    better than at first. It also notices a network that is saturated: whatever the batch, the loss is the same, and not a
+    low one; with a horizon of one loss (an epoch's, say) whoever knows the batches tells it so.
 
     >>> guard = Guard(horizon=1)
     >>> [guard.see(loss) for loss in (2.3, 0.4, 0.5)]
@@ -43,32 +54,37 @@ class Guard:
         self._begun = first
         self.mean = 0.0
         self._seen = 0
-        self._spread = 0.0
+        self._level, self._alike = math.inf, 0  # the last losses, so many of them, were all about this
         self.still = False
         """Whether what was wrong is that the loss stands still."""
         self._first = self._best = math.inf
 
-    def see(self, loss: float) -> str | None:
-        """Take note of a loss; what is wrong with it, in words, if training has diverged."""
+    def see(self, loss: float, *, same: bool = False) -> str | None:
+        """Take note of a loss; what is wrong with it, in words, if training has diverged.
+
+        `same`: it is the mean of losses that were all the same, whatever the batch, and that changed nothing.
+        """
         if not math.isfinite(loss):
             return f"the loss is {loss}"
         self._seen += 1
         weight = 1 / min(self._seen, self.horizon)
         self.mean += (loss - self.mean) * weight
-        self._spread += (abs(loss - self.mean) - self._spread) * weight
+        if not abs(loss - self._level) < STILL * loss:
+            self._level, self._alike = loss, 0
+        self._alike += 1
         if self._seen <= self._begun:
             self._first = self._best = self.mean
             return None
         self._best = min(self._best, self.mean)
         if self.mean > FAR * self._first or (self.mean > FAR * self._best and self.mean > self._first):
             return f"the loss has risen to {self.mean:.3g}, from {self._first:.3g} at first"
-        long = self._seen >= self.horizon > 1
-        self.still = long and self.mean > LOW * self._first and self._spread < STILL * self.mean
-        return f"the loss stands still at {self.mean:.3g}, whatever the batch," if self.still else None
+        level = loss if same else self._level
+        self.still = (same or self._alike >= self.horizon > 1) and level > LOW * self._first
+        return f"the loss stands still at {level:.3g}, whatever the batch," if self.still else None
 
     def forget(self) -> None:
         """The parameters have been set back: what comes is compared with the best mean so far."""
-        self._seen, self.mean, self._spread, self.still = self.horizon, self._best, self._best, False
+        self._seen, self.mean, self._alike, self.still = self.horizon, self._best, 0, False
 
 
 class Recovery:
@@ -91,11 +107,12 @@ class Recovery:
         self._kind = kind
         self._guard = Guard(horizon=1)
         self._good: Array | None = None
+        self._start: Array | None = None
 
     def keep(self, x: Array) -> None:
         """The parameters before the first step are good."""
         if self._kind == "halve" and self._good is None:
-            self._good = x.copy()
+            self._good, self._start = x.copy(), x.copy()
 
     def stop(self, why: str, *, told: bool) -> None:
         """Training ends here."""
@@ -105,9 +122,12 @@ class Recovery:
                 "training has diverged: %s; it stops here (a smaller --lr, or --on-divergence halve)", why
             )
 
-    def act(self, loss: float, x: Array, when: str, *, told: bool) -> bool:
-        """See a loss; whether x has been set back, to be trained on with half the learning rate."""
-        wrong = self._guard.see(loss)
+    def act(self, loss: float, x: Array, when: str, *, told: bool, same: bool = False) -> bool:
+        """See a loss; whether x has been set back, to be trained on with half the learning rate.
+
+        `same`: as `Guard.see` has it.
+        """
+        wrong = self._guard.see(loss, same=same)
         if wrong is None:
             if self._good is not None:
                 np.copyto(self._good, x)
@@ -115,12 +135,14 @@ class Recovery:
         if self._kind == "stop":
             self.stop(f"{wrong} in {when}", told=told)
             return False
-        back = self._good is not None
-        then = "back to the last good parameters with half the learning rate" if back else "ignored"
+        # A network that stands still has perhaps done so since before the last time that nothing was noticed.
+        to, name = (self._start, "start") if self._guard.still else (self._good, "last good parameters")
+        back = to is not None
+        then = f"back to the {name} with half the learning rate" if back else "ignored"
         self.told.append(f"{wrong} in {when}; {then}")
         if told:
             log.warning("training has diverged: %s", self.told[-1])
-        if self._good is not None:
-            np.copyto(x, self._good)
+        if to is not None:
+            np.copyto(x, to)
             self._guard.forget()
         return back

@@ -70,6 +70,11 @@ class Steps:
         self._step = 0
         self._loss = 0.0
         self._epoch_sums = [0.0, 0]
+        self._epoch_losses = [
+            0.0,
+            0.0,
+            0.0,
+        ]  # of the batches' mean losses: how many, their sum, the sum of their squares
         self._by_layer: Callable[[Batch, Ready], float] | None = None
 
     @property
@@ -101,8 +106,8 @@ class Steps:
         `each`: how many batches of the run, those of the other ranks included, go by with a batch here.
         """
         watch, seconds, log, origin = self.watch, self.watch.seconds, self.log, self.origin
-        sums = self._epoch_sums
-        sums[:] = 0.0, 0
+        sums, means = self._epoch_sums, self._epoch_losses
+        sums[:], means[:] = (0.0, 0), (0.0, 0.0, 0.0)
         for batch in batches:
             compute, exchange, update = seconds["compute"], seconds["exchange"], seconds["update"]
             wait, start = seconds["wait"], watch.last - origin
@@ -116,7 +121,9 @@ class Steps:
             sums[0] += self._loss
             sums[1] += batch.count
             if batch.count:
-                self.tell(self._step, self._loss / batch.count)
+                mean = self._loss / batch.count
+                means[:] = means[0] + 1, means[1] + mean, means[2] + mean * mean
+                self.tell(self._step, mean)
 
     def tell(self, step: int, loss: float) -> None:
         """Show how far the run is: which of its batches was done, with what mean loss."""

@@ -16,7 +16,7 @@ from paceline.comm._control import Control
 from paceline.comm._events import Events
 from paceline.data import Batches, Dataset
 from paceline.evaluation import Epoch, Score, agree_on_buffers, ratio, score_together
-from paceline.guard import Recovery
+from paceline.guard import Recovery, alike
 from paceline.models import Model
 from paceline.schedules import Schedule
 from paceline.steps import COLUMNS, Steps, free_of_charge
@@ -24,6 +24,8 @@ from paceline.stopwatch import Stopwatch
 from paceline.updates import Update
 
 Array = NDArray[Any]
+# The part by which the square of the parameters' norm changes in an epoch in which they do not move.
+UNMOVED = 1e-6
 __all__ = ["COLUMNS", "Exchange", "Worker"]
 
 
@@ -121,6 +123,7 @@ class Worker(Steps):
         self.control = Control(comm)
         self._on_epoch = on_epoch
         self._balanced = 0
+        self._norm = 0.0
         self._recovery = Recovery(self.on_divergence)
 
     def epochs(self) -> Iterator[int]:
@@ -183,11 +186,12 @@ class Worker(Steps):
         `guarded`: whether to look at the loss at all; a strategy whose ranks call `guard` themselves says no.
         """
         agree_on_buffers(self.model, self.control, trained=self._epoch_sums[1] > 0)
-        sums = self.control.total(np.array(self._epoch_sums))
+        mine = [*self._epoch_sums, *self._epoch_losses, float(self._moved())]
+        *sums, moved = self.control.total(np.array(mine))
         found = score_together(self.model, self.data.validation, self.control)
         loss = ratio(sums[0], sums[1]) or 0.0
         self.ended(epoch, loss, found)
-        back = guarded and self.guard(epoch, loss)
+        back = guarded and self.guard(epoch, loss, same=not moved and alike(*sums[2:]))
         if back:
             self.control.wait()  # where ranks share one x, nobody goes on before all have set it back
             self.watch.lap("evaluation")
@@ -234,11 +238,24 @@ class Worker(Steps):
         """Training has diverged and ends here: `epochs` has no more. Every rank must say so."""
         self._recovery.stop(why, told=self.rank == 0)
 
-    def guard(self, epoch: int, loss: float) -> bool:
-        """Act on a loss that has run away, on this rank alone; whether `model.x` was set back."""
+    def stands_still(self) -> bool:
+        """Whether all of this rank's batches of the epoch had one loss, and its parameters stayed as they were."""
+        return not self._moved() and alike(*self._epoch_losses)
+
+    def _moved(self) -> bool:
+        """Whether the parameters are others than when this was last asked."""
+        x = self.model.x
+        norm, self._norm = self._norm, float(np.dot(x, x))
+        return not abs(self._norm - norm) <= UNMOVED * norm
+
+    def guard(self, epoch: int, loss: float, *, same: bool = False) -> bool:
+        """Act on a loss that has run away, on this rank alone; whether `model.x` was set back.
+
+        `same`: whether all batches of the epoch had this loss, and the parameters have stayed where they were.
+        """
         if self.hollow:
             return False
-        back = self._recovery.act(loss, self.model.x, f"epoch {epoch + 1}", told=self.rank == 0)
+        back = self._recovery.act(loss, self.model.x, f"epoch {epoch + 1}", told=self.rank == 0, same=same)
         if back:
             self.rate /= 2
             self._states.clear()

@@ -58,7 +58,7 @@ class Psgd(OnOwnData):
                 me.step(me.model.g, batch.count)  # x_i <- x_i - eta grad f(x_i; B)
                 moved = moved or batch.count > 0
             loss = me.epoch_loss
-            back = me.guard(epoch, loss)
+            back = me.guard(epoch, loss, same=me.stands_still())
             settled = self.tolerance is not None and moved and before - loss < self.tolerance * before
             converged = settled and not back and me.diverged is None
             if converged or me.diverged is not None or epoch == me.last_epoch:
@@ -78,7 +78,7 @@ class Psgd(OnOwnData):
         parts = me.control.gather(np.array([[math.nan if value is None else value for value in mine]]))
         diverged = me.control.who(me.diverged is not None)
         if diverged.ranks and me.diverged is None:
-            me.stop(f"the loss of part {diverged.first} has run away")
+            me.stop(f"the loss of part {diverged.first} has run away or stands still")
         me.validate(epoch, guarded=False)
         average = me.test()
         if me.rank == 0:
