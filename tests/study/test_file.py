@@ -13,9 +13,11 @@ from paceline.launch import usable_cores
 from paceline.sim.options import Options
 from paceline.study._cells import Cell, asked_in, with_baselines
 from paceline.study._check import mistakes
-from paceline.study._file import BadStudyError, ranks_of, read
+from paceline.study._file import BadStudyError, read
+from paceline.study._values import ranks_of
 from tests.study.studies import PART, SETTINGS, write
 
+BOTH = "batch = 2\nbatch_per_rank = 2\n"
 BAD = {
     "": ["the file has no [[matrix]]: what to run is said there, as strategy = … and ranks = …"],
     "title = 3\nquestion = []\n" + PART: ["title must be a text; got 3", "question must be a text; got []"],
@@ -45,7 +47,7 @@ BAD = {
         "part 1: ranks must be a whole number of at least 1, or cores, or cores, at most 4; got 1.5",
         "part 1: ranks must be a whole number of at least 1, or cores, or cores, at most 4; got 'kernels'",
     ],
-    "[simulation]\njitter = 9\n" + PART: ["part 1: jitter must be a number from 0 to 2, as 0.2 for a fifth; got 9"],
+    "[simulation]\njitter = 9\n" + PART: ["[simulation]: jitter must be a number from 0 to 2, as 0.2 for a fifth; got 9"],
     PART + "[[published]]\n": ["published 1: strategy is missing", "published 1: it has neither seconds nor accuracy"],
     "published = 1\n" + PART: ["published must be tables, [[published]]"],
     PART + "[[published]]\nstrategy = 'sync'\nranks = [2, 4]\nseconds = [1]": [
@@ -56,12 +58,39 @@ BAD = {
     ],
     PART + "[[published]]\nstrategy = 'snyc'\nranks = 1.5\nseconds = 'x'\naccuracy = 90\nof = 'all'\npart = 'b'\nwho = 1": [
         "published 1: unknown key 'who'; choose one of strategy, of, what, source, setting, part, ranks, seconds, accuracy",
-        "published 1: seconds must be a number; got 'x'",
-        "published 1: accuracy must be a fraction, as 0.9 for 90 %; got 90",
-        "published 1: ranks must be a whole number of at least 1; got 1.5",
-        "published 1: of must be test or training; got 'all'",
         "published 1: the study has no strategy 'snyc'; choose one of serial, sync",
-        "published 1: the study has no part named 'b'; choose one of none",
+        "published 1: of must be test or training; got 'all'",
+        "published 1: the study has no part named 'b'; none of its parts has a name",
+        "published 1: ranks must be a whole number of at least 1; got 1.5",
+        "published 1: seconds must be a number from 0; got 'x'",
+        "published 1: accuracy must be a fraction, as 0.9 for 90 %; got 90",
+    ],
+    PART + "name = 'a'\n[[published]]\nstrategy = 3\nranks = -3\nseconds = nan\nof = 3\npart = 3": [
+        "published 1: strategy must be a text; got 3",
+        "published 1: of must be a text; got 3",
+        "published 1: part must be a text; got 3",
+        "published 1: ranks must be a whole number of at least 1; got -3",
+        "published 1: seconds must be a number from 0; got nan",
+    ],
+    PART + "lr = 'fast'\nbatch = -3\nlr_scaling = 'steep'": [
+        "part 1: lr must be a number above 0; got 'fast'",
+        "part 1: batch must be a whole number of at least 1; got -3",
+        "part 1: unknown lr-scaling 'steep'",
+    ],
+    # Nothing hides anything else: unknown keys, published figures, settings of all parts (said once), values of one list.
+    "[settings]\nlr = -1\nnone = 1\n" + PART.replace("1", "[1, true]") + PART + BOTH + "[[published]]\n": [
+        "[settings]: unknown key 'none'",
+        "[settings]: lr must be a number above 0; got -1",
+        "part 1: ranks must be a whole number of at least 1, or cores, or cores, at most 4; got True",
+        "published 1: strategy is missing",
+        "published 1: it has neither seconds nor accuracy",
+        "part 2: batch and batch-per-rank exclude each other",
+    ],
+    # What is simulated is checked also where nothing is.
+    "[simulation]\nnetwork = ['zzz', 'loopback']\nmachine = 'none.json'\n" + PART + "network = 'yyy'": [
+        "[simulation]: unknown network 'zzz'; choose one of",
+        "[simulation]: machine must be a file that is there; got 'none.json'",
+        "part 1: unknown network 'yyy'; choose one of",
     ],
 }  # fmt: skip
 
@@ -100,6 +129,9 @@ def test_cells_that_cannot_work_are_refused_together(
     strategy = ["sync", "snyc"]
     ranks = [2, 3]
     batch = 500
+    [[matrix]]
+    strategy = "snyc"
+    ranks = 0
     """
     assert main(["study", str(write(tmp_path, SETTINGS + parts))]) == 2
     said = capsys.readouterr()
@@ -110,6 +142,7 @@ def test_cells_that_cannot_work_are_refused_together(
         "2 masters need at least 3 ranks (2 + 1 worker); the job has 2",
         "part 2, snyc on 2 ranks (and 1 more cell): unknown strategy 'snyc'",
         "part 2, sync on 2 ranks (and 2 more cells): a batch of 500 is more than the 120 training samples of iris",
+        "part 3: ranks must be a whole number of at least 1, or cores, or cores, at most 4; got 0",
     ]
     assert list(tmp_path.iterdir()) == [tmp_path / "s.toml"]
 

@@ -74,7 +74,7 @@ def main(args: argparse.Namespace) -> int:
         if wrong := mistakes(cells):
             raise BadStudyError(wrong)
     except BadStudyError as bad:
-        for line in bad.lines:
+        for line in (*bad.lines, *(mistakes(bad.rest.cells(args.on)) if bad.rest else ())):
             print(f"paceline study: {args.file}: {line}", file=sys.stderr)
         return 2
     spell = _speller(cells)

@@ -56,6 +56,17 @@ class Failed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Told:
+    """What one study says of its runs."""
+
+    folder: Path
+    """Where its runs are."""
+    title: str | None
+    question: str | None
+    target_accuracy: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Context:
     """What is known of some folders of runs beside the runs themselves; of folders without a study: nothing.
 
@@ -66,15 +77,17 @@ class Context:
     title: str | None = None
     question: str | None = None
     target_accuracy: float | None = None
-    """A fraction, of the test samples."""
+    """A fraction, looked for on the validation samples; None where studies do not agree on one: see `studies`."""
     published: tuple[Published, ...] = ()
     failed: tuple[Failed, ...] = ()
+    studies: tuple[Told, ...] = ()
+    """Each of the studies, in the order in which their folders were named."""
 
 
 def context_of(places: Iterable[str | Path]) -> Context:
     """What the studies say to which some folders belong, each a folder of runs or a run.
 
-    Where several do not agree on a title, question or target, there is none. What cannot be read is left out, with a
+    Where several do not agree on a title, question or target, there is none that holds for all: `studies` has each's. What cannot be read is left out, with a
     warning.
 
     >>> import tempfile
@@ -85,10 +98,13 @@ def context_of(places: Iterable[str | Path]) -> Context:
     ('ring or tree', 0.9, ())
     """
     studies: list[dict[str, Any]] = []
+    each: list[Told] = []
     failed: list[Failed] = []
     for place in dict.fromkeys(map(_home, map(Path, places))):
         if (place / STUDY).is_file() and (told := _read(place / STUDY)) is not None:
             studies.append(told)
+            known = {name: told.get(name) for name in ("title", "question", "target_accuracy")}
+            each.append(Told(folder=place, **known))
         if (place / FAILED).is_dir():
             files = sorted((place / FAILED).glob("*.json"))
             failed += [cell for file in files if (cell := _failed(file)) is not None]
@@ -99,6 +115,7 @@ def context_of(places: Iterable[str | Path]) -> Context:
         target_accuracy=_agreed(studies, "target_accuracy"),
         published=tuple(dict.fromkeys(map(_published, published))),
         failed=tuple(failed),
+        studies=tuple(each),
     )
 
 

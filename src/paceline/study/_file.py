@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from paceline.config import Config
 from paceline.errors import UsageError
-from paceline.launch import usable_cores
 from paceline.sim.options import NAMES as SIMULATION
 from paceline.sim.options import PLACES, Options
 from paceline.study._cells import Cell, in_order, unique, with_baselines
 from paceline.study._published import published_of
+from paceline.study._values import SETTINGS, mistake, ranks_of
 
 TOP = ("title", "question", "target_accuracy", "timeout", "settings", "matrix", "simulation", "published")
-# A replay is a copy of one run's settings: what its record says is not what the study asked for.
-SETTINGS = (*(setting.name for setting in fields(Config) if setting.name != "replay"), "ranks")
-CORES = re.compile(r"cores(?:,? at most (\d+))?")
 
 
 class BadStudyError(UsageError):
@@ -32,9 +28,11 @@ class BadStudyError(UsageError):
     part 2: no ranks
     """
 
-    def __init__(self, lines: list[str]) -> None:
+    def __init__(self, lines: list[str], rest: Study | None = None) -> None:
         super().__init__("\n".join(lines))
         self.lines = lines
+        self.rest = rest
+        """The parts of it with which nothing is wrong so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +49,12 @@ class Part:
         if simulation is not None:
             own = {name: values for name, values in self.axes.items() if name in SIMULATION}
             axes |= {**simulation, **own}
+        axes = {name: values for name, values in axes.items() if values}  # where none is right: without it
         for values in itertools.product(*axes.values()):
             chosen = dict(zip(axes, values, strict=True))
             options = {name: chosen.pop(name) for name in SIMULATION if name in chosen}
             try:
-                ranks = ranks_of(chosen.pop("ranks"))
+                ranks = ranks_of(chosen.pop("ranks", 1))
                 config = Config(**chosen)
                 made = None if simulation is None else Options(**options)
                 yield Cell(config=config, ranks=ranks, options=made, part=self.label)
@@ -104,21 +103,6 @@ class Study:
         }
 
 
-def ranks_of(given: Any) -> int:
-    """A number of ranks: a number, or as many as there are cores, 2 at the least.
-
-    >>> ranks_of(4), ranks_of("cores, at most 2")
-    (4, 2)
-    """
-    if isinstance(given, str) and (found := CORES.fullmatch(given)):
-        return max(2, min(usable_cores(), int(found[1] or usable_cores())))
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise UsageError(
-            f"ranks must be a whole number of at least 1, or cores, or cores, at most 4; got {given!r}"
-        )
-    return given
-
-
 def read(path: Path) -> Study:
     """The study of a file; all that is wrong with its settings is said at once, in a BadStudyError."""
     try:
@@ -133,8 +117,10 @@ def read(path: Path) -> Study:
             wrong.append(f"{name} must be a text; got {told[name]!r}")
     target = _number(told, "target_accuracy", wrong, most=1, hint=": a fraction, as 0.9 for 90 %")
     timeout = _number(told, "timeout", wrong, hint=" of seconds that a run may take")
+    before = len(wrong)
     everywhere = _table(told, "settings", (*SETTINGS, *SIMULATION), wrong)
     simulation = _table(told, "simulation", SIMULATION, wrong)
+    shared = len(wrong) == before
     parts = _parts(told.get("matrix"), everywhere, wrong)
     study = Study(
         file=path,
@@ -146,12 +132,12 @@ def read(path: Path) -> Study:
         simulation=simulation,
         published=tuple(published_of(told.get("published", []), parts, wrong)),
     )
-    if not wrong:
-        for part in parts:
-            for options in (None, simulation):
-                list(part.cells(options, wrong))
+    for part in parts:
+        for options in (None, simulation):
+            list(part.cells(options, wrong))
     if wrong:
-        raise BadStudyError(wrong)
+        right = [part for part in parts if not any(line.startswith(f"{part.label}: ") for line in wrong)]
+        raise BadStudyError(wrong, replace(study, parts=tuple(right)) if shared else None)
     return study
 
 
@@ -166,8 +152,7 @@ def _parts(matrix: Any, everywhere: dict[str, list[Any]], wrong: list[str]) -> l
         if name is not None and not isinstance(name, str):
             wrong.append(f"{label}: name must be a text; got {name!r}")
         settings = {key: value for key, value in given.items() if key != "name"}
-        wrong += _unknown(label, settings, (*SETTINGS, *SIMULATION))
-        axes = {**everywhere, **_axes(label, settings, wrong)}
+        axes = {**everywhere, **_axes(label, settings, (*SETTINGS, *SIMULATION), wrong)}
         if "strategy" not in axes:
             wrong.append(f"{label}: strategy is missing")
         if axes.get("strategy") == ["serial"]:
@@ -187,26 +172,27 @@ def _table(
     if not isinstance(table, dict):
         wrong.append(f"{name} must be a table, [{name}]; got {table!r}")
         return {}
-    wrong += _unknown(f"[{name}]", table, known)
-    return _axes(f"[{name}]", table, wrong)
+    return _axes(f"[{name}]", table, known, wrong)
 
 
-def _axes(where: str, table: Mapping[str, Any], wrong: list[str]) -> dict[str, list[Any]]:
-    """Every setting as a list, whatever dashes it is spelled with."""
+def _axes(
+    where: str, table: Mapping[str, Any], known: tuple[str, ...], wrong: list[str]
+) -> dict[str, list[Any]]:
+    """Every setting as the list of its values that are right, whatever dashes it is spelled with."""
+    wrong += _unknown(where, table, known)
     axes: dict[str, list[Any]] = {}
     for given, value in table.items():
         name = given.replace("-", "_")
+        if name not in known:
+            continue
         values = value if isinstance(value, list) else [value]
         if name in axes:
             wrong.append(f"{where}: {name} is given twice, with a dash and with an underscore")
         if not values:
             wrong.append(f"{where}: {given} is an empty list")
-        wrong += [
-            f"{where}: {given} must be a text, a number or a list of them; got {inner!r}"
-            for inner in values
-            if not isinstance(inner, str | int | float)
-        ]
-        axes[name] = list(dict.fromkeys(inner for inner in values if isinstance(inner, str | int | float)))
+        found = [(inner, mistake(name, inner)) for inner in values]
+        wrong += dict.fromkeys(f"{where}: {why}" for _, why in found if why is not None)
+        axes[name] = list(dict.fromkeys(inner for inner, why in found if why is None))
     return axes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -59,30 +60,42 @@ def _figures(table: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _mistakes(figure: Mapping[str, Any], strategies: list[str], parts: Sequence[Part]) -> Iterator[str]:
+    """What is wrong with a figure, one thing of each key."""
     for name in figure:
         if name not in (*TEXTS, *NUMBERS):
             yield f"unknown key {name!r}; choose one of {', '.join((*TEXTS, *NUMBERS))}"
-    for name in TEXTS:
-        if not isinstance(figure.get(name, ""), str):
-            yield f"{name} must be a text; got {figure[name]!r}"
-    for name in NUMBERS:
-        value = figure.get(name, 1)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
-            yield f"{name} must be a number; got {value!r}"
     if "strategy" not in figure:
         yield "strategy is missing"
     if "seconds" not in figure and "accuracy" not in figure:
         yield "it has neither seconds nor accuracy"
-    accuracy = figure.get("accuracy")
-    if isinstance(accuracy, int | float) and accuracy > 1:
-        yield f"accuracy must be a fraction, as 0.9 for 90 %; got {accuracy!r}"
-    ranks = figure.get("ranks", 1)
-    if isinstance(ranks, float) or (isinstance(ranks, int) and ranks < 1):
-        yield f"ranks must be a whole number of at least 1; got {ranks!r}"
-    if figure.get("of", "test") not in ("test", "training"):
-        yield f"of must be test or training; got {figure['of']!r}"
-    if isinstance(name := figure.get("strategy", SERIAL), str) and name not in strategies:
-        yield f"the study has no strategy {name!r}; choose one of {', '.join(dict.fromkeys(strategies))}"
+    for name in (name for name in (*TEXTS, *NUMBERS) if name in figure):
+        value = figure[name]
+        rule = _text(name, value, strategies, parts) if name in TEXTS else _number(name, value)
+        if rule is not None:
+            yield rule
+
+
+def _text(name: str, value: Any, strategies: list[str], parts: Sequence[Part]) -> str | None:
+    if not isinstance(value, str):
+        return f"{name} must be a text; got {value!r}"
+    if name == "of" and value not in ("test", "training"):
+        return f"of must be test or training; got {value!r}"
+    if name == "strategy" and value not in strategies:
+        return f"the study has no strategy {value!r}; choose one of {', '.join(dict.fromkeys(strategies))}"
     names = [part.name for part in parts if part.name is not None]
-    if "part" in figure and figure["part"] not in names:
-        yield f"the study has no part named {figure['part']!r}; choose one of {', '.join(names) or 'none'}"
+    if name == "part" and value not in names:
+        choices = f"choose one of {', '.join(names)}" if names else "none of its parts has a name"
+        return f"the study has no part named {value!r}; {choices}"
+    return None
+
+
+def _number(name: str, value: Any) -> str | None:
+    real = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if name == "ranks":
+        whole = real and isinstance(value, int) and value >= 1
+        return None if whole else f"ranks must be a whole number of at least 1; got {value!r}"
+    if not real or value < 0:
+        return f"{name} must be a number from 0; got {value!r}"
+    if name == "accuracy" and value > 1:
+        return f"accuracy must be a fraction, as 0.9 for 90 %; got {value!r}"
+    return None
