@@ -11,7 +11,7 @@ and the same with `srun -n 4 --mpi=pmi2` in the place of `mpiexec -n 4`.
 import argparse
 import json
 import sys
-from time import perf_counter
+import time
 
 import numpy as np
 from async_network import AsynchronicNeuralNetwork
@@ -30,7 +30,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         if rank() == 0:
-            print(f"{self.prog}: {message}", file=sys.stderr)
+            print(f"{self.prog}: {message}", file=sys.stderr, flush=True)
+        time.sleep(
+            0 if launch.world() is None else 0.5
+        )  # the first rank that leaves ends all: not before it is said
         sys.exit(2)
 
 
@@ -94,9 +97,9 @@ def main():
         np.random.seed(asked.seed + rank())  # noqa: NPY002
     training_data, validation_data, test_data = load_mnist(asked.images)
     network = make(asked)
-    start = perf_counter()
+    start = time.perf_counter()
     network.fit(training_data, None if asked.json else validation_data)
-    seconds = perf_counter() - start
+    seconds = time.perf_counter() - start
     if rank() != 0:
         return
     accuracy = network.validate(test_data) / len(test_data[0])  # MPI has ended

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from paceline.launch._guard import _say, abort_on_error
 from paceline.launch._prepare import prepared
 from paceline.launch._threads import threads_of_rank
 from paceline.launch._world import verify, world
+
+MOMENT = 0.5  # seconds for rank 0 to say why all leave
 
 
 @contextlib.contextmanager
@@ -32,27 +35,35 @@ def by_hand(MPI: Any) -> Iterator[Any]:
     """
     from paceline.pools import held_to
 
+    own = not MPI.Is_initialized()
     try:
         if MPI.Is_finalized():
             raise UsageError("MPI has been ended in this process, and cannot be started a second time")
-        own = not MPI.Is_initialized()
         if own:
             with prepared(*MPI.get_vendor()):
                 MPI.Init_thread()  # Init would ask for one thread: MPICH then waits in a way that is slow on shared cores
-        try:
-            verify(MPI.COMM_WORLD.Get_size())
-            comm = MPI.COMM_WORLD.Dup()
-            with abort_on_error(comm), held_to(min(threads_of_rank(comm), _given())):
-                yield comm
-            comm.Free()
-        finally:
-            if own:
-                MPI.Finalize()
     except UsageError as error:
-        here = world()
-        if here is None or here.rank == 0:
-            _say(f"{Path(sys.argv[0]).name or 'paceline'}: {error}")
+        _say_first(error)
+        time.sleep(MOMENT)  # a launcher ends all ranks with the first that leaves: not before it has spoken
         raise SystemExit(2) from None
+    try:
+        verify(MPI.COMM_WORLD.Get_size())
+        comm = MPI.COMM_WORLD.Dup()
+        with abort_on_error(comm), held_to(min(threads_of_rank(comm), _given())):
+            yield comm
+        comm.Free()
+    except UsageError as error:
+        _say_first(error)  # the others wait for it in Finalize
+        raise SystemExit(2) from None
+    finally:
+        if own:
+            MPI.Finalize()
+
+
+def _say_first(error: UsageError) -> None:
+    here = world()
+    if here is None or here.rank == 0:
+        _say(f"{Path(sys.argv[0]).name or 'paceline'}: {error}")
 
 
 def _given() -> int:
