@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from paceline.launch._cores import machine_cores
 from paceline.launch._guard import forget_segments
 from paceline.launch._home import home_settings
 from paceline.launch._library import TITLES, Library, installed_wheels
@@ -45,7 +46,8 @@ def prepared(vendor: str, version: tuple[int, ...]) -> Iterator[None]:
     by_slurm = here.launcher == "srun" and "PMI_FD" in os.environ
     if library.kind == "mpich" and library.wheel and by_slurm and not one_node:
         interpose()
-    _, settings = for_library(library, crowded=False, one_node=one_node)
+    crowded = here.local_size > machine_cores()
+    _, settings = for_library(library, crowded=crowded, one_node=one_node)
     # A cluster's own Open MPI was set up by someone who knows its network.
     chosen = settings if library.wheel or one_node else {}
     with _variables(chosen | home_settings()):
