@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import zipfile
+import zlib
 from collections.abc import Iterable
 from dataclasses import fields
 from functools import cached_property
@@ -18,6 +19,7 @@ from paceline.config import Config
 from paceline.errors import UsageError
 from paceline.models import Model
 from paceline.models._state import BUFFER, put_state
+from paceline.record._sound import check
 
 # What every record says, whatever version wrote it.
 KEYS = {
@@ -141,14 +143,14 @@ class Run:
                 return dict(arrays)
         except FileNotFoundError:
             raise UsageError(f"the run {self.folder} has no {name}: it has not ended") from None
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise UsageError(f"{self.folder / name} cannot be read: {error}") from None
 
 
 def find_runs(places: Iterable[str | Path]) -> list[Run]:
     """The complete runs among some folders, each a run or a folder of runs, oldest name first.
 
-    A run that cannot be read is left out, with a warning.
+    A run that is damaged or cannot be read is left out, with a warning.
     """
     found: list[Path] = []
     for place in map(Path, places):
@@ -166,7 +168,7 @@ def find_runs(places: Iterable[str | Path]) -> list[Run]:
         try:
             run = Run(folder)
             if run.complete:
-                _ = run.config, run.environment, run.summary
+                check(run)
                 runs.append(run)
         except UsageError as error:
             logging.getLogger(__name__).warning("left out: %s", error)

@@ -1,0 +1,151 @@
+"""Whether a record says what its readers take from it: files that were cut off or edited are told, not believed."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.record._reader import Run
+
+Test = Callable[[Any], bool]
+KINDS = ("compute", "exchange", "wait", "update")
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _amount(value: Any) -> bool:
+    return _number(value) and value >= 0
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _some(value: Any) -> bool:
+    return _whole(value) and value > 0
+
+
+def _share(value: Any) -> bool:
+    return _number(value) and 0 <= value <= 1
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_text, value))
+
+
+def _seconds(value: Any) -> bool:
+    return _object(value) and all(_amount(value.get(kind)) for kind in KINDS)
+
+
+def _simulated(value: Any) -> bool:
+    return _object(value) and _text(value.get("network"))
+
+
+# What each file must say; a name in brackets may also be null or not there.
+FILES: dict[str, dict[str, Test]] = {
+    "config.json": {
+        "data": _text, "model": _text, "strategy": _text, "update": _text, "schedule": _text, "lr_scaling": _text,
+        "dtype": _text, "lr": _number, "epochs": _whole, "seed": _whole, "ranks": _some, "(classes)": _whole,
+        "(batch)": _some, "(batch_per_rank)": _some, "(draws)": _some, "(samples)": _whole, "(simulated)": _simulated,
+    },
+    "environment.json": {
+        "python": _text, "packages": _object, "system": _text, "processor": _text, "cores": _some, "(mpi)": _text,
+    },
+    "summary.json": {
+        "train_seconds": _amount, "seconds": _seconds, "bytes_sent": _amount, "threads": _some, "parameters": _whole,
+        "global_batch": _some, "data": _text, "(messages_sent)": _amount, "(steps)": _whole,
+        "(samples_per_second)": _amount, "(test_accuracy)": _share, "(test_loss)": _number, "(loss)": _number,
+        "(diverged)": _text, "(findings)": _object, "(remarks)": _texts,
+    },
+}  # fmt: skip
+EPOCH: dict[str, Test] = {
+    "epoch": _whole, "train_seconds": _amount, "(loss)": _number, "(validation_accuracy)": _share,
+}  # fmt: skip
+# Of the strategies that write a table of their own: its name and columns.
+TABLES = {
+    "parameter-server": ("updates.npz", ("master", "event", "worker", "tau")),
+    "hogwild": ("staleness.npz", ("rank", "tau")),
+}
+STEPS = ("rank", "step", "epoch", "count")
+
+
+def check(run: Run) -> None:
+    """Refuse a run with a file that is missing, cut off, or says what cannot be.
+
+    Of tables the beginnings alone are read: they can be large.
+    """
+    for name, values in (
+        ("config.json", run.config),
+        ("environment.json", run.environment),
+        ("summary.json", run.summary),
+    ):
+        _check(run.folder / name, values, FILES[name])
+    if run.simulated is None and run.summary.get("steps") and not run.summary["train_seconds"]:
+        raise UsageError(f"{run.folder / 'summary.json'} is damaged: train_seconds is 0")
+    for number, epoch in enumerate(run.epochs, 1):
+        _check(run.folder / "epochs.jsonl", epoch, EPOCH, f"in line {number} ")
+    if not run.epochs and run.summary.get("loss") is not None:
+        raise UsageError(f"the run {run.folder} has no epochs.jsonl")
+    _check_table(run.folder / "steps.npz", STEPS)
+    strategy = str(run.config["strategy"]).partition(":")[0]
+    if strategy in TABLES and "staleness" in (run.summary.get("findings") or {}):
+        name, columns = TABLES[strategy]
+        _check_table(run.folder / name, columns)
+
+
+def _check(path: Path, values: Any, tests: dict[str, Test], where: str = "") -> None:
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} is damaged: {where}{_shown(values)} is no object")
+    for key, test in tests.items():
+        name = key.strip("()")
+        if key not in values and values.get(name) is None and name != key:
+            continue
+        if name not in values or not test(values[name]):
+            raise UsageError(f"{path} is damaged: {where}{name} is {_shown(values.get(name, 'missing'))}")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if isinstance(value, str) and value != "missing" else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _check_table(path: Path, columns: tuple[str, ...]) -> None:
+    """Whether a file of columns has these, all equally long, as far as their beginnings tell."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            lengths = {name: _length(file.open(f"{name}.npy")) for name in columns}
+    except FileNotFoundError:
+        raise UsageError(f"the run {path.parent} has no {path.name}") from None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{path} cannot be read: {str(error).strip(chr(34)).lower()}") from None
+    if len(set(lengths.values())) != 1:
+        raise UsageError(f"{path} is damaged: its columns are not equally long")
+
+
+def _length(file: IO[bytes]) -> int:
+    """Of an array in a file, from its header."""
+    with file:
+        major, _ = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+        shape, _, _ = read(file)
+    if len(shape) != 1:
+        raise ValueError(f"a column has shape {shape}")
+    return int(shape[0])
