@@ -119,7 +119,7 @@ def test_targets(matrix: Path, runs: list[Run]) -> None:
     context = Context(target_accuracy=0.3)
     assert "target of 2.00 %, as asked for" in said(document_of(found, target=0.02, context=context))
     nobody = said(document_of(found, target=1.0))
-    assert "nothing reached the target of 100.00 %, as asked for; nearest came " in nobody
+    assert "Nothing reached the target of 100.00 %, as asked for; nearest came " in nobody
     for wrong in (0.0, 92.0):
         with pytest.raises(UsageError, match=r"must be above 0 and at most 1; got"):
             document_of(runs, target=wrong)
@@ -140,7 +140,7 @@ def test_who_was_first(runs: list[Run], tmp_path: Path) -> None:
         made.append(Run(run.folder))
     page = document_of(made)
     assert (
-        "first to reach the target of 89.00 %, one point below the best serial accuracy on the validation samples: "
+        "First to reach the target of 89.00 %, one point below the best serial accuracy on the validation samples: "
         "sync, 1 rank, in 2.00 s; serial took 3.00 s; not reached by hogwild." in said(page)
     )
     bars = next(block for block in page.blocks() if isinstance(block, Bars) and block.name == "to-target-1")
@@ -154,15 +154,19 @@ def test_who_was_first(runs: list[Run], tmp_path: Path) -> None:
 
 def test_two_machines(matrix: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    shutil.copytree(matrix, other, ignore=shutil.ignore_patterns("*.npz", "costs.json"))
+    shutil.copytree(matrix, other, ignore=shutil.ignore_patterns("model.npz", "costs.json"))
     for path in other.glob("*/environment.json"):
         rewrite(path, processor="one of theirs", host="elsewhere", cores=64)
     first, both = document_of(find_runs([matrix])), document_of(find_runs([matrix, other]))
-    assert [section.title for section in both.sections] == ["iris, mlp:8", "iris, mlp:8", "Environment"]
+    assert [section.title for section in both.sections] == [
+        f"iris, mlp:8, on {PROCESSOR}",
+        "iris, mlp:8, on one of theirs",
+        "Environment",
+    ]
     notes = [section.note for section in both.sections[:2]]
     assert notes[0].endswith(f"on {PROCESSOR}")
     assert notes[1].endswith("on one of theirs")
-    assert both.sections[0] == first.sections[0]  # nothing of the other's is mixed in
+    assert both.sections[0].sections == first.sections[0].sections  # nothing of the other's is mixed in
     shown = table(both, "environment")
     assert [column.name for column in shown.columns] == ["what", "machine 1", "machine 2"]
     facts = {row[0]: row[1:] for row in shown.rows}

@@ -271,11 +271,11 @@ def test_the_table_of_results(page: Document, raw: dict[str, list[Raw]]) -> None
 
 def test_what_is_said_first(page: Document, raw: dict[str, list[Raw]]) -> None:
     (said,) = page.summary
-    verdict, first, foretold = said.lines
+    _, simulated, first, foretold = said.lines
     assert said.title == "iris, mlp:8"
-    assert "simulated: " in verdict
-    assert first.startswith(("first to reach the target of ", "nothing reached the target of "))
-    assert foretold.startswith(("simulated: first to reach", "simulated: nothing reached"))
+    assert simulated.startswith("Simulated: ")
+    assert first.startswith(("First to reach the target of ", "Nothing reached the target of "))
+    assert foretold.startswith(("Simulated: first to reach", "Simulated: nothing reached"))
     costs = next(one for one in page.sections[0].sections if one.title == "What each strategy costs")
     (listed,) = costs.blocks
     strategies = {strategy for strategy, *_ in MATRIX}

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -154,6 +154,7 @@ def test_origins_are_told_apart_without_colour() -> None:
 @given(
     st.lists(st.floats(1e-6, 1e9), min_size=1, max_size=6), st.booleans(), st.booleans(), st.integers(2, 12)
 )
+@example([712_818_183.0, 713_181_819.0], False, False, 2)
 def test_ticks_are_inside_and_differ(values: list[float], log: bool, percent: bool, most: int) -> None:
     axis = Axis(label="value", log=log, percent=percent)
     low, high = limits(axis, values)

@@ -7,8 +7,9 @@ import pytest
 from paceline import UsageError
 from paceline.record import Run
 from paceline.report import document_of, write_report
+from paceline.report._problem import problem_of
 from paceline.report._results import COLUMNS, cells
-from paceline.report._rows import Row, problem_of, rows_of
+from paceline.report._rows import Row, rows_of
 from paceline.report._verdict import verdict
 from paceline.report._words import seconds
 from paceline.report.accuracy import accuracy
@@ -121,7 +122,7 @@ def test_accuracies_that_do_not_differ_are_not_drawn(runs: list[Run], tmp_path: 
         ({"sync": 2.0}, "sync, 1 rank, in 2.00 s is the fastest; there is no serial run to compare it with."),
         (
             {"serial": 2.0, "sync": 4.0, "sync:balance=true": 5.0},
-            "nothing was faster than serial; nearest came sync, 1 rank, in 4.00 s, at 0.50 times its speed.",
+            "Nothing was faster than serial; nearest came sync, 1 rank, in 4.00 s, at 0.50 times its speed.",
         ),
         (
             {"serial": 3.0, "sync": 2.0},
@@ -136,7 +137,7 @@ def test_what_was_bought_in_words(
         altered(runs[0], tmp_path, strategy=name, train_seconds=took, threads=1, test_accuracy=0.9)
         for name, took in tried.items()
     ]
-    assert verdict(rows_of(made)) == said
+    assert verdict(rows_of(made)) == (said,)
 
 
 def test_the_page_opens_with_an_item_for_each_problem(runs: list[Run], tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_the_command_writes_all_that_is_asked_for(
     assert "serial, 1 rank" in printed
     assert printed.endswith("report: a.md\nreport: a.pdf\nfiles: figures\nfiles: tables\n")
     assert (tmp_path / "a.md").read_text().startswith("# Mine\n")
-    assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".png", ".svg"}
+    assert {path.suffix for path in (tmp_path / "figures").glob("[!.]*")} == {".png", ".svg"}
     assert (tmp_path / "tables/results-1.csv").read_text().startswith("strategy,ranks,time (s),")
     assert not (tmp_path / "report.html").exists()
     assert main(["report", "runs"]) == 0

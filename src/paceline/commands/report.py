@@ -19,25 +19,31 @@ examples:
   paceline report runs -o report.html
   paceline report runs -o report.md -o report.pdf --figures figures --tables tables --target 0.9
 """
-    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs, or folders that hold some")
+    parser.add_argument("runs", nargs="+", type=_path, help="folders of runs, or folders that hold some")
     parser.add_argument(
-        "-o", "--out", type=Path, action="append", metavar="FILE",
+        "-o", "--out", type=_path, action="append", metavar="FILE",
         help="a page (.html), text with its figures beside it (.md) or pages to print (.pdf); may be given again "
         f"(default: {DEFAULT})",
     )  # fmt: skip
-    parser.add_argument("--figures", type=Path, metavar="DIR", help="every figure as PNG and SVG")
+    parser.add_argument("--figures", type=_path, metavar="DIR", help="every figure as PNG and SVG")
     parser.add_argument(
-        "--tables", type=Path, metavar="DIR", help="every table and every figure's data as CSV"
+        "--tables", type=_path, metavar="DIR", help="every table and every figure's data as CSV"
     )
     parser.add_argument(
         "--target", type=float, metavar="FRACTION",
-        help="test accuracy to be reached (default: the study's, else a point below serial's best)",
+        help="accuracy to be reached, on the validation samples (default: the study's, else a point below serial's best)",
     )  # fmt: skip
     parser.add_argument("--title", help="the report's title (default: the study's)")
     parser.add_argument(
-        "--bench", type=Path, action="append", default=[], metavar="FILE",
+        "--bench", type=_path, action="append", default=[], metavar="FILE",
         help="results of `paceline bench allreduce --json FILE`, to be shown as well",
     )  # fmt: skip
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("must be a name; got an empty one")
+    return Path(text)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -79,7 +85,7 @@ def _print_results(document: Document) -> None:
         print(f"\n{', '.join(filter(None, (section.title, section.note)))}")
         _print_table(next(block for block in section.blocks if isinstance(block, Table)))
         for line in lines:
-            print(line.removeprefix(f"{section.title}: "))
+            print(line)
     print()
 
 

@@ -37,8 +37,9 @@ def table_of(figure: Figure) -> Table:
 
 def _lines(figure: Lines) -> tuple[list[Column], list[tuple[Value, ...]]]:
     x, y = _kind(figure.x), _kind(figure.y)
+    across = figure.x.label + " (bytes)" * figure.x.sizes
     columns = [
-        Column(name="curve"), Column(name=figure.x.label, kind=x), Column(name=figure.y.label, kind=y),
+        Column(name="curve"), Column(name=across, kind=x), Column(name=figure.y.label, kind=y),
         Column(name="least", kind=y), Column(name="most", kind=y), Column(name="origin"), Column(name="note"),
     ]  # fmt: skip
     several = len({curve.origin for curve in figure.curves}) > 1

@@ -10,12 +10,14 @@ from paceline.report import _ticks
 from paceline.report._measure import LINE, width_of, wrap
 from paceline.report._sheet import NARROW, Entry, Legend, Sheet, grid
 from paceline.report.document import Curve, Lines, Origin
-from paceline.report.palette import GREY, INK, ORIGINS, PUBLISHED, Style, origins_of, style_of
+from paceline.report.palette import GREY, INK, ORIGINS, PUBLISHED, Style, origins_of, style_of, variant_of
 
 # A curve of more points has markers at some places only, to tell it from others, and its spread as a band.
 FEW = 16
 # A curve of more points says its values at so many places; the table has all.
 HITS = 120
+# So far above the curves, or above its own start, a line that they are held against is drawn.
+BEYOND = 1.5
 OURS: tuple[Origin, ...] = ("measured", "simulated", "published")
 
 
@@ -26,7 +28,13 @@ class LinesDrawing:
         self, figure: Lines, width: float, size: float, among: Sequence[str], *, titled: bool
     ) -> None:
         self.figure, self.width, self.size = figure, width, size
-        self.styles = {curve.strategy: style_of(curve.strategy, among) for curve in figure.curves}
+        looks = {curve.strategy: style_of(curve.strategy, among) for curve in figure.curves}
+        self.styles = {
+            (curve.strategy, curve.variant): variant_of(
+                looks[curve.strategy], curve.strategy, among, curve.variant
+            )
+            for curve in figure.curves
+        }
         narrow = width < NARROW
         self.title = wrap(figure.title, size + 1, width, bold=True) if titled else []
         self.above = wrap(figure.y.label, size, width)
@@ -91,13 +99,16 @@ class LinesDrawing:
         return found
 
     def _key(self, curve: Curve) -> Any:
-        style = self.styles[curve.strategy]
+        style = self.styles[curve.strategy, curve.variant]
+        look = _marker_look(curve.origin, style)
+        if curve.hollow and all(curve.hollow):
+            look |= {"markerfacecolor": "white", "fillstyle": "full"}
 
         def show(sheet: Sheet, left: float, right: float, y: float) -> None:
             if curve.joined:
                 sheet.line([left, right], [y, y], **_line_look(curve.origin, style))
             if ORIGINS[curve.origin].marked:
-                sheet.line([(left + right) / 2], [y], **_marker_look(curve.origin, style))
+                sheet.line([(left + right) / 2], [y], **look)
 
         return show
 
@@ -109,7 +120,7 @@ class LinesDrawing:
         across: tuple[float, float],
         up: tuple[float, float],
     ) -> None:
-        style, origin = self.styles[curve.strategy], ORIGINS[curve.origin]
+        style, origin = self.styles[curve.strategy, curve.variant], ORIGINS[curve.origin]
         xs = [_usable(x, self.figure.x.log) for x in curve.x]
         ys = [_usable(y, self.figure.y.log) for y in curve.y]
         if curve.joined:
@@ -126,7 +137,8 @@ class LinesDrawing:
             hollow = curve.hollow or (False,) * len(xs)
             for empty in (False, True):
                 some = [k for k in shown if hollow[k] == empty]
-                look = _marker_look(curve.origin, style) | ({"markerfacecolor": "white"} if empty else {})
+                look = _marker_look(curve.origin, style)
+                look |= {"markerfacecolor": "white", "fillstyle": "full"} if empty else {}
                 if some:
                     axes.plot([xs[k] for k in some], [ys[k] for k in some], clip_on=False, **look)
         for k in inside[:: max(1, -(-len(inside) // HITS))]:
@@ -153,10 +165,12 @@ def _values(figure: Lines) -> tuple[list[float], list[float]]:
     """Every x, and every y with its spread: what the axes must hold."""
     xs = [x for curve in figure.curves for x, y in zip(curve.x, curve.y, strict=True) if y is not None]
     ys = [y for curve in figure.curves for y in curve.y]
-    # A line that others are held against does not make the axis longer than they need.
+    # A line that others are held against does not make the axis much longer than they need, but is seen.
     ours = [y for curve in figure.curves if curve.origin != "ideal" for y in curve.y]
-    if any(y is not None for y in ours) and not figure.y.log:
-        ys = ours
+    ideal = [y for curve in figure.curves if curve.origin == "ideal" for y in curve.y if y is not None]
+    highest = max((y for y in ours if y is not None), default=None)
+    if highest is not None and not figure.y.log:
+        ys = ours + ([min(max(ideal), BEYOND * max(highest, min(ideal)))] if ideal else [])
     spreads = [*(c.low or () for c in figure.curves), *(c.high or () for c in figure.curves)]
     ys += [y for spread in spreads for y in spread]
     ys += [figure.level[0]] if figure.level is not None else []

@@ -38,7 +38,7 @@ def environment(runs: Sequence[Run]) -> Section:
         blocks=(
             Table(
                 name="environment",
-                title="Environment",
+                title="",
                 columns=(Column(name="what"), *(Column(name=head or "machine") for head in heads)),
                 rows=tuple(rows),
             ),

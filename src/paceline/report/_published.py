@@ -95,7 +95,7 @@ def published(rows: Sequence[Row], figures: Sequence[Published], number: int) ->
         blocks=(
             Table(
                 name=f"published-{number}",
-                title="Published figures beside ours",
+                title="",
                 columns=tuple(columns[k] for k in shown),
                 rows=tuple(tuple(line[k] for k in shown) for line in lines),
                 caption=NOTE,

@@ -24,13 +24,14 @@ COLUMNS = (
     Column(name="seeds", kind="count"),
 )
 NOTE = (
-    "Means over the runs of a row. Tinted: the fastest row that did not diverge and whose accuracy is within a point of "
-    "the best serial row's (of the best row's, where there is no serial one). time: of training, without evaluation. "
+    "Means over the runs of a row. Tinted: the fastest row that learned something, did not diverge and whose accuracy is "
+    "within a point of the best serial row's (of the best row's, where there is no serial one). time: of training, without "
+    "evaluation. samples/s: the samples of all runs of a row by the seconds of all of them, which is no mean. "
     "speedup: against the fastest serial row. MB sent: by all ranks together. threads: of each rank."
 )
 OVER = "* more ranks than cores: not a measure of scaling."
 SIMULATED = (
-    "simulated: nobody waited for these seconds; they are what the strategy's own code would take on that network, by a "
+    "Simulated: nobody waited for these seconds; they are what the strategy's own code would take on that network, by a "
     "model of what messages and computing cost. Accuracies are of gradients that were really computed. Speedups are "
     "against a simulated serial row where there is one."
 )

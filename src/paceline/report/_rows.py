@@ -9,25 +9,17 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from paceline.errors import UsageError
 from paceline.record import Run
+from paceline.report._problem import Problem, problem_of
 from paceline.report._staleness import Staleness, staleness_of
 from paceline.report._ways import workers
 
+# By how much more than guessing an accuracy must be to tell of something learned, and by which part of it at most: test
+# samples are few, and not of all classes equally many.
+LUCK, PART = 0.02, 0.25
 KINDS = ("compute", "exchange", "wait", "update")
 TIME_ALONE = "time alone"
-
-
-@dataclass(frozen=True, kw_only=True, order=True)
-class Problem:
-    """What the times and accuracies of two runs must have in common to be compared."""
-
-    title: str
-    """The data and the model."""
-    details: str
-    """All other settings, and the processor."""
-
-    def __str__(self) -> str:
-        return f"{self.title}, {self.details}"
 
 
 Key = tuple[Problem, str, str, int, int]
@@ -43,7 +35,10 @@ class Row:
     threads: int
     simulated: str
     """What was simulated, in words: the network, what made ranks slow; nothing where the ranks were real."""
-    cores: int
+    cores: int | None
+    """Of a node; None: of a simulated one, which has enough."""
+    on_node: int
+    """How many of the ranks share a node: all real ones."""
     runs: int
     seeds: int
     accuracy: float | None
@@ -74,8 +69,19 @@ class Row:
 
     @property
     def oversubscribed(self) -> bool:
-        """More ranks than cores: the times say nothing about scaling. Simulated ranks have their cores."""
-        return self.ranks > self.cores and not self.simulated
+        """More ranks than cores on a node, a real or a simulated one: the times say nothing about scaling."""
+        return self.cores is not None and self.on_node > self.cores
+
+    @property
+    def chance(self) -> float | None:
+        """The accuracy of who guesses one class of all; None where there are no classes."""
+        classes = self.members[0].config["classes"]
+        return 1 / classes if classes else None
+
+    @property
+    def guessed(self) -> bool:
+        """Whether no run diverged and yet nothing was learned: the accuracy on the test samples is that of guessing."""
+        return self.accuracy is not None and not self.diverged and guessing(self.accuracy, self.chance)
 
     @property
     def timed_only(self) -> bool:
@@ -83,24 +89,32 @@ class Row:
         return self.simulated.endswith(TIME_ALONE)
 
 
-def problem_of(run: Run) -> Problem:
-    """What the run may be compared with: everything but strategy, ranks, threads and seed."""
-    c, s = run.config, run.summary
-    data = (
-        s["data"] if c["data"].startswith("builtins:") else c["data"]
-    )  # arrays have no spelling of their own
-    samples = "" if c.get("samples") is None else f"{_count(c['samples'], 'training sample')}, "
-    whole = c["batch"] or s["global_batch"]
-    batch = f"batch {whole}" if c["batch_per_rank"] is None else f"batch {c['batch_per_rank']} a rank"
-    length = _count(c["epochs"], "epoch")
-    length += "" if c["draws"] is None else f" of {_count(c['draws'], 'random batch', 'es')}"
-    extra = "" if c["lr_scaling"] == "none" else f" scaled by {c['lr_scaling']}"
-    extra += "" if c["schedule"] == "constant" else f", {c['schedule']}"
-    return Problem(
-        title=f"{data}, {c['model']}",
-        details=f"{samples}{_count(s['parameters'], 'parameter')} ({c['dtype']}), {batch}, {length}, "
-        f"{c['update']} lr {c['lr']:g}{extra}, on {run.environment['processor']}",
-    )
+def guessing(accuracy: float, chance: float | None) -> bool:
+    """Whether an accuracy is not more than that of guessing.
+
+    >>> guessing(0.11, 0.1), guessing(0.13, 0.1), guessing(0.013, 0.01), guessing(0.5, None)
+    (True, False, False, False)
+    """
+    return chance is not None and accuracy < chance + min(LUCK, PART * chance)
+
+
+def node_of(run: Run) -> tuple[int, int | None]:
+    """How many ranks share a node, and the cores that it has; None: enough. Real ranks are taken to be on one node.
+
+    Records of simulated ranks that do not tell either name a network, which does.
+    """
+    ranks, cores, told = run.config["ranks"], run.environment["cores"], run.simulated
+    if told is None:
+        return ranks, cores
+    if "node_cores" in told:
+        return min(told["ranks_per_node"] or ranks, ranks), told["node_cores"]
+    from paceline.sim.network import parse_network
+
+    try:
+        network = parse_network(str(told["network"]))
+    except UsageError:  # the file of a machine that is no longer there: all ranks are on it
+        return ranks, cores
+    return min(network.ranks_per_node or ranks, ranks), network.node_cores(cores)
 
 
 def way_of(run: Run) -> str:
@@ -162,6 +176,8 @@ def _row(key: Key, members: list[Run], serial: float | None) -> Row:
     accuracies = [s["test_accuracy"] for s in summaries if s["test_accuracy"] is not None]
     losses = [s.get("test_loss") for s in summaries]
     known = [loss for loss in losses if loss is not None]
+    nodes = [node_of(run) for run in members]
+    cores = [count for _, count in nodes]
     diverged = tuple(s["diverged"] for s in summaries if s.get("diverged"))
     samples = sum((s["samples_per_second"] or 0) * s["train_seconds"] for s in summaries)
     return Row(
@@ -170,7 +186,8 @@ def _row(key: Key, members: list[Run], serial: float | None) -> Row:
         ranks=ranks,
         threads=threads,
         simulated=simulated,
-        cores=max(run.environment["cores"] for run in members),
+        cores=None if None in cores else max(count for count in cores if count is not None),
+        on_node=max(on_node for on_node, _ in nodes),
         runs=len(members),
         seeds=len({run.config["seed"] for run in members}),
         accuracy=fmean(accuracies) if accuracies else None,
@@ -201,11 +218,3 @@ def _kinds(remarks: Iterable[str]) -> tuple[str, ...]:
     for remark in remarks:
         first.setdefault(re.sub(r"\d[\d.,]*", "#", remark), remark)
     return tuple(first.values())
-
-
-def _count(number: int, name: str, plural: str = "s") -> str:
-    """
-    >>> _count(1, "epoch"), _count(50_000, "sample")
-    ('1 epoch', '50,000 samples')
-    """
-    return f"{number:,} {name}{'' if number == 1 else plural}"

@@ -22,6 +22,8 @@ class Series:
     strategy: str
     origin: Origin
     rows: tuple[Row, ...]
+    variant: int = 0
+    """Which one it is of those with the same strategy and origin: of other threads, or on other networks."""
 
 
 def series_of(rows: Sequence[Row]) -> list[Series]:
@@ -29,20 +31,33 @@ def series_of(rows: Sequence[Row]) -> list[Series]:
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         groups[row.strategy, row.simulated].append(row)
-    found = []
+    found: list[Series] = []
     for (strategy, _), members in groups.items():
         twice = max(Counter(row.ranks for row in members).values()) > 1
         for threads in sorted({row.threads for row in members}) if twice else [None]:
             some = [row for row in members if threads in (None, row.threads)]
+            origin: Origin = "simulated" if some[0].simulated else "measured"
             words = "" if threads is None else f", {threads} thread{'' if threads == 1 else 's'}"
             found.append(
                 Series(
                     label=f"{strategy}{words}{mark(some[0])}",
                     strategy=strategy,
-                    origin="simulated" if some[0].simulated else "measured",
+                    origin=origin,
                     rows=tuple(sorted(some, key=lambda row: row.ranks)),
+                    variant=sum((one.strategy, one.origin) == (strategy, origin) for one in found),
                 )
             )
+    return found
+
+
+def variants_of(rows: Sequence[Row]) -> dict[Row, int]:
+    """Which one each row is of those with the same strategy and origin, by ranks: for figures with a curve each row."""
+    seen: Counter[tuple[str, bool]] = Counter()
+    found = {}
+    for row in sorted(rows, key=lambda row: (row.ranks, row.threads, row.simulated)):
+        of = (row.strategy, bool(row.simulated))
+        found[row] = seen[of]
+        seen[of] += 1
     return found
 
 

@@ -17,7 +17,7 @@ NAMED = 3
 
 def summary(rows: Sequence[Row], target: Target | None, failed: Sequence[Failed]) -> tuple[str, ...]:
     """Of one problem: a sentence or two for each thing that there is to say."""
-    said = [verdict(rows)] if rows else []
+    said = [*verdict(rows)] if rows else []
     if target is not None:
         words = f"the target of {target}"  # where it comes from is said once
         for some, begin in _apart(rows):
@@ -35,7 +35,7 @@ def summary(rows: Sequence[Row], target: Target | None, failed: Sequence[Failed]
 def _apart(rows: Sequence[Row]) -> list[tuple[list[Row], str]]:
     """Real rows, and simulated ones of which the accuracy is known, with what their sentence begins with."""
     known = [row for row in simulated(rows) if not row.timed_only]
-    return [(real(rows), ""), (known, "simulated: ")]
+    return [(real(rows), ""), (known, "Simulated: ")]
 
 
 def first_there(rows: Sequence[Row], target: Target, begin: str, words: str) -> str:
@@ -44,9 +44,9 @@ def first_there(rows: Sequence[Row], target: Target, begin: str, words: str) -> 
     if not when:
         nearest = max((reached(row, target) for row in rows), key=lambda found: found.best or 0.0)
         came = "" if nearest.best is None else f"; nearest came {label(nearest.row)}, {percent(nearest.best)}"
-        return f"{begin}nothing reached {words}{came}."
+        return f"{begin}{'nothing' if begin else 'Nothing'} reached {words}{came}."
     first, rest = when[0], when[1:]
-    said = f"{begin}first to reach {words}: {label(first.row)}, in {seconds(_mean(first))} s"
+    said = f"{begin}{'first' if begin else 'First'} to reach {words}: {label(first.row)}, in {seconds(_mean(first))} s"
     serial = next((found for found in rest if found.row.strategy == "serial"), None)
     if serial is not None:
         said += f"; serial took {seconds(_mean(serial))} s"
@@ -69,7 +69,7 @@ def costs(rows: Sequence[Row], target: Target | None) -> tuple[str, ...]:
     """
     said = []
     for some, _ in _apart(rows):
-        serial = [row for row in some if row.strategy == "serial" and not row.diverged]
+        serial = [row for row in some if row.strategy == "serial" and not row.diverged and not row.guessed]
         than = reference(some) if serial else None
         for one in series_of([row for row in some if row.strategy != "serial"]):
             row = best([*serial, *one.rows]) if serial else best(one.rows)
@@ -88,6 +88,8 @@ def _cost(row: Row, than: Row | None, target: Target | None) -> str:
     words.append(f"{megabytes(row.bytes_sent)} MB sent" if row.bytes_sent else "nothing sent")
     if row.diverged:
         words.append(divergence(row))
+    elif row.guessed:
+        words.append("nothing learned")
     elif than is not None and row.accuracy is not None and than.accuracy is not None:
         lost = 100 * (than.accuracy - row.accuracy)
         words.append(

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from paceline.record import Run
-from paceline.report._rows import Row
+from paceline.report._rows import Row, guessing
 from paceline.report._words import percent
+from paceline.study._context import Context
 
 # How far below the best serial accuracy the target is, where none is given.
 POINT = 0.01
@@ -49,20 +50,47 @@ class Reached:
 
 
 def target_of(rows: Sequence[Row], given: float | None, words: str = "as asked for") -> Target | None:
-    """The target given, or one point below what serial came to with every seed; without a serial row, what any row did."""
+    """The target given, or one point below what serial came to with every seed; without a serial row, what any row did.
+
+    What is no better than guessing is no target: None, where nothing else is known.
+    """
     if given is not None:
         return Target(accuracy=given, words=words)
-    known = {row: best for row in rows if not row.diverged and (best := _best(row)) is not None}
+    known = {
+        row: best
+        for row in rows
+        if not row.diverged
+        and (best := _best(row)) is not None
+        and not row.guessed
+        and not guessing(best - POINT, row.chance)
+    }
     serial = [best for row, best in known.items() if row.strategy == "serial"]
     if not known:
         return None
-    whose = "the best serial accuracy" if serial else "the best accuracy of all, for want of a serial run,"
+    tried = any(row.strategy == "serial" for row in rows)
+    want = f"for want of a serial run{' that learned anything' if tried else ''}"
+    whose = "the best serial accuracy" if serial else f"the best accuracy of all, {want},"
     seeds = any(row.runs > 1 for row in known if not serial or row.strategy == "serial")
     of_seeds = ", with its worst seed" if seeds else ""
     return Target(
         accuracy=max(serial or known.values()) - POINT,
         words=f"one point below {whose} on the validation samples{of_seeds}",
     )
+
+
+def target_told(rows: Sequence[Row], context: Context) -> tuple[float | None, str]:
+    """The target of the studies that the runs of a problem belong to, and in words whose it is; None where none has one.
+
+    Where they do not agree it is the highest, and the words say so.
+    """
+    homes = {run.folder.resolve().parent for row in rows for run in row.members}
+    own = [one.target_accuracy for one in context.studies if one.folder.resolve() in homes]
+    told = sorted({target for target in own if target is not None})
+    if not told:
+        return (None if context.studies else context.target_accuracy), "the study's"
+    if len(told) == 1:
+        return told[0], "the study's"
+    return told[-1], f"the highest of its studies' targets, which differ ({', '.join(map(percent, told))})"
 
 
 def reached(row: Row, target: Target) -> Reached:

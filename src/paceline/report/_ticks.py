@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from paceline.bench._question import spell
 from paceline.report._measure import width_of
 from paceline.report.document import Axis
 
@@ -68,9 +69,13 @@ def spelled(axis: Axis, places: Sequence[float]) -> list[str]:
 
     >>> spelled(Axis(label="a", percent=True), [0.9, 0.95]), spelled(Axis(label="s"), [0, 0.5, 20000])
     (['90 %', '95 %'], ['0', '0.5', '20,000'])
+    >>> spelled(Axis(label="size", sizes=True), [8, 8 << 20])
+    ['8 B', '8 MiB']
     """
     if axis.percent:
         return [f"{_plain(round(100 * place, 6))} %" for place in places]
+    if axis.sizes:
+        return [spell(round(place)) for place in places]
     return [_plain(place) for place in places]
 
 
@@ -80,6 +85,8 @@ def as_value(axis: Axis) -> Callable[[float], str]:
     >>> as_value(Axis(label="a", percent=True))(0.91234), as_value(Axis(label="s"))(0.0123456)
     ('91.23 %', '0.01235')
     """
+    if axis.sizes:
+        return lambda value: spell(round(value))
     return lambda value: f"{100 * value:.2f} %" if axis.percent else exact(value)
 
 
@@ -147,7 +154,7 @@ def overhang(
 def _plain(value: float) -> str:
     if value == 0:
         return "0"
-    if 1e-4 <= abs(value) < 1e7:
+    if 1e-4 <= abs(value) < 1e10:
         return f"{value:,.10g}"
     return f"{value:.3g}"
 

@@ -15,20 +15,22 @@ NAMED = 2
 
 
 def reference(rows: Sequence[Row]) -> Row | None:
-    """The row that others must be as good as: the best serial one, or the best of all; none of what diverged."""
-    whole = [row for row in rows if not row.diverged]
+    """The row that others must be as good as: the best serial one, or the best of all; none that diverged or guesses."""
+    whole = [row for row in rows if not row.diverged and not row.guessed]
     whole = [row for row in whole if not row.timed_only] or whole
     serial = [row for row in whole if row.strategy == "serial"]
     return min(serial or whole, key=_error, default=None)
 
 
 def as_good(row: Row, than: Row | None) -> bool:
-    """Whether a row has not diverged and is within a point of the other's accuracy, or a tenth of its loss.
+    """Whether a row has learned something and is within a point of the other's accuracy, or a tenth of its loss.
 
     Where time alone was simulated it goes for good.
     """
-    if row.diverged or than is None or row.timed_only:
-        return not row.diverged
+    if row.diverged or row.guessed:
+        return False
+    if than is None or row.timed_only:
+        return True
     if than.accuracy is not None:
         return row.accuracy is not None and row.accuracy > than.accuracy - POINT - 1e-9
     return than.loss is None or (row.loss is not None and row.loss <= than.loss * (1 + TENTH))
@@ -50,29 +52,47 @@ def simulated(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row.simulated]
 
 
-def verdict(rows: Sequence[Row]) -> str:
+def verdict(rows: Sequence[Row]) -> tuple[str, ...]:
     """In a sentence: what the ways that were tried of one problem bought; in another, what the simulated ones would buy."""
     tried, foretold = real(rows), simulated(rows)
-    said = [_verdict(tried)] if tried else []
-    said += [f"simulated: {_verdict(foretold)}"] if foretold else []
-    return " ".join(said)
+    said = (_capital(_verdict(tried), tried),) if tried else ()
+    return (*said, f"Simulated: {_verdict(foretold)}") if foretold else said
+
+
+def _capital(sentence: str, rows: Sequence[Row]) -> str:
+    """With a capital letter, unless it begins with a name."""
+    named = any(sentence.startswith(row.strategy) for row in rows)
+    return sentence if named else sentence[:1].upper() + sentence[1:]
+
+
+def guesses(row: Row) -> str:
+    """What is said of a row that learned nothing."""
+    return f"nothing learned: accuracy is that of guessing ({100 * (row.chance or 0.0):.3g} %)"
 
 
 def _verdict(rows: Sequence[Row]) -> str:
     than = reference(rows)
     others = [row for row in rows if row.strategy != "serial"]
+    if than is None and any(row.guessed for row in rows):
+        return f"{guesses(next(row for row in rows if row.guessed))}{_diverged(rows)}."
     if than is None:
         return f"every {'run' if len(rows) == 1 else 'way that was tried'} diverged."
     if not others:
         return f"{_timed(best(rows) or than)}; nothing else was tried{_diverged(rows)}."
     good = [row for row in others if as_good(row, than)]
     if not good:
-        lost = [f"{label(row)}, {_got(row)}" for row in sorted(others, key=_error)]
-        return f"nothing was as good as serial, {quality(than)}; nearest came {lost[0]}{_more(lost[1:])}."
+        nearest = min(others, key=_error)
+        return (
+            f"nothing was as good as serial, {quality(than)}; nearest came {label(nearest)}, {_got(nearest)}."
+        )
     nearest = min(good, key=_seconds)
     worse = [row for row in others if not row.diverged and row not in good]
     fastest = min(
-        [nearest, *(row for row in rows if row.strategy == "serial" and not row.diverged)], key=_seconds
+        [
+            nearest,
+            *(row for row in rows if row.strategy == "serial" and not row.diverged and not row.guessed),
+        ],
+        key=_seconds,
     )
     faster = sorted((row for row in worse if _seconds(row) < _seconds(fastest)), key=_seconds)
     return f"{_bought(nearest, than, rows, faster)}{_beside(faster)}{_most(good, nearest, than)}{_diverged(rows)}."
@@ -82,6 +102,8 @@ def _bought(nearest: Row, than: Row, rows: Sequence[Row], faster: Sequence[Row])
     said = _timed(nearest)
     if all(row.strategy != "serial" for row in rows):
         return f"{said} is the fastest; there is no serial run to compare it with"
+    if than.strategy != "serial" and any(row.guessed for row in rows if row.strategy == "serial"):
+        return f"{said} is the fastest that learned anything, which serial did not"
     if nearest.speedup is None:
         return f"{said} is the fastest"
     if nearest.speedup <= 1:
@@ -117,6 +139,8 @@ def _diverged(rows: Sequence[Row]) -> str:
 def notes(rows: Sequence[Row]) -> list[str]:
     """What is to be known of single rows: why some diverged, and what their strategies have to say, each once."""
     said = [f"{label(row)}, {divergence(row)}: {row.diverged[0]}" for row in rows if row.diverged]
+    lost = [row for row in rows if row.guessed]
+    said += [f"{'; '.join(map(label, lost))}: {guesses(lost[0])}"] if lost else []
     who: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         for remark in row.remarks:
@@ -143,7 +167,9 @@ def quality(row: Row) -> str:
 
 def _got(row: Row) -> str:
     """How good a row is, at the end of a sentence."""
-    return divergence(row) if row.diverged else f"at {quality(row) or 'no number'}"
+    if row.diverged:
+        return divergence(row)
+    return f"at {quality(row) or 'no number'}" + (", which is guessing" if row.guessed else "")
 
 
 def _more(rest: Sequence[str]) -> str:

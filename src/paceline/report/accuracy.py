@@ -20,6 +20,7 @@ WORKERS = (
     "Accuracy on the test samples at the end, mean over the seeds; the band goes from the worst run to the best. Workers "
     "are the ranks that compute: masters and main ranks are not among them."
 )
+HOLLOW = " Hollow: more ranks than cores."
 
 
 def accuracy(rows: Sequence[Row], number: int, published: Sequence[Published] = ()) -> Section | None:
@@ -51,7 +52,7 @@ def _lines(found: Sequence[Series], more: Sequence[Curve], number: int) -> Lines
     return Lines(
         name=f"accuracy-{number}",
         title="Accuracy against workers",
-        caption=WORKERS,
+        caption=WORKERS + (HOLLOW if any(any(curve.hollow or ()) for curve in curves) else ""),
         x=ranks_axis([int(x) for curve in every for x in curve.x], "workers"),
         y=accuracy_axis("test accuracy (%)", every),
         curves=tuple(every),
@@ -80,6 +81,8 @@ def _curve(one: Series) -> Curve:
         low=tuple(low for low, _ in spans) if spread else None,
         high=tuple(high for _, high in spans) if spread else None,
         origin=one.origin,
+        variant=one.variant,
+        hollow=tuple(row.oversubscribed for row in rows),
         notes=tuple(_note(row) for row in rows),
     )
 
@@ -107,7 +110,7 @@ def _dots(rows: Sequence[Row], number: int) -> Block:
     far = "; an arrow: far below" if len(near) < len(spans) else ""
     return Bars(
         name=f"accuracy-{number}",
-        title="Accuracy",
+        title="Test accuracy of each row",
         caption=f"On the test samples at the end, mean over the seeds{several}{far}. The axis does not begin at 0.",
         x=Axis(label="test accuracy (%)", percent=True, bounds=bounds),
         kinds=("accuracy",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from paceline.errors import UsageError
@@ -10,12 +11,13 @@ from paceline.record import Run
 from paceline.report._ages import ages
 from paceline.report._diagnosis import diagnosis
 from paceline.report._environment import environment
+from paceline.report._problem import titles_of
 from paceline.report._published import failed_for, published, published_for
 from paceline.report._results import results
 from paceline.report._rows import Row, rows_of
 from paceline.report._split import time_split
 from paceline.report._summary import cell_of, costs, summary
-from paceline.report._target import target_of
+from paceline.report._target import target_of, target_told
 from paceline.report._verdict import notes
 from paceline.report.accuracy import accuracy
 from paceline.report.curves import curves
@@ -54,37 +56,47 @@ def document_of(
         raise UsageError(f"a target accuracy must be above 0 and at most 1; got {target:g}")
     if not runs and not context.failed:
         raise UsageError("there are no complete runs to report on")
-    said: list[Text] = [Text(lines=(context.question,))] if context.question else []
+    said: list[Text] = _asked(context)
     sections: list[Section] = []
     left = list(context.failed)
     problems = [list(group) for _, group in groupby(rows_of(runs), key=lambda row: row.problem)]
+    titles = titles_of(rows[0].problem for rows in problems)
     for number, rows in enumerate(problems, 1):
         failed = failed_for(rows, left)
         left = [cell for cell in left if cell not in failed]
+        name = titles[rows[0].problem]
         section, words = _problem(rows, number, context, target, failed)
-        sections.append(section)
-        said.append(Text(kind="verdict", title=rows[0].problem.title, lines=words))
+        sections.append(replace(section, title=name))
+        said.append(Text(kind="verdict", title=name, lines=words))
     if left:
         sections.append(_failed(left))
         said.append(Text(kind="verdict", lines=summary((), None, left)))
     if runs:
         sections.append(environment(runs))
-    return Document(title=title or context.title or TITLE, summary=tuple(said), sections=tuple(sections))
+    named = context.title or " / ".join(dict.fromkeys(one.title for one in context.studies if one.title))
+    return Document(title=title or named or TITLE, summary=tuple(said), sections=tuple(sections))
+
+
+def _asked(context: Context) -> list[Text]:
+    """The question of the study, or, of several studies, each's under its title."""
+    if context.question or not any(one.question for one in context.studies):
+        return [Text(lines=(context.question,))] if context.question else []
+    lines = (": ".join(filter(None, (one.title, one.question))) for one in context.studies if one.question)
+    return [Text(lines=tuple(dict.fromkeys(lines)))]
 
 
 def _problem(
     rows: list[Row], number: int, context: Context, given: float | None, failed: Sequence[Failed]
 ) -> tuple[Section, tuple[str, ...]]:
     """The section of one problem, and what is said of it at the top."""
-    words = "as asked for" if given is not None else "the study's"
-    target = target_of(rows, context.target_accuracy if given is None else given, words)
-    alone = len(rows) == 1 and given is None and context.target_accuracy is None
-    target = None if alone else target  # one row has nobody to be compared with
+    asked, words = (given, "as asked for") if given is not None else target_told(rows, context)
+    target = target_of(rows, asked, words)
+    target = None if len(rows) == 1 and asked is None else target  # one row has nobody to be compared with
     theirs = published_for(rows, context.published)
     blocks: list[Block] = [results(rows, failed, number)]
     if failed:
         blocks.append(
-            Text(kind="note", lines=tuple(f"failed: {cell_of(cell)}: {cell.why}" for cell in failed))
+            Text(kind="note", lines=tuple(f"Failed: {cell_of(cell)}: {cell.why}" for cell in failed))
         )
     if told := notes(rows):
         blocks.append(Text(kind="note", lines=tuple(told)))

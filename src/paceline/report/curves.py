@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -11,12 +12,14 @@ import numpy as np
 from paceline.errors import UsageError
 from paceline.record import Run
 from paceline.report._rows import Row
-from paceline.report._series import chosen
+from paceline.report._series import chosen, variants_of
 from paceline.report._target import Target, known_points, reached
 from paceline.report._verdict import divergence
 from paceline.report._words import label, percent, seconds
 from paceline.report.accuracy import accuracy_axis
 from paceline.report.document import Axis, Bar, Bars, Block, Curve, Lines, Section
+
+log = logging.getLogger(__name__)
 
 # From so many times the shortest run on, time is drawn on a logarithmic axis.
 FAR = 20
@@ -44,6 +47,7 @@ def curves(rows: Sequence[Row], number: int, target: Target | None) -> Section |
     shown, which = chosen([row for row in rows if not row.timed_only])
     points = {row: points_of(row) for row in shown}
     points = {row: runs for row, runs in points.items() if max(map(len, runs), default=0) > 1}
+    variants = variants_of(list(points))
     caption = " ".join(filter(None, (MEAN, which))) + (OWN_PART if _has_psgd(points) else "")
     caption += LEFT if any(0 < len(row.diverged) < row.runs for row in points) else ""
     level = None if target is None else (target.accuracy, f"target {percent(target.accuracy)}")
@@ -53,7 +57,9 @@ def curves(rows: Sequence[Row], number: int, target: Target | None) -> Section |
     ):  # of one row it is the same curve again
         for what in ("loss", "accuracy"):
             drawn = [
-                one for row, runs in points.items() if (one := _curve(row, runs, against, what)) is not None
+                one
+                for row, runs in points.items()
+                if (one := _curve(row, runs, against, what, variants[row])) is not None
             ]
             if any(len(curve.x) > 1 for curve in drawn):
                 blocks.append(_lines(drawn, against, what, number, "" if blocks else caption, level))
@@ -93,7 +99,8 @@ def samples_seen(run: Run) -> list[float]:
         return []
     try:
         logged, counts = run.steps["epoch"], run.steps["count"]
-    except UsageError:
+    except UsageError as error:
+        log.warning("%s: its samples are taken to be those of its epochs", error)
         c = run.config
         each = c.get("samples") or 0 if c["draws"] is None else c["draws"] * run.summary["global_batch"]
         return [float((end + 1) * each) for end in ends]
@@ -135,7 +142,7 @@ def _lines(
     )
 
 
-def _curve(row: Row, runs: list[list[Point]], against: str, what: str) -> Curve | None:
+def _curve(row: Row, runs: list[list[Point]], against: str, what: str, variant: int) -> Curve | None:
     """The epochs that all runs have, and whose value all of them know."""
     at = []
     for together in zip(*runs, strict=False):
@@ -154,6 +161,8 @@ def _curve(row: Row, runs: list[list[Point]], against: str, what: str) -> Curve 
         low=tuple(low for _, _, low, _ in at) if len(runs) > 1 else None,
         high=tuple(high for *_, high in at) if len(runs) > 1 else None,
         origin="simulated" if row.simulated else "measured",
+        variant=variant,
+        hollow=(row.oversubscribed,) * len(at),
     )
 
 

@@ -36,6 +36,8 @@ class Curve:
     origin: Origin = "measured"
     joined: bool = True
     """Whether a line goes through the points."""
+    variant: int = 0
+    """Which of several curves of one strategy and origin in a figure: told apart by marker, dash and shade."""
     hollow: tuple[bool, ...] | None = None
     """Points to mark as not to be trusted: more ranks than cores."""
     notes: tuple[str, ...] | None = None
@@ -52,6 +54,8 @@ class Axis:
     ticks: tuple[float, ...] | None = None
     percent: bool = False
     """Values are fractions, shown as per cent."""
+    sizes: bool = False
+    """Values are bytes, shown as KiB, MiB …"""
     bounds: tuple[float | None, float | None] = (None, None)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from zlib import crc32
 
 from paceline.report.document import Bars, Columns, Document, Lines, Origin
@@ -120,6 +120,30 @@ def style_of(strategy: str, among: Sequence[str]) -> Style:
         marker=marker,
         dash=DASHES[variant % len(DASHES)],
         variant=variant,
+    )
+
+
+def variant_of(style: Style, strategy: str, among: Sequence[str], variant: int) -> Style:
+    """The look of one of several curves of a strategy in one figure (of other ranks, say): the first has the strategy's.
+
+    >>> first = style_of("sync", ["sync", "psgd"])
+    >>> second = variant_of(first, "sync", ["sync", "psgd"], 1)
+    >>> [getattr(first, name) == getattr(second, name) for name in ("colour", "marker", "dash")]
+    [False, False, False]
+    >>> variant_of(first, "sync", ["sync", "psgd"], 0) == first
+    True
+    """
+    if not variant:
+        return style
+    known = sorted({*among, strategy})
+    taken = {style_of(name, known).marker for name in known}
+    spare = [marker for marker in MARKERS if marker not in taken] or list(MARKERS)
+    white, part = SHADES[variant % len(SHADES)]
+    return replace(
+        style,
+        colour=_mixed(style.colour, white, part),
+        marker=spare[(3 * known.index(strategy) + variant - 1) % len(spare)],
+        dash=DASHES[(style.variant + variant) % len(DASHES)],
     )
 
 

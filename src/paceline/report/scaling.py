@@ -107,6 +107,7 @@ def curve_of(one: Series, values: Sequence[tuple[float | None, float | None, flo
         low=tuple(low for _, low, _ in values) if spread else None,
         high=tuple(high for _, _, high in values) if spread else None,
         origin=one.origin,
+        variant=one.variant,
         hollow=tuple(row.oversubscribed for row in one.rows),
         notes=tuple(_note(row) for row in one.rows),
     )
@@ -185,6 +186,7 @@ def _speedups(found: Sequence[Series], fitted: Sequence[Fits], number: int, crow
                 x=tuple(ranks),
                 y=tuple(law.at(ranks)),
                 origin="fit",
+                variant=one.series.variant,
             )
         )
     return Lines(

@@ -69,6 +69,7 @@ def _expected(one: Series, theories: dict[Row, Theory]) -> list[Curve]:
             x=tuple(float(row.ranks) for row, _ in known),
             y=tuple((sent or 0) / (row.members[0].summary.get("steps") or 1) for row, sent in known),
             origin="theory",
+            variant=one.variant,
         )
     ]
 
@@ -76,7 +77,7 @@ def _expected(one: Series, theories: dict[Row, Theory]) -> list[Curve]:
 def _table(rows: Sequence[Row], theories: dict[Row, Theory], number: int) -> Table:
     return Table(
         name=f"messages-{number}",
-        title="Messages and bytes a batch",
+        title="A batch: counted, and by the formulas",
         columns=(
             Column(name="row"),
             Column(name="bytes a batch", kind="number"),

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from paceline.errors import UsageError
 from paceline.record import Run
-from paceline.record._files import replacing
 from paceline.report import pictures
 from paceline.report._data import table_of
+from paceline.report._written import Written, cannot, put
 from paceline.report.contents import document_of
 from paceline.report.csv import csv_text
 from paceline.report.document import Block, Document, Figure, Table, Text
@@ -42,37 +42,47 @@ def write(document: Document, path: Path) -> None:
     if path.suffix == ".html":
         text = html_page(document)
     elif path.suffix == ".pdf":
-        _put(path, pdf_bytes(document))
+        put(path, pdf_bytes(document))
         return
     else:
         folder = _figures_of(path)
-        if any(True for _ in _figures(document)):
+        if folder.is_dir() or any(True for _ in _figures(document)):
             check([], [folder])
             write_figures(document, folder, formats=("svg",))
         text = markdown_page(document, folder.name)
-    _put(path, text.encode(errors="surrogateescape"))
+    put(path, text.encode(errors="surrogateescape"))
 
 
 def write_figures(document: Document, folder: Path, *, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
-    """A picture of each figure, in each of the formats; the folder is made where there is none."""
+    """A picture of each figure, in each of the formats; the folder is made where there is none.
+
+    Pictures that an earlier report left there are removed, as `Written` says.
+    """
     among = strategies_of(document)
     made = []
     _make(folder)
-    for figure in _figures(document):
-        for kind in formats:
-            drawn = pictures.png(figure, among) if kind == "png" else pictures.svg(figure, among)[0].encode()
-            made.append(_put(folder / f"{figure.name}.{kind}", drawn))
+    with Written(folder, formats) as files:
+        for figure in _figures(document):
+            for kind in formats:
+                drawn = (
+                    pictures.png(figure, among) if kind == "png" else pictures.svg(figure, among)[0].encode()
+                )
+                made.append(files.put(f"{figure.name}.{kind}", drawn))
     return made
 
 
 def write_tables(document: Document, folder: Path) -> list[Path]:
-    """A CSV file of each table and of each figure's data; the folder is made where there is none."""
+    """A CSV file of each table and of each figure's data; the folder is made where there is none.
+
+    Tables that an earlier report left there are removed, as `Written` says.
+    """
     _make(folder)
     tables = [table_of(block) if not isinstance(block, Table) else block for block in _with_data(document)]
-    return [
-        _put(folder / f"{table.name}.csv", csv_text(table).encode(errors="surrogateescape"))
-        for table in tables
-    ]
+    with Written(folder, ("csv",)) as files:
+        return [
+            files.put(f"{table.name}.csv", csv_text(table).encode(errors="surrogateescape"))
+            for table in tables
+        ]
 
 
 def write_report(runs: Sequence[Run], path: Path) -> None:
@@ -114,27 +124,14 @@ def _check_folder(path: Path, folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):  # rights alone do not say it: file systems can be read-only
             pass
     except OSError as error:
-        raise _cannot(path, error) from None
-
-
-def _put(path: Path, content: bytes) -> Path:
-    try:
-        with replacing(path) as file:
-            file.write(content)
-    except OSError as error:
-        raise _cannot(path, error) from None
-    return path
+        raise cannot(path, error) from None
 
 
 def _make(folder: Path) -> None:
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise _cannot(folder, error) from None
-
-
-def _cannot(path: Path, error: OSError) -> UsageError:
-    return UsageError(f"cannot write {path}: {(error.strerror or str(error)).lower()}")
+        raise cannot(folder, error) from None
 
 
 def _figures_of(path: Path) -> Path:

@@ -176,6 +176,8 @@ class Simulation:
             "compute": options.compute,
             "rendezvous": options.rendezvous,
             "faults": None if options.faults is None else Path(options.faults).read_text(),
+            "ranks_per_node": self.network.ranks_per_node,
+            "node_cores": self.network.node_cores(self.costs.cores),
             "machine": self.network.node_machine().values(),
             "costs": self.costs.values(),
         }

@@ -87,8 +87,8 @@ class Context:
 def context_of(places: Iterable[str | Path]) -> Context:
     """What the studies say to which some folders belong, each a folder of runs or a run.
 
-    Where several do not agree on a title, question or target, there is none that holds for all: `studies` has each's. What cannot be read is left out, with a
-    warning.
+    Where several do not agree on a title, question or target, there is none that holds for all: `studies` has each's.
+    What cannot be read is left out, with a warning.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
