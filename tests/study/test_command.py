@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -167,6 +168,86 @@ def test_only_and_dry_run(
     assert main(["study", path, "--only", "hogwild"]) == 2
     assert "no cell of" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [tmp_path / "s.toml"]
+
+
+def test_places_that_cannot_be_written_are_refused_before_anything_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(Trains, "__call__", nobody)
+    path = str(write(tmp_path, SETTINGS + PART))
+    for name in ("a/report.html", "b/study.json", "c/.running.json"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/failed").touch()
+    formats = "its name must end with one of .html, .md, .pdf"
+    before = sorted(tmp_path.rglob("*"))
+    for words, said in {
+        "-o x.txt": f"unknown format of x.txt; {formats}",
+        "-o runs/s/x.txt": f"unknown format of runs/s/x.txt; {formats}",
+        "-o /nope/x.html": "cannot write /nope/x.html: there is no folder /nope",
+        "--runs a": "cannot write a/report.html: it is a folder",
+        "--runs b": "cannot write b/study.json: it is a folder",
+        "--runs c": "cannot write c/.running.json: it is a folder",
+        "--runs d": "cannot write into d/failed: it is no folder",
+        "--runs s.toml": "cannot write runs to s.toml: s.toml is no folder",
+        "--runs s.toml/x": "cannot write runs to s.toml/x: s.toml is no folder",
+    }.items():
+        for more in ([], ["--dry-run"]):
+            assert main(["study", path, *words.split(), *more]) == 2
+            assert capsys.readouterr() == ("", f"paceline study: {said}\n")
+    assert sorted(tmp_path.rglob("*")) == before
+    # The study's own folder need not be there yet.
+    assert main(["study", path, "--dry-run", "-o", "runs/s/page.html"]) == 0
+
+
+def test_a_damaged_record_does_not_count_and_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    text = SETTINGS + '[[matrix]]\nstrategy = "serial"\nthreads = 1\n'
+    path, runs = str(write(tmp_path, text)), tmp_path / "runs/s"
+    fitted = fit("mlp:2", "iris", strategy="serial", epochs=1, batch=60, threads=1, runs=runs, quiet=True)
+    assert fitted.run is not None
+    steps = fitted.run / "steps.npz"
+    warned: list[logging.LogRecord] = []
+    monkeypatch.setattr(logging.getLogger("paceline.record._reader"), "handle", warned.append)
+
+    def listed() -> str:
+        assert main(["study", path, "--dry-run"]) == 0
+        return capsys.readouterr().out.split()[0]
+
+    assert (listed(), warned) == ("done", [])
+    steps.write_bytes(steps.read_bytes()[: steps.stat().st_size // 2])
+    assert (listed(), len(warned)) == ("missing", 1)
+    assert fitted.run.name in warned.pop().getMessage()
+    steps.unlink()
+    assert (listed(), len(warned)) == ("missing", 1)
+    warned.clear()
+    left = sorted(file.name for file in fitted.run.iterdir())
+
+    # It is run anew; what is damaged stays where it is, and out of the report.
+    reported: list[str] = []
+    monkeypatch.setattr("paceline.commands.report.main", lambda args: reported.extend(map(str, args.runs)))
+    assert main(["study", path]) == 0
+    assert len(warned) == 1  # it is said once
+    [new] = (folder for folder in runs.glob("2*") if folder != fitted.run)
+    assert reported == [str(new.relative_to(tmp_path))]
+    assert sorted(file.name for file in fitted.run.iterdir()) == left
+
+
+def test_what_was_being_written_is_tidied(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    (tmp_path / "report-figures").mkdir()
+    for name in (".report.md.x1", ".report.pdf.x1", ".report.html.x1", "report-figures/.a.svg.x1"):
+        (tmp_path / name).touch()
+    for name in ("report.md", ".mine", "report-figures/a.svg"):
+        (tmp_path / name).touch()
+    folder.tidy()
+    left = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*")}
+    assert left == {"report.md", ".mine", "report-figures", "report-figures/a.svg"}
 
 
 def test_inside_a_job_it_is_refused(

@@ -82,6 +82,8 @@ def main(args: argparse.Namespace) -> int:
     if not chosen:
         raise UsageError(f"no cell of {args.file} matches {args.only!r}; --dry-run lists them")
     folder = Folder(args.runs or Path("runs") / args.file.stem)
+    args.out = args.out or folder.path / "report.html"
+    folder.check(args.out)
     if args.dry_run:
         return _list(folder, chosen, spell, args.retry_failed)
     with folder.held() as lock:
@@ -109,8 +111,8 @@ def _run(
             far = "" if state is None else f": {len(state.done)} of {len(cells)} cells are done"
             print(f"stopped{far}; go on with: {_again()}", file=sys.stderr)
             return 128 + signals[0] if signals else 130
-        named, found = {cell.key for cell in study.named()}, folder.done()
-        return _end(args, folder, [run.folder for key in named for run in found.get(key, ())], state)
+        named = {cell.key for cell in study.named()}
+        return _end(args, folder, [run.folder for key in named for run in state.found.get(key, ())], state)
 
 
 def _end(args: argparse.Namespace, folder: Folder, runs: Sequence[Path], state: State) -> int:
@@ -120,8 +122,7 @@ def _end(args: argparse.Namespace, folder: Folder, runs: Sequence[Path], state: 
     if runs:
         parser = argparse.ArgumentParser()
         report.add_arguments(parser)
-        out = args.out or folder.path / "report.html"
-        report.main(parser.parse_args([*map(str, sorted(runs)), "-o", str(out)]))
+        report.main(parser.parse_args([*map(str, sorted(runs)), "-o", str(args.out)]))
     if state.failed:
         count = len(state.failed)
         print(

@@ -6,8 +6,9 @@
     failed/NAME.json     a note of each cell that failed
     20250101-…-1a2b3c4d  runs
 
-A cell is done when there is a complete record that asks for the same, whoever made it. What `.running.json` names and is
-not complete was interrupted, and whoever has the lock may remove it: nobody is writing it any more.
+A cell is done when there is a complete record that asks for the same, whoever made it, and that can be read. What
+`.running.json` names and is not complete was interrupted, and whoever has the lock may remove it: nobody is writing it
+any more.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ from paceline.study._context import FAILED, STUDY, context_of
 
 LOCK = ".lock"
 RUNNING = ".running.json"
+# The report, by its format; a Markdown one has its figures beside it.
+REPORTS = ("report.html", "report.md", "report.pdf")
+FIGURES = "report-figures"
 # A study that was killed takes its run with it: within so many seconds.
 PATIENCE = 15.0
 
@@ -73,17 +77,46 @@ class Folder:
                 raise UsageError(f"a run that an earlier study started in {self.path} has not ended yet")
             time.sleep(0.05)
 
+    def check(self, report: Path) -> None:
+        """Refuse a folder in which a study cannot write what it has to, or a place where no report can be; make nothing."""
+        try:
+            there = next(place for place in (self.path, *self.path.absolute().parents) if place.exists())
+            if not there.is_dir():
+                raise UsageError(f"cannot write runs to {self.path}: {there.name} is no folder")
+            for name in (RUNNING, STUDY):
+                if (self.path / name).is_dir():
+                    raise UsageError(f"cannot write {self.path / name}: it is a folder")
+            if (self.path / FAILED).exists() and not (self.path / FAILED).is_dir():
+                raise UsageError(f"cannot write into {self.path / FAILED}: it is no folder")
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            raise UsageError(f"cannot write runs to {self.path}: {why}") from None
+        from paceline.report.writing import FORMATS, check
+
+        if report.suffix not in FORMATS:
+            raise UsageError(
+                f"unknown format of {report}; its name must end with one of {', '.join(FORMATS)}"
+            )
+        new = not self.path.exists() and report.parent.absolute() == self.path.absolute()
+        check(
+            [] if new else [report]
+        )  # a folder that the study is to make first is not there to be looked at
+
     def tidy(self) -> None:
         """Take away what an interrupted study left: its unfinished run, and files that it was writing."""
         self.settle()
-        names = "|".join(map(re.escape, (RUNNING, STUDY, "report.html")))
-        for inside, ours in ((self.path, rf"\.({names})\..+"), (self.path / FAILED, r"\..+\.json\..+")):
+        names = "|".join(map(re.escape, (RUNNING, STUDY, *REPORTS)))
+        for inside, ours in (
+            (self.path, rf"\.({names})\..+"),
+            (self.path / FAILED, r"\..+\.json\..+"),
+            (self.path / FIGURES, r"\..+\.svg\..+"),
+        ):
             for file in inside.iterdir() if inside.is_dir() else ():
                 if re.fullmatch(ours, file.name):
                     file.unlink(missing_ok=True)
 
     def done(self) -> dict[str, list[Run]]:
-        """The complete records, by what they asked for."""
+        """The complete records that can be read, by what they asked for; what is damaged is named in a warning."""
         found: dict[str, list[Run]] = {}
         for run in find_runs([self.path]) if self.path.is_dir() else ():
             if (asked := asked_in(run.config)) is not None:
@@ -112,11 +145,8 @@ class Folder:
 
     def ended(self, cell: Cell, name: str) -> Run | None:
         """The run that was begun for the cell, if it is complete and what was asked for."""
-        with suppress(UsageError):
-            run = Run(self.path / name)
-            if run.complete and asked_in(run.config) == cell.key and run.summary:
-                return run
-        return None
+        runs = find_runs([self.path / name]) if (self.path / name / "config.json").is_file() else []
+        return next((run for run in runs if asked_in(run.config) == cell.key), None)
 
     def settle(self) -> None:
         """Remove the run that was started last, if it is not complete."""

@@ -41,12 +41,15 @@ class State:
     missing: list[Cell] = field(default_factory=list)
     """In the order to run them in."""
     pace: Pace = field(default_factory=Pace)
+    found: dict[str, list[Run]] = field(default_factory=dict)
+    """Every record of the folder that can be used, whether or not it is of one of these cells."""
 
 
 def state_of(folder: Folder, cells: Sequence[Cell], *, retry: bool = False) -> State:
     """As the folder's records have it. With `retry` a cell that failed is one that is missing."""
     done, failed = folder.done(), set() if retry else set(folder.failed())
     state = State(
+        found=done,
         done={cell.key: done[cell.key] for cell in cells if cell.key in done},
         failed={cell.key for cell in cells if cell.key in failed and cell.key not in done},
     )
@@ -86,7 +89,7 @@ def run_missing(
             state.failed.add(cell.key)
         else:
             outcome = told_of(run.summary)
-            state.done.setdefault(cell.key, []).append(run)
+            state.done[cell.key] = state.found[cell.key] = [run]
             state.pace.took(cell, time.monotonic() - began)
         folder.settle()
         waiting.pop(0)
