@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from paceline import fit
 from paceline.diagnosis import Cause, Diagnosis, diagnose
 from paceline.diagnosis._case import Case, cases_of
@@ -83,3 +85,20 @@ def advised(advice: str) -> list[dict[str, str]]:
     """The settings of each thing that an advice says to try."""
     return [dict(re.findall(r"(?:^|[ (])--?([a-z][a-z-]*) ([^\s(),]\S*?)(?=[,)]? |[,)]?$)", part)) for part in
             re.split(r", (?:or|and) ", re.sub(r"\([^()]*\)", "", advice))]  # fmt: skip
+
+
+def as_real(runs: list[Run], *, cores: int = 2, seconds: dict[int, float] | None = None) -> list[Run]:
+    """The same runs as if they had been real, on one node: a batch of another size than most takes six times as long.
+
+    `seconds`: what computing takes by the samples instead.
+    """
+    for run in runs:
+        run.config.pop("simulated", None)
+        run.environment["cores"] = cores
+        samples, took = run.steps["count"], run.steps["compute"].copy()
+        usual = np.bincount(samples).argmax()
+        took[samples != usual] *= 6
+        for size, fixed in (seconds or {}).items():
+            took[samples == size] = fixed
+        run.steps["compute"] = took
+    return runs

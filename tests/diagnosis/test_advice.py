@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.diagnosis._advice import EXCHANGE
+from paceline.diagnosis._advice import EXCHANGE, STEPS
 from tests.diagnosis.made import LOOPBACK, SERIAL, TIME_ALONE, US, advised, case_of, cause, made, only
 
 RING = "sync:allreduce=ring"
@@ -38,7 +38,7 @@ def exchanged(case: Any) -> float:
 @pytest.mark.parametrize(
     ("strategy", "ranks", "settings"),
     [
-        (RING, 4, {"compute": False}),
+        (RING, 4, {"compute": False, "given": {"each": 50 * US}}),
         ("sync:allreduce=naive", 8, {**TIME_ALONE, "given": {"each": 5 * US}}),
         ("weight-average", 4, {"compute": False}),
         ("parameter-server", 2, {"compute": False}),
@@ -57,11 +57,14 @@ def test_from_the_batch_named_on_the_exchange_is_less_than_a_fifth(
     assert exchanged(after) <= EXCHANGE + 0.005
     fewer = again(tmp_path / "fewer", {"batch": str(batch * 4 // 5)}, strategy, ranks, **full)
     assert exchanged(fewer) > EXCHANGE
-    assert int(advised(found.advice)[0]["batch"]) >= batch
+    most = 1437 // STEPS // (1 if strategy.startswith("sync") else case_of(before).at.timing.workers)
+    assert ("more than 1/8 of" in found.words) == (batch > most)
+    (advice,) = [int(each["batch"]) for each in advised(found.advice) if "batch" in each] or [64]
+    assert batch <= advice <= most if batch <= most else 64 <= advice <= max(most, 64)
 
 
 def test_what_else_is_advised_for_small_computing(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"given": {"each": 3 * US}, **TIME_ALONE}
+    settings: dict[str, Any] = {"given": {"each": 3 * US}, "epochs": 20, **TIME_ALONE}
     before = made(tmp_path / "before", SERIAL, ("sync:allreduce=naive", 8), **settings)
     found = cause(only(before), "small computing")
     assert found is not None
@@ -100,7 +103,7 @@ def test_a_slow_worker(tmp_path: Path) -> None:
 
 
 def test_unevenness_by_chance(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"jitter": 0.4, "epochs": 2, **TIME_ALONE}
+    settings: dict[str, Any] = {"jitter": 0.4, "epochs": 20, **TIME_ALONE}
     before = made(tmp_path / "before", SERIAL, ("sync", 4), **settings)
     found = cause(only(before), "stragglers")
     assert found is not None
@@ -157,15 +160,3 @@ def test_stale_gradients_and_ranks_apart(tmp_path: Path) -> None:
     assert apart.share is not None
     longer = again(tmp_path / "longer", advised(apart.advice)[1], "psgd", 8, **settings)
     assert longer.worse is None or longer.worse.amount < apart.share / 4
-
-
-def test_where_one_size_of_batch_is_known_the_batch_named_is_a_guess(tmp_path: Path) -> None:
-    one = made(tmp_path / "one", ("weight-average", 2), compute=False, batch=32, draws=8)
-    found = cause(only(one), "small computing")
-    assert found is not None
-    assert not case_of(one).computing.fitted
-    assert "if computing is in proportion to the samples" in found.words
-    line = case_of(made(tmp_path / "more", ("weight-average", 2), compute=False)).computing
-    assert line.fitted
-    assert line.each == pytest.approx(10 * US, rel=0.01)
-    assert line.fixed == pytest.approx(20 * US, rel=0.1)

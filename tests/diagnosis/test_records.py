@@ -78,7 +78,9 @@ def test_all_diverged_some_diverged_and_no_serial(tmp_path: Path) -> None:
     plain = "parameter-server:rule=plain"
     wild = made(tmp_path / "wild", SERIAL, (plain, 9), epochs=4, lr=20.0, batch=16, **LOOPBACK)
     found = only(wild)
-    assert found.summary == f"{plain} diverged on every number of ranks that was tried (9): training diverged"
+    assert found.summary == (
+        f"simulated on loopback: {plain} diverged on every number of ranks that was tried (9): training diverged"
+    )
     assert found.causes[0].rule == "divergence"
     both = made(tmp_path / "wild", (plain, 2), epochs=4, lr=20.0, batch=16, **LOOPBACK)
     assert [scale.ranks for scale in case_of(both).scales] == [2, 9]
@@ -87,7 +89,7 @@ def test_all_diverged_some_diverged_and_no_serial(tmp_path: Path) -> None:
     assert "is on no number of ranks faster than on 2" in alone.summary
     few = cause(alone, "too few runs")
     assert few is not None
-    assert few.advice == "--strategy serial"
+    assert few.advice == "-n 1 --strategy serial"
     assert diagnose(made(tmp_path / "serial", SERIAL)) == []
     assert diagnose([]) == []
 
@@ -98,6 +100,8 @@ def test_real_and_simulated_runs_are_diagnosed_apart(tmp_path: Path) -> None:
     )
     found = diagnose(runs)
     assert [each.simulated for each in found] == ["1gbe", "1gbe, time alone", "infiniband"]
+    for each in found:
+        assert each.summary.startswith(f"simulated on {each.simulated}: {RING} ")
     assert cause(found[1], "small computing") is not None  # time alone: but nothing is known of accuracy
     assert not any(each.of_accuracy for each in found[1].causes)
 

@@ -12,10 +12,15 @@ from paceline.job import strategy_name
 
 # The exchange may take this part of a step.
 EXCHANGE = 0.2
-# Samples must have this part in the time of a gradient, or a line through noise is taken for a cost.
-GROWS = 0.05
 # Numbers of steps between averages that people choose.
 EVERY = (2, 5, 10, 20, 50, 100, 200, 500, 1000)
+# A run keeps at least so many averages: with fewer it is one average at the end, which learns less.
+AVERAGES = 10
+# An epoch keeps at least so many steps of each rank: with fewer nothing is learned in it.
+STEPS = 8
+# Strategies whose ranks train apart between averages.
+APART = ("psgd", "local-sgd", "weight-average", "elastic", "gossip")
+MORE_NODES = "what more nodes would do"
 
 
 def strategy(case: Case, **changes: Any) -> str:
@@ -24,12 +29,12 @@ def strategy(case: Case, **changes: Any) -> str:
     return f"--strategy {strategy_name(replace(case.options, **changes))}"  # type: ignore[type-var]
 
 
+# ---- batches
+
+
 def own_samples(case: Case, seconds: float) -> int | None:
-    """Samples in a rank's step that compute for so long; None where more samples take next to no longer."""
-    line = case.computing
-    if line.each * case.at.timing.samples <= GROWS * line.seconds(case.at.timing.samples):
-        return None
-    return line.samples_for(seconds)
+    """Samples in a rank's step that compute for so long; None where more samples were not seen to take longer."""
+    return case.computing.samples_for(seconds) if case.grows(case.computing) else None
 
 
 def batch_of(case: Case, own: int) -> int:
@@ -37,23 +42,40 @@ def batch_of(case: Case, own: int) -> int:
     return own if case.whole_batches else own * case.at.timing.workers
 
 
-def larger_batch(case: Case, seconds: float) -> str | None:
-    """The setting with which a rank's step computes for so long; None where there is no such batch."""
-    own = own_samples(case, seconds)
-    return None if own is None else batch_setting(case, batch_of(case, own))
-
-
-def batch_setting(case: Case, batch: int) -> str | None:
-    """How to ask for at least this batch, a power of two; None where the data does not have so many samples."""
-    whole = 1 << (batch - 1).bit_length()
+def largest_batch(case: Case) -> int | None:
+    """The largest that is advised: an epoch keeps STEPS steps of each rank; None where the data is not known."""
     samples = case.config.get("samples")
-    most = None if samples is None else samples // case.at.ranks if case.whole_batches else samples
-    if most is not None and batch > most:
-        return None
-    whole = whole if most is None else min(whole, most)
+    return (
+        None
+        if not samples
+        else int(samples) // STEPS // (case.at.timing.workers if case.whole_batches else 1)
+    )
+
+
+def larger_batch(case: Case, seconds: float, why: str) -> str | None:
+    """The setting with which a rank's step computes for so long, or as near to it as a batch may come."""
+    own = own_samples(case, seconds)
+    return None if own is None else batch_setting(case, batch_of(case, own), why)
+
+
+def batch_setting(case: Case, batch: int, why: str) -> str | None:
+    """How to ask for this batch, a power of two, or for as much of it as is advised; None where that is no larger."""
+    whole, most, now = 1 << (batch - 1).bit_length(), largest_batch(case), present_batch(case)
+    if most is not None and whole > most:
+        whole = most if batch <= most else 1 << (most.bit_length() - 1) if most else 0
+    # Half of the way is worth a word where it is far.
+    return None if whole <= now or (whole < batch and whole < 2 * now) else batch_typed(case, whole, why)
+
+
+def batch_typed(case: Case, batch: int, why: str) -> str:
+    """The setting of a larger batch, and what has to be minded with it."""
+    setting = f"--batch {batch}"
     if case.config.get("batch_per_rank") is not None and not case.whole_batches:
-        return f"--batch-per-rank {ceil(whole / case.at.ranks)}"
-    return f"--batch {whole}"
+        setting = f"--batch-per-rank {ceil(batch / case.at.ranks)}"
+    if case.config.get("draws") is not None:  # an epoch is so many batches, of whatever size
+        return f"{setting} ({why}; larger steps: mind --lr)"
+    epochs = ceil(int(case.config.get("epochs") or 1) * batch / max(1, present_batch(case)))
+    return f"{setting} ({why}; fewer updates: mind --lr, and --epochs {epochs} for as many)"
 
 
 def present_batch(case: Case) -> int:
@@ -62,28 +84,65 @@ def present_batch(case: Case) -> int:
     return int(found) if found else round(batch_of(case, round(case.at.timing.samples)))
 
 
-def rarer(case: Case, exchange: float) -> tuple[int, float]:
-    """How many steps a rank must take by itself for such exchanges to be EXCHANGE of the time, and their part then."""
-    timing = case.at.timing
+# ---- averages
+
+
+def rarer(case: Case, exchange: float) -> tuple[int, float] | None:
+    """How many steps a rank may take by itself for such exchanges to be EXCHANGE of the time, and their part then.
+
+    As near to it as most_apart allows; None where that is not even two steps.
+    """
+    timing, most = case.at.timing, most_apart(case)
     alone = timing.update + case.computing.seconds(present_batch(case))
     needed = exchange * (1 / EXCHANGE - 1) / alone if alone > 0 else 1.0
-    every = next((number for number in EVERY if number >= needed), EVERY[-1])
-    return every, exchange / every / (alone + exchange / every)
+    known = [number for number in EVERY if number <= most]
+    every = next((number for number in known if number >= needed), known[-1] if known else None)
+    return None if every is None else (every, exchange / every / (alone + exchange / every))
 
 
-def fewer_ranks(case: Case) -> int:
-    """The next smaller number of ranks that was tried, or half, or as few as the strategy can do with."""
-    tried = [scale.ranks for scale in case.scales if scale.ranks < case.at.ranks]
-    wanted = tried[-1] if tried else max(1, case.at.ranks // 2)
-    return next((ranks for ranks in range(wanted, case.at.ranks) if possible(case, ranks)), case.at.ranks)
+def most_apart(case: Case) -> int:
+    """Steps that ranks may take by themselves so that AVERAGES are left; none where averaging was seen to learn less.
+
+    That `psgd` learns less, which averages once, says nothing of those that average on the way.
+    """
+    if any(other.worse is not None and other.name in APART[1:] for other in case.beside or (case,)):
+        return 0
+    timing = case.at.timing
+    batches = timing.steps * (timing.workers if case.whole_batches else 1)
+    return int(batches / case.at.ranks // AVERAGES)
 
 
-def possible(case: Case, ranks: int) -> bool:
+# ---- ranks
+
+
+def ranks(case: Case, number: int) -> str:
+    """How to ask for so many ranks, each with a core: here, or else simulated on more nodes."""
+    return f"-n {number}" if case.at.fits(number) else elsewhere(case, number, MORE_NODES)
+
+
+def elsewhere(case: Case, number: int, why: str, each: int | None = None) -> str:
+    """How to simulate so many ranks on nodes with one rank, or `each`, and with the strategy that can be used there."""
+    real = "--on sim " if case.at.runs[0].simulated is None else ""
+    nodes = "" if each is None else f":ranks-per-node={each}"
+    shared = case.option("allreduce") == "shared-memory"
+    other = f" {strategy(case, allreduce='hierarchical')}" if shared else ""
+    return f"{real}-n {number} --network 10gbe{nodes}{other} ({why})"
+
+
+def fewer_ranks(case: Case) -> int | None:
+    """The next smaller number of ranks, or half, that the strategy can do with; None: there is none, or it is slower."""
+    tried = {scale.ranks: scale.seconds for scale in case.scales if scale.ranks < case.at.ranks}
+    wanted = max(2, max(tried, default=case.at.ranks // 2))
+    able = (number for number in range(wanted, case.at.ranks) if possible(case, number))
+    return next((number for number in able if tried.get(number, 0.0) < case.at.seconds), None)
+
+
+def possible(case: Case, number: int) -> bool:
     """Whether the strategy can use so many ranks."""
     if case.options is None:
-        return ranks > 0
+        return number > 0
     try:
-        case.options.check(ranks)
+        case.options.check(number)
     except UsageError:
         return False
-    return ranks > 0
+    return number > 0

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paceline.diagnosis._computing import Line, line_of
+from paceline.diagnosis._computing import Line, given_line, line_of
 from paceline.diagnosis._scale import Scale, fastest, scale_of, strategy_in
 from paceline.record import Run
 from paceline.sim._bottleneck import POINT, Limit, Point, limit
 from paceline.strategies import Strategy
 
+if TYPE_CHECKING:
+    from paceline.sim._tables import Curves
+
 # By which part a test loss may be higher, where there are no classes.
 TENTH = 0.1
+# Samples must have this part in the time of a gradient, or a line through noise is taken for a cost.
+GROWS = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +45,10 @@ class Case:
     """By rising numbers of ranks."""
     serials: tuple[Scale, ...]
     """Serial runs of the same problem, fastest first."""
+    costs: Curves | None = None
+    """What a gradient was given to cost, by its samples: of these runs, or of others simulated as on their processor."""
+    beside: tuple[Case, ...] = ()
+    """All strategies' cases of the problem, this one among them."""
 
     @property
     def name(self) -> str:
@@ -166,17 +175,28 @@ class Case:
         timing = self.at.timing
         alike = [s for s in (*self.serials, *self.scales) if s.threads == self.at.threads]
         alike = [scale for scale in alike if not scale.oversubscribed or scale is self.at]
-        line = line_of(scale.timing.by_count for scale in alike)
-        if line is None:
-            samples = timing.samples or 1.0
-            return Line(fixed=0.0, each=timing.compute / samples, fitted=False)
-        return line.through(timing.samples, timing.compute)
+        timed = None if self.simulated and self.costs else line_of(scale.timing.by_count for scale in alike)
+        if (timed is None or not self.grows(timed)) and self.costs is not None and timing.samples:
+            timed = given_line(self.costs, timing.samples, self.at.place.on_node)
+        if timed is None:
+            return Line(fixed=0.0, each=timing.compute / (timing.samples or 1.0), basis="proportion")
+        return timed.through(timing.samples, timing.compute)
+
+    def grows(self, line: Line) -> bool:
+        """Whether by this line samples have a part worth the name in the time of a gradient here."""
+        samples = self.at.timing.samples
+        return line.each * samples > GROWS * line.seconds(samples)
 
     @cached_property
     def alone(self) -> Line | None:
         """How long a gradient takes by its samples where nobody else computes; None where that is not known."""
-        peer = self.peer
-        return None if peer is None else line_of([peer.timing.by_count])
+        peer, samples = self.peer, self.at.timing.samples
+        if peer is None:
+            return None
+        if self.simulated and self.costs is not None and samples:
+            line = given_line(self.costs, samples, 1)
+            return None if line is None else line.through(samples, self.costs.at(samples, 1))
+        return line_of([peer.timing.by_count])
 
 
 def cases_of(runs: Sequence[Run]) -> list[Case]:
@@ -199,18 +219,36 @@ def cases_of(runs: Sequence[Run]) -> list[Case]:
         )
         for virtual in (False, True)
     }  # fmt: skip
-    return [
+    cases = [
         Case(
             strategy=str(found[0].runs[0].config["strategy"]),
             way=key[1],
             simulated=key[0],
             scales=fastest(found),
             serials=tuple((serial[True] if key[0] else []) or serial[False]),
+            costs=_costs(found[0].runs[0], runs),
         )
         for key, found in sorted(scales.items())
         if not _is_serial(key)
     ]
+    return [replace(case, beside=tuple(cases)) for case in cases]
 
 
 def _is_serial(key: tuple[str, str]) -> bool:
     return key[1].partition(" ")[0] == "serial"
+
+
+def _costs(run: Run, others: Sequence[Run]) -> Curves | None:
+    """What a gradient was given to cost: in a simulated run itself; beside a real one, in those as on its processor."""
+    from paceline.sim.machine import Costs
+
+    here = run.environment.get("processor")
+    known = [run] if run.simulated else sorted(others, key=lambda other: other.folder.name)
+    for other in known:
+        values = (other.simulated or {}).get("costs")
+        alike = run.simulated or (
+            values and values.get("processor") == here and other.summary["threads"] == run.summary["threads"]
+        )
+        if values and alike and "gradient" in values.get("work", {}):
+            return Costs.of(values).work["gradient"]
+    return None

@@ -34,11 +34,17 @@ class Place:
     """Of a node; None: enough."""
     links: Links
     """What a message and a sum take, for the theory of the collectives."""
+    per_node: int | None = None
+    """Ranks that a node has at most; None: all are on one."""
 
     @property
     def layout(self) -> Nodes:
         """Which rank is on which node."""
         return Nodes(tuple(rank // self.on_node for rank in range(self.ranks)))
+
+    def fits(self, ranks: int, threads: int = 1) -> bool:
+        """Whether each of so many ranks would have cores of its own for its threads."""
+        return self.cores is None or min(self.per_node or ranks, ranks) * threads <= self.cores
 
     def theory(self, name: str, parameters: int, itemsize: int, *, in_place: bool = False) -> float | None:
         """Seconds that the collective of this name takes by theory; None where it has none, or cannot be used here.
@@ -94,7 +100,7 @@ def place_of(run: Run) -> Place:
             beta=1 / network.bandwidth + 2 / network.copy_bandwidth,
             gamma=links.gamma,
         )
-    return Place(ranks=ranks, on_node=on_node, cores=cores_here, links=links)
+    return Place(ranks=ranks, on_node=on_node, cores=cores_here, links=links, per_node=network.ranks_per_node)
 
 
 def _network(text: str) -> Network | None:

@@ -50,10 +50,12 @@ class Scale:
     @property
     def oversubscribed(self) -> bool:
         """Whether there are more threads on a node than cores."""
-        cores = self.place.cores
+        return not self.fits(self.ranks)
+
+    def fits(self, ranks: int) -> bool:
+        """Whether so many ranks, with as many threads each, would have a core for each thread where these ran."""
         # What a simulated rank computes was measured with its threads; they take no core of another's.
-        threads = self.threads if self.runs[0].simulated is None else 1
-        return cores is not None and self.place.on_node * threads > cores
+        return self.place.fits(ranks, self.threads if self.runs[0].simulated is None else 1)
 
     def means(self, name: str) -> tuple[float, float] | None:
         """The mean of a figure over the runs, and how far that may be off (its standard error); None: unknown."""

@@ -7,6 +7,7 @@ from paceline.diagnosis._finding import Cause, Diagnosis
 from paceline.diagnosis._timing import PARTS
 from paceline.diagnosis._words import count, duration, percent, times
 from paceline.diagnosis.rules import RULES, scales_well
+from paceline.sim._bottleneck import Limit
 from paceline.sim._reasons import where
 
 UNKNOWN = "unexplained"
@@ -40,12 +41,13 @@ def _summary(case: Case, main: Cause) -> str:
             known = case.at.means("test_accuracy") is not None
             much = f"{100 * main.share:.1f} points of accuracy" if known else "a higher test loss"
         short += f" ({much} at {count(case.at.ranks, 'rank')})"
-    return f"{case.way} {_where(case)}: {short}"
+    simulated = f"simulated on {case.simulated}: " if case.simulated else ""
+    return f"{simulated}{case.way} {_where(case)}: {short}"
 
 
 def _where(case: Case) -> str:
     if case.limit is not None:
-        return where(case.limit)
+        return _limited(case, case.limit)
     good = [scale for scale in case.scales if not scale.diverged]
     if not good:
         return f"diverged on every number of ranks that was tried ({', '.join(str(s.ranks) for s in case.scales)})"
@@ -56,6 +58,19 @@ def _where(case: Case) -> str:
         return f"is on no number of ranks faster than on {first.ranks}"
     faster = times(first.seconds / fastest.seconds)
     return f"is fastest on {count(fastest.ranks, 'rank')} ({faster} as fast as on {first.ranks})"
+
+
+def _limited(case: Case, limit: Limit) -> str:
+    """Where it stops scaling; of ranks that share cores it is not said that more make it faster."""
+    by_ranks = {scale.ranks: scale for scale in case.scales}
+    here = by_ranks.get(limit.at.ranks)
+    if limit.reason in ("staleness", "accuracy"):
+        return where(limit)
+    if here is not None and here.oversubscribed:
+        return f"is {times(limit.at.speedup)} as fast as serial on {count(here.ranks, 'rank')}, more than there are cores"
+    if limit.at.ranks == 1:
+        return where(limit).replace("faster than on one", "faster than serial")
+    return where(limit)
 
 
 def _unexplained(case: Case) -> Cause:

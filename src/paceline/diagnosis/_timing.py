@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.diagnosis._computing import often
 from paceline.errors import UsageError
 from paceline.record import Run
 
@@ -53,7 +54,7 @@ class Timing:
     batches: Mapping[int, int] = field(default_factory=dict)
     """Steps of each of them."""
     by_count: Mapping[int, float] = field(default_factory=dict)
-    """Median seconds of a gradient by its samples."""
+    """Median seconds of a gradient by its samples, of sizes that come often."""
     slowest: float = 0.0
     """Mean seconds of the rank that computes longest in a step, where all take their steps together."""
     often: tuple[int, float] | None = None
@@ -162,8 +163,9 @@ def _quantiles(
         if which.any():
             each = seconds[which] / count[which]
             by_rank[rank], at_least[rank] = float(np.median(each)), float(np.quantile(each, 0.25))
-    by_count = {int(size): float(np.median(seconds[count == size])) for size in np.unique(count[had])}
-    return by_rank, at_least, by_count
+    sizes, steps = np.unique(count[had], return_counts=True)
+    by_count = {int(size): float(np.median(seconds[count == size])) for size in sizes}
+    return by_rank, at_least, often(by_count, dict(zip(sizes.tolist(), steps.tolist(), strict=True)))
 
 
 def _by_rank(run: Run) -> list[dict[str, float]]:

@@ -24,7 +24,7 @@ def diagnosis(rows: Sequence[Row], number: int) -> Section | None:
     several = any(len(one.causes) > 1 for one in found)
     blocks: list[Block] = [Text(kind="note", lines=(NOTE,))] if several else []
     for one in found:
-        blocks.append(Text(lines=(f"{'simulated: ' * bool(one.simulated)}{one.summary.rstrip('.')}.",)))
+        blocks.append(Text(lines=(f"{one.summary.rstrip('.')}.",)))
         blocks.append(Text(kind="list", lines=(_told(one.causes[0]),)))
     if several:
         blocks.append(_table(found, number))

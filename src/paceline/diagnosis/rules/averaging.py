@@ -5,16 +5,16 @@ from __future__ import annotations
 from paceline.diagnosis import _advice as advice
 from paceline.diagnosis._case import Case
 from paceline.diagnosis._finding import Cause
+from paceline.diagnosis._tried import joined
 from paceline.diagnosis._words import count, percent
 
 NAME = "averaging"
 SHORT = "ranks train apart on parts that are too small, or are averaged too rarely"
-APART = ("psgd", "local-sgd", "weight-average", "elastic", "gossip")
 
 
 def find(case: Case) -> Cause | None:
     """Less was learned than by serial training, by a strategy that averages parameters."""
-    if case.worse is None or case.name not in APART or case.at.ranks < 2:
+    if case.worse is None or case.name not in advice.APART or case.at.ranks < 2:
         return None
     ranks, steps = case.at.ranks, round(case.at.timing.steps)
     samples = case.config.get("samples")
@@ -38,8 +38,10 @@ def _how_often(case: Case) -> str:
 
 def _parts(case: Case) -> str:
     """How good the parts were by themselves, where that is known."""
-    known = [part.get("test_accuracy") for part in case.at.found("parts") or ()]
-    known = [value for value in known if value is not None]
+    found = [(run.summary.get("findings") or {}).get("parts") or () for run in case.at.runs]
+    known = [
+        part["test_accuracy"] for parts in found for part in parts if part.get("test_accuracy") is not None
+    ]
     return f"; alone the parts reach {percent(min(known))} to {percent(max(known))}" if known else ""
 
 
@@ -48,16 +50,19 @@ def _remedies(case: Case) -> str:
     more = f"--epochs {epochs * case.at.ranks} (as many steps in a row as serial)"
     every = case.option("every")
     if case.name == "psgd":
-        return f"--strategy local-sgd:every=10 (averages on the way), or {more}"
+        often = min(10, max(1, round(case.at.timing.steps) // advice.AVERAGES))
+        return joined(
+            case, [f"--strategy local-sgd:every={often} (averages on the way)", more], of_accuracy=True
+        )
     if case.name == "weight-average":
         rate = case.config.get("lr")
         larger = (
-            f"--lr {rate * case.at.ranks:g} (the mean of p batches bears a larger step), or " if rate else ""
+            [f"--lr {rate * case.at.ranks:g} (the mean of p batches bears a larger step)"] if rate else []
         )
-        return f"{larger}{more}, or --strategy sync"
+        return joined(case, [*larger, more, "--strategy sync"], of_accuracy=True)
     tried = []
     if every is None or every > 1:
         tried.append(advice.strategy(case, every=max(1, (every or 40) // 4)))
     if case.name == "local-sgd" and not case.option("outer_momentum"):
         tried.append(advice.strategy(case, outer_momentum=0.9, outer_lr=0.7))
-    return ", or ".join([*tried, more])
+    return joined(case, [*tried, more], of_accuracy=True)

@@ -24,4 +24,4 @@ def find(case: Case) -> Cause | None:
         words += (
             f"; against serial with {count(peer.threads, 'thread')} it is {times(peer.seconds / at.seconds)}"
         )
-    return Cause(rule=NAME, share=None, words=words, advice=f"--strategy serial --threads {at.threads}")
+    return Cause(rule=NAME, share=None, words=words, advice=f"-n 1 --strategy serial --threads {at.threads}")

@@ -13,6 +13,7 @@ from paceline.diagnosis import _advice as advice
 from paceline.diagnosis._case import Case
 from paceline.diagnosis._finding import Cause
 from paceline.diagnosis._scale import Scale
+from paceline.diagnosis._tried import joined
 from paceline.diagnosis._words import count, duration, percent
 
 NAME = "master queue"
@@ -62,8 +63,9 @@ def _servers(case: Case) -> Cause | None:
         more = advice.strategy(case, masters=2 * masters, placement="even")
         tried.append(f"{more} (each holds half as much)")
     tried += _larger_batch(case)
-    tried = tried or [f"-n {advice.fewer_ranks(case)}"]
-    return Cause(rule=NAME, share=share, words=words, advice=", or ".join(tried))
+    fewer = advice.fewer_ranks(case)
+    said = joined(case, tried) or ("" if fewer is None else f"-n {fewer}")
+    return Cause(rule=NAME, share=share, words=words, advice=said)
 
 
 def _main(case: Case) -> Cause | None:
@@ -80,7 +82,7 @@ def _main(case: Case) -> Cause | None:
         f"parameters go through rank 0, one after the other"
     )
     tried = ["--strategy sync (nobody in the middle, the same result)", *_larger_batch(case)]
-    return Cause(rule=NAME, share=share, words=words, advice=", or ".join(tried))
+    return Cause(rule=NAME, share=share, words=words, advice=joined(case, tried))
 
 
 def _fewest(case: Case) -> Scale | None:
@@ -101,5 +103,5 @@ def _larger_batch(case: Case) -> list[str]:
     """The batch with which computing is as long as the queue is, twice over."""
     timing = case.at.timing
     queue = timing.exchange + timing.answer
-    setting = advice.larger_batch(case, 2 * (timing.compute + queue))
-    return [] if setting is None else [f"{setting} (fewer gradients a second to serve)"]
+    setting = advice.larger_batch(case, 2 * (timing.compute + queue), "fewer gradients a second to serve")
+    return [] if setting is None else [setting]

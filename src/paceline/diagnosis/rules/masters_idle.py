@@ -5,6 +5,7 @@ from __future__ import annotations
 from paceline.diagnosis import _advice as advice
 from paceline.diagnosis._case import Case
 from paceline.diagnosis._finding import Cause
+from paceline.diagnosis._tried import joined
 from paceline.diagnosis._words import count
 
 NAME = "ranks without work"
@@ -20,12 +21,18 @@ def find(case: Case) -> Cause | None:
         return None
     words = (
         f"{idle} of {count(ranks, 'rank')} hold{'s' * (idle == 1)} parameters and compute{'s' * (idle == 1)} nothing: "
-        f"{count(workers, 'worker')} can be {workers} times as fast as serial at best"
+        f"{count(workers, 'worker')} {f'can be {workers} times as fast as' if workers > 1 else 'is no faster than'} "
+        "serial at best"
     )
+    every = "--strategy sync (every rank computes)"
     if case.name == "main-worker":
-        tried = "--strategy sync (every rank computes)"
+        tried = [every]
     elif idle > 1:
-        tried = f"{advice.strategy(case, masters=idle // 2)}, or -n {ranks + idle} with as many masters"
+        tried = [advice.strategy(case, masters=idle // 2), _more_workers(case, ranks + idle, idle)]
     else:
-        tried = f"-n {2 * ranks} with as many masters, or --strategy sync (every rank computes)"
-    return Cause(rule=NAME, share=idle / ranks, words=words, advice=tried)
+        tried = [_more_workers(case, 2 * ranks, idle), every]
+    return Cause(rule=NAME, share=idle / ranks, words=words, advice=joined(case, tried))
+
+
+def _more_workers(case: Case, ranks: int, masters: int) -> str:
+    return f"-n {ranks} {advice.strategy(case, masters=masters)} (as many masters for more workers)"

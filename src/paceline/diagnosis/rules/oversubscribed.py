@@ -5,6 +5,7 @@ from __future__ import annotations
 from paceline.diagnosis import _advice as advice
 from paceline.diagnosis._case import Case
 from paceline.diagnosis._finding import Cause
+from paceline.diagnosis._tried import joined
 from paceline.diagnosis._words import count
 
 NAME = "oversubscribed cores"
@@ -28,10 +29,7 @@ def find(case: Case) -> Cause | None:
     tried = []
     if threads > 1 and at.ranks <= cores:
         tried.append(f"--threads {max(1, cores // at.place.on_node)}")
-    elif advice.possible(case, cores * nodes):
-        tried.append(f"-n {cores * nodes}")
-    if simulated:
-        tried.append("--network 10gbe (a node for each rank)")
     else:
-        tried.append(f"--on sim -n {at.ranks} --network 10gbe (what it would be with a core for each)")
-    return Cause(rule=NAME, share=1 - cores / wanted, words=words, advice=", or ".join(tried))
+        tried.append(f"-n {cores * nodes}")
+    tried.append(advice.elsewhere(case, at.ranks, "what it would be with a core for each"))
+    return Cause(rule=NAME, share=1 - cores / wanted, words=words, advice=joined(case, tried))

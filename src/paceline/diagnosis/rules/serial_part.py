@@ -8,6 +8,7 @@ from __future__ import annotations
 from paceline.diagnosis import _advice as advice
 from paceline.diagnosis._case import Case
 from paceline.diagnosis._finding import Cause
+from paceline.diagnosis._tried import joined
 from paceline.diagnosis._words import count, duration, percent, times
 from paceline.diagnosis.rules.slower_computing import alone_seconds, computing_seconds
 
@@ -50,11 +51,11 @@ def find(case: Case) -> Cause | None:
         f"fast as serial (Amdahl)"
     )
     # So that what does not get less is half as much of the step.
-    setting = advice.larger_batch(case, 2 * timing.total)
-    tried += [f"{setting} (more work for each piece)"] if setting else []
-    return Cause(
-        rule=NAME, share=share, words=words, advice=", or ".join(tried or [f"-n {advice.fewer_ranks(case)}"])
-    )
+    setting = advice.larger_batch(case, 2 * timing.total, "more work for each piece")
+    tried += [setting] if setting else []
+    fewer = advice.fewer_ranks(case)
+    remedy = joined(case, tried) or ("" if fewer is None else f"-n {fewer}")
+    return Cause(rule=NAME, share=share, words=words, advice=remedy)
 
 
 def _fixed(case: Case) -> float:

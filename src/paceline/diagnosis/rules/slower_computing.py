@@ -9,6 +9,7 @@ from __future__ import annotations
 from paceline.diagnosis import _advice as advice
 from paceline.diagnosis._case import Case
 from paceline.diagnosis._finding import Cause
+from paceline.diagnosis._tried import joined
 from paceline.diagnosis._words import count, duration, percent, times
 
 NAME = "slower computing"
@@ -37,11 +38,11 @@ def find(case: Case) -> Cause | None:
         f"is {percent(share)} of the step"
     )
     fewer = advice.fewer_ranks(case)
-    tried = [f"-n {fewer}"] if fewer < case.at.ranks else []
+    tried = [f"-n {fewer}"] if fewer is not None else []
     tried += ["--dtype float32 (half the bytes)"] if case.config.get("dtype") == "float64" else []
-    each = f":ranks-per-node={fewer}" if 1 < fewer < case.at.ranks else ""
-    tried.append(f"--on sim -n {case.at.ranks} --network 10gbe{each} (what more nodes would do)")
-    return Cause(rule=NAME, share=share, words=words, advice=", or ".join(tried))
+    each = fewer if fewer is not None and fewer > 1 else None
+    tried.append(advice.elsewhere(case, case.at.ranks, advice.MORE_NODES, each))
+    return Cause(rule=NAME, share=share, words=words, advice=joined(case, tried))
 
 
 def computing_seconds(case: Case) -> float:

@@ -1,7 +1,9 @@
 """Computing is too small for its exchange: more than EXCHANGE of a step goes to messages and sums.
 
-The batch at which it would not be: exchange and update stay as they are, and computing goes by the measured line of a
-gradient's seconds against its samples. What shared memory, another collective or rarer exchanges would do is beside it.
+The batch at which it would not be: exchange and update stay as they are, and computing goes by the line of a gradient's
+seconds against its samples. Where one size alone was timed, computing grows at most in proportion, so that it takes at
+least such a batch; where sizes were timed that take equally long, nobody knows. What another collective or rarer
+exchanges would do is beside it.
 """
 
 from __future__ import annotations
@@ -10,13 +12,12 @@ from paceline.diagnosis import _advice as advice
 from paceline.diagnosis._advice import EXCHANGE
 from paceline.diagnosis._case import Case
 from paceline.diagnosis._finding import Cause
-from paceline.diagnosis._words import count, duration, percent
+from paceline.diagnosis._tried import joined
+from paceline.diagnosis._words import count, duration, listed, percent
 from paceline.diagnosis.rules import master_queue
 
 NAME = "small computing"
 SHORT = "a step computes too little for what it exchanges"
-# A batch of so many times the data is as good as none.
-ENDLESS = 100
 AVERAGING = ("local-sgd", "elastic", "gossip")
 
 
@@ -33,17 +34,8 @@ def find(case: Case) -> Cause | None:
         f"at {count(case.at.ranks, 'rank')} a step computes for {duration(timing.compute)} and {does} for "
         f"{duration(exchange)}, {percent(share)} of the step"
     )
-    batch = batch_without(case)
-    setting = None if batch is None else advice.batch_setting(case, batch)
-    tried: list[str] = []
-    way = "" if case.computing.fitted else ", if computing is in proportion to the samples"
-    if batch is None or (setting is None and batch > ENDLESS * int(case.config.get("samples") or 1)):
-        words += "; computing hardly grows with the samples, so that no batch that the data has changes that"
-    elif setting is None:
-        words += f"; it would be under {percent(EXCHANGE)} from a batch of {batch:,} on, more than the data has{way}"
-    else:
-        words += f"; it is under {percent(EXCHANGE)} from a batch of {batch:,} on{way}"
-        tried.append(f"{setting} (larger steps, and fewer: mind --lr and --epochs)")
+    told, tried = _larger(case)
+    words += told
     cheaper = case.at.place.cheapest(
         str(case.option("allreduce", "auto")),
         _parameters(case),
@@ -56,8 +48,43 @@ def find(case: Case) -> Cause | None:
             f"{case.option('allreduce')}"
         )
         tried.append(advice.strategy(case, allreduce=cheaper[0]))
-    tried.append(_rarer(case, exchange))
-    return Cause(rule=NAME, share=share, words=words, advice=", or ".join(tried))
+    tried += _rarer(case, exchange)
+    return Cause(rule=NAME, share=share, words=words, advice=joined(case, tried))
+
+
+def _larger(case: Case) -> tuple[str, list[str]]:
+    """From which batch on it is less, in words, and the settings of that batch, or of one on the way to it."""
+    batch, most, line = batch_without(case), advice.largest_batch(case), case.computing
+    under = f"it is under {percent(EXCHANGE)}"
+    if batch is None:
+        grow = "by its given costs computing does not grow with the samples"
+        if line.basis == "timed":
+            grow = f"gradients of {_sizes(case)} samples took equally long: nobody knows from which batch on {under}"
+        endless = 1 << 62 if most else 1
+        setting = advice.batch_setting(case, endless, "more samples for each exchange")
+        return f"; {grow}", [setting] if setting else []
+    by = {
+        "timed": f" (by gradients of {_sizes(case)} samples)",
+        "given": " (by the costs of computing in the runs simulated here)",
+        "proportion": " at the earliest (one size alone was timed; computing grows at most in proportion to the samples)",
+    }[line.basis]
+    about = "" if case.simulated else "about "
+    words = (
+        f"; {under} from a batch of {about}{batch:,} on{by if line.basis == 'proportion' or about else ''}"
+    )
+    if most is not None and batch > most:
+        whose = "a rank's" if case.whole_batches else "the"
+        words += f", more than 1/{advice.STEPS} of {whose} training samples"
+    setting = advice.batch_setting(case, batch, "more computing for each exchange")
+    return words, [setting] if setting else []
+
+
+def _sizes(case: Case) -> str:
+    """The numbers of samples whose gradients were timed often."""
+    scales = [s for s in (*case.serials, *case.scales) if s.threads == case.at.threads]
+    return listed(
+        sorted({size for s in scales if not s.oversubscribed or s is case.at for size in s.timing.by_count})
+    )
 
 
 def batch_without(case: Case) -> int | None:
@@ -68,13 +95,16 @@ def batch_without(case: Case) -> int | None:
     return None if own is None else advice.batch_of(case, own)
 
 
-def _rarer(case: Case, exchange: float) -> str:
-    """What averaging every so many steps would make of it."""
+def _rarer(case: Case, exchange: float) -> list[str]:
+    """What averaging every so many steps would make of it, where that may be advised."""
     averaging = case.name in AVERAGING and case.option("every") is not None
     now = int(case.option("every", 1)) if averaging else 1
-    every, share = advice.rarer(case, exchange * now)
+    found = advice.rarer(case, exchange * now)
+    if found is None or found[0] <= now:
+        return []
+    every, share = found
     change = advice.strategy(case, every=every) if averaging else f"--strategy local-sgd:every={every}"
-    return f"{change} (one exchange in {count(every, 'step')}: {percent(share)} of the time)"
+    return [f"{change} (one exchange in {count(every, 'step')}: {percent(share)} of the time)"]
 
 
 def _parameters(case: Case) -> int:

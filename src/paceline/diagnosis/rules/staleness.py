@@ -5,6 +5,7 @@ from __future__ import annotations
 from paceline.diagnosis import _advice as advice
 from paceline.diagnosis._case import Case
 from paceline.diagnosis._finding import Cause
+from paceline.diagnosis._tried import joined
 from paceline.diagnosis._words import count, percent
 
 NAME = "staleness"
@@ -62,4 +63,4 @@ def remedies(case: Case, *, dropped: bool = False) -> str:
     half = max(2, least // 2)
     if half < least and advice.possible(case, half):
         tried.append(f"-n {half}")
-    return ", or ".join(tried)
+    return joined(case, tried, of_accuracy=True)

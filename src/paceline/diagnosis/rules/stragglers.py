@@ -11,6 +11,7 @@ import numpy as np
 from paceline.diagnosis import _advice as advice
 from paceline.diagnosis._case import Case
 from paceline.diagnosis._finding import Cause
+from paceline.diagnosis._tried import joined
 from paceline.diagnosis._words import count, duration, listed, percent
 from paceline.diagnosis.rules import uneven
 
@@ -60,16 +61,19 @@ def _persistent(case: Case, share: float, slow: dict[int, float], normal: float)
 
 def _for_slow(case: Case, slow: int) -> str:
     if case.name == "parameter-server":
-        return f"{advice.strategy(case, share='dynamic')} (whoever is free takes the next batch)"
+        return joined(
+            case, [f"{advice.strategy(case, share='dynamic')} (whoever is free takes the next batch)"]
+        )
     tried = []
     if case.name == "sync" and not case.option("balance"):
         tried.append(f"{advice.strategy(case, balance=True)} (slower ranks get smaller pieces)")
     elif case.name != "sync":
         tried.append("--strategy sync:balance=true (slower ranks get smaller pieces)")
-    tried.append("--strategy parameter-server:share=dynamic (nobody waits)")
+    if case.at.ranks > 2:  # of two ranks one would be the master
+        tried.append("--strategy parameter-server:share=dynamic (nobody waits)")
     if slow < case.at.ranks - 2:
         tried.append(f"--strategy parameter-server:backup={slow} (rounds do without the slowest)")
-    return ", or ".join(tried)
+    return joined(case, tried)
 
 
 def _by_chance(case: Case, share: float) -> Cause:
@@ -86,13 +90,16 @@ def _by_chance(case: Case, share: float) -> Cause:
 
 
 def _for_chance(case: Case) -> str:
-    if case.name in ("local-sgd", "elastic"):
-        every = 4 * int(case.option("every") or 10)
-        return f"{advice.strategy(case, every=every)} (unevenness cancels out over more steps)"
-    return (
-        "--strategy local-sgd:every=10 (unevenness cancels out over the steps between averages), "
-        "or --strategy parameter-server (nobody waits for all)"
-    )
+    averaging, most = case.name in ("local-sgd", "elastic"), advice.most_apart(case)
+    now = int(case.option("every") or 10) if averaging else 1
+    every = min(4 * now if averaging else 10, most)
+    tried = []
+    if every > now:
+        change = advice.strategy(case, every=every) if averaging else f"--strategy local-sgd:every={every}"
+        tried.append(f"{change} (unevenness cancels out over the steps between averages)")
+    if not averaging and case.at.ranks > 2:
+        tried.append("--strategy parameter-server (nobody waits for all)")
+    return joined(case, tried)
 
 
 def _at_the_end(case: Case) -> float:

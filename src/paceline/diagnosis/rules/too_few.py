@@ -16,16 +16,15 @@ def find(case: Case) -> Cause | None:
     said, tried = [], []
     if case.serial is None:
         said.append("there is no serial run of this problem, so nobody knows what the ranks buy")
-        tried.append("--strategy serial")
+        tried.append("-n 1 --strategy serial")
     numbers = [scale.ranks for scale in case.scales]
     if len(numbers) == 1:
         (only,) = numbers
         said.append(f"it ran on {count(only, 'rank')} alone, so nobody knows where it stops scaling")
-        cores = case.at.place.cores
-        more = [2 * only] if cores is None or 2 * only <= cores else []
-        less = [n for n in (only // 2, only - 1) if n > 1]
+        more = [2 * only] if case.at.fits(2 * only) else []
+        less = [n for n in (only // 2, only - 1) if n > 1 and case.at.fits(n)]
         other = next((n for n in (*more, *less) if advice.possible(case, n)), 2 * only)
-        tried.append(f"-n {other}")
+        tried.append(advice.ranks(case, other))
     if not said:
         return None
     return Cause(rule=NAME, share=None, words="; ".join(said), advice=", and ".join(tried))

@@ -23,15 +23,21 @@ def find(case: Case) -> Cause | None:
     batch, workers = advice.present_batch(case), timing.workers
     if case.whole_batches:
         words = f"at {count(case.at.ranks, 'rank')} not every rank has a batch in every turn"
+        fewer = advice.fewer_ranks(case)
         return Cause(
             rule=NAME,
             share=share,
             words=f"{words}: waiting is {percent(share)} of the time",
-            advice=f"-n {advice.fewer_ranks(case)}",
+            advice="" if fewer is None else f"-n {fewer}",
         )
     largest = -(-batch // workers)
     words = (
         f"a batch of {batch:,} gives the {count(workers, 'rank')} that compute {batch // workers} to {largest} samples, "
         f"the largest piece {timing.uneven:.2f} times the mean: waiting for it is {percent(share)} of the time"
     )
-    return Cause(rule=NAME, share=share, words=words, advice=f"--batch {largest * workers}")
+    return Cause(
+        rule=NAME,
+        share=share,
+        words=words,
+        advice=advice.batch_typed(case, largest * workers, "pieces of one size"),
+    )
