@@ -12,6 +12,9 @@ from paceline import UsageError, fit
 from paceline.cli import main
 from paceline.record import Run
 from paceline.record._files import write_arrays
+from paceline.trace import timeline_of
+from paceline.trace._chosen import only
+from paceline.trace._picture import _figure, whole
 from tests.trace.cases import SMALL, STRATEGIES, every_call
 from tests.trace.checks import check_all, check_format, check_nesting, check_seconds, written
 
@@ -88,12 +91,76 @@ def test_without_a_trace_steps_are_known(
     assert names[:2] == ["rank 0 (master)", "rank 1 (worker)"]
 
 
-def test_some_steps(machine: str, tmp_path: Path) -> None:
-    run = simulated(tmp_path, machine, "sync:allreduce=ring")
-    complete = check_format(written(run, tmp_path / "trace.json", "--steps", "2..3"), 5)
-    assert {e["name"] for e in complete if e["cat"] == "step"} >= {"step 2", "step 3"}
-    assert not {"step 0", "step 5"} & {e["name"] for e in complete}
+@pytest.mark.parametrize("name", ["sync:allreduce=ring", "parameter-server", "main-worker", "gossip"])
+def test_some_steps_alone(machine: str, tmp_path: Path, name: str) -> None:
+    run = simulated(tmp_path, machine, name, slow="2:3x")
+    everything = written(run, tmp_path / "trace.json")
+    found = written(run, tmp_path / "some.json", "--steps", "2..3")
+    complete = check_format(found, 5)
+    steps = [e for e in complete if e["cat"] == "step"]
+    assert {e["name"] for e in steps} == {"step 2", "step 3"}
+    taken = run.steps["rank"][np.isin(run.steps["step"], (2, 3))]
+    assert sorted(e["tid"] for e in steps) == sorted(taken.tolist())
+
+    def lies(event: dict[str, Any], end: float) -> bool:
+        return any(
+            e["tid"] == event["tid"] and e["ts"] <= event["ts"] and end <= e["ts"] + e["dur"] + 1e-3
+            for e in steps
+        )
+
+    # On ranks that take steps there is nothing outside of these, and all that was in them.
+    taking = set(run.steps["rank"].tolist())
+    inside = [
+        e
+        for e in everything["traceEvents"]
+        if e["ph"] == "X" and e["tid"] in taking and e["dur"] and lies(e, e["ts"] + e["dur"])
+    ]
+    assert [e for e in complete if e["tid"] in taking and e["dur"]] == inside
+    # Of the others, what they did for these: every message of these steps is there, and no other.
+    every = messages(everything)
+    ends = [
+        [lies(end, end["ts"] + 2e-3) for end in pair] for pair in every
+    ]  # at an end, it is the next step's
+    masters = [[end["tid"] not in taking for end in pair] for pair in every]
+    wanted = [
+        pair
+        for pair, within, master in zip(every, ends, masters, strict=True)
+        if all(a or b for a, b in zip(within, master, strict=True)) and any(within)
+    ]
+    assert wanted or name == "gossip"  # the other end of a message is in another step there
+    assert messages(found) == wanted
+    busy = {e["tid"] for e in complete if e["cat"] == "work"}
+    assert busy == set(taken.tolist()) | (set(range(5)) - taking)
+    one = check_format(written(run, tmp_path / "one.json", "--steps", "3"), 5)
+    assert {e["name"] for e in one if e["cat"] == "step"} == {"step 3"}
     assert main(["trace", str(run.folder), "-o", str(tmp_path / "no.json"), "--steps", "90..91"]) == 2
+
+
+def messages(trace: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """The two ends of each message, in order."""
+    ends = [{**e, "id": 0} for e in trace["traceEvents"] if e["ph"] in "sf"]
+    return [ends[place : place + 2] for place in range(0, len(ends), 2)]
+
+
+def test_the_picture_of_some_steps_has_no_others(machine: str, tmp_path: Path) -> None:
+    run = simulated(tmp_path, machine, "parameter-server", slow="2:3x")
+    timeline = only(timeline_of(run), (2, 3))
+    axes = _figure(run, timeline, whole(timeline)).axes[0]
+    assert {text.get_text() for text in axes.texts if text.get_text()} <= {"step 2", "step 3"}
+    scale = 1e6 if "ms" in axes.get_xlabel() else 1e3
+    begin = whole(timeline)[0]
+    for bars in axes.collections:
+        for box in (path.get_extents() for path in bars.get_paths()):
+            rank = round((box.y0 + box.y1) / 2)
+            steps = [span for span in timeline.steps if span.rank == rank]
+            assert rank == 0 or any(
+                (span.start - begin) / scale <= box.x0 + 1e-6 and box.x1 - 1e-6 <= (span.end - begin) / scale
+                for span in steps
+            )
+    path = tmp_path / "steps.svg"
+    words = ["-o", str(tmp_path / "t.json"), "--picture", str(path), "--steps", "2..3"]
+    assert main(["trace", str(run.folder), *words]) == 0
+    assert path.stat().st_size > 5000
 
 
 def test_a_long_trace_is_cut_and_says_so(
@@ -132,6 +199,14 @@ def test_refusals(machine: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
     out = ["-o", str(tmp_path / "trace.json")]
     assert main(["trace", str(run.folder), *out, "--picture", "steps.bmp"]) == 2
     assert "a picture must end in one of .svg, .png, .pdf; got steps.bmp" in capsys.readouterr().err
+    for words, said in (
+        (["-o", "/nope/x.json"], "cannot write /nope/x.json: there is no folder /nope"),
+        ([*out, "--picture", "/nope/x.svg"], "cannot write /nope/x.svg: there is no folder /nope"),
+        (["-o", str(tmp_path)], f"cannot write {tmp_path}: it is a folder"),
+    ):
+        assert main(["trace", str(run.folder), *words]) == 2
+        assert capsys.readouterr() == ("", f"paceline trace: {said}\n")
+    assert not (tmp_path / "trace.json").exists()
     for steps in ("3..2", "a", "-1"):
         with pytest.raises(SystemExit) as left:
             main(["trace", str(run.folder), *out, "--steps", steps])

@@ -25,7 +25,7 @@ known, and how long each rank computed, exchanged, waited and updated in them.
     parser.add_argument("--picture", type=Path, metavar="FILE", help="a few steps as .svg, .png or .pdf")
     parser.add_argument(
         "--steps", type=steps_of, metavar="A..B",
-        help="these steps alone (default: all; of the picture a few)",
+        help="these steps alone, as 10..12, or one, as 10 (default: all; of the picture a few)",
     )  # fmt: skip
 
 
@@ -37,18 +37,23 @@ def steps_of(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text)
     first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
     if last < first:
-        raise argparse.ArgumentTypeError(f"steps must be A..B, from 0, A not after B; got {text}")
+        raise argparse.ArgumentTypeError(
+            f"steps must be A..B, from 0, A not after B, or one number; got {text}"
+        )
     return first, last
 
 
 def main(args: argparse.Namespace) -> int:
     """Write the trace and, if asked for, the picture; say what they lack."""
     from paceline.record import Run
+    from paceline.record._files import check_place
     from paceline.trace import draw, write_trace
     from paceline.trace._picture import check
 
     if args.picture is not None:
         check(args.picture)
+    for path in filter(None, (args.out, args.picture)):
+        check_place(path)
     run = Run(args.run)
     timeline = write_trace(run, args.out, args.steps)
     if args.picture is not None:

@@ -13,6 +13,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.errors import UsageError
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
@@ -35,6 +37,26 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def check_place(path: Path) -> None:
+    """Refuse a file that could not be written: it is a folder, or there is none for it, or no right to write there.
+
+    >>> check_place(Path("/nope/trace.json"))
+    Traceback (most recent call last):
+    paceline.errors.UsageError: cannot write /nope/trace.json: there is no folder /nope
+    """
+    try:
+        if path.is_dir():
+            raise UsageError(f"cannot write {path}: it is a folder")
+        if not path.parent.is_dir():
+            raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+        with tempfile.TemporaryFile(
+            dir=path.parent
+        ):  # rights alone do not say it: file systems can be read-only
+            pass
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from None
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:

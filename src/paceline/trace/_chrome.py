@@ -15,13 +15,16 @@ from typing import Any
 
 from paceline.record import Run
 from paceline.record._files import json_text, replacing
+from paceline.trace._chosen import only
 from paceline.trace._timeline import Span, Timeline, timeline_of
 
 PROCESS = 0
 
 
 def write_trace(run: Run, path: Path, steps: tuple[int, int] | None = None) -> Timeline:
-    """Write what every rank did when to `path`, compressed where it ends in .gz; of all steps, or of some.
+    """Write what every rank did when to `path`, compressed where it ends in .gz; of all steps, or of some alone.
+
+    What is returned is the whole timeline.
 
     >>> import tempfile
     >>> from paceline import fit
@@ -33,7 +36,7 @@ def write_trace(run: Run, path: Path, steps: tuple[int, int] | None = None) -> T
     ('rank 0', 24)
     """
     timeline = timeline_of(run)
-    window = None if steps is None else timeline.within(steps)
+    shown = timeline if steps is None else only(timeline, steps)
     with ExitStack() as stack:
         file: Any = stack.enter_context(replacing(path))
         if path.suffix == ".gz":
@@ -43,7 +46,7 @@ def write_trace(run: Run, path: Path, steps: tuple[int, int] | None = None) -> T
         file.write(b'{"displayTimeUnit":"ms","otherData":')
         file.write(json_text(_described(run, timeline)).encode())
         file.write(b',"traceEvents":[\n')
-        for number, event in enumerate(_events(run, timeline, window)):
+        for number, event in enumerate(_events(run, shown)):
             file.write((",\n" if number else "").encode() + _line(event))
         file.write(b"\n]}\n")
     return timeline
@@ -67,7 +70,7 @@ def _described(run: Run, timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def _events(run: Run, timeline: Timeline, window: tuple[int, int] | None) -> Iterator[dict[str, Any]]:
+def _events(run: Run, timeline: Timeline) -> Iterator[dict[str, Any]]:
     many = f"{timeline.ranks} rank{'s' if timeline.ranks > 1 else ''}"
     yield _named("process_name", 0, name=f"{run.config['strategy']} on {many}")
     for rank, role in enumerate(timeline.roles):
@@ -77,20 +80,14 @@ def _events(run: Run, timeline: Timeline, window: tuple[int, int] | None) -> Ite
         (span.rank, span.start, -span.end, level, span)
         for level, spans in enumerate((timeline.steps, timeline.work, timeline.calls))
         for span in spans
-        if _is_in(span, window)
     ]
     shown.sort(key=lambda entry: entry[:4])
     for *_, level, span in shown:
         yield _complete(span, ("step", "work", span.kind)[level])
     for number, (sent, received) in enumerate(timeline.messages):
         first, last = timeline.calls[sent], timeline.calls[received]
-        if _is_in(first, window) and _is_in(last, window):
-            yield _flow("s", number, first, first.start)
-            yield _flow("f", number, last, max(last.start, last.end - 1))
-
-
-def _is_in(span: Span, window: tuple[int, int] | None) -> bool:
-    return window is None or (span.start < window[1] and (span.end > window[0] or span.start >= window[0]))
+        yield _flow("s", number, first, first.start)
+        yield _flow("f", number, last, max(last.start, last.end - 1))
 
 
 def _named(what: str, rank: int, **values: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from paceline.errors import UsageError
 from paceline.record import Run
 from paceline.report.palette import FAINT, GREY, INK, KINDS
+from paceline.trace._chosen import only, step_finder
 from paceline.trace._timeline import Span, Timeline, timeline_of
 
 COLOURS = {**{kind: colour for kind, (colour, _) in KINDS.items()}, "evaluation": "#bbbbbb"}
@@ -20,13 +21,13 @@ FORMATS = (".svg", ".png", ".pdf")
 def draw(
     run: Run, path: Path, steps: tuple[int, int] | None = None, timeline: Timeline | None = None
 ) -> None:
-    """Draw some steps of a run, by default a few from the middle of its first epoch, as .svg, .png or .pdf."""
+    """Draw some steps of a run alone, by default the time of a few of the first epoch, as .svg, .png or .pdf."""
     check(path)
     timeline = timeline_of(run) if timeline is None else timeline
     if not timeline.steps:
         raise UsageError(f"{run.folder} has no steps to draw")
-    window = typical(timeline) if steps is None else timeline.within(steps)
-    drawn = _figure(run, timeline, window)
+    timeline = timeline if steps is None else only(timeline, steps)
+    drawn = _figure(run, timeline, typical(timeline) if steps is None else whole(timeline))
     from paceline.record._files import replacing
 
     with replacing(path) as file:
@@ -55,6 +56,15 @@ def typical(timeline: Timeline) -> tuple[int, int]:
     return own[start].start, own[start : start + STEPS][-1].end
 
 
+def whole(timeline: Timeline) -> tuple[int, int]:
+    """The time of all steps, and of the messages that they sent or got."""
+    ends = [
+        (timeline.calls[sent].start, timeline.calls[received].end) for sent, received in timeline.messages
+    ]
+    ends += [(span.start, span.end) for span in timeline.steps]
+    return min(start for start, _ in ends), max(end for _, end in ends)
+
+
 def split_waits(timeline: Timeline, window: tuple[int, int]) -> list[Span]:
     """The spans of work in a window; where all ranks go through the same exchanges, an exchange is waiting until the
     last of them has come to it."""
@@ -63,7 +73,7 @@ def split_waits(timeline: Timeline, window: tuple[int, int]) -> list[Span]:
         return [span for span in timeline.work if span.start < end and span.end > start]
     around = end - start  # an exchange may have begun outside on some ranks
     work = [span for span in timeline.work if span.start < end + around and span.end > start - around]
-    step_of = _step_finder(timeline)
+    step_of = step_finder(timeline.steps)
     groups: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for place, span in enumerate(work):
         step = step_of(span) if span.kind == "exchange" else None
@@ -83,24 +93,6 @@ def split_waits(timeline: Timeline, window: tuple[int, int]) -> list[Span]:
         if span.end > until:
             found.append(span._replace(start=until))
     return [span for span in found if span.start < end and span.end > start]
-
-
-def _step_finder(timeline: Timeline) -> Any:
-    """Which step of its rank a span lies in."""
-    from bisect import bisect_right
-
-    starts: dict[int, list[int]] = defaultdict(list)
-    steps: dict[int, list[Span]] = defaultdict(list)
-    for span in timeline.steps:
-        starts[span.rank].append(span.start)
-        steps[span.rank].append(span)
-
-    def find(span: Span) -> int | None:
-        place = bisect_right(starts[span.rank], span.start) - 1
-        inside = place >= 0 and span.end <= steps[span.rank][place].end
-        return int(steps[span.rank][place].about["step"]) if inside else None
-
-    return find
 
 
 def _figure(run: Run, timeline: Timeline, window: tuple[int, int]) -> Any:

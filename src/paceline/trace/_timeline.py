@@ -59,16 +59,6 @@ class Timeline:
     lost: int = 0
     """Events that the trace did not keep."""
 
-    def within(self, steps: tuple[int, int]) -> tuple[int, int]:
-        """The time from the start of the first of these steps to the end of the last, on any rank."""
-        first, last = steps
-        found = [span for span in self.steps if first <= span.about["step"] <= last]
-        if not found:
-            have = [span.about["step"] for span in self.steps]
-            known = f"there are {min(have)} to {max(have)}" if have else "there are none"
-            raise UsageError(f"no rank took a step from {first} to {last}; {known}")
-        return min(span.start for span in found), max(span.end for span in found)
-
 
 def timeline_of(run: Run) -> Timeline:
     """What every rank of a run did when, as far as its record tells.
