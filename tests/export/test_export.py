@@ -218,7 +218,9 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return said
 
 
-def test_refusals(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for tool in ("tensorboard", "mlflow"):
         assert "give --out DIR" in refused([str(runs), "--to", tool], capsys)
         (tmp_path / "empty").mkdir(exist_ok=True)
@@ -231,6 +233,13 @@ def test_refusals(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "cannot write runs to nowhere://x" in refused(
         [str(runs), "--to", "mlflow", "--tracking-uri", "nowhere://x"], capsys
     )
+    web = [str(runs), "--to", "mlflow", "--tracking-uri"]
+    monkeypatch.setenv("no_proxy", "*")
+    assert "http://localhost:1: nobody answers there (connection refused)" in refused(
+        [*web, "http://localhost:1"], capsys
+    )
+    assert "it names no server" in refused([*web, "http://"], capsys)
+    assert "port" in refused([*web, "http://localhost:x"], capsys)
     (tmp_path / "file").write_text("")
     assert "cannot write to" in refused(
         [str(runs), "--to", "tensorboard", "--out", str(tmp_path / "file")], capsys

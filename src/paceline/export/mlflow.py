@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,14 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UsageError
+from paceline.export._reach import check_answers
 from paceline.export._values import FILES, begun, identity, points, settings, staleness
 from paceline.record import Run
 
 TAG = "paceline.record"
 # MLflow takes so many metrics, and so many parameters, in one request.
 METRICS, PARAMETERS = 1000, 100
-# MLflow keeps runs in plain files only for who says so, and reports its use to its makers unless told otherwise.
-VARIABLES = {"MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
+# MLflow keeps runs in plain files only for who says so, reports its use to its makers unless told otherwise, and asks a
+# server that does not answer for minutes.
+VARIABLES = {
+    "MLFLOW_ALLOW_FILE_STORE": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+}
 
 
 class Store:
@@ -133,10 +141,16 @@ def _settings() -> Iterator[None]:
 @contextmanager
 def _errors(uri: str) -> Iterator[None]:
     """What MLflow or the disk refuses is one line."""
+    check_answers(uri)  # before MLflow is imported, which takes seconds
     from mlflow.exceptions import MlflowException
 
+    retries = logging.getLogger("urllib3.connectionpool")
+    level = retries.level
+    retries.setLevel(logging.ERROR)  # of each try that failed it warns; the last one is said below
     try:
         yield
     except (MlflowException, OSError) as error:
         why = (getattr(error, "strerror", None) or str(error)).splitlines()[0]
         raise UsageError(f"cannot write runs to {uri}: {why}") from error
+    finally:
+        retries.setLevel(level)
