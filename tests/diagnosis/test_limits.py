@@ -48,11 +48,11 @@ def test_one_size_that_was_timed_is_a_bound_and_equal_times_are_none(tmp_path: P
     assert found is not None
     assert f"from a batch of about {least:,} on at the earliest (one size alone was timed" in found.words
     alike = as_real(
-        made(tmp_path / "alike", SERIAL, (RING, 2), **settings), seconds={16: 70 * US, 32: 70 * US}
+        made(tmp_path / "alike", SERIAL, (RING, 2), **settings), seconds={16: 70 * US, 32: 80 * US}
     )
     found = cause(only(alike), "small computing")
     assert found is not None
-    assert "gradients of 16 and 32 samples took equally long: nobody knows" in found.words
+    assert "gradients of 16 and 32 samples took about as long: nobody knows" in found.words
     assert "--batch 128 (" in found.advice
 
 

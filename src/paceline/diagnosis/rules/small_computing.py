@@ -59,7 +59,7 @@ def _larger(case: Case) -> tuple[str, list[str]]:
     if batch is None:
         grow = "by its given costs computing does not grow with the samples"
         if line.basis == "timed":
-            grow = f"gradients of {_sizes(case)} samples took equally long: nobody knows from which batch on {under}"
+            grow = f"gradients of {_sizes(case)} samples took about as long: nobody knows from which batch on {under}"
         endless = 1 << 62 if most else 1
         setting = advice.batch_setting(case, endless, "more samples for each exchange")
         return f"; {grow}", [setting] if setting else []
