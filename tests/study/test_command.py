@@ -241,7 +241,13 @@ def test_a_damaged_record_does_not_count_and_is_kept(
 def test_what_was_being_written_is_tidied(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     (tmp_path / "report-figures").mkdir()
-    for name in (".report.md.x1", ".report.pdf.x1", ".report.html.x1", "report-figures/.a.svg.x1"):
+    for name in (
+        ".report.md.x1",
+        ".report.pdf.x1",
+        ".report.html.x1",
+        "report-figures/.a.svg.x1",
+        "report-figures/.l.json.x1",
+    ):
         (tmp_path / name).touch()
     for name in ("report.md", ".mine", "report-figures/a.svg"):
         (tmp_path / name).touch()

@@ -109,7 +109,7 @@ class Folder:
         for inside, ours in (
             (self.path, rf"\.({names})\..+"),
             (self.path / FAILED, r"\..+\.json\..+"),
-            (self.path / FIGURES, r"\..+\.svg\..+"),
+            (self.path / FIGURES, r"\..+\.(svg|json)\..+"),
         ):
             for file in inside.iterdir() if inside.is_dir() else ():
                 if re.fullmatch(ours, file.name):
