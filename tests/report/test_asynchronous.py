@@ -15,6 +15,7 @@ from paceline.report._ages import ages
 from paceline.report._results import COLUMNS, cells
 from paceline.report._rows import Row, rows_of
 from paceline.report._staleness import BARS, Staleness, staleness_of
+from paceline.report._target import target_of
 from paceline.report._verdict import best, notes, verdict
 from paceline.report.accuracy import accuracy
 from paceline.report.document import Bars, Columns, Table
@@ -254,3 +255,28 @@ def test_the_command_says_what_the_page_does(
     printed = capsys.readouterr().out
     assert "1 of 2 diverged" in printed
     assert "Every run diverged." in printed
+
+
+# ---- nothing learned
+
+
+def test_who_guesses_is_not_praised(runs: list[Run], tmp_path: Path) -> None:
+    rows = tried(runs, tmp_path, ("serial", 1.0, 1 / 3), ("sync", 0.5, 1 / 3))
+    assert best(rows) is None
+    assert verdict(rows) == ("Nothing learned: accuracy is that of guessing (33.3 %).",)
+    assert target_of(rows, None) is None
+    page = document_of([run for row in rows for run in row.members])
+    assert not any(
+        mark == "best" for block in page.blocks() if isinstance(block, Table) for mark in block.marks
+    )
+    rows = tried(runs, tmp_path, ("serial", 1.0, 1 / 3), ("sync", 0.5, 0.3), ("gossip", 2.0, 0.9))
+    fastest = best(rows)
+    assert fastest is not None
+    assert fastest.strategy == "gossip"
+    assert verdict(rows) == (
+        "gossip, 1 rank, in 2.00 s is the fastest that learned anything, which serial did not; sync, 1 rank, is "
+        "faster, at 30.00 %, which is guessing.",
+    )
+    assert "serial, 1 rank; sync, 1 rank: nothing learned: accuracy is that of guessing (33.3 %)" in notes(
+        rows
+    )

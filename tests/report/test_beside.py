@@ -275,3 +275,35 @@ def test_what_is_no_benchmark_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(UsageError, match=r"a\.json is no "):
         bench_section(tmp_path / "a.json")
+
+
+# ---- several studies at once
+
+
+def test_each_study_has_its_own_target(runs: list[Run], tmp_path: Path) -> None:
+    def page(*told: tuple[str, float | None, int]) -> Document:
+        for name, target, batch in told:
+            shutil.rmtree(tmp_path / name, ignore_errors=True)
+            (tmp_path / name).mkdir()
+            for strategy in ("serial", "sync"):
+                altered(runs[0], tmp_path / name, strategy=strategy, batch=batch, threads=1)
+            study = {"title": name, "question": f"{name}?", "target_accuracy": target}
+            (tmp_path / name / "study.json").write_text(json.dumps(study))
+        places = [tmp_path / name for name, *_ in told]
+        return document_of(find_runs(places), context=context_of(places))
+
+    apart = page(("a", 0.9, 10), ("b", 0.8, 20))
+    assert apart.title == "a / b"
+    assert apart.summary[0].lines == ("a: a?", "b: b?")
+    assert ["the target of 90.00 %, the study's" in str(text.lines) for text in apart.summary] == [
+        False,
+        True,
+        False,
+    ]
+    assert ["the target of 80.00 %, the study's" in str(text.lines) for text in apart.summary] == [
+        False,
+        False,
+        True,
+    ]
+    assert "the target of 90.00 %, the study's" in said(page(("a", 0.9, 10), ("b", None, 10)))
+    assert "which differ (80.00 %, 90.00 %)" in said(page(("a", 0.9, 10), ("b", 0.8, 10)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from paceline.record import find_runs
 from paceline.report import document_of
 from paceline.report.document import Bars, Columns, Curve, Document, Figure, Lines, Section, Table
-from tests.report.conftest import FORETOLD, MATRIX, NODES
+from tests.report.conftest import FORETOLD, MATRIX, NODES, rewrite
 
 KINDS = ("compute", "exchange", "wait", "update")
 Raw = dict[str, Any]
@@ -286,6 +287,31 @@ def test_what_is_said_first(page: Document, raw: dict[str, list[Raw]]) -> None:
 
 def all_sections(page: Document) -> list[Section]:
     return [inner for section in page.sections for inner in (section, *section.sections)]
+
+
+def test_no_title_repeats_its_section(page: Document) -> None:
+    for section in all_sections(page):
+        for block in section.blocks:
+            title = block.title.lower()
+            assert title != section.title.lower()
+            assert not title or not section.title.lower().startswith(title), title
+
+
+def test_rows_of_one_strategy_are_told_apart(matrix: Path, tmp_path: Path) -> None:
+    some = [run for run in find_runs([matrix]) if run.config["strategy"] == "sync:allreduce=ring"]
+    for run in some:
+        shutil.copytree(run.folder, tmp_path / run.folder.name)
+        rewrite(tmp_path / run.folder.name / "environment.json", cores=3)
+    page = document_of(find_runs([tmp_path]))
+    for name in ("loss-time-1", "loss-samples-1", "validation-time-1"):
+        found = lines(page, name)
+        crowded = {label: all(curve.hollow or ()) for label, curve in found.items()}
+        assert crowded == {
+            f"sync:allreduce=ring, {words}": "*" in words for words in ("2 ranks", "3 ranks", "4 ranks *")
+        }
+        assert len({curve.variant for curve in found.values()}) == 3
+    (curve,) = (curve for curve in lines(page, "accuracy-1").values() if curve.origin == "measured")
+    assert curve.hollow == (False, False, True)
 
 
 def test_nothing_is_empty(page: Document) -> None:

@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.record import Run
+from paceline.record import Run, find_runs
 from paceline.report import laws
+from paceline.report._draw_lines import _values
 from paceline.report._rows import rows_of
 from paceline.report._series import series_of
 from paceline.report.document import Lines, Section, Table, Text
 from paceline.report.scaling import fits_of, scaling
-from tests.report.conftest import altered
+from tests.report.conftest import altered, rewrite
 
 RANKS = [2, 4, 8, 16]
 
@@ -131,3 +132,46 @@ def test_what_diverged_is_a_gap(runs: list[Run], tmp_path: Path) -> None:
 
 def test_one_number_of_ranks_is_no_scaling(runs: list[Run], tmp_path: Path) -> None:
     assert scaling(rows_of(scaled(runs, tmp_path, "sync", {1: 10.0, 2: 6.0})), 1) is None
+
+
+def test_simulated_ranks_that_share_cores_are_not_fitted(runs: list[Run], tmp_path: Path) -> None:
+    times = {p: 10 * (0.1 + 0.9 / p) for p in (1, 2, 4)} | {32: 50.0}
+    made = scaled(runs, tmp_path, "sync", times)
+    for told, crowded in (
+        (
+            {"network": "loopback"},
+            True,
+        ),  # of before these were stored: one node, with the cores of the machine
+        ({"network": "10gbe"}, False),  # a node each
+        ({"network": "gone.json"}, True),
+        ({"network": "mine", "ranks_per_node": 32, "node_cores": 8}, True),
+        ({"network": "mine", "ranks_per_node": 8, "node_cores": 8}, False),
+        ({"network": "mine", "ranks_per_node": None, "node_cores": None}, False),
+    ):
+        for run in made:
+            rewrite(run.folder / "config.json", simulated=told)
+        rows = rows_of([Run(run.folder) for run in made])
+        assert [row.oversubscribed for row in rows] == [False, False, False, crowded], told
+        figure, table = blocks(scaling(rows, 1))
+        assert (table.rows[0][2] == pytest.approx(0.1)) == crowded
+        curve = next(curve for curve in figure.curves if curve.origin == "simulated")
+        assert curve.hollow == (False, False, crowded)
+
+
+def test_records_of_simulated_ranks_tell_what_a_node_is(matrix: Path) -> None:
+    told = [run.simulated for run in find_runs([matrix]) if run.simulated]
+    assert {(one["network"], one["ranks_per_node"], one["node_cores"]) for one in told} == {
+        ("10gbe:ranks-per-node=2", 2, None),
+        ("1gbe", 1, None),
+    }
+
+
+def test_the_ideal_is_drawn_where_it_is_seen(runs: list[Run], tmp_path: Path) -> None:
+    for times, seen in (({1: 10.0, 2: 8.0, 4: 6.0}, True), ({1: 10.0, 2: 80.0, 4: 60.0}, False)):
+        rows = rows_of(scaled(runs, tmp_path, "sync", times))
+        figure = next(b for b in scaling(rows, 1).blocks if isinstance(b, Lines) and b.name == "speedup-1")  # type: ignore[union-attr]
+        ideal = [curve for curve in figure.curves if curve.origin == "ideal"]
+        assert bool(ideal) == seen == ("as many times as there are ranks" in figure.caption)
+        if seen:
+            _, ys = _values(figure)
+            assert pytest.approx(max(ys)) == 1.5 * 10 / 6  # and not 4

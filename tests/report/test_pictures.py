@@ -16,7 +16,7 @@ from paceline.report import pictures
 from paceline.report._measure import width_of, wrap
 from paceline.report._ticks import limits, spelled, ticks
 from paceline.report.document import Axis, Bars, Columns, Curve, Figure, Lines
-from paceline.report.palette import ORIGINS, PUBLISHED, STRATEGIES, strategies_of, style_of
+from paceline.report.palette import ORIGINS, PUBLISHED, STRATEGIES, strategies_of, style_of, variant_of
 from tests.report import documents
 
 FIGURES = [
@@ -172,3 +172,19 @@ def test_lines_fit_and_lose_nothing(text: str, room: float) -> None:
     lines = wrap(text, 10, room)
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
     assert all(width_of(line, 10) <= room or len(line) == 1 for line in lines)
+
+
+def test_curves_of_one_strategy_are_told_apart() -> None:
+    names = ["parameter-server", "sync:allreduce=naive", "sync:allreduce=ring"]
+    for name in names:
+        own = style_of(name, names)
+        looks = [variant_of(own, name, names, k) for k in range(4)]
+        assert looks[0] == own
+        for field in ("colour", "marker", "dash"):
+            assert len({getattr(look, field) for look in looks}) == len(looks), field
+        assert not {look.marker for look in looks[1:]} & {style_of(one, names).marker for one in names}
+
+
+def test_sizes_are_spelled_as_people_do() -> None:
+    axis = Axis(label="size", log=True, sizes=True, ticks=(8.0, 8192.0, 8.0 * 2**20))
+    assert spelled(axis, ticks(axis, 4, 2e7, [], 8)) == ["8 B", "8 KiB", "8 MiB"]

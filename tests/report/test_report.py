@@ -51,6 +51,16 @@ def test_problems_are_not_mixed(runs: list[Run], tmp_path: Path, change: dict[st
     assert parallel.speedup is None
 
 
+def test_titles_tell_problems_apart(runs: list[Run], tmp_path: Path) -> None:
+    made = [altered(runs[0], tmp_path, lr=lr, batch=batch) for lr, batch in ((1, 10), (100, 10), (100, 20))]
+    for some, ends in ((made[:1], [""]), (made[:2], [", lr 1", ", lr 100"]),
+                       (made, [", batch 10, lr 1", ", batch 10, lr 100", ", batch 20, lr 100"])):  # fmt: skip
+        page = document_of(some)
+        expected = [f"iris, mlp:6{end}" for end in ends]
+        assert [section.title for section in page.sections[:-1]] == expected
+        assert [text.title for text in page.summary] == expected
+
+
 def test_runs_on_other_threads_have_a_row_of_their_own(runs: list[Run], tmp_path: Path) -> None:
     one = altered(runs[0], tmp_path, threads=1, train_seconds=4.0)
     two = altered(runs[0], tmp_path, threads=2, train_seconds=3.0)

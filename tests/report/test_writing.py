@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import hashlib
+import json
 import re
 import shutil
 from pathlib import Path
@@ -121,6 +123,45 @@ def test_tables_and_data_are_csv_with_raw_values(report: Document, tmp_path: Pat
 def test_figures_are_png_and_svg(small: Document, tmp_path: Path) -> None:
     made = write_figures(small, tmp_path / "figures")
     assert sorted(path.name for path in made) == ["ages-1.png", "ages-1.svg"]
+
+
+def test_what_an_earlier_report_left_is_removed(small: Document, tmp_path: Path) -> None:
+    more = (*small.sections[0].blocks, documents.split(), documents.reached())
+    large = Document(title="large", summary=(), sections=(Section(title="s", blocks=more),))
+    write_tables(large, tmp_path / "out")
+    write_figures(large, tmp_path / "out", formats=("svg",))
+    write(large, tmp_path / "a.md")
+    (tmp_path / "out/mine.csv").write_text("mine")
+    (tmp_path / "out/split-1.csv").write_text("edited")
+    write_tables(small, tmp_path / "out")
+    names = sorted(path.name for path in (tmp_path / "out").glob("*.csv"))
+    assert names == ["ages-1.csv", "mine.csv", "runs-1.csv", "split-1.csv"]
+    assert len(list((tmp_path / "out").glob("*.svg"))) == 3  # which are not its own
+    write(small, tmp_path / "a.md")
+    assert [path.name for path in (tmp_path / "a-figures").glob("*.svg")] == ["ages-1.svg"]
+    write(Document(title="none", summary=(), sections=()), tmp_path / "a.md")
+    assert list((tmp_path / "a-figures").glob("*.svg")) == []
+
+
+def test_a_list_that_leads_elsewhere_removes_nothing(small: Document, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "a.csv").write_text("1")
+    names = {
+        "../a.csv": hashlib.sha256(b"1").hexdigest(),
+        str(tmp_path / "a.csv"): hashlib.sha256(b"1").hexdigest(),
+    }
+    for text in (json.dumps(names), "[]", "x"):
+        (tmp_path / "out/.paceline-report.json").write_text(text)
+        write_tables(small, tmp_path / "out")
+        assert (tmp_path / "a.csv").exists()
+
+
+@pytest.mark.parametrize("option", ["-o", "--figures", "--tables", "--bench"])
+def test_empty_names_are_refused(runs: list[Run], capsys: pytest.CaptureFixture[str], option: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(runs[0].folder), option, ""])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.rstrip().endswith("must be a name; got an empty one")
 
 
 # ---- what cannot be written

@@ -16,10 +16,11 @@ TIME = (
     "Mean over the seeds; the band goes from the fastest run to the slowest. Both axes are logarithmic: perfect scaling "
     "is a straight line down."
 )
-SPEEDUP = (
-    "How many times as fast as the fastest serial row; the band is the spread over seeds. Without markers: as many times "
-    "as there are ranks, and of each strategy the law that its setting calls for (table)."
-)
+SPEEDUP = "How many times as fast as the fastest serial row, which has 1; the band is the spread over seeds."
+IDEAL = "In grey: as many times as there are ranks."
+LAW = "Without markers: of each strategy the law that its setting calls for (table)."
+# Below this speedup nothing comes near as many times as there are ranks: that line would leave no room for the curves.
+SEEN = 0.5
 HOLLOW = " Hollow: more ranks than cores, which say nothing about scaling and are in no fit."
 TABLE = (
     "Amdahl, S = 1 / (s + (1 - s) / p), is for work that stays the same: a batch that the ranks share. Gustafson, "
@@ -174,7 +175,12 @@ def _speedups(found: Sequence[Series], fitted: Sequence[Fits], number: int, crow
     curves = [curve_of(one, [speedup_range(row) for row in one.rows]) for one in found]
     most = max(row.ranks for one in found for row in one.rows)
     ideal = tuple(smooth(most))
-    curves.append(Curve(label="as many times as ranks", strategy="ideal", x=ideal, y=ideal, origin="ideal"))
+    highest = max((value for curve in curves for value in curve.y if value is not None), default=0.0)
+    held = IDEAL if highest >= SEEN else ""
+    if held:
+        curves.append(
+            Curve(label="as many times as ranks", strategy="ideal", x=ideal, y=ideal, origin="ideal")
+        )
     drawn = [one for one in fitted if one.fits] if len(found) <= CURVES else []
     for one in drawn:
         law = next(each for each in one.fits if each.law == one.suits)
@@ -192,7 +198,7 @@ def _speedups(found: Sequence[Series], fitted: Sequence[Fits], number: int, crow
     return Lines(
         name=f"speedup-{number}",
         title="Speedup against ranks",
-        caption=SPEEDUP + crowded,
+        caption=" ".join(filter(None, (SPEEDUP, held, LAW if drawn else ""))) + crowded,
         x=ranks_axis([1, *(row.ranks for one in found for row in one.rows)]),
         y=Axis(label="speedup (times serial's speed)", bounds=(0.0, None)),
         curves=tuple(curves),
