@@ -228,7 +228,7 @@ def test_the_record_says_what_was_simulated(simulated: Any, tmp_path: Path) -> N
     assert run.simulated is not None
     assert {**run.simulated, "machine": 0, "costs": 0} == {
         "network": NODES, "slow": "1:2x", "jitter": 0.0, "compute": True, "rendezvous": False, "faults": None,
-        "machine": 0, "costs": 0,
+        "ranks_per_node": 2, "node_cores": None, "machine": 0, "costs": 0,
     }  # fmt: skip
     assert Costs.of(run.simulated["costs"]) == COSTS
     assert run.environment["processor"] == "one of ours"
@@ -290,9 +290,9 @@ def test_reports_mark_what_is_simulated(simulated: Any, tmp_path: Path) -> None:
         virtual.train_seconds / by_kind["sync", NODES].train_seconds
     )
     assert not any(row.oversubscribed for row in rows)
-    told = verdict(rows)
+    told, foretold = verdict(rows)
     assert told.startswith("serial, 1 rank")
-    assert f"simulated: sync, 4 ranks (simulated: {NODES}), in " in told
+    assert foretold.startswith(f"Simulated: sync, 4 ranks (simulated: {NODES}), in ")
     write_report(runs, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "(simulated: 1gbe, time alone)" in page.replace("<wbr>", "")
