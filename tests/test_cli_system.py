@@ -137,7 +137,10 @@ def test_what_may_not_be_read_is_named(
             (["predict", str(run)], f"cannot read {run}/config.json"),
             (["train", *SMALL.split(), "--data", f"{tmp_path}/a.npz"], f"{tmp_path}/a.npz"),
             (["train", *SMALL.split(), "--data", f"{tmp_path}/images"], f"cannot read {tmp_path}/images"),
-            (["report", f"{tmp_path}/images"], f"cannot read {tmp_path}/images"),
+            (
+                ["report", f"{tmp_path}/images", "-o", f"{tmp_path}/cache/r.html"],
+                f"cannot read {tmp_path}/images",
+            ),
         ):
             assert main(words) == 2
             (line,) = capsys.readouterr().err.splitlines()

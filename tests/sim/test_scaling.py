@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline import fit
 from paceline.config import Config
 from paceline.data import load
 from paceline.errors import UsageError
@@ -289,19 +290,16 @@ def made(*, accuracy: bool = False) -> Prediction:
 
 
 def record(folder: Path, strategy: str, ranks: int, rate: float, **config: Any) -> None:
-    """The folder of a run, as far as it is looked at."""
-    own = folder / f"{strategy}-{ranks}-{rate}".replace(":", "-")
-    own.mkdir(parents=True)
-    settings = asdict(Config(data="iris", model="mlp:8", batch=32, strategy=strategy))
-    contents: dict[str, dict[str, Any]] = {
-        "config.json": {**settings, "ranks": ranks, "classes": 3, **config},
-        "environment.json": {"cores": 2}
-        | dict.fromkeys(("python", "packages", "mpi", "system", "processor"), ""),
-        "summary.json": {"samples_per_second": rate}
-        | dict.fromkeys(("test_accuracy", "train_seconds", "seconds", "bytes_sent", "threads"), 1),
-    }
-    for name, content in contents.items():
-        (own / name).write_text(json.dumps(content))
+    """The folder of a real run, with other settings and another rate."""
+    fitted = fit("mlp:8", "iris", strategy="serial", batch=32, epochs=1, runs=folder, quiet=True)
+    assert fitted.run is not None
+    for name, changes in (
+        ("config.json", {"strategy": strategy, "ranks": ranks, **config}),
+        ("environment.json", {"cores": 2}),
+        ("summary.json", {"samples_per_second": rate}),
+    ):
+        path = fitted.run / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def test_measured_points_are_those_of_the_same_work(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
