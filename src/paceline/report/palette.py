@@ -42,7 +42,7 @@ MARKERS = ("o", "s", "D", "^", "v", "<", ">", "h", "d", "p", "H", "*", "8", "X",
 # Near enough to a whole line not to be taken for a curve that was not measured.
 DASHES: tuple[Dash, ...] = ((), (9, 1.2), (9, 1.2, 2, 1.2), (5, 1), (9, 1, 1.2, 1, 1.2, 1))
 # What is mixed into a variant's colour, and how much of it.
-SHADES = ((0, 0.0), (255, 0.42), (0, 0.38), (255, 0.62), (0, 0.6))
+SHADES = ((0, 0.0), (255, 0.35), (0, 0.38), (255, 0.48), (0, 0.6))
 
 # Kinds of time, each with the ink that can be read on it.
 KINDS = {
