@@ -24,7 +24,8 @@ from paceline.sim import Costs, _memory
 from paceline.sim._tables import Curves
 from paceline.sim._training import Simulation
 from paceline.sim.errors import Deadlock, RankFailed
-from tests.ranks import ROOT, on_ranks
+from tests import ranks as started
+from tests.ranks import ROOT
 from tests.sim.training_cases import SMALL, average_once, waits_for_ever
 
 WORK = {
@@ -90,6 +91,7 @@ def test_sync_on_simulated_ranks_is_serial_training(simulated: Any, network: str
             assert found.train_seconds > 0
 
 
+@pytest.mark.mpi
 def test_simulated_ranks_end_with_the_bits_of_real_ones(simulated: Any) -> None:
     strategies = [
         "sync:allreduce=ring",
@@ -98,7 +100,9 @@ def test_simulated_ranks_end_with_the_bits_of_real_ones(simulated: Any) -> None:
         "main-worker",
     ]
     for strategy, real in zip(
-        strategies, on_ranks("tests.sim.training_cases:trained", 4, strategies=strategies)[0], strict=True
+        strategies,
+        started.on_ranks("tests.sim.training_cases:trained", 4, strategies=strategies)[0],
+        strict=True,
     ):
         assert simulated(strategy, 4).model.x.tobytes().hex() == real, strategy
 

@@ -23,7 +23,6 @@ from paceline.launch import mpiexec
 from paceline.strategies import hogwild
 from paceline.strategies.hogwild import Hogwild
 
-STARTS_RANKS = True
 ROOT = Path(__file__).parent.parent.parent
 STRATEGY = "hogwild:backend=torch"
 DIGITS = {"epochs": 8, "batch": 16, "lr": 3.0}
@@ -212,6 +211,7 @@ def test_what_the_processes_refuse_is_one_line(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.mpi
 def test_an_mpi_job_is_refused(tmp_path: Path) -> None:
     words = ["-m", "paceline", "train", "--strategy", STRATEGY, "--data=iris", "--model=mlp:4", "--batch=10"]
     command, environment = mpiexec(2, [sys.executable, *words])
