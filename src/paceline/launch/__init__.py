@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.launch._by_hand import by_hand
+from paceline.launch._by_hand import by_hand, refuse
 from paceline.launch._channel import receive, serve
 from paceline.launch._command import mpiexec
 from paceline.launch._cores import allowed_cores, machine_cores, take_cores
@@ -31,6 +31,7 @@ __all__ = [
     "mpiexec",
     "prepared",
     "receive",
+    "refuse",
     "run",
     "serve",
     "set_thread_variables",

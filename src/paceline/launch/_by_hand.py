@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from paceline.errors import UsageError
 from paceline.launch._guard import _say, abort_on_error
@@ -16,6 +16,7 @@ from paceline.launch._threads import threads_of_rank
 from paceline.launch._world import verify, world
 
 MOMENT = 0.5  # seconds for rank 0 to say why all leave
+LONG = 10.0  # the same where a launcher ends all ranks with the first that leaves, and rank 0 may be late
 
 
 @contextlib.contextmanager
@@ -43,14 +44,17 @@ def by_hand(MPI: Any) -> Iterator[Any]:
             with prepared(*MPI.get_vendor()):
                 MPI.Init_thread()  # Init would ask for one thread: MPICH then waits in a way that is slow on shared cores
     except UsageError as error:
-        _say_first(error)
-        time.sleep(MOMENT)  # a launcher ends all ranks with the first that leaves: not before it has spoken
-        raise SystemExit(2) from None
+        refuse(error)
     try:
         verify(MPI.COMM_WORLD.Get_size())
         comm = MPI.COMM_WORLD.Dup()
         with abort_on_error(comm), held_to(min(threads_of_rank(comm), _given())):
-            yield comm
+            try:
+                yield comm
+            except SystemExit as leaving:
+                if isinstance(leaving.code, int) and leaving.code != 0:
+                    _say(f"rank {comm.rank} of {comm.size} left with sys.exit({leaving.code})")
+                raise
         comm.Free()
     except UsageError as error:
         _say_first(error)  # the others wait for it in Finalize
@@ -60,7 +64,20 @@ def by_hand(MPI: Any) -> Iterator[Any]:
             MPI.Finalize()
 
 
-def _say_first(error: UsageError) -> None:
+def refuse(why: object) -> NoReturn:
+    """End every rank with status 2, without MPI, each having found the same to be wrong: rank 0 says what, once.
+
+    Open MPI's mpiexec ends all ranks with the first that leaves, so that the others wait until rank 0 has spoken, however
+    late it comes; other launchers let it come.
+    """
+    here = world()
+    _say_first(why)
+    if here is not None and here.rank != 0:
+        time.sleep(LONG if here.launcher == "mpiexec of Open MPI" else MOMENT)
+    raise SystemExit(2)
+
+
+def _say_first(error: object) -> None:
     here = world()
     if here is None or here.rank == 0:
         _say(f"{Path(sys.argv[0]).name or 'paceline'}: {error}")
