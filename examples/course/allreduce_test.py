@@ -6,19 +6,19 @@ For 2^12 to 2^21 elements, several kinds of numbers and operations. Then many ca
 some, so that others are a whole call ahead: nothing may be mixed up and nobody may wait for ever.
 """
 
-import argparse
 import json
 import sys
 import time
 
 import numpy as np
+from arguments import Parser, sizes
 from mpi4py import MPI
 from my_naive_allreduce import allreduce
 from my_ring_allreduce import ringallreduce
 
 from paceline.comm import Recorded
 from paceline.errors import UsageError
-from paceline.launch import abort_on_error, verify
+from paceline.launch import abort_on_error, refuse, verify
 
 # Of numbers of a kind: our operation, and what MPI calls the same.
 CASES = [
@@ -32,9 +32,7 @@ CALLS = 24  # in a row, with ranks that are late
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(__doc__)
     parser.add_argument(
         "--sizes", type=sizes, default=sizes("12-21"), metavar="A-B", help="2^A to 2^B elements (12-21)"
     )
@@ -44,7 +42,7 @@ def main():
     try:
         verify(comm.size)
     except UsageError as error:
-        sys.exit(f"{parser.prog}: {error}")
+        refuse(error)
     with abort_on_error(comm):
         rows = [measured(comm, size, *case) for size in asked.sizes for case in CASES]
         wrong = total(comm, sum(row["wrong"] for row in rows) + late(comm))
@@ -124,7 +122,8 @@ def total(comm, number):
 def table(rows, p):
     """In words: times, and bytes beside the formulas."""
     lines = [
-        f"{p} ranks; milliseconds, and bytes that all ranks sent together / the formula: naive p(p-1)n, ring 2(p-1)n",
+        f"{p} rank{'s' * (p > 1)}; milliseconds, and bytes that all ranks sent together / the formula: naive p(p-1)n, "
+        "ring 2(p-1)n",
         f"{'n':>9} {'kind':>8} {'op':>4} {'MPI':>9} {'naive':>9} {'ring':>9}   {'naive bytes':>27}   {'ring bytes':>27}",
     ]
     for row in rows:
@@ -136,11 +135,6 @@ def table(rows, p):
             f"{row['size']:>9,} {row['kind']:>8} {row['op']:>4} {' '.join(times)}   {' '.join(bytes_)}"
         )
     return "\n".join(lines)
-
-
-def sizes(words):
-    first, _, last = words.partition("-")
-    return [2**k for k in range(int(first), int(last or first) + 1)]
 
 
 if __name__ == "__main__":

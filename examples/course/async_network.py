@@ -5,10 +5,14 @@
 
 Rank r < M is a master and owns the layers r, r + M, r + 2 M …; the others are workers. A gradient is as stale as the other
 workers are fast, W - 1 updates with W workers, and applied as if it were fresh it makes training diverge from about 6
-workers on. `rule` says what the masters do about that: any of paceline's rules, see docs/rules.md there.
+workers on (see REPORT.md). `rule` says what the masters do about that: any of paceline's rules, see docs/rules.md there.
 
-A message of nothing, for each layer, ends a worker's epoch. All exchange is non-blocking.
+Worker k draws its batches from the samples k, k + W, k + 2 W …
+
+A message of nothing, for each layer, ends a worker's epoch. While it trains, all exchange is non-blocking.
 """
+
+from itertools import islice
 
 import mpi4py
 
@@ -44,18 +48,22 @@ class AsynchronicNeuralNetwork(NeuralNetwork):
         super().__init__(sizes, learning_rate, mini_batch_size, number_of_batches, epochs, matmul)
         self.number_of_masters = number_of_masters
         self.comm = None  # inside fit: all ranks
-        self.staleness = []  # of every gradient that this rank applied as a master: the updates made since its values
+        self.staleness = []  # of every gradient that this master applied (rank 0: any master): updates since its values
 
     def fit(self, training_data, validation_data=None):
         """Train on (images, one-hot labels); afterwards every rank has the trained network, and MPI has ended."""
         with by_hand(MPI) as self.comm:  # MPI.Init() … MPI.Finalize(); a rank that fails ends all
-            self._check()
+            self._check(len(training_data[0]))
             self._broadcast()  # every rank has drawn weights of its own
             if self.comm.rank < self.number_of_masters:
                 self.do_master(validation_data)
             else:
                 self.do_worker(training_data)
             self._broadcast()  # rank 0 has the complete network
+            everyone = self.comm.gather(self.staleness)
+            self.staleness = (
+                self.staleness if everyone is None else [tau for each in everyone for tau in each]
+            )
             self.comm = None
 
     def do_worker(self, training_data):
@@ -79,7 +87,9 @@ class AsynchronicNeuralNetwork(NeuralNetwork):
         comm, masters, layers = self.comm, self.number_of_masters, len(self.weights)
         workers = comm.size - masters
         owned = {
-            layer: Owned(self._packed(layer, self.weights, self.biases), self, workers)
+            layer: Owned(
+                self._packed(layer, self.weights, self.biases), self, workers, placeholder=layer == 0
+            )
             for layer in range(comm.rank, layers, masters)
         }
         expected = [(layer, worker) for layer in owned for worker in range(workers)] if self.epochs else []
@@ -125,7 +135,7 @@ class AsynchronicNeuralNetwork(NeuralNetwork):
         for layer, values in now.items():
             self._take(layer, values)
 
-    def _check(self):
+    def _check(self, samples):
         masters, layers, ranks = self.number_of_masters, len(self.weights), self.comm.size
         if not 1 <= masters <= layers:
             raise AgreedError(
@@ -136,6 +146,11 @@ class AsynchronicNeuralNetwork(NeuralNetwork):
                 f"{masters} master{'s' * (masters > 1)} and 0 workers cannot train: use at least {masters + 1} ranks, "
                 f"not {ranks}"
             )
+        if samples < (ranks - masters) * self.mini_batch_size:
+            raise AgreedError(
+                f"every worker draws batches of {self.mini_batch_size} from samples of its own; {ranks - masters} of them "
+                f"need {(ranks - masters) * self.mini_batch_size} samples to train with; got {samples}"
+            )
 
     def _broadcast(self):
         """Rank 0's network, to all."""
@@ -145,26 +160,27 @@ class AsynchronicNeuralNetwork(NeuralNetwork):
             self._take(layer, values)
 
     def _batches(self, training_data):
-        """This worker's share of an epoch's batches. Where a fixed seed lets all draw the same, each begins at another."""
+        """This worker's share of an epoch's batches, out of its own part of the samples.
+
+        However they are drawn, in order or with one seed for all, no two workers take the same sample.
+        """
         workers, worker = self.comm.size - self.number_of_masters, self.comm.rank - self.number_of_masters
         whole = self.number_of_batches
         self.number_of_batches = whole // workers + (worker < whole % workers)
         try:
-            batches = (
-                list(self.create_batches(*training_data, self.mini_batch_size))
-                if self.number_of_batches
-                else []
-            )
+            if not self.number_of_batches:
+                return []
+            own = [part[worker::workers] for part in training_data]
+            some = islice(self.create_batches(*own, self.mini_batch_size), self.number_of_batches)
+            return [(x, y) for x, y in some if len(x)]
         finally:
             self.number_of_batches = whole
-        first = worker * len(batches) // workers
-        return batches[first:] + batches[:first]
 
     def _packed(self, layer, weights, biases):
         """One layer's weights and biases, or their gradients, in one flat array of the network's precision."""
         kinds = [array.dtype for array in (*self.weights[1:], *self.biases[1:])]
         parts = [
-            np.broadcast_to(part, own.shape).ravel()
+            like(part, own).ravel()
             for part, own in ((weights[layer], self.weights[layer]), (biases[layer], self.biases[layer]))
         ]
         return np.concatenate(parts, dtype=np.result_type(*kinds or [float]), casting="unsafe")
@@ -177,14 +193,21 @@ class AsynchronicNeuralNetwork(NeuralNetwork):
         )
 
 
+def like(part, own):
+    """A gradient in the shape of its parameters: a row for a column is as good, one number is for all of them."""
+    if np.squeeze(part).shape == np.squeeze(own).shape:
+        return np.reshape(part, own.shape)
+    return np.broadcast_to(part, own.shape)
+
+
 class Owned:
     """A layer at its master: its values x, and of each worker the gradient and what it was last shown of x."""
 
-    def __init__(self, x, network, workers):
+    def __init__(self, x, network, workers, *, placeholder):
         self.x, self.eta, self.batch = x, network.eta, network.mini_batch_size
         self.g = np.empty((workers, x.size), x.dtype)
         self.ended = np.zeros(workers, int)  # epochs
-        self.staleness = network.staleness
+        self.staleness = [] if placeholder else network.staleness  # nothing is learnt there
         self.rule = spec.parse("rules", network.rule).make()
         self.state = self.rule.start(x, workers)
         self.shown, self.nowhere = np.tile(x, (workers, 1)), np.zeros(1)

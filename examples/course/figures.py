@@ -4,6 +4,10 @@ from itertools import pairwise
 from statistics import mean, median
 
 GROWN = "sync, batch grown"
+CROWD = (
+    4  # ranks for each core: of more that wait for each other at every step, the scheduler would be measured
+)
+GUESSING = 0.15  # a network of 10 classes below it has learnt nothing
 
 
 def serial_time(measured):
@@ -14,24 +18,58 @@ def serial_accuracy(measured):
     return mean(run["accuracy"] for run in measured["serial"])
 
 
-def step_time(measured):
-    """Of one batch, serially."""
-    return serial_time(measured) / (measured["settings"]["epochs"] * measured["settings"]["batches"])
+def steps(measured):
+    return measured["settings"]["epochs"] * measured["settings"]["batches"]
+
+
+def cases(runs, *names):
+    """The runs that are alike in these: of each case the median run, with the mean accuracy and the times of all.
+
+    Of an even number the median is the mean of the two in the middle, in all that was clocked.
+    """
+    found = {}
+    for run in runs:
+        found.setdefault(tuple(run[name] for name in names), []).append(run)
+    return [middle(sorted(alike, key=lambda run: run["seconds"])) for alike in found.values()]
+
+
+def middle(alike):
+    two = alike[(len(alike) - 1) // 2], alike[len(alike) // 2]
+    clocked = {
+        name: mean(run[name] for run in two)
+        for name in ("seconds", "computing", "exchange")
+        if name in two[0]
+    }
+    both = {"accuracy": mean(run["accuracy"] for run in alike), "times": [run["seconds"] for run in alike]}
+    return two[0] | clocked | both
+
+
+def split(measured, run):
+    """Milliseconds of a step on rank 0: all of it, computing, exchange with waiting, and the rest."""
+    one = 1000 / steps(measured)
+    whole, computing, exchange = (one * run.get(name, 0) for name in ("seconds", "computing", "exchange"))
+    return whole, computing, exchange, whole - computing - exchange
+
+
+def left_out(measured):
+    """Numbers of ranks on which nothing synchronous was measured."""
+    return sorted({run["ranks"] for run in measured["async"]} - set(map(int, measured["allreduce"])))
 
 
 def fixed(measured, way=None):
     """Synchronous runs of the same work as serial's."""
-    return [run for run in measured["sync"] if run["way"] != GROWN and way in (None, run["way"])]
+    runs = [run for run in measured["sync"] if run["way"] != GROWN and way in (None, run["way"])]
+    return cases(runs, "ranks", "way")
 
 
 def grown(measured):
     """Synchronous runs with a batch for each rank."""
-    return [run for run in measured["sync"] if run["way"] == GROWN]
+    return cases([run for run in measured["sync"] if run["way"] == GROWN], "ranks")
 
 
 def served(measured, rule):
     """Asynchronous runs, by the number of their workers."""
-    runs = [run for run in measured["async"] if run["rule"] == rule]
+    runs = cases([run for run in measured["async"] if run["rule"] == rule], "ranks", "masters")
     return sorted(runs, key=lambda run: (workers(run), run["masters"]))
 
 

@@ -8,12 +8,12 @@
 and the same with `srun -n 4 --mpi=pmi2` in the place of `mpiexec -n 4`.
 """
 
-import argparse
 import json
 import sys
 import time
 
 import numpy as np
+from arguments import Parser, count, rate, seed
 from async_network import AsynchronicNeuralNetwork
 from network import NeuralNetwork
 from sync_network import SynchronicNeuralNetwork
@@ -25,18 +25,6 @@ from paceline import launch, registry
 LAYERS = [784, 128, 64, 10]
 
 
-class Parser(argparse.ArgumentParser):
-    """What is wrong with the command is said once, by rank 0."""
-
-    def error(self, message):
-        if rank() == 0:
-            print(f"{self.prog}: {message}", file=sys.stderr, flush=True)
-        time.sleep(
-            0 if launch.world() is None else 0.5
-        )  # the first rank that leaves ends all: not before it is said
-        sys.exit(2)
-
-
 def rank():
     """This process's place in the job, as its launcher says it: MPI runs inside fit only."""
     here = launch.world()
@@ -44,7 +32,7 @@ def rank():
 
 
 def parse(words):
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("how", choices=["serial", "sync", "async"])
     parser.add_argument(
         "masters", nargs="?", type=count, metavar="M", help="async: so many ranks are masters"
@@ -57,8 +45,14 @@ def parse(words):
     parser.add_argument("--batches", type=count, default=632, metavar="N", help="in an epoch (%(default)s)")
     parser.add_argument("--batch", type=count, default=16, metavar="N", help="samples (%(default)s)")
     parser.add_argument("--images", type=count, metavar="N", help="the first of each set only, for a trial")
-    parser.add_argument("--rate", type=float, default=0.1, metavar="ETA", help="learning rate (%(default)s)")
-    parser.add_argument("--seed", type=int, help="of the weights and batches; each rank makes its own of it")
+    parser.add_argument(
+        "--rate",
+        type=rate,
+        default=0.1,
+        metavar="ETA",
+        help="learning rate (%(default)s); plays nearly no part in async with the rule adaptive",
+    )
+    parser.add_argument("--seed", type=seed, help="of the weights and batches; each rank makes its own of it")
     parser.add_argument("--json", action="store_true", help="the result as one line of JSON")
     asked = parser.parse_args(words)
     if (asked.how == "async") != (asked.masters is not None):
@@ -73,12 +67,6 @@ def parse(words):
     return asked
 
 
-def count(word):
-    if not word.isdecimal() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on; got {word}")
-    return int(word)
-
-
 def make(asked):
     """The network that was asked for, not trained yet; MPI is not started."""
     settings = [LAYERS, asked.rate, asked.batch, asked.batches, asked.epochs]
@@ -91,17 +79,41 @@ def make(asked):
     return NeuralNetwork(*settings)
 
 
+def clocked(network):
+    """Seconds that this rank spends in computing and, waiting included, in exchange; they grow as it is trained."""
+    spent = {}
+
+    def clock(call, what):
+        def called(*arguments):
+            start = time.perf_counter()
+            result = call(*arguments)
+            spent[what] += time.perf_counter() - start
+            return result
+
+        return called
+
+    for name, what in (("forward_prop", "computing"), ("back_prop", "computing"), ("allreduce", "exchange")):
+        if hasattr(network, name):
+            spent.setdefault(what, 0.0)
+            setattr(network, name, clock(getattr(network, name), what))
+    return spent
+
+
 def main():
     asked = parse(sys.argv[1:])
     if asked.seed is not None:
         np.random.seed(asked.seed + rank())  # noqa: NPY002
     training_data, validation_data, test_data = load_mnist(asked.images)
     network = make(asked)
+    spent = (
+        clocked(network) if asked.json and asked.how != "async" else {}
+    )  # asynchronously rank 0 computes nothing
     start = time.perf_counter()
     network.fit(training_data, None if asked.json else validation_data)
     seconds = time.perf_counter() - start
     if rank() != 0:
         return
+    spent = dict(spent)  # in fit alone
     accuracy = network.validate(test_data) / len(test_data[0])  # MPI has ended
     here = launch.world()
     result = {
@@ -111,6 +123,7 @@ def main():
         "masters": asked.masters,
         "seconds": seconds,
         "accuracy": accuracy,
+        **spent,
     }
     if asked.how == "async" and network.staleness:
         result |= {"staleness": float(np.mean(network.staleness)), "most stale": int(max(network.staleness))}

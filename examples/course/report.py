@@ -2,13 +2,12 @@
 
     python3 report.py                       # the course's size on 2, 4, 8 and 16 ranks: minutes
     python3 report.py --ranks 2,4,8
-    python3 report.py --quick               # a trial: fewer batches, few cases
+    python3 report.py --quick               # a trial: fewer batches, few cases, each once, and smaller arrays
     python3 report.py --again               # the words anew from what was measured
 
 It starts every job itself. What was measured is kept beside the report, in measured.json.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -19,6 +18,7 @@ from pathlib import Path
 import figures
 import numpy as np
 from answers import answers
+from arguments import Parser, ranks
 
 from paceline.launch import find, run, usable_cores
 from paceline.launch._cores import others_running
@@ -29,15 +29,14 @@ MASTERS = (1, 2, 4)
 FULL = {"epochs": 5, "batches": 632, "batch": 16}
 QUICK = {"epochs": 1, "batches": 30, "batch": 16, "images": 2000}
 SIZES, QUICK_SIZES = "12-21", "12-13"
-# Ranks that wait for each other at every step, on fewer cores than one for so many of them, measure the scheduler alone.
-CROWD = 4
+LOOKS = 50  # at what else is running, before each case
+REPEATS = 3  # of a parallel case,
+AFFORDABLE = 10  # as long as all of them together take no longer: seconds of training
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--ranks", type=numbers, default=[2, 4, 8, 16], metavar="2,4,8", help="(2,4,8,16)")
+    parser = Parser(__doc__)
+    parser.add_argument("--ranks", type=ranks, default=[2, 4, 8, 16], metavar="2,4,8", help="(2,4,8,16)")
     parser.add_argument("--quick", action="store_true", help="a trial")
     parser.add_argument("--again", action="store_true", help="the words anew from what was measured")
     parser.add_argument(
@@ -45,38 +44,67 @@ def main():
     )
     asked = parser.parse_args()
     data = asked.out / "measured.json"
+    most = figures.CROWD * usable_cores()
     if asked.again:
-        measured = json.loads(data.read_text())
+        try:
+            measured = json.loads(data.read_text())
+        except (OSError, ValueError) as error:
+            parser.error(f"--again needs what was measured before, in {data}: {error}")
+    elif min(asked.ranks) > most:
+        parser.error(
+            f"one of --ranks must be at most {most}, {figures.CROWD} for each core; got {min(asked.ranks)}"
+        )
     else:
-        measured = measure(asked.ranks, QUICK if asked.quick else FULL, QUICK_SIZES if asked.quick else SIZES)
+        asked.out.mkdir(parents=True, exist_ok=True)
+        measured = (
+            measure(asked.ranks, QUICK, QUICK_SIZES, 1)
+            if asked.quick
+            else measure(asked.ranks, FULL, SIZES, REPEATS)
+        )
         replace(data, json.dumps(measured, indent=1) + "\n")
     replace(asked.out / "REPORT.md", answers(measured))
     print(asked.out / "REPORT.md")
 
 
-def measure(ranks, settings, sizes):
-    """Every case once, serial in between: a busy minute then does not fall on all of it."""
+def measure(ranks, settings, sizes, repeats):
+    """The cases of each number of ranks in turn, serial among them, and again: a busy minute does not fall on one alone."""
     options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     others = []  # threads of others that were running before each case
     serial, together, servers, allreduce = [], [], [], {}
     for p in ranks:
-        others.append(others_running(50))
-        serial.append(one("serial", options))
-        if p <= CROWD * usable_cores():
-            for words in ("sync", "sync --collective"):
-                others.append(others_running(50))
-                together.append({"way": words, **job(p, words, options)})
-            larger = ["--batch", str(p * settings["batch"]), "--rate", str(0.1 / p)]
-            together.append({"way": figures.GROWN, **job(p, "sync", [*options, *larger])})
+        waiting = p <= figures.CROWD * usable_cores()
+        larger = ["--batch", str(p * settings["batch"]), "--rate", str(0.1 / p)]
+        cases = [
+            (together, {"way": way}, words, [*options, *more])
+            for way, words, more in (("sync", "sync", []), ("sync --collective", "sync --collective", []),
+                                     (figures.GROWN, "sync", larger))
+            if waiting
+        ]  # fmt: skip
+        cases += [
+            (servers, {"rule": rule}, f"async {masters} --rule {rule}", options)
+            for masters in MASTERS
+            if masters < p
+            for rule in ("adaptive", "plain")
+        ]
+        spent = [[] for _ in cases]  # seconds of each run
+        for again in range(repeats):
+            others.append(others_running(LOOKS))
+            serial.append(one("serial", options))
+            for place, (runs, case, words, more) in enumerate(cases):
+                if again and (
+                    sum(spent[place]) + max(spent[place]) > AFFORDABLE or case.get("rule") == "plain"
+                ):
+                    continue
+                others.append(others_running(LOOKS))
+                runs.append(case | job(p, words, more))
+                spent[place].append(runs[-1]["seconds"])
+        if waiting:
             allreduce[str(p)] = json.loads(said(p, ["allreduce_test.py", "--json", "--sizes", sizes]))
-        for masters in (m for m in MASTERS if m < p):
-            for rule in ("adaptive", "plain"):
-                others.append(others_running(50))
-                servers.append({"rule": rule, **job(p, f"async {masters} --rule {rule}", options)})
     return {
         "machine": {
             "cores": usable_cores(),
             "others": sum(others) / len(others),
+            "looks": LOOKS,
             "processor": processor(),
             "mpi": find().title,
             "python": platform.python_version(),
@@ -117,13 +145,6 @@ def said(p, command):
     if status != 0:
         sys.exit("\n".join([*lines, f"{command[0]} ended with {status}"]))
     return lines[-1]
-
-
-def numbers(words):
-    ranks = [int(word) for word in words.split(",")]
-    if min(ranks) < 2:
-        raise argparse.ArgumentTypeError(f"ranks must be at least 2; got {words}")
-    return ranks
 
 
 def replace(path, text):

@@ -1,10 +1,13 @@
 """Synchronous training: every rank a part of each batch, the gradients summed round our ring, one common step.
 
 w <- rank 0's
+rank r draws from the samples r, r + p, r + 2 p …
 each rank, with its m // p samples:  g_r <- sum of the gradients
 g <- sum over r of g_r               one allreduce for all layers
-w <- w - eta g                       the same everywhere, and the same as serially with all m samples
+w <- w - eta g                       the same everywhere, and the same as serially with all these samples
 """
+
+from itertools import islice
 
 import mpi4py
 
@@ -33,9 +36,15 @@ class SynchronicNeuralNetwork(NeuralNetwork):
                     f"each rank takes mini_batch_size // ranks samples of a batch, and {self.mini_batch_size} // "
                     f"{comm.size} is 0; use at most {self.mini_batch_size} ranks, or a larger batch"
                 )
+            images, labels = training_data
+            if len(images) < self.mini_batch_size:
+                raise AgreedError(
+                    f"a batch of {self.mini_batch_size} needs as many samples to train with; got {len(images)}"
+                )
+            own = images[comm.rank :: comm.size], labels[comm.rank :: comm.size]
             self._broadcast(comm)
             for epoch in range(self.epochs):
-                for x, y in self._batches(training_data, share, comm):
+                for x, y in self._batches(own, share, comm):
                     self.forward_prop(x)
                     nabla_b, nabla_w = self._summed(*self.back_prop(y), comm)
                     self.weights = [w - self.eta * dw for w, dw in zip(self.weights, nabla_w, strict=True)]
@@ -51,16 +60,16 @@ class SynchronicNeuralNetwork(NeuralNetwork):
         both = unpacked(flat, parameters)
         self.weights, self.biases = both[: len(self.weights)], both[len(self.weights) :]
 
-    def _batches(self, training_data, share, comm):
-        """This rank's batches of an epoch, on every rank as many.
+    def _batches(self, own, share, comm):
+        """This rank's batches of an epoch, out of its own part of the samples: on every rank as many.
 
-        Where a fixed seed lets all ranks draw the same ones, each begins at another of them.
+        However they are drawn, in order or with one seed for all, no two ranks take the same sample.
         """
-        batches = list(self.create_batches(*training_data, share))
+        some = islice(self.create_batches(*own, share), self.number_of_batches)
+        batches = [(x, y) for x, y in some if len(x)]
         fewest = np.empty(1, np.int64)
         self.allreduce(np.array([len(batches)]), fewest, comm, MPI.MIN)
-        first = comm.rank * len(batches) // comm.size
-        return (batches[first:] + batches[:first])[: fewest[0]]
+        return batches[: fewest[0]]
 
     def _summed(self, nabla_b, nabla_w, comm):
         """The sums over all ranks, of all layers at once: one exchange a step, not one an array."""

@@ -17,6 +17,7 @@ Arrays = list[Any]
 
 class NeuralNetwork:
     seed = 0
+    in_order = False  # batches one after the other to the end of the data, however many are wanted
 
     def __init__(
         self, sizes: list[int], learning_rate: float, mini_batch_size: int, number_of_batches: int, epochs: int, matmul: Any
@@ -56,6 +57,10 @@ class NeuralNetwork:
         self.biases = [b - self.eta * db for b, db in zip(self.biases, nabla_b, strict=True)]
 
     def create_batches(self, data: Any, labels: Any, batch_size: int) -> Iterator[tuple[Any, Any]]:
+        if self.in_order:
+            for first in range(0, len(data), batch_size):
+                yield data[first : first + batch_size], labels[first : first + batch_size]
+            return
         for _ in range(self.number_of_batches):
             some = self.rng.choice(len(data), batch_size, replace=False)
             yield data[some], labels[some]

@@ -29,6 +29,7 @@ def main() -> None:
     if asked.get("started"):  # by somebody else, and too early
         from mpi4py import MPI
     NeuralNetwork.seed = 0 if asked.get("same_seed") else rank  # type: ignore[attr-defined]
+    NeuralNetwork.in_order = bool(asked.get("in_order"))  # type: ignore[attr-defined]
     module = importlib.import_module(asked["module"])
     from mpi4py import MPI
 
@@ -42,6 +43,16 @@ def main() -> None:
         network.rule = asked["rule"]
     if asked.get("fails") == rank:
         network.back_prop = lambda y: 1 / 0
+    if asked.get("leaves") == rank:
+        network.back_prop = lambda y: sys.exit(3)
+    if asked.get("rows"):  # the gradients of columns
+        columns = network.back_prop
+
+        def rows(y: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+            nabla_b, nabla_w = columns(y)
+            return [b.T for b in nabla_b], nabla_w
+
+        network.back_prop = rows
     network.fit(data(), data())
     assert MPI.Is_finalized() is not bool(asked.get("started"))  # it ends what it has begun
     assert network.number_of_batches == asked["batches"]

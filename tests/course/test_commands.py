@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -82,6 +83,11 @@ def test_allreduce_test(ranks: int, words: tuple[str, ...]) -> None:
         (1, "async 1 --collective", "--collective is for sync; got async"),
         (1, "async 0", "argument M: must be a whole number from 1 on; got 0"),
         (1, "sync --epochs x", "argument --epochs: must be a whole number from 1 on; got x"),
+        (1, "serial --rate -1", "argument --rate: must be a number above 0; got -1"),
+        (1, "serial --rate nan", "argument --rate: must be a number above 0; got nan"),
+        (1, "serial --seed 4294967296", "argument --seed: must be a whole number from 0 to 2147483647; got 4294967296"),
+        (4, "async 1 --batch 20", "every worker draws batches of 20 from samples of its own; 3 of them need 60 samples to "
+            "train with; got 50"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_one_sentence(ranks: int, words: str, sentence: str) -> None:
@@ -90,3 +96,21 @@ def test_what_cannot_work_is_one_sentence(ranks: int, words: str, sentence: str)
         started(ranks, MAIN, *words.split(), *more) if ranks > 1 else alone(MAIN, *words.split(), *more)
     )
     assert (status, lines) == (2, [f"main.py: {sentence}"])
+
+
+def test_rank_0_is_heard_however_late_it_comes(tmp_path: Path) -> None:
+    program = tmp_path / "main.py"
+    program.write_text(
+        f"import sys, time\nsys.path.insert(0, {str(COURSE)!r})\nfrom arguments import Parser\n"
+        "from paceline.launch import world\ntime.sleep(1.0 if world().rank == 0 else 0)\nParser('').error('no')\n"
+    )
+    assert started(2, program) == (2, ["main.py: no"])
+
+
+@pytest.mark.parametrize("words", ["5-3", "x", "12-99"])
+def test_sizes_that_are_none(words: str) -> None:
+    said = f"allreduce_test.py: argument --sizes: must be A-B with A <= B <= 30; got {words}"
+    assert (started(2, TEST, "--sizes", words) if words == "x" else alone(TEST, "--sizes", words)) == (
+        2,
+        [said],
+    )

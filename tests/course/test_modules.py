@@ -81,15 +81,29 @@ def test_synchronous_training_is_serial_training_with_all_ranks_samples(beside: 
     assert lines[1].split()[-1] == lines[2].split()[-1]
 
 
-def test_ranks_that_draw_the_same_batches_take_them_in_other_orders(beside: Path) -> None:
+def samples(ranks: Ranks, epoch: slice) -> list[tuple[float, ...]]:
+    """All that the ranks took in these of their steps."""
+    return sorted(tuple(x) for rank in ranks for batch in rank["x"][epoch] for x in batch)
+
+
+def test_ranks_share_the_samples_out_however_batches_are_drawn(beside: Path) -> None:
+    """With one seed for all; and in order, all of the data: each sample once, as many as are wanted and no more."""
     everyone, _ = trained(2, beside, module="sync_network", same_seed=True, started=True, **SYNC)
-    one, two = (rank["x"] for rank in everyone)
-    assert not any(np.array_equal(one[k], two[k]) for k in range(12))
-    assert np.array_equal(np.roll(one[:6], 3, axis=0), two[:6])
+    assert not set(samples(everyone[:1], slice(None))) & set(samples(everyone[1:], slice(None)))
+    asked = SYNC | {"module": "sync_network_collective", "in_order": True, "batches": 14}
+    everyone, _ = trained(2, beside, **asked)
+    assert [len(rank["x"]) for rank in everyone] == [28, 28]
+    first = samples(everyone, slice(0, 14))
+    assert len(set(first)) == len(first) == 14 * 8
+    asked = SYNC | {"module": "async_network", "masters": 1, "in_order": True, "batches": 14}
+    everyone, _ = trained(3, beside, **asked)
+    assert [len(rank["x"]) for rank in everyone] == [0, 14, 14]
+    first = samples(everyone, slice(0, 7))
+    assert len(set(first)) == len(first) == 14 * 8
 
 
 def test_one_worker_and_the_plain_rule_are_serial_training(beside: Path) -> None:
-    asked = {"module": "async_network", "masters": 2, "rule": "plain", **SYNC}
+    asked = {"module": "async_network", "masters": 2, "rule": "plain", "rows": True, **SYNC}
     everyone, lines = trained(3, beside, **asked)
     assert [len(rank["x"]) for rank in everyone] == [0, 0, 12]
     worker = everyone[2]
@@ -116,6 +130,11 @@ def test_a_rank_that_fails_ends_all(beside: Path) -> None:
     assert lines[-1] == "ZeroDivisionError: division by zero"
 
 
+def test_a_rank_that_leaves_is_named(beside: Path) -> None:
+    asked = SYNC | {"module": "sync_network", "leaves": 1, "out": str(beside)}
+    assert started(2, beside / "program.py", json.dumps(asked)) == (3, ["rank 1 of 2 left with sys.exit(3)"])
+
+
 def test_fit_works_once(beside: Path) -> None:
     """The first time on a process alone, too; MPI cannot be started again."""
     asked = SYNC | {"module": "sync_network", "again": True, "out": str(beside)}
@@ -140,7 +159,7 @@ def test_the_allreduces_leave_mpis_automatic_start_alone(beside: Path) -> None:
 
 
 def test_the_five_modules_need_nothing_else() -> None:
-    allowed = {"paceline", "numpy", "mpi4py", "network", *FIVE}
+    allowed = {"itertools", "paceline", "numpy", "mpi4py", "network", *FIVE}
     for name in FIVE:
         words = [line.split() for line in (COURSE / f"{name}.py").read_text().splitlines()]
         imported = {line[1].partition(".")[0] for line in words if line[:1] in (["import"], ["from"])}

@@ -1,0 +1,24 @@
+"""Names, numbers and tables as the report writes them."""
+
+NAMES = {
+    "sync": "sync, our ring",
+    "sync --collective": "sync, MPI's Allreduce",
+}
+QUIET = 0.1  # so many other threads are no disturbance
+
+
+def masters(count):
+    return f"{count} master{'s' * (count > 1)}"
+
+
+def starred(measured, p):
+    return f"{p} *" if p > measured["machine"]["cores"] else str(p)
+
+
+def percent(fraction):
+    return f"{100 * fraction:.1f} %"
+
+
+def table(names, rows):
+    lines = [names, ["---"] * len(names), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
