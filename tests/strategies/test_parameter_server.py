@@ -131,7 +131,7 @@ def test_a_slow_worker_holds_nobody_up(tmp_path: Path) -> None:
     found = on_ranks(f"{CASES}:slow_worker", 4, folder=str(tmp_path), strategy="masters=1,share=dynamic")[0]
     assert found["accuracy"] > 0.6
     assert found["findings"]["gradients_applied"] == sum(found["done"])
-    assert found["done"][1] < min(found["done"][2:]) / 2  # it does what it can
+    assert found["done"][1] < min(found["done"][2:])  # it does what it can, and the others do the rest
 
 
 def test_a_bound_keeps_the_fast_within_reach_of_the_slow(tmp_path: Path) -> None:
