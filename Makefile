@@ -24,7 +24,7 @@ test: .venv/.done  ## every test, MPI included
 	.venv/bin/python -m pytest
 
 test-mpich: .venv-mpich/.done  ## the tests that use MPI, with MPICH in the place of Open MPI
-	.venv-mpich/bin/python -m pytest -m mpi
+	.venv-mpich/bin/python -m pytest -m "mpi and not once"
 
 lint: .venv/.done  ## ruff and mypy
 	.venv/bin/ruff check .

@@ -268,6 +268,7 @@ def test_threads_hold_for_the_call_alone(tmp_path: Path) -> None:
         assert os.environ.get("OMP_NUM_THREADS") == variable
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", ["serial.py", "parallel.py", "own_strategy.py"])
 def test_examples_run(tmp_path: Path, name: str) -> None:
     done = subprocess.run(

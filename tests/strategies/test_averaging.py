@@ -53,6 +53,7 @@ def test_mlp_against_numpy() -> None:
     check(on_ranks(f"{CASES}:against_numpy", 4, runs=runs), runs)
 
 
+@pytest.mark.once
 def test_torch_models() -> None:
     names = ("weight-average", "local-sgd:every=2,warmup=1", "elastic:every=2", "psgd")
     runs = [(name, "CNN", 3) for name in names]

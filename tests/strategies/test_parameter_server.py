@@ -35,6 +35,7 @@ def check_that_it_was_serial(found: dict[str, float]) -> None:
         assert difference == 0.0 if "loss" not in what else difference < 1e-9, what
 
 
+@pytest.mark.once
 def test_torch_models(tmp_path: Path) -> None:
     found = on_ranks(f"{CASES}:torch_models", 5, folder=str(tmp_path))
     assert len(found[0]["one worker"]) == 9

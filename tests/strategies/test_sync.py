@@ -18,7 +18,9 @@ SIZES = [1, 2, 3, 4, 7]
 
 
 @pytest.mark.parametrize(
-    ("settings", "steps", "sizes"), [(cases.MLP, None, SIZES), (cases.CNN, 4, [1, 3, 4])], ids=["mlp", "cnn"]
+    ("settings", "steps", "sizes"),
+    [(cases.MLP, None, SIZES), pytest.param(cases.CNN, 4, [1, 3, 4], marks=pytest.mark.once)],
+    ids=["mlp", "cnn"],
 )
 def test_sync_equals_serial(
     tmp_path: Path, settings: dict[str, Any], steps: int | None, sizes: list[int]
