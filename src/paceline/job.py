@@ -60,9 +60,13 @@ class Job:
             return None
         return new_folder(self.runs, self.name(), ranks, self.config.seed, name=self.run_name)
 
+    def chosen(self) -> Strategy | Train:
+        """The strategy, as it was given or from the configuration's words."""
+        return strategy_of(self.config.strategy if self.strategy is None else self.strategy)
+
     def launcher(self) -> Literal["mpi", "torch"]:
         """What starts the ranks of this run and connects them."""
-        strategy = strategy_of(self.config.strategy if self.strategy is None else self.strategy)
+        strategy = self.chosen()
         return strategy.launcher() if isinstance(strategy, Strategy) else "mpi"
 
     def check(self, ranks: int) -> tuple[Dataset, Strategy | Train]:
@@ -71,7 +75,7 @@ class Job:
             raise UsageError(
                 "a trace is kept in the run's folder: say where runs are kept, or leave out trace"
             )
-        strategy = strategy_of(self.config.strategy if self.strategy is None else self.strategy)
+        strategy = self.chosen()
         if isinstance(strategy, Strategy):
             strategy.check(ranks)
         made("updates", self.config.update)
@@ -154,6 +158,22 @@ def strategy_of(given: str | Strategy | Train) -> Strategy | Train:
         name = given if isinstance(given, str) else given.__qualname__
         raise UsageError(f"{name} is neither a paceline Strategy nor a function of a worker")
     return found
+
+
+@functools.cache
+def strategy_in(text: str) -> Strategy | None:
+    """The strategy that a record's words stand for; None for somebody's own, whose module is not imported for this.
+
+    >>> strategy_in("local-sgd:every=4").every, strategy_in("my_module:Mine")
+    (4, None)
+    """
+    if not registry.has("strategies", text.partition(":")[0]):
+        return None
+    try:
+        found = spec.parse("strategies", text).make()
+    except UsageError:  # of another version
+        return None
+    return found if isinstance(found, Strategy) else None
 
 
 def made(kind: str, text: str) -> Any:

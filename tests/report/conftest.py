@@ -11,10 +11,9 @@ import pytest
 
 from paceline import fit
 from paceline.record import Run, find_runs
-from paceline.sim import Costs
-from paceline.sim._tables import Curves
 from tests.ranks import on_ranks
 from tests.report.record_cases import SETTINGS
+from tests.sim.costs import COSTS, PROCESSOR
 
 MATRIX = [
     *(("sync:allreduce=ring", ranks, seed) for ranks in (2, 3, 4) for seed in (0, 1)),
@@ -37,16 +36,6 @@ FORETOLD = [
     *(("weight-average", ranks) for ranks in (4, 8)),
     ("hogwild", 4),
 ]
-WORK = {
-    "gradient": [[1, 50e-6], [64, 400e-6]],
-    "factors": [[1, 40e-6], [64, 300e-6]],
-    "part": [[1, 1e-6], [1_000_000, 80e-6]],
-    "update": [[1, 1e-6], [100_000, 20e-6]],
-    "rule": [[1, 2e-6], [100_000, 50e-6]],
-    "serve": [[1, 20e-6]],
-    "evaluate": [[1, 20e-6], [1000, 2e-3]],
-}
-PROCESSOR = "one of ours"
 
 
 @pytest.fixture(scope="session")
@@ -66,8 +55,7 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed in (0, 1):
         fit(strategy="serial", seed=seed, **one)
     costs = folder / "costs.json"
-    work = {kind: Curves.of({1: points}) for kind, points in WORK.items()}
-    Costs(work=work, processor=PROCESSOR, cores=64).save(costs)
+    COSTS.save(costs)
     for strategy, ranks in FORETOLD:
         fit(strategy=strategy, ranks=ranks, on="sim", machine=str(costs), network=NODES, **one)
     fit(strategy="sync", ranks=4, on="sim", machine=str(costs), network="1gbe", compute=False, **one)

@@ -14,7 +14,8 @@ from paceline.report import bench_section, document_of
 from paceline.report._results import COLUMNS
 from paceline.report.document import Bars, Columns, Document, Lines, Table, Text
 from paceline.study._context import Context, context_of
-from tests.report.conftest import PROCESSOR, altered, rewrite
+from tests.report.conftest import altered, rewrite
+from tests.sim.costs import PROCESSOR
 
 ROOT = Path(__file__).parents[2]
 

@@ -21,25 +21,13 @@ from paceline.report import write_report
 from paceline.report._rows import rows_of
 from paceline.report._verdict import verdict
 from paceline.sim import Costs, _memory
-from paceline.sim._tables import Curves
 from paceline.sim._training import Simulation
 from paceline.sim.errors import Deadlock, RankFailed
 from tests import ranks as started
 from tests.ranks import ROOT
+from tests.sim.costs import COSTS
 from tests.sim.training_cases import SMALL, average_once, waits_for_ever
 
-WORK = {
-    "gradient": [[1, 50e-6], [64, 400e-6]],
-    "factors": [[1, 40e-6], [64, 300e-6]],
-    "part": [[1, 1e-6], [1_000_000, 80e-6]],
-    "update": [[1, 1e-6], [100_000, 20e-6]],
-    "rule": [[1, 2e-6], [100_000, 50e-6]],
-    "serve": [[1, 20e-6]],
-    "evaluate": [[1, 20e-6], [1000, 2e-3]],
-}
-COSTS = Costs(
-    work={kind: Curves.of({1: points}) for kind, points in WORK.items()}, processor="one of ours", cores=64
-)
 NODES = "10gbe:ranks-per-node=2"
 STRATEGIES = [
     "sync",

@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from paceline.diagnosis._computing import Line, given_line, line_of
-from paceline.diagnosis._scale import Scale, fastest, scale_of, strategy_in
+from paceline.diagnosis._scale import Scale, fastest, scale_of
+from paceline.job import strategy_in
 from paceline.record import Run
 from paceline.sim._bottleneck import POINT, Limit, Point, limit
 from paceline.strategies import Strategy

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from paceline import registry, spec
 from paceline.diagnosis._place import Place, place_of
 from paceline.diagnosis._timing import Timing, timing_of
-from paceline.errors import UsageError
+from paceline.job import strategy_in
 from paceline.record import Run
-from paceline.strategies import Strategy
 
 # Strategies whose ranks come to one place in every step, though they measure no waiting in it.
 MEETING = ("main-worker",)
@@ -70,21 +68,6 @@ class Scale:
         for key in keys:
             value = value.get(key) if isinstance(value, dict) else None
         return value
-
-
-def strategy_in(text: str) -> Strategy | None:
-    """The strategy that a record's words stand for; None for somebody's own, which is not imported for this.
-
-    >>> strategy_in("local-sgd:every=4").every, strategy_in("my_module:Mine")
-    (4, None)
-    """
-    if not registry.has("strategies", text.partition(":")[0]):
-        return None
-    try:
-        found = spec.parse("strategies", text).make()
-    except UsageError:  # of another version
-        return None
-    return found if isinstance(found, Strategy) else None
 
 
 def scale_of(members: Sequence[Run]) -> Scale:

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 
 from paceline.diagnosis._advice import possible
 from paceline.diagnosis._case import Case
-from paceline.diagnosis._scale import Scale, strategy_in
+from paceline.diagnosis._scale import Scale
 from paceline.errors import UsageError
+from paceline.job import strategy_in
 
 
 def joined(case: Case, tried: Iterable[str], *, of_accuracy: bool = False) -> str:

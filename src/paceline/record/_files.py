@@ -49,14 +49,26 @@ def check_place(path: Path) -> None:
     try:
         if path.is_dir():
             raise UsageError(f"cannot write {path}: it is a folder")
-        if not path.parent.is_dir():
-            raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
-        with tempfile.TemporaryFile(
-            dir=path.parent
-        ):  # rights alone do not say it: file systems can be read-only
+    except OSError as error:
+        raise cannot(path, error) from None
+    check_folder(path, path.parent)
+
+
+def check_folder(path: Path, folder: Path) -> None:
+    """Refuse `path` where nothing can be written to `folder`."""
+    try:
+        if not folder.is_dir():
+            raise UsageError(f"cannot write {path}: there is no folder {folder}")
+        # Rights alone do not say it: file systems can be read-only.
+        with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from None
+        raise cannot(path, error) from None
+
+
+def cannot(path: Path, error: OSError) -> UsageError:
+    """What is said of a file or folder that could not be written."""
+    return UsageError(f"cannot write {path}: {(error.strerror or str(error)).lower()}")
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:

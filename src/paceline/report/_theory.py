@@ -26,8 +26,8 @@ from paceline.collectives.auto import choose
 from paceline.collectives.hierarchical import between_nodes
 from paceline.comm._shared import CACHE_LINE
 from paceline.errors import UsageError
+from paceline.job import strategy_in
 from paceline.record import Run
-from paceline.report._ways import strategy_in
 
 # The formulas go rank by rank: above so many ranks that takes too long.
 MOST = 1024

@@ -2,30 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
-
-from paceline import registry, spec
-from paceline.errors import UsageError
+from paceline.job import strategy_in
 from paceline.record import Run
-from paceline.strategies import Strategy
-
-
-@cache
-def strategy_in(text: str) -> Strategy | None:
-    """The strategy that a record's words stand for; None for somebody's own, whose module is not to be imported for this.
-
-    >>> strategy_in("local-sgd:every=4").every
-    4
-    >>> strategy_in("my_module:Mine") is None
-    True
-    """
-    if not registry.has("strategies", text.partition(":")[0]):
-        return None
-    try:
-        found = spec.parse("strategies", text).make()
-    except UsageError:  # of another version
-        return None
-    return found if isinstance(found, Strategy) else None
 
 
 def workers(strategy: str, ranks: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.errors import UsageError
-from paceline.record._files import replacing
+from paceline.record._files import cannot, replacing
 
 # What a report has put into a folder: names, and of each what was in it.
 LIST = ".paceline-report.json"
@@ -69,11 +69,6 @@ def put(path: Path, content: bytes) -> Path:
     except OSError as error:
         raise cannot(path, error) from None
     return path
-
-
-def cannot(path: Path, error: OSError) -> UsageError:
-    """What is said of a file or folder that could not be written."""
-    return UsageError(f"cannot write {path}: {(error.strerror or str(error)).lower()}")
 
 
 def _listed(path: Path) -> dict[str, str]:

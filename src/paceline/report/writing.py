@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from paceline.errors import UsageError
 from paceline.record import Run
+from paceline.record._files import cannot, check_folder, check_place
 from paceline.report import pictures
 from paceline.report._data import table_of
-from paceline.report._written import Written, cannot, put
+from paceline.report._written import Written, put
 from paceline.report.contents import document_of
 from paceline.report.csv import csv_text
 from paceline.report.document import Block, Document, Figure, Table, Text
@@ -25,6 +25,7 @@ FORMATS = (".html", ".md", ".pdf")
 def write(document: Document, path: Path) -> None:
     """Write a report in the format that its name ends with; a Markdown report's figures go to `NAME-figures` beside it.
 
+    >>> import tempfile
     >>> from paceline.report.document import Text
     >>> report = Document(title="report", summary=(Text(lines=("sync is faster",)),), sections=())
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -101,9 +102,7 @@ def check(files: Iterable[Path], folders: Iterable[Path] = ()) -> None:
     for path in files:
         if path.suffix not in FORMATS:
             raise UsageError(f"unknown format of {path}; its name must end with one of {', '.join(FORMATS)}")
-        if path.is_dir():
-            raise UsageError(f"cannot write {path}: it is a folder")
-        _check_folder(path, path.parent)
+        check_place(path)
         if path.suffix == ".md":
             _check_new(_figures_of(path))
     for folder in folders:
@@ -114,17 +113,7 @@ def _check_new(folder: Path) -> None:
     """A folder that is there, or can be made where it is asked for."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"cannot write into {folder}: it is no folder")
-    _check_folder(folder, folder if folder.is_dir() else folder.parent)
-
-
-def _check_folder(path: Path, folder: Path) -> None:
-    if not folder.is_dir():
-        raise UsageError(f"cannot write {path}: there is no folder {folder}")
-    try:
-        with tempfile.TemporaryFile(dir=folder):  # rights alone do not say it: file systems can be read-only
-            pass
-    except OSError as error:
-        raise cannot(path, error) from None
+    check_folder(folder, folder if folder.is_dir() else folder.parent)
 
 
 def _make(folder: Path) -> None:

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from paceline.errors import UsageError
-from paceline.job import Job, strategy_of
+from paceline.job import Job
 from paceline.sim._tables import Curves, rising
 from paceline.sim.machine import FORMAT, Costs
 
@@ -227,7 +227,7 @@ def _family(job: Job) -> str:
     from paceline.strategies.parameter_server import ParameterServer
     from paceline.strategies.sync import Sync
 
-    strategy = strategy_of(job.config.strategy if job.strategy is None else job.strategy)
+    strategy = job.chosen()
     if isinstance(strategy, ParameterServer):
         return f"server {strategy.masters} {strategy.rule}"
     return f"sync {strategy.allreduce}" if isinstance(strategy, Sync) else ALONE

@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 
 from paceline.comm._agree import shared_bytes
-from paceline.job import Job, Parts, made, strategy_of
+from paceline.job import Job, Parts, made
 from paceline.pools import held_to
 from paceline.sim import _calibrate_sync as sync
 from paceline.sim import _calibrate_work as work
@@ -29,7 +29,7 @@ def measure(
 
     config = job.config
     data = load(config.data if job.data is None else job.data)
-    strategy = strategy_of(config.strategy if job.strategy is None else job.strategy)
+    strategy = job.chosen()
     with held_to(threads):
         update, schedule = made("updates", config.update), made("schedules", config.schedule)
         parts = Parts(data, strategy, job.build(data), update, schedule)

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline import registry, spec
 from paceline.errors import UsageError
+from paceline.job import strategy_in
 from paceline.record import Run
-from paceline.strategies import Strategy
 
 Array = NDArray[Any]
 # A step without a trace tells how long a rank did what, and not in which order: it is shown in this one.
@@ -77,7 +76,7 @@ def timeline_of(run: Run) -> Timeline:
             f"{run.folder} has no timeline: it was recorded before steps had a start; train it again"
         )
     ranks = int(run.config["ranks"])
-    strategy = _strategy(run)
+    strategy = strategy_in(str(run.config["strategy"]))
     in_step = getattr(strategy, "in_step", True)
     roles = tuple(strategy.role(rank, ranks) if strategy else "" for rank in range(ranks))
     trace = run.trace
@@ -98,18 +97,6 @@ def timeline_of(run: Run) -> Timeline:
         messages=messages_of(trace),
         lost=int(trace["lost"].sum()),
     )
-
-
-def _strategy(run: Run) -> Strategy | None:
-    """One of paceline's; somebody else's is not looked for: that would run their code."""
-    text = str(run.config["strategy"])
-    if not registry.has("strategies", text.partition(":")[0]):
-        return None
-    try:
-        made = spec.parse("strategies", text).make()
-    except UsageError:  # of another version
-        return None
-    return made if isinstance(made, Strategy) else None
 
 
 def nanoseconds(seconds: Array) -> Array:
