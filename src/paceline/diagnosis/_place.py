@@ -12,6 +12,7 @@ from paceline.collectives._cost import cost, has_cost
 from paceline.collectives._layout import Nodes
 from paceline.errors import UsageError
 from paceline.record import Run
+from paceline.record._node import node_of
 
 if TYPE_CHECKING:
     from paceline.sim.machine import Machine
@@ -85,22 +86,19 @@ class Place:
 
 def place_of(run: Run) -> Place:
     """Where the ranks of a run were."""
-    ranks, told = int(run.config["ranks"]), run.simulated
-    cores = int(run.environment["cores"])
+    ranks, told = run.config["ranks"], run.simulated
+    on_node, cores = node_of(run)
     if told is None:
-        return Place(ranks=ranks, on_node=ranks, cores=cores, links=_inside(_typical(), ranks))
-    network, machine = _network(str(told.get("network"))), _machine(told.get("machine"))
-    if network is None:
-        return Place(ranks=ranks, on_node=ranks, cores=cores, links=_inside(machine, ranks))
-    on_node, cores_here = min(network.ranks_per_node or ranks, ranks), network.node_cores(cores)
-    links = _inside(machine, ranks)
-    if on_node < ranks:
+        return Place(ranks=ranks, on_node=on_node, cores=cores, links=_inside(_typical(), ranks))
+    network, links = _network(str(told.get("network"))), _inside(_machine(told.get("machine")), ranks)
+    if network is not None and on_node < ranks:
         links = Links(
             alpha=network.latency + 2 * network.overhead,
             beta=1 / network.bandwidth + 2 / network.copy_bandwidth,
             gamma=links.gamma,
         )
-    return Place(ranks=ranks, on_node=on_node, cores=cores_here, links=links, per_node=network.ranks_per_node)
+    per_node = None if network is None else network.ranks_per_node
+    return Place(ranks=ranks, on_node=on_node, cores=cores, links=links, per_node=per_node)
 
 
 def _network(text: str) -> Network | None:

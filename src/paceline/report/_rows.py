@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from paceline.errors import UsageError
 from paceline.record import Run
+from paceline.record._node import node_of
 from paceline.report._problem import Problem, problem_of
 from paceline.report._staleness import Staleness, staleness_of
 from paceline.report._ways import workers
@@ -96,25 +96,6 @@ def guessing(accuracy: float, chance: float | None) -> bool:
     (True, False, False, False)
     """
     return chance is not None and accuracy < chance + min(LUCK, PART * chance)
-
-
-def node_of(run: Run) -> tuple[int, int | None]:
-    """How many ranks share a node, and the cores that it has; None: enough. Real ranks are taken to be on one node.
-
-    Records of simulated ranks that do not tell either name a network, which does.
-    """
-    ranks, cores, told = run.config["ranks"], run.environment["cores"], run.simulated
-    if told is None:
-        return ranks, cores
-    if "node_cores" in told:
-        return min(told["ranks_per_node"] or ranks, ranks), told["node_cores"]
-    from paceline.sim.network import parse_network
-
-    try:
-        network = parse_network(str(told["network"]))
-    except UsageError:  # the file of a machine that is no longer there: all ranks are on it
-        return ranks, cores
-    return min(network.ranks_per_node or ranks, ranks), network.node_cores(cores)
 
 
 def way_of(run: Run) -> str:

@@ -21,13 +21,13 @@ import numpy as np
 
 from paceline.collectives._blocks import cut, length
 from paceline.collectives._cost import Case, Cost, cost, has_cost
-from paceline.collectives._layout import Nodes, one_node
+from paceline.collectives._layout import Nodes
 from paceline.collectives.auto import choose
 from paceline.collectives.hierarchical import between_nodes
 from paceline.comm._shared import CACHE_LINE
-from paceline.errors import UsageError
 from paceline.job import strategy_in
 from paceline.record import Run
+from paceline.record._node import node_of
 
 # The formulas go rank by rank: above so many ranks that takes too long.
 MOST = 1024
@@ -94,16 +94,8 @@ def theory_of(run: Run) -> Theory:
 
 def layout_of(run: Run) -> Nodes:
     """Which simulated rank was on which node; the record of a real run knows of one node alone."""
-    p = run.config["ranks"]
-    if run.simulated is None:
-        return one_node(p)
-    from paceline.sim.network import parse_network
-
-    try:
-        each = parse_network(str(run.simulated["network"])).ranks_per_node or p
-    except UsageError:  # a file that is no longer there
-        return one_node(p)
-    return Nodes(tuple(rank // each for rank in range(p)))
+    on_node, _ = node_of(run)
+    return Nodes(tuple(rank // on_node for rank in range(run.config["ranks"])))
 
 
 def turns_of(run: Run) -> int:
