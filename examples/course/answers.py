@@ -36,6 +36,12 @@ def head(measured):
         else ""
     )
     runs = [*figures.fixed(measured), *figures.served(measured, "adaptive")]
+    crowded = (
+        "An asterisk marks more ranks than cores. Such ranks take turns: together they compute no more than one rank a "
+        "core would, and each may have to wait for its turn. They are here for their accuracy and for what they send. "
+        if max(r["ranks"] for r in runs) > machine["cores"]
+        else ""
+    )
     most = max(len(r["times"]) for r in runs)
     apart = max(r["times"][-1] / r["times"][0] for r in runs)
     repeated = (
@@ -56,8 +62,7 @@ plays nearly no part; docs/rules.md has why.) Times are those of `fit`, the star
 Serial was run alone, between the others: {len(seconds)} times, {min(seconds):.2f} to {max(seconds):.2f} s, of which the
 median is used. {repeated}{busy}
 
-An asterisk marks more ranks than cores. Such ranks take turns: together they compute no more than one rank a core would,
-and each may have to wait for its turn. They are here for their accuracy and for what they send. {missing}
+{crowded}{missing}
 """
 
 

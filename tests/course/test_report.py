@@ -88,7 +88,20 @@ def test_the_words_follow_the_figures(answers: Any) -> None:
     text = " ".join(answers.answers(measured).split())
     assert "Here that happened in every run with 6 workers or more: 10.0 % to 10.0 %" in text
     assert "f grows with p (sync, our ring), or changes without order (sync, MPI's Allreduce)." in text
+    assert "asterisk" not in text
+    quickest = min(
+        (run["seconds"], run["ranks"])
+        for run in measured["async"]
+        if run["rule"] == "plain" and run["accuracy"] == 0.92
+    )
+    assert f"on {quickest[1]} ranks took {quickest[0]:.2f} s, " in text
+    assert "to 92.0 %. With more workers that rule fails" in text
+    few = measured | {"machine": measured["machine"] | {"cores": 2}}
+    few |= {"sync": [run for run in measured["sync"] if run["ranks"] < 16]}
+    few |= {"allreduce": {p: rows for p, rows in measured["allreduce"].items() if p != "16"}}
+    text = " ".join(answers.answers(few).split())
     assert "Nothing synchronous was measured on 16 ranks: with more than 4 for each core" in text
+    assert "An asterisk marks more ranks than cores" in text
     for run in measured["sync"]:
         run["seconds"] = 0.1
     text = " ".join(answers.answers(measured).split())
