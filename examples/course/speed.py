@@ -24,8 +24,8 @@ def times(measured):
     verdict = (
         f"The fastest was {name} on {best['ranks']} ranks, {factor:.2f} times as fast as one process."
         if factor > 1
-        else f"None of these was faster than one process; the nearest was {name} on {best['ranks']} ranks, at {factor:.2f} of "
-        "its speed."
+        else f"None of these was faster than one process; the nearest was {name} on {best['ranks']} ranks, at {factor:.2f} "
+        "of its speed."
     )
     verdict += plainly(measured, t1)
     names = ["way", "ranks", "workers", "time (s)", "least to most (runs)", "speedup", "test accuracy"]
@@ -49,9 +49,9 @@ def plainly(measured, t1):
         return ""
     best = min(good, key=lambda r: r["seconds"])
     return (
-        f" (Masters that apply every gradient as it comes, `--rule plain`, have less to compute: {masters(best['masters'])} "
-        f"on {best['ranks']} ranks took {best['seconds']:.2f} s, {t1 / best['seconds']:.2f} times as fast as one process, "
-        f"to {percent(best['accuracy'])}. With more workers that rule fails, see below.)"
+        f" (Masters that apply every gradient as it comes, `--rule plain`, have less to compute: "
+        f"{masters(best['masters'])} on {best['ranks']} ranks took {best['seconds']:.2f} s, {t1 / best['seconds']:.2f} times as fast as one "
+        f"process, to {percent(best['accuracy'])}. With more workers that rule fails, see below.)"
     )
 
 
