@@ -227,7 +227,16 @@ def test_published_figures_know_their_problem(tmp_path: Path) -> None:
     text = SETTINGS + PART + 'name = "a"\n' + figure + figure + 'part = "a"\n'
     [anywhere, here] = read(write(tmp_path, text)).told()["published"]
     assert anywhere == {"strategy": "sync", "ranks": 4, "seconds": 2}
-    assert here == {**anywhere, "part": "a", "data": "iris", "model": "mlp:2"}
+    problem = here.pop("problem")
+    assert here == {**anywhere, "part": "a"}
+    settings = read(write(tmp_path, text)).cells("mpi")[0].settings
+    assert problem == {name: settings[name] for name in problem}
+    assert (
+        problem.items() >= {"data": "iris", "model": "mlp:2", "draws": None, "schedule": "constant"}.items()
+    )
+    several = text.replace('name = "a"', 'name = "a"\ndraws = [7, 8]')
+    [_, here] = read(write(tmp_path, several)).told()["published"]
+    assert "draws" not in here["problem"]
 
 
 def test_what_was_given_as_an_object_is_nobody_elses() -> None:

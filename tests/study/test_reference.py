@@ -43,10 +43,11 @@ def test_published_figures_are_there() -> None:
         "quickstart": 0, "sync-async": 10, "psgd-hogwild": 6, "allreduce-sendrecv": 17,
     }  # fmt: skip
     assert all(figure["source"] for those in figures.values() for figure in those)
-    assert {figure["data"] for figure in figures["allreduce-sendrecv"]} == {
+    assert {figure["problem"]["data"] for figure in figures["allreduce-sendrecv"]} == {
         "iris",
         "pictures:drawn:count=900",
     }
+    assert {figure["problem"]["draws"] for figure in figures["psgd-hogwild"]} == {None}  # whole passes
 
 
 def test_pictures_are_drawn_once_and_alike(monkeypatch: pytest.MonkeyPatch) -> None:

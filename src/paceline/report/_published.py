@@ -30,12 +30,12 @@ SETTINGS = (
 
 
 def published_for(rows: Sequence[Row], published: Sequence[Published]) -> list[Published]:
-    """The figures that belong to a problem: by its data and model, or to every problem where they do not say."""
+    """The figures that belong to a problem: by the settings of their part, or to every problem where they name none."""
     config = rows[0].members[0].config
     return [
         figure
         for figure in published
-        if figure.data in (None, config["data"]) and figure.model in (None, config["model"])
+        if all(config.get(name) == value for name, value in figure.problem.items())
     ]
 
 

@@ -36,10 +36,8 @@ class Published:
     """Under what settings and on what machine, in words."""
     part: str | None = None
     """The part of the study that it belongs to; None: to all of them."""
-    data: str | None = None
-    """The data of that part, as its runs' config.json spells them; None: any."""
-    model: str | None = None
-    """The model of that part, likewise."""
+    problem: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """The settings of that part, as its runs' config.json has them: data, model, epochs …; what it lacks is any."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Protocol
 
+from paceline.config import Config
 from paceline.study._cells import SERIAL
 
 TEXTS = ("strategy", "of", "what", "source", "setting", "part")
 NUMBERS = ("ranks", "seconds", "accuracy")
+# What runs must have in common to be compared, as far as a study's file decides it. (A learning rate may be the model's.)
+PROBLEM = (
+    "data",
+    "model",
+    "update",
+    "schedule",
+    "lr_scaling",
+    "batch",
+    "batch_per_rank",
+    "epochs",
+    "draws",
+    "dtype",
+)
 
 
 class Part(Protocol):
@@ -23,7 +38,7 @@ class Part(Protocol):
 
 
 def published_of(given: Any, parts: Sequence[Part], wrong: list[str]) -> Iterator[dict[str, Any]]:
-    """The figures as study.json has them: with the data and the model of their part, where those are one each.
+    """The figures as study.json has them: with their part's `problem`, the settings of which it has one each.
 
     A table may stand for several figures: what is a list in it has a value for each of them.
     """
@@ -39,9 +54,14 @@ def published_of(given: Any, parts: Sequence[Part], wrong: list[str]) -> Iterato
         wrong += [f"published {number}: {mistake}" for mistake in dict.fromkeys(found)]
         for figure in () if found else figures:
             part = next((part for part in parts if part.name == figure.get("part")), None)
-            alike = {} if part is None or "part" not in figure else part.axes
-            problem = {name: alike[name][0] for name in ("data", "model") if len(alike.get(name, ())) == 1}
-            yield {**figure, **problem}
+            yield figure if part is None or "part" not in figure else {**figure, "problem": _problem(part)}
+
+
+def _problem(part: Part) -> dict[str, Any]:
+    """Settings that all runs of the part have in common; those that are not given are the defaults."""
+    defaults = {setting.name: setting.default for setting in fields(Config)}
+    values = {name: part.axes.get(name, [defaults[name]]) for name in PROBLEM}
+    return {name: value[0] for name, value in values.items() if len(value) == 1}
 
 
 def _figures(table: Mapping[str, Any]) -> list[dict[str, Any]]:
