@@ -49,9 +49,10 @@ def plainly(measured, t1):
         return ""
     best = min(good, key=lambda r: r["seconds"])
     return (
-        f" (Masters that apply every gradient as it comes, `--rule plain`, have less to compute: "
-        f"{masters(best['masters'])} on {best['ranks']} ranks took {best['seconds']:.2f} s, {t1 / best['seconds']:.2f} times as fast as one "
-        f"process, to {percent(best['accuracy'])}. With more workers that rule fails, see below.)"
+        " (Masters that apply every gradient as it comes, `--rule plain`, have less to compute: "
+        f"{masters(best['masters'])} on {best['ranks']} ranks took {best['seconds']:.2f} s, "
+        f"{t1 / best['seconds']:.2f} times as fast as one process, to {percent(best['accuracy'])}. With more workers "
+        "that rule fails, see below.)"
     )
 
 
