@@ -18,6 +18,7 @@ from paceline.data import Batches, Dataset
 from paceline.evaluation import Epoch, Score, agree_on_buffers, ratio, score_together
 from paceline.guard import Recovery, alike
 from paceline.models import Model
+from paceline.rehearsal import unrecorded
 from paceline.schedules import Schedule
 from paceline.steps import COLUMNS, Steps, free_of_charge
 from paceline.stopwatch import Stopwatch
@@ -122,7 +123,10 @@ class Worker(Steps):
         self.remarks: list[str] = []
         self.control = Control(comm)
         self._on_epoch = on_epoch
+        self._events = events
+        self._real = comm is not None and charge is free_of_charge  # simulated ranks have nothing to set up
         self._balanced = 0
+        self._sum: tuple[Array, str, Callable[[], None]] | None = None  # what was summed last, and how
         self._norm = 0.0
         self._recovery = Recovery(self.on_divergence)
 
@@ -154,17 +158,29 @@ class Worker(Steps):
 
         batch = self.shares.batches.batch if factors else None
         inner = make_exchange(name, self.model, self.comm, batch)
+        if self._real and (rehearse := getattr(inner, "rehearse", None)):
+            with unrecorded(self.comm, self.watch, self._events):
+                rehearse()
         self.watch.restart()  # what an exchange takes to set up is the start of a run, not a step of it
         yield Exchange(inner, self.watch)
         inner.close()
 
     def allreduce(self, values: Array, algorithm: str = "auto") -> None:
         """Sum an array over the ranks, in place, by the collective of that name, on the worker's clock."""
-        from paceline.collectives import allreduce
+        from paceline.collectives import prepared
 
         if self.comm is not None:
-            allreduce(values, values, self.comm, algorithm=algorithm)
+            if self._sum is None or self._sum[0] is not values or self._sum[1] != algorithm:
+                self._sum = (values, algorithm, prepared(values, self.comm, algorithm))
+            self._sum[2]()
         self.watch.lap("exchange")
+
+    def rehearse(self, values: Array, algorithm: str) -> None:
+        """Sum an array of zeros before training, so that its first sum takes no longer than others. Collective."""
+        if self._real:
+            with unrecorded(self.comm, self.watch, self._events):
+                values[...] = 0
+                self.allreduce(values, algorithm)
 
     def balance(self) -> None:
         """Cut the coming batches so that every rank computes equally long, going by the steps since the last time.

@@ -111,6 +111,11 @@ class Replicated(_Closing):
         self._g = self._model.g
         self._step = prepare(self._g, self._g, self._comm, np.add)
 
+    def rehearse(self) -> None:
+        """Reduce zeros: what MPI sets up at a first call is set up then. Collective."""
+        self._model.g[...] = 0
+        self.reduce()
+
     def reduce(self) -> Array:
         if self._model.g is not self._g:
             self._prepare()

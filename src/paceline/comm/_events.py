@@ -94,6 +94,15 @@ class Events:
         row = number * WIDTH
         return (-1, -1) if number < 0 else (int(self.rows[row + PEER]), int(self.rows[row + TAG]))
 
+    def mark(self) -> tuple[int, int]:
+        """A place to go back to with `forget`."""
+        return len(self.rows), self.lost
+
+    def forget(self, mark: tuple[int, int]) -> None:
+        """Leave out what was written down since `mark`; nothing that was begun then may end later."""
+        length, self.lost = mark
+        del self.rows[length:]
+
     def fenced(self, fence: Callable[[], None]) -> Callable[[], None]:
         """The same function, its calls written down."""
 

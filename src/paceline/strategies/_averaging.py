@@ -39,6 +39,7 @@ class Together:
         self._me = me
         self._allreduce = allreduce
         self._packed = vector(me, more=1)
+        me.rehearse(self._packed, allreduce)
 
     def total(self, values: Array, count: int) -> tuple[Array, int]:
         """The sums of every rank's values and count."""

@@ -1,0 +1,43 @@
+"""What MPI sets up at a first call is set up before the first step, and is not in the record."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.comm._events import Events
+from paceline.comm.recording import Recorded
+from paceline.rehearsal import unrecorded
+from paceline.stopwatch import Telling
+from tests.ranks import on_ranks
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("strategy", ["sync:allreduce=native", "weight-average:allreduce=native"])
+@pytest.mark.parametrize("trace", [False, True])
+def test_the_first_sum_is_nobodys_step(strategy: str, trace: bool) -> None:
+    for rank in on_ranks("tests.rehearsal_cases:trained", 2, strategy=strategy, trace=trace):
+        first, *others = rank["sums"]
+        assert first == 0  # of zeros
+        assert min(others) > 0
+        assert 2 * len(others) == rank["messages"]  # of both ranks
+
+
+def test_nothing_of_it_is_recorded() -> None:
+    class Loopback:
+        def Isend(self, buffer: bytes, dest: int) -> None:  # noqa: N802 (a name of mpi4py)
+            ticks.append(ticks[-1] + 1.0)
+
+    ticks = [0.0]
+    comm, events = Recorded(Loopback()), Events(lambda: ticks[-1], limit=2)
+    watch = Telling(events.clock, events.lap)
+    comm.Isend(b"abc", dest=1)
+    watch.lap("exchange")
+    kept = (comm.counts.bytes, comm.counts.messages, dict(watch.seconds), list(events.rows), events.lost)
+    with unrecorded(comm, watch, events):
+        for _ in range(3):
+            comm.Isend(b"abcdef", dest=1)
+            watch.lap("exchange")
+        assert (events.lost, comm.counts.messages, watch.seconds["exchange"]) == (2, 4, 4.0)
+    assert (comm.counts.bytes, comm.counts.messages, watch.seconds, list(events.rows), events.lost) == kept
+    comm.Isend(b"abc", dest=1)
+    assert watch.lap("exchange") == 1.0
