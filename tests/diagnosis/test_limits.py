@@ -56,6 +56,14 @@ def test_one_size_that_was_timed_is_a_bound_and_equal_times_are_none(tmp_path: P
     assert "--batch 128 (" in found.advice
 
 
+def test_small_pieces_that_hardly_differ_are_on_the_line_of_large_ones_that_do(tmp_path: Path) -> None:
+    runs = made(tmp_path, SERIAL, (RING, 16), batch=64, epochs=3, compute=False)
+    found = cause(only(as_real(runs, cores=16, seconds={4: 116 * US, 64: 236 * US})), "small computing")
+    assert found is not None
+    assert "about as long" not in found.words  # a sample is 2 us of either
+    assert "(by gradients of 4 and 64 samples)" in found.words
+
+
 def test_costs_of_simulated_runs_tell_what_real_ones_do_not(tmp_path: Path) -> None:
     runs = made(tmp_path, SERIAL, (RING, 2), (RING, 2, {"network": "10gbe"}), batch=32, compute=False)
     for run in runs:

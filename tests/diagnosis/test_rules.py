@@ -9,6 +9,7 @@ import pytest
 
 from paceline.diagnosis.rules import RULES
 from tests.diagnosis.made import LOOPBACK, SERIAL, TIME_ALONE, US, case_of, cause, made, only
+from tests.diagnosis.steering import contradictions, gone_astray, less_learned
 from tests.diagnosis.typed import accepted
 
 RING = "sync:allreduce=ring"
@@ -72,7 +73,7 @@ CASES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "large batch": (
         both(("sync", 8), epochs=4, lr=1.0, batch=None, batch_per_rank=16, **LOOPBACK),
         both(("sync", 8), epochs=4, lr=1.0, batch=16, **LOOPBACK),
-        ("at 8 ranks a batch is 128 samples, 16 for each", "1/8 of the steps", "test accuracy is"),
+        ("at 8 ranks a batch is 128 samples, 16 a rank", "1/8 of the steps", "test accuracy is"),
     ),
     "slower computing": (
         both(("sync", 16), given={"slower": 2.0, "each": 20 * US}, **LOOPBACK),
@@ -121,8 +122,13 @@ def test_provoked_and_silent(rule: str, tmp_path: Path) -> None:
     for words in said:
         assert words in named.words
     assert named.share is None or 0 < named.share <= 1
-    for each in found.causes:
-        accepted(case_of(runs_made).at.runs[0], each.advice)
+    for altered in (None, less_learned, gone_astray):  # what fires together then
+        if altered is not None:
+            altered(runs_made)
+        case, found = case_of(runs_made), only(runs_made)
+        assert not contradictions(case, found)
+        for each in found.causes:
+            accepted(case.at.runs[0], each.advice)
     silent = only(made(tmp_path / "silent", *other, **silently))
     assert cause(silent, rule) is None, silent
 

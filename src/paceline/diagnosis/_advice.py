@@ -59,12 +59,25 @@ def larger_batch(case: Case, seconds: float, why: str) -> str | None:
 
 
 def batch_setting(case: Case, batch: int, why: str) -> str | None:
-    """How to ask for this batch, a power of two, or for as much of it as is advised; None where that is no larger."""
+    """How to ask for this batch, a power of two, or for as much of it as is advised; None where that is no larger.
+
+    Nor where a larger one may not be advised.
+    """
+    if not may_grow(case):
+        return None
     whole, most, now = 1 << (batch - 1).bit_length(), largest_batch(case), present_batch(case)
     if most is not None and whole > most:
         whole = most if batch <= most else 1 << (most.bit_length() - 1) if most else 0
     # Half of the way is worth a word where it is far.
     return None if whole <= now or (whole < batch and whole < 2 * now) else batch_typed(case, whole, why)
+
+
+def may_grow(case: Case) -> bool:
+    """Whether a larger batch may be advised: fewer steps are not for who has learned less, nor is what large ones cost."""
+    if case.worse is None:
+        return True
+    divided = not case.whole_batches and case.config.get("batch_per_rank") is not None
+    return case.config.get("draws") is not None and not divided  # an epoch keeps its steps
 
 
 def batch_typed(case: Case, batch: int, why: str) -> str:
@@ -105,7 +118,8 @@ def most_apart(case: Case) -> int:
 
     That `psgd` learns less, which averages once, says nothing of those that average on the way.
     """
-    if any(other.worse is not None and other.name in APART[1:] for other in case.beside or (case,)):
+    others = (other for other in case.beside or (case,) if other.name in APART[1:])
+    if any(other.loss(scale) is not None for other in others for scale in other.scales):
         return 0
     timing = case.at.timing
     batches = timing.steps * (timing.workers if case.whole_batches else 1)
@@ -130,11 +144,19 @@ def elsewhere(case: Case, number: int, why: str, each: int | None = None) -> str
 
 
 def fewer_ranks(case: Case) -> int | None:
-    """The next smaller number of ranks, or half, that the strategy can do with; None: there is none, or it is slower."""
+    """The next smaller number of ranks that was tried, or half; None: the strategy cannot do with it, or it is slower."""
     tried = {scale.ranks: scale.seconds for scale in case.scales if scale.ranks < case.at.ranks}
-    wanted = max(2, max(tried, default=case.at.ranks // 2))
-    able = (number for number in range(wanted, case.at.ranks) if possible(case, number))
-    return next((number for number in able if tried.get(number, 0.0) < case.at.seconds), None)
+    if tried and max(tried) > 1:
+        return max(tried) if tried[max(tried)] < case.at.seconds else None
+    half = range(max(2, case.at.ranks // 2), case.at.ranks)
+    return next((number for number in half if possible(case, number)), None)
+
+
+def fewer_good(case: Case, than: int) -> int | None:
+    """The largest smaller number of ranks that was tried and learned as much as serial, or half; None: there is none."""
+    good = [s.ranks for s in case.scales if 1 < s.ranks < than and not s.diverged and case.loss(s) is None]
+    half = max(good, default=max(2, than // 2))
+    return half if half < than and possible(case, half) else None
 
 
 def possible(case: Case, number: int) -> bool:

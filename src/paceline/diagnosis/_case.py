@@ -6,10 +6,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import hypot
 from typing import TYPE_CHECKING, Any
 
 from paceline.diagnosis._computing import Line, given_line, line_of
 from paceline.diagnosis._scale import Scale, fastest, scale_of
+from paceline.diagnosis._words import count
 from paceline.job import strategy_in
 from paceline.record import Run
 from paceline.sim._bottleneck import POINT, Limit, Point, limit
@@ -20,9 +22,14 @@ if TYPE_CHECKING:
 
 # By which part a test loss may be higher, where there are no classes.
 TENTH = 0.1
-# Samples must have this part in the time of a gradient, or a line through noise is taken for a cost. Processes that do
-# the same differ by more where they were timed than costs do that were measured on purpose.
+# What two sums of the same figures may differ by.
+ROUNDING = 1e-9
+# Gradients of several sizes must differ by this part, or samples have this part in one's time, or a line through noise is
+# taken for a cost. Processes that do the same differ by more where they were timed than costs that were measured do.
 GROWS = {"timed": 0.2, "given": 0.05, "proportion": 0.0}
+
+# What stands for accuracies where scaling is seen to stop: as much was learned as by serial training, or less.
+LEARNED, LESS = 1.0, 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +38,9 @@ class Worse:
 
     amount: float
     """Of accuracy; without classes, the part by which the serial run's test loss is lower."""
+    ranks: int
+    figure: str
+    """What was reached, as it is spelled."""
     words: str
 
 
@@ -51,6 +61,8 @@ class Case:
     """What a gradient was given to cost, by its samples: of these runs, or of others simulated as on their processor."""
     beside: tuple[Case, ...] = ()
     """All strategies' cases of the problem, this one among them."""
+    looked_at: int | None = None
+    """The number of ranks where causes are looked for; None: where it stops scaling."""
 
     @property
     def name(self) -> str:
@@ -92,6 +104,11 @@ class Case:
             return None
         return self.serial.seconds / scale.seconds
 
+    @property
+    def astray(self) -> bool:
+        """Whether a run diverged, on whatever number of ranks."""
+        return any(scale.diverged for scale in self.scales)
+
     # ---- where scaling stops
 
     @cached_property
@@ -100,17 +117,18 @@ class Case:
         points = self._points
         if not points or self.serial is None:
             return None
-        accuracy = self._reference("test_accuracy")
-        if points[0].ranks > 1:
+        if points[0].ranks > 1 or points[0].accuracy != LEARNED:
             alone = Point(
-                ranks=1, step_seconds=1.0, samples_per_second=1.0, speedup=1.0, accuracy=accuracy
+                ranks=1, step_seconds=1.0, samples_per_second=1.0, speedup=1.0, accuracy=LEARNED
             )  # fmt: skip
             points = [alone, *points]
-        return limit(points, accuracy)
+        return limit(points, LEARNED)
 
     @cached_property
     def at(self) -> Scale:
         """Where causes are looked for: where it stops scaling; if it never does better than serial, where it does best."""
+        if self.looked_at is not None:
+            return next(scale for scale in self.scales if scale.ranks == self.looked_at)
         good = [scale for scale in self.scales if not scale.diverged] or list(self.scales)
         stops = self.limit
         if stops is None:
@@ -128,7 +146,7 @@ class Case:
         speedup = self.speedup(scale)
         if speedup is None:
             return None
-        timing, accuracy = scale.timing, scale.means("test_accuracy")
+        timing = scale.timing
         lost = {part: timing.total - getattr(timing, part) for part in ("exchange", "wait", "answer")}
         return Point(
             ranks=scale.ranks,
@@ -136,37 +154,54 @@ class Case:
             samples_per_second=1.0,
             speedup=speedup,
             without=lost if timing.total > 0 else {},
-            accuracy=None if accuracy is None else accuracy[0],
+            accuracy=LEARNED if self.loss(scale) is None else LESS,
             staleness=scale.found("staleness", "mean"),
         )
 
     # ---- what was learned
 
-    def _reference(self, name: str) -> float | None:
-        known = [found[0] for scale in self.serials if (found := scale.means(name)) is not None]
+    def _reference(self, name: str) -> tuple[float, float] | None:
+        """The best serial mean, and how far that may be off."""
+        known = [found for scale in self.serials if (found := scale.means(name)) is not None]
         if not known:
             return None
         return max(known) if name == "test_accuracy" else min(known)
 
     @cached_property
     def worse(self) -> Worse | None:
-        """By how much less was learned than by serial training; None where it is little, or not known.
+        """By how much less was learned where causes are looked for; the words say where most is lost beyond that."""
+        here = self.loss(self.at)
+        if here is None:
+            return None
+        beyond = [scale for scale in self.scales if scale.ranks > self.at.ranks and not scale.diverged]
+        found = [lost for scale in beyond if (lost := self.loss(scale)) is not None]
+        most = max(found, key=lambda lost: lost.amount, default=here)
+        if most.amount <= here.amount:
+            return here
+        return replace(here, words=f"{here.words}; on {count(most.ranks, 'rank')} it is {most.figure}")
 
-        Little is a point of accuracy, or a tenth of the loss, or what seeds alone make.
+    def loss(self, scale: Scale) -> Worse | None:
+        """By how much less was learned there than by serial training; None where it is little, or not known.
+
+        Little is a point of accuracy, or a tenth of the loss, or what seeds alone make of both means. There is no other
+        criterion: where scaling stops, what causes there are and what is advised go by this one.
         """
         for name in ("test_accuracy", "test_loss"):
-            mine, than = self.at.means(name), self._reference(name)
+            mine, than = scale.means(name), self._reference(name)
             if mine is None or than is None:
                 continue
-            seeds = len(self.at.runs)
-            once = " (one seed)" if seeds == 1 else f" (mean of {seeds} seeds)"
-            if name == "test_accuracy":
-                lost = than - mine[0]
-                words = f"test accuracy is {100 * mine[0]:.1f} %, serial's {100 * than:.1f} %{once}"
-                return Worse(amount=lost, words=words) if lost > POINT + mine[1] else None
-            lost = 1 - than / mine[0] if mine[0] > 0 else 0.0
-            words = f"test loss is {mine[0]:.3g}, serial's {than:.3g}{once}"
-            return Worse(amount=lost, words=words) if mine[0] > than * (1 + TENTH) + mine[1] else None
+            once = " (one seed)" if len(scale.runs) == 1 else f" (mean of {len(scale.runs)} seeds)"
+            accuracy = name == "test_accuracy"
+            away = than[0] - mine[0] if accuracy else mine[0] - than[0]
+            if away <= (POINT + ROUNDING if accuracy else TENTH * than[0]) or away <= hypot(mine[1], than[1]):
+                return None
+            figure, serial = (f"{100 * f[0]:.1f} %" if accuracy else f"{f[0]:.3g}" for f in (mine, than))
+            return Worse(
+                amount=away if accuracy else away / mine[0],
+                ranks=scale.ranks,
+                figure=figure,
+                words=f"{name.replace('_', ' ')} is {figure}, serial's {serial}{once}",
+            )
         return None
 
     # ---- computing
@@ -186,6 +221,8 @@ class Case:
 
     def grows(self, line: Line) -> bool:
         """Whether by this line samples have a part worth the name in the time of a gradient here."""
+        if line.basis == "timed":
+            return line.rise > GROWS[line.basis]
         samples = self.at.timing.samples
         return line.each * samples > GROWS[line.basis] * line.seconds(samples)
 

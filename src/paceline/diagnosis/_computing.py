@@ -7,7 +7,7 @@ for another size. So of the sizes in a log those count that come often.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -38,6 +38,8 @@ class Line:
     each: float
     basis: Basis = "timed"
     """Where one number of samples was known, all is taken to be in proportion to them: it grows no faster than that."""
+    rise: float = field(default=0.0, repr=False)
+    """Of what it was fitted to: the part of the time of most samples by which fewest take less."""
 
     def seconds(self, samples: float) -> float:
         """Of a gradient of so many samples."""
@@ -74,7 +76,9 @@ def line_of(known: Iterable[Mapping[int, float]]) -> Line | None:
         return None
     sizes = tuple(sorted(points))
     fixed, each = fit_line(sizes, np.array([np.mean(points[size]) for size in sizes]))
-    return Line(fixed=float(f"{fixed:.6g}"), each=float(f"{each:.6g}"))
+    line = Line(fixed=float(f"{fixed:.6g}"), each=float(f"{each:.6g}"))
+    longest = line.seconds(sizes[-1])
+    return replace(line, rise=1 - line.seconds(sizes[0]) / longest if longest > 0 else 0.0)
 
 
 def often(seconds: Mapping[int, float], steps: Mapping[int, int]) -> dict[int, float]:

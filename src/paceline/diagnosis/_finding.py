@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ class Cause:
     advice: str
     """Settings to try next, as they are typed."""
     of_accuracy: bool = False
+    ranks: int | None = None
+    """The smallest number of ranks that it was found on; None until a diagnosis has it."""
 
     @property
     def lost(self) -> float:
@@ -42,7 +44,7 @@ class Diagnosis:
     strategy: str
     """As its runs' records spell it, and how it was run where that is not the usual way: `sync (replay)`."""
     ranks: int
-    """Where the causes were looked for: where scaling stops, or on the most ranks that were tried."""
+    """Where causes were looked for: where scaling stops, or on the most ranks that were tried."""
     summary: str
     """One sentence: up to how many ranks it scales, and the main cause."""
     causes: tuple[Cause, ...]
@@ -60,5 +62,6 @@ class Rule:
     find: Callable[[Case], Cause | None]
 
     def cause(self, case: Case) -> Cause | None:
-        """What this rule finds."""
-        return self.find(case)
+        """What this rule finds, and on how many ranks: where the case is looked at, unless the rule says otherwise."""
+        found = self.find(case)
+        return found if found is None or found.ranks is not None else replace(found, ranks=case.at.ranks)

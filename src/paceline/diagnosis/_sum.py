@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from paceline.diagnosis._case import Case
 from paceline.diagnosis._finding import Cause, Diagnosis
 from paceline.diagnosis._timing import PARTS
-from paceline.diagnosis._words import count, duration, percent, times
-from paceline.diagnosis.rules import RULES, scales_well
+from paceline.diagnosis._words import count, duration, listed, percent, times
+from paceline.diagnosis.rules import RULES, divergence, scales_well
 from paceline.sim._bottleneck import Limit
 from paceline.sim._reasons import where
 
@@ -18,31 +20,57 @@ def sum_up(case: Case) -> Diagnosis:
     found = [cause for rule in RULES if (cause := rule.cause(case)) is not None]
     if not found or (case.worse is not None and not any(cause.of_accuracy for cause in found)):
         found.append(_unexplained(case))
-    causes = tuple(sorted(found, key=_weight))  # stable: in the order of the rules where they weigh alike
+    less = _less(case)
+    # Stable: in the order of the rules where they weigh alike.
+    causes = tuple(sorted(found, key=lambda cause: _weight(cause, of_accuracy=less)))
     return Diagnosis(
         strategy=case.way,
         ranks=case.at.ranks,
-        summary=_summary(case, causes[0]),
+        summary=_summary(case, causes),
         causes=causes,
         simulated=case.simulated,
     )
 
 
-def _weight(cause: Cause) -> tuple[bool, float]:
-    """What is lowest for the first: that nothing is wrong, then what most is lost to."""
-    return cause.rule != scales_well.NAME, -cause.lost
+def _less(case: Case) -> bool:
+    """Whether that it learns less is what keeps it from more ranks."""
+    return case.limit is not None and case.limit.reason in ("staleness", "accuracy")
 
 
-def _summary(case: Case, main: Cause) -> str:
-    short = next((rule.short for rule in RULES if rule.name == main.rule), "no rule explains why")
-    if main.share is not None and main.rule != "divergence":
-        much = f"{percent(main.share)} of the time"
-        if main.of_accuracy:
-            known = case.at.means("test_accuracy") is not None
-            much = f"{100 * main.share:.1f} points of accuracy" if known else "a higher test loss"
-        short += f" ({much} at {count(case.at.ranks, 'rank')})"
+def _weight(cause: Cause, *, of_accuracy: bool) -> tuple[bool, bool, float]:
+    """What is lowest for the first: that nothing is wrong, then what most is lost to.
+
+    `of_accuracy`: where less is learned that comes first, whatever the time.
+    """
+    return cause.rule != scales_well.NAME, of_accuracy and not cause.of_accuracy, -cause.lost
+
+
+def _summary(case: Case, causes: Sequence[Cause]) -> str:
+    main, less = causes[0], _less(case)
+    said = [_short(case, main)]
+    # Why it gets no faster, or learns less; that it does the other as well, or diverged on some ranks, comes after that.
+    asked = [cause for cause in causes if cause.share is not None and cause.of_accuracy == less]
+    why = next((cause for cause in asked if cause.rule != divergence.NAME), main)
+    if main.of_accuracy and why is not main and case.limit is not None:
+        besides = "" if main.rule == divergence.NAME else "less is learned: "
+        said = [_short(case, why), f"{besides}{said[0]}"]
     simulated = f"simulated on {case.simulated}: " if case.simulated else ""
-    return f"{simulated}{case.way} {_where(case)}: {short}"
+    return f"{simulated}{case.way} {_where(case)}: {'; '.join(said)}"
+
+
+def _short(case: Case, cause: Cause) -> str:
+    """A cause in a few words: how much it is, and on how many ranks."""
+    short = next((rule.short for rule in RULES if rule.name == cause.rule), "no rule explains why")
+    wild = cause.rule == divergence.NAME
+    if cause.share is None or (wild and all(scale.diverged for scale in case.scales)):
+        return short
+    much = f"{percent(cause.share)} of the time "
+    if wild:
+        much = ""
+    elif cause.of_accuracy:
+        known = case.at.means("test_accuracy") is not None
+        much = f"{100 * cause.share:.1f} points of accuracy " if known else "a higher test loss "
+    return f"{short} ({much}at {count(cause.ranks or case.at.ranks, 'rank')})"
 
 
 def _where(case: Case) -> str:
@@ -50,7 +78,11 @@ def _where(case: Case) -> str:
         return _limited(case, case.limit)
     good = [scale for scale in case.scales if not scale.diverged]
     if not good:
-        return f"diverged on every number of ranks that was tried ({', '.join(str(s.ranks) for s in case.scales)})"
+        every = all(run.summary.get("diverged") for scale in case.scales for run in scale.runs)
+        some = "diverged" if every else "has runs that diverged"
+        return (
+            f"{some} on every number of ranks that was tried ({', '.join(str(s.ranks) for s in case.scales)})"
+        )
     first, fastest = good[0], min(good, key=lambda scale: scale.seconds)
     if len(good) == 1:
         return f"took {duration(first.seconds)} on {count(first.ranks, 'rank')}"
@@ -64,8 +96,11 @@ def _limited(case: Case, limit: Limit) -> str:
     """Where it stops scaling; of ranks that share cores it is not said that more make it faster."""
     by_ranks = {scale.ranks: scale for scale in case.scales}
     here = by_ranks.get(limit.at.ranks)
-    if limit.reason in ("staleness", "accuracy"):
-        return where(limit)
+    if _less(case):
+        lost = [scale.ranks for scale in case.scales if not scale.diverged and case.loss(scale) is not None]
+        up_to = "" if here is None else f" (on {here.ranks} it is {times(limit.at.speedup)} as fast)"
+        ranks = f"{listed(lost)} rank{'s' * (lost != [1])}"
+        return f"learns less than serial on {ranks}{up_to}; {where(limit).partition('; ')[2]}"
     if here is not None and here.oversubscribed:
         return f"is {times(limit.at.speedup)} as fast as serial on {count(here.ranks, 'rank')}, more than there are cores"
     if limit.at.ranks == 1:
@@ -85,6 +120,7 @@ def _unexplained(case: Case) -> Cause:
             words=f"at {count(case.at.ranks, 'rank')} {case.worse.words}, and no rule says why",
             advice=f"{again}{lower}",
             of_accuracy=True,
+            ranks=case.at.ranks,
         )
     parts = ", ".join(
         f"{part} {duration(getattr(timing, part))}" for part in PARTS if timing.share(part) >= 0.005
@@ -92,5 +128,9 @@ def _unexplained(case: Case) -> Cause:
     words = f"at {count(case.at.ranks, 'rank')} a step takes {duration(timing.total)} ({parts})"
     more = f"paceline trace {case.at.runs[0].folder.name}"
     return Cause(
-        rule=UNKNOWN, share=None, words=f"{words}, and no rule says why that is no less", advice=more
+        rule=UNKNOWN,
+        share=None,
+        words=f"{words}, and no rule says why that is no less",
+        advice=more,
+        ranks=case.at.ranks,
     )

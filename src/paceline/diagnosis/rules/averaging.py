@@ -59,6 +59,7 @@ def _remedies(case: Case) -> str:
         larger = (
             [f"--lr {rate * case.at.ranks:g} (the mean of p batches bears a larger step)"] if rate else []
         )
+        larger = [] if case.astray else larger
         return joined(case, [*larger, more, "--strategy sync"], of_accuracy=True)
     tried = []
     if every is None or every > 1:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from paceline.diagnosis._case import Case
 from paceline.diagnosis._finding import Cause
+from paceline.diagnosis._scale import Scale
 from paceline.diagnosis._words import count
 from paceline.diagnosis.rules import staleness
 
@@ -17,21 +20,30 @@ def find(case: Case) -> Cause | None:
     if not wild:
         return None
     first = wild[0]
-    runs = [run for run in first.runs if run.summary.get("diverged")]
-    some = "training" if len(runs) == len(first.runs) else f"{len(runs)} of {count(len(first.runs), 'run')}"
-    also = [scale.ranks for scale in wild[1:]]
-    more = f" (also at {', '.join(map(str, also))})" if also else ""
-    rate = case.config.get("lr")
-    words = f"at {count(first.ranks, 'rank')}{more} {some} diverged with --lr {rate:g}: {first.diverged}" if rate else (
-        f"at {count(first.ranks, 'rank')}{more} {some} diverged: {first.diverged}"
-    )  # fmt: skip
-    stale = first.found("staleness", "mean") is not None
-    lower = f"--lr {rate / 2:g}, or " if rate else ""
-    remedy = staleness.remedies(case) if stale else f"{lower}--schedule warmup"
+    there = replace(case, looked_at=first.ranks)
+    rate = there.config.get("lr")
+    also = ", ".join(f"at {scale.ranks} {_some(scale) or 'all'}" for scale in wild[1:])
+    words = (
+        f"at {count(first.ranks, 'rank')} {_some(first) or 'training'} diverged{f' with --lr {rate:g}' if rate else ''}"
+        f"{f' ({also})' if also else ''}: {first.diverged}"
+    )
+    remedy = [f"--lr {rate / 2:g}"] if rate else []
+    remedy.append("--schedule warmup")
+    if first.found("staleness", "mean") is not None:
+        remedy = [staleness.remedies(there)]
     return Cause(
         rule=NAME,
         share=1.0,
         words=words,
-        advice=f"{remedy}, or --on-divergence halve (goes back and halves the step by itself)",
+        advice=", or ".join(
+            filter(None, [*remedy, "--on-divergence halve (goes back and halves the step by itself)"])
+        ),
         of_accuracy=True,
+        ranks=first.ranks,
     )
+
+
+def _some(scale: Scale) -> str:
+    """How many of the runs diverged, where it was not all of them."""
+    runs = [run for run in scale.runs if run.summary.get("diverged")]
+    return "" if len(runs) == len(scale.runs) else f"{len(runs)} of {count(len(scale.runs), 'run')}"

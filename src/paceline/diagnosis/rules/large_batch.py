@@ -17,12 +17,14 @@ def find(case: Case) -> Cause | None:
         return None
     batch, ranks = advice.present_batch(case), case.at.ranks
     words = (
-        f"at {count(ranks, 'rank')} a batch is {count(batch, 'sample')}, {batch // ranks} for each, so that an epoch has "
+        f"at {count(ranks, 'rank')} a batch is {count(batch, 'sample')}, {batch // ranks} a rank, so that an epoch has "
         f"1/{ranks} of the steps; {case.worse.words}"
     )
     epochs = int(case.config.get("epochs") or 1)
-    tried = [] if case.config.get("lr_scaling", "none") != "none" else ["--lr-scaling linear"]
-    tried += [f"--epochs {epochs * ranks}", f"--batch {batch // ranks} (divided among the ranks)"]
+    tried = [] if case.astray or case.config.get("lr_scaling", "none") != "none" else ["--lr-scaling linear"]
+    tried.append(f"--epochs {epochs * ranks}")
+    if batch // ranks >= case.at.timing.workers:  # a sample for each
+        tried.append(f"--batch {batch // ranks} (divided among the ranks)")
     return Cause(
         rule=NAME, share=case.worse.amount, words=words, advice=", or ".join(tried), of_accuracy=True
     )

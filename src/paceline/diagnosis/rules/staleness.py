@@ -48,7 +48,9 @@ def remedies(case: Case, *, dropped: bool = False) -> str:
         if rule != "adaptive" and case.config.get("update", "sgd") == "sgd":
             tried.append(f"{advice.strategy(case, rule='adaptive')} (steps that bear old gradients)")
         else:
-            if rule == "adaptive":
+            if rule == "adaptive" and case.at.diverged:  # of the rate the fourth root counts
+                tried += [f"--lr {rate / 16:g} (half the step)"] if rate else []
+            elif rule == "adaptive":
                 tried.append(
                     f"--epochs {2 * int(case.config.get('epochs') or 1)} (more gradients for each worker)"
                 )
@@ -60,7 +62,6 @@ def remedies(case: Case, *, dropped: bool = False) -> str:
     else:
         tried += [*lower, "--strategy parameter-server:rule=adaptive"]
     least = min([case.at.ranks, *(scale.ranks for scale in case.scales if scale.diverged)])
-    half = max(2, least // 2)
-    if half < least and advice.possible(case, half):
-        tried.append(f"-n {half}")
+    fewer = advice.fewer_good(case, least)
+    tried += [] if fewer is None else [f"-n {fewer}"]
     return joined(case, tried, of_accuracy=True)

@@ -6,6 +6,7 @@ from paceline.diagnosis import _advice as advice
 from paceline.diagnosis._case import Case
 from paceline.diagnosis._finding import Cause
 from paceline.diagnosis._words import count
+from paceline.diagnosis.rules import scales_well
 
 NAME = "too few runs"
 SHORT = "there are too few runs to tell"
@@ -23,8 +24,19 @@ def find(case: Case) -> Cause | None:
         said.append(f"it ran on {count(only, 'rank')} alone, so nobody knows where it stops scaling")
         more = [2 * only] if case.at.fits(2 * only) else []
         less = [n for n in (only // 2, only - 1) if n > 1 and case.at.fits(n)]
-        other = next((n for n in (*more, *less) if advice.possible(case, n)), 2 * only)
-        tried.append(advice.ranks(case, other))
+        order = (*more, *less) if _well(case) else (*less, *more)
+        lost = case.worse is not None or case.at.diverged  # on more ranks even more would be
+        other = next(
+            (n for n in (less if lost else order) if advice.possible(case, n)), None if lost else 2 * only
+        )
+        tried += [] if other is None else [advice.ranks(case, other)]
     if not said:
         return None
     return Cause(rule=NAME, share=None, words="; ".join(said), advice=", and ".join(tried))
+
+
+def _well(case: Case) -> bool:
+    """Whether the ranks that compute do well, as far as it is known: then more are the next to try, else fewer."""
+    speedup = case.speedup(case.at)
+    slow = speedup is not None and speedup < scales_well.EFFICIENCY * case.at.timing.workers
+    return not slow

@@ -35,9 +35,5 @@ def find(case: Case) -> Cause | None:
         f"a batch of {batch:,} gives the {count(workers, 'rank')} that compute {batch // workers} to {largest} samples, "
         f"the largest piece {timing.uneven:.2f} times the mean: waiting for it is {percent(share)} of the time"
     )
-    return Cause(
-        rule=NAME,
-        share=share,
-        words=words,
-        advice=advice.batch_typed(case, largest * workers, "pieces of one size"),
-    )
+    even = advice.batch_typed(case, largest * workers, "pieces of one size") if advice.may_grow(case) else ""
+    return Cause(rule=NAME, share=share, words=words, advice=even)
