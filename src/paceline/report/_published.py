@@ -6,12 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.report._rows import Row
+from paceline.report._verdict import divergence
 from paceline.report.document import Column, Section, Table, Value
 from paceline.study._context import Failed, Published
 
 NOTE = (
     "Published seconds are of another machine and of other settings, which the last columns say; they are here to "
     "be looked at beside ours, not to be beaten."
+)
+STOPPED = (
+    "Where ours diverged they were stopped, and how long that took would mislead: how many diverged stands in its place. "
+    "Our accuracy there is the mean over all runs, as they were left."
 )
 # What a failed cell must have in common with a problem's runs to belong to it, as far as it says.
 SETTINGS = (
@@ -60,14 +65,16 @@ def published(rows: Sequence[Row], figures: Sequence[Published], number: int) ->
         if not row.simulated
     }
     lines: list[tuple[Value, ...]] = []
+    stopped = False
     for figure in figures:
         row = ours.get((figure.strategy, figure.ranks))
         test = figure.of == "test"
+        stopped = stopped or (row is not None and bool(row.diverged))
         lines.append((
             figure.strategy,
             figure.ranks or None,
             figure.seconds,
-            None if row is None else row.train_seconds,
+            None if row is None else divergence(row) or row.train_seconds,
             figure.accuracy,
             None if row is None or not test else row.accuracy,
             "" if figure.accuracy is None else figure.of,
@@ -98,7 +105,7 @@ def published(rows: Sequence[Row], figures: Sequence[Published], number: int) ->
                 title="",
                 columns=tuple(columns[k] for k in shown),
                 rows=tuple(tuple(line[k] for k in shown) for line in lines),
-                caption=NOTE,
+                caption=f"{NOTE} {STOPPED}" if stopped else NOTE,
                 marks=tuple("published" for _ in lines),
             ),
         ),

@@ -1,0 +1,77 @@
+"""What is said of our own runs beside published figures where they diverged, in every format."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+from paceline.record import Run
+from paceline.report import document_of
+from paceline.report._published import STOPPED
+from paceline.report.document import Document, Table
+from paceline.report.writing import write, write_tables
+from paceline.study._context import Context, Published
+from tests.report.conftest import altered
+
+SERVER = "parameter-server:masters=2,rule=plain"
+# Of how many runs how many diverged, by ranks.
+STRAY = {4: (3, 0), 8: (3, 2), 16: (3, 3)}
+WILD = "the loss stands still"
+
+
+@pytest.fixture
+def report(runs: list[Run], tmp_path: Path) -> Document:
+    made = list(runs)
+    for ranks, (whole, wild) in STRAY.items():
+        for seed in range(whole):
+            why = WILD if seed < wild else None
+            taken = 0.0352 if why else 2.5
+            made.append(altered(runs[0], tmp_path, strategy=SERVER, ranks=ranks, seed=seed, threads=1,
+                                train_seconds=taken, diverged=why, test_accuracy=0.1))  # fmt: skip
+    figures = [Published(strategy=SERVER, ranks=ranks, seconds=3.8, accuracy=0.1) for ranks in STRAY]
+    return document_of(made, context=Context(published=tuple(figures)))
+
+
+def published(page: Document) -> Table:
+    return next(b for b in page.blocks() if isinstance(b, Table) and b.name == "published-1")
+
+
+def test_no_time_of_ours_where_runs_were_stopped(report: Document) -> None:
+    table = published(report)
+    names = [column.name for column in table.columns]
+    rows = {row[names.index("ranks")]: dict(zip(names, row, strict=True)) for row in table.rows}
+    assert {ranks: row["our time (s)"] for ranks, row in rows.items()} == {
+        4: 2.5,
+        8: "2 of 3 diverged",
+        16: "diverged",
+    }
+    assert [row["our accuracy"] for row in rows.values()] == pytest.approx([0.1] * 3)
+    assert table.caption.endswith(STOPPED)
+
+
+def test_nothing_is_said_of_runs_that_were_not_stopped(runs: list[Run]) -> None:
+    context = Context(published=(Published(strategy="serial", ranks=1, seconds=3.8),))
+    table = published(document_of(runs, context=context))
+    assert STOPPED not in table.caption
+    assert isinstance(table.rows[0][3], float)
+
+
+def test_every_format_says_so(report: Document, tmp_path: Path) -> None:
+    folder = tmp_path / "written"
+    folder.mkdir()
+    for name in ("a.html", "a.md", "a.pdf"):
+        write(report, folder / name)
+    (line,) = [
+        line for line in (folder / "a.md").read_text().splitlines() if line.startswith(f"| † {SERVER} | 8 |")
+    ]
+    assert "| 3.80 | 2 of 3 diverged | 10.00 % |" in line
+    page = re.sub(r"<[^>]+>", " ", (folder / "a.html").read_text())
+    assert " ".join(page.split()).count("16 3.80 diverged 10.00 % 10.00 %") == 1
+    assert (folder / "a.pdf").read_bytes().startswith(b"%PDF")
+    write_tables(report, tmp_path / "tables")
+    with (tmp_path / "tables" / "published-1.csv").open(newline="") as file:
+        times = [row["our time (s)"] for row in csv.DictReader(file)]
+    assert times == ["2.5", "2 of 3 diverged", "diverged"]
