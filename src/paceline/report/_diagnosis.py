@@ -52,7 +52,7 @@ def _table(found: Sequence[Diagnosis], number: int) -> Table:
         rows=tuple(
             (
                 one.strategy + (f" (simulated: {one.simulated})" if one.simulated else ""),
-                one.ranks,
+                cause.ranks,
                 cause.rule,
                 cause.share,
                 None if cause.share is None else "accuracy" if cause.of_accuracy else "time",
