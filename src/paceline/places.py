@@ -13,6 +13,7 @@ from paceline.comm._processes import Processes
 from paceline.errors import UsageError
 from paceline.job import Job, Parts
 from paceline.record._environment import environment
+from paceline.record._node import nodes_of
 from paceline.steps import free_of_charge
 
 Made = TypeVar("Made")
@@ -70,6 +71,7 @@ class Process:
         self.threads = threads
         self.clock = time.perf_counter
         self.charge: Callable[[str, float], None] = free_of_charge
+        self._nodes: dict[str, list[int]] | None = None  # known with the folder
 
     def origin(self) -> float:
         return common_start(self.comm, self.clock)
@@ -97,6 +99,7 @@ class Process:
             return None
         ranks, rank = (1, 0) if self.comm is None else (self.comm.Get_size(), self.comm.Get_rank())
         made = self.agreed(lambda: job.new_folder(ranks) if rank == 0 else None)
+        self._nodes = nodes_of(self.comm)
         return Path(shared_text(self.comm, str(made)))
 
     def agreed(self, work: Callable[[], Made]) -> Made:
@@ -109,4 +112,4 @@ class Process:
         return {}
 
     def environment(self) -> dict[str, Any]:
-        return environment(threads=self.threads, comm=self.comm)
+        return {**environment(threads=self.threads, comm=self.comm), "nodes": self._nodes}

@@ -147,6 +147,22 @@ def test_shared_memory_is_not_advised_across_nodes(tmp_path: Path) -> None:
     accepted(case_of(runs).at.runs[0], found.advice)
 
 
+def test_real_ranks_on_several_nodes(tmp_path: Path) -> None:
+    """Each node's cores count, and of a network that nobody knows nothing is said by theory."""
+    runs = as_real(made(tmp_path, SERIAL, ("sync:allreduce=ring", 8), **LOOPBACK), cores=2)
+    assert cause(only(runs), "oversubscribed cores") is not None
+    for run in runs:
+        ranks = run.config["ranks"]
+        run.environment["nodes"] = {
+            "ranks": [rank // 2 for rank in range(ranks)],
+            "cores": [2] * -(-ranks // 2),
+        }
+    found = only(runs)
+    assert cause(found, "oversubscribed cores") is None
+    assert case_of(runs).at.place.cheapest("ring", 10_000, "float32") is None
+    assert all("by theory" not in each.words and "shared-memory" not in each.advice for each in found.causes)
+
+
 def test_parts_of_all_seeds(tmp_path: Path) -> None:
     runs = made(tmp_path, SERIAL, *[("psgd", 4, {"seed": seed}) for seed in (0, 1)],
                 epochs=4, lr=1.0, batch=16, **LOOPBACK)  # fmt: skip

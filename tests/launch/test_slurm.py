@@ -93,6 +93,8 @@ def test_train_starts_the_ranks_of_an_allocation(slurm: dict[str, str], tmp_path
     one_run(tmp_path, done.stdout, 4)
     told = json.loads(next((tmp_path / "runs").iterdir()).joinpath("environment.json").read_text())
     assert told["threads_per_rank"] == 1
+    assert set(told["nodes"]["ranks"]) == set(range(nodes))
+    assert (len(told["nodes"]["ranks"]), len(told["nodes"]["cores"])) == (4, nodes)
 
 
 def batch(slurm: dict[str, str], folder: Path, script: str, *options: str) -> tuple[int, str]:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.errors import UsageError
-from paceline.launch import _threads, apply_threads, threads_per_rank, usable_cores
+from paceline.launch import _threads, allocated_cores, apply_threads, threads_per_rank, usable_cores
 from paceline.launch._threads import VARIABLES, cpu_quota
 from tests.ranks import on_ranks
 
@@ -58,7 +58,9 @@ def test_the_smallest_grant_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert usable_cores() == 4
     monkeypatch.delenv("SLURM_CPUS_ON_NODE")
     monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "3(x2)")
-    assert usable_cores() == 3
+    assert (usable_cores(), allocated_cores()) == (3, 6)
+    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "3")
+    assert (usable_cores(), allocated_cores()) == (3, 3)
     monkeypatch.setattr(_threads, "cpu_quota", lambda: 0.1)
     assert usable_cores() == 1
 

@@ -65,8 +65,11 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rewrite(path: Path, **changes: object) -> None:
-    """Other values in a JSON file."""
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    """Other values in a JSON file; where ranks were is told by `cores` alone, unless `nodes` is given."""
+    values = json.loads(path.read_text())
+    if "cores" in changes:
+        values.pop("nodes", None)
+    path.write_text(json.dumps({**values, **changes}))
 
 
 def altered(run: Run, folder: Path, **changes: object) -> Run:
@@ -76,5 +79,7 @@ def altered(run: Run, folder: Path, **changes: object) -> Run:
     for name in ("config.json", "summary.json", "environment.json"):
         values = json.loads((copy / name).read_text())
         values |= {key: value for key, value in changes.items() if key in values}
+        if {"cores", "ranks"} & set(changes) and "nodes" not in changes:
+            values.pop("nodes", None)
         (copy / name).write_text(json.dumps(values))
     return Run(copy)

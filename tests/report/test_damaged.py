@@ -53,6 +53,7 @@ HARMS: dict[str, tuple[Harm, str]] = {
     "no ranks": (edited("config.json", ranks=0), "ranks is 0"),
     "ranks in words": (edited("config.json", ranks="2"), "ranks is '2'"),
     "cores": (edited("environment.json", cores=None), "cores is None"),
+    "nodes": (edited("environment.json", nodes={"ranks": [0, 1], "cores": [4]}), "nodes is {"),
     "simulated": (edited("config.json", simulated={}), "simulated is {}"),
     "bytes": (lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe"), "config.json is no JSON"),
 }

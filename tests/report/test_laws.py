@@ -12,6 +12,7 @@ from paceline.report import laws
 from paceline.report._draw_lines import _values
 from paceline.report._rows import rows_of
 from paceline.report._series import series_of
+from paceline.report._theory import layout_of
 from paceline.report.document import Lines, Section, Table, Text
 from paceline.report.scaling import fits_of, scaling
 from tests.report.conftest import altered, rewrite
@@ -132,6 +133,21 @@ def test_what_diverged_is_a_gap(runs: list[Run], tmp_path: Path) -> None:
 
 def test_one_number_of_ranks_is_no_scaling(runs: list[Run], tmp_path: Path) -> None:
     assert scaling(rows_of(scaled(runs, tmp_path, "sync", {1: 10.0, 2: 6.0})), 1) is None
+
+
+def test_ranks_on_several_nodes_have_the_cores_of_all(runs: list[Run], tmp_path: Path) -> None:
+    made = scaled(runs, tmp_path, "sync", {1: 10.0, 2: 6.0, 32: 2.0})
+    for of_ranks, cores, crowded in (
+        ([0] * 32, [16], True),
+        ([0] * 16 + [1] * 16, [16, 16], False),
+        ([0, 1] * 16, [16, 16], False),
+        ([0] * 16 + [1] * 16, [16, 8], True),  # the fullest node counts
+        ([0] * 20 + [1] * 12, [32, 16], False),
+    ):
+        rewrite(made[2].folder / "environment.json", nodes={"ranks": of_ranks, "cores": cores})
+        rows = rows_of([Run(run.folder) for run in made])
+        assert [row.oversubscribed for row in rows] == [False, False, crowded]
+        assert layout_of(Run(made[2].folder)).of == tuple(of_ranks)
 
 
 def test_simulated_ranks_that_share_cores_are_not_fitted(runs: list[Run], tmp_path: Path) -> None:

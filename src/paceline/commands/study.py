@@ -162,9 +162,9 @@ def _speller(cells: Sequence[Cell]) -> Callable[[Cell], str]:
 
 
 def _crowded(cell: Cell) -> bool:
-    from paceline.launch import usable_cores
+    from paceline.launch import allocated_cores
 
-    return cell.oversubscribes(usable_cores())
+    return cell.oversubscribes(allocated_cores())
 
 
 def _matches(pattern: str, line: str) -> bool:

@@ -12,7 +12,7 @@ from paceline.collectives._cost import cost, has_cost
 from paceline.collectives._layout import Nodes
 from paceline.errors import UsageError
 from paceline.record import Run
-from paceline.record._node import node_of
+from paceline.record._node import layout, node_of
 
 if TYPE_CHECKING:
     from paceline.sim.machine import Machine
@@ -27,14 +27,14 @@ WIDTH = {"float32": 4, "float64": 8}
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The nodes of one run. Real ranks are taken to be on one node: their records do not say otherwise."""
+    """The nodes of one run."""
 
     ranks: int
     on_node: int
     cores: int | None
     """Of a node; None: enough."""
-    links: Links
-    """What a message and a sum take, for the theory of the collectives."""
+    links: Links | None
+    """What a message and a sum take, for the theory of the collectives; None: nobody knows the network."""
     per_node: int | None = None
     """Ranks that a node has at most; None: all are on one."""
 
@@ -53,7 +53,7 @@ class Place:
         `in_place`: gradients are computed in shared memory, where that is used, and not copied there.
         """
         several = self.on_node < self.ranks
-        if not has_cost(name) or (several and name == "shared-memory"):
+        if self.links is None or not has_cost(name) or (several and name == "shared-memory"):
             return None
         done = cost(name, n=parameters, p=self.ranks, itemsize=itemsize, nodes=self.layout)
         if in_place and name == "shared-memory":
@@ -89,7 +89,11 @@ def place_of(run: Run) -> Place:
     ranks, told = run.config["ranks"], run.simulated
     on_node, cores = node_of(run)
     if told is None:
-        return Place(ranks=ranks, on_node=on_node, cores=cores, links=_inside(_typical(), ranks))
+        several = len(set(layout(run))) > 1
+        inside = None if several else _inside(_typical(), ranks)
+        return Place(
+            ranks=ranks, on_node=on_node, cores=cores, links=inside, per_node=on_node if several else None
+        )
     network, links = _network(str(told.get("network"))), _inside(_machine(told.get("machine")), ranks)
     if network is not None and on_node < ranks:
         links = Links(

@@ -11,6 +11,7 @@ from paceline.launch._job import run
 from paceline.launch._library import Library, find
 from paceline.launch._prepare import prepared
 from paceline.launch._threads import (
+    allocated_cores,
     apply_threads,
     set_thread_variables,
     threads_of_rank,
@@ -23,6 +24,7 @@ __all__ = [
     "Library",
     "World",
     "abort_on_error",
+    "allocated_cores",
     "allowed_cores",
     "apply_threads",
     "by_hand",

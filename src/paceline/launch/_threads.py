@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UsageError
+from paceline.launch._world import by_node
 
 # What OpenMP, OpenBLAS, MKL, BLIS, numexpr and Accelerate read when they are loaded.
 VARIABLES = (
@@ -33,6 +34,17 @@ def usable_cores() -> int:
     True
     """
     return granted(len(os.sched_getaffinity(0)))
+
+
+def allocated_cores() -> int:
+    """The cores that a job started here has: those of this machine, or of all nodes of the Slurm allocation around it.
+
+    >>> allocated_cores() >= usable_cores()
+    True
+    """
+    said = os.environ.get("SLURM_JOB_CPUS_PER_NODE") if "SLURM_JOB_ID" in os.environ else None
+    cores = by_node(said) if said else []
+    return sum(cores) if len(cores) > 1 else usable_cores()
 
 
 def granted(cores: int) -> int:

@@ -93,13 +93,23 @@ def launcher_process() -> int | None:
 
 
 def _tasks_here(given: Mapping[str, str]) -> int:
-    """This node's part of `SLURM_STEP_TASKS_PER_NODE`, which reads `4(x2),3`."""
-    counts: list[int] = []
-    for word in (given.get("SLURM_STEP_TASKS_PER_NODE") or "1").split(","):
-        count, _, times = word.partition("(x")
-        counts += [int(count)] * int(times.rstrip(")") or 1)
+    """This node's part of `SLURM_STEP_TASKS_PER_NODE`."""
+    counts = by_node(given.get("SLURM_STEP_TASKS_PER_NODE") or "1")
     node = int(given.get("SLURM_NODEID") or 0)
     return counts[node] if node < len(counts) else counts[0]
+
+
+def by_node(text: str) -> list[int]:
+    """A number for each node, as Slurm's variables spell it.
+
+    >>> by_node("4(x2),3")
+    [4, 4, 3]
+    """
+    counts: list[int] = []
+    for word in text.split(","):
+        count, _, times = word.partition("(x")
+        counts += [int(count)] * int(times.rstrip(")") or 1)
+    return counts
 
 
 def verify(size: int, promised: int | None = None) -> None:

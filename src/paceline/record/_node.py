@@ -1,19 +1,68 @@
-"""Where the ranks of a run were, as far as its record tells."""
+"""Where the ranks of a run were: found out for its record, and read from it."""
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from paceline.comm import channel
+from paceline.comm._processes import Processes
 from paceline.errors import UsageError
+from paceline.launch import machine_cores
 from paceline.record._reader import Run
 
 
-def node_of(run: Run) -> tuple[int, int | None]:
-    """How many ranks share a node, and the cores that it has; None: enough. Real ranks are taken to be on one node.
+def nodes_of(comm: Any) -> dict[str, list[int]]:
+    """The node of every rank, and the cores of every node, as a record has them. Collective.
 
-    Records of simulated ranks that do not tell either name a network, which does.
+    >>> nodes_of(None)["ranks"]
+    [0]
+    """
+    size = 1 if comm is None else comm.Get_size()
+    if size == 1 or isinstance(comm, Processes):
+        return {"ranks": [0] * size, "cores": [machine_cores()]}
+    from paceline.collectives._nodes import nodes
+
+    named = nodes(channel(comm)).of
+    cores = np.zeros(size, np.int64)
+    comm.Allgather(np.array([machine_cores()]), cores)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(named))}
+    first = {numbers[name]: rank for rank, name in reversed(list(enumerate(named)))}
+    return {
+        "ranks": [numbers[name] for name in named],
+        "cores": [int(cores[first[number]]) for number in range(len(numbers))],
+    }
+
+
+def layout(run: Run) -> tuple[int, ...]:
+    """The node of each rank. Ranks of records that do not tell are together, or by their network.
+
+    >>> class Old:
+    ...     config, environment, simulated = {"ranks": 2}, {"cores": 2}, None
+    >>> layout(Old)
+    (0, 0)
+    """
+    if run.simulated is None and (told := run.environment.get("nodes")):
+        return tuple(told["ranks"])
+    on_node, _ = node_of(run)
+    return tuple(rank // on_node for rank in range(run.config["ranks"]))
+
+
+def node_of(run: Run) -> tuple[int, int | None]:
+    """How many ranks share a node, and the cores that it has; None: enough. Of several nodes, of the fullest.
+
+    Real ranks of which the record does not tell are taken to be on one node. Records of simulated ranks that do not
+    tell either name a network, which does.
     """
     ranks, cores, told = run.config["ranks"], run.environment["cores"], run.simulated
     if told is None:
-        return ranks, cores
+        if (known := run.environment.get("nodes")) is None:
+            return ranks, cores
+        here = Counter(known["ranks"])
+        fullest = max(here, key=lambda node: here[node] / known["cores"][node])
+        return here[fullest], known["cores"][fullest]
     if "node_cores" in told:
         return min(told["ranks_per_node"] or ranks, ranks), told["node_cores"]
     from paceline.sim.network import parse_network

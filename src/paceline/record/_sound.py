@@ -55,6 +55,16 @@ def _seconds(value: Any) -> bool:
     return _object(value) and all(_amount(value.get(kind)) for kind in KINDS)
 
 
+def _nodes(value: Any) -> bool:
+    """The number of every rank's node, and the cores of every node."""
+    if not (_object(value) and isinstance(value.get("ranks"), list) and isinstance(value.get("cores"), list)):
+        return False
+    ranks, cores = value["ranks"], value["cores"]
+    return (
+        bool(ranks) and all(map(_some, cores)) and all(_whole(node) and node < len(cores) for node in ranks)
+    )
+
+
 def _simulated(value: Any) -> bool:
     return _object(value) and _text(value.get("network"))
 
@@ -68,6 +78,7 @@ FILES: dict[str, dict[str, Test]] = {
     },
     "environment.json": {
         "python": _text, "packages": _object, "system": _text, "processor": _text, "cores": _some, "(mpi)": _text,
+        "(nodes)": _nodes,
     },
     "summary.json": {
         "train_seconds": _amount, "seconds": _seconds, "bytes_sent": _amount, "threads": _some, "parameters": _whole,

@@ -53,6 +53,7 @@ def _facts(found: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("processor", found["processor"]),
         ("cores", str(found["cores"])),
+        ("nodes", _nodes(found)),
         ("host", str(found.get("host") or "")),
         ("system", found["system"]),
         ("MPI", library),
@@ -62,3 +63,9 @@ def _facts(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("BLAS", str(found.get("blas") or "")),
         ("simulated", str(simulated["machine"]) if simulated else ""),
     ]
+
+
+def _nodes(found: dict[str, Any]) -> str:
+    """Nothing where one node is all there is."""
+    cores = (found.get("nodes") or {}).get("cores") or ()
+    return f"{len(cores)}, of {' and '.join(map(str, sorted(set(cores))))} cores" if len(cores) > 1 else ""

@@ -27,7 +27,7 @@ from paceline.collectives.hierarchical import between_nodes
 from paceline.comm._shared import CACHE_LINE
 from paceline.job import strategy_in
 from paceline.record import Run
-from paceline.record._node import node_of
+from paceline.record._node import layout
 
 # The formulas go rank by rank: above so many ranks that takes too long.
 MOST = 1024
@@ -93,9 +93,8 @@ def theory_of(run: Run) -> Theory:
 
 
 def layout_of(run: Run) -> Nodes:
-    """Which simulated rank was on which node; the record of a real run knows of one node alone."""
-    on_node, _ = node_of(run)
-    return Nodes(tuple(rank // on_node for rank in range(run.config["ranks"])))
+    """Which rank was on which node."""
+    return Nodes(layout(run))
 
 
 def turns_of(run: Run) -> int:

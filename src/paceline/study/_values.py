@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.config import Config
 from paceline.errors import UsageError
-from paceline.launch import usable_cores
+from paceline.launch import allocated_cores
 from paceline.sim.network import parse_network
 from paceline.sim.options import NAMES as SIMULATION
 from paceline.sim.options import Options
@@ -28,7 +28,7 @@ def ranks_of(given: Any) -> int:
     (4, 2)
     """
     if isinstance(given, str) and (found := CORES.fullmatch(given)):
-        return max(2, min(usable_cores(), int(found[1] or usable_cores())))
+        return max(2, min(allocated_cores(), int(found[1] or allocated_cores())))
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise UsageError(
             f"ranks must be a whole number of at least 1, or cores, or cores, at most 4; got {given!r}"
