@@ -6,12 +6,24 @@ import figures
 from speed import laws, times
 from wording import QUIET, percent, starred, table
 
+SPOILED = 0.05  # of the accuracy, below the best of the same rule
+
 
 def answers(measured):
     """The whole of REPORT.md."""
     parts = [head, times, laws, accuracy, splitting, divergence, costs]
     blocks = [block for part in parts for block in part(measured).strip().split("\n\n")]
     return "\n\n".join(block if block[0] in "|#" else wrapped(block) for block in blocks) + "\n"
+
+
+def spoiled(plain):
+    """Runs of the rule `plain` that have learnt something, and far less than those with few workers."""
+    best = max(r["accuracy"] for r in plain)
+    some = [r for r in plain if figures.GUESSING <= r["accuracy"] < best - SPOILED]
+    if not some:
+        return ""
+    said = ", ".join(f"{percent(r['accuracy'])} with {figures.workers(r)}" for r in some)
+    return f"Fewer workers can spoil it as well: {said}. "
 
 
 def head(measured):
@@ -43,7 +55,7 @@ def head(measured):
         else ""
     )
     most = max(len(r["times"]) for r in runs)
-    apart = max(r["times"][-1] / r["times"][0] for r in runs)
+    apart = max([max(seconds) / min(seconds), *(r["times"][-1] / r["times"][0] for r in runs)])
     repeated = (
         f"Parallel runs were made up to {most} times where they are short (those of the rule `plain` once): the table has "
         f"the median, the least and the most, and the mean accuracy. The same run took up to {apart:.1f} times as long as "
@@ -138,7 +150,7 @@ def divergence(measured):
             else f"with {first} workers" if len(lost) == 1
             else f"in {len(lost)} of the {len(later)} runs with {first} workers or more"
         )  # fmt: skip
-        seen = f"Here that happened {which}: {percent(min(found))} {most}, where guessing is 10 %. {seen}"
+        seen = f"Here that happened {which}: {percent(min(found))} {most}, where guessing is 10 %. {spoiled(plain)}{seen}"
     return f"""
 ## Why asynchronous training diverges, and what stops it
 
