@@ -85,8 +85,8 @@ def of_a_step(measured):
     )
     if quicker:
         smaller += (
-            f" In {quicker} row{'s' * (quicker > 1)} it is longer than the exchange in training: they are jobs of their own, "
-            "at other times, on other cores, so take the column for a size and no more."
+            f" In {quicker} row{'s' * (quicker > 1)} it is longer than the exchange in training: they are jobs of their "
+            "own, at other times, on other cores, so take the column for a size and no more."
         )
     names = ["way", "ranks", "a step", "computing", "exchange and waiting", "the rest", "allreduce alone"]
     return f"""{table(names, rows)}
