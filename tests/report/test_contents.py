@@ -225,29 +225,6 @@ def test_staleness(page: Document, raw: dict[str, list[Raw]]) -> None:
     assert len(pieces.rows) == 2  # a layer each master
 
 
-def test_messages_are_those_of_the_formulas(page: Document, raw: dict[str, list[Raw]]) -> None:
-    told = table(page, "messages-1")
-    assert {row[0] for row in told.rows} == {label for label, some in raw.items() if some[0]["ranks"] > 1}
-    for label, sent, theory, messages, theory_messages, words in told.rows:
-        runs = raw[str(label)]
-        assert sent == pytest.approx(np.mean([run["bytes_sent"] / run["steps"] for run in runs]))
-        assert messages == pytest.approx(np.mean([run["messages_sent"] / run["steps"] for run in runs]))
-        if str(words).startswith("none"):
-            assert theory is theory_messages is None
-            assert str(label).startswith(("gossip", "hogwild, 4"))  # hogwild: on several nodes
-        else:
-            assert (theory, theory_messages) == (pytest.approx(sent), pytest.approx(messages)), label
-    n, p = 67, 3
-    by_label = {row[0]: row for row in told.rows}
-    assert by_label["sync:allreduce=naive, 3 ranks"][1] == p * (p - 1) * n * 4
-    assert by_label["sync:allreduce=ring, 3 ranks"][1] == 2 * (p - 1) * n * 4
-    assert by_label["hogwild, 2 ranks"][1] == 0
-    drawn = lines(page, "bytes-1")
-    ring = drawn["sync:allreduce=ring"]
-    assert ring.y == drawn["sync:allreduce=ring: theory"].y == (2 * n * 4, 4 * n * 4, 6 * n * 4)
-    assert drawn["sync:allreduce=ring: theory"].origin == "theory"
-
-
 def test_the_table_of_results(page: Document, raw: dict[str, list[Raw]]) -> None:
     results = table(page, "results-1")
     assert len(results.rows) == len(raw)

@@ -3,7 +3,7 @@
 n parameters, p ranks, T turns (batches of each rank's own part), H steps between averages:
 
     sync               the collective's own, at every batch; in shared memory nothing
-    main-worker        2 (p - 1) messages a batch: n + 1 numbers there, n back
+    main-worker        2 (p - 1) messages at every batch: n + 1 numbers there, n back
     weight-average     an allreduce of n + 1 numbers at every turn
     local-sgd          the same every H turns, and at every turn of a warm-up;    elastic: every H turns
     psgd               one such allreduce in the whole run
@@ -28,24 +28,21 @@ from paceline.comm._shared import CACHE_LINE
 from paceline.job import strategy_in
 from paceline.record import Run
 from paceline.record._node import layout
+from paceline.report._ways import epochs_of
 
 # The formulas go rank by rank: above so many ranks that takes too long.
 MOST = 1024
 HEADER, ORDER, NUMBER = 40, 16, 8
-# Of all p ranks together, a call.
-FORMULAS = {
-    "naive": "p (p - 1) n",
-    "ring": "2 (p - 1) n",
-    "recursive-doubling": "p log2(p) n where p is a power of 2",
-    "rabenseifner": "2 (p - 1) n where p is a power of 2",
-    "native": "p n, as handed to MPI",
-    "hierarchical": "parts of n between nodes alone",
-}
+# Numbers that all p ranks together send in a call, for each number of the array.
+FORMULAS = {"naive": "p (p - 1)", "ring": "2 (p - 1)", "rabenseifner": "2 (p - 1)", "native": "p"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Theory:
-    """Of a whole run, all ranks together; None: there is no formula. `words` say which, or why there is none."""
+    """Of a whole run, all ranks together; None: there is no formula.
+
+    `words` say which, with what it comes to in an epoch (`epochs_of`), or why there is none.
+    """
 
     bytes: float | None
     messages: float | None
@@ -69,18 +66,18 @@ def theory_of(run: Run) -> Theory:
     n, item, steps = s["parameters"], np.dtype(c["dtype"]).itemsize, s["steps"]
     if name == "sync" and strategy is not None:
         name = exchange_of(strategy.allreduce, layout)
-        return _called(exchanged(name, n, p, item, layout), steps, item, name, "every batch")
+        by = spelled(name, n * item, p, layout)
+        words = _words(run, steps, p, "n", by, "at every batch")
+        return _called(exchanged(name, n, p, item, layout), steps, item, words)
     if name == "main-worker":
         sent = (p - 1) * (2 * n + 1) * item * steps
-        return Theory(bytes=sent, messages=2 * (p - 1) * steps, words="(p - 1) (2 n + 1) a batch")
+        words = f"{_often(run, steps)} x (p - 1) (2 n + 1): at every batch"
+        return Theory(bytes=sent, messages=2 * (p - 1) * steps, words=words)
     if name in ("weight-average", "local-sgd", "elastic", "psgd") and strategy is not None:
         each = summed(strategy.allreduce, n + 1, p, item, layout)
         by = spelled(strategy.allreduce, (n + 1) * item, p, layout)
         calls = averages(name, strategy, turns_of(run), warm=getattr(strategy, "warmup", 0))
-        often = {"weight-average": "every turn", "psgd": "once"}.get(
-            name, f"every {getattr(strategy, 'every', 1)} turns"
-        )
-        return _called(each, calls, item, by, often)
+        return _called(each, calls, item, _words(run, calls, p, "(n + 1)", by, _when(name, strategy)))
     if name == "parameter-server" and strategy is not None:
         return _served(run, strategy, n * item)
     if name == "hogwild":
@@ -165,14 +162,42 @@ def _total(costs: list[Cost]) -> tuple[int, int]:
     return sum(each.messages for each in costs), sum(each.sent for each in costs)
 
 
-def _called(each: tuple[int, int] | None, calls: int, item: int, name: str, often: str) -> Theory:
+def _called(each: tuple[int, int] | None, calls: int, item: int, words: str) -> Theory:
     """So many calls of one collective."""
     if each is None:
         return _none("the collective has no formula")
-    if name == "shared-memory":
-        return Theory(bytes=0, messages=0, words="nothing: the ranks share memory")
-    words = f"{name}, {often}: {FORMULAS.get(name, 'its own formula')}"
     return Theory(bytes=each[1] * item * calls, messages=each[0] * calls, words=words)
+
+
+def _words(run: Run, calls: int, p: int, array: str, name: str, when: str) -> str:
+    """The formula of so many calls of a collective: how many in an epoch, the numbers of one, its name, and when."""
+    if name == "shared-memory":
+        return "nothing: the ranks share memory"
+    q = 1 << (p.bit_length() - 1)
+    known = {
+        **FORMULAS,
+        "recursive-doubling": "p log2(p)" if p == q else f"({q} log2({q}) + 2 (p - {q}))",
+    }
+    parts = f"parts of {array}, between nodes alone" if name == "hierarchical" else f"its own of {array}"
+    sent = f"{known[name]} {array}" if name in known else parts
+    handed = ", as handed to MPI" if name == "native" else ""
+    return f"{_often(run, calls)} x {sent}: {name}, {when}{handed}"
+
+
+def _when(name: str, strategy: Any) -> str:
+    """When parameters are averaged."""
+    every, warm = getattr(strategy, "every", 1), getattr(strategy, "warmup", 0)
+    if name == "psgd" or every is None:
+        often = "once in the run"
+    else:
+        often = "at every turn" if every == 1 else f"every {every} turns"
+    return often + (f", and at each of the first {warm}" if warm and every != 1 else "")
+
+
+def _often(run: Run, calls: int) -> str:
+    """How often in an epoch something is that is so often in a run."""
+    times = calls / epochs_of(run)
+    return f"{round(times):,}" if abs(times - round(times)) < 1e-9 else f"{times:,.3f}".rstrip("0")
 
 
 def _served(run: Run, strategy: Any, x: int) -> Theory:
@@ -181,7 +206,8 @@ def _served(run: Run, strategy: Any, x: int) -> Theory:
     masters, batches = strategy.masters, s["steps"]
     workers = c["ranks"] - masters
     sent = batches * (2 * x + masters * HEADER + NUMBER) + workers * masters * HEADER + (masters - 1) * ORDER
-    words = "2 n a gradient, and headers"
+    parts = ", and the other masters' parts at every epoch's end" if masters > 1 else ""
+    words = f"{_often(run, batches)} x 2 n: at every gradient, with headers{parts}"
     pieces = ((s.get("findings") or {}).get("staleness") or {}).get("pieces")
     if not pieces:
         return Theory(bytes=sent, messages=None, words=words)

@@ -19,6 +19,25 @@ def workers(strategy: str, ranks: int) -> int:
     return ranks - getattr(found, "masters", 0)
 
 
+def epoch_samples(run: Run) -> int | None:
+    """Samples that ONE process computes in an epoch: the same for all runs of a problem, whatever their strategy and ranks.
+
+    With --draws and --batch-per-rank an epoch of several ranks that share a batch has more. None: records of before.
+    """
+    c = run.config
+    if c["draws"] is None:
+        return c.get("samples")
+    return int(c["draws"] * (c["batch_per_rank"] or c["batch"] or run.summary["global_batch"]))
+
+
+def epochs_of(run: Run) -> float:
+    """How many times that was computed in the run, by all ranks together: its epochs, unless it was stopped."""
+    rate, samples = run.summary.get("samples_per_second"), epoch_samples(run)
+    if not rate or not samples:
+        return float(run.config["epochs"] or 1)
+    return round(rate * run.summary["train_seconds"]) / samples or 1.0
+
+
 def grows(run: Run) -> bool:
     """Whether more is computed between two exchanges the more ranks there are: weak scaling.
 

@@ -5,20 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from paceline.record import Run
 from paceline.report._rows import Row
 from paceline.report._series import Series, series_of
 from paceline.report._theory import Theory, theory_of
+from paceline.report._ways import epoch_samples, epochs_of
 from paceline.report._words import label
 from paceline.report.document import Axis, Block, Column, Curve, Lines, Section, Table, Value
 from paceline.report.scaling import curve_of, ranks_axis
 
-TABLE = (
-    "Of all ranks together, by the batches of the run (a batch: --batch samples, or with --batch-per-rank what all ranks "
-    "compute together). Counted: what was handed to MPI in messages; a call of MPI's own collectives is one message of "
-    "its array. What goes through shared memory, factors of small batches' gradients too, is no message. Theory: n "
-    "parameters, p ranks; weights that are averaged go with one number more."
+# What all rows are of.
+EPOCH = (
+    "Of all ranks together, for as many samples as one process computes in an epoch{}, whichever ranks compute them: the "
+    "same for all strategies, with --batch and with --batch-per-rank."
 )
-FIGURE = "All ranks together; the band is the spread over seeds. Without markers: what the formula says."
+TABLE = (
+    " Counted: what was handed to MPI in messages; a call of MPI's own collectives is one message of its array. What goes "
+    "through shared memory, factors of small batches' gradients too, is no message. Formula: how often, x the numbers that "
+    "all ranks send then; n parameters, p ranks; a turn is a batch on each rank; weights that are averaged go with one "
+    "number more. Of runs that were stopped only where all were."
+)
+FIGURE = " The band is the spread over seeds. Without markers: what the formula says."
 
 
 def traffic(rows: Sequence[Row], number: int) -> Section | None:
@@ -26,34 +33,55 @@ def traffic(rows: Sequence[Row], number: int) -> Section | None:
     several = [row for row in rows if row.ranks > 1]
     if not several:
         return None
-    theories = {row: theory_of(row.members[0]) for row in several}
+    theories = {row: _theory(row) for row in several}
+    samples = epoch_samples(several[0].members[0])
+    unit = EPOCH.format("" if samples is None else f" ({samples:,})")
     blocks: list[Block] = []
-    if figure := _figure(several, theories, number):
+    if figure := _figure(several, theories, number, unit):
         blocks.append(figure)
-    blocks.append(_table(several, theories, number))
+    blocks.append(_table(several, theories, number, unit))
     return Section(title="Messages", blocks=tuple(blocks))
 
 
-def a_batch(row: Row, what: str) -> list[float]:
-    """Of each run: bytes_sent or messages_sent by its batches."""
-    return [run.summary.get(what, 0) / (run.summary.get("steps") or 1) for run in row.members]
+def an_epoch(row: Row, what: str) -> list[float]:
+    """Of each run: bytes_sent or messages_sent for the samples of an epoch of one process."""
+    return [run.summary.get(what, 0) / epochs_of(run) for run in _whole(row)]
 
 
-def _figure(rows: Sequence[Row], theories: dict[Row, Theory], number: int) -> Lines | None:
+def _whole(row: Row) -> list[Run]:
+    """The runs that were not stopped, or all where there are none."""
+    return [run for run in row.members if not run.summary.get("diverged")] or list(row.members)
+
+
+def _theory(row: Row) -> Theory:
+    """What those runs should have sent in such an epoch: their mean, as that of what they sent."""
+    runs = _whole(row)
+    told = [theory_of(run) for run in runs]
+    known = list(zip(told, map(epochs_of, runs), strict=True))
+    sent = [one.bytes / epochs for one, epochs in known if one.bytes is not None]
+    messages = [one.messages / epochs for one, epochs in known if one.messages is not None]
+    return Theory(
+        bytes=fmean(sent) if len(sent) == len(runs) else None,
+        messages=fmean(messages) if len(messages) == len(runs) else None,
+        words=told[0].words,
+    )
+
+
+def _figure(rows: Sequence[Row], theories: dict[Row, Theory], number: int, unit: str) -> Lines | None:
     curves: list[Curve] = []
     for one in series_of(rows):
         if len(one.rows) > 1 and any(row.bytes_sent for row in one.rows):
-            spans = [a_batch(row, "bytes_sent") for row in one.rows]
+            spans = [an_epoch(row, "bytes_sent") for row in one.rows]
             curves.append(curve_of(one, [(fmean(span), min(span), max(span)) for span in spans]))
             curves += _expected(one, theories)
     if not curves:
         return None
     return Lines(
         name=f"bytes-{number}",
-        title="Bytes sent a batch against ranks",
-        caption=FIGURE,
+        title="Bytes sent an epoch against ranks",
+        caption=unit + FIGURE,
         x=ranks_axis([int(x) for curve in curves for x in curve.x]),
-        y=Axis(label="bytes a batch", log=all(y for curve in curves for y in curve.y)),
+        y=Axis(label="bytes an epoch", log=all(y for curve in curves for y in curve.y)),
         curves=tuple(curves),
     )
 
@@ -67,37 +95,36 @@ def _expected(one: Series, theories: dict[Row, Theory]) -> list[Curve]:
             label=f"{one.label}: theory",
             strategy=one.strategy,
             x=tuple(float(row.ranks) for row, _ in known),
-            y=tuple((sent or 0) / (row.members[0].summary.get("steps") or 1) for row, sent in known),
+            y=tuple(sent for _, sent in known),
             origin="theory",
             variant=one.variant,
         )
     ]
 
 
-def _table(rows: Sequence[Row], theories: dict[Row, Theory], number: int) -> Table:
+def _table(rows: Sequence[Row], theories: dict[Row, Theory], number: int, unit: str) -> Table:
     return Table(
         name=f"messages-{number}",
-        title="A batch: counted, and by the formulas",
+        title="An epoch: counted, and by the formulas",
         columns=(
             Column(name="row"),
-            Column(name="bytes a batch", kind="number"),
+            Column(name="bytes an epoch", kind="number"),
             Column(name="theory (bytes)", kind="number"),
-            Column(name="messages a batch", kind="number"),
+            Column(name="messages an epoch", kind="number"),
             Column(name="theory (messages)", kind="number"),
             Column(name="formula, numbers of all ranks"),
         ),
         rows=tuple(_line(row, theories[row]) for row in rows),
-        caption=TABLE,
+        caption=unit + TABLE,
     )
 
 
 def _line(row: Row, told: Theory) -> tuple[Value, ...]:
-    steps = row.members[0].summary.get("steps") or 1
     return (
         label(row),
-        fmean(a_batch(row, "bytes_sent")),
-        None if told.bytes is None else told.bytes / steps,
-        fmean(a_batch(row, "messages_sent")),
-        None if told.messages is None else told.messages / steps,
+        fmean(an_epoch(row, "bytes_sent")),
+        told.bytes,
+        fmean(an_epoch(row, "messages_sent")),
+        told.messages,
         told.words,
     )
