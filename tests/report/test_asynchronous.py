@@ -16,7 +16,7 @@ from paceline.report._results import COLUMNS, cells
 from paceline.report._rows import Row, rows_of
 from paceline.report._staleness import BARS, Staleness, staleness_of
 from paceline.report._target import target_of
-from paceline.report._verdict import best, notes, verdict
+from paceline.report._verdict import best, notes, remarks, verdict
 from paceline.report.accuracy import accuracy
 from paceline.report.document import Bars, Columns, Table
 from tests.report.conftest import altered
@@ -34,9 +34,13 @@ PIECE = {
 
 
 def made(runs: list[Run], folder: Path, *ways: tuple[object, ...]) -> list[Run]:
-    """A run of each strategy, with its seconds, its accuracy, and why it diverged."""
+    """A run of each strategy on two ranks, with its seconds, its accuracy, and why it diverged."""
     names = ("strategy", "train_seconds", "test_accuracy", "diverged")
-    return [altered(runs[0], folder, threads=1, **dict(zip(names, way, strict=False))) for way in ways]
+    settings = [dict(zip(names, way, strict=False)) for way in ways]
+    return [
+        altered(runs[0], folder, threads=1, cores=4, ranks=1 if one["strategy"] == "serial" else 2, **one)
+        for one in settings
+    ]
 
 
 def tried(runs: list[Run], folder: Path, *ways: tuple[object, ...]) -> list[Row]:
@@ -50,49 +54,49 @@ def tried(runs: list[Run], folder: Path, *ways: tuple[object, ...]) -> list[Row]
         (
             [("serial", 3.0, 0.93), ("sync", 2.0, 0.93), ("hogwild", 1.0, 0.1064)],
             "sync",
-            "sync, 1 rank, in 2.00 s, is 1.50 times as fast as serial; test accuracy 93.00 %, serial 93.00 %; "
-            "hogwild, 1 rank, is faster, at 10.64 %, which is guessing.",
+            "sync, 2 ranks, in 2.00 s, is 1.50 times as fast as serial; test accuracy 93.00 %, serial 93.00 %; "
+            "hogwild, 2 ranks, is faster, at 10.64 %, which is guessing.",
         ),
         (
             [("serial", 3.0, 0.93), ("sync", 2.0, 0.92), ("psgd", 1.5, 0.9199), ("gossip", 1.0, 0.5),
              ("elastic", 0.5, 0.6)],
             "sync",  # a point less is as good; more is not
-            "sync, 1 rank, in 2.00 s, is 1.50 times as fast as serial; test accuracy 92.00 %, serial 93.00 %; faster, but "
-            "worse: elastic, 1 rank, at 60.00 %; gossip, 1 rank, at 50.00 %; and 1 more.",
+            "sync, 2 ranks, in 2.00 s, is 1.50 times as fast as serial; test accuracy 92.00 %, serial 93.00 %; faster, but "
+            "worse: elastic, 2 ranks, at 60.00 %; gossip, 2 ranks, at 50.00 %; and 1 more.",
         ),
         (
             [("serial", 3.0, 0.93), ("sync", 2.0, 0.93), ("gossip", 0.1, 0.93, WHY)],
             "sync",
-            "sync, 1 rank, in 2.00 s, is 1.50 times as fast as serial; test accuracy 93.00 %, serial 93.00 %; diverged: "
-            "gossip, 1 rank.",
+            "sync, 2 ranks, in 2.00 s, is 1.50 times as fast as serial; test accuracy 93.00 %, serial 93.00 %; diverged: "
+            "gossip, 2 ranks.",
         ),
         (
             [("serial", 1.0, 0.93), ("sync", 2.0, 0.93), ("hogwild", 0.5, 0.2), ("psgd", 1.5, 0.2)],
             "serial",
-            "Nothing as good was faster than serial; nearest came sync, 1 rank, in 2.00 s, at 0.50 times its speed; "
-            "hogwild, 1 rank, is faster, at 20.00 %, which is guessing.",
+            "Nothing as good was faster than serial; nearest came sync, 2 ranks, in 2.00 s, at 0.50 times its speed; "
+            "hogwild, 2 ranks, is faster, at 20.00 %, which is guessing.",
         ),
         (
             [("serial", 1.0, 0.93), ("hogwild", 0.5, 0.2), ("psgd", 0.1, 0.9, WHY)],
             "serial",
-            "Nothing was as good as serial, 93.00 %; nearest came hogwild, 1 rank, at 20.00 %, which is guessing.",
+            "Nothing was as good as serial, 93.00 %; nearest came hogwild, 2 ranks, at 20.00 %, which is guessing.",
         ),
         (
             [("serial", 3.0, 0.93), ("sync", 2.0, 0.93), ("parameter-server", 9.0, 0.96)],
             "sync",
-            "sync, 1 rank, in 2.00 s, is 1.50 times as fast as serial; test accuracy 93.00 %, serial 93.00 %; most "
-            "accurate was parameter-server, 1 rank, at 96.00 %.",
+            "sync, 2 ranks, in 2.00 s, is 1.50 times as fast as serial; test accuracy 93.00 %, serial 93.00 %; most "
+            "accurate was parameter-server, 2 ranks, at 96.00 %.",
         ),
         (
             [("sync", 2.0, 0.93), ("hogwild", 0.5, 0.2)],  # nothing serial: the best row is the measure
             "sync",
-            "sync, 1 rank, in 2.00 s is the fastest; there is no serial run to compare it with; "
-            "hogwild, 1 rank, is faster, at 20.00 %, which is guessing.",
+            "sync, 2 ranks, in 2.00 s is the fastest; there is no serial run to compare it with; "
+            "hogwild, 2 ranks, is faster, at 20.00 %, which is guessing.",
         ),
         (
             [("serial", 0.1, 0.1, WHY), ("sync", 2.0, 0.93)],
             "sync",
-            "sync, 1 rank, in 2.00 s is the fastest; diverged: serial, 1 rank.",
+            "sync, 2 ranks, in 2.00 s is the fastest; diverged: serial, 1 rank.",
         ),
         ([("serial", 0.1, 0.1, WHY), ("sync", 0.2, 0.1, WHY)], None, "Every way that was tried diverged."),
         ([("sync", 0.2, 0.1, WHY)], None, "Every run diverged."),
@@ -110,14 +114,15 @@ def test_what_diverged_or_lost_accuracy_is_not_praised(
 def test_without_classes_the_loss_is_the_measure(runs: list[Run], tmp_path: Path) -> None:
     made = {"serial": (3.0, 0.5), "sync": (2.0, 0.54), "psgd": (1.0, 0.56), "gossip": (0.5, None)}
     rows = rows_of([
-        altered(runs[0], tmp_path, threads=1, strategy=name, train_seconds=took, test_accuracy=None, test_loss=loss)
+        altered(runs[0], tmp_path, threads=1, strategy=name, ranks=1 if name == "serial" else 2, cores=4,
+                train_seconds=took, test_accuracy=None, test_loss=loss)
         for name, (took, loss) in made.items()
     ])  # fmt: skip
     fastest = best(rows)
     assert fastest is not None
     assert fastest.strategy == "sync"
     assert verdict(rows)[0].endswith(
-        "faster, but worse: gossip, 1 rank, at no number; psgd, 1 rank, at test loss 0.56."
+        "faster, but worse: gossip, 2 ranks, at no number; psgd, 2 ranks, at test loss 0.56."
     )
 
 
@@ -168,7 +173,7 @@ def test_a_remark_is_made_once(runs: list[Run], tmp_path: Path) -> None:
         runs[0], tmp_path, threads=1, strategy="sync",
         remarks=["staleness: 1 on average"], findings={"staleness": {"histogram": [1]}},
     )  # fmt: skip
-    assert notes(rows_of([*psgd, *both, known])) == [
+    assert remarks(rows_of([*psgd, *both, known])) == [
         "elastic, 1 rank; gossip, 1 rank: all alike",
         "psgd, 1 rank (one of 3 runs): 0 of 4 converged, after 1 epochs",
     ]  # what the staleness is, the figure says
@@ -274,9 +279,9 @@ def test_who_guesses_is_not_praised(runs: list[Run], tmp_path: Path) -> None:
     assert fastest is not None
     assert fastest.strategy == "gossip"
     assert verdict(rows) == (
-        "gossip, 1 rank, in 2.00 s is the fastest that learned anything, which serial did not; sync, 1 rank, is "
+        "gossip, 2 ranks, in 2.00 s is the fastest that learned anything, which serial did not; sync, 2 ranks, is "
         "faster, at 30.00 %, which is guessing.",
     )
-    assert "serial, 1 rank; sync, 1 rank: nothing learned: accuracy is that of guessing (33.3 %)" in notes(
+    assert "serial, 1 rank; sync, 2 ranks: nothing learned: accuracy is that of guessing (33.3 %)" in notes(
         rows
     )

@@ -139,7 +139,8 @@ def test_who_was_first(runs: list[Run], tmp_path: Path) -> None:
     made = []
     paths = {"serial": [0.5, 0.9], "sync": [0.91, 0.92], "psgd": [None, 0.95], "hogwild": [0.2, 0.3]}
     for strategy, accuracies in paths.items():
-        run = altered(runs[0], tmp_path, strategy=strategy, threads=1)
+        ranks = 1 if strategy == "serial" else 2
+        run = altered(runs[0], tmp_path, strategy=strategy, threads=1, ranks=ranks, cores=4)
         lines = [
             {"epoch": e, "step": 0, "loss": 1.0, "validation_loss": 1.0, "validation_accuracy": a, "train_seconds": 2.0 + e}
             for e, a in enumerate(accuracies)
@@ -149,7 +150,7 @@ def test_who_was_first(runs: list[Run], tmp_path: Path) -> None:
     page = document_of(made)
     assert (
         "First to reach the target of 89.00 %, one point below the best serial accuracy on the validation samples: "
-        "sync, 1 rank, in 2.00 s; serial took 3.00 s; not reached by hogwild." in said(page)
+        "sync, 2 ranks, in 2.00 s; serial took 3.00 s; not reached by hogwild." in said(page)
     )
     bars = next(block for block in page.blocks() if isinstance(block, Bars) and block.name == "to-target-1")
     assert {bar.strategy: bar.words for bar in bars.bars} == {
@@ -226,6 +227,8 @@ def test_what_diverged_is_marked(runs: list[Run], tmp_path: Path) -> None:
             runs[0],
             tmp_path,
             strategy=name,
+            ranks=1 if name == "serial" else 2,
+            cores=4,
             threads=1,
             train_seconds=took,
             test_accuracy=accuracy,
@@ -242,7 +245,7 @@ def test_what_diverged_is_marked(runs: list[Run], tmp_path: Path) -> None:
     }
     assert next(row for row in results.rows if row[0] == "gossip")[3] == "diverged"  # and not 30 times
     notes = [line for block in page.blocks() if isinstance(block, Text) for line in block.lines]
-    assert f"gossip, 1 rank, diverged: {why}" in notes
+    assert f"gossip, 2 ranks, diverged: {why}" in notes
     bars = next(block for block in page.blocks() if isinstance(block, Bars) and block.name == "time-split-1")
     assert next(bar.words for bar in bars.bars if bar.strategy == "gossip") == "0.100 s  diverged"
 

@@ -129,14 +129,17 @@ def test_accuracies_that_do_not_differ_are_not_drawn(runs: list[Run], tmp_path: 
     ("tried", "said"),
     [
         ({"serial": 2.0}, "serial, 1 rank, in 2.00 s; nothing else was tried."),
-        ({"sync": 2.0}, "sync, 1 rank, in 2.00 s is the fastest; there is no serial run to compare it with."),
+        (
+            {"sync": 2.0},
+            "sync, 2 ranks, in 2.00 s is the fastest; there is no serial run to compare it with.",
+        ),
         (
             {"serial": 2.0, "sync": 4.0, "sync:balance=true": 5.0},
-            "Nothing was faster than serial; nearest came sync, 1 rank, in 4.00 s, at 0.50 times its speed.",
+            "Nothing was faster than serial; nearest came sync, 2 ranks, in 4.00 s, at 0.50 times its speed.",
         ),
         (
             {"serial": 3.0, "sync": 2.0},
-            "sync, 1 rank, in 2.00 s, is 1.50 times as fast as serial; test accuracy 90.00 %, serial 90.00 %.",
+            "sync, 2 ranks, in 2.00 s, is 1.50 times as fast as serial; test accuracy 90.00 %, serial 90.00 %.",
         ),
     ],
 )
@@ -144,7 +147,16 @@ def test_what_was_bought_in_words(
     runs: list[Run], tmp_path: Path, tried: dict[str, float], said: str
 ) -> None:
     made = [
-        altered(runs[0], tmp_path, strategy=name, train_seconds=took, threads=1, test_accuracy=0.9)
+        altered(
+            runs[0],
+            tmp_path,
+            strategy=name,
+            ranks=1 if name == "serial" else 2,
+            cores=4,
+            train_seconds=took,
+            threads=1,
+            test_accuracy=0.9,
+        )  # fmt: skip
         for name, took in tried.items()
     ]
     assert verdict(rows_of(made)) == (said,)

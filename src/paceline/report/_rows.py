@@ -68,6 +68,16 @@ class Row:
         return workers(str(self.members[0].config["strategy"]), self.ranks)
 
     @property
+    def alone(self) -> bool:
+        """One rank of a strategy that is for several: it computes what serial does, so no difference tells anything."""
+        return self.ranks == 1 and self.strategy != "serial"
+
+    @property
+    def batch(self) -> int:
+        """Samples of one gradient: what ranks that share a batch compute together, or each of the others by itself."""
+        return int(self.members[0].summary["global_batch"])
+
+    @property
     def oversubscribed(self) -> bool:
         """More ranks than cores on a node, a real or a simulated one: the times say nothing about scaling."""
         return self.cores is not None and self.on_node > self.cores

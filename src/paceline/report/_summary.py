@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from paceline.report._rows import Row
 from paceline.report._series import series_of
 from paceline.report._target import Reached, Target, reached
-from paceline.report._verdict import best, divergence, quality, real, reference, simulated, verdict
+from paceline.report._verdict import as_good, divergence, quality, real, reference, simulated, verdict
 from paceline.report._words import label, megabytes, percent, seconds
 from paceline.study._context import Failed
 
@@ -21,8 +21,8 @@ def summary(rows: Sequence[Row], target: Target | None, failed: Sequence[Failed]
     if target is not None:
         words = f"the target of {target}"  # where it comes from is said once
         for some, begin in _apart(rows):
-            if some:
-                said.append(first_there(some, target, begin, words))
+            if some and (sentence := first_there(some, target, begin, words)):
+                said.append(sentence)
                 words = f"the target of {percent(target.accuracy)}"
     if failed:
         named = [f"{cell_of(cell)}: {cell.why}" for cell in failed[:NAMED]]
@@ -39,19 +39,31 @@ def _apart(rows: Sequence[Row]) -> list[tuple[list[Row], str]]:
 
 
 def first_there(rows: Sequence[Row], target: Target, begin: str, words: str) -> str:
-    """Who came to the target first, when the next strategy and serial did, and who never did."""
+    """Who came to the target first, when the next strategy and serial did, and who never did.
+
+    Nothing, where every row is alone: who is first is chance.
+    """
+    single = {row.strategy for row in rows if row.alone and reached(row, target).all}
+    rows = [row for row in rows if not row.alone]
+    if not rows:
+        return ""
     when = sorted((found for row in rows if (found := reached(row, target)).all), key=_mean)
     if not when:
         nearest = max((reached(row, target) for row in rows), key=lambda found: found.best or 0.0)
         came = "" if nearest.best is None else f"; nearest came {label(nearest.row)}, {percent(nearest.best)}"
-        return f"{begin}{'nothing' if begin else 'Nothing'} reached {words}{came}."
+        what = "nothing on more than one rank" if single else "nothing"
+        return f"{begin}{what if begin else what.capitalize()} reached {words}{came}."
     first, rest = when[0], when[1:]
     said = f"{begin}{'first' if begin else 'First'} to reach {words}: {label(first.row)}, in {seconds(_mean(first))} s"
     serial = next((found for found in rest if found.row.strategy == "serial"), None)
     if serial is not None:
         said += f"; serial took {seconds(_mean(serial))} s"
     arrived = {found.row.strategy for found in when}
-    never = [one for one in dict.fromkeys(row.strategy for row in rows) if one not in arrived]
+    never = [
+        f"{one} on more than one rank" if one in single else one
+        for one in dict.fromkeys(row.strategy for row in rows)
+        if one not in arrived
+    ]
     if never:
         more = f" and {len(never) - NAMED} more" if len(never) > NAMED else ""
         said += f"; not reached by {', '.join(never[:NAMED])}{more}"
@@ -65,18 +77,21 @@ def _mean(found: Reached) -> float:
 def costs(rows: Sequence[Row], target: Target | None) -> tuple[str, ...]:
     """What each strategy costs beside serial: the time, bytes, accuracy lost and time to the target of its best row.
 
-    The best row is the fastest that is as good as serial; without such a one the most accurate.
+    The best row is the fastest that is as good as serial; without such a one the fastest that learned something. One with
+    one rank is spoken of where there is no other.
     """
     said = []
     for some, _ in _apart(rows):
         serial = [row for row in some if row.strategy == "serial" and not row.diverged and not row.guessed]
         than = reference(some) if serial else None
         for one in series_of([row for row in some if row.strategy != "serial"]):
-            row = best([*serial, *one.rows]) if serial else best(one.rows)
-            if row is None or row.strategy == "serial":
-                row = max(
-                    one.rows, key=lambda row: (not row.diverged, row.accuracy or 0.0, -row.train_seconds)
-                )
+            several = [row for row in one.rows if not row.alone] or list(one.rows)
+            measure = than or reference(several)
+            good = [row for row in several if as_good(row, measure)]
+            row = min(
+                good or several,
+                key=lambda row: (len(row.diverged) / row.runs, row.guessed, row.train_seconds),
+            )
             said.append(_cost(row, than, target))
     return tuple(said)
 

@@ -37,9 +37,9 @@ def as_good(row: Row, than: Row | None) -> bool:
 
 
 def best(rows: Sequence[Row]) -> Row | None:
-    """The fastest row of those that are as good as they should be."""
+    """The fastest row of those that are as good as they should be; none that is alone."""
     than = reference(rows)
-    return min((row for row in rows if as_good(row, than)), key=_seconds, default=None)
+    return min((row for row in rows if as_good(row, than) and not row.alone), key=_seconds, default=None)
 
 
 def real(rows: Sequence[Row]) -> list[Row]:
@@ -72,13 +72,14 @@ def guesses(row: Row) -> str:
 
 def _verdict(rows: Sequence[Row]) -> str:
     than = reference(rows)
-    others = [row for row in rows if row.strategy != "serial"]
+    others = [row for row in rows if row.strategy != "serial" and not row.alone]
     if than is None and any(row.guessed for row in rows):
         return f"{guesses(next(row for row in rows if row.guessed))}{_diverged(rows)}."
     if than is None:
         return f"every {'run' if len(rows) == 1 else 'way that was tried'} diverged."
     if not others:
-        return f"{_timed(best(rows) or than)}; nothing else was tried{_diverged(rows)}."
+        nothing = "nothing was tried on more than one rank" if _alone(rows) else "nothing else was tried"
+        return f"{_timed(best(rows) or than)}; {nothing}{_diverged(rows)}."
     good = [row for row in others if as_good(row, than)]
     if not good:
         nearest = min(others, key=_error)
@@ -108,11 +109,51 @@ def _bought(nearest: Row, than: Row, rows: Sequence[Row], faster: Sequence[Row])
         return f"{said} is the fastest"
     if nearest.speedup <= 1:
         what = "nothing as good" if faster else "nothing"
-        return f"{what} was faster than serial; nearest came {said}, at {nearest.speedup:.2f} times its speed"
+        speed = f"at {nearest.speedup:.2f} times its speed{_aside(nearest, rows)}"
+        return f"{what} was faster than serial; nearest came {said}, {speed}"
     at = ""
     if nearest.accuracy is not None and than.accuracy is not None:
         at = f"; test accuracy {percent(nearest.accuracy)}, serial {percent(than.accuracy)}"
-    return f"{said}, is {nearest.speedup:.2f} times as fast as serial{at}"
+    return f"{said}, is {nearest.speedup:.2f} times as fast as serial{_aside(nearest, rows)}{at}"
+
+
+def _alone(rows: Sequence[Row]) -> bool:
+    return any(row.alone for row in rows)
+
+
+def _aside(row: Row, rows: Sequence[Row]) -> str:
+    """What keeps its time and serial's from being compared as they are, in brackets: other batches, a wide spread."""
+    serial = fastest_serial(rows)
+    if serial is None:
+        return ""
+    said = [] if row.batch == serial.batch else [f"with batches of {row.batch}, serial's are {serial.batch}"]
+    ours, theirs = row.seconds_range, serial.seconds_range
+    if max(row.runs, serial.runs) > 1 and ours[0] <= theirs[1] and theirs[0] <= ours[1]:
+        said.append("their runs' times overlap")
+    return f" ({'; '.join(said)})" if said else ""
+
+
+def fastest_serial(rows: Sequence[Row]) -> Row | None:
+    """The row that speedups are against."""
+    return min(
+        (row for row in rows if row.strategy == "serial" and not row.diverged), key=_seconds, default=None
+    )
+
+
+def batches(rows: Sequence[Row]) -> list[str]:
+    """What is to be known of speedups where ranks compute larger batches than serial does; each size once."""
+    serial = fastest_serial(rows)
+    larger = [row for row in rows if serial is not None and row.batch > serial.batch]
+    most: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for strategy in dict.fromkeys(row.strategy for row in larger):
+        widest = max((row for row in larger if row.strategy == strategy), key=lambda row: row.batch)
+        most[widest.batch, widest.ranks].append(strategy)
+    return [
+        f"{'; '.join(who)}: {'its' if len(who) == 1 else 'their'} batch grows with the ranks, to {batch:,} samples at "
+        f"{ranks}; larger batches take less time a sample on one process too, so a speedup does not come from the "
+        "ranks alone"
+        for (batch, ranks), who in most.items()
+    ]
 
 
 def _beside(faster: Sequence[Row]) -> str:
@@ -137,10 +178,16 @@ def _diverged(rows: Sequence[Row]) -> str:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """What is to be known of single rows: why some diverged, and what their strategies have to say, each once."""
+    """What is to be known of single rows: why some diverged, which learned nothing, whose batches are larger."""
     said = [f"{label(row)}, {divergence(row)}: {row.diverged[0]}" for row in rows if row.diverged]
     lost = [row for row in rows if row.guessed]
     said += [f"{'; '.join(map(label, lost))}: {guesses(lost[0])}"] if lost else []
+    return said + batches(rows)
+
+
+def remarks(rows: Sequence[Row]) -> list[str]:
+    """What the rows' strategies have to say, each once."""
+    said = []
     who: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         for remark in row.remarks:

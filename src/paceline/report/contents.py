@@ -18,10 +18,10 @@ from paceline.report._rows import Row, rows_of
 from paceline.report._split import time_split
 from paceline.report._summary import cell_of, costs, summary
 from paceline.report._target import target_of, target_told
-from paceline.report._verdict import notes
+from paceline.report._verdict import notes, remarks
 from paceline.report.accuracy import accuracy
 from paceline.report.curves import curves
-from paceline.report.document import Block, Column, Document, Section, Table, Text
+from paceline.report.document import Block, Column, Document, Section, Table, Text, foldable
 from paceline.report.scaling import scaling
 from paceline.report.traffic import traffic
 from paceline.study._context import Context, Failed
@@ -100,6 +100,8 @@ def _problem(
         )
     if told := notes(rows):
         blocks.append(Text(kind="note", lines=tuple(told)))
+    if told := remarks(rows):
+        blocks.append(foldable(told, f"What the runs say of themselves ({len(told)})"))
     bought = costs(rows, target)
     sections = [
         Section(title="What each strategy costs", blocks=(Text(kind="list", lines=bought),))

@@ -6,7 +6,7 @@ formats say the same, and the data of a figure can be held against the records i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -163,6 +163,22 @@ class Text:
     kind: Literal["paragraphs", "list", "note", "verdict"] = "paragraphs"
     title: str = ""
     """What they are about, where no heading says it."""
+    folded: bool = False
+    """Whether a page shows them only when asked for, in the place of which it has the title."""
+
+
+# So many notes are read at a glance.
+GLANCE = 4
+
+
+def foldable(lines: Sequence[str], title: str) -> Text:
+    """Notes, folded under a title where there are many.
+
+    >>> foldable(["a"], "Notes").folded, foldable(["a"] * 5, "Notes").title
+    (False, 'Notes')
+    """
+    many = len(lines) > GLANCE
+    return Text(lines=tuple(lines), kind="note", title=title if many else "", folded=many)
 
 
 Block = Text | Table | Figure

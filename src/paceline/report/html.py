@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 
 from paceline.report import _words, pictures
@@ -78,6 +79,9 @@ def _block(block: Block, among: Sequence[str]) -> str:
 
 
 def _text(text: Text) -> str:
+    if text.folded:
+        inside = _text(replace(text, folded=False, title=""))
+        return f"<details><summary>{breakable(text.title)}</summary>{inside}</details>"
     if text.kind == "list":
         return "<ul>" + "".join(f"<li>{breakable(line)}</li>" for line in text.lines) + "</ul>"
     note = ' class="note"' if text.kind == "note" else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from urllib.parse import quote
 
 from paceline.report._spelling import MARKS, mark_of, marks_in, spelled
@@ -51,6 +52,8 @@ def _block(block: Block, figures: str) -> str:
 
 
 def _text(text: Text) -> str:
+    if text.folded:
+        return _folded(text.title, _text(replace(text, folded=False, title="")))
     lines = [f"**{plain(text.title)}**"] if text.title else []
     lines += [plain(line) for line in text.lines]
     if text.kind == "list":
@@ -78,8 +81,11 @@ def _table(table: Table) -> str:
     marks = ", ".join(f"{MARKS[mark]} {mark}" for mark in marks_in(table))
     below = [marks, plain(table.caption)]
     if table.folded:
-        title = plain(table.title or table.name).replace("\\", "")
-        inside = "\n\n".join(filter(None, (rows, *below)))
-        return f"<details><summary>{title.replace('<', '&lt;')}</summary>\n\n{inside}\n\n</details>"
+        return _folded(table.title or table.name, "\n\n".join(filter(None, (rows, *below))))
     title = f"**{plain(table.title)}**" if table.title else ""
     return "\n\n".join(filter(None, (title, rows, *below)))
+
+
+def _folded(title: str, inside: str) -> str:
+    words = plain(title).replace("\\", "").replace("<", "&lt;")
+    return f"<details><summary>{words}</summary>\n\n{inside}\n\n</details>"

@@ -1,0 +1,158 @@
+"""What a report may not say of a speedup: that one rank has one, that noise is one, that larger batches are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.record import Run
+from paceline.report import document_of
+from paceline.report._rows import rows_of
+from paceline.report._verdict import best, notes, verdict
+from paceline.report.document import Document, Table, Text
+from tests.report.conftest import altered
+
+
+def made(runs: list[Run], folder: Path, *ways: tuple[str, int, float, float]) -> list[Run]:
+    """A run of each way: strategy, ranks, seconds, and an accuracy that it has from its first epoch on."""
+    found = []
+    for strategy, ranks, took, accuracy in ways:
+        run = altered(runs[0], folder, strategy=strategy, ranks=ranks, cores=16, threads=1, train_seconds=took,
+                      test_accuracy=accuracy)  # fmt: skip
+        line = {"epoch": 0, "loss": 1.0, "validation_accuracy": accuracy, "train_seconds": took}
+        (run.folder / "epochs.jsonl").write_text(json.dumps(line) + "\n")
+        found.append(Run(run.folder))
+    return found
+
+
+def said(page: Document) -> tuple[str, ...]:
+    return tuple(line for text in page.summary for line in text.lines)
+
+
+def costs(page: Document) -> tuple[str, ...]:
+    (section,) = [one for one in page.sections[0].sections if one.title == "What each strategy costs"]
+    (listed,) = section.blocks
+    assert isinstance(listed, Text)
+    return listed.lines
+
+
+# ---- one rank
+
+
+def test_one_rank_never_wins(runs: list[Run], tmp_path: Path) -> None:
+    ways = [("serial", 1, 4.0, 0.95), ("sync", 1, 1.0, 0.95), ("psgd", 1, 1.0, 0.95), ("sync", 2, 3.0, 0.95)]
+    page = document_of(made(runs, tmp_path, *ways), target=0.9)
+    verdict, first = said(page)
+    assert verdict.startswith("sync, 2 ranks, in 3.00 s, is 1.33 times as fast as serial; ")
+    assert first.endswith(": sync, 2 ranks, in 3.00 s; serial took 4.00 s.")
+    assert [line.partition(":")[0] for line in costs(page)] == ["psgd, 1 rank", "sync, 2 ranks"]
+    results = next(block for block in page.blocks() if isinstance(block, Table))
+    marks = {row[:2]: mark for row, mark in zip(results.rows, results.marks, strict=True)}
+    assert [way for way, mark in marks.items() if mark == "best"] == [("sync", 2)]
+    assert len(marks) == len(ways)  # the table has all
+
+
+def test_serial_wins_where_more_ranks_are_slower(runs: list[Run], tmp_path: Path) -> None:
+    ways = [("serial", 1, 4.0, 0.95), ("sync", 1, 1.0, 0.95), ("sync", 2, 8.0, 0.95)]
+    rows = rows_of(made(runs, tmp_path, *ways))
+    fastest = best(rows)
+    assert fastest is not None
+    assert fastest.strategy == "serial"
+    assert verdict(rows)[0].startswith(
+        "Nothing was faster than serial; nearest came sync, 2 ranks, in 8.00 s"
+    )
+
+
+def test_nothing_but_one_rank(runs: list[Run], tmp_path: Path) -> None:
+    page = document_of(made(runs, tmp_path, ("sync", 1, 2.0, 0.95), ("psgd", 1, 1.0, 0.94)), target=0.9)
+    assert said(page) == ("sync, 1 rank, in 2.00 s; nothing was tried on more than one rank.",)
+    assert not any(mark for block in page.blocks() if isinstance(block, Table) for mark in block.marks)
+    assert len(costs(page)) == 2
+    page = document_of(made(runs, tmp_path, ("serial", 1, 3.0, 0.95), ("psgd", 1, 1.0, 0.95)), target=0.9)
+    assert said(page)[0] == "serial, 1 rank, in 3.00 s; nothing was tried on more than one rank."
+    assert said(page)[1].endswith(": serial, 1 rank, in 3.00 s.")
+
+
+def test_who_reached_the_target_on_one_rank_alone(runs: list[Run], tmp_path: Path) -> None:
+    ways = [("serial", 1, 4.0, 0.95), ("psgd", 1, 1.0, 0.95), ("psgd", 2, 2.0, 0.5)]
+    page = document_of(made(runs, tmp_path, *ways), target=0.9)
+    assert said(page)[1].endswith(": serial, 1 rank, in 4.00 s; not reached by psgd on more than one rank.")
+    page = document_of(made(runs, tmp_path, *ways[1:]), target=0.9)
+    assert said(page)[1] == (
+        "Nothing on more than one rank reached the target of 90.00 %, as asked for; nearest came psgd, 2 ranks, 50.00 %."
+    )
+
+
+def test_what_is_lost_is_said_of_the_fastest_row_with_more_ranks(runs: list[Run], tmp_path: Path) -> None:
+    ways = [("serial", 1, 8.0, 0.95), ("psgd", 1, 7.0, 0.95), ("psgd", 2, 4.0, 0.9), ("psgd", 4, 2.0, 0.89),
+            ("psgd", 8, 1.0, 0.3)]  # fmt: skip
+    (line,) = costs(document_of(made(runs, tmp_path, *ways)))
+    assert line.startswith("psgd, 4 ranks: 2.00 s (4.00 times as fast as serial), ")
+    assert "6.0 points of accuracy lost" in line
+
+
+# ---- spread
+
+
+@pytest.mark.parametrize(
+    ("serial", "sync", "overlap"),
+    [
+        ([4.0, 5.0], [2.0, 4.5], True),
+        ([4.0, 5.0], [2.0, 3.9], False),
+        ([4.0, 5.0], [4.2], True),
+        ([4.0], [2.0], False),
+        ([4.0], [4.0], False),  # nothing can be said of the spread
+        ([4.0, 5.0], [4.9, 6.0], True),
+        ([4.0, 5.0], [5.1, 6.0], False),
+    ],
+)
+def test_times_that_overlap(
+    runs: list[Run], tmp_path: Path, serial: list[float], sync: list[float], overlap: bool
+) -> None:
+    ways = [*(("serial", 1, took, 0.9) for took in serial), *(("sync", 2, took, 0.9) for took in sync)]
+    (line,) = verdict(rows_of(made(runs, tmp_path, *ways)))
+    assert ("(their runs' times overlap)" in line) == overlap
+    assert ("nearest came" in line) == (sum(sync) / len(sync) >= sum(serial) / len(serial))
+
+
+# ---- batches
+
+
+def test_a_batch_that_grows_with_the_ranks_is_said(runs: list[Run], tmp_path: Path) -> None:
+    common = {"cores": 16, "threads": 1, "test_accuracy": 0.9, "batch": None, "batch_per_rank": 4}
+    ways = [("serial", 1, 4), ("main-worker", 2, 8), ("main-worker", 8, 32), ("psgd", 8, 4), ("sync", 8, 32)]
+    rows = rows_of([
+        altered(runs[0], tmp_path, strategy=name, ranks=ranks, global_batch=batch, train_seconds=20 / ranks, **common)
+        for name, ranks, batch in ways
+    ])  # fmt: skip
+    assert notes(rows) == [
+        "main-worker; sync: their batch grows with the ranks, to 32 samples at 8; larger batches take less time a sample "
+        "on one process too, so a speedup does not come from the ranks alone"
+    ]
+    assert verdict(rows)[0].startswith(
+        "main-worker, 8 ranks, in 2.50 s, is 8.00 times as fast as serial (with batches of 32, serial's are 4); "
+    )
+    alike = [row for row in rows if row.batch == 4]
+    assert notes(alike) == []
+    assert "batches" not in verdict(alike)[0]
+    assert notes(rows[1:]) == []  # nobody to compare with
+
+
+# ---- what runs say of themselves
+
+
+@pytest.mark.parametrize(("count", "folded"), [(4, False), (5, True)])
+def test_many_remarks_are_folded(runs: list[Run], tmp_path: Path, count: int, folded: bool) -> None:
+    found = [
+        altered(
+            runs[0], tmp_path, strategy="psgd", ranks=ranks, cores=16, threads=1, remarks=[f"{ranks} parts"]
+        )
+        for ranks in range(2, 2 + count)
+    ]
+    (block,) = [
+        b for b in document_of(found).blocks() if isinstance(b, Text) and any(" parts" in x for x in b.lines)
+    ]
+    assert (len(block.lines), block.folded) == (count, folded)
+    assert block.title == (f"What the runs say of themselves ({count})" if folded else "")
