@@ -75,17 +75,51 @@ def test_strong_scaling_is_amdahls(runs: list[Run], tmp_path: Path) -> None:
     assert (dashed.x[0], dashed.x[-1]) == (1.0, 8.0)
 
 
-@pytest.mark.parametrize("more", [{}, {"batch": None, "batch_per_rank": 10}])
-def test_weak_scaling_is_gustafsons(runs: list[Run], tmp_path: Path, more: dict[str, object]) -> None:
-    strategy = (
-        "sync" if more else "weight-average"
-    )  # a batch a rank is asked for, or is what the strategy does
+PER_RANK = {"batch": None, "batch_per_rank": 10}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "more"),
+    [
+        ("sync", PER_RANK),
+        ("main-worker", PER_RANK),
+        *((name, {}) for name in ("weight-average", "local-sgd", "elastic")),
+    ],
+)
+def test_work_between_exchanges_that_grows_is_gustafsons(
+    runs: list[Run], tmp_path: Path, strategy: str, more: dict[str, object]
+) -> None:
     times = {p: 10 / (p - 0.2 * (p - 1)) for p in (1, 2, 4, 8)}
     rows = rows_of(scaled(runs, tmp_path, strategy, times, **more))
     _, table = blocks(scaling(rows, 1))
     ((_, setting, _, _, gustafson, missed, nearer),) = table.rows
     assert (setting, nearer) == ("Gustafson", "Gustafson")
     assert (gustafson, missed) == (pytest.approx(0.2), pytest.approx(0, abs=1e-12))
+
+
+@pytest.mark.parametrize("more", [{}, PER_RANK])
+@pytest.mark.parametrize(
+    "strategy", ["parameter-server", "hogwild", "gossip", "psgd", "local-sgd:every=none"]
+)
+def test_batches_that_are_as_many_on_any_ranks_are_amdahls(
+    runs: list[Run], tmp_path: Path, strategy: str, more: dict[str, object]
+) -> None:
+    """Whole batches on each rank, but the same number of them in all, and nothing that all come to with more of them."""
+    times = {p: 10 * (0.1 + 0.9 / p) for p in (1, 2, 4, 8)}
+    _, table = blocks(scaling(rows_of(scaled(runs, tmp_path, strategy, times, **more)), 1))
+    assert table.rows[0][1] == "Amdahl"
+
+
+@pytest.mark.parametrize("seconds", [[10.0, 4.8, 2.3, 1.1], [10.0, 10.0, 10.0, 10.0]])
+def test_where_both_laws_miss_by_the_same_neither_is_nearer(
+    runs: list[Run], tmp_path: Path, seconds: list[float]
+) -> None:
+    """Faster than as many times as ranks, both say S = p; as fast as one process, both S = 1."""
+    times = dict(zip((1, 2, 4, 8), seconds, strict=True))
+    _, table = blocks(scaling(rows_of(scaled(runs, tmp_path, "psgd", times)), 1))
+    ((*_, missed, _, missed_too, nearer),) = table.rows
+    assert missed == pytest.approx(missed_too, abs=1e-7)
+    assert nearer == "neither"
 
 
 def test_what_is_oversubscribed_is_drawn_hollow_and_not_fitted(runs: list[Run], tmp_path: Path) -> None:
@@ -102,7 +136,7 @@ def test_what_is_oversubscribed_is_drawn_hollow_and_not_fitted(runs: list[Run], 
     ("times", "why"),
     [
         ({1: 10.0, 2: 6.0, 32: 5.0}, "it takes 2 numbers of ranks above 1, there is 1 (with a core each)"),
-        ({2: 6.0, 4: 5.0}, "there is no serial run to measure against"),
+        ({2: 6.0, 4: 5.0}, "sync: there is no serial run to measure against."),
     ],
 )
 def test_too_few_points_are_not_fitted(
@@ -129,6 +163,32 @@ def test_what_diverged_is_a_gap(runs: list[Run], tmp_path: Path) -> None:
     assert curve.y[2] is None
     (one,) = [one for one in series_of(rows) if one.strategy == "sync"]
     assert fits_of(one, rows).fits[0].serial == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("whole", "stopped", "why"),
+    [
+        ([1], [2, 4], "rows with runs that diverged are not fitted, and all did"),
+        ([1, 2, 4], [2, 4], "rows with runs that diverged are not fitted, and each has some"),
+        ([2, 4], [1], "the serial runs that there are to measure against diverged"),
+        ([1, 2], [4], "it takes 2 numbers of ranks above 1, there is 1 (without runs that diverged)"),
+    ],
+)
+def test_why_nothing_is_fitted_where_runs_diverged(
+    runs: list[Run], tmp_path: Path, whole: list[int], stopped: list[int], why: str
+) -> None:
+    """That there is no serial run is said where there is none."""
+    rows = rows_of([
+        *scaled(runs, tmp_path, "sync", {p: 10 / p for p in whole}),
+        *scaled(runs, tmp_path, "sync", {p: 1 / p for p in stopped}, diverged="the loss has run away"),
+    ])  # fmt: skip
+    section = scaling(rows, 1)
+    assert section is not None
+    note = section.blocks[-1]
+    assert isinstance(note, Text)
+    (line,) = note.lines
+    assert line.startswith("Not fitted: sync: ")
+    assert line.endswith(f"{why}.")
 
 
 def test_one_number_of_ranks_is_no_scaling(runs: list[Run], tmp_path: Path) -> None:

@@ -41,8 +41,11 @@ def epochs_of(run: Run) -> float:
 def grows(run: Run) -> bool:
     """Whether more is computed between two exchanges the more ranks there are: weak scaling.
 
-    So it is with a batch for each rank, and with strategies whose ranks compute whole batches. Else the ranks share the
-    work of one batch: strong scaling.
+    So it is where ranks share a batch of so many samples for each of them, and where all come to an average with whole
+    batches of their own. Else it is strong scaling: the ranks share a batch that is always the same; or every batch is an
+    update of its own, and their number stays what it is; or there is one average, at the end of the same work.
     """
-    whole = getattr(strategy_in(run.config["strategy"]), "whole_batches", False)
-    return run.config["batch_per_rank"] is not None or whole
+    strategy = strategy_in(run.config["strategy"])
+    if not getattr(strategy, "whole_batches", False):
+        return run.config["batch_per_rank"] is not None
+    return bool(getattr(strategy, "in_step", True)) and getattr(strategy, "every", 1) is not None

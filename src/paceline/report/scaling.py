@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isclose
 
 from paceline.report import laws
 from paceline.report._rows import Row
@@ -23,11 +24,16 @@ LAW = "Without markers: of each strategy the law that its setting calls for (tab
 SEEN = 0.5
 HOLLOW = " Hollow: more ranks than cores, which say nothing about scaling and are in no fit."
 TABLE = (
-    "Amdahl, S = 1 / (s + (1 - s) / p), is for work that stays the same: a batch that the ranks share. Gustafson, "
-    "S = p - s (p - 1), is for work that grows with the ranks: whole batches on each, or --batch-per-rank; there S is the "
-    "samples a second against serial's. s above 100 %: slower than one process. RMS: how far the law is from the points, "
-    "in times serial's speed."
+    "Which law is for a setting goes by the work between two exchanges. Amdahl, S = 1 / (s + (1 - s) / p), is for work "
+    "that stays the same: ranks that share one --batch; batches that are updates of their own, as many on any number of "
+    "ranks (parameter-server, hogwild, gossip); one average at the end (psgd). Gustafson, S = p - s (p - 1), is for work "
+    "that grows with the ranks: a shared batch by --batch-per-rank, or whole batches on each rank between two averages "
+    "(weight-average, local-sgd, elastic); there S is the samples a second against serial's. s above 100 %: slower than "
+    "one process. RMS: how far the law is from the points, in times serial's speed; where both miss by the same, neither "
+    "is nearer."
 )
+# Two laws miss the points by the same where their misses differ by less than this part, or by less than this.
+ALIKE, NOTHING = 0.01, 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +72,14 @@ def fits_of(one: Series, rows: Sequence[Row]) -> Fits:
     """The laws that come nearest to a series: to rows that did not diverge and whose ranks have a core each."""
     suits: laws.Law = "Gustafson" if grows(one.rows[0].members[0]) else "Amdahl"
     points = [row for row in one.rows if row.speedup is not None and not row.oversubscribed]
-    if not any(row.speedup is not None for row in one.rows):
-        why = "there is no serial run to measure against, or all diverged"
-        return Fits(series=one, suits=suits, refused=why)
-    if why_not := laws.refusal([row.ranks for row in points]):
-        left = any(row.oversubscribed for row in one.rows)
-        return Fits(series=one, suits=suits, refused=why_not + (" (with a core each)" if left else ""))
+    why_not = _without_speedup(one, rows)
+    if why_not:
+        return Fits(series=one, suits=suits, refused=why_not)
+    why_not = laws.refusal([row.ranks for row in points])
+    if why_not:
+        left = ["with a core each"] if any(row.oversubscribed for row in one.rows) else []
+        left += ["without runs that diverged"] if any(row.diverged for row in one.rows) else []
+        return Fits(series=one, suits=suits, refused=why_not + (f" ({', '.join(left)})" if left else ""))
     ranks = [row.ranks for row in points]
     scaled = scaled_speedups(points, rows)
     both = (
@@ -79,6 +87,23 @@ def fits_of(one: Series, rows: Sequence[Row]) -> Fits:
         laws.fit("Gustafson", ranks, scaled),
     )
     return Fits(series=one, suits=suits, fits=both)
+
+
+def _without_speedup(one: Series, rows: Sequence[Row]) -> str | None:
+    """Why no row of a series has a speedup; None where one has."""
+    if any(row.speedup is not None for row in one.rows):
+        return None
+    serial = [
+        row for row in rows if row.strategy == "serial" and (one.origin == "simulated" or not row.simulated)
+    ]
+    if not serial:
+        return "there is no serial run to measure against"
+    if all(row.diverged for row in serial):
+        return "the serial runs that there are to measure against diverged"
+    if all(row.diverged for row in one.rows):
+        some = any(len(row.diverged) < row.runs for row in one.rows)
+        return f"rows with runs that diverged are not fitted, and {'each has some' if some else 'all did'}"
+    return "its times are none"
 
 
 def scaled_speedups(points: Sequence[Row], rows: Sequence[Row]) -> list[float]:
@@ -224,14 +249,20 @@ def smooth(most: int) -> list[float]:
     return [1.0 if k == 0 else float(most ** (k / steps)) for k in range(steps)] + [float(most)]
 
 
+def _nearer(fits: Sequence[laws.Fit]) -> str:
+    """The law that misses the points by less; neither where both miss them by the same, or are the same."""
+    first, second = fits
+    same = isclose(first.residual, second.residual, rel_tol=ALIKE, abs_tol=NOTHING)
+    if same or first.serial == second.serial == 0:  # then both say S = p
+        return "neither"
+    return first.law if first.residual < second.residual else second.law
+
+
 def _table(fitted: Sequence[Fits], number: int) -> Table:
     lines: list[tuple[str | float | None, ...]] = []
     for one in fitted:
         values = [value for law in one.fits for value in (law.serial, law.residual)]
-        other = next(law for law in one.fits if law.law != one.suits)
-        own = next(law for law in one.fits if law.law == one.suits)
-        nearer = own.law if own.residual <= other.residual else other.law
-        lines.append((one.series.label, one.suits, *values, nearer))
+        lines.append((one.series.label, one.suits, *values, _nearer(one.fits)))
     return Table(
         name=f"laws-{number}",
         title="Serial fraction",
