@@ -74,7 +74,9 @@ def test_a_study_is_told_with_its_runs(study: Path) -> None:
     assert page.summary[0].lines == ("which?",)
     assert "the target of 50.00 %, the study's" in said(page)
     assert "1 cell failed: sync:allreduce=ring, 16 ranks: rank 3 was killed." in said(page)
-    assert "1 cell failed: serial, 1 rank: rank 3 was killed." in said(page)  # of a problem that has no run
+    assert "1 cell failed: serial, 1 rank, mnist: rank 3 was killed." in said(
+        page
+    )  # of a problem that has no run
     results = table(page, "results-1")
     assert results.rows[-1][:4] == ("sync:allreduce=ring", 16, None, "failed")
     assert results.marks[-1] == "failed"

@@ -156,7 +156,7 @@ def test_what_was_bought_in_words(
             train_seconds=took,
             threads=1,
             test_accuracy=0.9,
-        )  # fmt: skip
+        )
         for name, took in tried.items()
     ]
     assert verdict(rows_of(made)) == (said,)

@@ -18,7 +18,7 @@ from paceline.study._context import context_of
 from paceline.study._file import read
 from paceline.study._folder import Folder
 from paceline.study._process import Trains
-from paceline.study._run import opened
+from paceline.study._run import _why, opened
 from tests.sim.test_training import COSTS
 from tests.study.studies import PART, SETTINGS, nobody, records, rest, study, write
 
@@ -138,7 +138,9 @@ def test_a_cell_that_does_not_end(tmp_path: Path) -> None:
     cell = Cell(config=Config(data="iris", model="mlp:2", batch=10, strategy="slow:sleeps"), ranks=1)
     with folder.held() as lock:
         trains = Trains(runs=tmp_path, lock=lock, modules=tmp_path, timeout=0.5)
-        assert trains(cell, "a", nobody).status is None
+        ended = trains(cell, "a", nobody)
+    assert ended.status is None
+    assert _why(ended) == "it ran longer than the study's timeout of 0.5 s allows"
 
 
 def test_two_studies_in_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

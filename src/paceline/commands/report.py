@@ -57,9 +57,10 @@ def main(args: argparse.Namespace) -> int:
 
     outs = args.out or [DEFAULT]
     check(outs, [folder for folder in (args.figures, args.tables) if folder is not None])
-    document = document_of(
-        find_runs(args.runs), context=context_of(args.runs), target=args.target, title=args.title
-    )
+    damaged: list[str] = []
+    runs, context = find_runs(args.runs, damaged), context_of(args.runs)
+    context = replace(context, left_out=(*damaged, *context.left_out))
+    document = document_of(runs, context=context, target=args.target, title=args.title)
     benchmarks = tuple(bench_section(path, number) for number, path in enumerate(args.bench, 1))
     *first, last = document.sections  # the environment
     document = replace(document, sections=(*first, *benchmarks, last))

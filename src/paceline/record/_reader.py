@@ -147,10 +147,10 @@ class Run:
             raise UsageError(f"{self.folder / name} cannot be read: {error}") from None
 
 
-def find_runs(places: Iterable[str | Path]) -> list[Run]:
+def find_runs(places: Iterable[str | Path], left_out: list[str] | None = None) -> list[Run]:
     """The complete runs among some folders, each a run or a folder of runs, oldest name first.
 
-    A run that is damaged or cannot be read is left out, with a warning.
+    A run that is damaged or cannot be read is left out, with a warning; the words of it are also added to `left_out`.
     """
     found: list[Path] = []
     for place in map(Path, places):
@@ -172,6 +172,8 @@ def find_runs(places: Iterable[str | Path]) -> list[Run]:
                 runs.append(run)
         except UsageError as error:
             logging.getLogger(__name__).warning("left out: %s", error)
+            if left_out is not None:
+                left_out.append(str(error))
     return runs
 
 

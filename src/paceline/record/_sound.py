@@ -23,72 +23,83 @@ def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _amount(value: Any) -> bool:
+def is_amount(value: Any) -> bool:
+    """A number that is not below 0."""
     return _number(value) and value >= 0
 
 
-def _whole(value: Any) -> bool:
+def is_whole(value: Any) -> bool:
+    """A whole number that is not below 0."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _some(value: Any) -> bool:
-    return _whole(value) and value > 0
+def is_some(value: Any) -> bool:
+    """A whole number above 0."""
+    return is_whole(value) and value > 0
 
 
-def _share(value: Any) -> bool:
+def is_share(value: Any) -> bool:
+    """A fraction."""
     return _number(value) and 0 <= value <= 1
 
 
-def _text(value: Any) -> bool:
+def is_text(value: Any) -> bool:
+    """A text."""
     return isinstance(value, str)
 
 
-def _object(value: Any) -> bool:
+def is_object(value: Any) -> bool:
+    """An object of JSON."""
     return isinstance(value, dict)
 
 
 def _texts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_text, value))
+    return isinstance(value, list) and all(map(is_text, value))
 
 
 def _seconds(value: Any) -> bool:
-    return _object(value) and all(_amount(value.get(kind)) for kind in KINDS)
+    return is_object(value) and all(is_amount(value.get(kind)) for kind in KINDS)
 
 
 def _nodes(value: Any) -> bool:
     """The number of every rank's node, and the cores of every node."""
-    if not (_object(value) and isinstance(value.get("ranks"), list) and isinstance(value.get("cores"), list)):
+    if not (
+        is_object(value) and isinstance(value.get("ranks"), list) and isinstance(value.get("cores"), list)
+    ):
         return False
     ranks, cores = value["ranks"], value["cores"]
     return (
-        bool(ranks) and all(map(_some, cores)) and all(_whole(node) and node < len(cores) for node in ranks)
+        bool(ranks)
+        and all(map(is_some, cores))
+        and all(is_whole(node) and node < len(cores) for node in ranks)
     )
 
 
 def _simulated(value: Any) -> bool:
-    return _object(value) and _text(value.get("network"))
+    return is_object(value) and is_text(value.get("network"))
 
 
 # What each file must say; a name in brackets may also be null or not there.
 FILES: dict[str, dict[str, Test]] = {
     "config.json": {
-        "data": _text, "model": _text, "strategy": _text, "update": _text, "schedule": _text, "lr_scaling": _text,
-        "dtype": _text, "lr": _number, "epochs": _whole, "seed": _whole, "ranks": _some, "(classes)": _whole,
-        "(batch)": _some, "(batch_per_rank)": _some, "(draws)": _some, "(samples)": _whole, "(simulated)": _simulated,
+        "data": is_text, "model": is_text, "strategy": is_text, "update": is_text, "schedule": is_text,
+        "lr_scaling": is_text, "dtype": is_text, "lr": _number, "epochs": is_whole, "seed": is_whole, "ranks": is_some,
+        "(classes)": is_whole, "(batch)": is_some, "(batch_per_rank)": is_some, "(draws)": is_some, "(samples)": is_whole,
+        "(simulated)": _simulated,
     },
     "environment.json": {
-        "python": _text, "packages": _object, "system": _text, "processor": _text, "cores": _some, "(mpi)": _text,
-        "(nodes)": _nodes,
+        "python": is_text, "packages": is_object, "system": is_text, "processor": is_text, "cores": is_some,
+        "(mpi)": is_text, "(nodes)": _nodes,
     },
     "summary.json": {
-        "train_seconds": _amount, "seconds": _seconds, "bytes_sent": _amount, "threads": _some, "parameters": _whole,
-        "global_batch": _some, "data": _text, "(messages_sent)": _amount, "(steps)": _whole,
-        "(samples_per_second)": _amount, "(test_accuracy)": _share, "(test_loss)": _number, "(loss)": _number,
-        "(diverged)": _text, "(findings)": _object, "(remarks)": _texts,
+        "train_seconds": is_amount, "seconds": _seconds, "bytes_sent": is_amount, "threads": is_some,
+        "parameters": is_whole, "global_batch": is_some, "data": is_text, "(messages_sent)": is_amount, "(steps)": is_whole,
+        "(samples_per_second)": is_amount, "(test_accuracy)": is_share, "(test_loss)": _number, "(loss)": _number,
+        "(diverged)": is_text, "(findings)": is_object, "(remarks)": _texts,
     },
 }  # fmt: skip
 EPOCH: dict[str, Test] = {
-    "epoch": _whole, "train_seconds": _amount, "(loss)": _number, "(validation_accuracy)": _share,
+    "epoch": is_whole, "train_seconds": is_amount, "(loss)": _number, "(validation_accuracy)": is_share,
 }  # fmt: skip
 # Of the strategies that write a table of their own: its name and columns.
 TABLES = {
@@ -124,16 +135,21 @@ def check(run: Run) -> None:
 
 def _check(path: Path, values: Any, tests: dict[str, Test], where: str = "") -> None:
     if not isinstance(values, dict):
-        raise UsageError(f"{path} is damaged: {where}{_shown(values)} is no object")
+        raise UsageError(f"{path} is damaged: {where}{shown(values)} is no object")
     for key, test in tests.items():
         name = key.strip("()")
         if key not in values and values.get(name) is None and name != key:
             continue
         if name not in values or not test(values[name]):
-            raise UsageError(f"{path} is damaged: {where}{name} is {_shown(values.get(name, 'missing'))}")
+            raise UsageError(f"{path} is damaged: {where}{name} is {shown(values.get(name, 'missing'))}")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value as a line of an error has it.
+
+    >>> shown("x" * 80), shown("1.5")
+    ("'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...", "'1.5'")
+    """
     text = repr(value) if isinstance(value, str) and value != "missing" else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

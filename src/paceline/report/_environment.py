@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from paceline.record import Run
-from paceline.report.document import Column, Section, Table, Value
+from paceline.report.document import Column, Section, Table, Text, Value, foldable
 
 Machine = tuple[str, int]
 
 
-def environment(runs: Sequence[Run]) -> Section:
-    """What their records say of the machines: processor and cores tell two apart."""
+def environment(runs: Sequence[Run], damaged: Sequence[str] = ()) -> Section:
+    """What their records say of the machines: processor and cores tell two apart; below, what was left out."""
     machines: dict[Machine, dict[str, dict[str, None]]] = {}
     for run in runs:
         found = run.environment
@@ -42,8 +43,19 @@ def environment(runs: Sequence[Run]) -> Section:
                 columns=(Column(name="what"), *(Column(name=head or "machine") for head in heads)),
                 rows=tuple(rows),
             ),
+            *((left_out(damaged),) if damaged else ()),
         ),
     )
+
+
+def left_out(damaged: Sequence[str]) -> Text:
+    """What the report is not about, and why.
+
+    >>> left_out(["runs/a/summary.json is damaged: ranks is 0"]).title
+    'Left out of this report, because damaged: 1'
+    """
+    title = f"Left out of this report, because damaged: {len(damaged)}"
+    return replace(foldable(damaged, title), title=title)
 
 
 def _facts(found: dict[str, Any]) -> list[tuple[str, str]]:

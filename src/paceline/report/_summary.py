@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.report._failed import cell_of
 from paceline.report._rows import Row
 from paceline.report._series import series_of
 from paceline.report._target import Reached, Target, reached
@@ -15,8 +16,10 @@ from paceline.study._context import Failed
 NAMED = 3
 
 
-def summary(rows: Sequence[Row], target: Target | None, failed: Sequence[Failed]) -> tuple[str, ...]:
-    """Of one problem: a sentence or two for each thing that there is to say."""
+def summary(
+    rows: Sequence[Row], target: Target | None, failed: Sequence[Failed], names: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Of one problem: a sentence or two for each thing that there is to say; `names`: settings that tell failed cells apart."""
     said = [*verdict(rows)] if rows else []
     if target is not None:
         words = f"the target of {target}"  # where it comes from is said once
@@ -25,7 +28,7 @@ def summary(rows: Sequence[Row], target: Target | None, failed: Sequence[Failed]
                 said.append(sentence)
                 words = f"the target of {percent(target.accuracy)}"
     if failed:
-        named = [f"{cell_of(cell)}: {cell.why}" for cell in failed[:NAMED]]
+        named = [f"{cell_of(cell, names)}: {cell.why}" for cell in failed[:NAMED]]
         more = f"; and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
         cells = "cell" if len(failed) == 1 else "cells"
         said.append(f"{len(failed)} {cells} failed: {'; '.join(named)}{more}.")
@@ -119,10 +122,3 @@ def _cost(row: Row, than: Row | None, target: Target | None) -> str:
         at = f"{percent(target.accuracy)} "
         words.append(at + (f"after {seconds(found.mean or 0.0)} s" if found.all else "not reached"))
     return f"{label(row)}: {', '.join(words)}"
-
-
-def cell_of(cell: Failed) -> str:
-    """A failed cell in a few words."""
-    ranks = cell.settings.get("ranks")
-    words = "" if ranks is None else f", {ranks} rank{'' if ranks == 1 else 's'}"
-    return f"{cell.settings.get('strategy', 'a cell')}{words}"

@@ -10,18 +10,19 @@ from paceline.errors import UsageError
 from paceline.record import Run
 from paceline.report._ages import ages
 from paceline.report._diagnosis import diagnosis
-from paceline.report._environment import environment
+from paceline.report._environment import environment, left_out
+from paceline.report._failed import cell_of, failed_section, telling
 from paceline.report._problem import titles_of
 from paceline.report._published import failed_for, published, published_for
 from paceline.report._results import results
 from paceline.report._rows import Row, rows_of
 from paceline.report._split import time_split
-from paceline.report._summary import cell_of, costs, summary
+from paceline.report._summary import costs, summary
 from paceline.report._target import target_of, target_told
 from paceline.report._verdict import notes, remarks
 from paceline.report.accuracy import accuracy
 from paceline.report.curves import curves
-from paceline.report.document import Block, Column, Document, Section, Table, Text, foldable
+from paceline.report.document import Block, Document, Section, Text, foldable
 from paceline.report.scaling import scaling
 from paceline.report.traffic import traffic
 from paceline.study._context import Context, Failed
@@ -69,10 +70,13 @@ def document_of(
         sections.append(replace(section, title=name))
         said.append(Text(kind="verdict", title=name, lines=words))
     if left:
-        sections.append(_failed(left))
-        said.append(Text(kind="verdict", lines=summary((), None, left)))
+        names = telling(context.failed, runs)
+        sections.append(failed_section(left, names))
+        said.append(Text(kind="verdict", lines=summary((), None, left, names)))
     if runs:
-        sections.append(environment(runs))
+        sections.append(environment(runs, context.left_out))
+    elif context.left_out:
+        sections.append(Section(title="Left out", blocks=(left_out(context.left_out),)))
     named = context.title or " / ".join(dict.fromkeys(one.title for one in context.studies if one.title))
     return Document(title=title or named or TITLE, summary=tuple(said), sections=tuple(sections))
 
@@ -94,10 +98,10 @@ def _problem(
     target = None if len(rows) == 1 and asked is None else target  # one row has nobody to be compared with
     theirs = published_for(rows, context.published)
     blocks: list[Block] = [results(rows, failed, number)]
+    names = telling(failed, (run for row in rows for run in row.members))
     if failed:
-        blocks.append(
-            Text(kind="note", lines=tuple(f"Failed: {cell_of(cell)}: {cell.why}" for cell in failed))
-        )
+        lines = (f"Failed: {cell_of(cell, names)}: {cell.why}" for cell in failed)
+        blocks.append(Text(kind="note", lines=tuple(lines)))
     if told := notes(rows):
         blocks.append(Text(kind="note", lines=tuple(told)))
     if told := remarks(rows):
@@ -123,28 +127,4 @@ def _problem(
         blocks=tuple(blocks),
         sections=tuple(one for one in sections if one is not None),
     )
-    return section, summary(rows, target, failed)
-
-
-def _failed(cells: Sequence[Failed]) -> Section:
-    """Cells of no problem that has any run."""
-    return Section(
-        title="Cells that failed",
-        blocks=(
-            Table(
-                name="failed",
-                title="",
-                columns=(
-                    Column(name="strategy"),
-                    Column(name="data"),
-                    Column(name="model"),
-                    Column(name="why"),
-                ),
-                rows=tuple(
-                    (cell_of(cell), cell.settings.get("data"), cell.settings.get("model"), cell.why)
-                    for cell in cells
-                ),
-                marks=tuple("failed" for _ in cells),
-            ),
-        ),
-    )
+    return section, summary(rows, target, failed, names)

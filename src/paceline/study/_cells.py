@@ -177,9 +177,13 @@ def told(cell: Cell, names: Sequence[str]) -> str:
     'sync on 2 ranks, seed 0; batch 16, mlp:128,64'
     """
     values = {name: getattr(cell.config, name) for name in names}
-    words = [
-        str(value) if name in ("data", "model") else f"{name.replace('_', ' ')} {value}"
-        for name, value in values.items()
-        if value is not None
-    ]
+    words = [in_words(name, value) for name, value in values.items() if value is not None]
     return f"{cell}; {', '.join(words)}" if words else str(cell)
+
+
+def in_words(name: str, value: Any) -> str:
+    """
+    >>> in_words("batch_per_rank", 4), in_words("data", "iris")
+    ('batch per rank 4', 'iris')
+    """
+    return str(value) if name in ("data", "model") else f"{name.replace('_', ' ')} {value}"

@@ -4,15 +4,47 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from paceline.errors import UsageError
+from paceline.record._sound import is_amount, is_object, is_share, is_some, is_text, is_whole, shown
 
 STUDY = "study.json"
 FAILED = "failed"
+Value = TypeVar("Value")
+
+
+class Rule(NamedTuple):
+    """What a value of a file must be, and in words."""
+
+    holds: Callable[[Any], bool]
+    words: str
+
+
+TEXT = Rule(is_text, "a text")
+SHARE = Rule(lambda value: is_share(value) and value > 0, "a fraction above 0 and at most 1")
+# Of an object in a file: what its values must be; those of names in brackets may be null or not there.
+FIGURE = {
+    "strategy": TEXT,
+    "(ranks)": Rule(is_whole, "a whole number"),
+    "(seconds)": Rule(is_amount, "a number from 0"),
+    "(accuracy)": Rule(is_share, "a fraction from 0 to 1"),
+    "(of)": Rule(lambda value: value in ("test", "training"), "test or training"),
+    "(what)": TEXT,
+    "(source)": TEXT,
+    "(setting)": TEXT,
+    "(part)": TEXT,
+    "(problem)": Rule(is_object, "an object"),
+}
+NOTE = {
+    "settings": Rule(is_object, "an object"),
+    "(why)": TEXT,
+    "(status)": Rule(lambda value: isinstance(value, int), "a whole number"),
+}
+CELL = {"(strategy)": TEXT, "(ranks)": Rule(is_some, "a whole number of at least 1")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +112,8 @@ class Context:
     failed: tuple[Failed, ...] = ()
     studies: tuple[Told, ...] = ()
     """Each of the studies, in the order in which their folders were named."""
+    left_out: tuple[str, ...] = ()
+    """What was left out because it is damaged: which file, and what is wrong with it."""
 
 
 def context_of(places: Iterable[str | Path]) -> Context:
@@ -95,25 +129,27 @@ def context_of(places: Iterable[str | Path]) -> Context:
     >>> context.title, context.target_accuracy, context.failed
     ('ring or tree', 0.9, ())
     """
-    studies: list[dict[str, Any]] = []
     each: list[Told] = []
+    published: list[Published] = []
     failed: list[Failed] = []
+    wrong: list[str] = []
     for place in dict.fromkeys(map(_home, map(Path, places))):
-        if (place / STUDY).is_file() and (told := _read(place / STUDY)) is not None:
-            studies.append(told)
-            known = {name: told.get(name) for name in ("title", "question", "target_accuracy")}
-            each.append(Told(folder=place, **known))
+        if (place / STUDY).is_file() and (told := _read(place / STUDY, wrong)) is not None:
+            each.append(_told(place, told, wrong))
+            published += _figures(place / STUDY, told.get("published"), wrong)
         if (place / FAILED).is_dir():
             files = sorted((place / FAILED).glob("*.json"))
-            failed += [cell for file in files if (cell := _failed(file)) is not None]
-    published = (figure for told in studies for figure in told.get("published") or ())
+            failed += [cell for file in files if (cell := _failed(file, wrong)) is not None]
+    for line in wrong:
+        logging.getLogger(__name__).warning("left out: %s", line)
     return Context(
-        title=_agreed(studies, "title"),
-        question=_agreed(studies, "question"),
-        target_accuracy=_agreed(studies, "target_accuracy"),
-        published=tuple(dict.fromkeys(map(_published, published))),
+        title=_agreed([one.title for one in each]),
+        question=_agreed([one.question for one in each]),
+        target_accuracy=_agreed([one.target_accuracy for one in each]),
+        published=tuple(dict.fromkeys(published)),
         failed=tuple(failed),
         studies=tuple(each),
+        left_out=tuple(wrong),
     )
 
 
@@ -122,31 +158,66 @@ def _home(place: Path) -> Path:
     return place.parent if (place / "config.json").is_file() else place
 
 
-def _agreed(studies: list[dict[str, Any]], name: str) -> Any:
-    values = {told.get(name) for told in studies}
-    return values.pop() if len(values) == 1 else None
+def _agreed(values: Sequence[Value]) -> Value | None:
+    return values[0] if len(set(values)) == 1 else None
 
 
-def _published(figure: dict[str, Any]) -> Published:
-    known = {setting.name for setting in fields(Published)}
-    return Published(**{name: value for name, value in figure.items() if name in known})
+def _told(folder: Path, told: Mapping[str, Any], wrong: list[str]) -> Told:
+    """What can be believed of a study's file; what cannot is added to `wrong`."""
+    known = {}
+    for name, rule in (("title", TEXT), ("question", TEXT), ("target_accuracy", SHARE)):
+        known[name] = told.get(name)
+        if known[name] is not None and not rule.holds(known[name]):
+            wrong.append(f"{folder / STUDY}: {name} must be {rule.words}; got {shown(known[name])}")
+            known[name] = None
+    return Told(folder=folder, **known)
 
 
-def _failed(file: Path) -> Failed | None:
-    told = _read(file)
-    if told is None or not isinstance(told.get("settings"), dict):
+def _figures(file: Path, told: Any, wrong: list[str]) -> Iterator[Published]:
+    """The published figures that can be believed."""
+    if told is not None and not isinstance(told, list):
+        wrong.append(f"{file}: published must be a list of objects; got {shown(told)}")
+        return
+    names = {setting.name for setting in fields(Published)}
+    for number, figure in enumerate(told or (), 1):
+        if (mistake := _mistake(figure, FIGURE)) is not None:
+            wrong.append(f"{file}: published {number}: {mistake}")
+        else:
+            yield Published(**{name: v for name, v in figure.items() if name in names and v is not None})
+
+
+def _failed(file: Path, wrong: list[str]) -> Failed | None:
+    told = _read(file, wrong)
+    if told is None:
         return None
-    return Failed(
-        settings=told["settings"], why=str(told.get("why", "")), status=told.get("status"), file=file
-    )
+    mistake = _mistake(told, NOTE) or _mistake(told["settings"], CELL)
+    if mistake is not None:
+        wrong.append(f"{file}: {mistake}")
+        return None
+    return Failed(settings=told["settings"], why=told.get("why") or "", status=told.get("status"), file=file)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _mistake(values: Any, rules: Mapping[str, Rule]) -> str | None:
+    """What is wrong with an object, if anything; a name in brackets may be null or not there."""
+    if not isinstance(values, dict):
+        return f"it must be an object; got {shown(values)}"
+    for key, rule in rules.items():
+        name = key.strip("()")
+        if values.get(name) is None and name != key:
+            continue
+        if name not in values:
+            return f"{name} is missing"
+        if not rule.holds(values[name]):
+            return f"{name} must be {rule.words}; got {shown(values[name])}"
+    return None
+
+
+def _read(path: Path, wrong: list[str]) -> dict[str, Any] | None:
     try:
         told = json.loads(path.read_text())
         if not isinstance(told, dict):
             raise UsageError("it holds no object")
         return told
-    except (OSError, ValueError) as error:
-        logging.getLogger(__name__).warning("left out: %s cannot be read: %s", path, error)
+    except (OSError, ValueError, RecursionError) as error:
+        wrong.append(f"{path} cannot be read: {error}")
         return None

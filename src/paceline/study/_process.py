@@ -31,6 +31,8 @@ class Ended:
     """Its exit status, or the negative of the signal that ended it; None: its time was up."""
     said: tuple[str, ...] = ()
     """The last lines that it wrote to stderr."""
+    timeout: float | None = None
+    """The seconds that it was allowed to run, if not any number."""
 
 
 def command(cell: Cell, runs: Path, name: str) -> list[str]:
@@ -80,7 +82,7 @@ class Trains:
             except BaseException:
                 _end(run)
                 raise
-            return Ended(status=status, said=_last(said))
+            return Ended(status=status, said=_last(said), timeout=self.timeout)
 
     def _wait(self, run: subprocess.Popen[bytes], tick: Callable[[], None]) -> int | None:
         late = None if self.timeout is None else time.monotonic() + self.timeout

@@ -113,7 +113,8 @@ def told_of(summary: dict[str, Any]) -> str:
 def _why(ended: Ended) -> str:
     """In one line: the last that the run said, or how it ended where it said nothing."""
     if ended.status is None:
-        return "it ran longer than the study's timeout allows"
+        seconds = "" if ended.timeout is None else f" of {ended.timeout:g} s"
+        return f"it ran longer than the study's timeout{seconds} allows"
     how = f"signal {-ended.status}" if ended.status < 0 else f"exit status {ended.status}"
     if ended.status in (0, 3):
         return f"it ended with {how} and left no complete record"

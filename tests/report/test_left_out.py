@@ -1,0 +1,125 @@
+"""What a report is not about: which cells failed, and which files could not be believed, in every format."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli import main
+from paceline.record import Run
+from paceline.report import document_of
+from paceline.report._sheet import Sheet
+from paceline.report.document import Document, Table, Text
+from paceline.study._context import Context, Failed
+from tests.report.conftest import altered, rewrite
+
+LATE = "it ran longer than the study's timeout of 2 s allows"
+
+
+def failed(run: Run, **changes: Any) -> Failed:
+    settings = {**run.config, "lr": None, "asked": {"on": "mpi", "lr": None}, **changes}
+    return Failed(settings=settings, why=LATE, status=None, file=Path())
+
+
+def said(page: Document) -> list[str]:
+    return [line for text in page.summary for line in text.lines]
+
+
+# ---- cells that failed
+
+
+def test_a_failed_cell_is_told_by_what_it_differs_in(runs: list[Run]) -> None:
+    cells = (failed(runs[0], epochs=5000), failed(runs[0], epochs=5000, strategy="sync", ranks=2))
+    page = document_of(runs[:1], context=Context(failed=cells))
+    assert said(page)[-1] == (
+        f"2 cells failed: serial, 1 rank, epochs 5000: {LATE}; sync, 2 ranks, epochs 5000: {LATE}."
+    )
+    (table,) = [b for b in page.blocks() if isinstance(b, Table) and b.name == "failed"]
+    assert table.rows[0] == ("serial, 1 rank, epochs 5000", "iris", "mlp:6", LATE)
+    page = document_of(runs, context=Context(failed=cells[:1]))  # of several seeds
+    assert said(page)[-1] == f"1 cell failed: serial, 1 rank, epochs 5000, seed 0: {LATE}."
+
+
+def test_in_its_problem_a_seed_tells_it(runs: list[Run]) -> None:
+    cell = failed(runs[2], strategy="sync", ranks=4, threads=2)
+    page = document_of(runs[:2], context=Context(failed=(cell,)))
+    words = f"sync, 4 ranks, seed 2: {LATE}"
+    assert f"1 cell failed: {words}." in said(page)
+    notes = [line for block in page.blocks() if isinstance(block, Text) for line in block.lines]
+    assert f"Failed: {words}" in notes
+
+
+def test_what_was_simulated_is_told(runs: list[Run]) -> None:
+    cells = [failed(runs[0], strategy="sync", ranks=4, simulated={"network": n}) for n in ("1gbe", "10gbe")]
+    page = document_of(runs[:1], context=Context(failed=tuple(cells)))
+    (line,) = [line for line in said(page) if "failed" in line]
+    assert "sync, 4 ranks (simulated: 1gbe): " in line
+    assert "sync, 4 ranks (simulated: 10gbe): " in line
+
+
+# ---- files that are damaged
+
+
+@pytest.fixture
+def folder(runs: list[Run], tmp_path: Path) -> Path:
+    """A study with a run that is whole, one that is not, and a target that is none."""
+    found = tmp_path / "study"
+    found.mkdir()
+    for run in runs[:2]:
+        shutil.copytree(run.folder, found / run.folder.name)
+    rewrite(found / runs[0].folder.name / "summary.json", train_seconds=-5)
+    (found / "study.json").write_text(json.dumps({"title": "mine", "target_accuracy": 95}))
+    return found
+
+
+def report(folder: Path, out: Path) -> str:
+    assert main(["report", str(folder), "-o", str(out)]) == 0
+    return out.read_text()
+
+
+def test_every_page_says_what_was_left_out(
+    folder: Path, runs: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [
+        f"{folder / runs[0].folder.name / 'summary.json'} is damaged: train_seconds is -5",
+        f"{folder / 'study.json'}: target_accuracy must be a fraction above 0 and at most 1; got 95",
+    ]
+    title = "Left out of this report, because damaged: 2"
+    text = re.sub(r"\\(?=[_|<>~*`\[\]])", "", report(folder, tmp_path / "a.md"))
+    assert text.endswith(f"**{title}**\n\n{lines[0]}\n\n{lines[1]}\n")
+    assert "9500" not in text
+    assert text.startswith("# mine\n")
+    page = re.sub(r"<wbr>", "", report(folder, tmp_path / "a.html"))
+    for words in (title, *lines):
+        assert f">{words}<" in page
+    drawn: list[str] = []
+    monkeypatch.setattr(Sheet, "text", lambda sheet, x, y, words, size, **look: drawn.append(words))
+    assert main(["report", str(folder), "-o", str(tmp_path / "a.pdf")]) == 0
+    assert title in drawn
+    printed = "".join(drawn).replace(" ", "")  # lines are broken anywhere
+    assert all(line.replace(" ", "") in printed for line in lines)
+
+
+def test_many_are_folded(folder: Path, runs: list[Run], tmp_path: Path) -> None:
+    for _ in range(5):
+        copy = altered(runs[2], folder)
+        (copy.folder / "steps.npz").unlink()
+    text = report(folder, tmp_path / "a.md")
+    assert "<details><summary>Left out of this report, because damaged: 7</summary>\n\n" in text
+    assert text.count(" has no steps.npz") == 5
+    page = report(folder, tmp_path / "a.html")
+    assert "<details><summary>Left out of this report, because damaged: 7</summary><p" in page
+
+
+def test_nothing_is_said_where_nothing_was_left_out(runs: list[Run], tmp_path: Path) -> None:
+    assert "Left out" not in report(runs[0].folder, tmp_path / "a.md")
+
+
+def test_where_no_run_is_left(runs: list[Run]) -> None:
+    page = document_of([], context=Context(failed=(failed(runs[0]),), left_out=("a is damaged",)))
+    assert [section.title for section in page.sections] == ["Cells that failed", "Left out"]
