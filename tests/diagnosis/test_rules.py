@@ -14,6 +14,7 @@ from tests.diagnosis.typed import accepted
 
 RING = "sync:allreduce=ring"
 SERVER = "parameter-server"
+PER_RANK: dict[str, Any] = {"batch": None, "batch_per_rank": 4}
 
 
 def both(*runs: tuple[Any, ...], **settings: Any) -> tuple[tuple[tuple[Any, ...], ...], dict[str, Any]]:
@@ -74,6 +75,12 @@ CASES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
         both(("sync", 8), epochs=4, lr=1.0, batch=None, batch_per_rank=16, **LOOPBACK),
         both(("sync", 8), epochs=4, lr=1.0, batch=16, **LOOPBACK),
         ("at 8 ranks a batch is 128 samples, 16 a rank", "1/8 of the steps", "test accuracy is"),
+    ),
+    "grown batch": (
+        both(("main-worker", 2), given={"fixed": 100 * US, "each": US}, **PER_RANK, **LOOPBACK),
+        both(("main-worker", 2), ("main-worker", 3), given={"fixed": 0.0, "each": 99 * US}, **PER_RANK, **LOOPBACK),
+        ("at 2 ranks a batch is 8 samples and serial's 4: a gradient of 8 takes 109 us, one of 4 104 us",
+         "one process with a batch of 8 would be about 1.90x as fast by itself", "are not of the ranks alone"),
     ),
     "slower computing": (
         both(("sync", 16), given={"slower": 2.0, "each": 20 * US}, **LOOPBACK),

@@ -29,6 +29,8 @@ class Cause:
     of_accuracy: bool = False
     ranks: int | None = None
     """The smallest number of ranks that it was found on; None until a diagnosis has it."""
+    short: str = ""
+    """What it comes to in a few words, where that is not what its rule says in general."""
 
     @property
     def lost(self) -> float:

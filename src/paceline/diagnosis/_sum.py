@@ -8,11 +8,12 @@ from paceline.diagnosis._case import Case
 from paceline.diagnosis._finding import Cause, Diagnosis
 from paceline.diagnosis._timing import PARTS
 from paceline.diagnosis._words import count, duration, listed, percent, times
-from paceline.diagnosis.rules import RULES, divergence, scales_well
+from paceline.diagnosis.rules import RULES, divergence, grown_batch, scales_well
 from paceline.sim._bottleneck import Limit
 from paceline.sim._reasons import where
 
 UNKNOWN = "unexplained"
+NO_RULE = "no rule explains why"
 
 
 def sum_up(case: Case) -> Diagnosis:
@@ -54,13 +55,31 @@ def _summary(case: Case, causes: Sequence[Cause]) -> str:
     if main.of_accuracy and why is not main and case.limit is not None:
         besides = "" if main.rule == divergence.NAME else "less is learned: "
         said = [_short(case, why), f"{besides}{said[0]}"]
+    if any(cause.rule == grown_batch.NAME for cause in causes if cause is not main):
+        said.append(grown_batch.SHORT)
     simulated = f"simulated on {case.simulated}: " if case.simulated else ""
-    return f"{simulated}{case.way} {_where(case)}: {'; '.join(said)}"
+    return f"{simulated}{case.way} {_joined(case, main, *_where(case), '; '.join(said))}"
+
+
+def _joined(case: Case, main: Cause, stops: str, used: str, why: str) -> str:
+    """Where it stops, how much of the ranks is used and why, so that what is said to be why is so of what is before it."""
+    if not used:
+        return f"{stops}: {why}"
+    assert case.limit is not None
+    if _less(case):
+        return f"{stops}: {why}; {used}"
+    if case.limit.half is not None or main.rule == scales_well.NAME:
+        return f"{stops}; {used}: {why}"
+    if not case.limit.rising:
+        return f"{stops}: {why}; {used}"
+    if main.share is None:
+        return f"{stops}; {used}; {why}{' it is no more' * (main.rule == UNKNOWN)}"
+    return f"{stops}; {used}. What it loses: {why}"
 
 
 def _short(case: Case, cause: Cause) -> str:
     """A cause in a few words: how much it is, and on how many ranks."""
-    short = next((rule.short for rule in RULES if rule.name == cause.rule), "no rule explains why")
+    short = cause.short or next((rule.short for rule in RULES if rule.name == cause.rule), NO_RULE)
     wild = cause.rule == divergence.NAME
     if cause.share is None or (wild and all(scale.diverged for scale in case.scales)):
         return short
@@ -73,39 +92,41 @@ def _short(case: Case, cause: Cause) -> str:
     return f"{short} ({much}at {count(cause.ranks or case.at.ranks, 'rank')})"
 
 
-def _where(case: Case) -> str:
+def _where(case: Case) -> tuple[str, str]:
+    """Where it stops scaling, and how much of the ranks is used, where that is known."""
     if case.limit is not None:
         return _limited(case, case.limit)
     good = [scale for scale in case.scales if not scale.diverged]
     if not good:
         every = all(run.summary.get("diverged") for scale in case.scales for run in scale.runs)
         some = "diverged" if every else "has runs that diverged"
-        return (
-            f"{some} on every number of ranks that was tried ({', '.join(str(s.ranks) for s in case.scales)})"
-        )
+        tried = ", ".join(str(s.ranks) for s in case.scales)
+        return f"{some} on every number of ranks that was tried ({tried})", ""
     first, fastest = good[0], min(good, key=lambda scale: scale.seconds)
     if len(good) == 1:
-        return f"took {duration(first.seconds)} on {count(first.ranks, 'rank')}"
+        return f"took {duration(first.seconds)} on {count(first.ranks, 'rank')}", ""
     if fastest is first:
-        return f"is on no number of ranks faster than on {first.ranks}"
+        return f"is on no number of ranks faster than on {first.ranks}", ""
     faster = times(first.seconds / fastest.seconds)
-    return f"is fastest on {count(fastest.ranks, 'rank')} ({faster} as fast as on {first.ranks})"
+    return f"is fastest on {count(fastest.ranks, 'rank')} ({faster} as fast as on {first.ranks})", ""
 
 
-def _limited(case: Case, limit: Limit) -> str:
+def _limited(case: Case, limit: Limit) -> tuple[str, str]:
     """Where it stops scaling; of ranks that share cores it is not said that more make it faster."""
     by_ranks = {scale.ranks: scale for scale in case.scales}
     here = by_ranks.get(limit.at.ranks)
+    stops, _, used = where(limit).partition("; ")
     if _less(case):
         lost = [scale.ranks for scale in case.scales if not scale.diverged and case.loss(scale) is not None]
         up_to = "" if here is None else f" (on {here.ranks} it is {times(limit.at.speedup)} as fast)"
         ranks = f"{listed(lost)} rank{'s' * (lost != [1])}"
-        return f"learns less than serial on {ranks}{up_to}; {where(limit).partition('; ')[2]}"
+        return f"learns less than serial on {ranks}{up_to}", used
     if here is not None and here.oversubscribed:
-        return f"is {times(limit.at.speedup)} as fast as serial on {count(here.ranks, 'rank')}, more than there are cores"
+        fast = f"is {times(limit.at.speedup)} as fast as serial on {count(here.ranks, 'rank')}"
+        return f"{fast}, more than there are cores", ""
     if limit.at.ranks == 1:
-        return where(limit).replace("faster than on one", "faster than serial")
-    return where(limit)
+        stops = stops.replace("faster than on one", "faster than serial")
+    return stops, used
 
 
 def _unexplained(case: Case) -> Cause:

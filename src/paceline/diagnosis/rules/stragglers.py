@@ -20,8 +20,8 @@ SHORT = "ranks wait for slower ones"
 # Waiting for this part of a step is worth naming.
 WAITING = 0.1
 SLOWER = 1.25
-# A rank that is the slowest in this part of the steps is not just any.
-MOSTLY = 0.7
+# A rank that is the slowest in this part of the steps, and so many times as often as in turn, is not just any.
+MOSTLY, TURNS = 0.4, 1.5
 # More slow ranks than this are counted, not named.
 NAMED = 4
 
@@ -80,11 +80,18 @@ def _by_chance(case: Case, share: float) -> Cause:
     timing = case.at.timing
     assert timing.often is not None
     rank, part = timing.often
-    who = "now one and now another, " if part < MOSTLY else ""
+    mostly = part >= max(MOSTLY, TURNS / timing.workers)
+    named = (
+        f"rank {rank} is the slowest in {percent(part)} of the steps, another in the others, and " * mostly
+    )
+    any_ = (
+        ""
+        if mostly
+        else f"it is now one and now another, most often rank {rank} ({percent(part)} of the steps); "
+    )
     words = (
-        f"at {count(case.at.ranks, 'rank')} computing is uneven from step to step: the slowest rank of a step takes "
-        f"{duration(timing.slowest)}, the mean {duration(timing.compute)}; it is {who}most often rank {rank} "
-        f"({percent(part)} of the steps); waiting is {percent(share)} of the time"
+        f"at {count(case.at.ranks, 'rank')} {named}computing is uneven from step to step: the slowest rank of a step takes "
+        f"{duration(timing.slowest)}, the mean {duration(timing.compute)}; {any_}waiting is {percent(share)} of the time"
     )
     return Cause(rule=NAME, share=share, words=words, advice=_for_chance(case))
 
