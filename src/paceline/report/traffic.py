@@ -25,7 +25,10 @@ TABLE = (
     "all ranks send then; n parameters, p ranks; a turn is a batch on each rank; weights that are averaged go with one "
     "number more. Of runs that were stopped only where all were."
 )
-FIGURE = " The band is the spread over seeds. Without markers: what the formula says."
+FIGURE = (
+    " Of MPI's own collectives: what was handed to them. The band is the spread over seeds. Without markers: what the formula "
+    "says."
+)
 
 
 def traffic(rows: Sequence[Row], number: int) -> Section | None:
