@@ -14,6 +14,8 @@ from paceline.report._words import label
 from paceline.report.document import Axis, Block, Column, Curve, Lines, Section, Table, Value
 from paceline.report.scaling import curve_of, ranks_axis
 
+# Bytes have too many figures for an axis.
+MB = 1e6
 # What all rows are of.
 EPOCH = (
     "Of all ranks together, for as many samples as one process computes in an epoch{}, whichever ranks compute them: the "
@@ -26,8 +28,8 @@ TABLE = (
     "number more. Of runs that were stopped only where all were."
 )
 FIGURE = (
-    " Of MPI's own collectives: what was handed to them. The band is the spread over seeds. Without markers: what the formula "
-    "says."
+    " Of MPI's own collectives: what was handed to them. The band is the spread over seeds. Without markers: what the "
+    "formula says."
 )
 
 
@@ -74,17 +76,17 @@ def _figure(rows: Sequence[Row], theories: dict[Row, Theory], number: int, unit:
     curves: list[Curve] = []
     for one in series_of(rows):
         if len(one.rows) > 1 and any(row.bytes_sent for row in one.rows):
-            spans = [an_epoch(row, "bytes_sent") for row in one.rows]
+            spans = [[sent / MB for sent in an_epoch(row, "bytes_sent")] for row in one.rows]
             curves.append(curve_of(one, [(fmean(span), min(span), max(span)) for span in spans]))
             curves += _expected(one, theories)
     if not curves:
         return None
     return Lines(
         name=f"bytes-{number}",
-        title="Bytes sent an epoch against ranks",
+        title="MB sent an epoch against ranks",
         caption=unit + FIGURE,
         x=ranks_axis([int(x) for curve in curves for x in curve.x]),
-        y=Axis(label="bytes an epoch", log=all(y for curve in curves for y in curve.y)),
+        y=Axis(label="MB an epoch", log=all(y for curve in curves for y in curve.y)),
         curves=tuple(curves),
     )
 
@@ -98,7 +100,7 @@ def _expected(one: Series, theories: dict[Row, Theory]) -> list[Curve]:
             label=f"{one.label}: theory",
             strategy=one.strategy,
             x=tuple(float(row.ranks) for row, _ in known),
-            y=tuple(sent for _, sent in known),
+            y=tuple(sent / MB for _, sent in known),
             origin="theory",
             variant=one.variant,
         )
