@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.report.document import Column, Document, Section, Table
 from paceline.report.html import html_page
 from tests.browser import DESKTOP, PHONE, Browser
 from tests.report.documents import document
@@ -60,6 +61,49 @@ def test_the_page_never_scrolls_sideways(browser: Browser, page: Path, screen: t
     assert browser.value(width) <= screen[0]
     wide = "[...document.querySelectorAll('.box')].filter(b => b.scrollWidth > b.clientWidth + 1).length"
     assert (browser.value(wide) > 0) == (screen is PHONE)  # there the widest table does, in its own box
+
+
+@SCREENS
+def test_numbers_and_formulas_are_not_broken(
+    browser: Browser, tmp_path: Path, screen: tuple[int, int, bool]
+) -> None:
+    columns = (
+        Column(name="row"),
+        *(Column(name=f"count {k}", kind="count") for k in range(9)),
+        Column(name="formula"),
+    )
+    formulas = (
+        "1,500 x (p - 1) (2 n + 1): at every batch of all the ranks",
+        "ring: 2 (p - 1) n, as handed to MPI",
+    )
+    rows = tuple(
+        ("weight-average:allreduce=native", *[12_345_678] * 8, "4 of 5 diverged", text) for text in formulas
+    )
+    table = Table(name="t", title="", columns=columns, rows=rows)
+    path = tmp_path / "page.html"
+    path.write_text(
+        html_page(Document(title="t", summary=(), sections=(Section(title="s", blocks=(table,)),)))
+    )
+    browser.open(path, screen)
+    # How many lines each piece of text is on.
+    lines = """(cell, words) => {
+        const text = cell.textContent.replaceAll('\\u00a0', ' '), from = text.indexOf(words);
+        const walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), tops = new Set();
+        for (let at = 0, node; node = walker.nextNode(); at += node.length)
+            for (let k = 0; k < node.length; k++) if (at + k >= from && at + k < from + words.length) {
+                const range = document.createRange();
+                range.setStart(node, k); range.setEnd(node, k + 1);
+                for (const box of range.getClientRects()) tops.add(Math.round(box.top));
+            }
+        return tops.size;
+    }"""
+    numbers = f"[...document.querySelectorAll('td.n')].map(cell => ({lines})(cell, cell.textContent))"
+    assert browser.value(numbers) == [1] * 18
+    for number, words in enumerate(("1,500 x (p - 1) (2 n + 1)", "2 (p - 1) n"), 1):
+        cell = f"document.querySelector('tr:nth-child({number}) td:last-child')"
+        assert browser.value(f"({lines})({cell}, {words!r})") == 1
+        assert browser.value(f"({lines})({cell}, {cell}.textContent)") > 1
+    assert browser.value("document.documentElement.scrollWidth") <= screen[0]
 
 
 @SCREENS

@@ -59,6 +59,43 @@ def test_nothing_is_said_of_runs_that_were_not_stopped(runs: list[Run]) -> None:
     assert isinstance(table.rows[0][3], float)
 
 
+def page_of(runs: list[Run], *figures: Published) -> Document:
+    return document_of(runs, context=Context(published=figures))
+
+
+def test_what_all_figures_have_in_common_is_said_once(runs: list[Run], tmp_path: Path) -> None:
+    who, what = "a course report of many words", "20 passes"
+    figures = [
+        Published(strategy=name, ranks=ranks, seconds=3.8, source=who, what=what, setting=setting)
+        for name, setting in (("psgd", "their laptop"), ("sync", ""))
+        for ranks in (1, 2)
+    ]
+    page = page_of(runs, *figures)
+    table = published(page)
+    assert [column.name for column in table.seen().columns][-1] == "published time (s)"
+    assert {len(row) for row in table.seen().rows} == {3}
+    assert table.caption.startswith(
+        f"Time of: {what}. Source: {who}. Setting: their laptop (psgd). Published "
+    )
+    folder = tmp_path / "written"
+    folder.mkdir()
+    for name in ("a.html", "a.md"):
+        write(page, folder / name)
+        assert (folder / name).read_text().count(who) == 1
+    write_tables(page, folder)
+    with (folder / "published-1.csv").open(newline="") as file:
+        assert [(row["source"], row["setting"]) for row in csv.DictReader(file)] == [
+            (figure.source, figure.setting) for figure in figures
+        ]
+
+
+def test_what_differs_stays_in_the_table(runs: list[Run]) -> None:
+    figures = [Published(strategy="psgd", ranks=n, seconds=3.8, source=f"their {n}") for n in (1, 2)]
+    table = published(page_of(runs, *figures))
+    assert [column.name for column in table.seen().columns][-1] == "source"
+    assert "Source" not in table.caption
+
+
 def test_every_format_says_so(report: Document, tmp_path: Path) -> None:
     folder = tmp_path / "written"
     folder.mkdir()

@@ -93,6 +93,7 @@ def _print_results(document: Document) -> None:
 def _print_table(table: Table) -> None:
     from paceline.report._spelling import spelled
 
+    table = table.seen()
     lines = [[column.name for column in table.columns]]
     lines += [[spelled(v, c) for v, c in zip(row, table.columns, strict=True)] for row in table.rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

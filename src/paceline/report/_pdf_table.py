@@ -27,7 +27,8 @@ class TableLayout:
     """A table laid out for a width: how high its head and each of its rows are is known before they are drawn."""
 
     def __init__(self, table: Table, width: float) -> None:
-        self.table, self.width = table, width
+        self.table = table = table.seen()
+        self.width = width
         self.key = "   ".join(f"{MARKS[mark]} {mark}" for mark in marks_in(table))
         self._right = [column.kind != "text" for column in table.columns]
         cells = [[spelled(v, c) for v, c in zip(row, table.columns, strict=True)] for row in table.rows]

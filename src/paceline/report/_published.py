@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from paceline.report._rows import Row
@@ -11,13 +13,15 @@ from paceline.report.document import Column, Section, Table, Value
 from paceline.study._context import Failed, Published
 
 NOTE = (
-    "Published seconds are of another machine and of other settings, which the last columns say; they are here to "
-    "be looked at beside ours, not to be beaten."
+    "Published seconds are of another machine and of other settings; they are here to be looked at beside ours, not to "
+    "be beaten."
 )
 STOPPED = (
     "Where ours diverged they were stopped, and how long that took would mislead: how many diverged stands in its place. "
     "Our accuracy there is the mean over all runs, as they were left."
 )
+# The last columns: what may be the same of many figures.
+WORDS = ("accuracy of", "time of", "source", "setting")
 # What a failed cell must have in common with a problem's runs to belong to it, as far as it says.
 SETTINGS = (
     "data",
@@ -82,21 +86,21 @@ def published(rows: Sequence[Row], figures: Sequence[Published], number: int) ->
             figure.source,
             figure.setting,
         ))  # fmt: skip
-    columns = (
+    columns: tuple[Column, ...] = (
         Column(name="strategy"),
         Column(name="ranks", kind="count"),
         Column(name="published time (s)", kind="seconds"),
         Column(name="our time (s)", kind="seconds"),
         Column(name="published accuracy", kind="percent"),
         Column(name="our accuracy", kind="percent"),
-        Column(name="accuracy of"),
-        Column(name="time of"),
-        Column(name="source"),
-        Column(name="setting"),
+        *(Column(name=name) for name in WORDS),
     )
     shown = [
         k for k, column in enumerate(columns) if k < 2 or any(line[k] not in (None, "") for line in lines)
     ]
+    said = {k: words for k in range(len(lines[0]) - len(WORDS), len(lines[0])) if (words := _once(lines, k))}
+    columns = tuple(replace(column, unseen=k in said) for k, column in enumerate(columns))
+    once = (f"{columns[k].name.capitalize()}: {words}." for k, words in said.items())
     return Section(
         title="Published figures",
         blocks=(
@@ -105,8 +109,27 @@ def published(rows: Sequence[Row], figures: Sequence[Published], number: int) ->
                 title="",
                 columns=tuple(columns[k] for k in shown),
                 rows=tuple(tuple(line[k] for k in shown) for line in lines),
-                caption=f"{NOTE} {STOPPED}" if stopped else NOTE,
+                caption=" ".join([*once, NOTE, *([STOPPED] if stopped else [])]),
                 marks=tuple("published" for _ in lines),
             ),
         ),
     )
+
+
+def _once(lines: Sequence[tuple[Value, ...]], column: int) -> str:
+    """What a column says, where it is the same in all lines, or in all of a strategy and so in many; else nothing.
+
+    >>> _once([("psgd", "them"), ("psgd", "them"), ("sync", "us"), ("sync", "us")], 1)
+    'them (psgd); us (sync)'
+    >>> _once([("psgd", "them"), ("sync", "them")], 1), _once([("psgd", "them"), ("psgd", "us")], 1)
+    ('them', '')
+    """
+    found: dict[str, dict[str, None]] = defaultdict(dict)
+    for line in lines:
+        found[str(line[column] or "")][str(line[0])] = None
+    if len(found) == 1:
+        return next(iter(found))
+    whose = [strategy for strategies in found.values() for strategy in strategies]
+    if len(whose) > len(set(whose)) or 2 * len(found) > len(lines):
+        return ""
+    return "; ".join(f"{words} ({', '.join(those)})" for words, those in found.items() if words)

@@ -19,7 +19,7 @@ NAMED = 3
 def summary(
     rows: Sequence[Row], target: Target | None, failed: Sequence[Failed], names: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Of one problem: a sentence or two for each thing that there is to say; `names`: settings that tell failed cells apart."""
+    """Of one problem: a sentence or two for each thing that there is to say. `names`: what tells failed cells apart."""
     said = [*verdict(rows)] if rows else []
     if target is not None:
         words = f"the target of {target}"  # where it comes from is said once

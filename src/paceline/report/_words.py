@@ -76,12 +76,12 @@ def ranges(numbers: Sequence[int]) -> str:
 def breakable(text: str) -> str:
     """As HTML that may be broken after the marks of a long option, and not only anywhere.
 
-    A number stays with its unit.
+    A number stays with its unit, and thousands with what follows them.
 
-    >>> breakable("mlp:8,seed=3, sgd")
-    'mlp:<wbr>8,<wbr>seed=<wbr>3, sgd'
+    >>> breakable("mlp:8,seed=3, sgd"), breakable("19,357 MB")
+    ('mlp:<wbr>8,<wbr>seed=<wbr>3, sgd', '19,357\xa0MB')
     >>> breakable("in 4.07 s, 94.14 %")
     'in 4.07\xa0s, 94.14\xa0%'
     """
     text = re.sub(r"(?<=\d) (?=(?:%|s|ms|us|MB|x)(?!\w))", "\u00a0", text)
-    return re.sub(r"([:=,])(?=\S)", r"\1<wbr>", escape(text, quote=False))
+    return re.sub(r"(?!(?<=\d),\d{3}(?!\d))([:=,])(?=\S)", r"\1<wbr>", escape(text, quote=False))

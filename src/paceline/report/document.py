@@ -7,7 +7,7 @@ formats say the same, and the data of a figure can be held against the records i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Value = str | int | float | None
@@ -137,6 +137,8 @@ class Column:
     name: str
     """With its unit: "time (s)"."""
     kind: Literal["text", "count", "seconds", "times", "percent", "megabytes", "number"] = "text"
+    unseen: bool = False
+    """Whether pages do without it, since the caption says what is in it; CSV has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +155,15 @@ class Table:
     """To each row one of "", "best", "diverged", "failed", "simulated", "published"; () for none."""
     folded: bool = False
     """Whether a page shows it only when asked for: the values of a figure, pieces of a master."""
+
+    def seen(self) -> Table:
+        """The same with those columns alone that pages have."""
+        rows = (zip(row, self.columns, strict=True) for row in self.rows)
+        return replace(
+            self,
+            columns=tuple(column for column in self.columns if not column.unseen),
+            rows=tuple(tuple(value for value, column in row if not column.unseen) for row in rows),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,13 +36,22 @@ def html_page(document: Document) -> str:
     )
 
 
+# A piece of a formula: a number, a letter, an operator; brackets around it.
+PIECE = r"\(*(?:\d+(?:[.,]\d+)*|log2\(p\)|[pnsSH]|[-+/=x])\)*"
+FORMULA = rf"(?<![\w.,-]){PIECE}(?:\s{PIECE})+(?!\w)"
+# That, or the name of an option.
+WHOLE = re.compile(rf"({FORMULA}|(?<!\S)--?[a-z][a-z-]*)")
+
+
 def breakable(text: str) -> str:
-    """As HTML that may be broken where a reader does not mind; never inside the name of an option.
+    """As HTML that may be broken where a reader does not mind; never inside the name of an option or a formula.
 
     >>> breakable("try --batch 32 or sync:allreduce=ring")
     'try <span class="o">--batch</span> 32 or sync:<wbr>allreduce=<wbr>ring'
+    >>> breakable("15 x (p - 1) (2 n + 1): at every batch")
+    '<span class="o">15\xa0x (p - 1) (2 n + 1)</span>: at every batch'
     """
-    return re.sub(r"(?<!\S)(--?[a-z][a-z-]*)", r'<span class="o">\1</span>', _words.breakable(text))
+    return WHOLE.sub(r'<span class="o">\1</span>', _words.breakable(text))
 
 
 def _contents(sections: Sequence[Section]) -> str:
@@ -119,6 +128,7 @@ def _table(table: Table) -> str:
 
 def _rows(table: Table, label: str) -> str:
     """The table in a box of its own, which is what scrolls where there is no room: the page never does."""
+    table = table.seen()
     css = ["t" if column.kind == "text" else "n" for column in table.columns]
     head = "".join(
         f'<th scope="col" class="{kind}">{breakable(column.name)}</th>'
@@ -130,7 +140,7 @@ def _rows(table: Table, label: str) -> str:
         mark = mark_of(table, number)
         sign = f'<span class="mark" title="{mark}">{MARKS.get(mark, "")}</span>' if marked else ""
         cells = "".join(
-            f'<td class="{kind}">{sign if k == 0 else ""}{breakable(spelled(value, column))}</td>'
+            f'<td class="{kind}">{sign if k == 0 else ""}{_cell(spelled(value, column), kind)}</td>'
             for k, (kind, value, column) in enumerate(zip(css, row, table.columns, strict=True))
         )
         body += f"<tr{f' class={mark}' if mark else ''}>{cells}</tr>"
@@ -139,6 +149,11 @@ def _rows(table: Table, label: str) -> str:
         f'<div class="box" tabindex="0" role="region" aria-label="{escape(label)}"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
+
+
+def _cell(words: str, kind: str) -> str:
+    """What is in a cell; numbers are not broken, whatever is in them."""
+    return breakable(words) if kind == "t" else breakable(words).replace("<wbr>", "")
 
 
 def _anchor(name: str) -> str:

@@ -69,6 +69,7 @@ def _figure(figure: Figure, figures: str) -> str:
 
 
 def _table(table: Table) -> str:
+    table = table.seen()
     heads = [plain(column.name) for column in table.columns]
     rules = ["---" if column.kind == "text" else "--:" for column in table.columns]
     lines = [heads, rules]
