@@ -9,6 +9,7 @@ import pytest
 
 from paceline.record import Run
 from paceline.report import document_of
+from paceline.report._results import ALONE
 from paceline.report._rows import rows_of
 from paceline.report._verdict import best, notes, verdict
 from paceline.report.document import Document, Table, Text
@@ -52,6 +53,9 @@ def test_one_rank_never_wins(runs: list[Run], tmp_path: Path) -> None:
     marks = {row[:2]: mark for row, mark in zip(results.rows, results.marks, strict=True)}
     assert [way for way, mark in marks.items() if mark == "best"] == [("sync", 2)]
     assert len(marks) == len(ways)  # the table has all
+    assert ALONE in results.caption
+    several = document_of(made(runs, tmp_path, ways[0], ways[-1]))
+    assert not any(ALONE in block.caption for block in several.blocks() if isinstance(block, Table))
 
 
 def test_serial_wins_where_more_ranks_are_slower(runs: list[Run], tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ NOTE = (
     "evaluation. samples/s: the samples of all runs of a row by the seconds of all of them, which is no mean. "
     "speedup: against the fastest serial row. MB sent: by all ranks together. threads: of each rank."
 )
+ALONE = (
+    "One rank of any strategy computes what serial does: such a row is never tinted, its speedup is noise."
+)
 OVER = "* more ranks than cores: not a measure of scaling."
 SIMULATED = (
     "Simulated: nobody waited for these seconds; they are what the strategy's own code would take on that network, by a "
@@ -44,6 +47,7 @@ def results(rows: Sequence[Row], failed: Sequence[Failed], number: int) -> Table
     caption = " ".join(
         filter(None, [
             caption,
+            ALONE if any(row.alone for row in rows) else "",
             OVER if any(row.oversubscribed for row in rows) else "",
             SIMULATED if simulated(rows) else "",
         ])
