@@ -31,16 +31,23 @@ def main() -> None:
         "runs", type=Path, metavar="RUNS", help="the study's folder of runs, all of them done"
     )
     asked = parser.parse_args()
+    if not asked.study.is_file():
+        parser.error(f"no such study: {asked.study}")
     said = paceline("study", asked.study, "--runs", asked.runs, "--dry-run")
     if " 0 failed, 0 missing" not in said:
         parser.error(f"{asked.runs} has not all of the study: {said.splitlines()[-1]}")
-    out = RESULTS / asked.study.stem
+    runs, cells = find_runs([asked.runs]), said.count("\ndone ") + said.startswith("done ")
+    if len(runs) != cells:
+        parser.error(f"{asked.runs} has {len(runs)} records, the study {cells} cells: keep others elsewhere")
+    out, new = RESULTS / asked.study.stem, RESULTS / f".{asked.study.stem}"
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    paceline("study", asked.study, "--runs", asked.runs, "-o", new / "report.html")
+    paceline("report", asked.runs, "-o", new / "report.md", "--tables", new / "tables")
+    lines = [json.dumps(kept(run)) for run in sorted(runs, key=lambda run: run.folder.name)]
+    (new / "runs.jsonl").write_text("\n".join(lines) + "\n")
     shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    paceline("study", asked.study, "--runs", asked.runs, "-o", out / "report.html")
-    paceline("report", asked.runs, "-o", out / "report.md", "--tables", out / "tables")
-    lines = [json.dumps(kept(run)) for run in sorted(find_runs([asked.runs]), key=lambda run: run.folder.name)]
-    (out / "runs.jsonl").write_text("\n".join(lines) + "\n")
+    new.rename(out)
 
 
 def kept(run: Run) -> dict[str, Any]:
