@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from paceline.comm import channel
 from paceline.comm._processes import Processes
 from paceline.errors import UsageError
 from paceline.launch import machine_cores
@@ -23,17 +22,19 @@ def nodes_of(comm: Any) -> dict[str, list[int]]:
     size = 1 if comm is None else comm.Get_size()
     if size == 1 or isinstance(comm, Processes):
         return {"ranks": [0] * size, "cores": [machine_cores()]}
-    from paceline.collectives._nodes import nodes
+    from paceline.comm._mpi import mpi
 
-    named = nodes(channel(comm)).of
-    cores = np.zeros(size, np.int64)
-    comm.Allgather(np.array([machine_cores()]), cores)
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(named))}
-    first = {numbers[name]: rank for rank, name in reversed(list(enumerate(named)))}
-    return {
-        "ranks": [numbers[name] for name in named],
-        "cores": [int(cores[first[number]]) for number in range(len(numbers))],
-    }
+    here = np.array(
+        [comm.Get_rank(), machine_cores()]
+    )  # a node is told by its first rank, and what that one sees
+    node = comm.Split_type(mpi().COMM_TYPE_SHARED)
+    node.Bcast(here, 0)
+    node.Free()
+    told = np.empty((size, 2), here.dtype)
+    comm.Allgather(here, told)
+    cores = {int(first): int(count) for first, count in told}
+    numbers = {first: number for number, first in enumerate(cores)}
+    return {"ranks": [numbers[int(first)] for first in told[:, 0]], "cores": list(cores.values())}
 
 
 def layout(run: Run) -> tuple[int, ...]:
