@@ -15,7 +15,6 @@ added up inside theirs.
 
 from __future__ import annotations
 
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -23,12 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.collectives._blocks import cut, length
+from paceline.collectives._named import prepared
 from paceline.collectives._nodes import nodes, peers
 from paceline.collectives.hierarchical import between
 from paceline.comm import Channel, channel
 from paceline.comm._shared import CACHE_LINE, SharedMemory, padded
 from paceline.errors import UsageError
-from paceline.registry import find
 
 if TYPE_CHECKING:
     from paceline.models import Model
@@ -99,17 +98,14 @@ class Replicated(_Closing):
     """Every rank has its own x and g, and makes the whole update."""
 
     def __init__(self, model: Model, comm: Any, name: str) -> None:
-        self._allreduce = find("collectives", name)
-        self._model, self._comm = model, comm
+        self._model, self._comm, self._name = model, comm, name
         self._channel = None if comm is None or comm.Get_size() == 1 else channel(comm)
         self.part = slice(0, model.x.size)
         self._prepare()
 
     def _prepare(self) -> None:
-        """Look at g once: with cold caches that takes tens of microseconds."""
-        prepare = getattr(self._allreduce, "prepare", None) or partial(partial, self._allreduce)
         self._g = self._model.g
-        self._step = prepare(self._g, self._g, self._comm, np.add)
+        self._step = prepared(self._g, self._comm, self._name)
 
     def rehearse(self) -> None:
         """Reduce zeros: what MPI sets up at a first call is set up then. Collective."""
