@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.record import Run, find_runs
+from paceline.study._file import read
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -36,9 +37,11 @@ def main() -> None:
     said = paceline("study", asked.study, "--runs", asked.runs, "--dry-run")
     if " 0 failed, 0 missing" not in said:
         parser.error(f"{asked.runs} has not all of the study: {said.splitlines()[-1]}")
-    runs, cells = find_runs([asked.runs]), said.count("\ndone ") + said.startswith("done ")
-    if len(runs) != cells:
-        parser.error(f"{asked.runs} has {len(runs)} records, the study {cells} cells: keep others elsewhere")
+    runs, cells = find_runs([asked.runs]), read(asked.study).cells("mpi")
+    if len(runs) != len(cells):
+        parser.error(
+            f"{asked.runs} has {len(runs)} records, the study {len(cells)} cells: keep others elsewhere"
+        )
     out, new = RESULTS / asked.study.stem, RESULTS / f".{asked.study.stem}"
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)

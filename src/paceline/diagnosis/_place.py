@@ -12,7 +12,7 @@ from paceline.collectives._cost import cost, has_cost
 from paceline.collectives._layout import Nodes
 from paceline.errors import UsageError
 from paceline.record import Run
-from paceline.record._node import layout, node_of
+from paceline.record._node import node_of
 
 if TYPE_CHECKING:
     from paceline.sim.machine import Machine
@@ -89,11 +89,9 @@ def place_of(run: Run) -> Place:
     ranks, told = run.config["ranks"], run.simulated
     on_node, cores = node_of(run)
     if told is None:
-        several = len(set(layout(run))) > 1
-        inside = None if several else _inside(_typical(), ranks)
-        return Place(
-            ranks=ranks, on_node=on_node, cores=cores, links=inside, per_node=on_node if several else None
-        )
+        if on_node < ranks:
+            return Place(ranks=ranks, on_node=on_node, cores=cores, links=None, per_node=on_node)
+        return Place(ranks=ranks, on_node=on_node, cores=cores, links=_inside(_typical(), ranks))
     network, links = _network(str(told.get("network"))), _inside(_machine(told.get("machine")), ranks)
     if network is not None and on_node < ranks:
         links = Links(

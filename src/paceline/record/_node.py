@@ -24,9 +24,8 @@ def nodes_of(comm: Any) -> dict[str, list[int]]:
         return {"ranks": [0] * size, "cores": [machine_cores()]}
     from paceline.comm._mpi import mpi
 
-    here = np.array(
-        [comm.Get_rank(), machine_cores()]
-    )  # a node is told by its first rank, and what that one sees
+    # A node is told by its first rank, and has the cores that this one sees.
+    here = np.array([comm.Get_rank(), machine_cores()])
     node = comm.Split_type(mpi().COMM_TYPE_SHARED)
     node.Bcast(here, 0)
     node.Free()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -136,12 +136,23 @@ def check(run: Run) -> None:
 def _check(path: Path, values: Any, tests: dict[str, Test], where: str = "") -> None:
     if not isinstance(values, dict):
         raise UsageError(f"{path} is damaged: {where}{shown(values)} is no object")
+    if (name := first_wrong(values, tests)) is not None:
+        raise UsageError(f"{path} is damaged: {where}{name} is {shown(values.get(name, 'missing'))}")
+
+
+def first_wrong(values: Mapping[str, Any], tests: Mapping[str, Test]) -> str | None:
+    """The first name whose value is missing, or does not hold; one in brackets may also be null or not there.
+
+    >>> first_wrong({"ranks": 0, "data": None}, {"(data)": is_text, "ranks": is_some})
+    'ranks'
+    """
     for key, test in tests.items():
         name = key.strip("()")
-        if key not in values and values.get(name) is None and name != key:
+        if name != key and values.get(name) is None:
             continue
         if name not in values or not test(values[name]):
-            raise UsageError(f"{path} is damaged: {where}{name} is {shown(values.get(name, 'missing'))}")
+            return name
+    return None
 
 
 def shown(value: Any) -> str:

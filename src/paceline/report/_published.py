@@ -10,6 +10,7 @@ from typing import Any
 from paceline.report._rows import Row
 from paceline.report._verdict import divergence
 from paceline.report.document import Column, Section, Table, Value
+from paceline.study._cells import PROBLEM
 from paceline.study._context import Failed, Published
 
 NOTE = (
@@ -23,19 +24,7 @@ STOPPED = (
 # The last columns: what may be the same of many figures.
 WORDS = ("accuracy of", "time of", "source", "setting")
 # What a failed cell must have in common with a problem's runs to belong to it, as far as it says.
-SETTINGS = (
-    "data",
-    "model",
-    "batch",
-    "batch_per_rank",
-    "epochs",
-    "draws",
-    "update",
-    "schedule",
-    "lr_scaling",
-    "dtype",
-    "lr",
-)
+SETTINGS = (*PROBLEM, "lr")
 
 
 def published_for(rows: Sequence[Row], published: Sequence[Published]) -> list[Published]:

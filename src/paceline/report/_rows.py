@@ -78,6 +78,11 @@ class Row:
         return int(self.members[0].summary["global_batch"])
 
     @property
+    def whole(self) -> tuple[Run, ...]:
+        """The runs that were not stopped, or all where there are none."""
+        return tuple(run for run in self.members if not run.summary.get("diverged")) or self.members
+
+    @property
     def oversubscribed(self) -> bool:
         """More ranks than cores on a node, a real or a simulated one: the times say nothing about scaling."""
         return self.cores is not None and self.on_node > self.cores

@@ -70,8 +70,7 @@ def curves(rows: Sequence[Row], number: int, target: Target | None) -> Section |
 
 def points_of(row: Row) -> list[list[Point]]:
     """The ends of the epochs of each run; of those that did not diverge, where there are any."""
-    members = [run for run in row.members if not run.summary.get("diverged")] or list(row.members)
-    return [run_points(run) for run in members]
+    return [run_points(run) for run in row.whole]
 
 
 def run_points(run: Run) -> list[Point]:

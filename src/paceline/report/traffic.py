@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from paceline.record import Run
 from paceline.report._rows import Row
 from paceline.report._series import Series, series_of
 from paceline.report._theory import Theory, theory_of
@@ -50,17 +49,12 @@ def traffic(rows: Sequence[Row], number: int) -> Section | None:
 
 def an_epoch(row: Row, what: str) -> list[float]:
     """Of each run: bytes_sent or messages_sent for the samples of an epoch of one process."""
-    return [run.summary.get(what, 0) / epochs_of(run) for run in _whole(row)]
-
-
-def _whole(row: Row) -> list[Run]:
-    """The runs that were not stopped, or all where there are none."""
-    return [run for run in row.members if not run.summary.get("diverged")] or list(row.members)
+    return [run.summary.get(what, 0) / epochs_of(run) for run in row.whole]
 
 
 def _theory(row: Row) -> Theory:
     """What those runs should have sent in such an epoch: their mean, as that of what they sent."""
-    runs = _whole(row)
+    runs = row.whole
     told = [theory_of(run) for run in runs]
     known = list(zip(told, map(epochs_of, runs), strict=True))
     sent = [one.bytes / epochs for one, epochs in known if one.bytes is not None]

@@ -15,6 +15,19 @@ from paceline.sim.options import Options
 # How costs are got at makes no run another one.
 FREE = ("recalibrate",)
 SERIAL = "serial"
+# What runs must have in common to be compared, as far as a study's file decides it. (A learning rate may be the model's.)
+PROBLEM = (
+    "data",
+    "model",
+    "batch",
+    "batch_per_rank",
+    "epochs",
+    "draws",
+    "update",
+    "schedule",
+    "lr_scaling",
+    "dtype",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from paceline.errors import UsageError
-from paceline.record._sound import is_amount, is_object, is_share, is_some, is_text, is_whole, shown
+from paceline.record._sound import (
+    first_wrong,
+    is_amount,
+    is_object,
+    is_share,
+    is_some,
+    is_text,
+    is_whole,
+    shown,
+)
 
 STUDY = "study.json"
 FAILED = "failed"
@@ -201,15 +210,13 @@ def _mistake(values: Any, rules: Mapping[str, Rule]) -> str | None:
     """What is wrong with an object, if anything; a name in brackets may be null or not there."""
     if not isinstance(values, dict):
         return f"it must be an object; got {shown(values)}"
-    for key, rule in rules.items():
-        name = key.strip("()")
-        if values.get(name) is None and name != key:
-            continue
-        if name not in values:
-            return f"{name} is missing"
-        if not rule.holds(values[name]):
-            return f"{name} must be {rule.words}; got {shown(values[name])}"
-    return None
+    name = first_wrong(values, {key: rule.holds for key, rule in rules.items()})
+    if name is None:
+        return None
+    if name not in values:
+        return f"{name} is missing"
+    rule = rules[name if name in rules else f"({name})"]
+    return f"{name} must be {rule.words}; got {shown(values[name])}"
 
 
 def _read(path: Path, wrong: list[str]) -> dict[str, Any] | None:

@@ -8,23 +8,10 @@ from dataclasses import fields
 from typing import Any, Protocol
 
 from paceline.config import Config
-from paceline.study._cells import SERIAL
+from paceline.study._cells import PROBLEM, SERIAL
 
 TEXTS = ("strategy", "of", "what", "source", "setting", "part")
 NUMBERS = ("ranks", "seconds", "accuracy")
-# What runs must have in common to be compared, as far as a study's file decides it. (A learning rate may be the model's.)
-PROBLEM = (
-    "data",
-    "model",
-    "update",
-    "schedule",
-    "lr_scaling",
-    "batch",
-    "batch_per_rank",
-    "epochs",
-    "draws",
-    "dtype",
-)
 
 
 class Part(Protocol):
