@@ -11,6 +11,7 @@ import pytest
 
 from paceline import fit
 from paceline.record import Run, find_runs
+from paceline.report.document import Document, Table
 from tests.ranks import on_ranks
 from tests.report.record_cases import SETTINGS
 from tests.sim.costs import COSTS, PROCESSOR
@@ -83,3 +84,18 @@ def altered(run: Run, folder: Path, **changes: object) -> Run:
             values.pop("nodes", None)
         (copy / name).write_text(json.dumps(values))
     return Run(copy)
+
+
+def on_two_ranks(runs: list[Run], folder: Path, *ways: tuple[object, ...]) -> list[Run]:
+    """A run of each strategy on two ranks, of serial on one, with its seconds, its accuracy, and why it diverged."""
+    names = ("strategy", "train_seconds", "test_accuracy", "diverged")
+    settings = [dict(zip(names, way, strict=False)) for way in ways]
+    return [
+        altered(runs[0], folder, threads=1, cores=4, ranks=1 if one["strategy"] == "serial" else 2, **one)
+        for one in settings
+    ]
+
+
+def table(page: Document, name: str) -> Table:
+    """The page's table of this name."""
+    return next(block for block in page.blocks() if isinstance(block, Table) and block.name == name)

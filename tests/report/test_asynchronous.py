@@ -19,7 +19,7 @@ from paceline.report._target import target_of
 from paceline.report._verdict import best, notes, remarks, verdict
 from paceline.report.accuracy import accuracy
 from paceline.report.document import Bars, Columns, Table
-from tests.report.conftest import altered
+from tests.report.conftest import altered, on_two_ranks
 
 WHY = "the loss has risen to 7.5, from 2.3 at first in epoch 1"
 PIECE = {
@@ -33,19 +33,9 @@ PIECE = {
 }
 
 
-def made(runs: list[Run], folder: Path, *ways: tuple[object, ...]) -> list[Run]:
-    """A run of each strategy on two ranks, with its seconds, its accuracy, and why it diverged."""
-    names = ("strategy", "train_seconds", "test_accuracy", "diverged")
-    settings = [dict(zip(names, way, strict=False)) for way in ways]
-    return [
-        altered(runs[0], folder, threads=1, cores=4, ranks=1 if one["strategy"] == "serial" else 2, **one)
-        for one in settings
-    ]
-
-
 def tried(runs: list[Run], folder: Path, *ways: tuple[object, ...]) -> list[Row]:
     """The rows of such runs."""
-    return rows_of(made(runs, folder, *ways))
+    return rows_of(on_two_ranks(runs, folder, *ways))
 
 
 @pytest.mark.parametrize(
@@ -127,11 +117,11 @@ def test_without_classes_the_loss_is_the_measure(runs: list[Run], tmp_path: Path
 
 
 def test_one_run_of_several_that_diverged(runs: list[Run], tmp_path: Path) -> None:
-    sync = made(runs, tmp_path, ("sync", 1.0, 0.9), ("sync", 1.0, 0.1, WHY), ("sync", 1.0, 0.9))
+    sync = on_two_ranks(runs, tmp_path, ("sync", 1.0, 0.9), ("sync", 1.0, 0.1, WHY), ("sync", 1.0, 0.9))
     [row] = rows_of(sync)
     assert cells(row)[[column.name for column in COLUMNS].index("speedup")] == "1 of 3 diverged"
     assert best([row]) is None
-    serial = made(runs, tmp_path, ("serial", 3.0, 0.9), ("serial", 0.1, 0.1, WHY))
+    serial = on_two_ranks(runs, tmp_path, ("serial", 3.0, 0.9), ("serial", 0.1, 0.1, WHY))
     assert all(
         row.speedup is None for row in rows_of([*sync, *serial])
     )  # a baseline that was stopped is none
@@ -255,7 +245,7 @@ def test_a_few_old_gradients_do_not_flatten_the_rest() -> None:
 def test_the_command_says_what_the_page_does(
     runs: list[Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sync = made(runs, tmp_path, ("sync", 2.0, 0.9), ("sync", 2.0, 0.1, WHY))
+    sync = on_two_ranks(runs, tmp_path, ("sync", 2.0, 0.9), ("sync", 2.0, 0.1, WHY))
     assert main(["report", *(str(run.folder) for run in sync), "-o", str(tmp_path / "page.html")]) == 0
     printed = capsys.readouterr().out
     assert "1 of 2 diverged" in printed

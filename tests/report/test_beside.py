@@ -14,14 +14,10 @@ from paceline.report import bench_section, document_of
 from paceline.report._results import COLUMNS
 from paceline.report.document import Bars, Columns, Document, Lines, Table, Text
 from paceline.study._context import Context, context_of
-from tests.report.conftest import altered, rewrite
+from tests.report.conftest import altered, on_two_ranks, rewrite, table
 from tests.sim.costs import PROCESSOR
 
 ROOT = Path(__file__).parents[2]
-
-
-def table(page: Document, name: str) -> Table:
-    return next(block for block in page.blocks() if isinstance(block, Table) and block.name == name)
 
 
 def titles(page: Document) -> list[str]:
@@ -223,22 +219,8 @@ def test_time_alone_has_no_accuracy(matrix: Path) -> None:
 
 def test_what_diverged_is_marked(runs: list[Run], tmp_path: Path) -> None:
     why = "the loss has risen to 7.5, from 2.3 at first in epoch 1"
-    ways = {"serial": (3.0, 0.93, None), "sync": (2.0, 0.93, None), "gossip": (0.1, 0.1, why)}
-    made = [
-        altered(
-            runs[0],
-            tmp_path,
-            strategy=name,
-            ranks=1 if name == "serial" else 2,
-            cores=4,
-            threads=1,
-            train_seconds=took,
-            test_accuracy=accuracy,
-            diverged=diverged,
-        )
-        for name, (took, accuracy, diverged) in ways.items()
-    ]
-    page = document_of(made)
+    ways = (("serial", 3.0, 0.93), ("sync", 2.0, 0.93), ("gossip", 0.1, 0.1, why))
+    page = document_of(on_two_ranks(runs, tmp_path, *ways))
     results = table(page, "results-1")
     assert {row[0]: mark for row, mark in zip(results.rows, results.marks, strict=True)} == {
         "serial": "",

@@ -14,8 +14,8 @@ import pytest
 
 from paceline.record import find_runs
 from paceline.report import document_of
-from paceline.report.document import Bars, Columns, Curve, Document, Figure, Lines, Section, Table
-from tests.report.conftest import FORETOLD, MATRIX, NODES, rewrite
+from paceline.report.document import Bars, Columns, Curve, Document, Figure, Lines, Section
+from tests.report.conftest import FORETOLD, MATRIX, NODES, rewrite, table
 
 KINDS = ("compute", "exchange", "wait", "update")
 Raw = dict[str, Any]
@@ -57,10 +57,6 @@ def lines(page: Document, name: str) -> dict[str, Curve]:
     figure = figures(page)[name]
     assert isinstance(figure, Lines)
     return {curve.label: curve for curve in figure.curves}
-
-
-def table(page: Document, name: str) -> Table:
-    return next(block for block in page.blocks() if isinstance(block, Table) and block.name == name)
 
 
 def label_of(curve: Curve, ranks: float) -> str:

@@ -14,9 +14,9 @@ from paceline.cli import main
 from paceline.record import Run
 from paceline.report import document_of
 from paceline.report._sheet import Sheet
-from paceline.report.document import Document, Table, Text
+from paceline.report.document import Document, Text
 from paceline.study._context import Context, Failed
-from tests.report.conftest import altered, rewrite
+from tests.report.conftest import altered, rewrite, table
 
 LATE = "it ran longer than the study's timeout of 2 s allows"
 
@@ -39,8 +39,7 @@ def test_a_failed_cell_is_told_by_what_it_differs_in(runs: list[Run]) -> None:
     assert said(page)[-1] == (
         f"2 cells failed: serial, 1 rank, epochs 5000: {LATE}; sync, 2 ranks, epochs 5000: {LATE}."
     )
-    (table,) = [b for b in page.blocks() if isinstance(b, Table) and b.name == "failed"]
-    assert table.rows[0] == ("serial, 1 rank, epochs 5000", "iris", "mlp:6", LATE)
+    assert table(page, "failed").rows[0] == ("serial, 1 rank, epochs 5000", "iris", "mlp:6", LATE)
     page = document_of(runs, context=Context(failed=cells[:1]))  # of several seeds
     assert said(page)[-1] == f"1 cell failed: serial, 1 rank, epochs 5000, seed 0: {LATE}."
 

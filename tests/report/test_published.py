@@ -14,7 +14,7 @@ from paceline.report._published import STOPPED
 from paceline.report.document import Document, Table
 from paceline.report.writing import write, write_tables
 from paceline.study._context import Context, Published
-from tests.report.conftest import altered
+from tests.report.conftest import altered, table
 
 SERVER = "parameter-server:masters=2,rule=plain"
 # Of how many runs how many diverged, by ranks.
@@ -36,7 +36,7 @@ def report(runs: list[Run], tmp_path: Path) -> Document:
 
 
 def published(page: Document) -> Table:
-    return next(b for b in page.blocks() if isinstance(b, Table) and b.name == "published-1")
+    return table(page, "published-1")
 
 
 def test_no_time_of_ours_where_runs_were_stopped(report: Document) -> None:

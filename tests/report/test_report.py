@@ -14,7 +14,7 @@ from paceline.report._verdict import verdict
 from paceline.report._words import seconds
 from paceline.report.accuracy import accuracy
 from paceline.report.document import Bars, Text
-from tests.report.conftest import altered
+from tests.report.conftest import altered, on_two_ranks
 
 
 def test_seeds_are_averaged_and_speedup_is_against_serial(runs: list[Run], tmp_path: Path) -> None:
@@ -146,19 +146,7 @@ def test_accuracies_that_do_not_differ_are_not_drawn(runs: list[Run], tmp_path: 
 def test_what_was_bought_in_words(
     runs: list[Run], tmp_path: Path, tried: dict[str, float], said: str
 ) -> None:
-    made = [
-        altered(
-            runs[0],
-            tmp_path,
-            strategy=name,
-            ranks=1 if name == "serial" else 2,
-            cores=4,
-            train_seconds=took,
-            threads=1,
-            test_accuracy=0.9,
-        )
-        for name, took in tried.items()
-    ]
+    made = on_two_ranks(runs, tmp_path, *((name, took, 0.9) for name, took in tried.items()))
     assert verdict(rows_of(made)) == (said,)
 
 

@@ -16,9 +16,9 @@ from paceline.report import document_of
 from paceline.report._data import table_of
 from paceline.report._rows import rows_of
 from paceline.report._ways import epoch_samples, epochs_of
-from paceline.report.document import Document, Lines, Section, Table
+from paceline.report.document import Lines, Section, Table
 from paceline.report.traffic import traffic
-from tests.report.conftest import altered, rewrite
+from tests.report.conftest import altered, rewrite, table
 from tests.sim.costs import COSTS
 
 PARAMETERS = 67
@@ -150,7 +150,7 @@ def test_messages_are_those_of_the_formulas(matrix: Path) -> None:
     """Of runs on real ranks, and on simulated ones on several nodes."""
     runs = find_runs([matrix])
     page = document_of(runs)
-    told = _table(page, "messages-1")
+    told = table(page, "messages-1")
     by_label: dict[str, list[Run]] = {}
     for run in runs:
         if run.config["ranks"] > 1:
@@ -181,7 +181,3 @@ def test_messages_are_those_of_the_formulas(matrix: Path) -> None:
     assert ring.y == drawn["sync:allreduce=ring: theory"].y
     assert ring.y == tuple(batches * 2 * (p - 1) * n * 4 / 1e6 for p in (2, 3, 4))
     assert drawn["sync:allreduce=ring: theory"].origin == "theory"
-
-
-def _table(page: Document, name: str) -> Table:
-    return next(block for block in page.blocks() if isinstance(block, Table) and block.name == name)
