@@ -24,7 +24,7 @@ import numpy as np
 from where import where
 
 from paceline import launch
-from paceline.bench._question import read_sizes, spell
+from paceline.bench.question import read_sizes, spell
 from paceline.collectives import make_exchange
 from paceline.comm import mpi
 

@@ -24,7 +24,7 @@ from where import where
 
 from paceline import launch
 from paceline.collectives import make_exchange
-from paceline.collectives._factored import Factored, pays
+from paceline.collectives._exchange import Factored, pays
 from paceline.comm import mpi
 from paceline.data import Batch, Batches, load
 from paceline.models.mlp import MLP, build

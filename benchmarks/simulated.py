@@ -65,9 +65,9 @@ def words(settings: dict) -> list[str]:
 
 
 def measure(args: argparse.Namespace) -> None:
-    from paceline.config import Config
-    from paceline.job import Job
-    from paceline.sim.calibrate import calibrate, measure_costs
+    from paceline.machine.calibrate import calibrate, measure_costs
+    from paceline.training.config import Config
+    from paceline.training.job import Job
 
     ranks = [int(word) for word in args.ranks.split(",")]
     result: dict = {**where(), "setting": {**SETTING, "draws": DRAWS, "batch_per_rank": 16}, "measured": []}

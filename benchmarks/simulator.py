@@ -35,7 +35,7 @@ REFERENCE: dict[str, Any] = {
 def messages() -> dict[str, float]:
     import numpy as np
 
-    from paceline import sim
+    from paceline import vmpi as sim
 
     def neighbours(comm: Any, rounds: int) -> None:
         rank, size = comm.Get_rank(), comm.Get_size()
@@ -60,7 +60,7 @@ def messages() -> dict[str, float]:
 def ring() -> dict[str, float]:
     import numpy as np
 
-    from paceline import sim
+    from paceline import vmpi as sim
     from paceline.collectives import allreduce
 
     def sums(comm: Any) -> bool:

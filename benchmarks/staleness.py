@@ -83,11 +83,11 @@ def train(run: Run, watch: Any = None) -> float:
     import numpy as np
 
     from paceline.data import Batches, chunks
-    from paceline.job import made
     from paceline.models._wrap import make
-    from paceline.rules import Arrival
-    from paceline.spec import parse
-    from paceline.strategies._server.placement import place
+    from paceline.names import parse
+    from paceline.strategies.parameter_server._placement import place
+    from paceline.strategies.parameter_server.rules import Arrival
+    from paceline.training.job import made
 
     data = data_of(run.data)
     model = make(parse("models", run.model), data, seed=run.seed, dtype="float32")

@@ -27,8 +27,8 @@ RANKS = (4, 8, 16)
 def trained(ranks: int, seed: int, *, own: bool) -> float:
     """Rank 0's accuracy on the test images, in percent."""
     from paceline.data import Batches, load
-    from paceline.evaluation import score
     from paceline.models.mlp import build
+    from paceline.worker.evaluation import score
 
     data = load("mnist")
     model = build(data, 128, 64, seed=seed)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 import paceline
-from paceline import sim
-from paceline.sim.faults import fail_at
+from paceline import vmpi as sim
+from paceline.vmpi.faults import fail_at
 
 
 def halo(comm: Any) -> float:

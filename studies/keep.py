@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.record import Run, find_runs
-from paceline.study._file import read
+from paceline.study.file import read
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.config import Config
-from paceline.pools import held_to
-from paceline.training import Job, train
+from paceline.launch.resources import held_to
+from paceline.training.config import Config
+from paceline.training.rank import Job, train
 
 
 def trained(comm: Any, *, strategy: str, trace: bool) -> dict[str, Any]:

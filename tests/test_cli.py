@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline import registry
+from paceline import names as registry
 from paceline.cli import COMMANDS
 from paceline.commands.list import GIVEN, _said_of_fields
 from paceline.launch import mpiexec

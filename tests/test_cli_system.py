@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paceline import files
 from paceline.cli import main
 from paceline.errors import UsageError
-from paceline.evaluation import Epoch
-from paceline.launch._threads import VARIABLES
+from paceline.launch.resources import VARIABLES
 from paceline.record import Record, Run, find_runs
-from paceline.record import _files as files
+from paceline.worker.evaluation import Epoch
 
 STARTS_RANKS = True
 SMALL = "--data iris --model mlp:4 --epochs 1 --batch 10 --strategy serial --quiet"

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline import registry, spec
+from paceline import names as registry
+from paceline import names as spec
 from paceline.cli import COMMANDS
 
 ROOT = Path(__file__).parent.parent

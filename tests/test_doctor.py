@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
-from paceline import cli, registry
+from paceline import cli
+from paceline import doctor as _facts
+from paceline import names as registry
 from paceline.commands import train
-from paceline.doctor import MIB, Report, diagnose, examine
+from paceline.doctor import MIB, Facts, Report, diagnose, examine
 from paceline.errors import UsageError
-from paceline.launch import _facts, _machine, find
-from paceline.launch._facts import Facts
+from paceline.launch import find
+from paceline.launch import resources as _machine
 from tests.ranks import ROOT
 
 STARTS_RANKS = True

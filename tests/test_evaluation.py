@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from paceline.comm._control import Control
+from paceline.comm.control import Control
 from paceline.data import ArraySplit, load
-from paceline.evaluation import agree_on_buffers, score, score_together
 from paceline.models.mlp import build
+from paceline.worker.evaluation import agree_on_buffers, score, score_together
 from tests.data.test_batches import Unread
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline import fit
-from paceline.guard import Guard, alike
+from paceline.worker.divergence import Guard, alike
 from tests.diagnosis.made import costs
 
 SATURATED = dict(lr=100.0, epochs=4, batch=64, runs=None, quiet=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.comm._events import Events
-from paceline.comm.recording import Recorded
-from paceline.rehearsal import unrecorded
-from paceline.stopwatch import Telling
+from paceline.comm.counting import Recorded
+from paceline.comm.events import Events
+from paceline.comm.stopwatch import Telling
+from paceline.worker.rehearsal import unrecorded
 from tests.ranks import on_ranks
 
 

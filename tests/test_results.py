@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from paceline.study._file import read
+from paceline.study.file import read
 
 ROOT = Path(__file__).parent.parent
 STUDIES = ROOT / "studies"

@@ -5,10 +5,11 @@ from typing import Any, Literal
 
 import pytest
 
-from paceline import registry, spec
+from paceline import names as registry
+from paceline import names as spec
 from paceline.errors import UsageError
-from paceline.job import strategy_of
 from paceline.strategies.sync import Sync
+from paceline.training.job import strategy_of
 
 
 @dataclass(frozen=True, kw_only=True)

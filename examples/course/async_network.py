@@ -22,10 +22,10 @@ import numpy as np  # noqa: E402
 from mpi4py import MPI  # noqa: E402
 from network import NeuralNetwork  # noqa: E402
 
-from paceline import spec  # noqa: E402
+from paceline import names as spec  # noqa: E402
 from paceline.errors import AgreedError  # noqa: E402
 from paceline.launch import by_hand  # noqa: E402
-from paceline.rules import Arrival  # noqa: E402
+from paceline.strategies.parameter_server.rules import Arrival  # noqa: E402
 
 NOTHING = np.empty(0)
 

@@ -20,7 +20,8 @@ from sync_network import SynchronicNeuralNetwork
 from sync_network_collective import SynchronicNeuralNetwork as CollectiveNeuralNetwork
 from utils import load_mnist
 
-from paceline import launch, registry
+from paceline import launch
+from paceline import names as registry
 
 LAYERS = [784, 128, 64, 10]
 

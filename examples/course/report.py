@@ -21,8 +21,8 @@ from answers import answers
 from arguments import Parser, ranks
 
 from paceline.launch import find, run, usable_cores
-from paceline.launch._cores import others_running
-from paceline.record._environment import processor
+from paceline.launch.cores import others_running
+from paceline.record.environment import processor
 
 HERE = Path(__file__).parent
 MASTERS = (1, 2, 4)

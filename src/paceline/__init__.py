@@ -11,9 +11,9 @@ __version__ = "0.1.0"
 # starts nothing.
 _PLACES = {
     "Batch": "paceline.data",
-    "Config": "paceline.config",
+    "Config": "paceline.training.config",
     "Dataset": "paceline.data",
-    "Fitted": "paceline.training",
+    "Fitted": "paceline.training.rank",
     "GlobalDropout": "paceline.models._torch_layers",
     "MLP": "paceline.models.mlp",
     "Model": "paceline.models",
@@ -32,7 +32,6 @@ __all__ = ["__version__", *sorted(_PLACES)]
 
 if TYPE_CHECKING:
     from paceline.collectives import allreduce as allreduce
-    from paceline.config import Config as Config
     from paceline.data import Batch as Batch
     from paceline.data import Dataset as Dataset
     from paceline.data import load as load
@@ -46,7 +45,8 @@ if TYPE_CHECKING:
     from paceline.prediction import predict as predict
     from paceline.record import Run as Run
     from paceline.strategies import Strategy as Strategy
-    from paceline.training import Fitted as Fitted
+    from paceline.training.config import Config as Config
+    from paceline.training.rank import Fitted as Fitted
     from paceline.worker import Worker as Worker
 
 

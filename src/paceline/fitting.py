@@ -9,14 +9,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.config import Config
 from paceline.errors import UsageError
-from paceline.sim.options import NAMES, Options, options_of
+from paceline.simulate.options import NAMES, Options, options_of
+from paceline.training.config import Config
 
 if TYPE_CHECKING:
-    from paceline.job import Job
     from paceline.strategies import Strategy
-    from paceline.training import Fitted
+    from paceline.training.job import Job
+    from paceline.training.rank import Fitted
     from paceline.worker import Worker
 
 
@@ -47,7 +47,7 @@ def fit(
     With `trace=True` the record also holds every call of MPI of every rank: `paceline trace` draws them.
 
     With `on="sim"` the ranks are simulated, in this process and in virtual time: `ranks=256, network="10gbe"`. Further
-    settings of that are `machine`, `slow`, `jitter`, `compute`, `faults` … (see `paceline.sim.options.Options`).
+    settings of that are `machine`, `slow`, `jitter`, `compute`, `faults` … (see `paceline.simulate.options.Options`).
 
     >>> fitted = fit("mlp:8", "iris", strategy="serial", epochs=2, batch=10, runs=None, quiet=True)
     >>> fitted.steps
@@ -63,22 +63,22 @@ def fit(
     if options is not None:
         return _simulated(job(), ranks, comm, options, quiet)
     if comm is None and (world() is not None or _mpi_is_running()):
-        from paceline.comm._mpi import mpi
+        from paceline.comm.world import mpi
 
         comm = mpi().COMM_WORLD
     shown = None if quiet else _progress()
     if comm is not None:
         return _on_these_ranks(job, comm, ranks, shown)
-    from paceline.training import train
+    from paceline.training.rank import train
 
     if _whole(ranks) > 1:
-        from paceline.elsewhere import fit_on_ranks
+        from paceline.launch.remote import fit_on_ranks
 
         return fit_on_ranks(job(), _whole(ranks), quiet=quiet)
     alone = job()
     if ranks is None and alone.config.replay is not None:
-        from paceline.elsewhere import fit_on_ranks
-        from paceline.replaying import ranks_of
+        from paceline.launch.remote import fit_on_ranks
+        from paceline.training.replaying import ranks_of
 
         return fit_on_ranks(alone, ranks_of(alone.config) or 1, quiet=quiet)
     return train(alone, _alone(alone), progress=shown)
@@ -87,8 +87,8 @@ def fit(
 def _simulated(job: Job, ranks: int | None, comm: Any, options: Options, quiet: bool) -> Fitted:
     """Train on simulated ranks."""
     from paceline.launch import world
-    from paceline.replaying import ranks_of
-    from paceline.sim._training import simulate
+    from paceline.simulate.training import simulate
+    from paceline.training.replaying import ranks_of
 
     if comm is not None or world() is not None or _mpi_is_running():
         raise UsageError(
@@ -101,7 +101,7 @@ def _simulated(job: Job, ranks: int | None, comm: Any, options: Options, quiet: 
 def _on_these_ranks(job: Callable[[], Job], comm: Any, ranks: int | None, progress: Any) -> Fitted:
     """Train on the ranks of `comm`, every one of which is here; a rank that refuses what it was given ends all."""
     from paceline.launch import abort_on_error, verify
-    from paceline.training import train
+    from paceline.training.rank import train
 
     verify(comm.Get_size())
     with abort_on_error(comm, usage_errors=False):
@@ -124,7 +124,7 @@ def _whole(ranks: Any) -> int:
 def _job(
     model: Any, data: Any, strategy: Any, settings: dict[str, Any], runs: str | Path | None, trace: bool
 ) -> Job:
-    from paceline.job import Job, strategy_of
+    from paceline.training.job import Job, strategy_of
 
     for name, thing in (("model", model), ("data", data), ("strategy", strategy)):
         if thing is None:
@@ -150,7 +150,7 @@ def _config(model: Any, data: Any, strategy: Any, settings: dict[str, Any]) -> C
     config = Config(**spelled, **settings)
     if config.replay is None:
         return config
-    from paceline.replaying import as_in
+    from paceline.training.replaying import as_in
 
     return as_in(config)
 
@@ -172,12 +172,12 @@ def _alone(job: Any) -> Any:
     """A communicator of one: none for the serial baseline, which needs no MPI."""
     if job.name() == "serial":
         return None
-    from paceline.comm._world import communicator
+    from paceline.comm.world import communicator
 
     return communicator(job.launcher())
 
 
 def _progress(*, simulated: bool = False) -> Any:
-    from paceline.progress import on
+    from paceline.training.progress import on
 
     return on(sys.stderr, simulated=simulated)

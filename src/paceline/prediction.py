@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline import spec
+from paceline import names as spec
 from paceline.data import ArraySplit, Dataset, Split, chunks, load
-from paceline.data._checks import check_inputs, check_labels
+from paceline.data._samples import check_inputs, check_labels
 from paceline.errors import UsageError, unknown
 from paceline.models import Model
 from paceline.models._wrap import as_model, make

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline import registry
+from paceline import names as registry
 from paceline.bench import allreduce
-from paceline.bench._fit import SIZES, fit_line
-from paceline.bench._question import read_ranks, read_sizes, spell
 from paceline.bench._table import table
+from paceline.bench.fit import SIZES, fit_line
+from paceline.bench.question import read_ranks, read_sizes, spell
 from paceline.errors import UsageError
 
 STARTS_RANKS = True

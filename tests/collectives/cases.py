@@ -214,7 +214,7 @@ class Matrix(np.ndarray):
 
 def prepared(world: Any) -> None:
     """A prepared call does the same again and again, with what is then in the arrays."""
-    from paceline.registry import find
+    from paceline.names import find
 
     for name in NAMES:
         for dtype, order in ((np.float32, "C"), (np.float16, "C"), (np.float64, "F")):

@@ -11,11 +11,11 @@ import numpy as np
 
 from paceline.collectives import _exchange, make_exchange
 from paceline.comm import Recorded, pretend_nodes
-from paceline.config import Config
 from paceline.data import ArraySplit, Batches
 from paceline.errors import UsageError
 from paceline.models.mlp import MLP
-from paceline.training import Job, train
+from paceline.training.config import Config
+from paceline.training.rank import Job, train
 from paceline.worker import Worker
 from tests.collectives.cases import first
 from tests.collectives.exchanges import Vectors

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.collectives._blocks import cut, length
 from paceline.collectives._cost import Cost, Machine, cost
-from paceline.collectives._layout import Nodes, one_node
+from paceline.collectives._layout import Nodes, cut, length, one_node
 from paceline.collectives._power_of_two import PowerOfTwo
 from paceline.collectives.auto import choose
 

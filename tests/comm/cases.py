@@ -8,8 +8,7 @@ import numpy as np
 
 from paceline.collectives import allreduce
 from paceline.comm import Recorded, channel, pretend_nodes
-from paceline.comm._agree import agreed, same
-from paceline.comm._control import Control
+from paceline.comm.control import Control, agreed, same
 from paceline.errors import AgreedError, UsageError
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.comm._calls import nbytes
-from paceline.comm.recording import Counts, Recorded, Traffic
+from paceline.comm.calls import nbytes
+from paceline.comm.counting import Counts, Recorded, Traffic
 from tests.ranks import on_ranks
 
 

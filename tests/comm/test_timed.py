@@ -11,9 +11,9 @@ import pytest
 from paceline.collectives import allreduce
 from paceline.collectives._nodes import nodes
 from paceline.comm import Recorded, channel, pretend_nodes
-from paceline.comm._hollow import SHORT, room, rows
-from paceline.comm._operation import Charged, operation
-from paceline.comm._processes import Processes
+from paceline.comm.operations import Charged, operation
+from paceline.comm.torch_processes import Processes
+from paceline.vectors import SHORT, room, rows
 from tests.comm.timed import Timed
 
 FLOAT = np.dtype(np.float32)

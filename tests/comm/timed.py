@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.comm._processes import Window
+from paceline.comm.torch_processes import Window
 
 _keys = itertools.count()
 

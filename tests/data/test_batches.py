@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.data import ArraySplit, Batch, Batches, chunks, load, partition, piece
+from paceline.data._batches import Shares
 from paceline.errors import UsageError
-from paceline.shares import Shares
 
 
 def numbered(samples: int) -> ArraySplit:

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline import registry
+from paceline import names as registry
 from paceline.data import chunks, load
 from paceline.errors import UsageError
-from paceline.spec import options_of, parse
+from paceline.names import options_of, parse
 
 
 def test_a_function_of_the_users() -> None:

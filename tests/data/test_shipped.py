@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.data import ArraySplit, chunks, load
-from paceline.data._files import FOLDER, SHA256
+from paceline.data._shipped import FOLDER, SHA256
 from paceline.errors import UsageError
 
 
@@ -78,7 +78,7 @@ def test_importing_starts_nothing_and_brings_nothing_heavy() -> None:
 import sys, threading, pathlib, os
 os.environ["PACELINE_CACHE"] = "/nonexistent"
 import paceline.data
-from paceline import registry
+from paceline import names as registry
 for name in registry.names("data"):
     registry.find("data", name)
 heavy = {"torch", "PIL", "matplotlib", "mpi4py.MPI", "pandas"} & set(sys.modules)

@@ -8,11 +8,10 @@ from math import inf
 from typing import Any
 
 from paceline.diagnosis import Cause, Diagnosis
-from paceline.diagnosis._advice import present_batch
+from paceline.diagnosis._advice import present_batch, settings_in
 from paceline.diagnosis._case import Case
-from paceline.diagnosis._tried import settings_in
-from paceline.job import strategy_in
 from paceline.record import Run
+from paceline.training.job import strategy_in
 
 
 def contradictions(case: Case, found: Diagnosis) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.diagnosis import diagnose
-from paceline.diagnosis._tried import settings_in
+from paceline.diagnosis._advice import settings_in
 from paceline.record import Run
 from tests.diagnosis.made import LOOPBACK, SERIAL, TIME_ALONE, case_of, cause, made, only
 

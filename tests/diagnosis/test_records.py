@@ -33,7 +33,7 @@ def test_parts_are_the_log_of_every_step(tmp_path: Path) -> None:
 
 
 def test_speedups_are_those_of_the_report(tmp_path: Path) -> None:
-    from paceline.report._rows import rows_of
+    from paceline.compare.rows import rows_of
 
     runs = made(tmp_path, SERIAL, (RING, 2), (RING, 4), ("psgd", 4), seed=3)
     told = {(row.strategy, row.ranks): row.speedup for row in rows_of(runs)}

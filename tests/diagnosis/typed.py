@@ -9,11 +9,11 @@ from dataclasses import fields
 from typing import Any
 
 from paceline.commands import train
-from paceline.config import Config
-from paceline.job import Job
 from paceline.record import Run
-from paceline.sim.network import parse_network
-from paceline.sim.options import NAMES, options_of
+from paceline.simulate.options import NAMES, options_of
+from paceline.training.config import Config
+from paceline.training.job import Job
+from paceline.vmpi.network import parse_network
 
 
 def accepted(run: Run, advice: str) -> None:

@@ -12,8 +12,8 @@ import pytest
 from paceline import UsageError, fit
 from paceline.cli import main
 from paceline.export import check_installed, mlflow, tensorboard
+from paceline.files import write_arrays
 from paceline.record import Run
-from paceline.record._files import write_arrays
 from tests.sim.test_training import COSTS
 
 EPOCHS = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from paceline.launch import _threads, threads_of_rank
+from paceline.launch import resources as _threads
+from paceline.launch import threads_of_rank
 
 
 def bound_shares(comm: Any) -> list[int]:

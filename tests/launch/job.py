@@ -87,7 +87,7 @@ def _one(act: Any, who: int = 1) -> Any:
 
 def _leaves(comm: Any) -> None:
     """Rank 1 leaves, the others wait for it; patience is short, for the test's sake."""
-    from paceline.launch import _guard
+    from paceline.launch import guard as _guard
 
     _guard.PATIENCE = 0.5
     if comm.rank == 1:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.launch._banners import DASHES, LONGEST, Banners
+from paceline.launch.banners import DASHES, LONGEST, Banners
 
 EXITED = (
     DASHES

@@ -11,15 +11,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.launch import _cores, machine_cores, run, take_cores, usable_cores
-from paceline.launch._cores import VARIABLE, reserved, variables
-from paceline.launch._world import World
+from paceline.launch import cores as _cores
+from paceline.launch import machine_cores, run, take_cores, usable_cores
+from paceline.launch.cores import VARIABLE, reserved, variables
+from paceline.launch.world import World
 
 STARTS_RANKS = True
 
 HOLDER = """
 import os, sys
-from paceline.launch import _cores
+from paceline.launch import cores as _cores
 mine = [int(core) for core in sys.argv[1:]]
 os.sched_getaffinity = lambda _: mine
 _cores.usable_cores = lambda: len(mine)
@@ -152,7 +153,7 @@ def test_in_a_rank_that_its_launcher_has_bound_the_machines_cores_are_known() ->
     """To the records and to the doctor, too; ranks that a shell script starts are none the less the launcher's."""
     program = (
         "import os; from paceline.launch import _facts, machine_cores\n"
-        "from paceline.record._environment import environment\n"
+        "from paceline.record.environment import environment\n"
         "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
         "facts, told = _facts._machine_facts(), environment(threads=1)\n"
         "print(machine_cores(), facts.usable, facts.affinity, told['cores'], told['bound'])"

@@ -16,7 +16,7 @@ from typing import IO, Any
 import pytest
 
 from paceline.launch import run
-from paceline.launch._job import PREFIX, _Stream, _sweep
+from paceline.launch.job import PREFIX, _Stream, _sweep
 from tests.launch.started import Started, lives
 
 STARTS_RANKS = True

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from paceline.errors import UsageError
-from paceline.launch import _library, find, mpiexec
-from paceline.launch._library import Library, recognise
-from paceline.launch._settings import clean, folder_settings, for_library
+from paceline.launch import find, mpiexec
+from paceline.launch import library as _library
+from paceline.launch.command import clean, folder_settings, for_library
+from paceline.launch.library import Library, recognise
 
 HYDRA = "HYDRA build details:\n    Version:                                 4.0.2\n    Release Date: x\n"
 INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.9 Build 20230307\nCopyright 2003-2023, Intel Corporation."

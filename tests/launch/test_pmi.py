@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.launch import _prepare
-from paceline.launch._pmi import relay
-from paceline.launch._prepare import prepared
-from paceline.launch._world import World
+from paceline.launch import prepare as _prepare
+from paceline.launch.pmi import relay
+from paceline.launch.prepare import prepared
+from paceline.launch.world import World
 
 
 def slurm(connection: socket.socket, asked: list[bytes]) -> None:

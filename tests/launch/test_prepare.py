@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UsageError
-from paceline.launch import _prepare, find, mpiexec
-from paceline.launch._home import home_settings
-from paceline.launch._library import Library
-from paceline.launch._prepare import prepared
-from paceline.launch._world import World
+from paceline.launch import find, mpiexec
+from paceline.launch import prepare as _prepare
+from paceline.launch.library import Library, home_settings
+from paceline.launch.prepare import prepared
+from paceline.launch.world import World
 
 STARTS_RANKS = True
 ALONE = """

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.errors import UsageError
-from paceline.launch import _threads, allocated_cores, apply_threads, threads_per_rank, usable_cores
-from paceline.launch._threads import VARIABLES, cpu_quota
+from paceline.launch import allocated_cores, apply_threads, threads_per_rank, usable_cores
+from paceline.launch import resources as _threads
+from paceline.launch.resources import VARIABLES, cpu_quota
 from tests.ranks import on_ranks
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.launch import World, verify, world
-from paceline.launch._world import mismatch
+from paceline.launch.world import mismatch
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1",

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline import spec
+from paceline import names as spec
 from paceline.data import ArraySplit, Dataset, load
 from paceline.errors import UsageError
 from paceline.models import Model, mlp
-from paceline.models import _standardise as standardising
+from paceline.models import mlp as standardising
 from paceline.models.mlp import MLP, build
 from paceline.updates.adam import Adam
 from paceline.updates.momentum import Momentum
@@ -220,7 +220,7 @@ def test_options_are_checked(sizes: tuple[int, ...], options: dict[str, Any], me
 def test_standardised_by_the_training_samples(
     shape: tuple[int, ...], rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standardising, "CHUNK_VALUES", rows * 6)
+    monkeypatch.setattr(standardising, "STANDARDISE_VALUES", rows * 6)
     random = np.random.default_rng(1)
     inputs = random.normal(50, [1, 2, 3, 1e-3, 0, 10], (47, 6))
     inputs[:, 4] = 0.1

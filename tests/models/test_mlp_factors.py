@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from paceline.data import Batch, piece
 from paceline.models import FactoredModel
-from paceline.models._mlp_factors import PASSES, cut_rows
+from paceline.models._factors import PASSES, cut_rows
 from paceline.models.mlp import MLP
 from tests.models.mlp_nets import VARIANTS, batch, name, net
 

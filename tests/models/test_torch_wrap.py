@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline import spec
+from paceline import names as spec
 from paceline.data import load
 from paceline.errors import UsageError
 from paceline.models._torch import TorchModel
@@ -119,7 +119,7 @@ import sys
 sys.path.insert(0, {root!r})
 from paceline.data import load
 from paceline.models._wrap import make
-from paceline.spec import parse
+from paceline.names import parse
 wanted = parse("models", "tests.models.late_torch:build")
 assert "torch" not in sys.modules
 iris = load("iris")

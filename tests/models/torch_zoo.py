@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from paceline.data import Batch
-from paceline.models._torch_parts import mixed
+from paceline.models._torch import mixed
 
 torch.set_num_threads(1)  # the cases are small, and other tests run beside them
 

@@ -11,9 +11,9 @@ import pytest
 from paceline import MLP, UsageError, fit, load_model, predict
 from paceline.cli import main
 from paceline.commands.train import _told
-from paceline.launch._threads import VARIABLES
+from paceline.files import replacing, write_arrays, write_json
+from paceline.launch.resources import VARIABLES
 from paceline.record import Run, find_runs, new_folder
-from paceline.record._files import replacing, write_arrays, write_json
 
 
 def trained(folder: Path, **settings: object) -> Run:

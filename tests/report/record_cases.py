@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.config import Config
-from paceline.job import Job
-from paceline.training import train
+from paceline.training.config import Config
+from paceline.training.job import Job
+from paceline.training.rank import train
 
 SETTINGS: dict[str, Any] = {
     "data": "iris",

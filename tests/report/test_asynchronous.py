@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
+from paceline.compare.rows import Row, rows_of
+from paceline.compare.staleness import BARS, Staleness, staleness_of
+from paceline.compare.target import target_of
+from paceline.compare.verdict import best, notes, remarks, verdict
 from paceline.record import Run
 from paceline.report import document_of
 from paceline.report._ages import ages
 from paceline.report._results import COLUMNS, cells
-from paceline.report._rows import Row, rows_of
-from paceline.report._staleness import BARS, Staleness, staleness_of
-from paceline.report._target import target_of
-from paceline.report._verdict import best, notes, remarks, verdict
 from paceline.report.accuracy import accuracy
 from paceline.report.document import Bars, Columns, Table
 from tests.report.conftest import altered, on_two_ranks

@@ -13,7 +13,7 @@ from paceline.record import Run, find_runs
 from paceline.report import bench_section, document_of
 from paceline.report._results import COLUMNS
 from paceline.report.document import Bars, Columns, Document, Lines, Table, Text
-from paceline.study._context import Context, context_of
+from paceline.study.context import Context, context_of
 from tests.report.conftest import altered, on_two_ranks, rewrite, table
 from tests.sim.costs import PROCESSOR
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paceline.compare import laws
+from paceline.compare.rows import rows_of
+from paceline.compare.theory import layout_of
 from paceline.record import Run, find_runs
-from paceline.report import laws
 from paceline.report._draw_lines import _values
-from paceline.report._rows import rows_of
 from paceline.report._series import series_of
-from paceline.report._theory import layout_of
 from paceline.report.document import Lines, Section, Table, Text
 from paceline.report.scaling import fits_of, scaling
 from tests.report.conftest import altered, rewrite

@@ -15,7 +15,7 @@ from paceline.record import Run
 from paceline.report import document_of
 from paceline.report._sheet import Sheet
 from paceline.report.document import Document, Text
-from paceline.study._context import Context, Failed
+from paceline.study.context import Context, Failed
 from tests.report.conftest import altered, rewrite, table
 
 LATE = "it ran longer than the study's timeout of 2 s allows"

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from paceline import registry
+from paceline import names as registry
 from paceline.report import pictures
 from paceline.report._measure import width_of, wrap
 from paceline.report._ticks import limits, spelled, ticks

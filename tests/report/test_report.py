@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 
 from paceline import UsageError
+from paceline.compare.rows import Row, problem_of, rows_of
+from paceline.compare.verdict import verdict
+from paceline.compare.words import seconds
 from paceline.record import Run
 from paceline.report import document_of, write_report
-from paceline.report._problem import problem_of
 from paceline.report._results import COLUMNS, cells
-from paceline.report._rows import Row, rows_of
-from paceline.report._verdict import verdict
-from paceline.report._words import seconds
 from paceline.report.accuracy import accuracy
 from paceline.report.document import Bars, Text
 from tests.report.conftest import altered, on_two_ranks

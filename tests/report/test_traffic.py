@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from paceline import fit
+from paceline.compare.rows import rows_of
+from paceline.compare.theory import epoch_samples, epochs_of
 from paceline.record import Run, find_runs
 from paceline.report import document_of
 from paceline.report._data import table_of
-from paceline.report._rows import rows_of
-from paceline.report._ways import epoch_samples, epochs_of
 from paceline.report.document import Lines, Section, Table
 from paceline.report.traffic import traffic
 from tests.report.conftest import altered, rewrite, table

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from paceline.compare.rows import rows_of
+from paceline.compare.verdict import best, notes, verdict
 from paceline.record import Run
 from paceline.report import document_of
 from paceline.report._results import ALONE
-from paceline.report._rows import rows_of
-from paceline.report._verdict import best, notes, verdict
 from paceline.report.document import Document, Table, Text
 from tests.report.conftest import altered
 

@@ -9,20 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline import registry, spec
+from paceline import names as registry
+from paceline import names as spec
 from paceline.data import Batches, load
 from paceline.errors import UsageError
+from paceline.launch.resources import held_to
 from paceline.models.mlp import MLP
-from paceline.pools import held_to
-from paceline.rules import Arrival, Rule
-from paceline.rules.adaptive import Adaptive
-from paceline.rules.clip import Clip
-from paceline.rules.dana import Dana
-from paceline.rules.dc import Dc
-from paceline.rules.gap_aware import GapAware
-from paceline.rules.plain import Plain
-from paceline.rules.rms import Rms
-from paceline.rules.staleness import Staleness
+from paceline.strategies.parameter_server.rules import Arrival, Rule
+from paceline.strategies.parameter_server.rules.adaptive import Adaptive
+from paceline.strategies.parameter_server.rules.clip import Clip
+from paceline.strategies.parameter_server.rules.dana import Dana
+from paceline.strategies.parameter_server.rules.dc import Dc
+from paceline.strategies.parameter_server.rules.gap_aware import GapAware
+from paceline.strategies.parameter_server.rules.plain import Plain
+from paceline.strategies.parameter_server.rules.rms import Rms
+from paceline.strategies.parameter_server.rules.staleness import Staleness
 from paceline.updates.adam import Adam
 from paceline.updates.momentum import Momentum
 from paceline.updates.nesterov import Nesterov

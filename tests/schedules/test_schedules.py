@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline import registry, spec
+from paceline import names as registry
+from paceline import names as spec
 from paceline.errors import UsageError
 from paceline.schedules import Schedule, scaled_rate
 from paceline.schedules.constant import Constant

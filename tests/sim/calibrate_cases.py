@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.config import Config
-from paceline.job import Job
-from paceline.sim._calibrate_job import measure
+from paceline.machine._job import measure
+from paceline.training.config import Config
+from paceline.training.job import Job
 
 
 def work(comm: Any, *, strategies: list[str], model: str, data: str, batch: int) -> dict[str, Any]:

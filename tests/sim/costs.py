@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.sim import Costs
-from paceline.sim._tables import Curves
+from paceline.vmpi import Costs
+from paceline.vmpi.curves import Curves
 
 WORK = {
     "gradient": [[1, 50e-6], [64, 400e-6]],

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline import sim
+from paceline import vmpi as sim
 from tests.sim.players import play
 
 

@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from paceline.config import Config
-from paceline.fitted import Fitted
-from paceline.job import Job, Parts
-from paceline.sim import Costs, run
-from paceline.sim._model import copied
-from paceline.sim._tables import Curves
-from paceline.sim._training import Simulated, Simulation
-from paceline.sim.faults import shuffle, slow
-from paceline.sim.network import parse_network
-from paceline.sim.options import Options
-from paceline.strategies._server.owned import APPLIED, DROPPED
-from paceline.strategies._server.placement import place
-from paceline.training import train, train_at
+from paceline.simulate.model import copied
+from paceline.simulate.options import Options
+from paceline.simulate.training import Simulated, Simulation
+from paceline.strategies.parameter_server._owned import APPLIED, DROPPED
+from paceline.strategies.parameter_server._placement import place
+from paceline.training.config import Config
+from paceline.training.fitted import Fitted
+from paceline.training.job import Job, Parts
+from paceline.training.rank import train, train_at
+from paceline.vmpi import Costs, run
+from paceline.vmpi.curves import Curves
+from paceline.vmpi.faults import shuffle, slow
+from paceline.vmpi.network import parse_network
 from paceline.worker import Worker
 
 SETTINGS: dict[str, Any] = {

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.config import Config
 from paceline.errors import UsageError
-from paceline.job import Job
+from paceline.machine import costs as _calibrate_costs
+from paceline.machine.calibrate import calibrate, costs_of, link_of, measure_costs
+from paceline.machine.costs import merged
+from paceline.machine.profile import Costs, Machine
 from paceline.models.mlp import MLP
-from paceline.sim import _calibrate_costs
-from paceline.sim._calibrate_costs import merged
-from paceline.sim._tables import Curves
-from paceline.sim.calibrate import calibrate, costs_of, link_of, measure_costs
-from paceline.sim.compute import Compute
-from paceline.sim.machine import Costs, Machine
-from paceline.sim.network import Network
+from paceline.training.config import Config
+from paceline.training.job import Job
+from paceline.vmpi.compute import Compute
+from paceline.vmpi.curves import Curves
+from paceline.vmpi.network import Network
 from tests.ranks import on_ranks
 
 SIZES = [8, 100, 101, 1000]

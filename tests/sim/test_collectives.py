@@ -18,9 +18,9 @@ from paceline.collectives._cost import cost
 from paceline.collectives._layout import Nodes
 from paceline.comm import Recorded
 from paceline.errors import UsageError
-from paceline.sim import run
-from paceline.sim.errors import Deadlock
-from paceline.sim.faults import shuffle
+from paceline.vmpi import run
+from paceline.vmpi.errors import Deadlock
+from paceline.vmpi.faults import shuffle
 
 MESSAGES = ("naive", "ring", "recursive-doubling", "rabenseifner")
 NAMES = (*MESSAGES, "shared-memory", "hierarchical", "native", "auto")

@@ -8,9 +8,9 @@ import statistics
 import pytest
 
 from paceline.errors import UsageError
-from paceline.sim._tables import Curves
-from paceline.sim.compute import Compute
-from paceline.sim.machine import Costs, Machine
+from paceline.machine.profile import Costs, Machine
+from paceline.vmpi.compute import Compute
+from paceline.vmpi.curves import Curves
 
 GRADIENT = {"gradient": Curves.of({1: [[1, 2.0], [9, 4.0]], 4: [[1, 4.0], [9, 8.0]]})}
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline import sim
-from paceline.sim._tables import Curves
-from paceline.sim.machine import Link, Machine
-from paceline.sim.network import Network
+from paceline import vmpi as sim
+from paceline.machine.profile import Link, Machine
+from paceline.vmpi.curves import Curves
+from paceline.vmpi.network import Network
 
 
 def _flat(*points: Any) -> Curves:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from paceline import sim
+from paceline import vmpi as sim
 from tests.ranks import ROOT
 from tests.sim.random_orders import first_come, outcome
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-from paceline import sim
-from paceline.sim.faults import fail_at
+from paceline import vmpi as sim
+from paceline.vmpi.faults import fail_at
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "simulated.py"))
 

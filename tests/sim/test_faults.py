@@ -13,10 +13,10 @@ import pytest
 from paceline.collectives import allreduce
 from paceline.comm import revoke
 from paceline.errors import UsageError
-from paceline.sim import run
-from paceline.sim._constants import ERR_PROC_FAILED, ERR_PROC_FAILED_PENDING, ERR_REVOKED
-from paceline.sim.errors import Deadlock, MPIError, RankFailed, mpi_error
-from paceline.sim.faults import (
+from paceline.vmpi import run
+from paceline.vmpi.constants import ERR_PROC_FAILED, ERR_PROC_FAILED_PENDING, ERR_REVOKED
+from paceline.vmpi.errors import Deadlock, MPIError, RankFailed, mpi_error
+from paceline.vmpi.faults import (
     cut_link,
     delay,
     fail_at,
@@ -27,7 +27,7 @@ from paceline.sim.faults import (
     slow,
     slow_link,
 )
-from paceline.sim.network import Network
+from paceline.vmpi.network import Network
 
 SECOND = Network(name="a second", latency=1.0, bandwidth=math.inf, overhead=0.0)  # and some microseconds
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from paceline.models.mlp import MLP
-from paceline.sim import _memory
-from paceline.sim._memory import LONGEST_WAIT, Pool, moved
-from paceline.sim._model import copied
+from paceline.simulate import model as _memory
+from paceline.simulate.model import LONGEST_WAIT, Pool, copied, moved
 
 SIZE = 50_000  # 200,000 bytes: no whole number of pages
 

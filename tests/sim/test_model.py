@@ -13,8 +13,8 @@ from paceline.data import Batch
 from paceline.errors import UsageError
 from paceline.models import FactoredModel, Model
 from paceline.models.mlp import MLP
-from paceline.sim._model import CostedUpdate, copied, kind_of
-from paceline.sim._model import costed as plainly
+from paceline.simulate.model import CostedUpdate, copied, kind_of
+from paceline.simulate.model import costed as plainly
 from paceline.updates.momentum import Momentum
 
 RNG = np.random.default_rng(0)

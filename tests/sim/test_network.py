@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 
 from paceline.errors import UsageError
-from paceline.sim._mpi_costs import Steps, seconds
-from paceline.sim._tables import Curves
-from paceline.sim.machine import Link, Machine
-from paceline.sim.network import Network, parse_network, presets
+from paceline.machine.profile import Link, Machine
+from paceline.vmpi.curves import Curves
+from paceline.vmpi.network import Network, parse_network, presets
+from paceline.vmpi.wires import Steps, seconds
 
 
 def _flat(*points: Sequence[float]) -> Curves:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline import sim
+from paceline import vmpi as sim
 from tests.ranks import on_ranks
 from tests.sim.players import play
 from tests.sim.programs import program

@@ -10,25 +10,23 @@ from typing import Any
 import pytest
 
 from paceline import fit
-from paceline.config import Config
 from paceline.data import load
 from paceline.errors import UsageError
-from paceline.job import Job
-from paceline.sim._bottleneck import Point, limit, main_reason
-from paceline.sim._case import Bench, Length
-from paceline.sim._growth import Growth
-from paceline.sim._measured import measured
-from paceline.sim._scaling_files import title, values
-from paceline.sim._scaling_plot import plot
-from paceline.sim._scaling_table import table
-from paceline.sim._tables import Curves
-from paceline.sim._training import simulate
-from paceline.sim._whatif import REASONS, World
-from paceline.sim.compute import Compute
-from paceline.sim.machine import Costs, Machine
-from paceline.sim.network import Network, parse_network
-from paceline.sim.options import Options
-from paceline.sim.scaling import Curve, Prediction, Scaling
+from paceline.machine.profile import Costs, Machine
+from paceline.simulate.bottleneck import Point, limit, main_reason
+from paceline.simulate.case import Bench, Length
+from paceline.simulate.measured import measured, title, values
+from paceline.simulate.options import Options
+from paceline.simulate.scaling import Curve, Growth, Prediction, Scaling
+from paceline.simulate.scaling_plot import plot
+from paceline.simulate.scaling_table import table
+from paceline.simulate.training import simulate
+from paceline.simulate.whatif import REASONS, World
+from paceline.training.config import Config
+from paceline.training.job import Job
+from paceline.vmpi.compute import Compute
+from paceline.vmpi.curves import Curves
+from paceline.vmpi.network import Network, parse_network
 
 US = 1e-6
 RING = "sync:allreduce=ring"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from paceline import registry
+from paceline import names as registry
 from tests.sim.scheduled import (
     Trained,
     Variant,

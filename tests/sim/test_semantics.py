@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline import sim
+from paceline import vmpi as sim
 from paceline.collectives import allreduce
-from paceline.sim.errors import (
+from paceline.vmpi.errors import (
     BufferChanged,
     CollectiveMismatch,
     Deadlock,

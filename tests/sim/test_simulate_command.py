@@ -11,9 +11,10 @@ import pytest
 
 from paceline.cli import main
 from paceline.commands._simulate_calibrate import told
-from paceline.sim import _training, calibrate
-from paceline.sim._tables import Curves
-from paceline.sim.machine import Costs, Machine
+from paceline.machine import calibrate
+from paceline.machine.profile import Costs, Machine
+from paceline.simulate import training as _training
+from paceline.vmpi.curves import Curves
 
 SMALL = ("--data", "iris", "--model", "mlp:8", "--batch", "16", "--machine", "costs.json", "--epochs", "1")
 

@@ -12,17 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline import fit, registry
+from paceline import fit
+from paceline import names as registry
 from paceline.cli import main
+from paceline.compare.rows import rows_of
+from paceline.compare.verdict import verdict
 from paceline.errors import UsageError
-from paceline.fitted import Fitted
 from paceline.record import Run, find_runs
 from paceline.report import write_report
-from paceline.report._rows import rows_of
-from paceline.report._verdict import verdict
-from paceline.sim import Costs, _memory
-from paceline.sim._training import Simulation
-from paceline.sim.errors import Deadlock, RankFailed
+from paceline.simulate import model as _memory
+from paceline.simulate.training import Simulation
+from paceline.training.fitted import Fitted
+from paceline.vmpi import Costs
+from paceline.vmpi.errors import Deadlock, RankFailed
 from tests import ranks as started
 from tests.ranks import ROOT
 from tests.sim.costs import COSTS
@@ -169,7 +171,7 @@ def test_shared_parameters_change_no_bit(simulated: Any, monkeypatch: pytest.Mon
     pools: list[Any] = []
     make = _memory.Pool.__init__
     monkeypatch.setattr(_memory.Pool, "__init__", lambda self, x: (pools.append(self), make(self, x))[1])
-    monkeypatch.setattr("paceline.sim._training.PAYS", 0)
+    monkeypatch.setattr("paceline.simulate.training.PAYS", 0)
     together = [simulated(s, 6, network="loopback").model.x for s in strategies]
     assert all((a == b).all() for a, b in zip(apart, together, strict=True))
     assert pools[0].shared >= 12 * 4  # of 12 steps, on five ranks of which one writes
@@ -236,7 +238,7 @@ def test_the_tables_of_a_run_repeat_it(
     again = simulated("parameter-server", 4, machine=str(first.run), runs=tmp_path)
     assert again.train_seconds == first.train_seconds
     assert (again.model.x == first.model.x).all()
-    monkeypatch.setattr("paceline.sim._training._measured", lambda job, options: COSTS)
+    monkeypatch.setattr("paceline.simulate.training._measured", lambda job, options: COSTS)
     simulated("sync", 4, machine=str(first.run))
     assert caplog.messages == [
         f"{first.run} has strategy parameter-server, not sync: what computing costs is measured here"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from paceline import sim
+from paceline import vmpi as sim
 from tests.ranks import ROOT, on_ranks
 
 P = 4
@@ -19,8 +19,8 @@ P = 4
 WITH_MPI = """
 import json, sys
 from mpi4py import MPI
-from paceline import sim
-from paceline.sim.errors import RankFailed
+from paceline import vmpi as sim
+from paceline.vmpi.errors import RankFailed
 from tests.sim import plain
 
 before = MPI.COMM_WORLD

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from paceline import spec
-from paceline.config import Config
+from paceline import names as spec
 from paceline.data import Batches, partition
-from paceline.evaluation import score
-from paceline.pools import held_to
+from paceline.launch.resources import held_to
 from paceline.schedules.cosine import Cosine
-from paceline.training import Fitted, Job, train
+from paceline.training.config import Config
+from paceline.training.rank import Fitted, Job, train
+from paceline.worker.evaluation import score
 from tests.strategies import cases
 
 MLP = {**cases.MLP, "batch": 60, "lr": 0.2, "dtype": "float64"}

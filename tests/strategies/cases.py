@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from paceline import registry
-from paceline.config import Config
+from paceline import names as registry
 from paceline.data import chunks, load
 from paceline.record import Run
 from paceline.strategies.sync import Sync
-from paceline.training import Job, train
+from paceline.training.config import Config
+from paceline.training.rank import Job, train
 from paceline.worker import COLUMNS
 
 MLP = {

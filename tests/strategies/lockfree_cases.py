@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from paceline.comm import pretend_nodes
-from paceline.comm._control import Control
-from paceline.comm._shared import SharedMemory
-from paceline.config import Config
+from paceline.comm.control import Control
+from paceline.comm.shared import SharedMemory
 from paceline.models.mlp import MLP
 from paceline.strategies import _mail
 from paceline.strategies._mail import Mail
 from paceline.strategies.gossip import merge
-from paceline.training import Fitted, Job, train
+from paceline.training.config import Config
+from paceline.training.rank import Fitted, Job, train
 from tests.strategies.cases import CNN
 
 DIGITS = {

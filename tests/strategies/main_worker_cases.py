@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.config import Config
-from paceline.training import Fitted, Job, train
+from paceline.training.config import Config
+from paceline.training.rank import Fitted, Job, train
 from tests.strategies.cases import CNN, MLP
 from tests.strategies.lockfree_cases import first
 
@@ -75,7 +75,7 @@ def against_serial(world: Any) -> list[dict[str, Any]]:
 
 def shown(world: Any) -> dict[str, Any]:
     """What rank 0 shows while it runs: every batch once, with its mean loss; and buffers are the workers' mean."""
-    from paceline.progress import Progress
+    from paceline.training.progress import Progress
 
     seen: list[tuple[int, float]] = []
 

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline import spec
+from paceline import names as spec
 from paceline.data import Batches, load
 from paceline.models.mlp import build
-from paceline.rules.plain import Plain
 from paceline.schedules.constant import Constant
-from paceline.strategies._server.chief import Dealer, first_batch
-from paceline.strategies._server.marks import KEPT, Marks
-from paceline.strategies._server.owned import Gradient, Owned
-from paceline.strategies._server.placement import Piece
 from paceline.strategies._shared_x import SharedX
+from paceline.strategies.parameter_server._chief import Dealer, first_batch
+from paceline.strategies.parameter_server._master import KEPT, Marks
+from paceline.strategies.parameter_server._owned import Gradient, Owned
+from paceline.strategies.parameter_server._placement import Piece
+from paceline.strategies.parameter_server.rules.plain import Plain
 from paceline.updates.sgd import Sgd
 from paceline.worker import Worker
 from tests.comm.timed import Timed

@@ -17,8 +17,8 @@ import pytest
 
 import paceline
 from paceline import UsageError, fit
-from paceline.comm import _processes
-from paceline.comm._processes import Processes
+from paceline.comm import torch_processes as _processes
+from paceline.comm.torch_processes import Processes
 from paceline.launch import mpiexec
 from paceline.strategies import hogwild
 from paceline.strategies.hogwild import Hogwild
@@ -150,7 +150,7 @@ def test_more_processes_than_batches(tmp_path: Path) -> None:
 def test_one_process_is_serial(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch  # noqa: F401
 
-    monkeypatch.setattr("paceline.comm._world.mpi", None)  # nobody calls it
+    monkeypatch.setattr("paceline.comm.world.mpi", None)  # nobody calls it
     for model in ("mlp:8", "tests.test_fit:linear"):
         same: dict[str, Any] = {
             "model": model,

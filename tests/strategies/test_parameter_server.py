@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline import registry, spec
-from paceline.config import Config
+from paceline import names as registry
+from paceline import names as spec
 from paceline.errors import UsageError
-from paceline.job import Job
 from paceline.models.mlp import MLP
 from paceline.record import Run
-from paceline.replaying import as_in
-from paceline.replaying import check as check_replay
 from paceline.report import write_report
-from paceline.strategies._server.owned import APPLIED, DROPPED, LEFT, RESTORED
 from paceline.strategies.parameter_server import ParameterServer
+from paceline.strategies.parameter_server._owned import APPLIED, DROPPED, LEFT, RESTORED
+from paceline.training.config import Config
+from paceline.training.job import Job
+from paceline.training.replaying import as_in
+from paceline.training.replaying import check as check_replay
 from tests.ranks import on_ranks
 
 CASES = "tests.strategies.server_cases"

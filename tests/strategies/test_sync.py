@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline import fit, registry
+from paceline import fit
+from paceline import names as registry
 from paceline.errors import UsageError
 from paceline.strategies.serial import Serial
 from tests.ranks import on_ranks

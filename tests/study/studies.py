@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.record import Run
-from paceline.study._cells import asked_in
+from paceline.study.cells import asked_in
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = """

@@ -12,13 +12,13 @@ import pytest
 
 from paceline import fit
 from paceline.cli import main
-from paceline.config import Config
-from paceline.study._cells import Cell
-from paceline.study._context import context_of
-from paceline.study._file import read
-from paceline.study._folder import Folder
-from paceline.study._process import Trains
-from paceline.study._run import _why, opened
+from paceline.study.cells import Cell
+from paceline.study.context import context_of
+from paceline.study.file import read
+from paceline.study.folder import Folder
+from paceline.study.process import Trains
+from paceline.study.run import _why, opened
+from paceline.training.config import Config
 from tests.sim.test_training import COSTS
 from tests.study.studies import PART, SETTINGS, nobody, records, rest, study, write
 
@@ -215,7 +215,7 @@ def test_a_damaged_record_does_not_count_and_is_kept(
     assert fitted.run is not None
     steps = fitted.run / "steps.npz"
     warned: list[logging.LogRecord] = []
-    monkeypatch.setattr(logging.getLogger("paceline.record._reader"), "handle", warned.append)
+    monkeypatch.setattr(logging.getLogger("paceline.record.reading"), "handle", warned.append)
 
     def listed() -> str:
         assert main(["study", path, "--dry-run"]) == 0

@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-import paceline.record._environment
-import paceline.registry
-from paceline.job import Job
-from paceline.sim._training import simulate
-from paceline.study._cells import Cell
-from paceline.study._file import Study, read
-from paceline.study._folder import Folder
-from paceline.study._process import Ended
-from paceline.study._progress import Lines
-from paceline.study._run import opened, run_missing
-from paceline.training import train
+import paceline.names
+import paceline.record.environment
+from paceline.simulate.training import simulate
+from paceline.study.cells import Cell
+from paceline.study.file import Study, read
+from paceline.study.folder import Folder
+from paceline.study.process import Ended
+from paceline.study.progress import Lines
+from paceline.study.run import opened, run_missing
+from paceline.training.job import Job
+from paceline.training.rank import train
 from tests.sim.test_training import COSTS
 from tests.study.studies import SETTINGS, processes, records, rest, started, study, write
 
@@ -50,8 +50,8 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Study:
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without what takes long and changes nothing: the state of the source, other packages' strategies."""
-    monkeypatch.setattr(paceline.record._environment, "_source", lambda: None)
-    monkeypatch.setattr(paceline.registry, "_entry_points", lambda kind: {})
+    monkeypatch.setattr(paceline.record.environment, "_source", lambda: None)
+    monkeypatch.setattr(paceline.names, "_entry_points", lambda kind: {})
 
 
 def cells(plan: Study) -> list[Cell]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from paceline import fit
-from paceline.comm._clocks import common_start
+from paceline.comm.clocks import common_start
 
 SMALL: dict[str, Any] = {"epochs": 2, "batch": 12, "draws": 4, "quiet": True}
 STRATEGIES = [

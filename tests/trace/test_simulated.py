@@ -10,11 +10,11 @@ import pytest
 
 from paceline import UsageError, fit
 from paceline.cli import main
+from paceline.files import write_arrays
 from paceline.record import Run
-from paceline.record._files import write_arrays
 from paceline.trace import timeline_of
-from paceline.trace._chosen import only
-from paceline.trace._picture import _figure, whole
+from paceline.trace.picture import _figure, whole
+from paceline.trace.timeline import only
 from tests.trace.cases import SMALL, STRATEGIES, every_call
 from tests.trace.checks import check_all, check_format, check_nesting, check_seconds, written
 
@@ -166,7 +166,7 @@ def test_the_picture_of_some_steps_has_no_others(machine: str, tmp_path: Path) -
 def test_a_long_trace_is_cut_and_says_so(
     machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("paceline.training.limit_for", lambda ranks: 40)
+    monkeypatch.setattr("paceline.training.rank.limit_for", lambda ranks: 40)
     run = simulated(tmp_path, machine, "sync:allreduce=ring")
     trace = run.trace
     assert trace is not None

@@ -12,7 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline import registry, spec
+from paceline import names as registry
+from paceline import names as spec
 from paceline.errors import UsageError
 from paceline.updates import Update
 from paceline.updates.adam import Adam

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paceline.bench._question import spell
+from paceline.bench.question import spell
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; the markers tell the same.
 STYLES = {

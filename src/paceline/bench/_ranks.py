@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.bench._fit import measure_machine
+from paceline.bench.fit import measure_machine
 from paceline.collectives import allreduce
 from paceline.comm import Recorded, mpi
-from paceline.launch._asking import answer
+from paceline.launch.asking import answer
 
 Array = NDArray[Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.bench._question import spell
+from paceline.bench.question import spell
 
 HEADINGS = (
     *("size", "algorithm", "median us", "p10", "p90", "algbw GB/s", "busbw GB/s", "model us", "calls"),

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline import registry
-from paceline.bench._question import PICTURES, Question, check_file, read_ranks, read_sizes
+from paceline import names as registry
+from paceline.bench.question import PICTURES, Question, check_file, read_ranks, read_sizes
 from paceline.errors import UsageError
 
 EPILOG = """
@@ -82,7 +82,7 @@ def main(args: argparse.Namespace) -> int:
 
 def run(question: Question) -> dict[str, Any]:
     """Start the ranks, once for each number of them; return what was measured, with the theory beside it."""
-    from paceline.record._environment import environment
+    from paceline.record.environment import environment
 
     jobs = [_job(question, ranks) for ranks in question.ranks]
     return {"benchmark": "allreduce", **asdict(question), "environment": environment(threads=1), "jobs": jobs}
@@ -90,7 +90,7 @@ def run(question: Question) -> dict[str, Any]:
 
 def _job(question: Question, ranks: int) -> dict[str, Any]:
     from paceline import launch
-    from paceline.launch._asking import ask
+    from paceline.launch.asking import ask
 
     asked = {k: v for k, v in asdict(question).items() if k != "ranks"}
     status, job = ask("paceline.bench._ranks", ranks, asked)

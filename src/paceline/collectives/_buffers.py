@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.collectives._blocks import cut
 from paceline.collectives._cost import LONGEST
+from paceline.collectives._layout import cut
 from paceline.comm import Channel, Operation, channel
-from paceline.comm._operation import operation
+from paceline.comm.operations import operation
 
 Array = NDArray[Any]
 Body = Callable[[Array, Array, Channel, Operation], None]

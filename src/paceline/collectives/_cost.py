@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from types import ModuleType
 
-from paceline.collectives._blocks import cut, length
-from paceline.collectives._layout import Nodes, one_node
-from paceline.registry import find
+from paceline.collectives._layout import Nodes, cut, length, one_node
+from paceline.names import find
 
 # MPI counts elements in 31 bits: what is longer goes in pieces.
 LONGEST = 1 << 30

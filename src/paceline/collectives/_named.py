@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.registry import find
+from paceline.names import find
 
 
 @cache

@@ -17,12 +17,12 @@ from functools import lru_cache
 from types import ModuleType
 
 from paceline.collectives import rabenseifner, recursive_doubling, ring, shared_memory
-from paceline.collectives._blocks import cut, length
 from paceline.collectives._buffers import Array, collective
 from paceline.collectives._cost import Case, Cost, Machine
+from paceline.collectives._layout import cut, length
 from paceline.collectives._nodes import nodes, peers
 from paceline.comm import Channel, Operation
-from paceline.comm._shared import CACHE_LINE
+from paceline.comm.shared import CACHE_LINE
 
 # Longer than shared-memory's: what goes between the nodes is a part of it.
 ROW_BYTES = 4 << 20

@@ -16,7 +16,7 @@ from paceline.collectives import rabenseifner
 from paceline.collectives._buffers import Array, collective
 from paceline.collectives._cost import Case, Cost
 from paceline.comm import Channel, Operation
-from paceline.comm._operation import UFUNCS
+from paceline.comm.operations import UFUNCS
 
 # The kinds of numbers for which MPI's operation does what the ufunc does: maximum and minimum of floats are
 # left out, as NumPy's let a NaN through and MPI's may not.

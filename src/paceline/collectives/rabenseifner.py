@@ -12,9 +12,9 @@ Rabenseifner: Optimization of collective reduction operations (2004).
 
 from __future__ import annotations
 
-from paceline.collectives._blocks import cut, length
 from paceline.collectives._buffers import Array, collective
 from paceline.collectives._cost import Case, Cost
+from paceline.collectives._layout import cut, length
 from paceline.collectives._power_of_two import PowerOfTwo
 from paceline.comm import Channel, Operation
 

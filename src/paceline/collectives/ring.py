@@ -12,9 +12,9 @@ Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms for clusters of worksta
 
 from __future__ import annotations
 
-from paceline.collectives._blocks import cut, length
 from paceline.collectives._buffers import Array, collective
 from paceline.collectives._cost import Case, Cost
+from paceline.collectives._layout import cut, length
 from paceline.comm import Channel, Operation
 
 

@@ -10,11 +10,11 @@ goes piece by piece. (Training does without the copies: see `paceline.collective
 
 from __future__ import annotations
 
-from paceline.collectives._blocks import cut
 from paceline.collectives._buffers import Array, collective
 from paceline.collectives._cost import Case, Cost
+from paceline.collectives._layout import cut
 from paceline.comm import Channel, Operation
-from paceline.comm._shared import CACHE_LINE
+from paceline.comm.shared import CACHE_LINE
 from paceline.errors import UsageError
 
 # The longest row: all rows together stay in the caches, and /dev/shm is small in containers.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from paceline.comm._channel import Channel, channel, pretend_nodes, revoke
-from paceline.comm._mpi import mpi
-from paceline.comm._operation import Operation
-from paceline.comm.recording import Counts, Recorded, Traffic
+from paceline.comm.channel import Channel, channel, pretend_nodes, revoke
+from paceline.comm.counting import Counts, Recorded, Traffic
+from paceline.comm.operations import Operation
+from paceline.comm.world import mpi
 
 __all__ = [
     "Channel",

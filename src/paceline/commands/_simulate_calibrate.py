@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
-    from paceline.sim.machine import Machine
+    from paceline.machine.profile import Machine
 
 EPILOG = """
 examples:
@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Measure; print what was found."""
-    from paceline.bench._question import check_file, read_ranks
-    from paceline.sim.calibrate import SECONDS, calibrate, check_ranks
+    from paceline.bench.question import check_file, read_ranks
+    from paceline.machine.calibrate import SECONDS, calibrate, check_ranks
 
     seconds = SECONDS if args.seconds is None else args.seconds
     if not 0 < seconds < math.inf:
@@ -99,6 +99,6 @@ def _us(seconds: float) -> str:
 
 
 def _size(nbytes: int) -> str:
-    from paceline.bench._question import spell
+    from paceline.bench.question import spell
 
     return spell(nbytes)

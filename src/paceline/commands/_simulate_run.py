@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
-    from paceline.sim import Outcome
-    from paceline.sim._script import Program
-    from paceline.sim.errors import SimulationError
+    from paceline.vmpi import Outcome
+    from paceline.vmpi.errors import SimulationError
+    from paceline.vmpi.script import Program
 
 EPILOG = """
 examples:
@@ -73,9 +73,9 @@ def main(args: argparse.Namespace) -> int:
         )
     if first < 0 or count < 1:
         raise UsageError(f"seed must be at least 0 and seeds at least 1; got {first} and {count}")
-    from paceline.sim._script import Program
-    from paceline.sim.faults import load_faults
-    from paceline.sim.network import parse_network
+    from paceline.vmpi.faults import load_faults
+    from paceline.vmpi.network import parse_network
+    from paceline.vmpi.script import Program
 
     options = {
         "ranks": ranks,
@@ -111,8 +111,8 @@ def _program(args: argparse.Namespace) -> tuple[Path, list[str]]:
 
 
 def _run(program: Program, seeds: range, options: dict[str, Any]) -> int:
-    from paceline import sim
-    from paceline.sim.errors import RankFailed, SimulationError
+    from paceline import vmpi as sim
+    from paceline.vmpi.errors import RankFailed, SimulationError
 
     outcomes = []
     for seed in seeds:
@@ -142,7 +142,7 @@ def _run(program: Program, seeds: range, options: dict[str, Any]) -> int:
 
 def _told(error: SimulationError, program: Program, ranks: int) -> str:
     """What went wrong; of a rank's own exception with the lines of the program that led to it."""
-    from paceline.sim.errors import RankFailed, SimulationError
+    from paceline.vmpi.errors import RankFailed, SimulationError
 
     if not isinstance(error, RankFailed) or isinstance(error.error, SimulationError):
         return str(error)
@@ -155,7 +155,7 @@ def _told(error: SimulationError, program: Program, ranks: int) -> str:
 
 def _exit_status(error: Any) -> int:
     """That of a rank which ended the program by itself; the others end with it, as they would hang under mpiexec."""
-    from paceline.sim.errors import Aborted
+    from paceline.vmpi.errors import Aborted
 
     code = error.error.code
     how = "called" if isinstance(error.error, Aborted) else "left with"
@@ -168,7 +168,7 @@ def _exit_status(error: Any) -> int:
 
 
 def _cost(outcomes: list[Outcome], ranks: int) -> str:
-    from paceline.sim._reasons import amount, duration
+    from paceline.simulate.bottleneck import amount, duration
 
     seconds = sorted(outcome.seconds for outcome in outcomes)
     took = duration(seconds[0])

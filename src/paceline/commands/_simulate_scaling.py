@@ -11,9 +11,9 @@ from pathlib import Path
 
 from paceline.commands import import_from_here
 from paceline.commands._settings import add_settings, add_simulation
-from paceline.config import Config
 from paceline.errors import UsageError
-from paceline.sim.options import NAMES, Options
+from paceline.simulate.options import NAMES, Options
+from paceline.training.config import Config
 
 EPILOG = """
 examples:
@@ -78,18 +78,17 @@ def main(args: argparse.Namespace) -> int:
     )
     import_from_here()
     from paceline.data import load
-    from paceline.job import Job
-    from paceline.pools import held_to
+    from paceline.files import json_text
+    from paceline.launch.resources import held_to
     from paceline.record import find_runs
-    from paceline.record._files import json_text
-    from paceline.sim._case import Bench, check, named
-    from paceline.sim._measured import measured
-    from paceline.sim._scaling_files import title, values
-    from paceline.sim._scaling_plot import plot
-    from paceline.sim._scaling_table import table
-    from paceline.sim._training import costs_for
-    from paceline.sim.network import parse_network
-    from paceline.sim.scaling import Scaling
+    from paceline.simulate.case import Bench, check, named
+    from paceline.simulate.measured import measured, title, values
+    from paceline.simulate.scaling import Scaling
+    from paceline.simulate.scaling_plot import plot
+    from paceline.simulate.scaling_table import table
+    from paceline.simulate.training import costs_for
+    from paceline.training.job import Job
+    from paceline.vmpi.network import parse_network
 
     tell = _Teller(args.quiet)
     strategies = [named(text) for text in args.strategies or ["sync"]]

@@ -11,7 +11,8 @@ import textwrap
 import typing
 from typing import Any, Literal
 
-from paceline import registry, spec
+from paceline import names as registry
+from paceline import names as spec
 
 KINDS = tuple(registry.OFFERS)
 # Where a name of each kind is given.

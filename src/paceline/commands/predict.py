@@ -34,8 +34,8 @@ examples:
 
 def main(args: argparse.Namespace) -> int:
     """Predict; print a class a line, or the accuracy as JSON."""
+    from paceline.files import json_text, write_arrays
     from paceline.prediction import predict
-    from paceline.record._files import json_text, write_arrays
 
     import_from_here()
     predicted = predict(args.run, data=args.data, split=args.split)

@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
     from paceline.record import find_runs
     from paceline.report import bench_section, document_of
     from paceline.report.writing import check, write, write_figures, write_tables
-    from paceline.study._context import context_of
+    from paceline.study.context import context_of
 
     outs = args.out or [DEFAULT]
     check(outs, [folder for folder in (args.figures, args.tables) if folder is not None])

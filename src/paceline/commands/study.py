@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.commands import import_from_here
-from paceline.sim.options import PLACES
+from paceline.simulate.options import PLACES
 
 if TYPE_CHECKING:
-    from paceline.study._cells import Cell
-    from paceline.study._file import Study
-    from paceline.study._folder import Folder
-    from paceline.study._run import State
+    from paceline.study.cells import Cell
+    from paceline.study.file import Study
+    from paceline.study.folder import Folder
+    from paceline.study.run import State
 
 EXAMPLES = """
 examples:
@@ -60,9 +60,9 @@ def main(args: argparse.Namespace) -> int:
     """Run what is missing; print the tables, and where the report is."""
     from paceline import launch
     from paceline.errors import UsageError
-    from paceline.study._check import mistakes
-    from paceline.study._file import BadStudyError, read
-    from paceline.study._folder import Folder
+    from paceline.study.check import mistakes
+    from paceline.study.file import BadStudyError, read
+    from paceline.study.folder import Folder
 
     if launch.world() is not None:
         raise UsageError("a study starts its runs itself: leave out mpiexec or srun")
@@ -93,9 +93,9 @@ def main(args: argparse.Namespace) -> int:
 def _run(
     args: argparse.Namespace, study: Study, folder: Folder, cells: list[Cell], spell: Any, lock: int
 ) -> int:
-    from paceline.study import _progress
-    from paceline.study._process import Trains
-    from paceline.study._run import opened, run_missing
+    from paceline.study import progress as _progress
+    from paceline.study.process import Trains
+    from paceline.study.run import opened, run_missing
 
     state = None
     with _terminated() as signals:
@@ -135,8 +135,8 @@ def _end(args: argparse.Namespace, folder: Folder, runs: Sequence[Path], state: 
 
 def _list(folder: Folder, cells: list[Cell], spell: Callable[[Cell], str], retry: bool) -> int:
     """What is there and what would be run, in order."""
-    from paceline.progress import clock_time
-    from paceline.study._run import state_of
+    from paceline.study.run import state_of
+    from paceline.training.progress import clock_time
 
     state = state_of(folder, cells, retry=retry)
     for cell in cells:
@@ -155,7 +155,7 @@ def _list(folder: Folder, cells: list[Cell], spell: Callable[[Cell], str], retry
 
 def _speller(cells: Sequence[Cell]) -> Callable[[Cell], str]:
     """Cells in words: with the settings in which they differ, and a mark where ranks share cores."""
-    from paceline.study._cells import told, varying
+    from paceline.study.cells import told, varying
 
     names = varying(cells)
     return lambda cell: told(cell, names) + (" *" if _crowded(cell) else "")
@@ -172,7 +172,7 @@ def _matches(pattern: str, line: str) -> bool:
 
 
 def _again() -> str:
-    from paceline.record._environment import command
+    from paceline.record.environment import command
 
     return shlex.join(command())
 

@@ -45,10 +45,10 @@ def steps_of(text: str) -> tuple[int, int]:
 
 def main(args: argparse.Namespace) -> int:
     """Write the trace and, if asked for, the picture; say what they lack."""
+    from paceline.files import check_place
     from paceline.record import Run
-    from paceline.record._files import check_place
     from paceline.trace import draw, write_trace
-    from paceline.trace._picture import check
+    from paceline.trace.picture import check
 
     if args.picture is not None:
         check(args.picture)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.commands import import_from_here
 from paceline.commands._settings import add_settings, add_simulation
-from paceline.config import Config
-from paceline.sim.options import NAMES, PLACES, Options, options_of
+from paceline.simulate.options import NAMES, PLACES, Options, options_of
+from paceline.training.config import Config
 
 if TYPE_CHECKING:
-    from paceline.training import Fitted
+    from paceline.training.rank import Fitted
 
 # The exit status of a run that was stopped because it had diverged; its record is complete.
 DIVERGED = 3
@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
     """Train; print the results on rank 0."""
     from paceline import launch
     from paceline.errors import UsageError
-    from paceline.record._folder import check_name
+    from paceline.record.writing import check_name
 
     import_from_here()
     if args.name is not None:
@@ -79,7 +79,7 @@ def main(args: argparse.Namespace) -> int:
     if options is not None and here is not None:
         raise UsageError("simulated ranks are all in one process: leave out mpiexec or srun")
     if config.replay is not None:
-        from paceline.replaying import as_in, ranks_of
+        from paceline.training.replaying import as_in, ranks_of
 
         config = as_in(config, getattr(args, "given", ()))
         args.ranks = ranks_of(config) if args.ranks is None and here is None else args.ranks
@@ -99,7 +99,7 @@ def main(args: argparse.Namespace) -> int:
 def _start(args: argparse.Namespace, config: Config) -> int:
     """The parent: check, then start the ranks."""
     from paceline import launch
-    from paceline.job import Job
+    from paceline.training.job import Job
 
     job = Job(config=config, runs=args.runs, run_name=args.name, trace=args.trace)
     job.check_early(args.ranks)
@@ -129,10 +129,10 @@ def _simulate(args: argparse.Namespace, config: Config, options: Options) -> int
     from paceline import launch
 
     launch.set_thread_variables(1, config.threads or 1)
-    from paceline.job import Job
-    from paceline.progress import on
-    from paceline.sim._training import simulate
-    from paceline.sim.errors import MPIError, RankFailed, SimulationError
+    from paceline.simulate.training import simulate
+    from paceline.training.job import Job
+    from paceline.training.progress import on
+    from paceline.vmpi.errors import MPIError, RankFailed, SimulationError
 
     progress = None if args.quiet else on(sys.stderr, simulated=True)
     try:
@@ -150,14 +150,14 @@ def _rank(args: argparse.Namespace, config: Config, here: Any) -> int:
     """One rank, or the only process."""
     from paceline import launch
     from paceline.errors import AgreedError
-    from paceline.job import Job
-    from paceline.progress import on
-    from paceline.training import train
+    from paceline.training.job import Job
+    from paceline.training.progress import on
+    from paceline.training.rank import train
 
     job = Job(config=config, runs=args.runs, run_name=args.name, trace=args.trace)
     comm = None
     if here is not None or config.strategy != "serial":
-        from paceline.comm._world import communicator
+        from paceline.comm.world import communicator
 
         comm = communicator(job.launcher() if here is None else "mpi")
         launch.verify(comm.Get_size(), promised=args.expect_ranks)
@@ -173,7 +173,7 @@ def _rank(args: argparse.Namespace, config: Config, here: Any) -> int:
 
 
 def _end(args: argparse.Namespace, fitted: Fitted, *, told: bool = True) -> int:
-    from paceline.record._files import json_text
+    from paceline.files import json_text
 
     if told:
         print(json_text(fitted.summary()) if args.json else _told(fitted), flush=True)

@@ -4,15 +4,179 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline import registry
-from paceline.data._dataset import Dataset
-from paceline.data._python import from_python
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline import names as registry
+from paceline.data._dataset import ArraySplit, Dataset, Split, divide
+from paceline.data._samples import check_labels, check_parts, check_values
 from paceline.errors import UsageError, unknown
-from paceline.spec import Spec, options_of, parse
+from paceline.names import Spec, options_of, parse
+
+# ---- Data from Python: arrays, and map-style data sets such as PyTorch's.
+
+Array = NDArray[Any]
+PARTS = ("train", "validation", "test")
+
+
+def from_python(
+    thing: Any,
+    *,
+    name: str = "arrays",
+    classes: int | None = None,
+    scale: float | None = None,
+    validation: float = 0.1,
+    test: float = 0.1,
+    seed: int = 0,
+) -> Dataset:
+    """A data set from `(inputs, labels)`, from a map-style data set, or from two or three of either.
+
+    Two are train and test, three are train, validation and test; a dictionary may name them. A part that is
+    not given is cut from train: `validation` and `test` are fractions, or from 1 on numbers of samples.
+    `classes` is found from the labels (0 for floats) unless given; uint8 inputs are multiplied by `scale`,
+    1/255 unless given.
+
+    >>> data = from_python((np.zeros((20, 3)), np.arange(20) % 2))
+    >>> data.shape, data.classes, len(data.train), len(data.test)
+    ((3,), 2, 16, 2)
+    """
+    given = _parts(thing, name)
+    parts = {part: _as_arrays(value) for part, value in given.items()}
+    splits: dict[str, Split]
+    labels: Array | None
+    if all(isinstance(value, tuple) for value in parts.values()):
+        arrays, known, names = check_parts(name, parts, classes)
+        splits = {part: ArraySplit(*pair, scale=scale) for part, pair in arrays.items()}
+        labels = arrays["train"][1]
+    else:
+        if any(isinstance(value, tuple | list) for value in given.values()):
+            raise UsageError(f"{name}: the parts must all be arrays, or all objects with __getitem__")
+        maps = {part: MapSplit(value, name=f"{name} ({part})", scale=scale) for part, value in given.items()}
+        known, names, labels = _classes(maps, classes)
+        splits = dict(maps)
+    return divide(
+        name,
+        splits["train"],
+        labels,
+        classes=known,
+        validation=splits.get("validation", validation),
+        test=splits.get("test", test),
+        seed=seed,
+        class_names=names,
+    )
+
+
+class MapSplit:
+    """The samples of an object with `__len__` and `__getitem__` -> (input, label), fetched when needed.
+
+    >>> split = MapSplit([(np.array([0.5, 1.5]), 1), (np.array([2.5, 3.5]), 0)])
+    >>> inputs, labels = np.empty((1, 2)), np.empty(1, np.int64)
+    >>> split.take(np.array([1]), inputs, labels)
+    >>> inputs.tolist(), labels.tolist()
+    ([[2.5, 3.5]], [0])
+    """
+
+    def __init__(self, samples: Any, *, name: str = "data", scale: float | None = None) -> None:
+        self.samples = samples
+        self.name = name
+        self.scale = scale
+        if scale is not None and not np.isfinite(scale):
+            raise UsageError(f"{name}: scale must be a finite number; got {scale}")
+        if len(samples) == 0:
+            raise UsageError(f"{name}: there are no samples")
+        first, label = self._get(0)
+        self.shape: tuple[int, ...] = first.shape
+        self.label_shape: tuple[int, ...] = label.shape
+        self.label_dtype = np.dtype(label.dtype if label.dtype.kind == "f" else np.int64)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def take(self, indices: Array, inputs: Array, labels: Array) -> None:
+        """Write the samples at `indices` into `inputs` (as floats, scaled) and their labels into `labels`."""
+        for row, index in enumerate(indices.tolist()):
+            value, label = self._get(index)
+            if value.shape != self.shape:
+                raise UsageError(
+                    f"{self.name}: samples must have one shape; sample 0 has {self.shape}, "
+                    f"sample {index} {value.shape}"
+                )
+            # Checked as it is stored: the cast may make an infinity of a large value, with a warning.
+            if value.dtype.kind == "f":
+                check_values(f"{self.name}: features", value[np.newaxis], indices[row : row + 1])
+            if label.dtype.kind == "f":
+                check_values(f"{self.name}: labels", label[np.newaxis], indices[row : row + 1])
+            np.copyto(inputs[row, ...], value, casting="unsafe")
+            scale = self.scale if self.scale is not None else (1 / 255 if value.dtype == np.uint8 else 1.0)
+            if scale != 1:
+                np.multiply(inputs[row, ...], scale, out=inputs[row, ...])
+            labels[row] = label
+
+    def labels(self) -> Array:
+        """All labels: those that the object lists as `targets`, as torchvision's do, or read one by one."""
+        targets = getattr(self.samples, "targets", None)
+        if targets is not None and len(targets) == len(self):
+            return np.asarray(targets)
+        return np.array([self._get(index)[1] for index in range(len(self))])
+
+    def _get(self, index: int) -> tuple[Array, Array]:
+        sample = self.samples[index]
+        if not isinstance(sample, tuple | list) or len(sample) != 2:
+            raise UsageError(
+                f"{self.name}: sample {index} must be (input, label); got {type(sample).__name__}"
+            )
+        return np.asarray(sample[0]), np.asarray(sample[1])
+
+
+def _parts(thing: Any, name: str) -> dict[str, Any]:
+    """The given parts by their names."""
+    if isinstance(thing, Mapping):
+        strange = [str(key) for key in thing if key not in PARTS]
+        if strange or "train" not in thing:
+            raise UsageError(f"{name}: parts are train, validation, test; got {', '.join(map(str, thing))}")
+        return dict(thing)
+    if isinstance(thing, tuple | list) and len(thing) in (2, 3) and all(map(_is_part, thing)):
+        return dict(zip(PARTS if len(thing) == 3 else ("train", "test"), thing, strict=True))
+    if _is_part(thing):
+        return {"train": thing}
+    raise UsageError(
+        f"{name}: data must be (inputs, labels), an object with __len__ and __getitem__, or two or three "
+        f"of them; got {type(thing).__name__}"
+    )
+
+
+def _is_part(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return len(value) == 2 and not any(map(_is_part, value))
+    return hasattr(value, "__getitem__") and hasattr(value, "__len__") and not hasattr(value, "shape")
+
+
+def _as_arrays(value: Any) -> Any:
+    """A pair of arrays where it is one, or holds one in memory; otherwise the object itself."""
+    if isinstance(value, tuple | list):
+        return tuple(np.asarray(array) for array in value)
+    tensors = getattr(value, "tensors", None)  # torch.utils.data.TensorDataset
+    if isinstance(tensors, tuple) and len(tensors) == 2:
+        return tuple(np.asarray(tensor) for tensor in tensors)
+    return value
+
+
+def _classes(maps: dict[str, MapSplit], given: int | None) -> tuple[int, tuple[str, ...], Array | None]:
+    """The number of classes, their names, and train's labels where they had to be read."""
+    if given is not None:
+        return given, (), None
+    train = maps["train"]
+    if np.issubdtype(train.label_dtype, np.floating):
+        return 0, (), None
+    if names := tuple(map(str, getattr(train.samples, "classes", ()))):
+        return len(names), names, None
+    labels = train.labels()
+    return check_labels(train.name, labels, len(train)), (), labels
+
 
 # Which loader reads a file, by the end of its name.
 READERS = {".npz": "npz", ".csv": "csv", ".tsv": "csv"}

@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data._cache import entry_name, state
-from paceline.data._checks import Parts
 from paceline.data._dataset import Dataset
-from paceline.data._stored import read_stored
+from paceline.data._samples import Parts, read_stored
 from paceline.errors import UsageError, unknown
 
 Array = NDArray[Any]

@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data._cache import New, cached, entry_name, state
-from paceline.data._checks import check_inputs, check_labels
-from paceline.data._dataset import ArraySplit, Dataset
-from paceline.data._divide import cut
+from paceline.data._dataset import ArraySplit, Dataset, cut
+from paceline.data._samples import check_inputs, check_labels
 from paceline.errors import UsageError
 
 Array = NDArray[Any]

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data._cache import New, cached, entry_name, release, state
-from paceline.data._dataset import ArraySplit, Dataset, Split
-from paceline.data._divide import divide
+from paceline.data._dataset import ArraySplit, Dataset, Split, divide
 from paceline.data._progress import Progress
 from paceline.errors import UsageError
 

@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from paceline.data._cache import entry_name, state
-from paceline.data._checks import Parts
 from paceline.data._dataset import Dataset
-from paceline.data._stored import read_stored
+from paceline.data._samples import Parts, read_stored
 from paceline.errors import UsageError
 
 PAIRS = (("inputs", "labels"), ("x", "y"), ("images", "labels"), ("data", "target"))

@@ -10,8 +10,7 @@ import math
 import numpy as np
 
 from paceline.data._cache import New, cached
-from paceline.data._dataset import ArraySplit, Dataset
-from paceline.data._divide import divide
+from paceline.data._dataset import ArraySplit, Dataset, divide
 from paceline.errors import UsageError
 
 # Noise of more would not fit into float32, now and then.

@@ -12,11 +12,11 @@ from paceline.collectives._cost import cost, has_cost
 from paceline.collectives._layout import Nodes
 from paceline.errors import UsageError
 from paceline.record import Run
-from paceline.record._node import node_of
+from paceline.record.environment import node_of
 
 if TYPE_CHECKING:
-    from paceline.sim.machine import Machine
-    from paceline.sim.network import Network
+    from paceline.machine.profile import Machine
+    from paceline.vmpi.network import Network
 
 # Bytes of the messages whose times alpha and beta are fitted to.
 SIZES = tuple(8 << k for k in range(0, 22, 3))
@@ -67,7 +67,7 @@ class Place:
 
         `auto` chooses by measurements, which no theory is better than; other packages' collectives have no theory.
         """
-        from paceline.registry import names
+        from paceline.names import names
 
         itemsize = WIDTH.get(dtype, 4)
         if used == "auto" or used not in names("collectives") or self.ranks < 2:
@@ -105,7 +105,7 @@ def place_of(run: Run) -> Place:
 
 def _network(text: str) -> Network | None:
     """The network that a record names; None for the file of a machine, of which the record has a copy."""
-    from paceline.sim.network import parse_network
+    from paceline.vmpi.network import parse_network
 
     try:
         return parse_network(text)
@@ -114,14 +114,14 @@ def _network(text: str) -> Network | None:
 
 
 def _typical() -> Machine:
-    from paceline.sim.machine import Machine
+    from paceline.machine.profile import Machine
 
     return Machine.typical()
 
 
 def _machine(values: Any) -> Machine:
     """The machine that a record holds, or a typical one."""
-    from paceline.sim.machine import Machine
+    from paceline.machine.profile import Machine
 
     try:
         return Machine.of(values)
@@ -131,7 +131,7 @@ def _machine(values: Any) -> Machine:
 
 def _inside(machine: Machine, ranks: int) -> Links:
     """alpha, beta and gamma of a node, from its tables."""
-    from paceline.bench._fit import fit_line
+    from paceline.bench.fit import fit_line
 
     times = [
         machine.link.both_ways(size, ranks, eager=size <= machine.eager_limit, post=machine.post)

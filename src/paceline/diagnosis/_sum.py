@@ -9,8 +9,7 @@ from paceline.diagnosis._finding import Cause, Diagnosis
 from paceline.diagnosis._timing import PARTS
 from paceline.diagnosis._words import count, duration, listed, percent, times
 from paceline.diagnosis.rules import RULES, divergence, grown_batch, scales_well
-from paceline.sim._bottleneck import Limit
-from paceline.sim._reasons import where
+from paceline.simulate.bottleneck import Limit, where
 
 UNKNOWN = "unexplained"
 NO_RULE = "no rule explains why"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.sim._reasons import duration, times
+from paceline.simulate.bottleneck import duration, times
 
 __all__ = ["count", "duration", "listed", "percent", "times"]
 

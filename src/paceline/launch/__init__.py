@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from paceline.launch._by_hand import by_hand, refuse
-from paceline.launch._channel import receive, serve
-from paceline.launch._command import mpiexec
-from paceline.launch._cores import allowed_cores, machine_cores, take_cores
-from paceline.launch._guard import abort_on_error
-from paceline.launch._job import run
-from paceline.launch._library import Library, find
-from paceline.launch._prepare import prepared
-from paceline.launch._threads import (
+from paceline.launch.by_hand import by_hand, refuse
+from paceline.launch.channel import receive, serve
+from paceline.launch.command import mpiexec
+from paceline.launch.cores import allowed_cores, machine_cores, take_cores
+from paceline.launch.guard import abort_on_error
+from paceline.launch.job import run
+from paceline.launch.library import Library, find
+from paceline.launch.prepare import prepared
+from paceline.launch.resources import (
     allocated_cores,
     apply_threads,
     set_thread_variables,
@@ -18,7 +18,7 @@ from paceline.launch._threads import (
     threads_per_rank,
     usable_cores,
 )
-from paceline.launch._world import World, verify, world
+from paceline.launch.world import World, verify, world
 
 __all__ = [
     "Library",

@@ -5,22 +5,448 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import copy
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from threading import get_ident
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 
 from paceline.data import Batch
-from paceline.errors import UsageError
+from paceline.errors import UsageError, unknown
 from paceline.models import Array, Ready
-from paceline.models._torch_loss import SummedLoss
-from paceline.models._torch_modes import evaluation_mode
-from paceline.models._torch_parts import mixed, real, take_apart
-from paceline.models._torch_ready import ReadyLayers
+
+# ---- Any loss callable as a sum over samples, and what its outputs say about the class.
+
+# Losses that compare entry by entry: the labels are brought to the outputs' shape and dtype.
+ENTRYWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
+ENTRYWISE_FUNCTIONS = frozenset({
+    F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy,
+    F.binary_cross_entropy_with_logits,
+})  # fmt: skip
+
+
+class SummedLoss:
+    """`loss(outputs, labels)`, summed over the samples so that the pieces of a batch add up to the whole.
+
+    Without a loss: cross-entropy for classes, mean squared error for real targets. A mean counts each sample
+    once: class weights and `ignore_index` weigh the samples' losses, not the number they are divided by.
+    """
+
+    def __init__(self, loss: Callable[..., Any] | None, reduction: str) -> None:
+        if loss is not None and not callable(loss):
+            raise UsageError(f"a loss must be callable as loss(outputs, labels); got {type(loss).__name__}")
+        reduction = getattr(loss, "reduction", None) or reduction
+        if reduction not in ("mean", "sum", "none", "batchmean"):
+            raise unknown("reduction", reduction, ["mean", "sum", "none"])
+        self.reduction = reduction
+        self.loss = loss
+        self.by_class = isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)) and reduction == "mean"
+        if self.by_class:
+            self.loss = copy.copy(loss)
+            self.loss.reduction = "sum"  # type: ignore[union-attr]
+
+    def __call__(self, outputs: Any, labels: Tensor) -> Tensor:
+        count = len(labels)
+        if labels.is_floating_point():
+            labels = labels.to(first(outputs).dtype)
+        if self.loss is None:
+            scores = first(outputs)
+            if labels.is_floating_point():
+                return F.mse_loss(scores, _matched(labels, scores)) * count
+            return F.cross_entropy(scores, labels, reduction="sum") / _positions(scores)
+        if self.by_class:
+            scores = first(outputs)
+            return self.loss(scores, labels) / _positions(scores)  # type: ignore[no-any-return]
+        if isinstance(self.loss, ENTRYWISE) or self.loss in ENTRYWISE_FUNCTIONS:
+            outputs = first(outputs)
+            labels = _matched(labels, outputs)
+        loss = self.loss(outputs, labels)
+        if self.reduction == "none":
+            return loss.sum()  # type: ignore[no-any-return]
+        if loss.numel() != 1:
+            shape = tuple(loss.shape)
+            raise UsageError(f"the loss must be one number, or reduction='none'; got the shape {shape}")
+        return loss.reshape(()) * (1 if self.reduction == "sum" else count)  # type: ignore[no-any-return]
+
+    def scores(self, outputs: Any) -> Tensor:
+        """One row a sample, the largest entry its class; one logit or probability becomes two columns."""
+        scores = first(outputs)
+        if not isinstance(self.loss, (nn.BCELoss, nn.BCEWithLogitsLoss)) or scores.numel() != len(scores):
+            return scores
+        column = scores.reshape(-1, 1)
+        other = 1 - column if isinstance(self.loss, nn.BCELoss) else torch.zeros_like(column)
+        return torch.cat([other, column], dim=1)
+
+
+def first(outputs: Any) -> Tensor:
+    """The scores in what a module returned: the tensor, the one called logits, or the first of several."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    if isinstance(logits := getattr(outputs, "logits", None), Tensor):
+        return logits
+    if isinstance(outputs, Mapping) and outputs:
+        return first(outputs["logits"] if "logits" in outputs else next(iter(outputs.values())))
+    if isinstance(outputs, (tuple, list)) and outputs:
+        return first(outputs[0])
+    kind = type(outputs).__name__
+    raise UsageError(f"a module must return a tensor, or several with the scores first; got {kind}")
+
+
+def _positions(scores: Tensor) -> int:
+    """Predictions in one sample: 1, or the pixels of an image that is classified pixel by pixel."""
+    return max(1, scores.shape[2:].numel())
+
+
+def _matched(labels: Tensor, scores: Tensor) -> Tensor:
+    """The labels in the shape and dtype of the scores: one-hot where there is a score for each class."""
+    if labels.shape == scores.shape:
+        return labels.to(scores.dtype)
+    if labels.numel() == scores.numel():
+        return labels.to(scores.dtype).reshape(scores.shape)
+    if not labels.is_floating_point() and labels.ndim == 1 and scores.ndim == 2:
+        return F.one_hot(labels, scores.shape[1]).to(scores.dtype)
+    raise UsageError(
+        f"outputs and labels must have one shape; got {tuple(scores.shape)} and {tuple(labels.shape)}"
+    )
+
+
+# ---- Modules in evaluation mode for a while, cheaply: an evaluation may come in many small pieces, between steps.
+
+
+@contextmanager
+def evaluation_mode(roots: Iterable[nn.Module]) -> Iterator[None]:
+    """Every part of the modules is in evaluation mode; afterwards each is in the mode that it was in.
+
+    A part's mode is one entry of its dictionary, and writing that is forty times as fast as `eval()` and `train()`.
+    Those are called where a class has its own.
+
+    >>> net = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(3).eval())
+    >>> with evaluation_mode([net]):
+    ...     [part.training for part in net.modules()]
+    [False, False, False]
+    >>> [part.training for part in net.modules()]
+    [True, True, False]
+    """
+    roots = list(roots)
+    parts = _parts(roots)
+    plain = all(map(_plain_class, {type(part) for part in parts})) and all(map(_plain, parts))
+    before = [(part, part.training) for part in parts]
+    for root in () if plain else roots:
+        root.eval()
+    try:
+        if plain:
+            for part, _ in before:
+                vars(part)["training"] = False
+        yield
+    finally:
+        if plain:
+            for part, mode in before:
+                vars(part)["training"] = mode
+        else:
+            modes = dict(before)
+            for root in roots:
+                root.train(modes[root])
+            for part, mode in before:
+                part.training = mode
+
+
+def _parts(roots: list[nn.Module]) -> list[nn.Module]:
+    """What `root.modules()` gives for each, in a fifth of its time."""
+    found, more = dict.fromkeys(roots), list(roots)
+    while more:
+        for part in more.pop()._modules.values():
+            if part is not None and part not in found:
+                found[part] = None
+                more.append(part)
+    return list(found)
+
+
+def _plain_class(kind: type[nn.Module]) -> bool:
+    own, general = kind, nn.Module
+    return (
+        own.train is general.train
+        and own.eval is general.eval
+        and own.__setattr__ is general.__setattr__
+        and not hasattr(own, "training")
+    )
+
+
+def _plain(part: nn.Module) -> bool:
+    state = vars(part)
+    return "training" in state and "train" not in state and "eval" not in state
+
+
+# ---- What a module is made of: the parameters that are trained, the layers they form, the state that is kept.
+
+WIDE = (torch.float64, torch.complex128)
+SHORT = (torch.float16, torch.bfloat16)  # MPI or NumPy do not have them: shown as float32
+
+
+class Parts(NamedTuple):
+    """The trained parameters, the layers that they form in a flat vector of `size` entries, and the state."""
+
+    trained: list[Trained]
+    layers: list[slice]
+    kept: dict[str, Kept]
+    size: int
+    wide: bool
+
+
+def take_apart(roots: Iterable[tuple[str, nn.Module]]) -> Parts:
+    """Walk through the modules: a layer is a module with trained parameters of its own (its weight and bias).
+
+    A parameter that stands in several places is counted once. Frozen parameters are kept like buffers.
+    """
+    trained: list[Trained] = []
+    layers: list[slice] = []
+    kept: dict[str, Kept] = {}
+    memories: dict[Any, nn.Parameter] = {}
+    seen: set[int] = set()
+    size = 0
+    for prefix, root in roots:
+        for path, part in root.named_modules():
+            where = f"{prefix}{path}." if path else prefix
+            start = size
+            for name, p in list(part.named_parameters(recurse=False)):
+                _check(where + name, p)
+                known = memories.setdefault(_memory(p), p)
+                if known is not p:
+                    setattr(part, name, known)  # two parameters in one memory become one
+                if id(known) in seen:
+                    continue
+                seen.add(id(known))
+                if p.requires_grad:
+                    trained.append(Trained(p, size))
+                    size = trained[-1].part.stop
+                else:
+                    kept[where + name] = Kept(part._parameters, name, where + name)
+            if size > start:
+                layers.append(slice(start, size))
+            for name, buffer in part.named_buffers(recurse=False):
+                _check(where + name, buffer)
+                if id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    kept[where + name] = Kept(part._buffers, name, where + name)
+    if not size:
+        raise UsageError("a module must have trainable parameters; this one has none")
+    return Parts(trained, layers, kept, size, any(one.p.dtype in WIDE for one in trained))
+
+
+class Trained:
+    """A parameter and its part of the flat vectors: a view of it or, where the dtypes differ, a mirror."""
+
+    def __init__(self, p: nn.Parameter, start: int) -> None:
+        self.p = p
+        self.part = slice(start, start + real(p.detach()).numel())
+
+    def point(self, x: Array, g: Array) -> None:
+        """Let the parameter and its gradient be views of the flat vectors; it becomes what `x` says."""
+        shape = real(self.p.detach()).shape
+        self.x = torch.from_numpy(x[self.part]).reshape(shape)
+        self.g = torch.from_numpy(g[self.part]).reshape(shape)
+        self._show()
+
+    def _show(self) -> None:
+        p = self.p
+        self.mirrored = p.dtype != self.x.dtype
+        if self.mirrored:
+            real(p.detach()).copy_(self.x)
+            p.grad = None
+        else:
+            p.data = self.x
+            p.grad = self.g
+        self._mark = p._version if self.mirrored else p.data_ptr()
+
+    def before(self) -> None:
+        """Before a pass: the parameter is what `x` says, unless somebody else has given it other values."""
+        p = self.p
+        if not self.mirrored:
+            if p.data_ptr() != self._mark:
+                self.x.copy_(real(p.detach()))
+                self._show()
+            elif p.grad is not self.g:
+                p.grad = self.g
+        else:
+            if p._version != self._mark:
+                self.x.copy_(real(p.detach()))
+            self._show()
+
+    def after(self) -> None:
+        """After a backward pass: the gradient is in `g`."""
+        grad = self.p.grad
+        if grad is self.g:
+            return
+        if grad is not None:
+            self.g.copy_(real(grad if grad.layout == torch.strided else grad.to_dense()))
+        self.p.grad = None if self.mirrored else self.g
+
+
+class Kept:
+    """A buffer or a frozen parameter, and the array that shows it."""
+
+    def __init__(self, home: Any, name: str, full_name: str) -> None:
+        self._home, self._name, self._full_name = home, name, full_name
+        self._show(home[name])
+
+    def _show(self, tensor: Tensor) -> None:
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            raise UsageError(f"buffers must be dense; {self._full_name} is {tensor.layout}, {tensor.dtype}")
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            plain = tensor.detach().resolve_conj().resolve_neg()
+            tensor.data = plain.clone(memory_format=torch.contiguous_format)
+        self.tensor = tensor
+        self.copied = tensor.dtype in SHORT
+        self.array: Array = (tensor.detach().float() if self.copied else tensor.detach()).numpy()
+
+    def push(self) -> None:
+        """Before a pass: bring the array to the module, where it is a copy."""
+        if self.copied:
+            self.tensor.detach().copy_(torch.from_numpy(self.array))
+
+    def pull(self) -> bool:
+        """After a pass: bring to the array what the module put into the buffer, or into its place.
+
+        True where it has another shape or dtype: then the array is a new one.
+        """
+        now = self._home[self._name]
+        anew = False
+        if now is not self.tensor and now is not None:
+            if anew := now.shape != self.tensor.shape or now.dtype != self.tensor.dtype:
+                self._show(now)
+            else:
+                self.tensor.detach().copy_(now.detach())
+                self._home[self._name] = self.tensor
+        if self.copied:
+            self.array[...] = self.tensor.detach().float().numpy()
+        return anew
+
+
+def real(tensor: Tensor) -> Tensor:
+    """A complex tensor as pairs of real numbers; another as it is."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def mixed(*numbers: int) -> int:
+    """Numbers that differ anywhere give seeds that differ everywhere (splitmix64).
+
+    >>> mixed(0, 1) != mixed(1, 0)
+    True
+    """
+    state = 0
+    for number in numbers:
+        state = ((state ^ number) + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+        state = (state ^ (state >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 31
+    return state
+
+
+def _check(name: str, tensor: Tensor) -> None:
+    if tensor.device.type != "cpu":
+        raise UsageError(f"a module must be on the cpu; {name} is on {tensor.device}")
+
+
+def _memory(p: nn.Parameter) -> Any:
+    """Equal for two parameters that are the same numbers in memory."""
+    if not p.numel():
+        return (id(p),)
+    return (p.untyped_storage().data_ptr(), p.storage_offset(), p.shape, p.stride(), p.dtype, p.requires_grad)
+
+
+# ---- When a layer's gradient is final: as soon as every parameter of it has its own, while the backward pass goes on.
+#
+# PyTorch adds up what all uses of a parameter give before it accumulates the sum, once, into the gradient: then
+# that is final. But a backward pass inside the backward pass (a reentrant checkpoint) accumulates for itself, so
+# what looked final may change. The first pass finds out: it watches, and names all layers at its end. Layers whose
+# gradient changed after it looked final are named at the end of every later pass, too.
+#
+# The hooks are the graph's, and go with it. Those on a parameter would cost time ever after, even when removed.
+
+
+class ReadyLayers:
+    """The parameters of each layer, and which layers' gradients are final as soon as they look it."""
+
+    def __init__(self, trained: Sequence[Trained], layers: Sequence[slice]) -> None:
+        self._members: list[list[Trained]] = [[] for _ in layers]
+        starts = [layer.start for layer in layers]
+        for one in trained:
+            if one.part.start < one.part.stop:
+                self._members[bisect_right(starts, one.part.start) - 1].append(one)
+        self._early: set[int] | None = None
+
+    def backward(self, loss: Tensor, ready: Ready) -> set[int]:
+        """`loss.backward()`, with `ready(i)` for the layers that are known to be final; which ones these were."""
+        early, thread = self._early, get_ident()
+        watched = range(len(self._members)) if early is None else early
+        before = {i: [Mark(one) for one in self._members[i] if one.p.requires_grad] for i in watched}
+        after: dict[int, list[Mark]] = {}
+        said: set[int] = set()
+
+        def accumulated(layer: int, *_: Any) -> None:
+            if layer in after or not all(mark.outdated() for mark in before[layer]):
+                return
+            if early is not None:
+                for member in self._members[layer]:
+                    member.after()
+            after[layer] = [Mark(member) for member in self._members[layer]]
+            if early is not None and get_ident() == thread:  # deep inside checkpoints PyTorch takes another
+                said.add(layer)
+                ready(layer)
+
+        hooks = []
+        try:
+            for layer in watched:
+                for one in self._members[layer]:
+                    if one.p.requires_grad:
+                        node = _accumulator(one.p)  # kept: the passes inside this one will use it, too
+                        hooks.append((node, node.register_hook(partial(accumulated, layer))))
+            loss.backward()  # type: ignore[no-untyped-call]
+        finally:
+            for _, hook in hooks:
+                hook.remove()
+
+        changed = {layer for layer, marks in after.items() if any(mark.outdated() for mark in marks)}
+        if early is None:
+            self._early = set(range(len(self._members))) - changed
+        elif changed:
+            raise RuntimeError(
+                "a layer's gradient must stay as it is once it is ready; in this pass, unlike in the first, "
+                f"it changed afterwards in layers {sorted(changed)}: is there a backward pass, or a hook "
+                "that changes gradients, inside the backward pass? gradient(batch) without ready allows it"
+            )
+        return said
+
+
+def _accumulator(p: Tensor) -> Node:
+    """The node that accumulates the parameter's gradient: the end of any graph that it is in."""
+    graph: Any = p.view_as(p).grad_fn
+    node: Node = graph.next_functions[0][0]
+    return node
+
+
+class Mark:
+    """A parameter's gradient as it is now."""
+
+    __slots__ = ("_grad", "_p", "_version")
+
+    def __init__(self, one: Trained) -> None:
+        self._p, self._grad = one.p, one.p.grad
+        self._version = None if self._grad is None else self._grad._version
+
+    def outdated(self) -> bool:
+        """Whether the gradient has been changed, or replaced, since."""
+        grad = self._p.grad
+        return grad is not self._grad or (grad is not None and grad._version != self._version)
+
 
 # Samples that are evaluated at once: enough to fill the arithmetic units, few enough to stay in the cache.
 CHUNK = 256

@@ -13,14 +13,14 @@ from paceline.models import Model
 
 if TYPE_CHECKING:
     from paceline.models._torch import TorchModel
-    from paceline.spec import Spec
+    from paceline.names import Spec
 
 
 def make(spec: Spec, data: Dataset, *, seed: int = 0, dtype: Any = "float32") -> Model:
     """The model that a spec stands for. A function of the user's draws its first weights from the seed too.
 
     >>> from paceline.data import load
-    >>> from paceline.spec import parse
+    >>> from paceline.names import parse
     >>> make(parse("models", "mlp:8"), load("iris"), seed=1).x.size
     67
     """

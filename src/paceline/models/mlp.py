@@ -12,13 +12,68 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
-from paceline.data import Batch, Dataset
+from paceline.data import Batch, Dataset, chunks
+from paceline.errors import UsageError, unknown
 from paceline.models import Array, Ready
-from paceline.models._losses import softmax
-from paceline.models._mlp_factors import Factors, PartGradient, cut_rows, factor_bytes
-from paceline.models._mlp_options import check_options
-from paceline.models._mlp_pass import Memory, Pass
-from paceline.models._standardise import mean_and_std
+from paceline.models._factors import Factors, PartGradient, cut_rows, factor_bytes
+from paceline.models._passes import ACTIVATIONS, LOSSES, Memory, Pass, softmax
+
+# ---- What an mlp's options may be.
+
+
+def check_options(
+    sizes: Sequence[int], activation: str, loss: str, regression: bool, normalise: bool, dtype: Any
+) -> None:
+    """Refuse what makes no network, with a UsageError."""
+    if len(sizes) < 2 or min(sizes) < 1:
+        raise UsageError(f"an mlp's layers must have at least 1 unit each; got {'-'.join(map(str, sizes))}")
+    if activation not in ACTIVATIONS:
+        raise unknown("activation of mlp", activation, ACTIVATIONS)
+    if loss not in LOSSES:
+        raise unknown("loss of mlp", loss, LOSSES)
+    if np.dtype(dtype) not in (np.float32, np.float64):
+        raise UsageError(f"an mlp computes in float32 or float64; got {np.dtype(dtype)}")
+    if loss == "cross-entropy" and regression:
+        raise UsageError(
+            "cross-entropy needs classes, and these labels are real numbers; choose squared-error"
+        )
+    if loss == "cross-entropy" and sizes[-1] < 2:
+        raise UsageError(f"cross-entropy needs at least 2 classes; got {sizes[-1]}")
+    if normalise and min(sizes[1:-1], default=2) < 2:
+        raise UsageError(
+            f"normalise needs hidden layers of at least 2 units; got {'-'.join(map(str, sizes))}"
+        )
+
+
+# ---- The mean and standard deviation of every input over the training samples, read once, a chunk at a time.
+
+STANDARDISE_VALUES = 1 << 20
+
+
+def mean_and_std(data: Dataset) -> tuple[Array, Array]:
+    """Of the flattened inputs, in float64; an input that never changes is given the standard deviation 1.
+
+    Rows are added one after the other, so the result is the same on every machine, whatever its vectors.
+    Chunks are joined as in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
+    sample variances", 1979.
+    """
+    width = math.prod(data.shape)
+    mean, square, seen = np.zeros(width), np.zeros(width), 0
+    for inputs, _ in chunks(data.train, size=max(1, STANDARDISE_VALUES // width), dtype=np.float64):
+        n = len(inputs)
+        values = inputs.reshape(n, width)
+        centre = np.add.reduce(values, 0) / n
+        values -= centre
+        values *= values
+        shift = centre - mean
+        square += np.add.reduce(values, 0) + shift * shift * (seen * n / (seen + n))
+        mean += shift * (n / (seen + n))
+        seen += n
+    std = np.sqrt(square / max(seen, 1))
+    std[std <= 1e-7 * np.abs(mean)] = 1  # what rounding leaves of a constant
+    std[std == 0] = 1
+    return mean, std
+
 
 CHUNK_VALUES = 1 << 22
 CHUNK_ROWS = 1024

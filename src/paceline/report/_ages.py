@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.report._rows import Row
+from paceline.compare.rows import Row
+from paceline.compare.staleness import Bar, Staleness, staleness_of
+from paceline.compare.words import label, ranges
 from paceline.report._series import chosen
-from paceline.report._staleness import Bar, Staleness, staleness_of
-from paceline.report._words import label, ranges
 from paceline.report.document import Axis, Block, Column, Columns, Section, Table, Text, Value
 
 # So many histograms at most; the table has all rows.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from paceline.report._rows import Row
+from paceline.compare.rows import Row
 from paceline.report.document import Block, Column, Section, Table, Text
 
 if TYPE_CHECKING:

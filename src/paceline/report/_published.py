@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from paceline.report._rows import Row
-from paceline.report._verdict import divergence
+from paceline.compare.rows import Row
+from paceline.compare.verdict import divergence
 from paceline.report.document import Column, Section, Table, Value
-from paceline.study._cells import PROBLEM
-from paceline.study._context import Failed, Published
+from paceline.study.cells import PROBLEM
+from paceline.study.context import Failed, Published
 
 NOTE = (
     "Published seconds are of another machine and of other settings; they are here to be looked at beside ours, not to "

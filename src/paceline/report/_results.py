@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.report._rows import Row
-from paceline.report._verdict import best, divergence, quality, real, simulated
-from paceline.report._words import mark
+from paceline.compare.rows import Row
+from paceline.compare.verdict import best, divergence, quality, real, simulated
+from paceline.compare.words import mark
 from paceline.report.document import Column, Table, Value
-from paceline.study._context import Failed
+from paceline.study.context import Failed
 
 # What matters most comes first: it is what a narrow screen shows.
 COLUMNS = (

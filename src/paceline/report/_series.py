@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.report._rows import Row
-from paceline.report._words import mark
+from paceline.compare.rows import Row
+from paceline.compare.words import mark
 from paceline.report.document import Origin
 
 # So many curves a figure has at most before some are left out: more cannot be told apart.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from paceline.report._words import megabytes, percent, seconds, times
+from paceline.compare.words import megabytes, percent, seconds, times
 from paceline.report.document import Column, Table, Value
 
 KINDS: dict[str, Callable[[float], str]] = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.report._rows import KINDS, Row
-from paceline.report._verdict import divergence
-from paceline.report._words import label, seconds, times
+from paceline.compare.rows import KINDS, Row
+from paceline.compare.verdict import divergence
+from paceline.compare.words import label, seconds, times
 from paceline.report.document import Axis, Bar, Bars
 
 SPLIT = (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.report._failed import cell_of
-from paceline.report._rows import Row
+from paceline.compare.rows import Row
+from paceline.compare.target import Reached, Target, reached
+from paceline.compare.verdict import as_good, divergence, quality, real, reference, simulated, verdict
+from paceline.compare.words import label, megabytes, percent, seconds
 from paceline.report._series import series_of
-from paceline.report._target import Reached, Target, reached
-from paceline.report._verdict import as_good, divergence, quality, real, reference, simulated, verdict
-from paceline.report._words import label, megabytes, percent, seconds
-from paceline.study._context import Failed
+from paceline.report.failed import cell_of
+from paceline.study.context import Failed
 
 # So many are named one by one.
 NAMED = 3

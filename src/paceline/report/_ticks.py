@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from paceline.bench._question import spell
+from paceline.bench.question import spell
 from paceline.report._measure import width_of
 from paceline.report.document import Axis
 

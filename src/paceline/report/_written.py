@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.errors import UsageError
-from paceline.record._files import cannot, replacing
+from paceline.files import cannot, replacing
 
 # What a report has put into a folder: names, and of each what was in it.
 LIST = ".paceline-report.json"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.report._rows import Row
+from paceline.compare.rows import Row
+from paceline.compare.theory import workers
+from paceline.compare.verdict import divergence, quality
+from paceline.compare.words import label, percent
 from paceline.report._series import Series, series_of
-from paceline.report._verdict import divergence, quality
-from paceline.report._ways import workers
-from paceline.report._words import label, percent
 from paceline.report.document import Axis, Bar, Bars, Block, Curve, Lines, Section, Text
 from paceline.report.scaling import published_curves, ranks_axis
-from paceline.study._context import Published
+from paceline.study.context import Published
 
 # What is further below the best accuracy than this is not drawn to scale: the others could not be told apart.
 NEAR = 0.1

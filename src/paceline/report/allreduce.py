@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paceline.bench._question import spell
+from paceline.bench.question import spell
 from paceline.errors import UsageError
 from paceline.report.document import Axis, Block, Column, Curve, Lines, Section, Table, Value
 

@@ -6,26 +6,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
+from paceline.compare.rows import Row, rows_of, titles_of
+from paceline.compare.target import target_of, target_told
+from paceline.compare.verdict import notes, remarks
 from paceline.errors import UsageError
 from paceline.record import Run
 from paceline.report._ages import ages
 from paceline.report._diagnosis import diagnosis
 from paceline.report._environment import environment, left_out
-from paceline.report._failed import cell_of, failed_section, telling
-from paceline.report._problem import titles_of
 from paceline.report._published import failed_for, published, published_for
 from paceline.report._results import results
-from paceline.report._rows import Row, rows_of
 from paceline.report._split import time_split
 from paceline.report._summary import costs, summary
-from paceline.report._target import target_of, target_told
-from paceline.report._verdict import notes, remarks
 from paceline.report.accuracy import accuracy
 from paceline.report.curves import curves
 from paceline.report.document import Block, Document, Section, Text, foldable
+from paceline.report.failed import cell_of, failed_section, telling
 from paceline.report.scaling import scaling
 from paceline.report.traffic import traffic
-from paceline.study._context import Context, Failed
+from paceline.study.context import Context, Failed
 
 TITLE = "paceline report"
 
@@ -39,7 +38,7 @@ def document_of(
 ) -> Document:
     """A report on some runs: a section for each problem, and the environment.
 
-    `context`: what a study says beside its runs (`paceline.study._context.context_of`): title, question, target, published
+    `context`: what a study says beside its runs (`paceline.study.context.context_of`): title, question, target, published
     figures, failed cells. `target`: the accuracy to be reached, a fraction; else the study's, else one point below the best
     serial accuracy on the validation samples.
 

@@ -9,13 +9,13 @@ from statistics import fmean
 
 import numpy as np
 
+from paceline.compare.rows import Row
+from paceline.compare.target import Target, known_points, reached
+from paceline.compare.verdict import divergence
+from paceline.compare.words import label, percent, seconds
 from paceline.errors import UsageError
 from paceline.record import Run
-from paceline.report._rows import Row
 from paceline.report._series import chosen, variants_of
-from paceline.report._target import Target, known_points, reached
-from paceline.report._verdict import divergence
-from paceline.report._words import label, percent, seconds
 from paceline.report.accuracy import accuracy_axis
 from paceline.report.document import Axis, Bar, Bars, Block, Curve, Lines, Section
 

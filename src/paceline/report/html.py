@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 
-from paceline.report import _words, pictures
+from paceline.compare import words as _words
+from paceline.report import pictures
 from paceline.report._data import table_of
 from paceline.report._html_style import STYLE
 from paceline.report._spelling import MARKS, mark_of, marks_in, spelled

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isclose
 
-from paceline.report import laws
-from paceline.report._rows import Row
+from paceline.compare import laws
+from paceline.compare.rows import Row
+from paceline.compare.theory import grows
 from paceline.report._series import CURVES, Series, series_of, several_ranks
-from paceline.report._ways import grows
 from paceline.report.document import Axis, Block, Column, Curve, Lines, Section, Table, Text
-from paceline.study._context import Published
+from paceline.study.context import Published
 
 TIME = (
     "Mean over the seeds; the band goes from the fastest run to the slowest. Both axes are logarithmic: perfect scaling "

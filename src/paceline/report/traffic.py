@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from paceline.report._rows import Row
+from paceline.compare.rows import Row
+from paceline.compare.theory import Theory, epoch_samples, epochs_of, theory_of
+from paceline.compare.words import label
 from paceline.report._series import Series, series_of
-from paceline.report._theory import Theory, theory_of
-from paceline.report._ways import epoch_samples, epochs_of
-from paceline.report._words import label
 from paceline.report.document import Axis, Block, Column, Curve, Lines, Section, Table, Value
 from paceline.report.scaling import curve_of, ranks_axis
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from paceline.errors import UsageError
+from paceline.files import cannot, check_folder, check_place
 from paceline.record import Run
-from paceline.record._files import cannot, check_folder, check_place
 from paceline.report import pictures
 from paceline.report._data import table_of
 from paceline.report._written import Written, put

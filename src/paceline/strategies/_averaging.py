@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline import registry
+from paceline import names as registry
+from paceline.data._batches import check_own
 from paceline.errors import UsageError, unknown
-from paceline.shares import check_own
 from paceline.strategies import Strategy
 from paceline.strategies._vectors import vector
 

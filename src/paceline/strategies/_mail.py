@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.comm._control import Control
-from paceline.comm._hollow import is_hollow, room
+from paceline.comm.control import Control
+from paceline.vectors import is_hollow, room
 
 Array = NDArray[Any]
 WEIGHT = np.dtype(np.float64)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from paceline.collectives._nodes import nodes, peers
 from paceline.collectives.hierarchical import between
 from paceline.comm import channel
-from paceline.comm._shared import CACHE_LINE, SharedMemory, padded
+from paceline.comm.shared import CACHE_LINE, SharedMemory, padded
 
 if TYPE_CHECKING:
     from paceline.updates import State, Update

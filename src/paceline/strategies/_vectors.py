@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.comm._hollow import room
+from paceline.vectors import room
 
 if TYPE_CHECKING:
     from paceline.worker import Worker

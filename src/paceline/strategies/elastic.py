@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import UsageError
 from paceline.strategies._averaging import Array, OnOwnData, Together, at_least, check_collective, validate_as
 from paceline.strategies._vectors import copy_of, put
-from paceline.updates._checks import positive
+from paceline.updates import positive
 
 if TYPE_CHECKING:
     from paceline.worker import Worker

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from paceline.strategies._averaging import OnOwnData, Together, at_least, check_collective, validate_as
 from paceline.strategies._vectors import copy_of, put
-from paceline.updates._checks import below_one, positive
+from paceline.updates import below_one, positive
 from paceline.updates.nesterov import Nesterov
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from paceline.evaluation import score
 from paceline.strategies._averaging import Array, OnOwnData, Together, check_collective
 from paceline.strategies._vectors import put
-from paceline.updates._checks import not_negative
+from paceline.updates import not_negative
+from paceline.worker.evaluation import score
 
 if TYPE_CHECKING:
     from paceline.worker import Worker

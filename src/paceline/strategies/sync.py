@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline import registry
+from paceline import names as registry
 from paceline.errors import UsageError, unknown
 from paceline.strategies import Strategy
 

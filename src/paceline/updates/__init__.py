@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 from numpy.typing import NDArray
+
+from paceline.errors import UsageError
 
 Array = NDArray[Any]
 State = dict[str, Array]
@@ -35,3 +39,55 @@ class Update(Protocol):
     def apply(self, x: Array, g: Array, eta: float, state: State, scale: float = 1.0) -> None:
         """One step of learning rate `eta` against the mean gradient `scale * g`; `g` may be overwritten."""
         ...
+
+
+# ---- What hyper-parameters must satisfy.
+
+
+def not_negative(what: str, value: float) -> None:
+    """
+    >>> not_negative("weight-decay of sgd", -1)
+    Traceback (most recent call last):
+    paceline.errors.UsageError: weight-decay of sgd must be at least 0; got -1
+    """
+    if not 0 <= value < math.inf:
+        raise UsageError(f"{what} must be at least 0; got {value}")
+
+
+def positive(what: str, value: float) -> None:
+    """
+    >>> positive("epsilon of adam", 0)
+    Traceback (most recent call last):
+    paceline.errors.UsageError: epsilon of adam must be above 0; got 0
+    """
+    if not 0 < value < math.inf:
+        raise UsageError(f"{what} must be above 0; got {value}")
+
+
+def below_one(what: str, value: float) -> None:
+    """
+    >>> below_one("beta of momentum", 1)
+    Traceback (most recent call last):
+    paceline.errors.UsageError: beta of momentum must be at least 0 and below 1; got 1
+    """
+    if not 0 <= value < 1:
+        raise UsageError(f"{what} must be at least 0 and below 1; got {value}")
+
+
+# ---- The gradient of an L2 penalty, added to the gradient.
+
+
+def scale_and_decay(g: Array, scale: float, x: Array, weight_decay: float) -> None:
+    """g becomes scale g + weight_decay x, with no room but its own.
+
+    >>> g = np.array([2.0])
+    >>> scale_and_decay(g, 0.5, np.array([4.0]), 0.25)
+    >>> g
+    array([2.])
+    """
+    if weight_decay == 0:
+        np.multiply(g, scale, g)
+        return
+    np.multiply(g, scale / weight_decay, g)
+    np.add(g, x, g)
+    np.multiply(g, weight_decay, g)

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.updates import Array, State
-from paceline.updates._checks import below_one, not_negative, positive
+from paceline.updates import Array, State, below_one, not_negative, positive
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.updates import Array, State
-from paceline.updates._checks import below_one, not_negative
-from paceline.updates._decay import scale_and_decay
+from paceline.updates import Array, State, below_one, not_negative, scale_and_decay
 
 
 @dataclass(frozen=True, kw_only=True)

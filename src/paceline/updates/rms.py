@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.updates import Array, State
-from paceline.updates._checks import below_one, positive
+from paceline.updates import Array, State, below_one, positive
 
 
 @dataclass(frozen=True, kw_only=True)

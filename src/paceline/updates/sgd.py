@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.updates import Array, State
-from paceline.updates._checks import not_negative
+from paceline.updates import Array, State, not_negative
 
 
 @dataclass(frozen=True, kw_only=True)

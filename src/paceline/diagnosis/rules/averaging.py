@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from paceline.diagnosis import _advice as advice
+from paceline.diagnosis._advice import joined
 from paceline.diagnosis._case import Case
 from paceline.diagnosis._finding import Cause
-from paceline.diagnosis._tried import joined
 from paceline.diagnosis._words import count
 
 NAME = "averaging"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from paceline.diagnosis._case import Case
+from paceline.diagnosis._case import Case, Scale
 from paceline.diagnosis._finding import Cause
-from paceline.diagnosis._scale import Scale
 from paceline.diagnosis._words import count
 from paceline.diagnosis.rules import staleness
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections import Counter
 
 from paceline.diagnosis import _advice as advice
-from paceline.diagnosis._case import Case
+from paceline.diagnosis._advice import joined
+from paceline.diagnosis._case import Case, Scale
 from paceline.diagnosis._finding import Cause
-from paceline.diagnosis._scale import Scale
-from paceline.diagnosis._tried import joined
 from paceline.diagnosis._words import count, duration, percent
 
 NAME = "master queue"

@@ -6,9 +6,9 @@ Where workers queue at them they have work enough, and more workers would wait: 
 from __future__ import annotations
 
 from paceline.diagnosis import _advice as advice
+from paceline.diagnosis._advice import joined
 from paceline.diagnosis._case import Case
 from paceline.diagnosis._finding import Cause
-from paceline.diagnosis._tried import joined
 from paceline.diagnosis._words import count
 from paceline.diagnosis.rules import master_queue, slower_computing
 

@@ -6,9 +6,9 @@ By Amdahl's law a part s of the serial step that cannot be divided keeps every n
 from __future__ import annotations
 
 from paceline.diagnosis import _advice as advice
+from paceline.diagnosis._advice import joined
 from paceline.diagnosis._case import Case
 from paceline.diagnosis._finding import Cause
-from paceline.diagnosis._tried import joined
 from paceline.diagnosis._words import count, duration, percent, times
 from paceline.diagnosis.rules.slower_computing import alone_seconds, computing_seconds
 

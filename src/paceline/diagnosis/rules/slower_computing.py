@@ -7,9 +7,9 @@ through the serial run's gradients of several sizes.
 from __future__ import annotations
 
 from paceline.diagnosis import _advice as advice
+from paceline.diagnosis._advice import joined
 from paceline.diagnosis._case import Case
 from paceline.diagnosis._finding import Cause
-from paceline.diagnosis._tried import joined
 from paceline.diagnosis._words import count, duration, percent, times
 
 NAME = "slower computing"

@@ -9,10 +9,9 @@ exchanges would do is beside it.
 from __future__ import annotations
 
 from paceline.diagnosis import _advice as advice
-from paceline.diagnosis._advice import EXCHANGE
+from paceline.diagnosis._advice import EXCHANGE, joined
 from paceline.diagnosis._case import Case
 from paceline.diagnosis._finding import Cause
-from paceline.diagnosis._tried import joined
 from paceline.diagnosis._words import count, duration, listed, percent
 from paceline.diagnosis.rules import master_queue
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.diagnosis import _advice as advice
+from paceline.diagnosis._advice import joined
 from paceline.diagnosis._case import Case
 from paceline.diagnosis._finding import Cause
-from paceline.diagnosis._tried import joined
 from paceline.diagnosis._words import count, duration, listed, percent
 from paceline.diagnosis.rules import uneven
 

@@ -1,0 +1,190 @@
+"""What can be given as `op`, made into one thing: `op(a, b, out)` puts "a op b" into `out`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.comm.world import is_op, mpi
+
+Array = NDArray[Any]
+
+# MPI's operations by the ufunc that does the same; `native` reads this table the other way.
+UFUNCS = {
+    "SUM": np.add,
+    "PROD": np.multiply,
+    "MAX": np.maximum,
+    "MIN": np.minimum,
+    "LAND": np.logical_and,
+    "LOR": np.logical_or,
+    "LXOR": np.logical_xor,
+    "BAND": np.bitwise_and,
+    "BOR": np.bitwise_or,
+    "BXOR": np.bitwise_xor,
+}
+
+# How many columns are combined over all rows before the next ones: the partial sums stay in the inner cache.
+AT_ONCE = 64 << 10
+
+
+class Operation:
+    """`operation(a, b, out)` for 1-D arrays of one dtype; `out` may be `a` or `b`.
+
+    `ufunc` is the NumPy ufunc that does it, where there is one.
+    """
+
+    def __init__(self, call: Callable[[Array, Array, Array], object], ufunc: np.ufunc | None) -> None:
+        self._call = call
+        self.ufunc = ufunc
+
+    def __call__(self, a: Array, b: Array, out: Array) -> None:
+        self._call(a, b, out)
+
+    def onto_sent(self, a: Array, b: Array, out: Array) -> None:
+        """The same, where another rank of this node has just read `out`: its processor must be told of every line first.
+
+        That is most of the time: 437 kB on 16 cores take 250 us, and 40 us where nobody has read them.
+        """
+        self._call(a, b, out)
+
+    def over(self, rows: Array, out: Array) -> None:
+        """The rows of a 2-D array, in their order: out = rows[0] op rows[1] op …
+
+        Rows that other cores have just written are sums of floats as a product with ones: BLAS reads several rows
+        at a time, NumPy one after the other, and what that costs is waiting for another core's cache. 16 rows of
+        437 kB, each written by its own core, on 16 cores: 40 us a slice, against 95 us for `reduce`, 84 for einsum,
+        58 for a loop of adds; 16 rows of 16 MiB 1.6 ms against 2.1, 2.7 and 2.1.
+        """
+        if self.ufunc is np.add and out.dtype.char in "fd" and rows.strides[1] == out.itemsize:
+            np.matmul(_ones(len(rows), out.dtype), rows, out)
+            return
+        for start in range(0, out.size, AT_ONCE):
+            some, into = rows[:, start : start + AT_ONCE], out[start : start + AT_ONCE]
+            if len(rows) == 1:
+                into[...] = some[0]
+            else:
+                self._call(some[0], some[1], into)
+                for row in some[2:]:
+                    self._call(into, row, into)
+
+    def seen_as(self, dtype: np.dtype[Any]) -> Operation:
+        """The same for arrays whose bytes are elements of `dtype` but which are declared as another one."""
+        call = self._call
+        return Operation(lambda a, b, out: call(a.view(dtype), b.view(dtype), out.view(dtype)), None)
+
+
+class Charged(Operation):
+    """An operation whose work is told to `work(kind, amount)`: the simulator's clock goes by it. `hollow`: nothing else."""
+
+    def __init__(self, inner: Operation, work: Callable[[str, float], object], *, hollow: bool) -> None:
+        super().__init__(_nothing if hollow else inner._call, inner.ufunc)
+        self._inner, self._work, self._hollow = inner, work, hollow
+
+    def __call__(self, a: Array, b: Array, out: Array) -> None:
+        self._call(a, b, out)
+        self._work("combine", out.nbytes)
+
+    def onto_sent(self, a: Array, b: Array, out: Array) -> None:
+        self._call(a, b, out)
+        self._work("recombine", out.nbytes)
+
+    def over(self, rows: Array, out: Array) -> None:
+        if not self._hollow:
+            self._inner.over(rows, out)
+        self._work("sum", rows.nbytes)
+
+    def seen_as(self, dtype: np.dtype[Any]) -> Operation:
+        return Charged(self._inner.seen_as(dtype), self._work, hollow=self._hollow)
+
+
+def _nothing(a: Array, b: Array, out: Array) -> None:
+    """What is computed of numbers that were never sent."""
+
+
+def operation(op: Any, dtype: np.dtype[Any]) -> Operation:
+    """The operation that `op` (a ufunc, an MPI.Op or a Python function of two arrays) stands for on `dtype`.
+
+    >>> total = np.zeros(2)
+    >>> operation(lambda a, b: a + 2 * b, total.dtype)(np.ones(2), np.ones(2), total)
+    >>> total
+    array([3., 3.])
+    """
+    if isinstance(op, Operation):
+        return op
+    if isinstance(op, np.ufunc):
+        return _from_ufunc(op, dtype)
+    if is_op(op) or hasattr(op, "Reduce_local"):
+        return _from_mpi(op, dtype)
+    if callable(op):
+        made = Operation(_Function(op), None)
+        one = np.ones(2, dtype)  # of two: `max` of arrays of one is no error
+        made(
+            one, one.copy(), one.copy()
+        )  # raises, on every rank alike, what would else be raised in mid-exchange
+        return made
+    raise TypeError(
+        f"op must be a function of two arrays, a NumPy ufunc or an MPI.Op; got {type(op).__name__}"
+    )
+
+
+@lru_cache(maxsize=64)
+def _ones(count: int, dtype: np.dtype[Any]) -> Array:
+    return np.ones(count, dtype)
+
+
+@lru_cache(maxsize=128)
+def _from_ufunc(op: np.ufunc, dtype: np.dtype[Any]) -> Operation:
+    if op.nin != 2 or op.nout != 1 or op.signature is not None:
+        raise TypeError(f"op must take two arrays and give one; got the ufunc {op.__name__}")
+    nothing = np.empty(0, dtype)
+    op(nothing, nothing, out=nothing)  # raises TypeError where the ufunc cannot give this dtype
+
+    def call(a: Array, b: Array, out: Array) -> None:
+        op(a, b, out=out)  # maximum and minimum take no third argument by its place
+
+    return Operation(call, op)
+
+
+def _from_mpi(op: Any, dtype: np.dtype[Any]) -> Operation:
+    """An MPI.Op, or the simulator's, which says itself which ufunc it is."""
+    if is_op(op):
+        MPI = mpi()
+        ufunc = next((ufunc for name, ufunc in UFUNCS.items() if op == getattr(MPI, name)), None)
+        unknown = op == MPI.OP_NULL or op.is_predefined
+    else:
+        ufunc, unknown = getattr(op, "ufunc", None), getattr(op, "is_predefined", False)
+    if ufunc is not None:
+        return _from_ufunc(ufunc, dtype)
+    if unknown:
+        raise TypeError(f"op must be one of {', '.join(UFUNCS)} or made with MPI.Op.Create; got {op!r}")
+    if not op.Is_commutative():
+        raise ValueError("op must be commutative; got an MPI.Op made without commute=True")
+    if dtype.char == "e":
+        raise TypeError("MPI has no float16: give op as a NumPy ufunc or a function of two arrays")
+
+    def reduce_local(a: Array, b: Array, out: Array) -> None:
+        total = b if out is b else b.copy()
+        op.Reduce_local(a, total)
+        if total is not out:
+            out[...] = total
+
+    return Operation(reduce_local, None)
+
+
+class _Function:
+    """A user's function of two arrays, with its result checked."""
+
+    def __init__(self, function: Callable[[Array, Array], Array]) -> None:
+        self.function = function
+
+    def __call__(self, a: Array, b: Array, out: Array) -> None:
+        result = self.function(a, b)
+        if np.shape(result) != out.shape:
+            raise ValueError(
+                f"op must return an array of its arguments' shape {out.shape}; got {np.shape(result)}"
+            )
+        np.copyto(out, result, casting="same_kind")

@@ -1,0 +1,128 @@
+"""The accuracy that is aimed at, and when each row came to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from paceline.compare.rows import Row, guessing
+from paceline.compare.words import percent
+from paceline.record import Run
+from paceline.study.context import Context
+
+# How far below the best serial accuracy the target is, where none is given.
+POINT = 0.01
+# Accuracies are fractions of counts: what differs by less is equal.
+EQUAL = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """An accuracy on the validation samples, and in words where it comes from."""
+
+    accuracy: float
+    words: str
+
+    def __str__(self) -> str:
+        return f"{percent(self.accuracy)}, {self.words}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reached:
+    """When the runs of a row came to the target."""
+
+    row: Row
+    seconds: tuple[float, ...]
+    """Of those runs that did."""
+    best: float | None
+    """The highest accuracy of any of the row's runs at the end of any epoch; None where none is known."""
+
+    @property
+    def all(self) -> bool:
+        """Whether every run came to it, and none diverged."""
+        return len(self.seconds) == self.row.runs and not self.row.diverged
+
+    @property
+    def mean(self) -> float | None:
+        """Mean over the runs that came to it."""
+        return fmean(self.seconds) if self.seconds else None
+
+
+def target_of(rows: Sequence[Row], given: float | None, words: str = "as asked for") -> Target | None:
+    """The target given, or one point below what serial came to with every seed; without a serial row, what any row did.
+
+    What is no better than guessing is no target: None, where nothing else is known.
+    """
+    if given is not None:
+        return Target(accuracy=given, words=words)
+    known = {
+        row: best
+        for row in rows
+        if not row.diverged
+        and (best := _best(row)) is not None
+        and not row.guessed
+        and not guessing(best - POINT, row.chance)
+    }
+    serial = [best for row, best in known.items() if row.strategy == "serial"]
+    if not known:
+        return None
+    tried = any(row.strategy == "serial" for row in rows)
+    want = f"for want of a serial run{' that learned anything' if tried else ''}"
+    whose = "the best serial accuracy" if serial else f"the best accuracy of all, {want},"
+    seeds = any(row.runs > 1 for row in known if not serial or row.strategy == "serial")
+    of_seeds = ", with its worst seed" if seeds else ""
+    return Target(
+        accuracy=max(serial or known.values()) - POINT,
+        words=f"one point below {whose} on the validation samples{of_seeds}",
+    )
+
+
+def target_told(rows: Sequence[Row], context: Context) -> tuple[float | None, str]:
+    """The target of the studies that the runs of a problem belong to, and in words whose it is; None where none has one.
+
+    Where they do not agree it is the highest, and the words say so.
+    """
+    homes = {run.folder.resolve().parent for row in rows for run in row.members}
+    own = [one.target_accuracy for one in context.studies if one.folder.resolve() in homes]
+    told = sorted({target for target in own if target is not None})
+    if not told:
+        return (None if context.studies else context.target_accuracy), "the study's"
+    if len(told) == 1:
+        return told[0], "the study's"
+    return told[-1], f"the highest of its studies' targets, which differ ({', '.join(map(percent, told))})"
+
+
+def reached(row: Row, target: Target) -> Reached:
+    """When each run of a row came to the target: at the end of the first epoch whose accuracy is not below it."""
+    found = [first_time(run, target.accuracy) for run in row.members]
+    highest = [accuracy for run in row.members for _, accuracy in known_points(run)]
+    return Reached(
+        row=row,
+        seconds=tuple(seconds for seconds in found if seconds is not None),
+        best=max(highest, default=None),
+    )
+
+
+def first_time(run: Run, accuracy: float) -> float | None:
+    """Seconds of training until the end of the first epoch with at least this accuracy; None where there is none."""
+    return next((seconds for seconds, value in known_points(run) if value >= accuracy - EQUAL), None)
+
+
+def known_points(run: Run) -> list[tuple[float, float]]:
+    """Seconds and validation accuracy at the ends of epochs; without validation samples the end of the run, as tested."""
+    points = [
+        (epoch["train_seconds"], epoch["validation_accuracy"])
+        for epoch in run.epochs
+        if epoch["validation_accuracy"] is not None
+    ]
+    if not points and run.summary["test_accuracy"] is not None:
+        points = [(run.summary["train_seconds"], run.summary["test_accuracy"])]
+    return points
+
+
+def _best(row: Row) -> float | None:
+    """The highest accuracy that every one of its runs came to: so a target below it was reached with every seed."""
+    highest = [max((value for _, value in known_points(run)), default=None) for run in row.members]
+    known = [value for value in highest if value is not None]
+    return min(known) if known and len(known) == len(highest) else None

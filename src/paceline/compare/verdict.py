@@ -1,0 +1,238 @@
+"""What a report says in words: what the ways that were tried of one problem bought, and what is to be known of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from paceline.compare.rows import Row
+from paceline.compare.words import label, percent, seconds
+
+# How much accuracy may be missing, or by which part a loss may be higher, in what still counts as good.
+POINT, TENTH = 0.01, 0.1
+# So many rows are named one by one in a sentence.
+NAMED = 2
+
+
+def reference(rows: Sequence[Row]) -> Row | None:
+    """The row that others must be as good as: the best serial one, or the best of all; none that diverged or guesses."""
+    whole = [row for row in rows if not row.diverged and not row.guessed]
+    whole = [row for row in whole if not row.timed_only] or whole
+    serial = [row for row in whole if row.strategy == "serial"]
+    return min(serial or whole, key=_error, default=None)
+
+
+def as_good(row: Row, than: Row | None) -> bool:
+    """Whether a row has learned something and is within a point of the other's accuracy, or a tenth of its loss.
+
+    Where time alone was simulated it goes for good.
+    """
+    if row.diverged or row.guessed:
+        return False
+    if than is None or row.timed_only:
+        return True
+    if than.accuracy is not None:
+        return row.accuracy is not None and row.accuracy > than.accuracy - POINT - 1e-9
+    return than.loss is None or (row.loss is not None and row.loss <= than.loss * (1 + TENTH))
+
+
+def best(rows: Sequence[Row]) -> Row | None:
+    """The fastest row of those that are as good as they should be; none that is alone."""
+    than = reference(rows)
+    return min((row for row in rows if as_good(row, than) and not row.alone), key=_seconds, default=None)
+
+
+def real(rows: Sequence[Row]) -> list[Row]:
+    """Those whose seconds somebody waited for."""
+    return [row for row in rows if not row.simulated]
+
+
+def simulated(rows: Sequence[Row]) -> list[Row]:
+    """The others."""
+    return [row for row in rows if row.simulated]
+
+
+def verdict(rows: Sequence[Row]) -> tuple[str, ...]:
+    """In a sentence: what the ways that were tried of one problem bought; in another, what the simulated ones would buy."""
+    tried, foretold = real(rows), simulated(rows)
+    said = (_capital(_verdict(tried), tried),) if tried else ()
+    return (*said, f"Simulated: {_verdict(foretold)}") if foretold else said
+
+
+def _capital(sentence: str, rows: Sequence[Row]) -> str:
+    """With a capital letter, unless it begins with a name."""
+    named = any(sentence.startswith(row.strategy) for row in rows)
+    return sentence if named else sentence[:1].upper() + sentence[1:]
+
+
+def guesses(row: Row) -> str:
+    """What is said of a row that learned nothing."""
+    return f"nothing learned: accuracy is that of guessing ({100 * (row.chance or 0.0):.3g} %)"
+
+
+def _verdict(rows: Sequence[Row]) -> str:
+    than = reference(rows)
+    others = [row for row in rows if row.strategy != "serial" and not row.alone]
+    if than is None and any(row.guessed for row in rows):
+        return f"{guesses(next(row for row in rows if row.guessed))}{_diverged(rows)}."
+    if than is None:
+        return f"every {'run' if len(rows) == 1 else 'way that was tried'} diverged."
+    if not others:
+        nothing = "nothing was tried on more than one rank" if _alone(rows) else "nothing else was tried"
+        return f"{_timed(best(rows) or than)}; {nothing}{_diverged(rows)}."
+    good = [row for row in others if as_good(row, than)]
+    if not good:
+        nearest = min(others, key=_error)
+        return (
+            f"nothing was as good as serial, {quality(than)}; nearest came {label(nearest)}, {_got(nearest)}."
+        )
+    nearest = min(good, key=_seconds)
+    worse = [row for row in others if not row.diverged and row not in good]
+    fastest = min(
+        [
+            nearest,
+            *(row for row in rows if row.strategy == "serial" and not row.diverged and not row.guessed),
+        ],
+        key=_seconds,
+    )
+    faster = sorted((row for row in worse if _seconds(row) < _seconds(fastest)), key=_seconds)
+    return f"{_bought(nearest, than, rows, faster)}{_beside(faster)}{_most(good, nearest, than)}{_diverged(rows)}."
+
+
+def _bought(nearest: Row, than: Row, rows: Sequence[Row], faster: Sequence[Row]) -> str:
+    said = _timed(nearest)
+    if all(row.strategy != "serial" for row in rows):
+        return f"{said} is the fastest; there is no serial run to compare it with"
+    if than.strategy != "serial" and any(row.guessed for row in rows if row.strategy == "serial"):
+        return f"{said} is the fastest that learned anything, which serial did not"
+    if nearest.speedup is None:
+        return f"{said} is the fastest"
+    if nearest.speedup <= 1:
+        what = "nothing as good" if faster else "nothing"
+        speed = f"at {nearest.speedup:.2f} times its speed{_aside(nearest, rows)}"
+        return f"{what} was faster than serial; nearest came {said}, {speed}"
+    at = ""
+    if nearest.accuracy is not None and than.accuracy is not None:
+        at = f"; test accuracy {percent(nearest.accuracy)}, serial {percent(than.accuracy)}"
+    return f"{said}, is {nearest.speedup:.2f} times as fast as serial{_aside(nearest, rows)}{at}"
+
+
+def _alone(rows: Sequence[Row]) -> bool:
+    return any(row.alone for row in rows)
+
+
+def _aside(row: Row, rows: Sequence[Row]) -> str:
+    """What keeps its time and serial's from being compared as they are, in brackets: other batches, a wide spread."""
+    serial = fastest_serial(rows)
+    if serial is None:
+        return ""
+    said = [] if row.batch == serial.batch else [f"with batches of {row.batch}, serial's are {serial.batch}"]
+    ours, theirs = row.seconds_range, serial.seconds_range
+    if max(row.runs, serial.runs) > 1 and ours[0] <= theirs[1] and theirs[0] <= ours[1]:
+        said.append("their runs' times overlap")
+    return f" ({'; '.join(said)})" if said else ""
+
+
+def fastest_serial(rows: Sequence[Row]) -> Row | None:
+    """The row that speedups are against."""
+    return min(
+        (row for row in rows if row.strategy == "serial" and not row.diverged), key=_seconds, default=None
+    )
+
+
+def batches(rows: Sequence[Row]) -> list[str]:
+    """What is to be known of speedups where ranks compute larger batches than serial does; each size once."""
+    serial = fastest_serial(rows)
+    larger = [row for row in rows if serial is not None and row.batch > serial.batch]
+    most: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for strategy in dict.fromkeys(row.strategy for row in larger):
+        widest = max((row for row in larger if row.strategy == strategy), key=lambda row: row.batch)
+        most[widest.batch, widest.ranks].append(strategy)
+    return [
+        f"{'; '.join(who)}: {'its' if len(who) == 1 else 'their'} batch grows with the ranks, to {batch:,} samples at "
+        f"{ranks}; larger batches take less time a sample on one process too, so a speedup does not come from the "
+        "ranks alone"
+        for (batch, ranks), who in most.items()
+    ]
+
+
+def _beside(faster: Sequence[Row]) -> str:
+    """What is faster than the fastest good row."""
+    if len(faster) == 1:
+        return f"; {label(faster[0])}, is faster, {_got(faster[0])}"
+    named = [f"{label(row)}, {_got(row)}" for row in faster]
+    return f"; faster, but worse: {'; '.join(named[:NAMED])}{_more(named[NAMED:])}" if named else ""
+
+
+def _most(good: Sequence[Row], nearest: Row, than: Row) -> str:
+    """What is more accurate than serial, by more than a point, and slower."""
+    most = min(good, key=_error)
+    if most is nearest or most.accuracy is None or most.accuracy <= (than.accuracy or 0.0) + POINT:
+        return ""
+    return f"; most accurate was {label(most)}, at {quality(most)}"
+
+
+def _diverged(rows: Sequence[Row]) -> str:
+    named = [label(row) for row in rows if row.diverged]
+    return f"; diverged: {'; '.join(named[:NAMED])}{_more(named[NAMED:])}" if named else ""
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """What is to be known of single rows: why some diverged, which learned nothing, whose batches are larger."""
+    said = [f"{label(row)}, {divergence(row)}: {row.diverged[0]}" for row in rows if row.diverged]
+    lost = [row for row in rows if row.guessed]
+    said += [f"{'; '.join(map(label, lost))}: {guesses(lost[0])}"] if lost else []
+    return said + batches(rows)
+
+
+def remarks(rows: Sequence[Row]) -> list[str]:
+    """What the rows' strategies have to say, each once."""
+    said = []
+    who: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        for remark in row.remarks:
+            if row.staleness is None or not remark.startswith("staleness:"):  # which has a figure of its own
+                who[remark].append(row)
+    for remark, those in who.items():
+        of = f" (one of {those[0].runs} runs)" if len(those) == 1 and those[0].runs > 1 else ""
+        said.append(f"{'; '.join(map(label, those))}{of}: {remark}")
+    return said
+
+
+def divergence(row: Row) -> str:
+    """In words, how many of the row's runs diverged; nothing where none did."""
+    some = f"{len(row.diverged)} of {row.runs} " if 0 < len(row.diverged) < row.runs else ""
+    return f"{some}diverged" if row.diverged else ""
+
+
+def quality(row: Row) -> str:
+    """A row's accuracy, or its loss where there are no classes; nothing where neither is known."""
+    if row.accuracy is not None:
+        return percent(row.accuracy)
+    return "" if row.loss is None else f"test loss {row.loss:.3g}"
+
+
+def _got(row: Row) -> str:
+    """How good a row is, at the end of a sentence."""
+    if row.diverged:
+        return divergence(row)
+    return f"at {quality(row) or 'no number'}" + (", which is guessing" if row.guessed else "")
+
+
+def _more(rest: Sequence[str]) -> str:
+    return f"; and {len(rest)} more" if rest else ""
+
+
+def _timed(row: Row) -> str:
+    return f"{label(row)}, in {seconds(row.train_seconds)} s"
+
+
+def _seconds(row: Row) -> float:
+    return row.train_seconds
+
+
+def _error(row: Row) -> tuple[bool, float]:
+    """What is lowest for the best row."""
+    if row.accuracy is not None:
+        return bool(row.diverged), 1 - row.accuracy
+    return bool(row.diverged) or row.loss is None, row.loss or 0.0

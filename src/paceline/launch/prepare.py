@@ -1,0 +1,87 @@
+"""MPI's start, also where paceline's own mpiexec did not start it: under another launcher, or alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from paceline.launch.command import for_library
+from paceline.launch.cores import machine_cores
+from paceline.launch.guard import forget_segments
+from paceline.launch.library import TITLES, Library, home_settings, installed_wheels
+from paceline.launch.pmi import interpose
+from paceline.launch.world import World, refuse, world
+
+# One process talks to nobody: no segment for others to attach, no network looked for.
+ALONE = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self", "OMPI_MCA_osc": "^ucx", "UCX_TLS": "self"}
+
+
+@contextlib.contextmanager
+def prepared(vendor: str, version: tuple[int, ...]) -> Iterator[None]:
+    """Start MPI inside: it gets the settings that a process can still choose for itself. What is set stays.
+
+    Open MPI then starts in 0.1 s and not in 1.2, and a process alone leaves no segment in /dev/shm and no
+    folder in the temporary one (Open MPI would leave both, even after a good end). A launcher that cannot
+    start this library's ranks as one job is refused before it makes a job of each.
+
+    `vendor` and `version` are what `MPI.get_vendor()` says before MPI is started.
+    """
+    here = world()
+    if here is None:
+        with (
+            tempfile.TemporaryDirectory(prefix="paceline-") as folder,
+            _variables(ALONE | home_settings() | {"TMPDIR": folder}),
+        ):
+            yield
+        forget_segments(None)
+        return
+    library = _library(vendor, version)
+    if _falls_apart(library, here):
+        refuse(here, library.title)
+    one_node = here.local_size == here.size
+    by_slurm = here.launcher == "srun" and "PMI_FD" in os.environ
+    if library.kind == "mpich" and library.wheel and by_slurm and not one_node:
+        interpose()
+    crowded = here.local_size > machine_cores()
+    _, settings = for_library(library, crowded=crowded, one_node=one_node)
+    # A cluster's own Open MPI was set up by someone who knows its network.
+    chosen = settings if library.wheel or one_node else {}
+    with _variables(chosen | home_settings()):
+        yield
+
+
+def _library(vendor: str, version: tuple[int, ...]) -> Library:
+    kind = next((kind for kind, title in TITLES.items() if title == vendor), "other")
+    return Library(
+        kind=kind, version=".".join(map(str, version)), mpiexec=Path(), wheel=kind in installed_wheels()
+    )
+
+
+def _falls_apart(library: Library, here: World) -> bool:
+    """Whether the launcher's protocol is one that the library does not speak."""
+    if library.kind == "openmpi" and library.major >= 5:
+        return "PMIX_RANK" not in os.environ
+    if library.kind == "mpich":
+        spoken = any(name in os.environ for name in ("PMI_RANK", "PMI_FD", "PMI_PORT", "PMIX_RANK"))
+        return here.launcher == "mpiexec of Open MPI" or not spoken
+    return False
+
+
+@contextlib.contextmanager
+def _variables(settings: dict[str, str]) -> Iterator[None]:
+    """Sets what is not set yet (TMPDIR and HOME: always), and takes it back afterwards."""
+    before = {name: os.environ.get(name) for name in settings}
+    for name, value in settings.items():
+        if before[name] is None or name in ("TMPDIR", "HOME"):
+            os.environ[name] = value
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = old

@@ -1,0 +1,296 @@
+"""How many cores this process may use, and how many threads each rank gets of them.
+
+Threads are divided, not multiplied: p ranks that each start a BLAS pool as wide as the machine are the
+commonest reason why more ranks are slower.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import resource
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UsageError
+from paceline.launch.world import by_node
+
+# What OpenMP, OpenBLAS, MKL, BLIS, numexpr and Accelerate read when they are loaded.
+VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+)
+
+
+def usable_cores() -> int:
+    """The cores that this process may really use: its affinity, its container's share, its Slurm job's.
+
+    >>> usable_cores() >= 1
+    True
+    """
+    return granted(len(os.sched_getaffinity(0)))
+
+
+def allocated_cores() -> int:
+    """The cores that a job started here has: those of this machine, or of all nodes of the Slurm allocation around it.
+
+    >>> allocated_cores() >= usable_cores()
+    True
+    """
+    said = os.environ.get("SLURM_JOB_CPUS_PER_NODE") if "SLURM_JOB_ID" in os.environ else None
+    cores = by_node(said) if said else []
+    return sum(cores) if len(cores) > 1 else usable_cores()
+
+
+def granted(cores: int) -> int:
+    """What is left of `cores` by the limits that are set for the whole node."""
+    return max(1, min(cores, *_granted()))
+
+
+def _granted() -> list[int]:
+    """The limits on cores that are set for the whole node, whatever single cores a process is bound to."""
+    share = cpu_quota()
+    limits = [sys.maxsize] if share is None else [math.ceil(share)]
+    if "SLURM_JOB_ID" in os.environ:
+        said = os.environ.get("SLURM_CPUS_ON_NODE") or os.environ.get("SLURM_JOB_CPUS_PER_NODE") or ""
+        if count := re.match(r"\d+", said):
+            limits.append(int(count[0]))
+    return limits
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """The cores' worth of time that the control groups (v1 or v2) grant; None where they set no limit."""
+    shares = []
+    for folder in cgroup_folders("cpu", root):
+        try:
+            if (both := folder / "cpu.max").exists():
+                quota, period = both.read_text().split()
+            else:
+                quota = (folder / "cpu.cfs_quota_us").read_text().strip()
+                period = (folder / "cpu.cfs_period_us").read_text().strip()
+        except (OSError, ValueError):
+            continue
+        if quota not in ("max", "-1"):
+            shares.append(int(quota) / int(period))
+    return min(shares, default=None)
+
+
+def cgroup_folders(controller: str, root: Path = Path("/")) -> list[Path]:
+    """The folders whose limits hold for this process, innermost first, up to the root of what can be seen."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    folders = []
+    for line in lines:
+        _, controllers, inside = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / (controllers and controller)
+        path = top / inside.strip("/")
+        folders += [path, *(above for above in path.parents if above == top or top in above.parents)]
+    return folders
+
+
+def threads_per_rank(ranks_here: int, given: int | None = None) -> int:
+    """The threads of each of `ranks_here` ranks on this machine: an equal share of the cores, unless given.
+
+    >>> threads_per_rank(10_000), threads_per_rank(2, given=3)
+    (1, 3)
+    """
+    if given is not None:
+        if given < 1:
+            raise UsageError(f"threads must be at least 1; got {given}")
+        return given
+    return max(1, usable_cores() // ranks_here)
+
+
+def threads_of_rank(comm: Any, given: int | None = None) -> int:
+    """This rank's threads, exactly: a core that k ranks of the node are bound to counts 1/k.
+
+    Every rank of `comm` calls it.
+
+    >>> threads_of_rank(None, given=2)
+    2
+    """
+    if comm is None or given is not None:
+        return threads_per_rank(1, given)
+    import numpy as np
+
+    from paceline.comm.shared import split_node
+
+    node = split_node(comm)
+    ranks_here = node.Get_size()
+    mine = sorted(os.sched_getaffinity(0))
+    lasts = np.empty(ranks_here, np.int64)
+    node.Allgather(np.array([mine[-1]]), lasts)
+    used = np.zeros(int(lasts.max()) + 1, np.int64)
+    used[mine] = 1
+    users = np.empty_like(used)
+    node.Allreduce(used, users)  # by how many ranks each core is used
+    node.Free()
+    share = int((1 / users[mine]).sum() + 1e-9)
+    return max(1, min(share, *(limit // int(ranks_here) for limit in _granted())))
+
+
+def thread_variables(threads: int) -> dict[str, str]:
+    """The environment that holds a process's thread pools to `threads`, if set before it starts.
+
+    >>> thread_variables(2)["OPENBLAS_NUM_THREADS"]
+    '2'
+    """
+    return dict.fromkeys(VARIABLES, str(threads))
+
+
+def set_thread_variables(ranks_here: int, given: int | None = None) -> None:
+    """Before NumPy is imported: the variables that hold this process's pools to its share of the cores."""
+    os.environ.update(thread_variables(threads_per_rank(ranks_here, given)))
+
+
+def apply_threads(threads: int) -> None:
+    """Holds this process's pools to `threads`, also where NumPy or torch have been imported already.
+
+    >>> apply_threads(1)
+    """
+    os.environ.update(thread_variables(threads))
+    from threadpoolctl import threadpool_limits
+
+    threadpool_limits(threads)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(threads)
+
+
+# ---- What this machine grants: cores, memory, processes, shared memory. Reads files, starts nothing.
+
+# Files that the MPI libraries put into /dev/shm; with no process behind them they are remains of killed jobs.
+SEGMENTS = ("mpich_", "sm_segment.", "vader_segment.", "osc_sm.", "osc_rdma.", "ucx_shm_posix_")
+
+
+def physical_cores(allowed: Iterable[int], root: Path = Path("/")) -> int | None:
+    """How many different cores the logical processors `allowed` are; None where the kernel does not say."""
+    cores = set()
+    for processor in allowed:
+        folder = root / f"sys/devices/system/cpu/cpu{processor}/topology"
+        try:
+            cores.add(((folder / "physical_package_id").read_text(), (folder / "core_id").read_text()))
+        except OSError:
+            return None
+    return len(cores)
+
+
+def memory_limit(root: Path = Path("/")) -> int | None:
+    """Bytes that the control groups allow, if less than the machine has; None where they set no limit."""
+    limits = _numbers("memory", ("memory.max", "memory.limit_in_bytes"), root)
+    return min((limit for limit in limits if limit < memory_total(root)), default=None)
+
+
+def memory_total(root: Path = Path("/")) -> int:
+    """Bytes of memory in this machine."""
+    lines = (root / "proc/meminfo").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemTotal:")))
+
+
+def processes_left(root: Path = Path("/")) -> int | None:
+    """How many processes and threads may still be started; None where nothing limits them."""
+    rooms = []
+    for folder in cgroup_folders("pids", root):
+        limit = _read(folder / "pids.max")
+        used = _read(folder / "pids.current")
+        if limit is not None and used is not None:
+            rooms.append(limit - used)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    if soft != resource.RLIM_INFINITY and os.geteuid() != 0:  # it does not hold for root
+        rooms.append(soft - _own_threads(root))
+    return min(rooms, default=None)
+
+
+def shared_memory(folder: str = "/dev/shm") -> tuple[int, int] | None:
+    """Size of the shared-memory file system and what is free of it, in bytes; None if there is none."""
+    try:
+        told = os.statvfs(folder)
+    except OSError:
+        return None
+    return told.f_frsize * told.f_blocks, told.f_frsize * told.f_bavail
+
+
+def remains(folder: Path = Path("/dev/shm"), root: Path = Path("/"), age: float = 60) -> list[str]:
+    """Segments of this user's, older than `age` seconds, that no process that can be seen has mapped."""
+    old = time.time() - age
+    found = [entry for entry in _listed(folder) if entry.name.startswith(SEGMENTS) and _mine(entry, old)]
+    used = "\n".join(_text(maps) for maps in root.glob("proc/[0-9]*/maps")) if found else ""
+    return sorted(entry.name for entry in found if str(entry) not in used)
+
+
+def _numbers(controller: str, names: tuple[str, ...], root: Path) -> list[int]:
+    found = (_read(folder / name) for folder in cgroup_folders(controller, root) for name in names)
+    return [number for number in found if number is not None]
+
+
+def _read(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _mine(path: Path, before: float = math.inf) -> bool:
+    try:
+        told = path.stat()
+    except OSError:
+        return False
+    return told.st_uid == os.geteuid() and told.st_mtime < before
+
+
+def _own_threads(root: Path) -> int:
+    """Threads of this user's processes."""
+    return sum(len(_listed(folder / "task")) for folder in root.glob("proc/[0-9]*") if _mine(folder))
+
+
+# ---- The thread pools of this process, held to a size for the length of a run.
+
+
+@contextmanager
+def held_to(threads: int) -> Iterator[None]:
+    """Inside, BLAS, OpenMP and torch use `threads` threads; afterwards what they used before.
+
+    >>> with held_to(1):
+    ...     pass
+    """
+    from threadpoolctl import threadpool_limits
+
+    variables = {name: os.environ.get(name) for name in VARIABLES}
+    torch = sys.modules.get("torch")
+    torch_before = usable_cores() if torch is None else torch.get_num_threads()
+    with threadpool_limits(threads):
+        apply_threads(threads)
+        try:
+            yield
+        finally:
+            if (torch := sys.modules.get("torch")) is not None:
+                torch.set_num_threads(torch_before)
+            for name, value in variables.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value

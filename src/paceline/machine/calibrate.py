@@ -1,0 +1,154 @@
+"""Measuring this machine, with real MPI, so that a simulation of it takes the time that it takes.
+
+    machine = calibrate()              messages, collectives, memory, with 2, 4, 8 … ranks at it at once
+    machine.save("machine.json")       paceline simulate … --network machine.json
+    costs = costs_of(job)              what the job's own work costs; measured once, then kept
+
+Ranks are started for it, each on a core of its own: nothing else should be running meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.errors import UsageError
+from paceline.machine.costs import costs_of, measure_costs
+from paceline.machine.profile import Link, Machine
+from paceline.vmpi.curves import Curves, rising
+
+__all__ = ["calibrate", "costs_of", "measure_costs"]
+
+log = logging.getLogger(__name__)
+
+SIZES = tuple(8 << k for k in (0, 3, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 19))  # 8 bytes to 4 MiB
+SECONDS = 12.0  # for each number of ranks
+
+
+def calibrate(ranks: Sequence[int] | None = None, *, seconds: float = SECONDS) -> Machine:
+    """Measure what messages, MPI's collectives and passes over memory cost on this machine.
+
+    `ranks`: how many at once, powers of two; by default 2, 4, 8 … up to the cores. `seconds`: for each of them.
+    """
+    from paceline.launch import machine_cores
+    from paceline.record.environment import command_without_paths, processor
+
+    wanted = check_ranks(ranks)
+    answers = []
+    for count in wanted:
+        log.info("measuring with %d ranks", count)
+        question = {"sizes": SIZES, "seconds": seconds}
+        answers.append(_asked(count, question, limit=60 + 20 * seconds))
+    if not all(answer["bound"] for answer in answers):
+        log.warning("other programs were running: measure again when this machine is idle")
+    first = answers[0]
+    return Machine(
+        processor=processor(),
+        cores=machine_cores(),
+        mpi=first["mpi"],
+        date=time.strftime("%Y-%m-%d", time.gmtime()),
+        command=command_without_paths(),
+        bound=all(answer["bound"] for answer in answers),
+        eager_limit=first["eager_limit"],
+        post=_post(first),
+        poll=first["poll"],
+        link=link_of(answers),
+        collectives={
+            "Barrier": Curves.of({answer["ranks"]: [[0, answer["barrier"]]] for answer in answers}),
+            "Fence": Curves.of({answer["ranks"]: [[0, answer["fence"]]] for answer in answers}),
+            "Allreduce": _curves(answers, "allreduce"),
+        },
+        memory={
+            **{kind: _curves(answers, kind) for kind in ("combine", "sum", "copy")},
+            # What does not fit into a cache is in nobody else's, either: more bytes can take less.
+            **{
+                kind: Curves.of({answer["ranks"]: answer[kind] for answer in answers})
+                for kind in ("recombine", "cold")
+            },
+        },
+    )
+
+
+def check_ranks(ranks: Sequence[int] | None) -> list[int]:
+    """The numbers of ranks to measure with.
+
+    >>> check_ranks([4, 2])
+    [2, 4]
+    >>> check_ranks([3])
+    Traceback (most recent call last):
+    paceline.errors.UsageError: a calibration needs ranks that are powers of two, from 2; got 3
+    """
+    from paceline.launch import machine_cores
+
+    if ranks is None:
+        most = max(2, machine_cores())
+        return [1 << k for k in range(1, most.bit_length())]
+    for count in ranks:
+        if count < 2 or count & (count - 1):
+            raise UsageError(f"a calibration needs ranks that are powers of two, from 2; got {count}")
+    if not ranks:
+        raise UsageError("a calibration needs at least one number of ranks; got none")
+    return sorted(set(ranks))
+
+
+def link_of(answers: Sequence[dict[str, Any]]) -> Link:
+    """The link that gives the exchanges as they were measured.
+
+    What of an exchange is neither end's own time is a small message's way, the same for all sizes; the rest of a long
+    one's time is the receiver's, which copies it.
+    """
+    send, flight, take = {}, {}, {}
+    for answer in answers:
+        ranks, limit, post = answer["ranks"], answer["eager_limit"], _post(answer)
+        sending, taking = dict(answer["send"]), dict(answer["take"])
+        rests = [
+            seconds - post - sending[n] - taking[n]
+            for n, seconds in answer["exchange"]
+            if n <= limit and n in taking
+        ]
+        way = max(sorted(rests)[len(rests) // 2], 0.0) if rests else 0.0
+        copied = []
+        for n, seconds in answer["exchange"]:
+            rest = seconds - post - sending[n] - (1 if n <= limit else 2) * way
+            copied.append([n, max(rest, 0.1e-6)])
+        ends = [copied[0][0], copied[-1][0]]
+        send[ranks] = _rising(answer["send"], limit)
+        flight[ranks] = [[n, way] for n in ends]
+        take[ranks] = _rising(copied, limit)
+        alone = dict(answer["alone"])
+        if alone:  # one rank that takes while no other does
+            ratios = {n: min(1.0, alone[n] / taking[n]) for n, _ in copied if n in alone and n in taking}
+            take[1] = _rising([[n, seconds * ratios.get(n, 1.0)] for n, seconds in take[ranks]], limit)
+    return Link(send=Curves.of(send), flight=Curves.of(flight), take=Curves.of(take))
+
+
+def _post(answer: dict[str, Any]) -> float:
+    """Seconds to post a receive; of long messages, what has come already may be copied in there."""
+    posts = sorted(seconds for n, seconds in answer["post"] if n <= answer["eager_limit"])
+    return float(posts[len(posts) // 2])
+
+
+def _curves(answers: Sequence[dict[str, Any]], name: str) -> Curves:
+    return Curves.of({answer["ranks"]: _rising(answer[name]) for answer in answers})
+
+
+def _rising(points: Sequence[Sequence[float]], limit: float = 0) -> list[list[float]]:
+    """The points without what noise makes too high, eager messages and others each for themselves."""
+    eager = [point for point in points if point[0] <= limit]
+    return rising(eager) + rising(points[len(eager) :])
+
+
+def _asked(ranks: int, question: dict[str, Any], limit: float) -> dict[str, Any]:
+    """What ranks, started for it, answer."""
+    from paceline.launch.asking import ask
+
+    status, answer = ask("paceline.machine._ranks", ranks, question, time_limit=limit)
+    if status == 130:
+        raise KeyboardInterrupt
+    if answer is None:
+        raise RuntimeError(
+            f"the {ranks} ranks ended with exit status {status}; what went wrong is said above"
+        )
+    return answer

@@ -1,0 +1,239 @@
+"""What one job's work costs on this machine: measured by ranks that are started for it, and kept for the next time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from paceline.errors import UsageError
+from paceline.machine.profile import FORMAT, Costs
+from paceline.training.job import Job
+from paceline.vmpi.curves import Curves, rising
+
+log = logging.getLogger(__name__)
+ALONE = "alone"
+SECONDS = 2.0  # for each kind of loop, with each number of ranks
+
+
+def measure_costs(
+    job: Job, ranks: Sequence[int] | None = None, *, seconds: float = SECONDS, alone: Costs | None = None
+) -> Costs:
+    """Measure what the job's work costs, with each number of processes at it at once.
+
+    `ranks`: by default 1, 2, 4 … up to the cores. The thread policy is the job's, one thread a rank unless it says.
+    `alone`: what is known already of the work that a rank does on its own, with the same numbers of ranks.
+    """
+    from paceline.launch import machine_cores
+    from paceline.record.environment import command_without_paths, processor
+
+    cores = machine_cores()
+    if job.launcher() == "torch":
+        raise UsageError(f"{job.name()} starts its processes itself: what its work costs is not measured")
+    job, parameters = _made(job)
+    name = job.config.model if job.model is None else _kind(job.model).__name__
+    tables: dict[str, dict[int, list[list[float]]]] = {}
+    bound, uneven = True, []
+    for count in numbers(ranks, cores):
+        known = None if alone is None else _points(alone, count)
+        if known is not None and count == 1:
+            found = merged(known, {})
+        else:
+            log.info("measuring %s on %d processes", name, count)
+            answer = _answer(job, count, seconds, known)
+            bound &= answer["bound"] or count > cores
+            uneven += [sigma for _, sigma in answer["alone"].pop("spread", ()) if sigma == sigma]
+            found = merged(answer["alone"], answer["more"])
+        for kind, points in found.items():
+            fair = min(1.0, cores / count)  # more ranks than cores take turns: that is not the work's cost
+            tables.setdefault(kind, {})[count] = [[amount, fair * taken] for amount, taken in points]
+    if not bound:
+        log.warning(
+            "other programs were running, so that work may seem to cost too much: --recalibrate measures it anew"
+        )
+    return Costs(
+        processor=processor(),
+        cores=cores,
+        date=time.strftime("%Y-%m-%d", time.gmtime()),
+        command=command_without_paths(),
+        about=f"{name}, {parameters} parameters, on {job.data.name}; {job.name()}",
+        work={kind: Curves.of(by_ranks) for kind, by_ranks in tables.items()},
+        spread=(float(median(uneven)) if uneven else 0.0) if alone is None else alone.spread,
+    )
+
+
+def costs_of(
+    job: Job, ranks: Sequence[int] | None = None, *, again: bool = False, seconds: float = SECONDS
+) -> Costs:
+    """What the job's work costs here: as it was measured the last time, or now. `again`: now in any case.
+
+    They are kept in the user's cache folder, for the same model, data, batch, update, strategy and processor. What a
+    rank does on its own is the same for all strategies, and measured once for them.
+    """
+    job, parameters = _made(job)
+
+    def kept(family: str, alone: Costs | None) -> Costs:
+        name = f"costs-{_key(job, parameters, ranks, family)}.json"
+        return _kept(job, ranks, family, name, again, seconds, alone)
+
+    family, alone = _family(job), None
+    if family != ALONE and job.launcher() != "torch":
+        alone = kept(ALONE, None)
+    return kept(family, alone)
+
+
+def _kept(
+    job: Job,
+    ranks: Sequence[int] | None,
+    family: str,
+    name: str,
+    again: bool,
+    seconds: float,
+    alone: Costs | None,
+) -> Costs:
+    """What was kept under a name, or else is measured now, and kept."""
+    if not again:
+        for folder in _folders():
+            with suppress(UsageError):
+                return Costs.load(folder / name)
+    if family == ALONE:  # by a strategy that has nothing of its own to be measured
+        job = replace(job, config=replace(job.config, strategy="local-sgd"), strategy=None)
+    costs = measure_costs(job, ranks, seconds=seconds, alone=alone)
+    for folder in _folders():
+        with suppress(OSError, UsageError):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            costs.save(folder / name)
+            break
+    else:
+        log.warning("what was measured cannot be kept; set PACELINE_CACHE to a folder that can be written")
+    return costs
+
+
+def merged(alone: dict[str, Any], more: dict[str, Any]) -> dict[str, list[list[float]]]:
+    """Both, by amounts that rise, without what noise makes too high; of one kind and amount what was measured together.
+
+    >>> merged({"update": [[2, 1.0], [8, 3.0]]}, {"update": [[4, 0.5]], "part": []})
+    {'update': [[2.0, 0.5], [4.0, 0.5], [8.0, 3.0]]}
+    """
+    found = {}
+    for kind in {**alone, **more}:
+        together = more.get(kind, [])
+        points = {} if kind == "gradient" and together else {float(a): s for a, s in alone.get(kind, [])}
+        points.update({float(amount): taken for amount, taken in together})
+        known = [[amount, taken] for amount, taken in sorted(points.items()) if taken == taken]  # NaN: none
+        if known:
+            found[kind] = rising(known)
+    return found
+
+
+def _points(alone: Costs, ranks: int) -> dict[str, Any]:
+    """What is known with so many ranks, as they would tell it; more than there are cores took turns."""
+    turns = max(1.0, ranks / alone.cores)
+    every = {kind: curves.tables[ranks] for kind, curves in alone.work.items()}
+    return {kind: [[amount, turns * taken] for amount, taken in table] for kind, table in every.items()}
+
+
+def _answer(job: Job, ranks: int, seconds: float, known: dict[str, Any] | None) -> dict[str, Any]:
+    """What so many ranks, started for it, have measured."""
+    import cloudpickle
+
+    from paceline.launch import run, serve
+    from paceline.launch.remote import _packed
+
+    threads = job.config.threads or 1
+    answers: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+        packed = _packed(job, Path(folder), None, True)
+        payload = cloudpickle.dumps((packed, {"seconds": seconds, "threads": threads, "known": known}))
+        with serve(payload, answers.append) as variables:
+            command = [sys.executable, "-m", "paceline.machine._job"]
+            status = run(ranks, command, threads=threads, environment=variables, bind=True)
+    if status == 130:
+        raise KeyboardInterrupt
+    if not answers:
+        raise RuntimeError(
+            f"the {ranks} ranks that measure the job ended with exit status {status}; what went wrong is said above"
+        )
+    return answers[-1]
+
+
+def _made(job: Job) -> tuple[Job, int]:
+    """The job with its data loaded, and a model that was given made ready; and how many parameters that has."""
+    from paceline.data import load
+
+    data = load(job.config.data if job.data is None else job.data)
+    model = job.build(data)
+    return replace(job, data=data, model=None if job.model is None else model, runs=None), model.x.size
+
+
+def numbers(ranks: Sequence[int] | None, cores: int) -> list[int]:
+    """The numbers of ranks to measure with.
+
+    >>> numbers(None, cores=8), numbers([4, 1], cores=8)
+    ([1, 2, 4, 8], [1, 4])
+    """
+    if ranks is None:
+        return [1 << k for k in range(max(2, cores).bit_length())]
+    if not ranks or any(count < 1 for count in ranks):
+        raise UsageError(f"ranks to measure with must be at least 1; got {list(ranks)}")
+    return sorted(set(ranks))
+
+
+def _key(job: Job, parameters: int, ranks: Sequence[int] | None, family: str) -> str:
+    """What changes when the costs may be others."""
+    from importlib.metadata import version
+
+    import numpy as np
+
+    from paceline.launch import machine_cores
+    from paceline.record.environment import processor
+
+    config, data, model = job.config, job.data, job.model
+    kind = None if model is None else _kind(model)
+    shapes = None if model is None else [(part.start, part.stop) for part in model.layers]
+    facts = {
+        "format": FORMAT,
+        "model": config.model if kind is None else [kind.__module__, kind.__qualname__, shapes],
+        "parameters": parameters,
+        "data": [data.shape, data.label_shape, data.classes, len(data.train), type(data.train).__name__],
+        "dtype": config.dtype,
+        "batch": config.own_batch(),
+        "update": config.update,
+        "strategy": family,
+        "threads": config.threads or 1,
+        "ranks": None if ranks is None else sorted(ranks),
+        "machine": [processor(), machine_cores()],
+        "versions": [version("paceline"), np.__version__],
+    }
+    return hashlib.sha256(json.dumps(facts, default=str, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _kind(model: Any) -> type:
+    """The class of a model, or of the module that it wraps."""
+    return type(getattr(model, "module", model))
+
+
+def _family(job: Job) -> str:
+    """Strategies whose work is the same."""
+    from paceline.strategies.parameter_server import ParameterServer
+    from paceline.strategies.sync import Sync
+
+    strategy = job.chosen()
+    if isinstance(strategy, ParameterServer):
+        return f"server {strategy.masters} {strategy.rule}"
+    return f"sync {strategy.allreduce}" if isinstance(strategy, Sync) else ALONE
+
+
+def _folders() -> list[Path]:
+    from paceline.data._cache import folders
+
+    return folders()

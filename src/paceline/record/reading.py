@@ -1,0 +1,365 @@
+"""Reading runs back."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.errors import UsageError
+from paceline.models import Model
+from paceline.models._state import BUFFER, put_state
+from paceline.training.config import Config
+
+# ---- Whether a record says what its readers take from it: files that were cut off or edited are told, not believed.
+
+Test = Callable[[Any], bool]
+KINDS = ("compute", "exchange", "wait", "update")
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_amount(value: Any) -> bool:
+    """A number that is not below 0."""
+    return _number(value) and value >= 0
+
+
+def is_whole(value: Any) -> bool:
+    """A whole number that is not below 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def is_some(value: Any) -> bool:
+    """A whole number above 0."""
+    return is_whole(value) and value > 0
+
+
+def is_share(value: Any) -> bool:
+    """A fraction."""
+    return _number(value) and 0 <= value <= 1
+
+
+def is_text(value: Any) -> bool:
+    """A text."""
+    return isinstance(value, str)
+
+
+def is_object(value: Any) -> bool:
+    """An object of JSON."""
+    return isinstance(value, dict)
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_text, value))
+
+
+def _seconds(value: Any) -> bool:
+    return is_object(value) and all(is_amount(value.get(kind)) for kind in KINDS)
+
+
+def _nodes(value: Any) -> bool:
+    """The number of every rank's node, and the cores of every node."""
+    if not (
+        is_object(value) and isinstance(value.get("ranks"), list) and isinstance(value.get("cores"), list)
+    ):
+        return False
+    ranks, cores = value["ranks"], value["cores"]
+    return (
+        bool(ranks)
+        and all(map(is_some, cores))
+        and all(is_whole(node) and node < len(cores) for node in ranks)
+    )
+
+
+def _simulated(value: Any) -> bool:
+    return is_object(value) and is_text(value.get("network"))
+
+
+# What each file must say; a name in brackets may also be null or not there.
+FILES: dict[str, dict[str, Test]] = {
+    "config.json": {
+        "data": is_text, "model": is_text, "strategy": is_text, "update": is_text, "schedule": is_text,
+        "lr_scaling": is_text, "dtype": is_text, "lr": _number, "epochs": is_whole, "seed": is_whole, "ranks": is_some,
+        "(classes)": is_whole, "(batch)": is_some, "(batch_per_rank)": is_some, "(draws)": is_some, "(samples)": is_whole,
+        "(simulated)": _simulated,
+    },
+    "environment.json": {
+        "python": is_text, "packages": is_object, "system": is_text, "processor": is_text, "cores": is_some,
+        "(mpi)": is_text, "(nodes)": _nodes,
+    },
+    "summary.json": {
+        "train_seconds": is_amount, "seconds": _seconds, "bytes_sent": is_amount, "threads": is_some,
+        "parameters": is_whole, "global_batch": is_some, "data": is_text, "(messages_sent)": is_amount, "(steps)": is_whole,
+        "(samples_per_second)": is_amount, "(test_accuracy)": is_share, "(test_loss)": _number, "(loss)": _number,
+        "(diverged)": is_text, "(findings)": is_object, "(remarks)": _texts,
+    },
+}  # fmt: skip
+EPOCH: dict[str, Test] = {
+    "epoch": is_whole, "train_seconds": is_amount, "(loss)": _number, "(validation_accuracy)": is_share,
+}  # fmt: skip
+# Of the strategies that write a table of their own: its name and columns.
+TABLES = {
+    "parameter-server": ("updates.npz", ("master", "event", "worker", "tau")),
+    "hogwild": ("staleness.npz", ("rank", "tau")),
+}
+STEPS = ("rank", "step", "epoch", "count")
+
+
+def check(run: Run) -> None:
+    """Refuse a run with a file that is missing, cut off, or says what cannot be.
+
+    Of tables the beginnings alone are read: they can be large.
+    """
+    for name, values in (
+        ("config.json", run.config),
+        ("environment.json", run.environment),
+        ("summary.json", run.summary),
+    ):
+        _check(run.folder / name, values, FILES[name])
+    if run.simulated is None and run.summary.get("steps") and not run.summary["train_seconds"]:
+        raise UsageError(f"{run.folder / 'summary.json'} is damaged: train_seconds is 0")
+    for number, epoch in enumerate(run.epochs, 1):
+        _check(run.folder / "epochs.jsonl", epoch, EPOCH, f"in line {number} ")
+    if not run.epochs and run.summary.get("loss") is not None:
+        raise UsageError(f"the run {run.folder} has no epochs.jsonl")
+    _check_table(run.folder / "steps.npz", STEPS)
+    strategy = str(run.config["strategy"]).partition(":")[0]
+    if strategy in TABLES and "staleness" in (run.summary.get("findings") or {}):
+        name, columns = TABLES[strategy]
+        _check_table(run.folder / name, columns)
+
+
+def _check(path: Path, values: Any, tests: dict[str, Test], where: str = "") -> None:
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} is damaged: {where}{shown(values)} is no object")
+    if (name := first_wrong(values, tests)) is not None:
+        raise UsageError(f"{path} is damaged: {where}{name} is {shown(values.get(name, 'missing'))}")
+
+
+def first_wrong(values: Mapping[str, Any], tests: Mapping[str, Test]) -> str | None:
+    """The first name whose value is missing, or does not hold; one in brackets may also be null or not there.
+
+    >>> first_wrong({"ranks": 0, "data": None}, {"(data)": is_text, "ranks": is_some})
+    'ranks'
+    """
+    for key, test in tests.items():
+        name = key.strip("()")
+        if name != key and values.get(name) is None:
+            continue
+        if name not in values or not test(values[name]):
+            return name
+    return None
+
+
+def shown(value: Any) -> str:
+    """A value as a line of an error has it.
+
+    >>> shown("x" * 80), shown("1.5")
+    ("'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...", "'1.5'")
+    """
+    text = repr(value) if isinstance(value, str) and value != "missing" else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _check_table(path: Path, columns: tuple[str, ...]) -> None:
+    """Whether a file of columns has these, all equally long, as far as their beginnings tell."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            lengths = {name: _length(file.open(f"{name}.npy")) for name in columns}
+    except FileNotFoundError:
+        raise UsageError(f"the run {path.parent} has no {path.name}") from None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{path} cannot be read: {str(error).strip(chr(34)).lower()}") from None
+    if len(set(lengths.values())) != 1:
+        raise UsageError(f"{path} is damaged: its columns are not equally long")
+
+
+def _length(file: IO[bytes]) -> int:
+    """Of an array in a file, from its header."""
+    with file:
+        major, _ = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+        shape, _, _ = read(file)
+    if len(shape) != 1:
+        raise ValueError(f"a column has shape {shape}")
+    return int(shape[0])
+
+
+# What every record says, whatever version wrote it.
+KEYS = {
+    "config.json": (
+        *(setting.name for setting in fields(Config) if setting.name not in ("on_divergence", "replay")),
+        "ranks", "classes",
+    ),
+    "environment.json": ("python", "packages", "mpi", "system", "processor", "cores"),
+    "summary.json": ("test_accuracy", "train_seconds", "samples_per_second", "seconds", "bytes_sent", "threads"),
+}  # fmt: skip
+
+
+class Run:
+    """A run's folder, read as it is needed.
+
+    >>> import tempfile
+    >>> from paceline import fit
+    >>> with tempfile.TemporaryDirectory() as runs:
+    ...     fitted = fit("mlp:8", "iris", strategy="serial", epochs=2, batch=10, runs=runs, quiet=True)
+    ...     run = Run(fitted.run)
+    ...     run.config["model"], run.summary["steps"], len(run.epochs), run.steps["loss"].shape
+    ('mlp:8', 24, 2, (24,))
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        try:
+            if not self.folder.is_dir():
+                raise UsageError(f"no such run: {self.folder}")
+            if not (self.folder / "config.json").is_file():
+                raise UsageError(f"{self.folder} is not a run: it has no config.json")
+        except OSError as error:
+            raise _unreadable(self.folder, error) from None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run came to its end."""
+        return (self.folder / "summary.json").is_file()
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """What was asked for."""
+        return self._json("config.json")
+
+    @property
+    def simulated(self) -> dict[str, Any] | None:
+        """What was simulated: network, machine, costs …; None for a run on real ranks. Then all seconds are virtual."""
+        found: dict[str, Any] | None = self.config.get("simulated")
+        return found
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """Where it ran."""
+        return self._json("environment.json")
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """What came out."""
+        if not self.complete:
+            raise UsageError(f"the run {self.folder} has not ended: it has no summary.json")
+        return self._json("summary.json")
+
+    @cached_property
+    def epochs(self) -> list[dict[str, Any]]:
+        """A dictionary an epoch."""
+        path = self.folder / "epochs.jsonl"
+        try:
+            return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        except (OSError, ValueError) as error:
+            raise _unreadable(path, error) from None
+
+    @cached_property
+    def steps(self) -> dict[str, NDArray[Any]]:
+        """Every rank's every step, as columns."""
+        return self._arrays("steps.npz")
+
+    @cached_property
+    def trace(self) -> dict[str, NDArray[Any]] | None:
+        """Every rank's spans of time and calls of MPI, as columns; None where the run was not traced."""
+        return self._arrays("trace.npz") if (self.folder / "trace.npz").is_file() else None
+
+    @cached_property
+    def updates(self) -> dict[str, NDArray[Any]]:
+        """Every update of every master of an asynchronous run, in the order they were made, as columns."""
+        return self._arrays("updates.npz")
+
+    def restore(self, model: Model) -> None:
+        """Put the trained parameters and buffers into a model of the same shape."""
+        if self.simulated is not None and not self.simulated.get("compute", True):
+            raise UsageError(f"{self.folder} has no trained model: time alone was simulated")
+        arrays = self._arrays("model.npz")
+        x = arrays["x"]
+        if x.shape != model.x.shape:
+            raise UsageError(
+                f"the model of {self.folder} has {x.size:,} parameters and the one given {model.x.size:,}"
+            )
+        buffers = sorted(name.removeprefix(BUFFER) for name in arrays if name != "x")
+        if buffers != sorted(model.buffers):
+            raise UsageError(
+                f"the model of {self.folder} has the buffers {buffers} and the one given {sorted(model.buffers)}"
+            )
+        put_state(model, arrays)
+
+    def _json(self, name: str) -> dict[str, Any]:
+        try:
+            value: dict[str, Any] = json.loads((self.folder / name).read_text())
+        except FileNotFoundError:
+            raise UsageError(f"the run {self.folder} has no {name}") from None
+        except ValueError as error:
+            raise UsageError(f"{self.folder / name} is no JSON: {error}") from None
+        except OSError as error:
+            raise _unreadable(self.folder / name, error) from None
+        missing = [key for key in KEYS[name] if not isinstance(value, dict) or key not in value]
+        if missing:
+            raise UsageError(f"{self.folder / name} is not a paceline run's: it has no {', '.join(missing)}")
+        return value
+
+    def _arrays(self, name: str) -> dict[str, NDArray[Any]]:
+        try:
+            with (self.folder / name).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                return dict(arrays)
+        except FileNotFoundError:
+            raise UsageError(f"the run {self.folder} has no {name}: it has not ended") from None
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise UsageError(f"{self.folder / name} cannot be read: {error}") from None
+
+
+def find_runs(places: Iterable[str | Path], left_out: list[str] | None = None) -> list[Run]:
+    """The complete runs among some folders, each a run or a folder of runs, oldest name first.
+
+    A run that is damaged or cannot be read is left out, with a warning; the words of it are also added to `left_out`.
+    """
+    found: list[Path] = []
+    for place in map(Path, places):
+        try:
+            if (place / "config.json").is_file():
+                found.append(place)
+            elif place.is_dir():
+                found.extend(sorted(path for path in place.iterdir() if _is_run(path)))
+            else:
+                raise UsageError(f"no such run or folder of runs: {place}")
+        except OSError as error:
+            raise _unreadable(place, error) from None
+    runs = []
+    for folder in found:
+        try:
+            run = Run(folder)
+            if run.complete:
+                check(run)
+                runs.append(run)
+        except UsageError as error:
+            logging.getLogger(__name__).warning("left out: %s", error)
+            if left_out is not None:
+                left_out.append(str(error))
+    return runs
+
+
+def _is_run(folder: Path) -> bool:
+    try:
+        return (folder / "config.json").is_file()
+    except OSError:
+        return True  # not ours to read, but somebody's run: `Run` says why it cannot be read
+
+
+def _unreadable(path: Path, error: Exception) -> UsageError:
+    why = getattr(error, "strerror", None) or str(error)
+    return UsageError(f"cannot read {path}: {why.lower()}")

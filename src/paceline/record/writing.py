@@ -1,0 +1,137 @@
+"""Writing a run's folder.
+
+config.json        what was asked for
+environment.json   versions, MPI, cores, host, state of the source
+epochs.jsonl       a line an epoch, written as it happens
+steps.npz          every rank's every step: loss, samples, seconds, when it began
+trace.npz          with --trace: every rank's spans of time and calls of MPI
+updates.npz        parameter-server: every update of every master, in order: worker, staleness, gap
+model.npz          parameters and buffers; not where time alone was simulated
+summary.json       results; written last, so a folder that has it is complete
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import unicodedata
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.errors import UsageError
+from paceline.files import json_text, write_arrays, write_json
+from paceline.models import Model
+from paceline.models._state import state_of
+from paceline.worker import COLUMNS
+from paceline.worker.evaluation import Epoch
+
+FORMAT = 1
+
+
+def folder_name(strategy: str, ranks: int, seed: int) -> str:
+    """What a run's folder is called: a name that sorts by time."""
+    words = re.sub(r"[^A-Za-z0-9.]+", "-", strategy).strip("-")
+    return f"{datetime.now():%Y%m%d-%H%M%S}-{words}-n{ranks}-s{seed}"
+
+
+def check_name(name: str) -> None:
+    """Refuse what is no name of one folder, or would break lines wherever it is printed.
+
+    >>> check_name("../mine")
+    Traceback (most recent call last):
+    paceline.errors.UsageError: the name of a run must be that of a folder, without / or control characters; got '../mine'
+    """
+    unseen = any(unicodedata.category(letter) in ("Cc", "Zl", "Zp") for letter in name)
+    if unseen or not name.strip(".") or Path(name).name != name:
+        raise UsageError(
+            f"the name of a run must be that of a folder, without / or control characters; got {name!r}"
+        )
+
+
+def new_folder(runs: Path, strategy: str, ranks: int, seed: int, *, name: str | None = None) -> Path:
+    """Make a folder for one run below `runs`: of this name, which must be new, or with one of its own."""
+    if name is not None:
+        check_name(name)
+    stem = folder_name(strategy, ranks, seed) if name is None else name
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        for number in range(1, 10_000 if name is None else 2):
+            folder = runs / (stem if number == 1 else f"{stem}-{number}")
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                continue
+            return folder
+    except OSError as error:
+        raise UsageError(f"cannot write runs to {runs}: {error.strerror}") from None
+    if name is not None:
+        raise UsageError(f"{runs / name} exists already: choose another name")
+    raise UsageError(f"{runs} holds too many runs named {stem}")
+
+
+class Record:
+    """The folder of one run, written by rank 0."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def start(self, config: dict[str, Any], environment: dict[str, Any]) -> None:
+        """Write down what is about to run, and where; if that fails, leave no folder."""
+        try:
+            with self._writing():
+                write_json(self.folder / "config.json", {"format": FORMAT, **config})
+                write_json(self.folder / "environment.json", environment)
+        except UsageError:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+
+    def epoch(self, epoch: Epoch) -> None:
+        """Add a line for an epoch that has ended."""
+        with self._writing(), (self.folder / "epochs.jsonl").open("a") as file:
+            file.write(json_text(asdict(epoch)) + "\n")
+
+    def finish(
+        self,
+        model: Model | None,
+        logs: list[NDArray[np.float64]],
+        summary: dict[str, Any],
+        tables: Mapping[str, dict[str, NDArray[Any]]] = MappingProxyType({}),
+    ) -> None:
+        """Write the steps of every rank, the strategy's own tables, the trained model (if there is one), the summary."""
+        rows = np.concatenate(logs) if logs else np.empty((0, len(COLUMNS)))
+        columns: dict[str, NDArray[Any]] = {
+            "rank": np.repeat(np.arange(len(logs), dtype=np.uint32), [len(log) for log in logs])
+        }
+        kinds = {
+            "step": np.uint32,
+            "epoch": np.uint32,
+            "count": np.uint32,
+            "loss": np.float64,
+            "start": np.float64,
+        }
+        for number, name in enumerate(COLUMNS):
+            columns[name] = rows[:, number].astype(kinds.get(name, np.float32))
+        with self._writing():
+            write_arrays(self.folder / "steps.npz", columns, compress=True)
+            for name, table in tables.items():
+                write_arrays(self.folder / f"{name}.npz", table, compress=True)
+            if model is not None:
+                write_arrays(self.folder / "model.npz", state_of(model))
+            write_json(self.folder / "summary.json", summary)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A full disk, or a folder that somebody has taken away, is one line."""
+        try:
+            yield
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            raise UsageError(f"cannot write the run to {self.folder}: {why}") from error

@@ -1,0 +1,290 @@
+"""A training run on simulated ranks: what is prepared once for all of them, and each rank's place in it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from paceline.errors import UsageError
+from paceline.launch.resources import held_to
+from paceline.machine.profile import Costs, Machine
+from paceline.models import Model
+from paceline.record import Run
+from paceline.record.environment import environment
+from paceline.simulate.model import PAYS, Costed, CostedUpdate, Pool, Room, copied, costed, kind_of, moved
+from paceline.simulate.options import Options
+from paceline.strategies import Strategy
+from paceline.training.fitted import Fitted
+from paceline.training.job import Job, Parts, strategy_of
+from paceline.training.rank import Show, train_at
+from paceline.vmpi.compute import Compute
+from paceline.vmpi.errors import RankFailed, SimulationError
+from paceline.vmpi.network import Network, parse_network
+from paceline.vmpi.program import run
+
+Made = TypeVar("Made")
+log = logging.getLogger(__name__)
+# What two jobs must have in common for one's costs of computing to be the other's.
+SAME_WORK = ("data", "model", "dtype", "update", "strategy")
+
+
+def simulate(job: Job, ranks: int, options: Options, *, progress: Show | None = None) -> Fitted:
+    """Run `job` on `ranks` simulated ranks of this process; what comes out is what real ones would give, in virtual time.
+
+    A model that was given as an object is trained in place.
+    """
+    faults = check(job, ranks, options)
+    parts = job.prepare(ranks)
+    threads = job.config.threads or 1
+    with held_to(threads):
+        network, costs = costs_for(job, options)
+        simulation = Simulation(
+            job, ranks, options, network, costs, threads, parts, hollow=not options.compute
+        )
+        with simulation:
+            fitted = simulation.run(faults, progress)
+    return replace(fitted, model=parts.model)
+
+
+def check(job: Job, ranks: int, options: Options) -> Any:
+    """Refuse what cannot be simulated, before anything is measured; return what is to go wrong."""
+    options.check(ranks)
+    if job.launcher() == "torch":
+        raise UsageError(
+            f"{job.name()} shares memory between processes of its own, which cannot be simulated; leave out backend=torch"
+        )
+    nodes = parse_network(options.network).nodes(ranks)
+    strategy = strategy_of(job.config.strategy if job.strategy is None else job.strategy)
+    if isinstance(strategy, Strategy):
+        strategy.check_nodes(nodes)
+    return _faults(options)
+
+
+def costs_for(job: Job, options: Options) -> tuple[Network, Costs]:
+    """The network, with what each node is, and what the job's work costs: as the options say, or else measured here."""
+    network = parse_network(options.network)
+    machine, costs = _known(job, options)
+    if machine is not None:
+        network = replace(network, machine=machine)
+    return network, _measured(job, options) if costs is None else costs
+
+
+@dataclass
+class Simulation:
+    """What all simulated ranks of a run have in common; inside `with`, the models of all of them."""
+
+    job: Job
+    ranks: int
+    options: Options
+    network: Network
+    costs: Costs
+    threads: int
+    parts: Parts
+    hollow: bool
+
+    def __enter__(self) -> None:
+        self._folder: Path | None = None
+        self._pool: Pool | None = None
+        self._kind: type[Costed] | None = None
+        model = self.parts.model
+        self.models: list[Model] = [model]
+        self.rooms: list[Room | None] = [None]
+        if self.hollow:
+            return
+        if self.ranks * model.x.nbytes > PAYS:
+            self._pool = Pool(model.x)
+        for _ in range(1, self.ranks):
+            another = copied(model)
+            room = None if self._pool is None else moved(another, self._pool)
+            if room is None:
+                another.place(model.x.copy(), np.zeros(model.x.size, model.x.dtype))
+            self.models.append(another)
+            self.rooms.append(room)
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+    def run(self, faults: Any, progress: Show | None) -> Fitted:
+        """Let all ranks train; the first one's results."""
+        job, compute = self.job, self._compute()
+        self._folder = job.new_folder(self.ranks)
+
+        def rank(comm: Any) -> Fitted | None:
+            fitted = train_at(Simulated(comm, self), job, progress)
+            return fitted if comm.Get_rank() == 0 else None
+
+        try:
+            outcome = run(
+                rank,
+                ranks=self.ranks,
+                network=self.network,
+                compute=compute,
+                seed=job.config.seed,
+                faults=faults,
+                strict=not _is_ours(self.parts.strategy),
+                rendezvous=self.options.rendezvous,
+                hollow=self.hollow,
+            )
+        except RankFailed as failed:
+            if isinstance(failed.error, UsageError) or not isinstance(failed.error, Exception):
+                raise failed.error from None
+            raise
+        fitted: Fitted | None = outcome.values[0]
+        if fitted is None:
+            raise SimulationError("rank 0, which has the results, did not live to the end")
+        return fitted
+
+    def folder(self) -> Path | None:
+        """The run's folder."""
+        return self._folder
+
+    def model(self, comm: Any) -> Model:
+        """The model of a rank, on its clock."""
+        rank = 0 if self.hollow else comm.Get_rank()
+        model, room = self.models[rank], self.rooms[rank]
+
+        def settle() -> None:
+            if room is not None and model.x is room.x:
+                room.settle()
+
+        if self._kind is None:
+            self._kind = kind_of(model, hollow=self.hollow)
+        return costed(model, comm, self._kind, before=None if room is None else settle)
+
+    def _compute(self) -> Compute:
+        options = self.options
+        return Compute.measured(
+            self.network.machine, self.costs, slow=options.slowness, jitter=options.jitter,
+            cores=self.network.node_cores(self.costs.cores),
+        )  # fmt: skip
+
+    def described(self) -> dict[str, Any]:
+        """All that the times depend on: with it the run can be repeated on another machine."""
+        options = self.options
+        return {
+            "network": str(self.network),
+            "slow": options.slow,
+            "jitter": self._compute().jitter,
+            "compute": options.compute,
+            "rendezvous": options.rendezvous,
+            "faults": None if options.faults is None else Path(options.faults).read_text(),
+            "ranks_per_node": self.network.ranks_per_node,
+            "node_cores": self.network.node_cores(self.costs.cores),
+            "machine": self.network.node_machine().values(),
+            "costs": self.costs.values(),
+        }
+
+    def environment(self) -> dict[str, Any]:
+        """Where the simulation ran; processor and cores are those whose costs were simulated."""
+        found = environment(threads=self.threads)
+        node, costs = self.network.node_machine(), self.costs
+        known = {"processor": costs.processor or found["processor"], "cores": costs.cores}
+        told = f"messages in a node as on {_where(node)}; computing as on {_where(costs)}"
+        return {**found, **known, "simulated": {"machine": told}}
+
+
+class Simulated:
+    """The place of one simulated rank: what is the same for all ranks was prepared once, and needs no agreement."""
+
+    simulated = True
+
+    def __init__(self, comm: Any, simulation: Simulation) -> None:
+        self.comm = comm
+        self._simulation = simulation
+        self.threads = simulation.threads
+        self.hollow = simulation.hollow
+        self.clock: Callable[[], float] = comm.Wtime
+        self.charge: Callable[[str, float], None] = comm.Work
+
+    def origin(self) -> float:
+        return 0.0
+
+    def prepare(self, job: Job) -> Parts:
+        of = self._simulation
+        update = CostedUpdate(of.parts.update, self.comm, hollow=self.hollow)
+        return of.parts._replace(model=of.model(self.comm), update=update)
+
+    def folder(self, job: Job) -> Path | None:
+        return self._simulation.folder()
+
+    def agreed(self, work: Callable[[], Made]) -> Made:
+        return work()
+
+    def asked(self) -> dict[str, Any]:
+        return {"on": "sim", **asdict(self._simulation.options)}
+
+    def described(self) -> dict[str, Any]:
+        return {"simulated": self._simulation.described()}
+
+    def environment(self) -> dict[str, Any]:
+        return self._simulation.environment()
+
+
+def _where(measured: Machine | Costs) -> str:
+    when = f", measured {measured.date}" if measured.date else ""
+    return f"{measured.processor or 'an unknown processor'}{when}"
+
+
+def _is_ours(strategy: Any) -> bool:
+    """Whether it is one of paceline's: they are known to keep MPI's rules, and need not be watched at it."""
+    function = getattr(strategy, "func", strategy)
+    kind = function if hasattr(function, "__qualname__") else type(function)
+    return str(kind.__module__).startswith("paceline.strategies.")
+
+
+def _measured(job: Job, options: Options) -> Costs:
+    from paceline.machine.calibrate import costs_of
+
+    return costs_of(job, again=options.recalibrate)
+
+
+def _faults(options: Options) -> Any:
+    if options.faults is None:
+        return ()
+    from paceline.vmpi.faults import load_faults
+
+    return load_faults(options.faults)
+
+
+def _kind(path: Path) -> str | None:
+    """What a file says that it is; None where it says nothing: whoever loads it tells why."""
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return values.get("kind") if isinstance(values, dict) else None
+
+
+def _known(job: Job, options: Options) -> tuple[Machine | None, Costs | None]:
+    """What `--machine` names: a machine, costs, or a simulated run that had both."""
+    if options.machine is None:
+        return None, None
+    path = Path(options.machine)
+    if not path.is_dir():
+        return (None, Costs.load(path)) if _kind(path) == "costs" else (Machine.load(path), None)
+    told = Run(path)
+    if told.simulated is None:
+        raise UsageError(
+            f"{path} was not simulated: it holds no machine; calibrate one, or take a simulated run"
+        )
+    try:
+        machine = Machine.of(told.simulated["machine"])
+        costs = Costs.of(told.simulated["costs"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"{path / 'config.json'} is damaged: {error}") from None
+    mine = {**vars(job.config), "strategy": job.name()}
+    other = next((name for name in SAME_WORK if told.config[name] != mine[name]), None)
+    if other is not None:
+        log.warning(
+            "%s has %s %s, not %s: what computing costs is measured here",
+            path, other, told.config[other], mine[other],
+        )  # fmt: skip
+        return machine, None
+    return machine, costs

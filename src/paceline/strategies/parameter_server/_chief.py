@@ -1,0 +1,208 @@
+"""What master 0 does beside its own pieces: deals out batches, watches the loss, evaluates the model while others work."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.models._state import flat_buffers, put_flat_buffers
+from paceline.worker import Worker
+from paceline.worker.divergence import Guard
+from paceline.worker.evaluation import Score, ratio, samples_for, score_together, scored
+
+Array = NDArray[Any]
+log = logging.getLogger(__name__)
+# Samples that are evaluated between two looks at the workers' messages.
+LITTLE = 64
+# The part of its time that master 0 gives to evaluation while there are workers to serve; what is left over at the
+# end all ranks do together. Models that wait for it may take this many bytes; beyond that it goes first.
+PART, ROOM = 0.02, 256 << 20
+
+
+class Dealer:
+    """Which batch a worker computes after its first; -1 when there is none left for it.
+
+    >>> static = Dealer("static", workers=2, steps_per_epoch=3, steps=6)      # the first ones take what is left over
+    >>> [static.next(0) for _ in range(4)], [static.next(1) for _ in range(2)]
+    ([2, 3, 5, -1], [4, -1])
+    >>> dynamic = Dealer("dynamic", workers=2, steps_per_epoch=3, steps=6)
+    >>> [dynamic.next(worker) for worker in (1, 1, 1, 0, 0)]
+    [2, 3, 4, 5, -1]
+    """
+
+    def __init__(
+        self, share: Literal["static", "dynamic"], workers: int, steps_per_epoch: int, steps: int
+    ) -> None:
+        """Every worker knows its first batch without a message: it is dealt already."""
+        self.share = share
+        self.stopped = False
+        self._free = iter(range(min(workers, steps), steps))
+        self._own = [_share(worker, workers, steps_per_epoch, steps) for worker in range(workers)]
+        for own in self._own:
+            next(own, None)
+
+    def next(self, worker: int) -> int:
+        if self.stopped:
+            return -1
+        return next(self._free if self.share == "dynamic" else self._own[worker], -1)
+
+
+def first_batch(share: Literal["static", "dynamic"], worker: int, steps_per_epoch: int, steps: int) -> int:
+    """Which batch a worker computes first; -1: none.
+
+    >>> [first_batch("static", worker, steps_per_epoch=3, steps=6) for worker in range(4)]
+    [0, 1, 2, -1]
+    >>> [first_batch("dynamic", worker, steps_per_epoch=3, steps=6) for worker in (2, 3, 6)]
+    [2, 3, -1]
+    """
+    return worker if worker < (min(steps_per_epoch, steps) if share == "static" else steps) else -1
+
+
+def _share(worker: int, workers: int, steps_per_epoch: int, steps: int) -> Iterator[int]:
+    """A worker's own batches: of each epoch every `workers`-th."""
+    for start in range(0, steps, steps_per_epoch):
+        yield from range(start + worker, start + steps_per_epoch, workers)
+
+
+class Chief:
+    """Master 0's side work; everything here is a function of the order in which it is told of things."""
+
+    def __init__(self, me: Worker, dealer: Dealer, workers: int, pieces: int) -> None:
+        self.me, self.dealer = me, dealer
+        self.go_back: str | None = None
+        """Where the masters are to go back to, when the loss has run away."""
+        self._pieces = pieces
+        # The first gradient of each worker is of the parameters at the start; a few samples say little, though.
+        first = max(workers, -(-32 // me.shares.batches.batch))
+        self._guard = Guard(horizon=max(32, 2 * workers), first=first)
+        self._sums: dict[int, list[float]] = {}
+        self._done = 0
+        self._buffers = np.zeros((workers, flat_buffers(me.model).size))
+        self._heard = np.zeros(workers, bool)
+        self._parts: dict[int, list[tuple[slice, Array]]] = {}
+        self._queue: deque[int] = deque()
+        self._going: Iterator[Score] | None = None
+        self._so_far = Score(0.0, 0, 0)
+        self._scores: dict[int, Score] = {}
+        self._ended: dict[int, float] = {}  # when an epoch was over, in seconds of training
+        self._all_known = False
+
+    # ---- losses
+
+    def loss(self, worker: int, step: int, loss: float, count: int, buffers: Array) -> None:
+        """A worker's loss in the batch of an earlier step, and its buffers after it."""
+        sums = self._sums.setdefault(step // self.me.steps_per_epoch, [0.0, 0, 0])
+        sums[0], sums[1], sums[2] = sums[0] + loss, sums[1] + count, sums[2] + 1
+        if buffers.size:
+            self._buffers[worker], self._heard[worker] = buffers, True
+        self._done += 1
+        self.me.tell(self._done - 1, loss / count)
+
+    def watch(self, loss: float, lately: Callable[[], str]) -> None:
+        """Act on a batch's mean loss that has run away; `lately` says how stale gradients were."""
+        if self.me.on_divergence == "ignore" or self.dealer.stopped:
+            return
+        wrong = self._guard.see(loss)
+        if wrong is None:
+            return
+        words = f"{wrong} after {self._done:,} gradients, whose staleness lately was {lately()}"
+        if self.me.on_divergence == "stop":
+            self.dealer.stopped = True
+            self.me.stop(f"{words}; fewer workers or rule=adaptive bear more")
+        else:
+            self.go_back = "to the start" if self._guard.still else "to the last good parameters"
+            self._guard.forget()
+            self.me.divergences.append(f"{words}; back {self.go_back} with half the step")
+            log.warning("training has diverged: %s", self.me.divergences[-1])
+
+    # ---- evaluation, a little at a time
+
+    def snapshot(self, epoch: int, part: slice, values: Array) -> None:
+        """One piece of the model as it was at the end of an epoch."""
+        parts = self._parts.setdefault(epoch, [])
+        parts.append((part, values))
+        if len(parts) == self._pieces:
+            self._queue.append(epoch)
+            self._ended[epoch] = self.me.watch.training()
+
+    @property
+    def pressed(self) -> bool:
+        """Whether too many complete models wait to be evaluated."""
+        return len(self._queue) > 2 and len(self._queue) * self.me.model.x.nbytes > ROOM
+
+    @property
+    def may_work(self) -> bool:
+        """Whether there is something to evaluate, and time for it."""
+        if not self._queue:
+            return False
+        watch = self.me.watch
+        return watch.seconds["evaluation"] <= PART * watch.training() or self.pressed
+
+    def work(self) -> None:
+        """Evaluate a few samples of the oldest complete model that is waiting for it."""
+        epoch = self._queue[0]
+        if self._going is None:
+            self.assemble(epoch)
+            model, self._so_far = self.me.model, Score(0.0, 0, 0)
+            self._going = scored(model, samples_for(model, self.me.data.validation, size=LITTLE))
+        found = next(self._going, None)
+        if found is not None:
+            self._so_far = found
+        else:
+            self._going = None
+            self._queue.popleft()
+            self._scores[epoch] = self._so_far
+            self._report()
+        self.me.watch.lap("evaluation")
+
+    def assemble(self, epoch: int) -> None:
+        """Put the model of an epoch's end, and the workers' buffers, into `me.model`."""
+        for part, values in self._parts[epoch]:
+            self.me.model.x[part] = values
+        self.put_buffers()
+
+    def put_buffers(self) -> None:
+        """Average the workers' buffers (BatchNorm's statistics) into `me.model`."""
+        if self._buffers.size and self._heard.any():
+            put_flat_buffers(self.me.model, self._buffers[self._heard].mean(axis=0))
+
+    def _report(self) -> None:
+        """End the epochs whose model has been evaluated and whose losses are all known."""
+        epoch = len(self.me.history)
+        while epoch in self._scores:
+            sums = self._sums.get(epoch, [0.0, 0, 0])
+            if sums[2] < self.me.steps_per_epoch and not self._all_known:
+                return
+            loss = ratio(sums[0], sums[1]) or 0.0
+            self.me.ended(epoch, loss, self._scores.pop(epoch), self._ended.pop(epoch))
+            del self._parts[epoch]
+            epoch += 1
+
+    def finish(self) -> None:
+        """All workers have left: what has not been evaluated yet is, by all ranks together. Collective."""
+        self._all_known = True
+        self._going = None
+        self._report()
+        self.me.control.from_first(np.array([len(self._queue)]))
+        for epoch in self._queue:
+            self.assemble(epoch)
+            self._scores[epoch] = evaluated_together(self.me)
+            self._report()
+
+
+def evaluated_together(me: Worker) -> Score:
+    """Evaluate rank 0's model on the validation samples, every rank its share. Collective."""
+    me.broadcast()
+    return score_together(me.model, me.data.validation, me.control)
+
+
+def help_to_finish(me: Worker) -> None:
+    """What the other ranks do while rank 0 is in `Chief.finish`. Collective."""
+    for _ in range(int(me.control.from_first(np.zeros(1, np.int64))[0])):
+        evaluated_together(me)
+        me.watch.lap("evaluation")

@@ -1,0 +1,47 @@
+"""Norm clipping: a gradient longer than a limit is shortened to it.
+
+    x <- x - eta g min(1, norm / ||g||)
+
+One pass over the piece. Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", 2013.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from paceline.strategies.parameter_server.rules import Array, Arrival, State
+from paceline.updates import positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clip:
+    """The mean gradient's norm held to `norm`, in each piece alone: no master sees the whole gradient.
+
+    M pieces that are each at the limit make a gradient of sqrt(M) times `norm`: the result depends on the placement.
+
+    >>> x, g, rule = np.ones(2), np.array([30.0, 40.0]), Clip(norm=2.5)
+    >>> arrival = Arrival(worker=0, tau=4, drift=np.zeros(2), gap=0.0, scale=0.1, eta=0.1)
+    >>> rule.correct(g, x, arrival, rule.start(x, workers=5))
+    0.5
+    """
+
+    needs_drift: ClassVar[bool] = False
+
+    norm: float = 0.125
+
+    def __post_init__(self) -> None:
+        positive("norm of clip", self.norm)
+
+    def start(self, x: Array, workers: int) -> State:
+        return {}
+
+    def correct(self, g: Array, x: Array, arrival: Arrival, state: State) -> float:
+        length = float(arrival.scale) * math.sqrt(float(np.dot(g, g)))
+        return self.norm / length if length > self.norm else 1.0  #         min(1, norm / ||g||)
+
+    def show(self, x: Array, out: Array, worker: int, state: State) -> None:
+        np.copyto(out, x)

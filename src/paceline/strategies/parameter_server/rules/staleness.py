@@ -1,0 +1,37 @@
+"""Staleness-aware SGD: a gradient that is tau updates old takes a step of eta / tau.
+
+    x <- x - eta / max(1, tau) g(x_then)
+
+Costs nothing. Zhang, Gupta, Lian and Liu, "Staleness-aware async-SGD for distributed deep learning", 2015.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from paceline.strategies.parameter_server.rules import Array, Arrival, State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staleness:
+    """The learning rate divided by the staleness.
+
+    >>> x, g, rule = np.ones(3), np.ones(3), Staleness()
+    >>> arrival = Arrival(worker=0, tau=4, drift=np.zeros(3), gap=0.0, scale=1.0, eta=0.1)
+    >>> rule.correct(g, x, arrival, rule.start(x, workers=5))
+    0.25
+    """
+
+    needs_drift: ClassVar[bool] = False
+
+    def start(self, x: Array, workers: int) -> State:
+        return {}
+
+    def correct(self, g: Array, x: Array, arrival: Arrival, state: State) -> float:
+        return 1.0 / max(1, arrival.tau)  #                                 eta / tau
+
+    def show(self, x: Array, out: Array, worker: int, state: State) -> None:
+        np.copyto(out, x)

@@ -1,0 +1,202 @@
+"""The cells of a study: each one run, told apart from others by what is asked of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any
+
+from paceline.simulate.options import Options
+from paceline.training.config import Config
+
+# How costs are got at makes no run another one.
+FREE = ("recalibrate",)
+SERIAL = "serial"
+# What runs must have in common to be compared, as far as a study's file decides it. (A learning rate may be the model's.)
+PROBLEM = (
+    "data",
+    "model",
+    "batch",
+    "batch_per_rank",
+    "epochs",
+    "draws",
+    "update",
+    "schedule",
+    "lr_scaling",
+    "dtype",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run of a study.
+
+    >>> cell = Cell(config=Config(strategy="sync", seed=1), ranks=4)
+    >>> str(cell)
+    'sync on 4 ranks, seed 1'
+    """
+
+    config: Config
+    ranks: int
+    options: Options | None = None
+    """What is simulated; None: the ranks are real."""
+    part: str = field(default="", compare=False)
+    """The part of the study that asks for it, in words."""
+
+    @cached_property
+    def key(self) -> str:
+        """What is asked for, as one text: the same for two cells, or a cell and a record, that ask for the same."""
+        asked = asked_in(self.settings)
+        assert asked is not None
+        return asked
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """As a record's config.json has them, before anything has become of them."""
+        place: dict[str, Any] = (
+            {"on": "mpi"} if self.options is None else {"on": "sim", **asdict(self.options)}
+        )
+        return {
+            **asdict(self.config),
+            "ranks": self.ranks,
+            "asked": {"lr": self.config.lr, **place},
+            **({} if self.options is None else {"simulated": asdict(self.options)}),
+        }
+
+    @property
+    def mark(self) -> str:
+        """A short text of its own, for names of files."""
+        return hashlib.sha256(self.key.encode()).hexdigest()[:8]
+
+    def oversubscribes(self, cores: int) -> bool:
+        """Whether it has more ranks than there are cores: its times say nothing about scaling."""
+        return self.options is None and self.ranks > cores
+
+    def __str__(self) -> str:
+        simulated = "" if self.options is None else f" simulated on {self.options.network}"
+        ranks = "" if self.config.strategy == SERIAL else f" on {self.ranks} rank{'s' * (self.ranks > 1)}"
+        return f"{self.config.strategy}{ranks}{simulated}, seed {self.config.seed}"
+
+
+def asked_in(config: Mapping[str, Any]) -> str | None:
+    """What a config.json says was asked for; None where nobody could ask for it again in a study.
+
+    Records of before `asked` was kept say of the learning rate only what it was: they are as if it had been given.
+
+    >>> old = {"data": "iris", "ranks": 1, "lr": 0.5}
+    >>> asked_in(old) == Cell(config=Config(data="iris", lr=0.5), ranks=1).key
+    True
+    """
+    asked = config.get("asked")
+    if config.get("objects") or (asked is None and config.get("simulated")):
+        return None
+    place = dict(asked or {"on": "mpi", "lr": config["lr"]})
+    rate = place.pop("lr", None)
+    if place.get("on") == "sim":
+        place = {**asdict(Options()), **{k: v for k, v in place.items() if k not in FREE}}
+        place = {k: v for k, v in place.items() if k not in FREE}
+    values = {
+        s.name: config.get(s.name, s.default if s.default is not MISSING else None) for s in fields(Config)
+    }
+    return json.dumps({**values, "lr": rate, "ranks": config["ranks"], "place": place}, sort_keys=True)
+
+
+def unique(cells: Iterable[Cell]) -> list[Cell]:
+    """Each cell once, the first part's that asks for it."""
+    found: dict[str, Cell] = {}
+    for cell in cells:
+        found.setdefault(cell.key, cell)
+    return list(found.values())
+
+
+def with_baselines(cells: Sequence[Cell]) -> list[Cell]:
+    """The same and, for each problem and seed that has none, the serial run to compare with: one thread, unless given.
+
+    >>> cells = [Cell(config=Config(seed=s), ranks=2) for s in (0, 1)]
+    >>> [str(cell) for cell in with_baselines(cells)]
+    ['serial, seed 0', 'serial, seed 1', 'sync on 2 ranks, seed 0', 'sync on 2 ranks, seed 1']
+    """
+    baselines = {_problem(cell): cell for cell in cells if cell.config.strategy == SERIAL}
+    added: dict[str, Cell] = {}
+    for cell in cells:
+        if (problem := _problem(cell)) not in baselines:
+            added.setdefault(problem, _baseline(cell))
+    return [*added.values(), *cells]
+
+
+def _baseline(cell: Cell) -> Cell:
+    config = replace(cell.config, strategy=SERIAL, threads=cell.config.threads or 1)
+    # One rank meets nobody on a network; what slows one of several ranks is no matter of the baseline.
+    options = None if cell.options is None else replace(cell.options, slow="", faults=None, rendezvous=False)
+    return replace(cell, config=config, ranks=1, options=options)
+
+
+def _problem(cell: Cell) -> str:
+    """What the report compares with each other (there, runs of any seed), and where it is run."""
+    alike = Cell(config=replace(cell.config, strategy=SERIAL, threads=None), ranks=1)
+    return f"{'mpi' if cell.options is None else 'sim'} {alike.key}"
+
+
+def in_order(cells: Sequence[Cell]) -> list[Cell]:
+    """One seed after the other; with each, one cell of each strategy in turn, so that a noisy minute falls on several.
+
+    >>> cells = [Cell(config=Config(strategy=s), ranks=n) for s in ("sync", "psgd") for n in (2, 4)]
+    >>> [str(cell) for cell in in_order(cells)][:3]
+    ['sync on 2 ranks, seed 0', 'psgd on 2 ranks, seed 0', 'sync on 4 ranks, seed 0']
+    """
+    rounds: dict[int, dict[str, list[Cell]]] = {}
+    for cell in cells:
+        rounds.setdefault(cell.config.seed, {}).setdefault(cell.config.strategy, []).append(cell)
+    ordered: list[Cell] = []
+    for strategies in rounds.values():
+        for turn in range(max(map(len, strategies.values()))):
+            ordered += [those[turn] for those in strategies.values() if turn < len(those)]
+    return ordered
+
+
+def varying(cells: Sequence[Cell]) -> tuple[str, ...]:
+    """The settings that tell cells apart, beside those that every cell's words have.
+
+    >>> varying([Cell(config=Config(data=data, lr=lr), ranks=2) for data, lr in (("iris", 1.0), ("mnist", 0.1))])
+    ('data',)
+    """
+    compared = [
+        cell for cell in cells if cell.config.strategy != SERIAL
+    ] or cells  # baselines have one thread
+    groups: list[list[Cell]] = [list(compared)]
+    found = []
+    for name in (s.name for s in fields(Config) if s.name not in ("strategy", "seed")):
+        cut = [_by(name, group) for group in groups]
+        if any(len(parts) > 1 for parts in cut):  # among cells that the settings before do not tell apart
+            found.append(name)
+            groups = [group for parts in cut for group in parts]
+    return tuple(found)
+
+
+def _by(name: str, cells: Sequence[Cell]) -> list[list[Cell]]:
+    groups: dict[Any, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(getattr(cell.config, name), []).append(cell)
+    return list(groups.values())
+
+
+def told(cell: Cell, names: Sequence[str]) -> str:
+    """The cell in words, with these of its settings.
+
+    >>> told(Cell(config=Config(batch=16), ranks=2), ["batch", "model"])
+    'sync on 2 ranks, seed 0; batch 16, mlp:128,64'
+    """
+    values = {name: getattr(cell.config, name) for name in names}
+    words = [in_words(name, value) for name, value in values.items() if value is not None]
+    return f"{cell}; {', '.join(words)}" if words else str(cell)
+
+
+def in_words(name: str, value: Any) -> str:
+    """
+    >>> in_words("batch_per_rank", 4), in_words("data", "iris")
+    ('batch per rank 4', 'iris')
+    """
+    return str(value) if name in ("data", "model") else f"{name.replace('_', ' ')} {value}"

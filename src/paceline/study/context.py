@@ -1,0 +1,230 @@
+"""What a study's folder says beside its runs: the question, published figures, the cells that failed."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from paceline.errors import UsageError
+from paceline.record.reading import (
+    first_wrong,
+    is_amount,
+    is_object,
+    is_share,
+    is_some,
+    is_text,
+    is_whole,
+    shown,
+)
+
+STUDY = "study.json"
+FAILED = "failed"
+Value = TypeVar("Value")
+
+
+class Rule(NamedTuple):
+    """What a value of a file must be, and in words."""
+
+    holds: Callable[[Any], bool]
+    words: str
+
+
+TEXT = Rule(is_text, "a text")
+SHARE = Rule(lambda value: is_share(value) and value > 0, "a fraction above 0 and at most 1")
+# Of an object in a file: what its values must be; those of names in brackets may be null or not there.
+FIGURE = {
+    "strategy": TEXT,
+    "(ranks)": Rule(is_whole, "a whole number"),
+    "(seconds)": Rule(is_amount, "a number from 0"),
+    "(accuracy)": Rule(is_share, "a fraction from 0 to 1"),
+    "(of)": Rule(lambda value: value in ("test", "training"), "test or training"),
+    "(what)": TEXT,
+    "(source)": TEXT,
+    "(setting)": TEXT,
+    "(part)": TEXT,
+    "(problem)": Rule(is_object, "an object"),
+}
+NOTE = {
+    "settings": Rule(is_object, "an object"),
+    "(why)": TEXT,
+    "(status)": Rule(lambda value: isinstance(value, int), "a whole number"),
+}
+CELL = {"(strategy)": TEXT, "(ranks)": Rule(is_some, "a whole number of at least 1")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A figure of somebody else's, to stand beside ours: never fitted, never in a verdict."""
+
+    strategy: str
+    """Spelled as in the study, so that it has the same colour."""
+    ranks: int = 0
+    """0: not said; such a figure has its place in a table, and none on a curve."""
+    seconds: float | None = None
+    accuracy: float | None = None
+    """A fraction."""
+    of: Literal["test", "training"] = "test"
+    """Which samples the accuracy is that of."""
+    what: str = ""
+    """What the seconds are those of: "an epoch on 14,000 images"."""
+    source: str = ""
+    """Whose figure."""
+    setting: str = ""
+    """Under what settings and on what machine, in words."""
+    part: str | None = None
+    """The part of the study that it belongs to; None: to all of them."""
+    problem: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """The settings of that part, as its runs' config.json has them: data, model, epochs …; what it lacks is any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """A cell of a study that could not be run to its end."""
+
+    settings: Mapping[str, Any] = field(hash=False)
+    """As in config.json, `ranks` included, but as far as they were given; `simulated` is there where ranks were."""
+    why: str
+    """One line."""
+    status: int | None
+    """Its exit status; negative: the signal that ended it; None: it ran longer than it was allowed to."""
+    file: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What one study says of its runs."""
+
+    folder: Path
+    """Where its runs are."""
+    title: str | None
+    question: str | None
+    target_accuracy: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What is known of some folders of runs beside the runs themselves; of folders without a study: nothing.
+
+    >>> Context().published
+    ()
+    """
+
+    title: str | None = None
+    question: str | None = None
+    target_accuracy: float | None = None
+    """A fraction, looked for on the validation samples; None where studies do not agree on one: see `studies`."""
+    published: tuple[Published, ...] = ()
+    failed: tuple[Failed, ...] = ()
+    studies: tuple[Told, ...] = ()
+    """Each of the studies, in the order in which their folders were named."""
+    left_out: tuple[str, ...] = ()
+    """What was left out because it is damaged: which file, and what is wrong with it."""
+
+
+def context_of(places: Iterable[str | Path]) -> Context:
+    """What the studies say to which some folders belong, each a folder of runs or a run.
+
+    Where several do not agree on a title, question or target, there is none that holds for all: `studies` has each's.
+    What cannot be read is left out, with a warning.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = (Path(folder) / "study.json").write_text('{"title": "ring or tree", "target_accuracy": 0.9}')
+    ...     context = context_of([folder])
+    >>> context.title, context.target_accuracy, context.failed
+    ('ring or tree', 0.9, ())
+    """
+    each: list[Told] = []
+    published: list[Published] = []
+    failed: list[Failed] = []
+    wrong: list[str] = []
+    for place in dict.fromkeys(map(_home, map(Path, places))):
+        if (place / STUDY).is_file() and (told := _read(place / STUDY, wrong)) is not None:
+            each.append(_told(place, told, wrong))
+            published += _figures(place / STUDY, told.get("published"), wrong)
+        if (place / FAILED).is_dir():
+            files = sorted((place / FAILED).glob("*.json"))
+            failed += [cell for file in files if (cell := _failed(file, wrong)) is not None]
+    for line in wrong:
+        logging.getLogger(__name__).warning("left out: %s", line)
+    return Context(
+        title=_agreed([one.title for one in each]),
+        question=_agreed([one.question for one in each]),
+        target_accuracy=_agreed([one.target_accuracy for one in each]),
+        published=tuple(dict.fromkeys(published)),
+        failed=tuple(failed),
+        studies=tuple(each),
+        left_out=tuple(wrong),
+    )
+
+
+def _home(place: Path) -> Path:
+    """The folder that may be a study's: of a run, the one that holds it."""
+    return place.parent if (place / "config.json").is_file() else place
+
+
+def _agreed(values: Sequence[Value]) -> Value | None:
+    return values[0] if len(set(values)) == 1 else None
+
+
+def _told(folder: Path, told: Mapping[str, Any], wrong: list[str]) -> Told:
+    """What can be believed of a study's file; what cannot is added to `wrong`."""
+    known = {}
+    for name, rule in (("title", TEXT), ("question", TEXT), ("target_accuracy", SHARE)):
+        known[name] = told.get(name)
+        if known[name] is not None and not rule.holds(known[name]):
+            wrong.append(f"{folder / STUDY}: {name} must be {rule.words}; got {shown(known[name])}")
+            known[name] = None
+    return Told(folder=folder, **known)
+
+
+def _figures(file: Path, told: Any, wrong: list[str]) -> Iterator[Published]:
+    """The published figures that can be believed."""
+    if told is not None and not isinstance(told, list):
+        wrong.append(f"{file}: published must be a list of objects; got {shown(told)}")
+        return
+    names = {setting.name for setting in fields(Published)}
+    for number, figure in enumerate(told or (), 1):
+        if (mistake := _mistake(figure, FIGURE)) is not None:
+            wrong.append(f"{file}: published {number}: {mistake}")
+        else:
+            yield Published(**{name: v for name, v in figure.items() if name in names and v is not None})
+
+
+def _failed(file: Path, wrong: list[str]) -> Failed | None:
+    told = _read(file, wrong)
+    if told is None:
+        return None
+    mistake = _mistake(told, NOTE) or _mistake(told["settings"], CELL)
+    if mistake is not None:
+        wrong.append(f"{file}: {mistake}")
+        return None
+    return Failed(settings=told["settings"], why=told.get("why") or "", status=told.get("status"), file=file)
+
+
+def _mistake(values: Any, rules: Mapping[str, Rule]) -> str | None:
+    """What is wrong with an object, if anything; a name in brackets may be null or not there."""
+    if not isinstance(values, dict):
+        return f"it must be an object; got {shown(values)}"
+    name = first_wrong(values, {key: rule.holds for key, rule in rules.items()})
+    if name is None:
+        return None
+    if name not in values:
+        return f"{name} is missing"
+    rule = rules[name if name in rules else f"({name})"]
+    return f"{name} must be {rule.words}; got {shown(values[name])}"
+
+
+def _read(path: Path, wrong: list[str]) -> dict[str, Any] | None:
+    try:
+        told = json.loads(path.read_text())
+        if not isinstance(told, dict):
+            raise UsageError("it holds no object")
+        return told
+    except (OSError, ValueError, RecursionError) as error:
+        wrong.append(f"{path} cannot be read: {error}")
+        return None

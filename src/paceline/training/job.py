@@ -1,0 +1,199 @@
+"""What a run is made of: words and objects, checked before anything is started."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from paceline import names as registry
+from paceline import names as spec
+from paceline.data import Dataset, load
+from paceline.errors import UsageError
+from paceline.models import Model
+from paceline.models._wrap import as_model, make
+from paceline.record.writing import new_folder
+from paceline.schedules import Schedule
+from paceline.strategies import Strategy
+from paceline.training import replaying
+from paceline.training.config import Config
+from paceline.updates import Update
+from paceline.worker import Worker
+
+Train = Callable[[Worker], None]
+
+
+class Parts(NamedTuple):
+    """What a rank trains with. Only the model is its own."""
+
+    data: Dataset
+    strategy: Strategy | Train
+    model: Model
+    update: Update
+    schedule: Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Everything that a run is made of; what is not given as an object is made from the configuration's words."""
+
+    config: Config
+    data: Any = None
+    model: Any = None
+    strategy: Strategy | Train | None = None
+    runs: Path | None = Path("runs")
+    run_name: str | None = None
+    """The run's folder below `runs`; None: one that tells the time, the strategy, the ranks and the seed."""
+    trace: bool = False
+    """Whether the record is to hold every span of time and every call of MPI of every rank."""
+    objects: tuple[str, ...] = ()
+    """Which of data, model and strategy the user gave as objects: they cannot be made again from the record."""
+
+    def name(self) -> str:
+        """The strategy as records and legends spell it."""
+        return self.config.strategy if self.strategy is None else strategy_name(self.strategy)
+
+    def new_folder(self, ranks: int) -> Path | None:
+        """Make the run's folder, where a record is wanted."""
+        if self.runs is None:
+            return None
+        return new_folder(self.runs, self.name(), ranks, self.config.seed, name=self.run_name)
+
+    def chosen(self) -> Strategy | Train:
+        """The strategy, as it was given or from the configuration's words."""
+        return strategy_of(self.config.strategy if self.strategy is None else self.strategy)
+
+    def launcher(self) -> Literal["mpi", "torch"]:
+        """What starts the ranks of this run and connects them."""
+        strategy = self.chosen()
+        return strategy.launcher() if isinstance(strategy, Strategy) else "mpi"
+
+    def check(self, ranks: int) -> tuple[Dataset, Strategy | Train]:
+        """Refuse what cannot work, before anything is started; return what had to be made for that."""
+        if self.trace and self.runs is None:
+            raise UsageError(
+                "a trace is kept in the run's folder: say where runs are kept, or leave out trace"
+            )
+        strategy = self.chosen()
+        if isinstance(strategy, Strategy):
+            strategy.check(ranks)
+        made("updates", self.config.update)
+        made("schedules", self.config.schedule)
+        if self.model is None:
+            spec.parse("models", self.config.model)
+        data = load(self.config.data if self.data is None else self.data)
+        batch = batch_of(self.config, strategy, ranks)
+        if batch > len(data.train):
+            raise UsageError(
+                f"a batch of {batch} is more than the {len(data.train)} training samples of {data.name}"
+            )
+        if isinstance(strategy, Strategy):
+            strategy.check_data(ranks, batch, len(data.train))
+            strategy.check_update(self.config.update)
+            if strategy.whole_batches and self.config.lr_scaling != "none":
+                raise UsageError(
+                    f"lr-scaling={self.config.lr_scaling} is for a global batch that grows with the ranks; "
+                    f"with {self.name()} every rank computes whole batches: give --lr"
+                )
+        replaying.check(self.config, ranks, len(data.train), getattr(strategy, "replayable", False))
+        return data, strategy
+
+    def check_early(self, ranks: int) -> None:
+        """`check` and, where the network is quickly made (in NumPy, that is), whether it suits the strategy."""
+        data, strategy = self.check(ranks)
+        named = self.config.model.partition(":")[0] == "mlp"
+        if isinstance(strategy, Strategy) and self.model is None and named:
+            strategy.check_model(ranks, self.build(data))
+
+    def prepare(self, ranks: int) -> Parts:
+        """What the run is made of, or a refusal of what cannot work together."""
+        data, strategy = self.check(ranks)
+        model = self.build(data)
+        if isinstance(strategy, Strategy):
+            strategy.check_model(ranks, model)
+        update, schedule = made("updates", self.config.update), made("schedules", self.config.schedule)
+        return Parts(data, strategy, model, update, schedule)
+
+    def build(self, data: Dataset) -> Model:
+        """The model, as it was given or from the configuration's words."""
+        seeded: dict[str, Any] = {"seed": self.config.seed, "dtype": self.config.dtype}
+        if self.model is not None:
+            return as_model(self.model, data, **seeded)
+        return make(spec.parse("models", self.config.model), data, **seeded)
+
+
+def batch_of(config: Config, strategy: Strategy | Train, ranks: int) -> int:
+    """Samples in one batch: of all ranks together, or of each where they compute whole batches."""
+    return config.own_batch() if getattr(strategy, "whole_batches", False) else config.global_batch(ranks)
+
+
+def strategy_name(strategy: Strategy | Train) -> str:
+    """A strategy object in the spelling of the command line."""
+    kind: Any = strategy if hasattr(strategy, "__qualname__") else type(strategy)
+    if kind.__module__.startswith("paceline.strategies."):
+        return spec.describe(strategy, kind.__module__.rpartition(".")[2].replace("_", "-"))
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    return spec.describe(strategy, name) if isinstance(strategy, Strategy) else name
+
+
+def strategy_of(given: str | Strategy | Train) -> Strategy | Train:
+    """A strategy from its words, or as it was given: an object, a class that needs no options, a function."""
+    if isinstance(given, Strategy):
+        return given
+    if isinstance(given, str):
+        wanted = spec.parse("strategies", given)
+        if inspect.isfunction(wanted.target):
+            return functools.partial(wanted.target, **wanted.options)
+        found = _called(given, wanted.make)
+    else:
+        if not callable(given):
+            raise UsageError(
+                f"a strategy must be a name, a paceline Strategy or a function of a worker; got a {type(given).__name__}"
+            )
+        if not isinstance(given, type):
+            return given
+        found = _called(given.__qualname__, given)
+    if not isinstance(found, Strategy):
+        name = given if isinstance(given, str) else given.__qualname__
+        raise UsageError(f"{name} is neither a paceline Strategy nor a function of a worker")
+    return found
+
+
+@functools.cache
+def strategy_in(text: str) -> Strategy | None:
+    """The strategy that a record's words stand for; None for somebody's own, whose module is not imported for this.
+
+    >>> strategy_in("local-sgd:every=4").every, strategy_in("my_module:Mine")
+    (4, None)
+    """
+    if not registry.has("strategies", text.partition(":")[0]):
+        return None
+    try:
+        found = spec.parse("strategies", text).make()
+    except UsageError:  # of another version
+        return None
+    return found if isinstance(found, Strategy) else None
+
+
+def made(kind: str, text: str) -> Any:
+    """The update or schedule that a text names, or a refusal of what is none."""
+    wanted, methods = {"updates": (Update, "start and apply"), "schedules": (Schedule, "factor")}[kind]
+    found = _called(text, lambda: spec.parse(kind, text).make())
+    if isinstance(found, type) or not isinstance(found, wanted):
+        raise UsageError(
+            f"{text} is no {registry.SINGULAR[kind]}: it makes a {type(found).__name__} without {methods}"
+        )
+    return found
+
+
+def _called(name: str, make: Callable[[], Any]) -> Any:
+    """What `make` makes; a class or function that cannot be called so is refused in words."""
+    try:
+        return make()
+    except (UsageError, OSError):
+        raise
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"{name} cannot be made: {error}") from error

@@ -1,0 +1,363 @@
+"""One rank's part of a run: build what was asked for, train, record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.comm.clocks import common_start
+from paceline.comm.control import agreed, same, shared_text
+from paceline.comm.counting import Recorded
+from paceline.comm.events import Events, gathered, limit_for
+from paceline.comm.stopwatch import KINDS
+from paceline.comm.torch_processes import Processes
+from paceline.comm.tracing import Tracer
+from paceline.data import Batches, Dataset
+from paceline.errors import UsageError
+from paceline.launch import threads_of_rank
+from paceline.launch.resources import held_to
+from paceline.record import Record, Run
+from paceline.record.environment import environment, nodes_of
+from paceline.schedules import scaled_rate
+from paceline.strategies import Strategy
+from paceline.training.fitted import Fitted
+from paceline.training.job import Job, Parts, batch_of
+from paceline.training.progress import Progress
+from paceline.worker import COLUMNS, Worker
+from paceline.worker.evaluation import Epoch
+from paceline.worker.steps import free_of_charge
+
+__all__ = ["Fitted", "Job", "train", "train_at"]
+
+
+# ---- What all ranks of a run come to together: seconds, samples and messages.
+
+Array = NDArray[Any]
+TRAINING = [kind != "evaluation" for kind in KINDS]
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The sums and means of all ranks, on every rank; what is known of each rank by itself, on rank 0 alone."""
+
+    seconds: dict[str, float]
+    """By kind, mean over the ranks."""
+    busy: float
+    """Seconds of training of the rank that had most."""
+    samples: int
+    bytes_sent: int
+    messages_sent: int
+    by_rank: Array
+    """Seconds, a row each rank and a column each kind; no rows but on rank 0."""
+    logs: list[Array]
+
+
+def collect(me: Worker, traffic: tuple[int, int], *, in_step: bool) -> Collected:
+    """Sum up the run. Collective; no rank but the first gets anything that is as long as there are ranks."""
+    rows = np.array(me.log).reshape(-1, len(COLUMNS))
+    logs = me.control.gather(rows)
+    of_ranks = me.control.gather(np.array([[me.watch.seconds[kind] for kind in KINDS]]))
+    totals = me.control.total(np.array([rows[:, COLUMNS.index("count")].sum(), *traffic]))
+    by_rank = np.concatenate(of_ranks) if of_ranks else np.empty((0, len(KINDS)))
+    told = np.empty(len(KINDS) + 1)
+    if me.rank == 0:
+        waited = waiting(logs) if in_step else np.zeros(me.size)
+        by_rank[:, KINDS.index("exchange")] -= waited
+        by_rank[:, KINDS.index("wait")] += waited
+        told[:-1] = by_rank.mean(axis=0)
+        told[-1] = by_rank[:, TRAINING].sum(axis=1).max()
+    *means, busy = me.control.from_first(told).tolist()
+    samples, bytes_sent, messages_sent = map(int, totals)
+    seconds = dict(zip(KINDS, means, strict=True))
+    return Collected(seconds, busy, samples, bytes_sent, messages_sent, by_rank, logs)
+
+
+def waiting(logs: list[Array]) -> Array:
+    """Seconds that each rank waited for others in the exchanges of the steps that all ranks took together.
+
+    Nobody leaves an exchange before the last rank has come to it, so the rank that spent least in it came last and
+    waited for no one; what the others spent more than it, they waited.
+
+    >>> step = lambda seconds: np.array([[0, 0, 0, 1, 0, seconds, 0, 0, 0]])
+    >>> waiting([step(3.0), step(1.0)]).tolist()
+    [2.0, 0.0]
+    """
+    if len({len(log) for log in logs}) != 1 or len(logs) == 1:
+        return np.zeros(len(logs))
+    spent = np.stack([log[:, COLUMNS.index("exchange")] for log in logs])
+    return (spent - spent.min(axis=0)).sum(axis=1)  # type: ignore[no-any-return]
+
+
+# ---- Where a rank of a run is: a process among others, or one of many that are simulated in this process.
+
+Made = TypeVar("Made")
+
+
+class Place(Protocol):
+    """What a rank must know of where it is."""
+
+    comm: Any
+    """mpi4py's, or one that looks like it; None where this process is the only one and needs none."""
+    threads: int
+    """Of each rank."""
+    simulated: bool
+    hollow: bool
+    """Whether time alone is simulated, and nothing computed."""
+    clock: Callable[[], float]
+    charge: Callable[[str, float], None]
+
+    def origin(self) -> float:
+        """The reading of this rank's clock at the moment that all ranks count from. Collective."""
+        ...
+
+    def prepare(self, job: Job) -> Parts:
+        """What this rank trains with."""
+        ...
+
+    def folder(self, job: Job) -> Path | None:
+        """The run's folder, where one is wanted: the same for every rank."""
+        ...
+
+    def agreed(self, work: Callable[[], Made]) -> Made:
+        """Do something that may be refused; what one rank refuses every rank does."""
+        ...
+
+    def asked(self) -> dict[str, Any]:
+        """Where the run was to be, with the settings of that place as they were given."""
+        ...
+
+    def described(self) -> dict[str, Any]:
+        """What the record's configuration says of this place."""
+        ...
+
+    def environment(self) -> dict[str, Any]:
+        """What the record says of the machine."""
+        ...
+
+
+class Process:
+    """A rank that is a process of its own: it prepares everything itself, and all agree that it is the same."""
+
+    simulated = hollow = False
+
+    def __init__(self, comm: Any, threads: int) -> None:
+        self.comm = comm
+        self.threads = threads
+        self.clock = time.perf_counter
+        self.charge: Callable[[str, float], None] = free_of_charge
+        self._nodes: dict[str, list[int]] | None = None  # known with the folder
+
+    def origin(self) -> float:
+        return common_start(self.comm, self.clock)
+
+    def prepare(self, job: Job) -> Parts:
+        made = self.agreed(lambda: self._prepare(job))
+        x = made.model.x
+        same(
+            self.comm,
+            {"parameters": x.size, "type": x.dtype.name, "training samples": len(made.data.train)},
+        )
+        return made
+
+    def _prepare(self, job: Job) -> Parts:
+        ranks = 1 if self.comm is None else self.comm.Get_size()
+        if job.launcher() == "torch" and ranks > 1 and not isinstance(self.comm, Processes):
+            raise UsageError(
+                f"{job.name()} starts its processes itself and cannot use the {ranks} ranks of an MPI job: "
+                f"leave out mpiexec or srun, and say how many (-n {ranks}, or ranks={ranks} of fit)"
+            )
+        return job.prepare(ranks)
+
+    def folder(self, job: Job) -> Path | None:
+        if job.runs is None:
+            return None
+        ranks, rank = (1, 0) if self.comm is None else (self.comm.Get_size(), self.comm.Get_rank())
+        made = self.agreed(lambda: job.new_folder(ranks) if rank == 0 else None)
+        self._nodes = nodes_of(self.comm)
+        return Path(shared_text(self.comm, str(made)))
+
+    def agreed(self, work: Callable[[], Made]) -> Made:
+        return agreed(self.comm, work)
+
+    def asked(self) -> dict[str, Any]:
+        return {"on": "mpi"}
+
+    def described(self) -> dict[str, Any]:
+        return {}
+
+    def environment(self) -> dict[str, Any]:
+        return {**environment(threads=self.threads, comm=self.comm), "nodes": self._nodes}
+
+
+Show = Callable[[int, int, int], Progress]
+
+
+def train(job: Job, comm: Any, *, progress: Show | None = None) -> Fitted:
+    """Run `job` on the ranks of `comm` (None: this process alone); every rank calls it, every rank gets the results."""
+    same(
+        comm,
+        {**asdict(job.config), "strategy": job.name(), "record": job.runs is not None, "trace": job.trace},
+    )
+    threads = threads_of_rank(comm, job.config.threads)
+    with held_to(threads):
+        return train_at(Process(comm, threads), job, progress)
+
+
+def train_at(place: Place, job: Job, progress: Show | None) -> Fitted:
+    """One rank's part of `job`, wherever that rank is. Collective; every rank gets the results."""
+    comm, config = place.comm, job.config
+    rank, ranks = (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())
+    data, strategy, model, update, schedule = place.prepare(job)
+    folder = place.folder(job)
+    record = Record(folder) if folder is not None and rank == 0 else None
+    rate = config.lr if config.lr is not None else float(getattr(model, "default_rate", 0.1))
+    batches = Batches(
+        data.train,
+        batch=batch_of(config, strategy, ranks),
+        seed=config.seed,
+        dtype=model.x.dtype,
+        rank=rank,
+        ranks=ranks,
+        draws=config.draws,
+        hollow=place.hollow,
+    )
+    steps, samples = (config.epochs * n for n in (batches.steps_per_epoch, batches.samples_per_epoch))
+    shown = progress(config.epochs, steps, samples) if progress and rank == 0 else None
+
+    def start() -> None:
+        if record is not None:
+            record.start(_described(job, place, data, ranks, rate), place.environment())
+
+    def on_epoch(epoch: Epoch) -> None:
+        if record is not None:
+            record.epoch(epoch)
+        if shown is not None:
+            shown.epoch(epoch)
+
+    if folder is not None:
+        place.agreed(start)
+    origin = place.origin()
+    events = Events(place.clock, limit_for(ranks)) if job.trace else None
+    tracer = None if events is None else Tracer(events, comm)
+    counted = None if comm is None else Recorded(comm, tracer=tracer)
+    me = Worker(
+        comm=counted,
+        model=model,
+        data=data,
+        batches=batches,
+        update=update,
+        schedule=schedule,
+        rate=scaled_rate(rate, config.lr_scaling, ranks),
+        epochs=config.epochs,
+        on_divergence=config.on_divergence,
+        replay=None if config.replay is None else Run(config.replay),
+        on_step=shown.step if shown is not None else None,
+        on_epoch=on_epoch if rank == 0 else None,
+        clock=place.clock,
+        charge=place.charge,
+        hollow=place.hollow,
+        origin=origin,
+        events=events,
+    )
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # the guard says it in words
+        (strategy.train if isinstance(strategy, Strategy) else strategy)(me)
+    _remark(me)
+    traffic = (0, 0) if counted is None else (counted.counts.bytes, counted.counts.messages)
+    tested = me.test()
+    found = collect(me, traffic, in_step=getattr(strategy, "in_step", True))
+    if events is not None:
+        _keep(me, events)
+    fitted = Fitted(
+        run=folder,
+        strategy=job.name(),
+        ranks=ranks,
+        simulated=place.simulated,
+        seed=config.seed,
+        epochs=config.epochs,
+        steps=steps,
+        global_batch=batches.batch,
+        data=data.name,
+        model_name=config.model,
+        parameters=model.x.size,
+        threads=place.threads,
+        model=model,
+        **_outcome(me, found, *tested),
+    )
+    if record is not None:
+        by_rank = [dict(zip(KINDS, map(float, row), strict=True)) for row in found.by_rank]
+        trained = None if place.hollow else model
+        record.finish(trained, found.logs, {**fitted.summary(), "seconds_by_rank": by_rank}, me.tables)
+    if shown is not None:
+        shown.close()
+    me.close()
+    return fitted
+
+
+def _described(job: Job, place: Place, data: Dataset, ranks: int, rate: float) -> dict[str, Any]:
+    """What the record says was asked for."""
+    return {
+        **asdict(job.config),
+        "lr": rate,
+        "strategy": job.name(),
+        "ranks": ranks,
+        "asked": {"lr": job.config.lr, **place.asked()},
+        "objects": job.objects,
+        "shape": data.shape,
+        "label_shape": data.label_shape,
+        "classes": data.classes,
+        "class_names": data.class_names,
+        "samples": len(data.train),
+        **place.described(),
+    }
+
+
+def _outcome(
+    me: Worker, found: Collected, test_loss: float | None, test_accuracy: float | None
+) -> dict[str, Any]:
+    """What came out, by the names that `Fitted` has for it."""
+    last = me.history[-1] if me.history else None
+    return {
+        "test_accuracy": test_accuracy,
+        "test_loss": test_loss,
+        "validation_accuracy": last.validation_accuracy if last else None,
+        "loss": last.loss if last else None,
+        "train_seconds": found.busy,
+        "samples_per_second": found.samples / found.busy if found.samples and found.busy else None,
+        "seconds": found.seconds,
+        "bytes_sent": found.bytes_sent,
+        "messages_sent": found.messages_sent,
+        "diverged": me.diverged,
+        "findings": me.findings,
+        "remarks": tuple(me.remarks),
+        "history": tuple(me.history),
+    }
+
+
+def _keep(me: Worker, events: Events) -> None:
+    """Every rank's events into rank 0's tables. Collective."""
+    table = gathered(events, me.origin, me.control)
+    if me.rank == 0:
+        me.tables["trace"] = table
+        cut = int((table["lost"] > 0).sum())
+        if cut:
+            kept = limit_for(me.size)
+            me.remarks.append(
+                f"the trace holds the first {kept:,} events of each rank; {cut} of {me.size} had more"
+            )
+
+
+def _remark(me: Worker) -> None:
+    """What is to be told of any strategy's run."""
+    if me.divergences:
+        count = len(me.divergences)
+        me.findings["divergences"] = me.divergences
+        times = "once" if count == 1 else f"{count} times"
+        me.remarks.append(f"training diverged {times}, the last time: {me.divergences[-1]}")
+    if me.replay is not None:
+        me.remarks.append(f"a replay of {me.replay.folder}")

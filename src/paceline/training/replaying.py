@@ -1,0 +1,91 @@
+"""`--replay RUN`: the settings of an earlier run, and what keeps its order of messages from being repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from paceline import names as spec
+from paceline.errors import UsageError
+from paceline.record import Run
+from paceline.training.config import Config
+
+
+def as_in(config: Config, given: Collection[str] | None = None) -> Config:
+    """The settings of the run that is to be replayed; what was `given` must be the same there, the rest is taken.
+
+    Where nobody knows what was given, it is what differs from the defaults.
+
+    >>> as_in(Config(replay="no-such-folder"))
+    Traceback (most recent call last):
+    paceline.errors.UsageError: no such run: no-such-folder
+    """
+    if config.replay is None:
+        return config
+    run = Run(config.replay)
+    taken: dict[str, Any] = {"replay": str(Path(config.replay).resolve())}
+    for setting in fields(Config):
+        name = setting.name
+        if name == "replay" or name not in run.config:
+            continue
+        mine, theirs = getattr(config, name), run.config[name]
+        if _same(name, mine, theirs):
+            continue
+        if mine != setting.default if given is None else name in given:
+            there = "not given" if theirs is None else theirs
+            raise UsageError(
+                f"a replay has the settings of its run; {name.replace('_', '-')} is {there} in {run.folder}, got {mine}"
+            )
+        taken[name] = theirs
+    return replace(config, **taken)
+
+
+def _same(name: str, mine: Any, theirs: Any) -> bool:
+    """Whether two values mean the same; options of a strategy may stand in any order."""
+    if name == "strategy" and mine != theirs and isinstance(theirs, str):
+        try:
+            return bool(spec.parse("strategies", mine).make() == spec.parse("strategies", theirs).make())
+        except (UsageError, TypeError):
+            return False
+    return bool(mine == theirs)
+
+
+def ranks_of(config: Config) -> int | None:
+    """How many ranks the run had that is to be replayed, if one is."""
+    return None if config.replay is None else int(Run(config.replay).config["ranks"])
+
+
+def check(config: Config, ranks: int, samples: int, replayable: bool) -> None:
+    """Refuse to replay what cannot be: another strategy, another number of ranks, other data."""
+    if config.replay is None:
+        return
+    run = Run(config.replay)
+    if not replayable:
+        raise UsageError(
+            f"{run.folder} cannot be replayed: only a parameter-server run records an order; "
+            f"the strategy is {config.strategy}"
+        )
+    _check_order(run)
+    if run.config["ranks"] != ranks:
+        raise UsageError(f"{run.folder} was made on {run.config['ranks']} ranks; the job has {ranks}")
+    if run.config.get("samples") != samples:
+        raise UsageError(
+            f"{run.folder} was trained on {run.config.get('samples')} samples; {config.data} has {samples}"
+        )
+
+
+def _check_order(run: Run) -> None:
+    """Refuse an order that is not the one that was recorded: its replay would wait for ever."""
+    from paceline.strategies.parameter_server._owned import EVENTS
+    from paceline.strategies.parameter_server._staleness import digest
+
+    updates = run.updates
+    missing = [name for name in ("master", *EVENTS) if name not in updates]
+    if missing:
+        raise UsageError(f"{run.folder / 'updates.npz'} is damaged: it has no {', '.join(missing)}")
+    if digest(updates) != run.summary.get("findings", {}).get("order"):
+        raise UsageError(
+            f"{run.folder / 'updates.npz'} is damaged: it is not the order that summary.json tells of"
+        )

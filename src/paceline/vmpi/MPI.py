@@ -1,0 +1,197 @@
+# ruff: noqa: N999 (mpi4py's names)
+"""What stands in for the module mpi4py.MPI on simulated ranks.
+
+In a run (`paceline.vmpi.run`), `from mpi4py import MPI` gives these names: programs written for mpi4py run unchanged.
+
+>>> from paceline import sim
+>>> def program(comm):
+...     from mpi4py import MPI
+...     return MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.Get_rank(), op=MPI.MAX)
+>>> sim.run(program, ranks=3).values
+[2, 2, 2]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from paceline.vmpi import constants as _constants
+from paceline.vmpi.buffers import IN_PLACE, InPlaceType
+from paceline.vmpi.communicator import Comm
+from paceline.vmpi.constants import (
+    COMM_TYPE_SHARED,
+    LOCK_EXCLUSIVE,
+    LOCK_SHARED,
+    ROOT,
+    TAG_UB,
+    UNDEFINED,
+    meant,
+)
+from paceline.vmpi.datatypes import Datatype, named
+from paceline.vmpi.errors import MPIError as Exception  # noqa: A004 (mpi4py's name)
+from paceline.vmpi.members import CONGRUENT, IDENT, SIMILAR, UNEQUAL
+from paceline.vmpi.members import Ranks as Group
+from paceline.vmpi.nulls import COMM_NULL, REQUEST_NULL
+from paceline.vmpi.operations import OF_OBJECTS, Op
+from paceline.vmpi.persistent import Persistent as Prequest
+from paceline.vmpi.probing import MatchedMessage as Message
+from paceline.vmpi.requests import Request, Status
+from paceline.vmpi.windows import Window as Win
+from paceline.vmpi.world import Own, World, world
+
+__all__ = [
+    "COMM_NULL", "COMM_SELF", "COMM_TYPE_SHARED", "COMM_WORLD", "CONGRUENT", "IDENT", "IN_PLACE", "LOCK_EXCLUSIVE",
+    "LOCK_SHARED", "REQUEST_NULL", "ROOT", "SIMILAR", "TAG_UB", "UNDEFINED", "UNEQUAL", "Comm", "Datatype", "Exception",
+    "Group", "InPlaceType", "Info", "Intracomm", "Message", "Op", "Prequest", "Request", "Status", "Win",
+]  # fmt: skip
+
+simulated = True
+Intracomm = Comm
+COMM_WORLD, COMM_SELF = World(), Own()
+GROUP_EMPTY = Group()
+OP_NULL = Op()
+DATATYPE_NULL = Datatype("MPI_DATATYPE_NULL", "", 0)
+MESSAGE_NULL = INFO_NULL = INFO_ENV = WIN_NULL = GROUP_NULL = BOTTOM = None
+ERRORS_RETURN, ERRORS_ARE_FATAL, ERRORS_ABORT = "return", "are fatal", "abort"
+THREAD_SINGLE, THREAD_FUNNELED, THREAD_SERIALIZED, THREAD_MULTIPLE = range(4)
+MODE_NOCHECK, MODE_NOSTORE, MODE_NOPUT, MODE_NOPRECEDE, MODE_NOSUCCEED = (1 << place for place in range(5))
+SUCCESS, KEYVAL_INVALID, BSEND_OVERHEAD = 0, -1, 0
+VERSION, SUBVERSION = 4, 1
+MAX_PROCESSOR_NAME = 256
+buffer = memory = memoryview
+
+globals().update({name: Op(name) for name in OF_OBJECTS})
+globals().update(named())
+globals().update({name: value for name, value in vars(_constants).items() if name.startswith("ERR_")})
+
+
+class Info(dict[str, str]):
+    """Hints, which the simulator takes and does not follow."""
+
+    @classmethod
+    def Create(cls, items: Any = None) -> Info:
+        return cls(items or {})
+
+    def Set(self, key: str, value: str) -> None:
+        self[key] = value
+
+    def Get(self, key: str) -> str | None:
+        return self.get(key)
+
+    def Free(self) -> None:
+        self.clear()
+
+
+def numbers() -> dict[str, int]:
+    """MPI's numbers that differ between MPIs, as they are meant here and now."""
+    found = meant()
+    return {"ANY_SOURCE": found.any_source, "ANY_TAG": found.any_tag, "PROC_NULL": found.nobody}
+
+
+def __getattr__(name: str) -> Any:
+    known = numbers()
+    if name in known:
+        return known[name]
+    raise AttributeError(f"the simulator's MPI has no {name}")
+
+
+# ---- functions
+
+
+def Wtime() -> float:
+    """The running rank's clock, in virtual seconds."""
+    return world().Wtime()
+
+
+def Wtick() -> float:
+    return 1e-9
+
+
+def Get_processor_name() -> str:
+    comm = world()
+    return f"node{comm.kernel.wires.node[comm.me.number]}"
+
+
+def Get_version() -> tuple[int, int]:
+    return VERSION, SUBVERSION
+
+
+def Get_library_version() -> str:
+    return "paceline.vmpi: simulated ranks in virtual time"
+
+
+def get_vendor() -> tuple[str, tuple[int, int, int]]:
+    return "paceline.vmpi", (0, 0, 0)
+
+
+def Is_initialized() -> bool:
+    return True
+
+
+def Is_finalized() -> bool:
+    return False
+
+
+def Init() -> None:
+    """It is begun when a rank is."""
+
+
+def Init_thread(required: int = THREAD_MULTIPLE) -> int:
+    return THREAD_MULTIPLE
+
+
+def Query_thread() -> int:
+    return THREAD_MULTIPLE
+
+
+def Is_thread_main() -> bool:
+    return True
+
+
+def Finalize() -> None:
+    """It ends when all ranks have ended."""
+
+
+def Alloc_mem(size: int, info: Any = None) -> memoryview:
+    return memoryview(bytearray(size))
+
+
+def Free_mem(mem: Any) -> None:
+    """Python gives it back."""
+
+
+def Get_error_class(errorcode: int) -> int:
+    return errorcode
+
+
+def Get_error_string(errorcode: int) -> str:
+    known = {value: name for name, value in vars(_constants).items() if name.startswith("ERR_")}
+    return f"MPI_{known.get(errorcode, 'SUCCESS')}"
+
+
+def Compute_dims(nnodes: int, dims: int | list[int]) -> list[int]:
+    """As equal factors as there are, the largest first.
+
+    >>> Compute_dims(12, 2), Compute_dims(12, [0, 3])
+    ([4, 3], [4, 3])
+    """
+    wanted = [0] * dims if isinstance(dims, int) else list(dims)
+    rest, more = divmod(nnodes, int(np.prod([each for each in wanted if each] or [1])))
+    if more:
+        raise ValueError(f"{nnodes} ranks cannot be laid out as {wanted}")
+    free = [place for place, each in enumerate(wanted) if not each]
+    found = [1] * len(free)
+    factor = 2
+    factors = []
+    while rest > 1:
+        while rest % factor == 0:
+            factors.append(factor)
+            rest //= factor
+        factor += 1
+    for each in reversed(factors):
+        found[found.index(min(found))] *= each
+    for place, each in zip(free, sorted(found, reverse=True), strict=True):
+        wanted[place] = each
+    return wanted

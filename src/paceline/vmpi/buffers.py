@@ -1,0 +1,252 @@
+"""What can be given as a message's buffer, made into memory: arrays, anything with a buffer, mpi4py's lists.
+
+array                                all of it
+[array, count], [array, type]        the first `count` elements, of this type
+[array, count, type]
+[array, counts, displacements, type] for the calls whose name ends in v: see `blocks`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from types import NoneType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# A type of number, whatever C type it is called by: its kind and size, as NumPy spells them.
+KINDS = {
+    **{letter: np.dtype(letter).str[1:] for letter in "bBhHiIlLqQefdg?"},
+    "c": "u1",
+    "F": "c8",
+    "D": "c16",
+    "G": np.dtype("G").str[1:],
+    "p": "i8",
+    "Zf": "c8",
+    "Zd": "c16",
+    "Zg": np.dtype("G").str[1:],
+}
+
+
+def kind_of(code: str) -> str:
+    """The type of a buffer's elements, from its format.
+
+    >>> kind_of("l") == kind_of("q"), kind_of("f"), kind_of("<f")
+    (True, 'f4', 'f4')
+    """
+    found = KINDS.get(code)
+    return found if found is not None else KINDS.get(code.lstrip("@=<>!"), code)
+
+
+def memory_of(given: Any) -> tuple[memoryview, str]:
+    """The memory of a message's buffer, contiguous, and the type of its elements.
+
+    >>> view, kind = memory_of([np.arange(6.0), 2])
+    >>> view.nbytes, kind
+    (16, 'f8')
+    """
+    if given.__class__ is not np.ndarray and (given is None or isinstance(given, (list, tuple))):
+        return _of_list(given)
+    view: memoryview = memoryview(given)  # type: ignore[arg-type]
+    if not view.c_contiguous:
+        raise ValueError("a message's buffer must be contiguous")
+    return view, KINDS.get(view.format) or kind_of(view.format)
+
+
+def put(view: memoryview, data: bytes, start: int = 0) -> None:
+    """Write bytes into memory, from byte `start` on."""
+    if not data:
+        return
+    try:
+        view.cast("B")[start : start + len(data)] = data
+    except TypeError:  # a complex number, a record: no format that a memoryview can cast
+        _as_bytes(view)[start : start + len(data)] = np.frombuffer(data, np.uint8)
+
+
+def _as_bytes(view: memoryview) -> NDArray[np.uint8]:
+    return np.asarray(view).reshape(-1).view(np.uint8) if view.nbytes else np.empty(0, np.uint8)
+
+
+def unpacked(given: Any) -> tuple[Any, Any, Any, Any]:
+    """The data, count, displacement and type of one of mpi4py's lists; None where it does not say.
+
+    >>> unpacked(["data", 3, "d"]), unpacked(["data", (3, 1), "d"])
+    (('data', 3, None, 'd'), ('data', 3, 1, 'd'))
+    """
+    data, *rest = given
+    datatype = rest.pop() if rest and (_is_type(rest[-1]) or len(rest) == 3) else None
+    if len(rest) == 1 and isinstance(rest[0], tuple):
+        rest = list(rest[0])
+    if len(rest) > 2:
+        raise ValueError(f"a message's buffer is [array, count, type]; got {len(given)} items: {given[1:]}")
+    return data, rest[0] if rest else None, rest[1] if len(rest) > 1 else None, datatype
+
+
+def _of_list(given: Any) -> tuple[memoryview, str]:
+    """mpi4py's longer ways to give a buffer."""
+    if given is None:
+        return memoryview(b""), "u1"
+    data, count, start, datatype = unpacked(given)
+    whole = memoryview(data) if data is not None else memoryview(b"")
+    if not whole.c_contiguous:
+        raise ValueError("a message's buffer must be contiguous")
+    kind, size = kind_of(whole.format), whole.itemsize
+    if datatype is not None:
+        kind, size = type_of(datatype)
+    if not all(isinstance(number, (int, np.integer, NoneType)) for number in (count, start)):
+        raise ValueError(f"a message's buffer is [array, count, type]; got {len(given)} items: {given[1:]}")
+    first = int(start or 0) * size
+    nbytes = max(whole.nbytes - first, 0) if count is None else int(count) * size
+    if first < 0 or nbytes < 0 or first + nbytes > whole.nbytes:
+        raise ValueError(f"{nbytes} bytes, from {first} on, are more than the buffer's {whole.nbytes}")
+    flat: Any = _as_bytes(whole)[first : first + nbytes] if nbytes else np.empty(0, np.uint8)
+    return memoryview(flat), kind
+
+
+def _is_type(thing: Any) -> bool:
+    return isinstance(thing, str) or hasattr(thing, "Get_size")
+
+
+def type_of(datatype: Any) -> tuple[str, int]:
+    """The kind and the bytes of an element of an MPI datatype, or of one of NumPy's letters.
+
+    >>> type_of("d")
+    ('f8', 8)
+    """
+    if isinstance(datatype, str):
+        return kind_of(datatype), np.dtype(datatype).itemsize
+    letter = getattr(datatype, "typechar", None)
+    size = int(datatype.Get_size())
+    if letter and letter in KINDS:
+        return KINDS[letter], size
+    return ("u1" if size == 1 else f"V{size}"), size
+
+
+@lru_cache(maxsize=64)
+def poison(nbytes: int) -> bytes:
+    """What fills a buffer that is being received into: read too early it is no number."""
+    return b"\xff" * nbytes
+
+
+def blocks(given: Any, members: int, *, writing: bool) -> tuple[list[slice], NDArray[np.uint8], str]:
+    """The part of a buffer for each of `members` ranks, in bytes; the bytes; the type of the elements.
+
+    >>> parts, data, kind = blocks([np.zeros(6), [1, 2, 3]], 3, writing=True)
+    >>> [part.stop - part.start for part in parts], kind
+    ([8, 16, 24], 'f8')
+    """
+    data, *rest = given if isinstance(given, (list, tuple)) else (given,)
+    whole = memoryview(data)
+    if not whole.c_contiguous:
+        raise ValueError("a message's buffer must be contiguous")
+    if writing and whole.readonly:
+        raise ValueError("a message cannot be received into a read-only buffer")
+    kind, size = kind_of(whole.format), whole.itemsize
+    if rest and _is_type(rest[-1]):
+        kind, size = type_of(rest.pop())
+    counts: Any = rest[0] if rest else None
+    offsets: Any = rest[1] if len(rest) > 1 else None
+    if isinstance(counts, tuple) and len(counts) == 2 and not isinstance(counts[0], (int, np.integer)):
+        counts, offsets = counts
+    if counts is None:
+        each, more = divmod(whole.nbytes // size, members)
+        counts = [each + (rank < more) for rank in range(members)]
+    elif isinstance(counts, (int, np.integer)):
+        counts = [int(counts)] * members
+    counts = [int(length) for length in counts]
+    if offsets is None:
+        offsets = _sums(counts)
+    parts = [
+        slice(int(at) * size, (int(at) + length) * size) for at, length in zip(offsets, counts, strict=True)
+    ]
+    if len(parts) != members or any(part.stop > whole.nbytes or part.start < 0 for part in parts):
+        raise ValueError(
+            f"counts {counts} at {list(offsets)} do not fit {members} ranks and {whole.nbytes} bytes"
+        )
+    return parts, _as_bytes(whole), kind
+
+
+def _sums(counts: Sequence[int]) -> list[int]:
+    found, total = [], 0
+    for length in counts:
+        found.append(total)
+        total += length
+    return found
+
+
+# ---- Buffers of collectives: memory, and memory that is cut into one block a rank.
+
+
+class Memory:
+    """The bytes of a buffer, where they lie; `kind` is the type of its elements."""
+
+    __slots__ = ("kind", "nbytes", "view")
+
+    def __init__(self, given: Any, *, writing: bool) -> None:
+        self.view, self.kind = memory_of(given)
+        self.nbytes = self.view.nbytes
+        if writing and self.view.readonly:
+            raise ValueError("a result cannot be put into a read-only buffer")
+
+    def read(self) -> bytes:
+        """A copy."""
+        return self.view.tobytes()
+
+    def flat(self) -> NDArray[np.uint8]:
+        """The bytes, where they lie, as an array."""
+        return np.asarray(self.view).reshape(-1).view(np.uint8) if self.nbytes else np.empty(0, np.uint8)
+
+    def write(self, data: Any) -> None:
+        """Put bytes into the memory, from its beginning on, where there are some."""
+        if data is not None:
+            put(self.view, data)
+
+
+class InPlaceType(int):
+    """What stands for "the values are in the buffer for the result already"."""
+
+    def __repr__(self) -> str:
+        return "IN_PLACE"
+
+
+IN_PLACE = InPlaceType(-1)
+
+
+def is_in_place(given: Any) -> bool:
+    """Whether this is IN_PLACE, the simulator's or mpi4py's.
+
+    >>> is_in_place(IN_PLACE), is_in_place(-1)
+    (True, False)
+    """
+    return type(given).__name__ == "InPlaceType"
+
+
+def blocked(given: Any, members: int, *, writing: bool) -> Memory:
+    """A buffer for one block a rank, all of one length: a count that is given with it is a block's.
+
+    >>> blocked([np.zeros(6), 2], 3, writing=True).nbytes
+    48
+    """
+    if isinstance(given, (list, tuple)):
+        data, count, start, datatype = unpacked(given)
+        given = [data, None if count is None else int(count) * members, start, datatype]
+    memory = Memory(given, writing=writing)
+    if memory.nbytes % members:
+        raise ValueError(f"{memory.nbytes} bytes cannot be cut into {members} equal blocks")
+    return memory
+
+
+def part(whole: Memory, number: int, members: int) -> Memory:
+    """One of the equal parts of a buffer, where it lies.
+
+    >>> part(Memory(np.arange(6.0), writing=True), 1, 3).view.tobytes() == np.array([2.0, 3.0]).tobytes()
+    True
+    """
+    each, more = divmod(whole.nbytes, members)
+    if more:
+        raise ValueError(f"{whole.nbytes} bytes cannot be cut into {members} equal blocks")
+    found = Memory(whole.flat()[number * each : (number + 1) * each], writing=False)
+    found.kind = whole.kind
+    return found

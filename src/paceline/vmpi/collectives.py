@@ -1,0 +1,513 @@
+"""MPI's own collectives on simulated ranks that move what ranks give, in equal parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.vmpi.buffers import Memory, blocked, blocks, is_in_place, part, poison
+from paceline.vmpi.errors import BufferChanged
+from paceline.vmpi.groups import Disagree, Met, meet
+from paceline.vmpi.operations import checked, running, total
+
+# ---- What MPI's collectives share: all meet, the result is made once, everybody leaves with it.
+#
+# What ranks must agree on (root, operation, length, type) is compared; what they give is looked at where it lies, not copied,
+# as long as they wait for the result.
+
+Finish = Callable[[list[Any]], Sequence[Any]]
+
+
+class Together:
+    """A communicator's side of it."""
+
+    __slots__ = ()
+    rank: int
+    size: int
+    kernel: Any
+    me: Any
+
+    def _meet(
+        self, name: str, send: Memory | None, finish: Finish, *, into: Memory | None,
+        arguments: tuple[Any, ...], nbytes: Any, also: Any = None, take: Callable[[Any], None] | None = None,
+    ) -> Met:  # fmt: skip
+        """Meet with what is sent, and have the result put into `into`, by `take` if that is given.
+
+        `also` is given to the meeting along with the bytes.
+        """
+        if take is None and into is not None:
+            take = into.write
+        given: Any = None if send is None else send.view
+        if name[0] == "I":  # whoever does not wait may change it
+            given = None if send is None else send.read()
+            if self.kernel.strict:
+                take = _guarded(send, given, into, take)
+        return meet(
+            self, name, given if also is None else (given, also), finish,
+            arguments=arguments, nbytes=nbytes, take=take,
+        )  # fmt: skip
+
+    def _check_root(self, root: int) -> None:
+        if not 0 <= root < self.size:
+            raise ValueError(f"root must be one of the {self.size} ranks, from 0; got {root}")
+
+    def _check_same(self, name: str, send: Memory, into: Memory) -> None:
+        if send.nbytes != into.nbytes or (send.kind != into.kind and send.nbytes):
+            raise ValueError(
+                f"{name} gives as much as it gets; got {send.nbytes} bytes of {send.kind} to send and "
+                f"{into.nbytes} of {into.kind} to receive into"
+            )
+
+    def _check_parts(self, name: str, part: Memory, whole: Memory) -> None:
+        if part.nbytes * self.size != whole.nbytes or (part.kind != whole.kind and part.nbytes):
+            raise ValueError(
+                f"{name} of {self.size} times {part.nbytes} bytes of {part.kind} needs as many on the other side; "
+                f"got {whole.nbytes} of {whole.kind}"
+            )
+
+
+def agreed(memory: Memory) -> tuple[tuple[str, Any], ...]:
+    """What ranks must agree on: length and type; nothing has no type."""
+    return ("bytes", memory.nbytes), ("type", memory.kind if memory.nbytes else "any")
+
+
+def only(root: int, result: Any, size: int) -> list[Any]:
+    """Results of which only the root's is something."""
+    found: list[Any] = [None] * size
+    found[root] = result
+    return found
+
+
+def _guarded(
+    send: Memory | None, data: bytes | None, into: Memory | None, take: Callable[[Any], None] | None
+) -> Callable[[Any], None]:
+    """While it is under way nobody may write what is sent, nor read or write what it will be received into."""
+    if send is not None and into is not None and np.may_share_memory(send.flat(), into.flat()):
+        send = None
+    kept = b"" if into is None else into.read()
+    if into is not None:
+        into.write(poison(into.nbytes))
+
+    def check(result: Any) -> None:
+        changed = send is not None and send.view.tobytes() != data
+        if into is not None:
+            changed |= into.view.tobytes() != poison(into.nbytes)
+            into.write(kept)
+        if changed:
+            raise BufferChanged("was changed before it was done")
+        if take is not None:
+            take(result)
+
+    return check
+
+
+# ---- MPI's own collectives on simulated ranks that combine what ranks give.
+
+
+class Reducing(Together):
+    """Reduce, and all that is like it; the order of the ranks is the order in which they are combined."""
+
+    __slots__ = ()
+
+    def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = None, root: int = 0) -> None:
+        self._reduce("Reduce", sendbuf, recvbuf, op, root).Wait()
+
+    def Ireduce(self, sendbuf: Any, recvbuf: Any, op: Any = None, root: int = 0) -> Met:
+        return self._reduce("Ireduce", sendbuf, recvbuf, op, root)
+
+    def _reduce(self, name: str, sendbuf: Any, recvbuf: Any, op: Any, root: int) -> Met:
+        self._check_root(root)
+        into = Memory(recvbuf, writing=True) if self.rank == root else None
+        return self._combine(
+            name, sendbuf, into, op, lambda made, given, kind: only(root, total(given, made, kind), self.size),
+            (("root", root),),
+        )  # fmt: skip
+
+    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> None:
+        self._allreduce("Allreduce", sendbuf, recvbuf, op).Wait()
+
+    def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> Met:
+        return self._allreduce("Iallreduce", sendbuf, recvbuf, op)
+
+    def _allreduce(self, name: str, sendbuf: Any, recvbuf: Any, op: Any) -> Met:
+        return self._combine(
+            name, sendbuf, Memory(recvbuf, writing=True), op,
+            lambda made, given, kind: [total(given, made, kind)] * self.size,
+        )  # fmt: skip
+
+    def Scan(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> None:
+        self._scan("Scan", sendbuf, recvbuf, op).Wait()
+
+    def Iscan(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> Met:
+        return self._scan("Iscan", sendbuf, recvbuf, op)
+
+    def _scan(self, name: str, sendbuf: Any, recvbuf: Any, op: Any) -> Met:
+        return self._combine(
+            name, sendbuf, Memory(recvbuf, writing=True), op,
+            lambda made, given, kind: [sofar.tobytes() for sofar in running(given, made, kind)],
+        )  # fmt: skip
+
+    def Exscan(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> None:
+        self._exscan("Exscan", sendbuf, recvbuf, op).Wait()
+
+    def Iexscan(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> Met:
+        return self._exscan("Iexscan", sendbuf, recvbuf, op)
+
+    def _exscan(self, name: str, sendbuf: Any, recvbuf: Any, op: Any) -> Met:
+        return self._combine(
+            name, sendbuf, Memory(recvbuf, writing=True), op,
+            lambda made, given, kind: [None, *(sofar.tobytes() for sofar in running(given[:-1], made, kind))]
+            if len(given) > 1 else [None],
+        )  # fmt: skip
+
+    def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> None:
+        self._reduce_scatter("Reduce_scatter_block", sendbuf, recvbuf, None, op).Wait()
+
+    def Ireduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> Met:
+        return self._reduce_scatter("Ireduce_scatter_block", sendbuf, recvbuf, None, op)
+
+    def Reduce_scatter(
+        self, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: Any = None
+    ) -> None:
+        self._reduce_scatter("Reduce_scatter", sendbuf, recvbuf, recvcounts, op).Wait()
+
+    def Ireduce_scatter(
+        self, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: Any = None
+    ) -> Met:
+        return self._reduce_scatter("Ireduce_scatter", sendbuf, recvbuf, recvcounts, op)
+
+    def _reduce_scatter(
+        self, name: str, sendbuf: Any, recvbuf: Any, counts: Sequence[int] | None, op: Any
+    ) -> Met:
+        into = Memory(recvbuf, writing=True)
+        send = into if is_in_place(sendbuf) else Memory(sendbuf, writing=False)
+        if counts is None and "block" in name:
+            each = part(send, 0, self.size).nbytes
+            ends = [each * (rank + 1) for rank in range(self.size)]
+        elif counts is None:
+            ends = []  # everybody's own length, known when all have come
+        else:
+            each = np.dtype(send.kind).itemsize
+            ends = np.cumsum([int(count) * each for count in counts]).tolist()
+        if ends and (len(ends) != self.size or ends[-1] != send.nbytes):
+            raise ValueError(f"{name} of {send.nbytes} bytes cannot be cut into {self.size} parts {counts}")
+
+        def finish(given: list[Any]) -> list[Any]:
+            whole = total([data for data, _ in given], op, send.kind)
+            stops = ends or np.cumsum([length for _, length in given]).tolist()
+            for rank, (start, stop) in enumerate(zip([0, *stops], stops, strict=False)):
+                if stop - start > given[rank][1]:
+                    raise Disagree(
+                        self.rank, f"cuts it into {stop - start} bytes for rank {rank}",
+                        rank, f"receives {given[rank][1]}",
+                    )  # fmt: skip
+            return [whole[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
+
+        op = checked(op, send.kind)
+        return self._meet(
+            name, send, finish, into=into, arguments=(("op", op.name), *agreed(send)), nbytes=send.nbytes,
+            also=send.nbytes if send is into and not ends else into.nbytes,
+        )  # fmt: skip
+
+    def _combine(
+        self, name: str, sendbuf: Any, into: Memory | None, op: Any,
+        make: Callable[[Any, list[Any], str], Sequence[Any]], arguments: tuple[Any, ...] = (),
+    ) -> Met:  # fmt: skip
+        if is_in_place(sendbuf):
+            if into is None:
+                raise ValueError(f"only the root of a {name} gives its buffer in place")
+            send = into
+        else:
+            send = Memory(sendbuf, writing=False)
+            if into is not None:
+                self._check_same(name, send, into)
+        op = checked(op, send.kind)
+        return self._meet(
+            name, send, lambda given: make(op, given, send.kind), into=into,
+            arguments=(*arguments, ("op", op.name), *agreed(send)), nbytes=send.nbytes,
+        )  # fmt: skip
+
+
+# ---- MPI's own collectives on simulated ranks whose parts have different lengths: those whose name ends in v.
+
+
+class Parts:
+    """A buffer with a part for every rank: which bytes are whose."""
+
+    __slots__ = ("data", "kind", "memory", "slices")
+
+    def __init__(self, given: Any, members: int, *, writing: bool) -> None:
+        self.slices, self.data, self.kind = blocks(given, members, writing=writing)
+        self.memory = Memory(self.data, writing=False)
+
+    def lengths(self) -> list[int]:
+        return [each.stop - each.start for each in self.slices]
+
+    def of(self, rank: int) -> Memory:
+        """The part of one rank, where it lies."""
+        found = Memory(self.data[self.slices[rank]], writing=False)
+        found.kind = self.kind
+        return found
+
+    def take(self, rows: Any) -> None:
+        """Put every rank's bytes into its part."""
+        if rows is not None:
+            for where, row in zip(self.slices, rows, strict=True):
+                self.data[where] = _bytes(row)
+
+
+def _bytes(row: Any) -> NDArray[np.uint8]:
+    return np.frombuffer(row, np.uint8)
+
+
+def _check(sender: int, sent: int, sent_kind: str, receiver: int, wanted: int, kind: str) -> None:
+    """What one rank sends another must be what that expects."""
+    if sent != wanted or (sent and sent_kind != kind):
+        raise Disagree(
+            sender, f"sends rank {receiver} {sent} bytes of {sent_kind}",
+            receiver, f"expects {wanted} bytes of {kind} from rank {sender}",
+        )  # fmt: skip
+
+
+def _longest(given: list[Any]) -> int:
+    return max(int(also[0]) for _, also in given)
+
+
+class Uneven(Together):
+    """Gatherv, Scatterv, Allgatherv, Alltoallv."""
+
+    __slots__ = ()
+
+    def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        self._gatherv("Gatherv", sendbuf, recvbuf, root).Wait()
+
+    def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Met:
+        return self._gatherv("Igatherv", sendbuf, recvbuf, root)
+
+    def _gatherv(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> Met:
+        self._check_root(root)
+        parts = Parts(recvbuf, self.size, writing=True) if self.rank == root else None
+        send = parts.of(root) if parts and is_in_place(sendbuf) else Memory(sendbuf, writing=False)
+
+        def finish(given: list[Any]) -> list[Any]:
+            wanted, kind = given[root][1][2:]
+            for rank, (_, (sent, sent_kind, *_)) in enumerate(given):
+                _check(rank, sent, sent_kind, root, wanted[rank], kind)
+            return only(root, [data for data, _ in given], self.size)
+
+        return self._meet_parts(
+            name, send, finish, parts, (("root", root),),
+            (send.nbytes, send.kind, parts.lengths() if parts else None, parts.kind if parts else None),
+        )  # fmt: skip
+
+    def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        self._scatterv("Scatterv", sendbuf, recvbuf, root).Wait()
+
+    def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Met:
+        return self._scatterv("Iscatterv", sendbuf, recvbuf, root)
+
+    def _scatterv(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> Met:
+        self._check_root(root)
+        parts = Parts(sendbuf, self.size, writing=False) if self.rank == root else None
+        into = None if parts and is_in_place(recvbuf) else Memory(recvbuf, writing=True)
+        each = parts.of(root) if parts and into is None else into
+        assert each is not None
+
+        def finish(given: list[Any]) -> list[Any]:
+            data, (_, _, _, slices, kind) = given[root]
+            for rank, (_, (_, wanted, wanted_kind, *_)) in enumerate(given):
+                length = slices[rank].stop - slices[rank].start
+                _check(root, length, kind, rank, wanted, wanted_kind)
+            whole = bytes(data)
+            return [whole[where] for where in slices]
+
+        return self._meet(
+            name, parts.memory if parts else None, finish, into=into, arguments=(("root", root),),
+            nbytes=_longest,
+            also=(
+                sum(parts.lengths()) if parts else 0, each.nbytes, each.kind,
+                parts.slices if parts else None, parts.kind if parts else None,
+            ),
+        )  # fmt: skip
+
+    def Allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
+        self._allgatherv("Allgatherv", sendbuf, recvbuf).Wait()
+
+    def Iallgatherv(self, sendbuf: Any, recvbuf: Any) -> Met:
+        return self._allgatherv("Iallgatherv", sendbuf, recvbuf)
+
+    def _allgatherv(self, name: str, sendbuf: Any, recvbuf: Any) -> Met:
+        parts = Parts(recvbuf, self.size, writing=True)
+        send = parts.of(self.rank) if is_in_place(sendbuf) else Memory(sendbuf, writing=False)
+
+        def finish(given: list[Any]) -> list[Any]:
+            for receiver, (_, (_, _, wanted, kind)) in enumerate(given):
+                for rank, (_, (sent, sent_kind, *_)) in enumerate(given):
+                    _check(rank, sent, sent_kind, receiver, wanted[rank], kind)
+            rows = [bytes(data) for data, _ in given]
+            return [rows] * self.size
+
+        return self._meet_parts(
+            name, send, finish, parts, (), (send.nbytes, send.kind, parts.lengths(), parts.kind)
+        )
+
+    def Alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
+        self._alltoallv("Alltoallv", sendbuf, recvbuf).Wait()
+
+    def Ialltoallv(self, sendbuf: Any, recvbuf: Any) -> Met:
+        return self._alltoallv("Ialltoallv", sendbuf, recvbuf)
+
+    def _alltoallv(self, name: str, sendbuf: Any, recvbuf: Any) -> Met:
+        parts = Parts(recvbuf, self.size, writing=True)
+        send = parts if is_in_place(sendbuf) else Parts(sendbuf, self.size, writing=False)
+
+        def finish(given: list[Any]) -> list[Any]:
+            rows: list[list[bytes]] = [[] for _ in given]
+            for sender, (data, (_, sent_kind, slices, *_)) in enumerate(given):
+                whole = bytes(data)
+                for receiver, where in enumerate(slices):
+                    wanted, kind = given[receiver][1][3:]
+                    _check(sender, where.stop - where.start, sent_kind, receiver, wanted[sender], kind)
+                    rows[receiver].append(whole[where])
+            return rows
+
+        return self._meet_parts(
+            name, send.memory, finish, parts, (),
+            (sum(send.lengths()), send.kind, send.slices, parts.lengths(), parts.kind),
+        )  # fmt: skip
+
+    def _meet_parts(
+        self, name: str, send: Memory, finish: Callable[[list[Any]], list[Any]], parts: Parts | None,
+        arguments: tuple[Any, ...], also: tuple[Any, ...],
+    ) -> Met:  # fmt: skip
+        return self._meet(
+            name, send, finish, into=parts.memory if parts else None, take=parts.take if parts else None,
+            arguments=arguments, nbytes=_longest, also=also,
+        )  # fmt: skip
+
+
+class Collectives(Reducing, Uneven):
+    """Calls that all ranks of a communicator make together; those that begin with I do not wait."""
+
+    __slots__ = ()
+
+    def Barrier(self) -> None:
+        meet(self, "Barrier", None, lambda given: given).Wait()
+
+    def Ibarrier(self) -> Met:
+        return meet(self, "Ibarrier", None, lambda given: given)
+
+    # ---- one to all, all to one
+
+    def Bcast(self, buf: Any, root: int = 0) -> None:
+        self._bcast("Bcast", buf, root).Wait()
+
+    def Ibcast(self, buf: Any, root: int = 0) -> Met:
+        return self._bcast("Ibcast", buf, root)
+
+    def _bcast(self, name: str, buf: Any, root: int) -> Met:
+        self._check_root(root)
+        mine = self.rank == root
+        memory = Memory(buf, writing=not mine)
+        return self._meet(
+            name,
+            memory if mine else None,
+            lambda given: [bytes(given[root])] * self.size,
+            into=None if mine else memory,
+            arguments=(("root", root), *agreed(memory)),
+            nbytes=memory.nbytes,
+        )
+
+    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        self._gather("Gather", sendbuf, recvbuf, root).Wait()
+
+    def Igather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Met:
+        return self._gather("Igather", sendbuf, recvbuf, root)
+
+    def _gather(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> Met:
+        self._check_root(root)
+        into = None
+        if self.rank == root:
+            into = blocked(recvbuf, self.size, writing=True)
+            send = part(into, root, self.size) if is_in_place(sendbuf) else Memory(sendbuf, writing=False)
+            self._check_parts(name, send, into)
+        else:
+            send = Memory(sendbuf, writing=False)
+
+        def finish(given: list[Any]) -> list[Any]:
+            return only(root, b"".join(given), self.size)
+
+        return self._meet(
+            name, send, finish, into=into, arguments=(("root", root), *agreed(send)), nbytes=send.nbytes
+        )
+
+    def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        self._scatter("Scatter", sendbuf, recvbuf, root).Wait()
+
+    def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Met:
+        return self._scatter("Iscatter", sendbuf, recvbuf, root)
+
+    def _scatter(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> Met:
+        self._check_root(root)
+        send = into = None
+        if self.rank == root:
+            send = blocked(sendbuf, self.size, writing=False)
+        if send is not None and is_in_place(recvbuf):
+            each = part(send, root, self.size)
+        else:
+            each = into = Memory(recvbuf, writing=True)
+            if send is not None:
+                self._check_parts(name, into, send)
+        nbytes = each.nbytes
+
+        def finish(given: list[Any]) -> list[Any]:
+            whole = bytes(given[root])
+            return [whole[rank * nbytes : (rank + 1) * nbytes] for rank in range(self.size)]
+
+        return self._meet(
+            name,
+            send,
+            finish,
+            into=into,
+            arguments=(("root", root), *agreed(each)),
+            nbytes=nbytes * self.size,
+        )
+
+    # ---- all to all
+
+    def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
+        self._allgather("Allgather", sendbuf, recvbuf).Wait()
+
+    def Iallgather(self, sendbuf: Any, recvbuf: Any) -> Met:
+        return self._allgather("Iallgather", sendbuf, recvbuf)
+
+    def _allgather(self, name: str, sendbuf: Any, recvbuf: Any) -> Met:
+        into = blocked(recvbuf, self.size, writing=True)
+        send = part(into, self.rank, self.size) if is_in_place(sendbuf) else Memory(sendbuf, writing=False)
+        self._check_parts(name, send, into)
+
+        def finish(given: list[Any]) -> list[Any]:
+            return [b"".join(given)] * self.size
+
+        return self._meet(name, send, finish, into=into, arguments=agreed(send), nbytes=send.nbytes)
+
+    def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
+        self._alltoall("Alltoall", sendbuf, recvbuf).Wait()
+
+    def Ialltoall(self, sendbuf: Any, recvbuf: Any) -> Met:
+        return self._alltoall("Ialltoall", sendbuf, recvbuf)
+
+    def _alltoall(self, name: str, sendbuf: Any, recvbuf: Any) -> Met:
+        into = blocked(recvbuf, self.size, writing=True)
+        send = into if is_in_place(sendbuf) else blocked(sendbuf, self.size, writing=False)
+        self._check_same(name, send, into)
+        each = into.nbytes // self.size
+
+        def finish(given: list[Any]) -> list[Any]:
+            table = np.frombuffer(b"".join(given), np.uint8).reshape(self.size, self.size, each)
+            return [table[:, rank].tobytes() for rank in range(self.size)]
+
+        return self._meet(name, send, finish, into=into, arguments=agreed(into), nbytes=into.nbytes)

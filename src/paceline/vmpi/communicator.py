@@ -1,0 +1,422 @@
+"""The communicator of simulated ranks: mpi4py's buffer interface, under the virtual clock."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from heapq import heappush
+from typing import Any, NoReturn
+
+import numpy as np
+
+from paceline.vmpi.buffers import memory_of
+from paceline.vmpi.collectives import Collectives
+from paceline.vmpi.constants import COMM_TYPE_SHARED, UNDEFINED
+from paceline.vmpi.errors import Aborted, mpi_error
+from paceline.vmpi.groups import Group, Met, meet
+from paceline.vmpi.matching import Message, post
+from paceline.vmpi.members import CONGRUENT, IDENT, SIMILAR, UNEQUAL, Ranks
+from paceline.vmpi.objects import Objects
+from paceline.vmpi.persistent import Repeated
+from paceline.vmpi.probing import Probing
+from paceline.vmpi.requests import Receiving, Request
+from paceline.vmpi.survival import Survival
+from paceline.vmpi.windows import Windows
+
+# ---- What can be asked of a communicator, and how others are made from a part of its ranks.
+
+
+class Communicators:
+    """Names, groups, and communicators made from groups."""
+
+    __slots__ = ()
+    group: Any
+    kernel: Any
+    me: Any
+    members: Any
+    name: str
+    rank: int
+
+    @property
+    def MPI(self) -> Any:
+        """The names that go with this communicator: what stands in for mpi4py.MPI."""
+        from paceline.vmpi import MPI
+
+        module = sys.modules.get("mpi4py.MPI")
+        return module if hasattr(module, "simulated") else MPI
+
+    def Get_name(self) -> str:
+        return self.name
+
+    def Set_name(self, name: str) -> None:
+        comm: Any = self
+        comm.name = name
+
+    def Is_intra(self) -> bool:
+        return True
+
+    is_inter, is_intra, is_topo = False, True, False
+
+    def Get_topology(self) -> int:
+        return UNDEFINED
+
+    def Get_group(self) -> Ranks:
+        return Ranks(self.members, self.me.number)
+
+    def Create(self, group: Ranks) -> Any:
+        """A communicator of the ranks of a group; all ranks of this one call it, with the same group."""
+
+        def finish(given: list[Any]) -> list[Any]:
+            made: dict[Any, Group] = {}
+            found: list[Any] = []
+            for rank, members in enumerate(given):
+                number = self.members[rank]
+                if number not in members:
+                    found.append(None)
+                    continue
+                if members not in made:
+                    made[members] = Group(self.kernel, members, "")
+                found.append((made[members], members.index(number)))
+            return found
+
+        met = meet(self, "Create", tuple(group.members), finish, free_of_charge=True)
+        met.Wait()
+        return self._made(met.result)
+
+    def Create_group(self, group: Ranks, tag: int = 0) -> Any:
+        """A communicator of the ranks of a group; only these call it."""
+        members = tuple(group.members)
+        if self.me.number not in members:
+            return self._made(None)
+        key, forming = (members, tag), self.group.forming
+        made, missing = forming.get(key) or (Group(self.kernel, members, ""), len(members))
+        forming[key] = made, missing - 1
+        if missing == 1:
+            del forming[key]
+        return self._made((made, members.index(self.me.number)))
+
+    def _made(self, found: Any) -> Any:
+        from paceline.vmpi.nulls import COMM_NULL
+
+        return COMM_NULL if found is None else Comm(*found)
+
+    def Clone(self) -> Any:
+        return self.Dup()  # type: ignore[attr-defined]
+
+    def Dup_with_info(self, info: Any) -> Any:
+        return self.Dup()  # type: ignore[attr-defined]
+
+    def Idup(self, info: Any = None) -> tuple[Any, Met]:
+        """A duplicate, to be used when the request is done."""
+
+        made: Any = Comm.__new__(Comm)
+
+        def take(found: Group) -> None:
+            Comm.__init__(made, found, self.rank)
+
+        def finish(given: list[Any]) -> list[Group]:
+            return [Group(self.kernel, self.members, self.name)] * len(given)
+
+        return made, meet(self, "Idup", None, finish, free_of_charge=True, take=take)
+
+    @classmethod
+    def Compare(cls, comm1: Any, comm2: Any) -> int:
+        if comm1.group is comm2.group:
+            return IDENT
+        same = Ranks.Compare(Ranks(comm1.members), Ranks(comm2.members))
+        return {IDENT: CONGRUENT, SIMILAR: SIMILAR}.get(same, UNEQUAL)
+
+    def Abort(self, errorcode: int = 0) -> NoReturn:
+        """End the simulation, whatever the others do."""
+        raise Aborted(errorcode)
+
+    def Get_parent(self) -> Any:
+        return self._made(None)
+
+    def Set_errhandler(self, errhandler: Any) -> None:
+        """Errors are exceptions, always."""
+
+    def Delete_attr(self, keyval: int) -> None:
+        self._attributes.pop(keyval, None)  # type: ignore[attr-defined]
+
+
+# ---- All of a communicator that is no message between two ranks.
+
+
+class Interface(Collectives, Objects, Repeated, Windows, Communicators, Survival):
+    """What `Comm` has beside its messages."""
+
+    __slots__ = ()
+
+
+# Without computing, the bytes of a message of numbers are carried only up to this many.
+CARRIED = 4096
+_keys = itertools.count()
+_deleters: dict[int, Any] = {}
+
+
+class PointToPoint(Probing):
+    """Messages between two ranks."""
+
+    __slots__ = (
+        "_attributes",
+        "_free",
+        "calls",
+        "context",
+        "group",
+        "kernel",
+        "key",
+        "me",
+        "members",
+        "name",
+        "rank",
+        "size",
+    )
+
+    def __init__(self, group: Group, rank: int) -> None:
+        self.group = group
+        self.kernel = group.kernel
+        self.rank = rank
+        self.members = group.members
+        self.size = len(group.members)
+        self.context = group.context
+        self.key = (group.context, rank)
+        self.me = group.kernel.ranks[group.members[rank]]
+        self.name = group.name
+        self.calls = 0
+        self._attributes: dict[int, Any] = {}
+        self._free = False
+
+    # ---- sending
+
+    def Issend(self, buf: Any, dest: int, tag: int = 0) -> Request:
+        return self.Isend(buf, dest, tag, "Issend", synchronous=True)
+
+    def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
+        self.Isend(buf, dest, tag, "Send").Wait()
+
+    def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
+        self.Isend(buf, dest, tag, "Ssend", synchronous=True).Wait()
+
+    def Isend(
+        self, buf: Any, dest: int, tag: int = 0, name: str = "Isend", synchronous: bool = False
+    ) -> Request:
+        kernel, me = self.kernel, self.me
+        if not 0 <= dest < self.size:
+            return self._nothing(dest, name)
+        if tag < 0:
+            raise mpi_error("ERR_TAG", f"a tag must be at least 0; got {tag}")
+        view, kind = memory_of(buf)
+        nbytes = view.nbytes
+        number, other = me.number, self.members[dest]
+        wires = kernel.wires
+        node = wires.node[number]
+        eager = not (synchronous or kernel.rendezvous)
+        if node == wires.node[other] and not wires.jittered:  # most messages: `wires.send`, written out
+            eager = eager and nbytes <= wires.limit_inside
+            costs = wires.inside[node].get(nbytes) or wires.inside_costs(node, nbytes)
+            own, arrives, taking = costs[0 if eager else 1]
+            me.t += own
+            arrives += me.t
+        else:
+            eager = eager and wires.eager(number, other, nbytes)
+            if eager:
+                kernel.go_first(me)  # a card is to be shared in the order of time
+            me.t, arrives, taking = wires.send(number, other, nbytes, me.t, eager)
+        data: Any = None
+        if not kernel.hollow or nbytes <= CARRIED or kind[0] != "f":
+            # What was only announced stays where it is until it is asked for.
+            data = view.tobytes() if eager or kernel.strict else view
+        message = Message(me, name, dest, view, data, nbytes, kind, self.key, tag, eager, taking)
+        kernel.messages += 1
+        kernel.bytes += nbytes
+        latest = me.latest
+        if arrives < latest.get(other, 0.0):  # messages of one pair do not overtake each other
+            arrives = latest[other]
+        else:
+            latest[other] = arrives
+        if kernel.faults is not None and kernel.faults.keeps(self, message, other, arrives):
+            return message
+        receiver = kernel.ranks[other]
+        heappush(receiver.inbox, (arrives, next(kernel.sequence), message))
+        if receiver.waiting and arrives < receiver.wake:  # `kernel.put`, written out
+            receiver.wake = arrives
+            receiver.version = version = receiver.version + 1
+            at = arrives if arrives > receiver.t else receiver.t
+            heappush(kernel.heap, (at, kernel.tie(), other, version))
+        return message
+
+    Rsend, Irsend = Send, Isend
+
+    def _nothing(self, peer: Any, name: str) -> Request:
+        """A message to or from nobody: done at once."""
+        if peer != self.kernel.meant.nobody:
+            raise mpi_error(
+                "ERR_RANK", f"rank {peer} is none of the {self.size} ranks, from 0, of this communicator"
+            )
+        if "recv" not in name.lower():
+            return Message(self.me, name, peer, None, None, 0, "", self.key, 0, True, 0.0)
+        request = Receiving(self.me, name, bytearray(), None, None)
+        request.deliver(None, 0, peer, self.kernel.meant.any_tag)
+        return request
+
+    # ---- receiving
+
+    def Recv(self, buf: Any, source: int | None = None, tag: int | None = None, status: Any = None) -> None:
+        self.Irecv(buf, source, tag, "Recv").Wait(status)
+
+    def Irecv(
+        self, buf: Any, source: int | None = None, tag: int | None = None, name: str = "Irecv"
+    ) -> Request:
+        kernel, me = self.kernel, self.me
+        if source is not None and not 0 <= source < self.size:
+            if source != kernel.meant.any_source:
+                return self._nothing(source, name)
+            source = None
+        if tag == kernel.meant.any_tag:
+            tag = None
+        receive = Receiving(me, name, buf, source, tag)
+        me.t += kernel.wires.post
+        post(me, self.context, receive)
+        if kernel.faults is not None:
+            kernel.faults.losses.posted(self, receive)
+        return receive
+
+    def Sendrecv(
+        self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int | None = None,
+        recvtag: int | None = None, status: Any = None,
+    ) -> None:  # fmt: skip
+        receiving = self.Irecv(recvbuf, source, recvtag, "Sendrecv (recv)")
+        sending = self.Isend(sendbuf, dest, sendtag, "Sendrecv (send)")
+        receiving.Wait(status)
+        sending.Wait()
+
+    def Sendrecv_replace(
+        self, buf: Any, dest: int, sendtag: int = 0, source: int | None = None, recvtag: int | None = None,
+        status: Any = None,
+    ) -> None:  # fmt: skip
+        out = np.array(memory_of(buf)[0])
+        self.Sendrecv(out, dest, sendtag, buf, source, recvtag, status)
+
+    # ---- the clock
+
+    def Wtime(self) -> float:
+        """This rank's clock, in virtual seconds."""
+        return self.me.t  # type: ignore[no-any-return]
+
+    def Compute(self, seconds: float) -> None:
+        """Let this rank compute for so long."""
+        if not seconds >= 0:
+            raise ValueError(f"seconds must be at least 0; got {seconds}")
+        me = self.me
+        seconds *= me.slow
+        me.t = me.t + seconds if me.pace is None else me.pace(me.t, seconds)
+
+    def Work(self, kind: str, amount: float) -> None:
+        """Let this rank do work of a kind that the compute model knows."""
+        me = self.me
+        compute = self.kernel.compute
+        if compute is not None:
+            seconds = compute.seconds(kind, amount, me.number) * me.slow
+            me.t = me.t + seconds if me.pace is None else me.pace(me.t, seconds)
+
+    def Pass(self) -> None:
+        """Let every rank that is earlier go first: before reading or writing memory that ranks share."""
+        self.kernel.go_first(self.me)
+
+    def Step(self) -> None:
+        """Begin the next step: what faults at a step are counted by."""
+        self.me.steps += 1
+        at_step = self.kernel.at_step
+        if at_step is not None:
+            at_step(self.me)
+
+
+class Comm(Interface, PointToPoint):
+    """A communicator of simulated ranks, as mpi4py's look."""
+
+    __slots__ = ()
+    COMM_TYPE_SHARED = COMM_TYPE_SHARED
+
+    def Get_rank(self) -> int:
+        return self.rank
+
+    def Get_size(self) -> int:
+        return self.size
+
+    @property
+    def hollow(self) -> bool:
+        """Whether nothing is computed, and large messages carry no values."""
+        return self.kernel.hollow  # type: ignore[no-any-return]
+
+    @property
+    def node_of(self) -> tuple[int, ...]:
+        """The node of every rank of this communicator."""
+        return self.group.node_of  # type: ignore[no-any-return]
+
+    # ---- all together
+
+    def Dup(self, info: Any = None) -> Comm:
+        def finish(given: list[Any]) -> list[Group]:
+            return [Group(self.kernel, self.members, self.name)] * self.size
+
+        met = meet(self, "Dup", None, finish, free_of_charge=True)
+        met.Wait()
+        return Comm(met.result, self.rank)
+
+    def Split(self, color: int = 0, key: int = 0) -> Comm:
+        def finish(given: list[tuple[int, int]]) -> list[Any]:
+            sides: dict[int, list[tuple[int, int]]] = {}
+            for rank, (color, key) in enumerate(given):
+                sides.setdefault(color, []).append((key, rank))
+            found: list[Any] = [None] * self.size
+            for color, side in sides.items():
+                if color == UNDEFINED:
+                    continue
+                side.sort()
+                group = Group(self.kernel, tuple(self.members[rank] for _, rank in side), self.name)
+                for number, (_, rank) in enumerate(side):
+                    found[rank] = (group, number)
+            return found
+
+        met = meet(self, "Split", (color, key), finish, free_of_charge=True)
+        met.Wait()
+        return self._made(met.result)  # type: ignore[no-any-return]
+
+    def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Comm:
+        color = self.node_of[self.rank] if split_type != UNDEFINED else UNDEFINED
+        return self.Split(color, key)
+
+    def Free(self) -> None:
+        for key, value in list(self._attributes.items()):
+            delete = _deleters.get(key)
+            if delete is not None:
+                delete(self, key, value)
+        self._attributes.clear()
+        meet(self, "Free", None, lambda given: given, free_of_charge=True).Wait()
+        self._free = True
+
+    def __bool__(self) -> bool:
+        return not self._free
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Comm) and other.group is self.group
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def Is_inter(self) -> bool:
+        return False
+
+    # ---- attributes
+
+    @classmethod
+    def Create_keyval(cls, copy_fn: Any = None, delete_fn: Any = None, nopython: bool = False) -> int:
+        key = next(_keys)
+        _deleters[key] = delete_fn
+        return key
+
+    def Get_attr(self, keyval: int) -> Any:
+        return self._attributes.get(keyval)
+
+    def Set_attr(self, keyval: int, attrval: Any) -> None:
+        self._attributes[keyval] = attrval

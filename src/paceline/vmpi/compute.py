@@ -1,0 +1,164 @@
+"""What computing costs: seconds by kind and amount of work, and what makes ranks slower than that.
+
+A rank shares memory and clock speed with the other ranks of its node, so tables are by how many there are. More ranks
+than cores take turns. On top of it a rank may be slow all the time, uneven from one piece of work to the next, or pause.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Any
+
+from paceline.errors import UsageError
+from paceline.machine.profile import Costs, Machine
+from paceline.vmpi.curves import Curves
+
+# Passes over memory: what makes computing uneven has little part in them, and they are asked for often.
+EVEN = frozenset({"combine", "recombine", "sum", "copy", "cold"})
+KEPT = 1 << 16  # amounts whose costs are remembered
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """How long work takes on the ranks of a simulation.
+
+    `work`: for each kind `Curves`, or points `[[amount, seconds], …]` whatever the number of ranks, or the seconds of
+    one unit. A kind that is not there takes no time.
+
+    >>> compute = Compute(work={"gradient": [[1, 1e-4], [64, 1e-3]], "update": 1e-9}, slow={1: 4.0})
+    >>> ranks = compute.start(node=[0, 0])
+    >>> ranks.seconds("gradient", 64, rank=0), ranks.seconds("gradient", 64, rank=1)
+    (0.001, 0.004)
+    >>> Compute(work={"gradient": 1e-3}, cores=2).start(node=[0] * 8).seconds("gradient", 1, rank=0)
+    0.004
+    """
+
+    work: Mapping[str, Any] = field(default_factory=dict)
+    cores: int | None = None
+    """Of a node; None: enough for its ranks."""
+    slow: Mapping[int, float] = field(default_factory=dict)
+    """Ranks that take so many times as long."""
+    jitter: float = 0.0
+    """Each piece of work takes its time times a log-normal random number with this sigma and mean 1."""
+    pauses: tuple[float, float] | None = None
+    """How many a second of computing, and how long each."""
+
+    def __post_init__(self) -> None:
+        curves = {kind: _curves(kind, given) for kind, given in self.work.items()}
+        object.__setattr__(self, "work", curves)
+        if self.cores is not None and self.cores < 1:
+            raise UsageError(f"cores must be at least 1; got {self.cores}")
+        for rank, factor in self.slow.items():
+            if rank < 0 or not 0 < factor < math.inf:
+                raise UsageError(
+                    f"a slow rank needs a number of at least 0 and a factor above 0; got {rank}: {factor}"
+                )
+        if not 0 <= self.jitter < math.inf:
+            raise UsageError(f"jitter must be at least 0; got {self.jitter}")
+        if self.pauses is not None and not all(0 < value < math.inf for value in self.pauses):
+            raise UsageError(f"pauses need a rate and a length above 0; got {self.pauses}")
+
+    @classmethod
+    def measured(cls, machine: Machine | None, costs: Costs | None, **stragglers: Any) -> Compute:
+        """From what was measured of a machine (None: a typical one's memory) and of a job.
+
+        Work is as uneven as it was then, unless another `jitter` is given.
+        """
+        machine = Machine.typical() if machine is None else machine
+        jobs = {} if costs is None else costs.work
+        cores = machine.cores if costs is None else costs.cores
+        if stragglers.get("jitter") is None:
+            stragglers["jitter"] = 0.0 if costs is None else costs.spread
+        return cls(**{"work": {**machine.memory, **jobs}, "cores": cores, **stragglers})
+
+    def start(self, node: Sequence[int], seed: int = 0) -> Working:
+        """The ranks of one run, of which each is on the node given; the same seed gives the same unevenness."""
+        return Working(self, node, seed)
+
+
+class Working:
+    """The ranks of one run, at work. What one of them is told does not depend on when the others ask."""
+
+    def __init__(self, compute: Compute, node: Sequence[int], seed: int) -> None:
+        self._work = compute.work
+        on_node = Counter(node)
+        known: dict[int, dict[tuple[str, float], float]] = {count: {} for count in on_node.values()}
+        self._ranks = [on_node[n] for n in node]
+        self._known = [known[count] for count in self._ranks]
+        self._cores = compute.cores
+        self._slow, self._sigma, self._pauses = dict(compute.slow), compute.jitter, compute.pauses
+        self._steady = not (self._slow or self._sigma or self._pauses)
+        ranks = len(node) if self._sigma or self._pauses else 0
+        self._drawn = [_mixed(_mixed(seed) + 2 * rank) for rank in range(ranks)]
+        self._pause_drawn = [_mixed(_mixed(seed) + 2 * rank + 1) for rank in range(ranks)]
+        self._until = [self._next_pause(rank) for rank in range(ranks)] if self._pauses else []
+
+    def seconds(self, kind: str, amount: float, rank: int) -> float:
+        """How long this rank takes for `amount` of a kind of work, this time."""
+        known = self._known[rank]
+        seconds = known.get((kind, amount))
+        if seconds is None:
+            seconds = self._find(kind, amount, rank)
+        if self._steady:
+            return seconds
+        if rank in self._slow:
+            seconds *= self._slow[rank]
+        if self._sigma and kind not in EVEN:
+            self._drawn[rank] = drawn = (self._drawn[rank] + STEP) & MASK
+            seconds *= math.exp(self._sigma * NORMAL(_uniform(drawn)) - self._sigma**2 / 2)
+        if self._pauses is not None:
+            self._until[rank] -= seconds
+            while self._until[rank] <= 0:
+                self._until[rank] += self._next_pause(rank)
+                seconds += self._pauses[1]
+        return seconds
+
+    def _find(self, kind: str, amount: float, rank: int) -> float:
+        known, ranks = self._known[rank], self._ranks[rank]
+        curves = self._work.get(kind)
+        busy = ranks if self._cores is None else min(ranks, self._cores)
+        seconds = 0.0 if curves is None or amount <= 0 else curves.at(amount, busy) * (ranks / busy)
+        if len(known) >= KEPT:
+            known.clear()
+        known[kind, amount] = seconds
+        return seconds
+
+    def _next_pause(self, rank: int) -> float:
+        """Seconds of computing until the next pause."""
+        assert self._pauses is not None
+        self._pause_drawn[rank] = drawn = (self._pause_drawn[rank] + STEP) & MASK
+        return -math.log(_uniform(drawn)) / self._pauses[0]
+
+
+def _curves(kind: str, given: Any) -> Curves:
+    if isinstance(given, Curves):
+        return given
+    try:
+        return Curves.of({1: [[1, given]] if isinstance(given, int | float) else given})
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"the cost of {kind} must be seconds, or points [[amount, seconds], …] with amounts that rise: {error}"
+        ) from None
+
+
+# Numbers that look random, from a number that grows: 16 bytes a rank, where random.Random takes 2,500.
+# Steele, Lea, Flood, Fast splittable pseudorandom number generators (2014).
+MASK = (1 << 64) - 1
+STEP = 0x9E3779B97F4A7C15
+NORMAL = NormalDist().inv_cdf
+
+
+def _mixed(number: int) -> int:
+    number = (number + STEP) & MASK
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & MASK
+    return number ^ (number >> 31)
+
+
+def _uniform(number: int) -> float:
+    """Between 0 and 1, and neither of them."""
+    return ((_mixed(number) >> 12) + 0.5) / (1 << 52)

@@ -1,0 +1,111 @@
+"""What the simulator refuses: mistakes that a real MPI may let pass, hang on, or crash with.
+
+Each says which ranks, which operations, and in which lines of the program.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from paceline.vmpi import constants as _constants
+
+
+class SimulationError(Exception):
+    """A program did on simulated ranks what no MPI program may do."""
+
+
+class Deadlock(SimulationError):  # noqa: N818
+    """Ranks wait for each other, and nothing is under way that could wake one of them."""
+
+
+class BufferChanged(SimulationError):  # noqa: N818
+    """A buffer was written while a message was being sent from it or received into it."""
+
+
+class Unmatched(SimulationError):  # noqa: N818
+    """A message that nobody received, or a receive that nobody answered, at the end."""
+
+
+class Unfinished(SimulationError):  # noqa: N818
+    """A request that was never waited for, or tested until it was done."""
+
+
+class Truncated(SimulationError):  # noqa: N818
+    """A message that is longer than the buffer it was received into."""
+
+
+class TypeMismatch(SimulationError):  # noqa: N818
+    """A message of one type of number, received as another."""
+
+
+class CollectiveMismatch(SimulationError):  # noqa: N818
+    """Ranks of one communicator that call different collectives, or the same with other arguments."""
+
+
+class RankFailed(SimulationError):  # noqa: N818
+    """A rank raised an exception: the simulation ends, as a job does. The exception is this one's cause."""
+
+    def __init__(self, rank: int, ranks: int, error: BaseException) -> None:
+        super().__init__(f"rank {rank} of {ranks} failed: {type(error).__name__}: {error}")
+        self.rank = rank
+        self.error = error
+
+
+class Aborted(SystemExit):
+    """A rank has called Abort: it ends, and with it all others."""
+
+    def __str__(self) -> str:
+        return f"Abort({self.code})"
+
+
+class MPIError(RuntimeError):
+    """What MPI itself reports, and a program may catch: mpi4py's `MPI.Exception`, on simulated ranks.
+
+    >>> error = mpi_error("ERR_PROC_FAILED", "rank 3 was killed")
+    >>> error.Get_error_class() == _constants.ERR_PROC_FAILED, str(error)
+    (True, 'MPI_ERR_PROC_FAILED: rank 3 was killed')
+    """
+
+    pending = False
+    """Whether the request goes on: a receive from anybody, of whom one has died."""
+
+    def __init__(self, text: str, error_class: int) -> None:
+        RuntimeError.__init__(self, text)
+        self._text, self._class = text, error_class
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __int__(self) -> int:
+        return self._class
+
+    def Get_error_class(self) -> int:
+        return self._class
+
+    def Get_error_string(self) -> str:
+        return self._text
+
+    Get_error_code = Get_error_class
+    error_class = error_code = property(Get_error_class)
+    error_string = property(Get_error_string)
+
+
+def mpi_error(name: str, text: str) -> MPIError:
+    """The error of this class; also one of the real mpi4py's, where a program has imported that and catches its."""
+    module = sys.modules.get("mpi4py.MPI")
+    real = getattr(module, "Exception", None)
+    said = f"MPI_{name}: {text}"
+    if real is None or not hasattr(module, "Get_library_version") or issubclass(real, MPIError):
+        return MPIError(said, getattr(_constants, name))
+    found: MPIError = _caught_by(real)(said, int(getattr(module, name)))
+    return found
+
+
+def _caught_by(real: Any) -> Any:
+    class Both(MPIError, real):  # type: ignore[misc]  # noqa: N818
+        def __new__(cls, text: str, error_class: int) -> Any:
+            return real.__new__(cls, error_class)
+
+    Both.__name__ = Both.__qualname__ = "MPIError"
+    return Both

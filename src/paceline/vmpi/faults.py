@@ -1,0 +1,348 @@
+"""What can go wrong in a simulation: ranks that die, stop or are slow, links that are cut or slow, messages that are late.
+
+    run(program, ranks=8, faults=[fail_at(rank=3, step=100), slow(rank=5, by=4)])
+
+or from a script, a Python file with such calls and nothing to import:
+
+    fail_at(rank=3, step=100)
+    for r in range(4):
+        delay(dest=r, by=0.001, at=2, until=3)
+
+Times are virtual seconds from the start; `until=None` is for ever. Ends of a link are ranks, `node(k)` for all ranks of a
+node, or None for anybody. What the others see of a rank that died is what ULFM has them see (`paceline.vmpi.survival`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any, Protocol
+
+from paceline.errors import UsageError
+from paceline.vmpi.failures import Dying, Pausing, Rule, faults_of
+
+__all__ = [
+    "Fault",
+    "cut_link",
+    "delay",
+    "fail_at",
+    "load_faults",
+    "node",
+    "pause",
+    "shuffle",
+    "slow",
+    "slow_link",
+]
+
+
+# ---- Everything that can go wrong, each a value with `prepare(kernel)`; `paceline.vmpi.faults` says what they mean.
+
+
+class Fault(Protocol):
+    """Something that goes wrong."""
+
+    def prepare(self, kernel: Any) -> None:
+        """Arrange for it in a run that has not begun."""
+        ...
+
+
+@dataclass(frozen=True)
+class node:  # noqa: N801 (a word of the scripts)
+    """All ranks of a node, from 0, as one end of a link.
+
+    >>> CutLink(a=node(0), b=node(1), at=2).a
+    node(number=0)
+    """
+
+    number: int
+
+
+End = int | node | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailAt:
+    """See `fail_at`."""
+
+    rank: int
+    step: int | None = None
+    time: float | None = None
+    detected: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if (self.step is None) == (self.time is None):
+            raise UsageError(f"fail_at needs a step or a time; got step={self.step}, time={self.time}")
+        _at_least_0("step of fail_at", self.step)
+        _at_least_0("time of fail_at", self.time)
+        _at_least_0("detected of fail_at", self.detected)
+
+    def prepare(self, kernel: Any) -> None:
+        faults, number = faults_of(kernel), _rank("fail_at", self.rank, kernel)
+        faults.detection[number] = self.detected
+        faults.pace(number)
+        if self.step is not None:
+            faults.steps[number] = min(self.step, faults.steps.get(number, self.step))
+        if self.time is not None:
+            faults.dies[number] = min(self.time, faults.dies.get(number, inf))
+            kernel.put(kernel.ranks[number], self.time, Dying())
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutLink:
+    """See `cut_link`."""
+
+    a: End
+    b: End
+    at: float = 0.0
+    until: float | None = None
+
+    def __post_init__(self) -> None:
+        _window("cut_link", self.at, self.until)
+
+    def prepare(self, kernel: Any) -> None:
+        until = inf if self.until is None else self.until
+        told = f"the link between {_spelled(self.a)} and {_spelled(self.b)} was cut {1e3 * self.at:.6g} ms after the start"
+        _add(kernel, "cut_link", self.a, self.b, self.at, until, lambda now, way: until - now, cut=told)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delay:
+    """See `delay`."""
+
+    by: float
+    source: End = None
+    dest: End = None
+    at: float = 0.0
+    until: float | None = None
+
+    def __post_init__(self) -> None:
+        _window("delay", self.at, self.until)
+        _at_least_0("by of delay", self.by)
+
+    def prepare(self, kernel: Any) -> None:
+        until = inf if self.until is None else self.until
+        _add(kernel, "delay", self.source, self.dest, self.at, until, lambda now, way: self.by, one_way=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow:
+    """See `slow`."""
+
+    rank: int
+    by: float
+    at: float = 0.0
+    until: float | None = None
+
+    def __post_init__(self) -> None:
+        _window("slow", self.at, self.until)
+        _factor("slow", self.by)
+
+    def prepare(self, kernel: Any) -> None:
+        number = _rank("slow", self.rank, kernel)
+        if self.at == 0 and self.until is None:
+            kernel.ranks[number].slow *= self.by
+        else:
+            until = inf if self.until is None else self.until
+            faults_of(kernel).pace(number).windows.append((self.at, until, self.by))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowLink:
+    """See `slow_link`."""
+
+    a: End
+    b: End
+    by: float
+    at: float = 0.0
+    until: float | None = None
+
+    def __post_init__(self) -> None:
+        _window("slow_link", self.at, self.until)
+        _factor("slow_link", self.by)
+
+    def prepare(self, kernel: Any) -> None:
+        until = inf if self.until is None else self.until
+        _add(kernel, "slow_link", self.a, self.b, self.at, until, lambda now, way: (self.by - 1) * way)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pause:
+    """See `pause`."""
+
+    rank: int
+    at: float
+    seconds: float
+
+    def __post_init__(self) -> None:
+        _at_least_0("at of pause", self.at)
+        _at_least_0("seconds of pause", self.seconds)
+
+    def prepare(self, kernel: Any) -> None:
+        number, end = _rank("pause", self.rank, kernel), self.at + self.seconds
+        faults_of(kernel).pace(number).windows.append((self.at, end, inf))
+        kernel.put(kernel.ranks[number], self.at, Pausing(end))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shuffle:
+    """See `shuffle`."""
+
+    most: float
+    work: float = 1.0
+
+    def __post_init__(self) -> None:
+        _at_least_0("most of shuffle", self.most)
+        _at_least_0("work of shuffle", self.work)
+
+    def prepare(self, kernel: Any) -> None:
+        faults = faults_of(kernel)
+        _add(kernel, "shuffle", None, None, 0.0, inf, lambda now, way: self.most * faults.random())
+        for rank in kernel.ranks:
+            faults.pace(rank.number).spread = self.work
+
+
+def _add(
+    kernel: Any, name: str, a: End, b: End, at: float, until: float, extra: Callable[[float, float], float],
+    **more: Any,
+) -> None:  # fmt: skip
+    ends = (_ranks(name, a, kernel), _ranks(name, b, kernel))
+    rule = Rule(a=ends[0], b=ends[1], at=at, until=until, extra=extra, **more)
+    faults_of(kernel).rules.append(rule)
+
+
+def _ranks(name: str, end: End, kernel: Any) -> Collection[int]:
+    if end is None:
+        return range(len(kernel.ranks))
+    if not isinstance(end, node):
+        return (_rank(name, end, kernel),)
+    found = frozenset(rank for rank, place in enumerate(kernel.wires.node) if place == end.number)
+    if not found:
+        raise UsageError(
+            f"{name}: there is no node {end.number}; there are {max(kernel.wires.node) + 1}, from 0"
+        )
+    return found
+
+
+def _rank(name: str, rank: Any, kernel: Any) -> int:
+    ranks = len(kernel.ranks)
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < ranks:
+        raise UsageError(f"{name} has rank {rank!r}; there are {ranks} ranks, from 0")
+    return rank
+
+
+def _spelled(end: End) -> str:
+    return "all ranks" if end is None else f"node {end.number}" if isinstance(end, node) else f"rank {end}"
+
+
+def _at_least_0(what: str, value: Any) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if value is not None and not (number and value >= 0 and isfinite(value)):
+        raise UsageError(f"{what} must be a number of at least 0; got {value!r}")
+
+
+def _window(name: str, at: Any, until: Any) -> None:
+    _at_least_0(f"at of {name}", at)
+    _at_least_0(f"until of {name}", until)
+    if until is not None and until <= at:
+        raise UsageError(f"until of {name} must come after at={at}; got {until}")
+
+
+def _factor(name: str, by: Any) -> None:
+    if isinstance(by, bool) or not isinstance(by, (int, float)) or not 1 <= by < inf:
+        raise UsageError(f"by of {name} must be a number of at least 1; got {by!r}")
+
+
+def fail_at(
+    *, rank: int, step: int | None = None, time: float | None = None, detected: float = 1e-3
+) -> FailAt:
+    """Kill a rank when it begins a step (counted from 0), or at a time; the others know `detected` seconds later.
+
+    >>> from paceline.vmpi import run
+    >>> def program(comm):
+    ...     for step in range(3):
+    ...         comm.Step()
+    ...         comm.Compute(1.0)
+    ...     return step
+    >>> run(program, ranks=2, faults=[fail_at(rank=1, step=2)]).values
+    [2, None]
+    """
+    return FailAt(rank=rank, step=step, time=time, detected=detected)
+
+
+def cut_link(a: End, b: End, *, at: float = 0.0, until: float | None = None) -> CutLink:
+    """Hold messages between `a` and `b` until the link is back; they are lost where it never is."""
+    return CutLink(a=a, b=b, at=at, until=until)
+
+
+def delay(
+    *, source: End = None, dest: End = None, by: float, at: float = 0.0, until: float | None = None
+) -> Delay:
+    """Let messages from `source` to `dest` come `by` seconds later."""
+    return Delay(source=source, dest=dest, by=by, at=at, until=until)
+
+
+def slow(*, rank: int, by: float, at: float = 0.0, until: float | None = None) -> Slow:
+    """Let a rank take `by` times as long for what it computes."""
+    return Slow(rank=rank, by=by, at=at, until=until)
+
+
+def slow_link(a: End, b: End, *, by: float, at: float = 0.0, until: float | None = None) -> SlowLink:
+    """Let messages between `a` and `b` be on their way `by` times as long."""
+    return SlowLink(a=a, b=b, by=by, at=at, until=until)
+
+
+def pause(*, rank: int, at: float, seconds: float) -> Pause:
+    """Let a rank do nothing at all for so long, as a stopped process does."""
+    return Pause(rank=rank, at=at, seconds=seconds)
+
+
+def shuffle(*, most: float, work: float = 1.0) -> Shuffle:
+    """Let every message come up to `most` seconds later, and all computing take up to 1 + `work` times as long, at random.
+
+    What is drawn follows from the run's seed: each seed is another schedule of the same program.
+    """
+    return Shuffle(most=most, work=work)
+
+
+def load_faults(path: str | Path) -> list[Fault]:
+    """What a script says goes wrong: a Python file in which `fail_at` and the others, and `node`, need no import."""
+    found: list[Fault] = []
+
+    def kept(make: Callable[..., Fault]) -> Callable[..., None]:
+        return lambda *given, **named: found.append(make(*given, **named))
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"cannot read the faults of {path}: {why}") from None
+    names = {make.__name__: kept(make) for make in WORDS}
+    try:
+        exec(compile(text, str(path), "exec"), {**names, "node": node, "__name__": "faults"})
+    except Exception as error:
+        raise UsageError(f"{path}, line {_line(error, str(path))}: {_why(error, names)}") from None
+    return found
+
+
+WORDS: tuple[Callable[..., Fault], ...] = (fail_at, cut_link, delay, slow, slow_link, pause, shuffle)
+
+
+def _line(error: BaseException, path: str) -> int:
+    """The line of the script at which it failed."""
+    line = error.lineno if isinstance(error, SyntaxError) and error.lineno else 0
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == path:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line
+
+
+def _why(error: Exception, names: Collection[str]) -> str:
+    if isinstance(error, SyntaxError):
+        return error.msg
+    if isinstance(error, NameError):
+        return f"{error}; choose one of {', '.join(names)}, node"
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,115 @@
+"""How good a model is: on a part of the samples, on all ranks together, and what is known at the end of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.comm.control import Control
+from paceline.data import Split, chunks, piece
+from paceline.models import Array, Model
+
+# Samples that are evaluated together.
+AT_ONCE = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """What is known of the model at the end of an epoch."""
+
+    epoch: int
+    step: int
+    loss: float | None
+    """Mean training loss over the epoch's samples; None where time alone was simulated."""
+    validation_loss: float | None
+    validation_accuracy: float | None
+    train_seconds: float
+    """Since the start, evaluation left out."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Sums over some samples: loss, rightly classified, samples."""
+
+    loss: float
+    correct: int
+    count: int
+
+    def means(self, classes: int) -> tuple[float | None, float | None]:
+        """Mean loss and, if there are classes, accuracy; None where there are no samples."""
+        return ratio(self.loss, self.count), ratio(self.correct, self.count) if classes else None
+
+
+def ratio(value: float, count: float) -> float | None:
+    """Their quotient, or None where nothing was counted."""
+    return float(value) / float(count) if count else None
+
+
+def score(model: Model, split: Split, rank: int = 0, ranks: int = 1) -> Score:
+    """The model on the rank-th of `ranks` parts of a split."""
+    start, stop = piece(len(split), rank, ranks)
+    found = Score(0.0, 0, 0)
+    for found in scored(model, samples_for(model, split, start=start, stop=stop)):  # noqa: B007
+        pass
+    return found
+
+
+def samples_for(
+    model: Model, split: Split, *, size: int = AT_ONCE, start: int = 0, stop: int | None = None
+) -> Iterator[tuple[Array, Array]]:
+    """A split's samples, `size` at a time; for a model that only keeps time (the simulator's `hollow` ones) so many zeros.
+
+    >>> from paceline.data import load
+    >>> from paceline.models.mlp import build
+    >>> iris = load("iris")
+    >>> [len(labels) for inputs, labels in samples_for(build(iris, 8), iris.test, size=10)]
+    [10, 5]
+    """
+    if not getattr(model, "hollow", False):
+        yield from chunks(split, size=size, dtype=model.x.dtype, start=start, stop=stop)
+        return
+    stop = len(split) if stop is None else stop
+    for first in range(start, stop, size):
+        count, zero = min(size, stop - first), model.x.dtype.type(0)
+        yield np.broadcast_to(zero, (count, *split.shape)), np.broadcast_to(zero, (count, *split.label_shape))
+
+
+def scored(model: Model, samples: Iterable[tuple[Array, Array]]) -> Iterator[Score]:
+    """The model on some samples after others: what it comes to so far, after each."""
+    loss, correct, count = 0.0, 0, 0
+    known = not getattr(model, "hollow", False)  # what only keeps time counts for nothing
+    for inputs, labels in samples:
+        some_loss, some_correct = model.evaluate(inputs, labels)
+        loss, correct, count = loss + some_loss, correct + some_correct, count + known * len(labels)
+        yield Score(loss, correct, count)
+
+
+def score_together(model: Model, split: Split, control: Control) -> Score:
+    """The model, which is the same on every rank, on all of a split: every rank computes its part."""
+    part = score(model, split, control.rank, control.size)
+    loss, correct, count = control.total(np.array([part.loss, part.correct, part.count]))
+    return Score(float(loss), int(correct), int(count))
+
+
+def agree_on_buffers(model: Model, control: Control, *, trained: bool = True) -> None:
+    """Average the buffers that differ between ranks (BatchNorm's statistics); integers are the first rank's. Collective.
+
+    `trained`: whether this rank has seen samples; where only some have, the others have nothing to say.
+    """
+    if control.size == 1 or not model.buffers or getattr(model, "hollow", False):
+        return
+    heard, first_heard = control.who(trained)
+    if not heard:
+        heard, first_heard, trained = control.size, 0, True
+    is_first = control.rank == first_heard
+    for buffer in model.buffers.values():
+        ours = np.array(buffer, np.float64 if buffer.dtype.kind == "f" else buffer.dtype, order="C")
+        room = (ours if is_first else np.zeros_like(ours)).reshape(-1)  # sent as bytes, whatever the type
+        first = control.total(room.view(np.uint8)).view(ours.dtype).reshape(ours.shape)
+        if buffer.dtype.kind == "f":  # equal buffers stay as they are, to the bit
+            difference = control.total(ours - first if trained else np.zeros_like(ours))
+            buffer[...] = first + difference / heard
+        else:
+            buffer[...] = first

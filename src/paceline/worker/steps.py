@@ -1,0 +1,172 @@
+"""What a rank does alone: go through its batches, compute gradients, take steps, and log each on its clock."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from numpy.typing import NDArray
+
+from paceline.comm.events import Events
+from paceline.comm.stopwatch import Stopwatch, Telling
+from paceline.data import Batch, Batches
+from paceline.data._batches import Shares
+from paceline.models import Model, Ready, layer_by_layer
+from paceline.schedules import Schedule
+from paceline.updates import Update
+from paceline.worker.evaluation import ratio
+
+Array = NDArray[Any]
+WHOLE = slice(None)
+COLUMNS = ("step", "epoch", "loss", "count", "compute", "exchange", "update", "wait", "start")
+
+
+def free_of_charge(kind: str, amount: float) -> None:
+    """Work takes the time that it takes: only a simulator has to be told of it."""
+
+
+class Steps:
+    """The part of a Worker that needs nobody else."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        model: Model,
+        batches: Batches,
+        update: Update,
+        schedule: Schedule,
+        rate: float,
+        epochs: int,
+        on_step: Callable[[int, float], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        charge: Callable[[str, float], None] = free_of_charge,
+        origin: float | None = None,
+        events: Events | None = None,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.model = model
+        self.update = update
+        self.rate = rate
+        self.seed = batches.seed
+        self.shares = Shares(batches)
+        self.steps_per_epoch = batches.steps_per_epoch
+        self.steps = epochs * batches.steps_per_epoch
+        self.log = array("d")
+        self.watch = Stopwatch(clock) if events is None else Telling(clock, events.lap)
+        self.origin = self.watch.last if origin is None else origin
+        """The reading of the clock that the steps' starts are counted from: the same moment on all ranks."""
+        self.charge = charge
+        """Says that work was done outside the model and the update, of a kind and an amount: a simulator's clock goes by
+        it, a real one has gone on by itself."""
+        self._schedule = schedule
+        self._epochs = epochs
+        self._on_step = on_step
+        self._states: dict[tuple[int | None, int | None], dict[str, Array]] = {}
+        self._step = 0
+        self._loss = 0.0
+        self._epoch_sums = [0.0, 0]
+        self._epoch_losses = [
+            0.0,
+            0.0,
+            0.0,
+        ]  # of the batches' mean losses: how many, their sum, the sum of their squares
+        self._by_layer: Callable[[Batch, Ready], float] | None = None
+
+    @property
+    def last_epoch(self) -> int:
+        """The number of the run's last epoch."""
+        return self._epochs - 1
+
+    @property
+    def epoch_loss(self) -> float:
+        """The mean loss of this rank's own batches of the present epoch; 0 where it had none."""
+        return ratio(*self._epoch_sums) or 0.0
+
+    def batches(self, epoch: int, *, rank: int | None = None, ranks: int | None = None) -> Iterator[Batch]:
+        """This rank's piece of each global batch of an epoch: of `size` pieces the `rank`-th, or as given."""
+        mine = (self.rank if rank is None else rank, self.size if ranks is None else ranks)
+        return self.logged(self.shares.pieces(epoch, *mine))
+
+    def turns(self, epoch: int) -> Iterator[Batch]:
+        """Whole batches of an epoch, dealt out to the ranks; each has as many turns, the last perhaps empty."""
+        return self.logged(self.shares.dealt(epoch))
+
+    def own_batches(self, epoch: int) -> Iterator[Batch]:
+        """Whole batches of this rank's own part of the data; each rank has as many, the last perhaps empty."""
+        return self.logged(self.shares.own(epoch), each=self.steps_per_epoch / self.shares.own_turns)
+
+    def logged(self, batches: Iterable[Batch], *, each: float = 1) -> Iterator[Batch]:
+        """Go through batches; each step is logged when the next one is asked for.
+
+        `each`: how many batches of the run, those of the other ranks included, go by with a batch here.
+        """
+        watch, seconds, log, origin = self.watch, self.watch.seconds, self.log, self.origin
+        sums, means = self._epoch_sums, self._epoch_losses
+        sums[:], means[:] = (0.0, 0), (0.0, 0.0, 0.0)
+        for batch in batches:
+            compute, exchange, update = seconds["compute"], seconds["exchange"], seconds["update"]
+            wait, start = seconds["wait"], watch.last - origin
+            self._step = int(batch.step * each)
+            yield batch
+            log.extend((
+                batch.step, batch.epoch, self._loss, batch.count,
+                seconds["compute"] - compute, seconds["exchange"] - exchange, seconds["update"] - update,
+                seconds["wait"] - wait, start,
+            ))  # fmt: skip
+            sums[0] += self._loss
+            sums[1] += batch.count
+            if batch.count:
+                mean = self._loss / batch.count
+                means[:] = means[0] + 1, means[1] + mean, means[2] + mean * mean
+                self.tell(self._step, mean)
+
+    def tell(self, step: int, loss: float) -> None:
+        """Show how far the run is: which of its batches was done, with what mean loss."""
+        if self._on_step is not None:
+            self._on_step(min(step, self.steps - 1), loss)
+
+    def gradient(self, batch: Batch, ready: Ready | None = None) -> float:
+        """Fill `model.g` with the gradient summed over the batch's samples; return the summed loss.
+
+        `ready(i)` is called as soon as the gradient of layer i is final, while the pass goes on.
+        """
+        if ready is not None:
+            if self._by_layer is None:
+                self._by_layer = layer_by_layer(self.model)
+            self._loss = self._by_layer(batch, ready)
+        elif batch.count:
+            self._loss = self.model.gradient(batch)
+        else:
+            self.model.g.fill(0)
+            self._loss = 0.0
+        self.watch.lap("compute")
+        return self._loss
+
+    def eta(self, step: int | None = None) -> float:
+        """The learning rate of the present step of the run, or of the one given."""
+        return self.rate * self.shape(step)
+
+    def shape(self, step: int | None = None) -> float:
+        """What the schedule multiplies the learning rate by, at the present step of the run or at the one given."""
+        return self._schedule.factor(self._step if step is None else step, self.steps)
+
+    def step(self, g: Array, count: int, part: slice = WHOLE, *, x: Array | None = None) -> None:
+        """x[part] <- update(x[part], g / count); `g` is used up. Nothing where `count` is 0: no samples, no step.
+
+        `x`: the model's, or another vector (one that ranks share, say) in its place.
+        """
+        if count == 0:
+            self.watch.lap("update")
+            return
+        x = (self.model.x if x is None else x)[part]
+        key = (part.start, part.stop)
+        state = self._states.get(key)
+        if state is None:
+            state = self._states[key] = self.update.start(x)
+        self.update.apply(x, g, self.eta(), state, 1.0 / count)
+        self.watch.lap("update")
