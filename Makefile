@@ -26,10 +26,11 @@ test: .venv/.done  ## every test, MPI included
 test-mpich: .venv-mpich/.done  ## the tests that use MPI, with MPICH in the place of Open MPI
 	.venv-mpich/bin/python -m pytest -m "mpi and not once"
 
-lint: .venv/.done  ## ruff and mypy
+lint: .venv/.done  ## ruff, mypy and the import contracts
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	if grep -q '^\[tool.importlinter\]' pyproject.toml; then .venv/bin/lint-imports; fi
 
 bench: .venv/.done  ## this machine's figures: collectives, exchange, steps, training
 	.venv/bin/paceline bench allreduce -n 2
@@ -46,4 +47,4 @@ system-packages:  ## Debian packages that tests need: Slurm, and Chromium, in wh
 	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; }
 
 clean:  ## remove the environments and what tools leave behind
-	rm -rf .venv .venv-mpich dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-mpich dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
