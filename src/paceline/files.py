@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -90,8 +90,12 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_arrays(path: Path, arrays: dict[str, NDArray[Any]], *, compress: bool = False) -> None:
     """Write named arrays to one .npz file, whole or not at all, with no pickle in it."""
+    # Not left to savez: its allow_pickle came with NumPy 2.2; older versions store an array of that name.
+    if objects := [name for name, array in arrays.items() if np.asarray(array).dtype.hasobject]:
+        raise ValueError(f"cannot write Python objects to {path}: {', '.join(objects)}")
+    save: Callable[..., None] = np.savez_compressed if compress else np.savez
     with replacing(path) as file:
-        (np.savez_compressed if compress else np.savez)(file, allow_pickle=False, **arrays)
+        save(file, **arrays)
 
 
 def _finite(value: Any) -> Any:

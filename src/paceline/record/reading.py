@@ -316,7 +316,8 @@ class Run:
     def _arrays(self, name: str) -> dict[str, NDArray[Any]]:
         try:
             with (self.folder / name).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                return dict(arrays)
+                # 0.1.0 on NumPy 2.0 or 2.1 stored savez's option as an array.
+                return {column: array for column, array in arrays.items() if column != "allow_pickle"}
         except FileNotFoundError:
             raise UsageError(f"the run {self.folder} has no {name}: it has not ended") from None
         except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
