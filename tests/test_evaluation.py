@@ -16,7 +16,7 @@ from tests.data.test_batches import Unread
 class Hollow:
     """A model that only says how many samples it was asked about."""
 
-    hollow = True
+    time_only = True
 
     def __init__(self) -> None:
         self.x = np.zeros(3, np.float32)

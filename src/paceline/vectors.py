@@ -1,6 +1,6 @@
 """Communicators that keep time alone (the simulator's, without computing): what they carry, and memory for the rest.
 
-Such a communicator has `hollow = True`: numbers in long messages are not carried, so nothing is worth computing with them,
+Such a communicator has `time_only = True`: numbers in long messages are not carried, so nothing is worth computing with them,
 and a vector that each of thousands of ranks would have for itself is one piece of memory for all. Everything else is
 carried: who has how many, which batch is next.
 """
@@ -22,17 +22,17 @@ SHORT = 4096
 _lent: WeakValueDictionary[int, Array] = WeakValueDictionary()
 
 
-def is_hollow(comm: Any) -> bool:
+def is_time_only(comm: Any) -> bool:
     """Whether `comm` keeps time alone.
 
-    >>> is_hollow(None)
+    >>> is_time_only(None)
     False
     """
-    return bool(getattr(comm, "hollow", False))
+    return bool(getattr(comm, "time_only", False))
 
 
 def carried(dtype: np.dtype[Any], nbytes: int) -> bool:
-    """Whether a hollow communicator carries so many bytes of this type.
+    """Whether a time_only communicator carries so many bytes of this type.
 
     >>> carried(np.dtype("f4"), 4096), carried(np.dtype("f4"), 4100), carried(np.dtype("i4"), 4100)
     (True, False, True)
@@ -47,7 +47,7 @@ def room(comm: Any, count: int, dtype: DTypeLike) -> Array:
     (3,)
     """
     dtype = np.dtype(dtype)
-    if is_hollow(comm) and not carried(dtype, count * dtype.itemsize):
+    if is_time_only(comm) and not carried(dtype, count * dtype.itemsize):
         return _common(count * dtype.itemsize)[: count * dtype.itemsize].view(dtype)
     return np.empty(count, dtype)
 
@@ -58,7 +58,7 @@ def rows(comm: Any, count: int, like: Array) -> Array:
     >>> rows(None, 2, np.ones(3)).shape
     (2, 3)
     """
-    if is_hollow(comm) and not carried(like.dtype, like.nbytes):
+    if is_time_only(comm) and not carried(like.dtype, like.nbytes):
         one = room(comm, like.size, like.dtype)
         return np.lib.stride_tricks.as_strided(one, (count, like.size), (0, like.itemsize))
     return np.empty((count, like.size), like.dtype)

@@ -66,7 +66,7 @@ def test_where_time_is_real_nothing_is_charged() -> None:
     own = channel(Processes(0, []))
     add = own.operation(np.add, FLOAT, 40)
     assert add is operation(np.add, FLOAT)
-    assert not own.hollow
+    assert not own.time_only
     assert own.node_of is None
     own.charge("copy", 3)
 
@@ -78,7 +78,7 @@ def test_where_time_is_real_nothing_is_charged() -> None:
 def test_time_alone_costs_the_same_and_computes_only_what_is_carried(
     count: int, dtype: Any, computed: bool
 ) -> None:
-    comm = Timed(hollow=True)
+    comm = Timed(time_only=True)
     own = channel(comm)
     a, b, out = vectors(count, dtype)
     add = own.operation(np.add, out.dtype, out.nbytes)
@@ -93,7 +93,7 @@ def test_time_alone_costs_the_same_and_computes_only_what_is_carried(
 
 
 def test_memory_that_nobody_looks_at_is_one_for_all_ranks() -> None:
-    one, other = Timed(hollow=True), Timed(hollow=True)
+    one, other = Timed(time_only=True), Timed(time_only=True)
     long = [channel(comm).scratch(LONG, FLOAT) for comm in (one, other)]
     kept = [channel(comm).room(LONG, FLOAT) for comm in (one, other)]
     assert np.shares_memory(*long)
@@ -108,7 +108,7 @@ def test_memory_that_nobody_looks_at_is_one_for_all_ranks() -> None:
 
 def test_rows_that_nobody_looks_at_are_one_row() -> None:
     like = np.zeros(LONG, FLOAT)
-    all_in_one = rows(Timed(hollow=True), 5, like)
+    all_in_one = rows(Timed(time_only=True), 5, like)
     assert all_in_one.shape == (5, LONG)
     assert np.shares_memory(all_in_one[0], all_in_one[4])
     assert not np.shares_memory(*rows(Timed(), 2, like))
@@ -136,7 +136,7 @@ def test_known_nodes_need_no_message_and_are_found_once_for_all() -> None:
 def test_pretended_nodes_count_more_than_known_ones() -> None:
     apart = pretend_nodes(Timed(node_of=(0, 0)), 7)
     assert channel(apart).node_of is None
-    assert channel(apart).hollow is False
+    assert channel(apart).time_only is False
 
 
 def test_names_come_from_the_communicator_that_has_some() -> None:
@@ -161,12 +161,12 @@ def test_an_operation_that_looks_like_mpis() -> None:
 
 
 def test_a_recorded_communicator_keeps_time_as_well() -> None:
-    bare = Timed(hollow=True)
+    bare = Timed(time_only=True)
     comm = Recorded(bare)
-    assert (comm.hollow, comm.node_of, comm.Wtime()) == (True, (0, 0), 12.5)
+    assert (comm.time_only, comm.node_of, comm.Wtime()) == (True, (0, 0), 12.5)
     comm.Work("copy", 8)
     comm.Pass()
     assert bare.told == [("copy", 8), "pass"]
-    bare.hollow = False  # not remembered
-    assert comm.hollow is False
+    bare.time_only = False  # not remembered
+    assert comm.time_only is False
     assert isinstance(channel(comm).operation(np.add, FLOAT, 8), Charged)

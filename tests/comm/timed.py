@@ -18,8 +18,10 @@ class Timed:
 
     COMM_TYPE_SHARED = 0
 
-    def __init__(self, *, node_of: tuple[int, ...] = (0, 0), hollow: bool = False, told: Any = None) -> None:
-        self.node_of, self.hollow = node_of, hollow
+    def __init__(
+        self, *, node_of: tuple[int, ...] = (0, 0), time_only: bool = False, told: Any = None
+    ) -> None:
+        self.node_of, self.time_only = node_of, time_only
         self.told: list[Any] = [] if told is None else told
         self.messages: list[Any] = []
         self._attributes: dict[int, Any] = {}
@@ -43,14 +45,14 @@ class Timed:
         return False
 
     def Dup(self) -> Timed:
-        return Timed(node_of=self.node_of, hollow=self.hollow, told=self.told)
+        return Timed(node_of=self.node_of, time_only=self.time_only, told=self.told)
 
     def Split(self, color: int, key: int) -> Timed:
         return self.Split_type(0, key)
 
     def Split_type(self, kind: int, key: int) -> Timed:
         here = tuple(node for node in self.node_of if node == self.node_of[0])
-        return Timed(node_of=here, hollow=self.hollow, told=self.told)
+        return Timed(node_of=here, time_only=self.time_only, told=self.told)
 
     def Free(self) -> None: ...
 

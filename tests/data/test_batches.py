@@ -197,18 +197,19 @@ def test_hollow_batches_are_as_long_as_full_ones(
     samples, size, seed, epoch, draws = setting
     unread = Unread(np.zeros((samples, 1), np.float32), np.zeros(samples))
     given_ = {"batch": size, "seed": seed, "draws": draws, "rank": ranks - 1, "ranks": ranks}
-    full, hollow = Batches(numbered(samples), **given_), Batches(unread, **given_, hollow=True)
+    full, time_only = Batches(numbered(samples), **given_), Batches(unread, **given_, time_only=True)
     ways = ["epoch", "dealt"] + ["own"] * (size <= samples // ranks)
     for way in ways:
         one, other = (
-            getattr(batches if way == "epoch" else Shares(batches), way)(epoch) for batches in (full, hollow)
+            getattr(batches if way == "epoch" else Shares(batches), way)(epoch)
+            for batches in (full, time_only)
         )
         for batch, empty in zip(one, other, strict=True):
             assert described(batch) == described(empty)
             assert (empty.inputs.shape, len(empty.labels)) == ((0, 1), 0)
     full.share(np.arange(1.0, ranks + 1))
-    hollow.share(np.arange(1.0, ranks + 1))
-    assert described(full.at(epoch, 0)) == described(hollow.at(epoch, 0))
+    time_only.share(np.arange(1.0, ranks + 1))
+    assert described(full.at(epoch, 0)) == described(time_only.at(epoch, 0))
 
 
 @pytest.mark.parametrize("draws", [None, 40])

@@ -108,7 +108,7 @@ def trained(variant: Variant, seed: int | None = None) -> Trained:
     rendezvous = chosen // len(variant.networks) % 2 == 1
     simulation = Simulation(
         job, variant.ranks, Options(network=network), parse_network(network), COSTS, 1,
-        parts._replace(model=model, strategy=strategy, update=update), hollow=False,
+        parts._replace(model=model, strategy=strategy, update=update), time_only=False,
     )  # fmt: skip
     with simulation:
         outcome = run(

@@ -44,8 +44,8 @@ class Clock:
         self.steps += 1
 
 
-def costed(model: Any, clock: Clock, *, hollow: bool = False) -> Model:
-    return plainly(model, clock, kind_of(model, hollow=hollow))
+def costed(model: Any, clock: Clock, *, time_only: bool = False) -> Model:
+    return plainly(model, clock, kind_of(model, time_only=time_only))
 
 
 class Plain:
@@ -86,23 +86,23 @@ def test_the_same_gradient_and_its_cost() -> None:
     assert isinstance(model, Model)
 
 
-@pytest.mark.parametrize("hollow", [False, True])
-def test_only_what_can_share_factors_says_so(hollow: bool) -> None:
-    assert isinstance(costed(MLP([5, 4, 3]), Clock(), hollow=hollow), FactoredModel)
-    plain = costed(Plain(), Clock(), hollow=hollow)  # type: ignore[arg-type]
+@pytest.mark.parametrize("time_only", [False, True])
+def test_only_what_can_share_factors_says_so(time_only: bool) -> None:
+    assert isinstance(costed(MLP([5, 4, 3]), Clock(), time_only=time_only), FactoredModel)
+    plain = costed(Plain(), Clock(), time_only=time_only)  # type: ignore[arg-type]
     assert isinstance(plain, Model)
     assert not isinstance(plain, FactoredModel)
 
 
 @pytest.mark.parametrize("kind", [lambda: MLP([5, 4, 3]), Plain])
-@pytest.mark.parametrize("hollow", [False, True])
-def test_layers_are_ready_after_the_pass_at_their_times(kind: Any, hollow: bool) -> None:
+@pytest.mark.parametrize("time_only", [False, True])
+def test_layers_are_ready_after_the_pass_at_their_times(kind: Any, time_only: bool) -> None:
     clock, times = Clock(), []
-    model = costed(kind(), clock, hollow=hollow)
+    model = costed(kind(), clock, time_only=time_only)
     model.gradient(BATCH, ready=lambda layer: times.append((layer, clock.now)))
     last, first = model.layers[1], model.layers[0]
     sizes = [first.stop - first.start, last.stop - last.start]
-    order = [1, 0] if kind is not Plain or hollow else [0, 1]
+    order = [1, 0] if kind is not Plain or time_only else [0, 1]
     done = np.cumsum([sizes[layer] for layer in order]) / sum(sizes)
     assert [layer for layer, _ in times] == order
     np.testing.assert_allclose([time for _, time in times], 6 / 3 + 2 / 3 * 6 * done)
@@ -130,11 +130,11 @@ def test_a_hollow_model_costs_the_same_and_touches_nothing() -> None:
     net = MLP([5, 4, 3])
     x, g = net.x.copy(), net.g.copy()
     clocks = [Clock(), Clock()]
-    hollow, full = costed(net, clocks[0], hollow=True), costed(MLP([5, 4, 3]), clocks[1])
-    for model in (hollow, full):
+    time_only, full = costed(net, clocks[0], time_only=True), costed(MLP([5, 4, 3]), clocks[1])
+    for model in (time_only, full):
         assert isinstance(model, FactoredModel)
-        update = CostedUpdate(Momentum(), model._comm, hollow=model.hollow)  # type: ignore[attr-defined]
-        assert math.isnan(model.gradient(BATCH)) == (model is hollow)
+        update = CostedUpdate(Momentum(), model._comm, time_only=model.time_only)  # type: ignore[attr-defined]
+        assert math.isnan(model.gradient(BATCH)) == (model is time_only)
         update.apply(model.x, model.g, 0.1, update.start(model.x))
         model.evaluate(BATCH.inputs, BATCH.labels)
         model.gradient(BATCH, ready=lambda layer: None)

@@ -198,7 +198,7 @@ def test_accuracy_is_computed_and_sync_learns_what_serial_learns() -> None:
     assert four.accuracy is not None
     assert four.staleness == pytest.approx(2, abs=0.5)  # three workers
     whole = on.run(on.way("parameter-server:rule=plain", 4), on.way("parameter-server:rule=plain", 4).world,
-                   Length(epochs=3, draws=None, batches=45), hollow=False)  # fmt: skip
+                   Length(epochs=3, draws=None, batches=45), time_only=False)  # fmt: skip
     assert four.accuracy == whole.test_accuracy
 
 
@@ -331,7 +331,7 @@ def test_the_picture_shows_every_line_and_the_measured_points(tmp_path: Path) ->
     files = [tmp_path / "scaling.svg", tmp_path / "scaling.png"]
     plot("a title", made(accuracy=True), real, files)
     text = files[0].read_text()
-    for words in ("a title", RING, "ideal", "ranks", "speedup against one process", "hollow: measured on real ranks",
+    for words in ("a title", RING, "ideal", "ranks", "speedup against one process", "time_only: measured on real ranks",
                   "test accuracy in %", "latency 60 %", "mean staleness"):  # fmt: skip
         assert words in text
     assert files[1].read_bytes().startswith(b"\x89PNG")

@@ -117,26 +117,26 @@ def test_every_strategy_trains(simulated: Any, strategy: str, tmp_path: Path) ->
 def test_time_alone_is_the_same_time(simulated: Any, strategy: str, tmp_path: Path) -> None:
     """What is computed has no part in how long it takes."""
     full = simulated(strategy, 5, jitter=0.1)
-    hollow = simulated(strategy, 5, jitter=0.1, compute=False, runs=tmp_path)
-    assert hollow.train_seconds == full.train_seconds
+    time_only = simulated(strategy, 5, jitter=0.1, compute=False, runs=tmp_path)
+    assert time_only.train_seconds == full.train_seconds
     trained = [
-        {**found.seconds, "evaluation": 0} for found in (hollow, full)
+        {**found.seconds, "evaluation": 0} for found in (time_only, full)
     ]  # which sends the losses, as text
     assert trained[0] == trained[1]
-    assert (hollow.messages_sent, hollow.bytes_sent) == (full.messages_sent, full.bytes_sent)
-    assert [epoch.train_seconds for epoch in hollow.history] == [
+    assert (time_only.messages_sent, time_only.bytes_sent) == (full.messages_sent, full.bytes_sent)
+    assert [epoch.train_seconds for epoch in time_only.history] == [
         epoch.train_seconds for epoch in full.history
     ]
     quality = (
-        hollow.test_accuracy,
-        hollow.test_loss,
-        hollow.loss,
-        hollow.validation_accuracy,
-        hollow.diverged,
+        time_only.test_accuracy,
+        time_only.test_loss,
+        time_only.loss,
+        time_only.validation_accuracy,
+        time_only.diverged,
     )
     assert quality == (None, None, None, None, None)
-    assert {(epoch.loss, epoch.validation_loss) for epoch in hollow.history} == {(None, None)}
-    run = Run(hollow.run or "")
+    assert {(epoch.loss, epoch.validation_loss) for epoch in time_only.history} == {(None, None)}
+    run = Run(time_only.run or "")
     assert run.summary["test_accuracy"] is None
     with pytest.raises(UsageError, match="has no trained model: time alone was simulated"):
         run.restore(full.model)

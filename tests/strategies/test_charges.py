@@ -97,7 +97,7 @@ def test_what_a_master_does_is_told_once() -> None:
 
 def test_without_computing_a_master_only_counts() -> None:
     told: list[tuple[str, float]] = []
-    me = worker(lambda *work: told.append(work), update=Plainly(None), hollow=True)
+    me = worker(lambda *work: told.append(work), update=Plainly(None), time_only=True)
     said, rows = [Gradient(step=0, count=2)] * 3, array("d")
     owned = Owned(me, Piece(0, 0, slice(0, 40), (0,)), Plain(), 3, said, rows)
     before = owned.x.copy()

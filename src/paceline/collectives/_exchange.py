@@ -153,7 +153,7 @@ class InWindow(_Closing):
         if self._closed:
             return
         self._closed = True
-        if not self._node.hollow:
+        if not self._node.time_only:
             self._model.place(self._model.x.copy(), self._own_g())
         self._forget()
         del self._x, self._rest
@@ -189,7 +189,7 @@ class Shared(InWindow):
         row_bytes = padded(model.g.nbytes)
         super().__init__(model, node, p * row_bytes)
         rows = self._rest.reshape(p, row_bytes)[:, : model.g.nbytes].view(model.g.dtype)
-        if not node.hollow:
+        if not node.time_only:
             model.place(self._x, rows[r])
         self._shared.fence()
         self._columns = rows[:, self.part]
@@ -243,7 +243,7 @@ class Factored(InWindow):
     def __init__(self, model: FactoredModel, comm: Any, batch: int) -> None:
         node = channel(comm).node
         super().__init__(model, node, model.factor_bytes(batch))
-        if not node.hollow:
+        if not node.time_only:
             model.place(self._x, model.g)
         self._sum = model.share_factors(self._rest, batch, node.rank, node.size)
         self._shared.fence()

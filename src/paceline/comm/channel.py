@@ -19,7 +19,7 @@ from paceline.comm.events import Events
 from paceline.comm.operations import Charged, Operation, operation
 from paceline.comm.shared import SharedMemory, split_node
 from paceline.comm.world import mpi
-from paceline.vectors import carried, is_hollow, room
+from paceline.vectors import carried, is_time_only, room
 
 # Scratch memory above this is given back after the call.
 KEEP_BYTES = 64 << 20
@@ -32,7 +32,7 @@ class _Kept:
         self.name = name
         self.node_color = node_color
         self.work: Callable[[str, float], object] | None = getattr(bare, "Work", None)
-        self.hollow = is_hollow(bare)
+        self.time_only = is_time_only(bare)
         self.MPI: Any = None
         self.scratch: NDArray[np.uint8] = np.empty(0, np.uint8)
         self.shared: SharedMemory | None = None
@@ -41,7 +41,7 @@ class _Kept:
 
     def is_lost(self, dtype: DTypeLike, nbytes: int) -> bool:
         """Whether numbers of this type, so many bytes in a message, would not be carried."""
-        return self.hollow and not carried(np.dtype(dtype), nbytes)
+        return self.time_only and not carried(np.dtype(dtype), nbytes)
 
 
 class Channel:
@@ -57,9 +57,9 @@ class Channel:
     # ---- work on the simulator's clock; under MPI it takes the time that it takes
 
     @property
-    def hollow(self) -> bool:
+    def time_only(self) -> bool:
         """Whether time alone is simulated: see `paceline.vectors`."""
-        return self._kept.hollow
+        return self._kept.time_only
 
     def operation(self, op: Any, dtype: np.dtype[Any], nbytes: int) -> Operation:
         """What `op` stands for on arrays of `dtype`, `nbytes` long in all; an operation stays what it is."""
@@ -67,7 +67,7 @@ class Channel:
         work = self._kept.work
         if work is None or isinstance(made, Charged):
             return made
-        return Charged(made, work, hollow=self._kept.is_lost(dtype, nbytes))
+        return Charged(made, work, time_only=self._kept.is_lost(dtype, nbytes))
 
     def copy(self, into: NDArray[Any], values: NDArray[Any]) -> None:
         """into <- values."""

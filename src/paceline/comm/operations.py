@@ -78,11 +78,11 @@ class Operation:
 
 
 class Charged(Operation):
-    """An operation whose work is told to `work(kind, amount)`: the simulator's clock goes by it. `hollow`: nothing else."""
+    """An operation whose work is told to `work(kind, amount)`: the simulator's clock goes by it. `time_only`: nothing else."""
 
-    def __init__(self, inner: Operation, work: Callable[[str, float], object], *, hollow: bool) -> None:
-        super().__init__(_nothing if hollow else inner._call, inner.ufunc)
-        self._inner, self._work, self._hollow = inner, work, hollow
+    def __init__(self, inner: Operation, work: Callable[[str, float], object], *, time_only: bool) -> None:
+        super().__init__(_nothing if time_only else inner._call, inner.ufunc)
+        self._inner, self._work, self._time_only = inner, work, time_only
 
     def __call__(self, a: Array, b: Array, out: Array) -> None:
         self._call(a, b, out)
@@ -93,12 +93,12 @@ class Charged(Operation):
         self._work("recombine", out.nbytes)
 
     def over(self, rows: Array, out: Array) -> None:
-        if not self._hollow:
+        if not self._time_only:
             self._inner.over(rows, out)
         self._work("sum", rows.nbytes)
 
     def seen_as(self, dtype: np.dtype[Any]) -> Operation:
-        return Charged(self._inner.seen_as(dtype), self._work, hollow=self._hollow)
+        return Charged(self._inner.seen_as(dtype), self._work, time_only=self._time_only)
 
 
 def _nothing(a: Array, b: Array, out: Array) -> None:

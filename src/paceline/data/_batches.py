@@ -93,9 +93,9 @@ class Batches:
         rank: int = 0,
         ranks: int = 1,
         draws: int | None = None,
-        hollow: bool = False,
+        time_only: bool = False,
     ) -> None:
-        """`hollow`: batches that say how many samples they have, but have none: for time that is only simulated."""
+        """`time_only`: batches that say how many samples they have, but have none: for time that is only simulated."""
         samples = len(split)
         if samples == 0:
             raise UsageError("there are no training samples")
@@ -117,13 +117,15 @@ class Batches:
         self.rank = rank
         self.ranks = ranks
         self.draws = draws
-        self.hollow = hollow
+        self.time_only = time_only
         self.steps_per_epoch = draws if draws is not None else -(-samples // batch)
         self.samples_per_epoch = draws * batch if draws is not None else samples
         self._ends: Array | None = None
         self._piece = piece(batch, rank, ranks)
         self.dtype = dtype
-        self._inputs, self._labels = buffers(split, 0 if hollow else self._piece[1] - self._piece[0], dtype)
+        self._inputs, self._labels = buffers(
+            split, 0 if time_only else self._piece[1] - self._piece[0], dtype
+        )
         self._key: tuple[int, int] | None = None
         self._order = np.empty(0, np.intp)
 
@@ -140,7 +142,7 @@ class Batches:
         self._ends = np.cumsum(weights) / np.sum(weights)
         self._piece = self._cut(self.batch)
         count = self._piece[1] - self._piece[0]
-        if count > len(self._inputs) and not self.hollow:
+        if count > len(self._inputs) and not self.time_only:
             self._inputs, self._labels = buffers(self.split, count, self.dtype)
 
     def _cut(self, total: int) -> tuple[int, int]:
@@ -157,7 +159,7 @@ class Batches:
 
     def at(self, epoch: int, step: int) -> Batch:
         """This rank's piece of one batch; `step` counts from 0 in its epoch."""
-        indices = None if self.hollow else self.indices(epoch, step)
+        indices = None if self.time_only else self.indices(epoch, step)
         total = self._total(step) if indices is None else len(indices)
         start, stop = self._piece if total == self.batch else self._cut(total)
         count = stop - start
@@ -321,7 +323,12 @@ class Shares:
             # A rank without a turn still has its part of the data; at least one draw, though never made.
             draws = None if all_.draws is None else max(self._turns, 1)
             self._own = Batches(
-                split, batch=all_.batch, seed=all_.seed, dtype=all_.dtype, draws=draws, hollow=all_.hollow
+                split,
+                batch=all_.batch,
+                seed=all_.seed,
+                dtype=all_.dtype,
+                draws=draws,
+                time_only=all_.time_only,
             )
         return self._own
 
@@ -347,7 +354,7 @@ class Shares:
                 rank=rank,
                 ranks=ranks,
                 draws=of.draws,
-                hollow=of.hollow,
+                time_only=of.time_only,
             )
             self._pieces[rank, ranks] = found
         return found

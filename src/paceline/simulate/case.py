@@ -91,15 +91,15 @@ class Bench:
         """A run of it that leaves no record."""
         return Job(config=replace(config, strategy=strategy), data=self.data, runs=None)
 
-    def run(self, way: Way, world: World, length: Length, *, hollow: bool = True) -> Fitted:
+    def run(self, way: Way, world: World, length: Length, *, time_only: bool = True) -> Fitted:
         """Simulate."""
         config = replace(self.config, epochs=length.epochs, draws=length.draws)
         job = self.job(way.name, config)
-        parts = replace(job, model=self.model if hollow else None).prepare(way.ranks)
+        parts = replace(job, model=self.model if time_only else None).prepare(way.ranks)
         threads = config.threads or 1
         simulation = _InWorld(
             job=job, ranks=way.ranks, options=self.options, network=world.network, costs=self.costs_of(way.name),
-            threads=threads, parts=parts, hollow=hollow, world=world,
+            threads=threads, parts=parts, time_only=time_only, world=world,
         )  # fmt: skip
         with held_to(threads), simulation:
             return simulation.run((), None)

@@ -24,12 +24,12 @@ Array = NDArray[Any]
 FORWARD = 1 / 3
 
 
-def kind_of(model: Model, *, hollow: bool = False) -> type[Costed]:
+def kind_of(model: Model, *, time_only: bool = False) -> type[Costed]:
     """What `costed` is to make of the model: a FactoredModel where it is one.
 
-    `hollow`: nothing is computed; x and g are room of the right size, and other ranks may have the same model.
+    `time_only`: nothing is computed; x and g are room of the right size, and other ranks may have the same model.
     """
-    kinds = (HollowFactored, Hollow) if hollow else (CostedFactored, Costed)
+    kinds = (HollowFactored, Hollow) if time_only else (CostedFactored, Costed)
     return kinds[not isinstance(model, FactoredModel)]
 
 
@@ -63,7 +63,7 @@ class Costed:
     nothing is sent from inside of it.
     """
 
-    hollow = False
+    time_only = False
     _kind = "gradient"
 
     def __init__(self, model: Model, comm: Any, before: Callable[[], None] | None = None) -> None:
@@ -178,7 +178,7 @@ class _Part:
 class Hollow(Costed):
     """A model that only charges. It has no loss: that is no number."""
 
-    hollow = True
+    time_only = True
 
     def __init__(self, model: Model, comm: Any, before: Callable[[], None] | None = None) -> None:
         super().__init__(model, comm, None)
@@ -236,18 +236,18 @@ class _Nothing:
 class CostedUpdate:
     """An update that charges the rank's clock with `update`, by the elements; `plain` is the update itself."""
 
-    def __init__(self, update: Update, comm: Any, *, hollow: bool = False) -> None:
+    def __init__(self, update: Update, comm: Any, *, time_only: bool = False) -> None:
         self.plain = update
         self._comm = comm
-        self._hollow = hollow
+        self._time_only = time_only
 
     def start(self, x: Array) -> State:
         """The state of a slice; none where nothing is computed."""
-        return {} if self._hollow else self.plain.start(x)
+        return {} if self._time_only else self.plain.start(x)
 
     def apply(self, x: Array, g: Array, eta: float, state: State, scale: float = 1.0) -> None:
         """One step, on the clock."""
-        if not self._hollow:
+        if not self._time_only:
             self.plain.apply(x, g, eta, state, scale)
         self._comm.Work("update", x.size)
 

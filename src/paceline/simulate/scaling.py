@@ -297,7 +297,7 @@ class Scaling:
             log.warning("%s on %d ranks: a whole run has too many messages; no accuracy", way.name, way.ranks)
             return point
         self.tell(f"{way.name}, {way.ranks:,} ranks, accuracy")
-        fitted = self.bench.run(way, way.world, whole, hollow=False)
+        fitted = self.bench.run(way, way.world, whole, time_only=False)
         return replace(point, accuracy=_accuracy(fitted), staleness=_staleness(fitted))
 
     def _serial_accuracy(self, batch: int) -> float | None:
@@ -309,7 +309,7 @@ class Scaling:
             )
             serial = bench.way("serial", 1)
             self._accuracies[batch] = _accuracy(
-                bench.run(serial, serial.world, serial.whole_run, hollow=False)
+                bench.run(serial, serial.world, serial.whole_run, time_only=False)
             )
         return self._accuracies[batch]
 

@@ -79,7 +79,7 @@ def _speedup(axes: Any, curves: Sequence[Curve], points: Sequence[Measured]) -> 
     _ranks_axis(axes)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
     axes.set_ylabel("speedup against one process, simulated")
-    said = "filled: simulated" + ("; hollow: measured on real ranks" if points else "")
+    said = "filled: simulated" + ("; time_only: measured on real ranks" if points else "")
     axes.set_title(f"Speedup ({said}; bar: more ranks bring no more)", loc="left", fontsize=10, color=INK)
     _at_the_end(axes, ends)
 

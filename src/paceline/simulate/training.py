@@ -45,7 +45,7 @@ def simulate(job: Job, ranks: int, options: Options, *, progress: Show | None = 
     with held_to(threads):
         network, costs = costs_for(job, options)
         simulation = Simulation(
-            job, ranks, options, network, costs, threads, parts, hollow=not options.compute
+            job, ranks, options, network, costs, threads, parts, time_only=not options.compute
         )
         with simulation:
             fitted = simulation.run(faults, progress)
@@ -86,7 +86,7 @@ class Simulation:
     costs: Costs
     threads: int
     parts: Parts
-    hollow: bool
+    time_only: bool
 
     def __enter__(self) -> None:
         self._folder: Path | None = None
@@ -95,7 +95,7 @@ class Simulation:
         model = self.parts.model
         self.models: list[Model] = [model]
         self.rooms: list[Room | None] = [None]
-        if self.hollow:
+        if self.time_only:
             return
         if self.ranks * model.x.nbytes > PAYS:
             self._pool = Pool(model.x)
@@ -130,7 +130,7 @@ class Simulation:
                 faults=faults,
                 strict=not _is_ours(self.parts.strategy),
                 rendezvous=self.options.rendezvous,
-                hollow=self.hollow,
+                time_only=self.time_only,
             )
         except RankFailed as failed:
             if isinstance(failed.error, UsageError) or not isinstance(failed.error, Exception):
@@ -147,7 +147,7 @@ class Simulation:
 
     def model(self, comm: Any) -> Model:
         """The model of a rank, on its clock."""
-        rank = 0 if self.hollow else comm.Get_rank()
+        rank = 0 if self.time_only else comm.Get_rank()
         model, room = self.models[rank], self.rooms[rank]
 
         def settle() -> None:
@@ -155,7 +155,7 @@ class Simulation:
                 room.settle()
 
         if self._kind is None:
-            self._kind = kind_of(model, hollow=self.hollow)
+            self._kind = kind_of(model, time_only=self.time_only)
         return costed(model, comm, self._kind, before=None if room is None else settle)
 
     def _compute(self) -> Compute:
@@ -199,7 +199,7 @@ class Simulated:
         self.comm = comm
         self._simulation = simulation
         self.threads = simulation.threads
-        self.hollow = simulation.hollow
+        self.time_only = simulation.time_only
         self.clock: Callable[[], float] = comm.Wtime
         self.charge: Callable[[str, float], None] = comm.Work
 
@@ -208,7 +208,7 @@ class Simulated:
 
     def prepare(self, job: Job) -> Parts:
         of = self._simulation
-        update = CostedUpdate(of.parts.update, self.comm, hollow=self.hollow)
+        update = CostedUpdate(of.parts.update, self.comm, time_only=self.time_only)
         return of.parts._replace(model=of.model(self.comm), update=update)
 
     def folder(self, job: Job) -> Path | None:

@@ -43,17 +43,17 @@ class Together:
 
     def total(self, values: Array, count: int) -> tuple[Array, int]:
         """The sums of every rank's values and count."""
-        hollow = self._me.hollow
-        if not hollow:
+        time_only = self._me.time_only
+        if not time_only:
             self._packed[:-1], self._packed[-1] = values, count
         self._me.charge("copy", self._packed.nbytes)
         self._me.allreduce(self._packed, self._allreduce)
-        return self._packed[:-1], 1 if hollow else int(self._packed[-1])
+        return self._packed[:-1], 1 if time_only else int(self._packed[-1])
 
     def mean(self, values: Array, counts: bool = True) -> Array:
         """The mean of the values of those ranks that count; at least one must. On the worker's clock as exchange."""
         total, count = self.total(values if counts else np.zeros((), values.dtype), int(counts))
-        if not self._me.hollow:
+        if not self._me.time_only:
             total /= count
         self._me.charge("copy", total.nbytes)
         self._me.watch.lap("exchange")
@@ -61,7 +61,7 @@ class Together:
 
     def glimpse(self, values: Array, counts: bool) -> Array:
         """The same, to be evaluated only: neither its bytes nor its seconds are those of training."""
-        if self._me.hollow:
+        if self._me.time_only:
             return self._packed[:-1]
         self._packed[:-1], self._packed[-1] = values if counts else 0, counts
         total = self._me.control.total(self._packed)
@@ -74,7 +74,7 @@ def validate_as(me: Worker, epoch: int, shown: Array) -> bool:
 
     Where training ends here, `shown` stays; where it was set back, the parameters to which.
     """
-    if me.hollow:
+    if me.time_only:
         return me.validate(epoch)
     own = me.model.x.copy()
     me.model.x[:] = shown

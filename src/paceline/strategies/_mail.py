@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.comm.control import Control
-from paceline.vectors import is_hollow, room
+from paceline.vectors import is_time_only, room
 
 Array = NDArray[Any]
 WEIGHT = np.dtype(np.float64)
@@ -23,7 +23,7 @@ class Envelope:
 
     def __init__(self, like: Array, comm: Any = None) -> None:
         nbytes = WEIGHT.itemsize + like.nbytes
-        if is_hollow(comm):  # which carries bytes, but no long vectors of numbers
+        if is_time_only(comm):  # which carries bytes, but no long vectors of numbers
             self.message: Array = room(comm, nbytes // like.itemsize, like.dtype)
         else:
             self.message = np.empty(nbytes, np.uint8)

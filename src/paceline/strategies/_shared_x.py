@@ -67,7 +67,7 @@ class SharedX:
         """x <- the shared x, each number once, as it is at that moment."""
         self._take_time("copy", x.nbytes)
         self._done_before = self._others(DONE)
-        if not self._own.hollow:
+        if not self._own.time_only:
             np.copyto(x, self.x)
 
     @contextmanager
@@ -93,7 +93,7 @@ class SharedX:
         own, size, dtype = self._own, self.x.size, self.x.dtype
         was, mean = own.room(size, dtype), own.room(size, dtype)
         self._take_time("copy", 2 * self.x.nbytes)
-        if not own.hollow:
+        if not own.time_only:
             np.copyto(was, self.x)
             np.multiply(was, dtype.type(self._share), mean)  # p_k / p x_k
         between(mean, self._peers, own.operation(np.add, dtype, mean.nbytes))  # sum over k
@@ -102,7 +102,7 @@ class SharedX:
     def add(self, was: Array, mean: Array) -> None:
         """x <- x + (mean - was), while others write it; `mean` is used up."""
         self._take_time("combine", 2 * mean.nbytes)
-        if not self._own.hollow:
+        if not self._own.time_only:
             self.x += np.subtract(mean, was, mean)
 
     def put(self, x: Array) -> None:
@@ -112,7 +112,7 @@ class SharedX:
     def in_time(self, update: Update) -> Update:
         """The update as it is to be made in the shared x."""
         plain = getattr(update, "plain", None)
-        return update if plain is None else InTime(plain, self._take_time, hollow=self._own.hollow)
+        return update if plain is None else InTime(plain, self._take_time, time_only=self._own.time_only)
 
     def _take_time(self, kind: str, amount: float) -> None:
         self._own.charge(kind, amount)
@@ -128,15 +128,15 @@ class SharedX:
 class InTime:
     """An update in the simulator that takes its time first: no other rank may see it before it is over."""
 
-    def __init__(self, update: Update, take_time: Callable[[str, float], None], *, hollow: bool) -> None:
-        self._update, self._take_time, self._hollow = update, take_time, hollow
+    def __init__(self, update: Update, take_time: Callable[[str, float], None], *, time_only: bool) -> None:
+        self._update, self._take_time, self._time_only = update, take_time, time_only
 
     def start(self, x: Array) -> State:
-        return {} if self._hollow else self._update.start(x)
+        return {} if self._time_only else self._update.start(x)
 
     def apply(self, x: Array, g: Array, eta: float, state: State, scale: float = 1.0) -> None:
         self._take_time("update", x.size)
-        if not self._hollow:
+        if not self._time_only:
             self._update.apply(x, g, eta, state, scale)
 
 

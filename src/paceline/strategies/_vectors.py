@@ -20,7 +20,7 @@ Array = NDArray[Any]
 
 def put(me: Worker, into: Array, values: Array) -> None:
     """into <- values."""
-    if not me.hollow:
+    if not me.time_only:
         np.copyto(into, values)
     me.charge("copy", into.nbytes)
 

@@ -65,7 +65,7 @@ class Elastic(OnOwnData):
                 me.step(me.model.g, batch.count)  # x_i <- x_i - eta grad f(x_i; B_i)
                 if (batch.step + 1) % self.every == 0 or batch.step + 1 == turns:
                     m = together.mean(x)
-                    if not me.hollow:
+                    if not me.time_only:
                         pull(x, c, m, alpha, p)
                     me.charge("combine", 6 * x.nbytes)
                     me.watch.lap("exchange")

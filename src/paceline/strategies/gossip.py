@@ -94,7 +94,7 @@ class Gossip(Strategy):
                 w = self._merged(me, w, message)
             mail.flush()
             put(me, own, x)
-            if not me.hollow:
+            if not me.time_only:
                 x *= w
             me.charge("copy", x.nbytes)
             me.allreduce(x)  # x <- sum of w_i x_i
@@ -108,11 +108,11 @@ class Gossip(Strategy):
     def _merged(self, me: Worker, w: float, message: Envelope) -> float:
         """Take a message in; the new weight. Where time alone is simulated weights stay as they are."""
         me.charge("combine", 3 * me.model.x.nbytes)
-        return w if me.hollow else merge(me.model.x, w, message)
+        return w if me.time_only else merge(me.model.x, w, message)
 
     def _halved(self, me: Worker, w: float, envelope: Envelope) -> float:
         """w_i <- w_i / 2, and (x_i, w_i) into an envelope."""
-        if not me.hollow:
+        if not me.time_only:
             w /= 2
             envelope.weight[...] = w
         put(me, envelope.x, me.model.x)
@@ -120,13 +120,13 @@ class Gossip(Strategy):
 
     def _note(self, me: Worker, own: Array, w: float) -> None:
         """How far apart the ranks' models are at the end of an epoch, and what each weighs."""
-        apart = 0.0 if me.hollow else w * float(np.square(own - me.model.x, dtype=np.float64).sum())
+        apart = 0.0 if me.time_only else w * float(np.square(own - me.model.x, dtype=np.float64).sum())
         weights = me.control.gather(np.array([w]))
         in_all = float(me.control.total(np.array([apart]))[0])
-        if not me.hollow:
+        if not me.time_only:
             mean = float(np.linalg.norm(me.model.x)) or 1.0
             me.findings.setdefault("disagreement", []).append(float(np.sqrt(in_all)) / mean)
-        if weights and not me.hollow:
+        if weights and not me.time_only:
             me.findings.setdefault("weights", []).append(np.concatenate(weights).tolist())
         me.watch.lap("evaluation")
 

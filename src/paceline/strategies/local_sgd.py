@@ -86,7 +86,7 @@ class Round:
         self._outer = Nesterov(beta=options.outer_momentum)
         self._nu = options.outer_lr
         self._plain = options.outer_momentum == 0 and options.outer_lr == 1
-        self._v = {} if self._plain or me.hollow else self._outer.start(me.model.x)
+        self._v = {} if self._plain or me.time_only else self._outer.start(me.model.x)
         self._x = me.model.x if self._plain else copy_of(me, me.model.x)
         self.steps, self.moved = 0, False
 
@@ -106,7 +106,7 @@ class Round:
         if self._plain:
             put(me, me.model.x, mean)  # x <- mean_i x_i
         else:
-            if not me.hollow:
+            if not me.time_only:
                 delta = self._x - mean  # Delta <- x - mean_i x_i
                 self._outer.apply(
                     self._x, delta, self._nu, self._v

@@ -62,7 +62,7 @@ class MainWorker(Strategy):
             for worker in range(1, me.size):
                 me.comm.Recv(message, source=worker)
                 me.watch.lap("wait")
-                if not me.hollow:
+                if not me.time_only:
                     x += message[:-1]  # x <- x + |B_i|/|B| d_i
                 me.charge("combine", x.nbytes)
                 loss += float(message[-1])
@@ -79,7 +79,7 @@ class MainWorker(Strategy):
             put(me, start, x)
             loss = me.gradient(batch)  # g_i <- sum over B_i of grad f(x)
             me.step(me.model.g, batch.count)  # x_i <- x - eta g_i / |B_i|
-            if not me.hollow:
+            if not me.time_only:
                 np.subtract(x, start, message[:-1])  # d_i <- x_i - x
                 message[:-1] *= batch.count / batch.total  # |B_i|/|B| d_i
                 message[-1] = loss / batch.total

@@ -107,7 +107,7 @@ class Place(Protocol):
     threads: int
     """Of each rank."""
     simulated: bool
-    hollow: bool
+    time_only: bool
     """Whether time alone is simulated, and nothing computed."""
     clock: Callable[[], float]
     charge: Callable[[str, float], None]
@@ -144,7 +144,7 @@ class Place(Protocol):
 class Process:
     """A rank that is a process of its own: it prepares everything itself, and all agree that it is the same."""
 
-    simulated = hollow = False
+    simulated = time_only = False
 
     def __init__(self, comm: Any, threads: int) -> None:
         self.comm = comm
@@ -225,7 +225,7 @@ def train_at(place: Place, job: Job, progress: Show | None) -> Fitted:
         rank=rank,
         ranks=ranks,
         draws=config.draws,
-        hollow=place.hollow,
+        time_only=place.time_only,
     )
     steps, samples = (config.epochs * n for n in (batches.steps_per_epoch, batches.samples_per_epoch))
     shown = progress(config.epochs, steps, samples) if progress and rank == 0 else None
@@ -261,7 +261,7 @@ def train_at(place: Place, job: Job, progress: Show | None) -> Fitted:
         on_epoch=on_epoch if rank == 0 else None,
         clock=place.clock,
         charge=place.charge,
-        hollow=place.hollow,
+        time_only=place.time_only,
         origin=origin,
         events=events,
     )
@@ -291,7 +291,7 @@ def train_at(place: Place, job: Job, progress: Show | None) -> Fitted:
     )
     if record is not None:
         by_rank = [dict(zip(KINDS, map(float, row), strict=True)) for row in found.by_rank]
-        trained = None if place.hollow else model
+        trained = None if place.time_only else model
         record.finish(trained, found.logs, {**fitted.summary(), "seconds_by_rank": by_rank}, me.tables)
     if shown is not None:
         shown.close()

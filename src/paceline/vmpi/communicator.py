@@ -224,7 +224,7 @@ class PointToPoint(Probing):
                 kernel.go_first(me)  # a card is to be shared in the order of time
             me.t, arrives, taking = wires.send(number, other, nbytes, me.t, eager)
         data: Any = None
-        if not kernel.hollow or nbytes <= CARRIED or kind[0] != "f":
+        if not kernel.time_only or nbytes <= CARRIED or kind[0] != "f":
             # What was only announced stays where it is until it is asked for.
             data = view.tobytes() if eager or kernel.strict else view
         message = Message(me, name, dest, view, data, nbytes, kind, self.key, tag, eager, taking)
@@ -345,9 +345,9 @@ class Comm(Interface, PointToPoint):
         return self.size
 
     @property
-    def hollow(self) -> bool:
+    def time_only(self) -> bool:
         """Whether nothing is computed, and large messages carry no values."""
-        return self.kernel.hollow  # type: ignore[no-any-return]
+        return self.kernel.time_only  # type: ignore[no-any-return]
 
     @property
     def node_of(self) -> tuple[int, ...]:

@@ -161,11 +161,11 @@ class Kernel:
         seed: int = 0,
         strict: bool = True,
         rendezvous: bool = False,
-        hollow: bool = False,
+        time_only: bool = False,
     ) -> None:
         self.wires = wires
         self.compute = compute
-        self.strict, self.rendezvous, self.hollow = strict, rendezvous, hollow
+        self.strict, self.rendezvous, self.time_only = strict, rendezvous, time_only
         self.seed = seed
         self.faults: Any = None
         """What goes wrong (`paceline.vmpi.failures.Faults`), in runs where something does."""

@@ -49,7 +49,7 @@ def run(
     faults: Sequence[Any] = (),
     strict: bool = True,
     rendezvous: bool = False,
-    hollow: bool = False,
+    time_only: bool = False,
 ) -> Outcome:
     """Run `function(comm, *arguments)` on `ranks` simulated ranks of this one process, in virtual time.
 
@@ -78,7 +78,9 @@ def run(
     network = parse_network(network) if isinstance(network, str) else network
     wires = network.wires(ranks, random.Random(f"{seed} wires"))
     computing = None if compute is None else compute.start(wires.node, seed)
-    kernel = Kernel(ranks, wires, computing, seed=seed, strict=strict, rendezvous=rendezvous, hollow=hollow)
+    kernel = Kernel(
+        ranks, wires, computing, seed=seed, strict=strict, rendezvous=rendezvous, time_only=time_only
+    )
     for fault in faults:
         fault.prepare(kernel)
     world = Group(kernel, range(ranks), "MPI_COMM_WORLD")

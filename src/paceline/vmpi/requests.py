@@ -344,7 +344,7 @@ class Receiving(Request):
         self.wanted_source, self.wanted_tag = source, tag
         if rank.kernel.strict:
             self.watch()
-            if not rank.kernel.hollow:  # memory that nobody looks at is one for all ranks
+            if not rank.kernel.time_only:  # memory that nobody looks at is one for all ranks
                 self._guard()
 
     def wanted(self) -> str:

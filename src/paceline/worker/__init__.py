@@ -91,7 +91,7 @@ class Worker(Steps):
         on_epoch: Callable[[Epoch], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         charge: Callable[[str, float], None] = free_of_charge,
-        hollow: bool = False,
+        time_only: bool = False,
         origin: float | None = None,
         events: Events | None = None,
     ) -> None:
@@ -112,10 +112,10 @@ class Worker(Steps):
         )
         self.comm = comm
         self.data = data
-        self.on_divergence = "ignore" if hollow else on_divergence
+        self.on_divergence = "ignore" if time_only else on_divergence
         self.replay = replay
         """The run whose order of messages is to be repeated (a `paceline.record.Run`), if any."""
-        self.hollow = hollow
+        self.time_only = time_only
         """Whether nothing is computed and time alone simulated: there are no losses and no accuracies."""
         self.history: list[Epoch] = []
         self.findings: dict[str, Any] = {}
@@ -229,7 +229,7 @@ class Worker(Steps):
         at_end = Epoch(
             epoch=epoch,
             step=(epoch + 1) * self.steps_per_epoch,
-            loss=None if self.hollow else loss,
+            loss=None if self.time_only else loss,
             validation_loss=means[0],
             validation_accuracy=means[1],
             train_seconds=self.watch.training() if train_seconds is None else train_seconds,
@@ -269,7 +269,7 @@ class Worker(Steps):
 
         `same`: whether all batches of the epoch had this loss, and the parameters have stayed where they were.
         """
-        if self.hollow:
+        if self.time_only:
             return False
         back = self._recovery.act(loss, self.model.x, f"epoch {epoch + 1}", told=self.rank == 0, same=same)
         if back:

@@ -59,7 +59,7 @@ def score(model: Model, split: Split, rank: int = 0, ranks: int = 1) -> Score:
 def samples_for(
     model: Model, split: Split, *, size: int = AT_ONCE, start: int = 0, stop: int | None = None
 ) -> Iterator[tuple[Array, Array]]:
-    """A split's samples, `size` at a time; for a model that only keeps time (the simulator's `hollow` ones) so many zeros.
+    """A split's samples, `size` at a time; for a model that only keeps time (the simulator's `time_only` ones) so many zeros.
 
     >>> from paceline.data import load
     >>> from paceline.models.mlp import build
@@ -67,7 +67,7 @@ def samples_for(
     >>> [len(labels) for inputs, labels in samples_for(build(iris, 8), iris.test, size=10)]
     [10, 5]
     """
-    if not getattr(model, "hollow", False):
+    if not getattr(model, "time_only", False):
         yield from chunks(split, size=size, dtype=model.x.dtype, start=start, stop=stop)
         return
     stop = len(split) if stop is None else stop
@@ -79,7 +79,7 @@ def samples_for(
 def scored(model: Model, samples: Iterable[tuple[Array, Array]]) -> Iterator[Score]:
     """The model on some samples after others: what it comes to so far, after each."""
     loss, correct, count = 0.0, 0, 0
-    known = not getattr(model, "hollow", False)  # what only keeps time counts for nothing
+    known = not getattr(model, "time_only", False)  # what only keeps time counts for nothing
     for inputs, labels in samples:
         some_loss, some_correct = model.evaluate(inputs, labels)
         loss, correct, count = loss + some_loss, correct + some_correct, count + known * len(labels)
@@ -98,7 +98,7 @@ def agree_on_buffers(model: Model, control: Control, *, trained: bool = True) ->
 
     `trained`: whether this rank has seen samples; where only some have, the others have nothing to say.
     """
-    if control.size == 1 or not model.buffers or getattr(model, "hollow", False):
+    if control.size == 1 or not model.buffers or getattr(model, "time_only", False):
         return
     heard, first_heard = control.who(trained)
     if not heard:

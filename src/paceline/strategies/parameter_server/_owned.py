@@ -53,7 +53,7 @@ class Owned:
         self.piece = piece
         self.x = me.model.x[piece.part].copy()
         self.g, self.sent = rows(me.comm, workers, self.x), rows(me.comm, workers, self.x)
-        if not me.hollow:
+        if not me.time_only:
             self.sent[...] = self.x
         self.arrivals = 0
         self.halved = 1.0
@@ -72,9 +72,9 @@ class Owned:
         self._begin(workers)
 
     def _begin(self, workers: int) -> None:
-        hollow = self._me.hollow
-        self._rule_state = {} if hollow else self._rule.start(self.x, workers)
-        self._update_state = {} if hollow else self._plain_update.start(self.x)
+        time_only = self._me.time_only
+        self._rule_state = {} if time_only else self._rule.start(self.x, workers)
+        self._update_state = {} if time_only else self._plain_update.start(self.x)
 
     # ---- what a discipline does with it
 
@@ -114,7 +114,7 @@ class Owned:
 
     def answer(self, worker: int) -> Array:
         """The present values as the rule shows them to this worker, in memory that stays as it is until it answers."""
-        if not self._me.hollow:
+        if not self._me.time_only:
             self._rule.show(self.x, self.sent[worker], worker, self._rule_state)
         self._sent_version[worker], self._sent_era[worker] = self._version, self._era
         return self.sent[worker]  # type: ignore[no-any-return]
@@ -128,7 +128,7 @@ class Owned:
         self._begin(len(self.sent))
 
     def _update(self, worker: int, g: Array, count: int, tau: int) -> None:
-        if not self._me.hollow:
+        if not self._me.time_only:
             self._make_update(worker, g, count, tau)
         self._me.charge("rule", self.x.size)  # `answer` included
         self._version += 1
