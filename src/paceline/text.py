@@ -1,0 +1,196 @@
+"""Text that people read: one spelling for every quantity, lists of words, tables and progress bars.
+
+Quantities: `seconds`, `duration`, `percent`, `share`, `times`, `megabytes`, `amount`, `size`, `number`.
+Words: `count`, `join`, `ranges`. Terminal: `table`, `progress` (both drawn by rich).
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TextIO
+
+
+def seconds(value: float) -> str:
+    """Spell seconds with three figures and no unit, for a column whose heading has the unit.
+
+    >>> [seconds(value) for value in (0, 0.0512, 4.8, 61.24, 999.6, 12345.6)]
+    ['0.00', '0.0512', '4.80', '61.2', '1,000', '12,346']
+    """
+    return "0.00" if value == 0 else f"{value:,.0f}" if value >= 100 else f"{value:#.3g}".rstrip(".")
+
+
+def duration(value: float) -> str:
+    """Spell seconds with three figures and the unit that suits them.
+
+    >>> duration(0.0000314), duration(0.00314), duration(31.4)
+    ('31.4 us', '3.14 ms', '31.4 s')
+    """
+    for unit, size_ in (("us", 1e-6), ("ms", 1e-3)):
+        if value < 999.5 * size_:
+            return f"{value / size_:.3g} {unit}"
+    return f"{value:.3g} s" if value < 999.5 else f"{value:,.0f} s"
+
+
+def percent(fraction: float) -> str:
+    """Spell an accuracy: a fraction as a percentage with two decimals.
+
+    >>> percent(0.9297)
+    '92.97 %'
+    """
+    return f"{100 * fraction:.2f} %"
+
+
+def share(fraction: float) -> str:
+    """Spell a part of a whole as a percentage without decimals, or with one figure when it is below 1 %.
+
+    >>> share(0.347), share(0.004)
+    ('35 %', '0.4 %')
+    """
+    return f"{100 * fraction:.0f} %" if fraction >= 0.01 or fraction == 0 else f"{100 * fraction:.1g} %"
+
+
+def times(factor: float) -> str:
+    """Spell a speedup.
+
+    >>> times(3.2), times(41.26), times(1234.5)
+    ('3.20x', '41.3x', '1,234x')
+    """
+    return f"{factor:.2f}x" if factor < 10 else f"{factor:.1f}x" if factor < 100 else f"{factor:,.0f}x"
+
+
+def megabytes(nbytes: float) -> str:
+    """Spell bytes in MB, without the unit, for a column whose heading has it.
+
+    >>> [megabytes(nbytes) for nbytes in (0, 12_345, 29_850_000, 2_765_300_000)]
+    ['0', '0.01', '29.9', '2,765']
+    """
+    value = nbytes / 1e6
+    return f"{value:,.0f}" if value == 0 or value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2f}"
+
+
+def amount(nbytes: float) -> str:
+    """Spell an amount of traffic in bytes, in decimal units, as network speeds are given.
+
+    >>> amount(437_544), amount(1.2e9), amount(12)
+    ('438 kB', '1.2 GB', '12 B')
+    """
+    for unit, size_ in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size_:
+            return f"{nbytes / size_:.3g} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def size(nbytes: float) -> str:
+    """Spell the size of a buffer in bytes, in binary units, since such sizes are often powers of two.
+
+    >>> size(1024), size(437544), size(64 << 20)
+    ('1 KiB', '427.3 KiB', '64 MiB')
+    """
+    value, unit = float(nbytes), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.1f}".removesuffix(".0") + f" {unit}"
+
+
+def number(value: float) -> str:
+    """Spell any other number: four figures, whole numbers whole.
+
+    >>> [number(value) for value in (12345, 3.0, 0.0512345, 1234.567)]
+    ['12,345', '3', '0.05123', '1,235']
+    """
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def count(number_: int, noun: str, plural: str = "s") -> str:
+    """Spell a number of things; `plural` is the ending of the plural.
+
+    >>> count(1, "rank"), count(4, "rank"), count(1200, "batch", "es")
+    ('1 rank', '4 ranks', '1,200 batches')
+    """
+    return f"{number_:,} {noun}{'' if number_ == 1 else plural}"
+
+
+def join(words: Iterable[object], last: str = "and") -> str:
+    """Join words with commas and, before the last one, a conjunction.
+
+    >>> join([3]), join([3, 5, 7]), join(["png", "svg"], "or"), join([])
+    ('3', '3, 5 and 7', 'png or svg', '')
+    """
+    *first, end = [str(word) for word in words] or [""]
+    return f"{', '.join(first)} {last} {end}" if first else end
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Spell rising whole numbers, with runs of them shortened.
+
+    >>> ranges([0, 1, 2, 5])
+    '0-2, 5'
+    """
+    runs: list[list[int]] = []
+    for value in numbers:
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1][1:] = [value]
+        else:
+            runs.append([value])
+    return ", ".join("-".join(map(str, run)) for run in runs)
+
+
+def table(
+    rows: Iterable[Sequence[str]], headings: Sequence[str] = (), *, justify: str = "", indent: int = 0
+) -> str:
+    """Lay out cells in columns as plain text, without colours or lines; no cell is broken or cut.
+
+    `justify` has a letter for each column, l or r; columns beyond it are to the right, and without it the first is to the
+    left. A row of no cells is an empty line.
+
+    >>> print(table([("sync", "4", "1.80x"), ("serial", "1", "")], ("strategy", "ranks", "speedup"), indent=2))
+      strategy  ranks  speedup
+      sync          4    1.80x
+      serial        1
+    """
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = [list(row) for row in rows]
+    columns = max([len(headings), *map(len, rows)], default=0)
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(headings), header_style="")
+    for place, side in enumerate((justify or "l").ljust(columns, "r")[:columns]):
+        heading = Text(headings[place] if place < len(headings) else "")
+        grid.add_column(heading, justify="left" if side == "l" else "right", no_wrap=True)
+    for row in rows:
+        grid.add_row(*map(Text, row))
+    file = io.StringIO()
+    width = 10_000  # wider than any table, so that rich has no reason to shorten a cell
+    console = Console(file=file, width=width, color_system=None, legacy_windows=False)
+    console.print(Padding(grid, (0, 0, 0, indent), expand=False))
+    return "\n".join(line.rstrip() for line in file.getvalue().split("\n")[:-1])
+
+
+@contextmanager
+def progress(
+    description: str, total: float, *, stream: TextIO | None = None, quiet: bool = False
+) -> Iterator[Callable[[float], None]]:
+    """Show a progress bar on standard error and yield a function that moves it to a number done so far.
+
+    Nothing is shown when the stream is not a terminal; the bar disappears at the end.
+    """
+    stream = sys.stderr if stream is None else stream
+    if quiet or not stream.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=stream), transient=True) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda done: bar.update(task, completed=done)
