@@ -1,7 +1,7 @@
 """Communicators that keep time alone (the simulator's, without computing): what they carry, and memory for the rest.
 
-Such a communicator has `time_only = True`: numbers in long messages are not carried, so nothing is worth computing with them,
-and a vector that each of thousands of ranks would have for itself is one piece of memory for all. Everything else is
+Such a communicator has `time_only = True`: numbers in long messages are not carried, so nothing is worth computing with
+them, and a vector that each of thousands of ranks would have for itself is one piece of memory for all. Everything else is
 carried: who has how many, which batch is next.
 """
 

@@ -78,7 +78,7 @@ class Operation:
 
 
 class Charged(Operation):
-    """An operation whose work is told to `work(kind, amount)`: the simulator's clock goes by it. `time_only`: nothing else."""
+    """An operation that tells its cost to `work(kind, amount)`, for the simulator's clock. `time_only`: no more."""
 
     def __init__(self, inner: Operation, work: Callable[[str, float], object], *, time_only: bool) -> None:
         super().__init__(_nothing if time_only else inner._call, inner.ufunc)

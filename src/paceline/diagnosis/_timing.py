@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 # ---- How long a gradient takes by its samples: a part that is always there, and one for each sample.
 #
-# The last batch of an epoch is smaller and takes far longer than the others on a real machine: caches and memory are laid out
-# for another size. So of the sizes in a log those count that come often.
+# The last batch of an epoch is smaller and takes far longer than the others on a real machine: caches and memory are laid
+# out for another size. So of the sizes in a log those count that come often.
 
 # Numbers of samples must differ by so much for a line through them to mean anything.
 APART = 1.5

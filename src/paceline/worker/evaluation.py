@@ -59,7 +59,7 @@ def score(model: Model, split: Split, rank: int = 0, ranks: int = 1) -> Score:
 def samples_for(
     model: Model, split: Split, *, size: int = AT_ONCE, start: int = 0, stop: int | None = None
 ) -> Iterator[tuple[Array, Array]]:
-    """A split's samples, `size` at a time; for a model that only keeps time (the simulator's `time_only` ones) so many zeros.
+    """Yield a split's samples, `size` at a time; zeros for a model that only keeps time (the simulator's `time_only`).
 
     >>> from paceline.data import load
     >>> from paceline.models.mlp import build
