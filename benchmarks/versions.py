@@ -78,7 +78,9 @@ def measure(python: str, kind: str, arguments: list[str], seed: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--old", required=True, help="the Python of the environment with the old version")
     parser.add_argument("--new", required=True, help="the Python of the environment with the new version")
     parser.add_argument("--ranks", default="4,16")
@@ -104,7 +106,11 @@ def main() -> None:
         print(f"{name:48} {old:12,.4g} {new:12,.4g} {new / old:8.3f}  {spread}  {unit}", flush=True)
         table[name] = {"unit": unit, "arguments": arguments, **figures, "ratio": new / old}
     if asked.json:
-        machine = {"cores": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()}
+        machine = {
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+        }
         asked.json.write_text(json.dumps({"machine": machine, "cases": table}, indent=1) + "\n")
 
 
