@@ -2,7 +2,7 @@
 
     python benchmarks/versions.py --old OLD/bin/python --new NEW/bin/python [--ranks 4,16] [--repeats 5] [--json FILE]
 
-Each case runs with both versions in turn, in an order that alternates, so that a noisy moment falls on both. A figure is the
+Each case runs with both versions in turn, in alternating order, so that a noisy moment falls on both. A figure is the
 median over the repeats; the ratio is new / old of that figure, with the range of the ratios of single repeats beside it.
 Training is measured by `samples_per_second` of the run's record, the start and the simulator by the command's wall time.
 """

@@ -15,8 +15,8 @@ from paceline.vmpi.operations import checked, running, total
 
 # ---- What MPI's collectives share: all meet, the result is made once, everybody leaves with it.
 #
-# What ranks must agree on (root, operation, length, type) is compared; what they give is looked at where it lies and is
-# not copied as long as they wait for the result.
+# What ranks must agree on (root, operation, length, type) is compared; what they give is looked at where it lies, not
+# copied, as long as they wait for the result.
 
 Finish = Callable[[list[Any]], Sequence[Any]]
 
