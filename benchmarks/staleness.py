@@ -83,7 +83,7 @@ def train(run: Run, watch: Any = None) -> float:
     import numpy as np
 
     from paceline.data import Batches, chunks
-    from paceline.models._wrap import make
+    from paceline.models import make
     from paceline.names import parse
     from paceline.strategies.parameter_server._placement import place
     from paceline.strategies.parameter_server.rules import Arrival

@@ -20,8 +20,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-from paceline.data import Dataset, load
-from paceline.data._cache import folders
+from paceline.data import Dataset, cache_folders, load
 
 SIZE = 150
 VERSION = 1  # of what is drawn: another one is another folder of the cache
@@ -30,7 +29,7 @@ Colour = tuple[int, int, int]
 
 def drawn(count: int = 1200, validation: float = 0.1, test: float = 0.1) -> Dataset:
     """`count` pictures, as many of each class, drawn into the cache the first time."""
-    cache = folders()[0]
+    cache = cache_folders()[0]
     folder = cache / f"pictures-{count}-{VERSION}"
     if not folder.exists():
         cache.mkdir(parents=True, exist_ok=True)

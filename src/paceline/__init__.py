@@ -14,12 +14,12 @@ _PLACES = {
     "Config": "paceline.training.config",
     "Dataset": "paceline.data",
     "Fitted": "paceline.training.rank",
-    "GlobalDropout": "paceline.models._torch_layers",
+    "GlobalDropout": "paceline.models",
     "MLP": "paceline.models.mlp",
     "Model": "paceline.models",
     "Run": "paceline.record",
     "Strategy": "paceline.strategies",
-    "TorchModel": "paceline.models._torch",
+    "TorchModel": "paceline.models",
     "UsageError": "paceline.errors",
     "Worker": "paceline.worker",
     "allreduce": "paceline.collectives",
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from paceline.data import load as load
     from paceline.errors import UsageError as UsageError
     from paceline.fitting import fit as fit
+    from paceline.models import GlobalDropout as GlobalDropout
     from paceline.models import Model as Model
-    from paceline.models._torch import TorchModel as TorchModel
-    from paceline.models._torch_layers import GlobalDropout as GlobalDropout
+    from paceline.models import TorchModel as TorchModel
     from paceline.models.mlp import MLP as MLP
     from paceline.prediction import load_model as load_model
     from paceline.prediction import predict as predict

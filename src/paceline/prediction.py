@@ -10,11 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline import names as spec
-from paceline.data import ArraySplit, Dataset, Split, chunks, load
-from paceline.data._samples import check_inputs, check_labels
+from paceline.data import ArraySplit, Dataset, Split, check_inputs, check_labels, chunks, load
 from paceline.errors import UsageError, unknown
-from paceline.models import Model
-from paceline.models._wrap import as_model, make
+from paceline.models import Model, as_model, make
 from paceline.record import Run
 
 Array = NDArray[Any]

@@ -159,9 +159,9 @@ def test_the_order_of_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(_cache.tempfile, "gettempdir", lambda: str(tmp_path))
     spare = tmp_path / f"paceline-{os.getuid()}"
-    assert _cache.folders() == [tmp_path / "home/.cache/paceline", spare]
+    assert _cache.cache_folders() == [tmp_path / "home/.cache/paceline", spare]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert _cache.folders() == [tmp_path / "xdg/paceline", spare]
+    assert _cache.cache_folders() == [tmp_path / "xdg/paceline", spare]
     # A home that cannot be written: the temporary directory.
     (tmp_path / "xdg").write_text("no folder")
     build = Squares()
@@ -172,7 +172,7 @@ def test_the_order_of_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     # … unless somebody else has put a folder of that name there.
     monkeypatch.setattr(_cache.os, "getuid", lambda: 987_654)
     (tmp_path / "paceline-987654").mkdir()
-    assert _cache.folders() == [tmp_path / "xdg/paceline"]
+    assert _cache.cache_folders() == [tmp_path / "xdg/paceline"]
 
 
 RACER = """

@@ -186,8 +186,8 @@ def test_what_it_cannot_take(shape: tuple[int, ...], classes: int, dropout: floa
 
 def test_torch_is_imported_when_a_network_is_built_and_not_before() -> None:
     program = (
-        "import sys; from paceline.models import cnn, _wrap; from paceline import registry, spec; "
-        "spec.parse('models', 'cnn:dropout=0.25'); assert 'torch' not in sys.modules; "
+        "import sys; from paceline.models import cnn; from paceline import names; "
+        "names.parse('models', 'cnn:dropout=0.25'); assert 'torch' not in sys.modules; "
         "sys.modules['torch'] = None; from types import SimpleNamespace as S; "
         "cnn.build(S(name='a', shape=(28, 28), classes=10))"
     )

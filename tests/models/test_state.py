@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.models._state import flat_buffers, put_flat_buffers
+from paceline.models import flat_buffers, put_flat_buffers
 from paceline.models._torch import TorchModel
 from paceline.models.mlp import MLP
 from tests.models.test_torch import given, made

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from paceline import names as spec
 from paceline.data import load
 from paceline.errors import UsageError
+from paceline.models import as_model, make
 from paceline.models._torch import TorchModel
-from paceline.models._wrap import as_model, make
 from tests.models.torch_zoo import batch
 
 IRIS = load("iris")
@@ -118,7 +118,7 @@ def test_a_function_that_imports_torch_itself_draws_from_the_seed_too() -> None:
 import sys
 sys.path.insert(0, {root!r})
 from paceline.data import load
-from paceline.models._wrap import make
+from paceline.models import make
 from paceline.names import parse
 wanted = parse("models", "tests.models.late_torch:build")
 assert "torch" not in sys.modules

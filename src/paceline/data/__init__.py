@@ -1,18 +1,37 @@
-"""Data sets: loading by name or path, splits, and the seeded batches that every number of ranks shares."""
+"""Data sets: loading by name or path, splits, and the seeded batches that every number of ranks shares.
+
+| module | what it holds |
+|---|---|
+| `_load` | `load`: a name, a path, arrays or a PyTorch data set becomes a `Dataset` |
+| `_dataset` | `Dataset`, its splits, and how missing splits are drawn |
+| `_batches` | `Batches`: the same global batch at step t for any number of ranks; `Shares`: how ranks divide an epoch |
+| `_samples` | checks of samples and labels; files that are checked once and then memory-mapped |
+| `_cache` | arrays that are made once and shared by all processes of a node |
+| `_shipped` | the data that come with paceline |
+
+Every other module is a data set or a file format of that name.
+"""
 
 from __future__ import annotations
 
-from paceline.data._batches import Batch, Batches, partition, piece
+from paceline.data._batches import Batch, Batches, Shares, check_own, partition, piece
+from paceline.data._cache import cache_folders
 from paceline.data._dataset import ArraySplit, Dataset, Split, Subset, chunks
 from paceline.data._load import load
+from paceline.data._samples import check_inputs, check_labels
 
 __all__ = [
     "ArraySplit",
     "Batch",
     "Batches",
     "Dataset",
+    "Shares",
     "Split",
     "Subset",
+    "cache_folders",
+    "check_inputs",
+    "check_labels",
+    "check_own",
     "chunks",
     "load",
     "partition",

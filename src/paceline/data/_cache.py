@@ -43,7 +43,7 @@ def cached(name: str, fingerprint: str, build: Callable[[New], None]) -> dict[st
     >>> cached("doctest-squares", "1", squares)["squares"].tolist()
     [0, 1, 4, 9]
     """
-    for folder in folders():
+    for folder in cache_folders():
         entry = _entry(folder, name, fingerprint)
         if (arrays := _open(entry)) is not None:
             return arrays
@@ -71,7 +71,7 @@ def cached(name: str, fingerprint: str, build: Callable[[New], None]) -> dict[st
     return arrays
 
 
-def folders() -> list[Path]:
+def cache_folders() -> list[Path]:
     """Where entries may be, the preferred place first."""
     if given := os.environ.get("PACELINE_CACHE"):
         return [Path(given).expanduser()]
@@ -112,7 +112,7 @@ def _short(*parts: object) -> str:
 
 
 def _writable() -> Path:
-    tried = folders()
+    tried = cache_folders()
     for folder in tried:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)

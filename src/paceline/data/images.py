@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,6 @@ from numpy.typing import NDArray
 
 from paceline.data._cache import New, cached, entry_name, release, state
 from paceline.data._dataset import ArraySplit, Dataset, Split, divide
-from paceline.data._progress import Progress
 from paceline.errors import UsageError
 
 Array = NDArray[Any]
@@ -189,3 +190,31 @@ def _read(file: str, size: tuple[int, int] | None, color: bool) -> Array:
         raise UsageError(f"{file}: not a readable image ({str(error).splitlines()[0].lower()})") from None
     array = np.asarray(image)
     return np.moveaxis(array, -1, 0) if color else array
+
+
+class Progress:
+    """A progress bar on standard error; nothing is shown when that is not a terminal."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self.what = what
+        self.total = total
+        self._shown = -1
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __call__(self, done: int) -> None:
+        percent = 100 * done // max(self.total, 1)
+        if percent != self._shown and sys.stderr.isatty():
+            self._shown = percent
+            filled = percent * 30 // 100
+            bar = "#" * filled + "." * (30 - filled)
+            sys.stderr.write(f"\r{self.what} [{bar}] {done:,} of {self.total:,}")
+            sys.stderr.flush()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._shown >= 0:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()

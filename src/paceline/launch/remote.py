@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from paceline.comm.control import shared_bytes
 from paceline.errors import AgreedError, UsageError
-from paceline.models._state import put_state, state_of
+from paceline.models import put_state, state_of
 from paceline.training.job import Job
 from paceline.training.rank import Fitted, train
 

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from paceline.comm import Recorded, mpi
 from paceline.comm.stopwatch import Stopwatch
-from paceline.data import Batches
-from paceline.data._dataset import Subset
+from paceline.data import Batches, Subset
 from paceline.machine._pingpong import calls
 from paceline.machine._work import COMPUTE, RATE, Points, mean, median
 from paceline.strategies.parameter_server import ParameterServer

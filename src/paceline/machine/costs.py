@@ -234,6 +234,6 @@ def _family(job: Job) -> str:
 
 
 def _folders() -> list[Path]:
-    from paceline.data._cache import folders
+    from paceline.data import cache_folders
 
-    return folders()
+    return cache_folders()

@@ -1,158 +1,63 @@
-"""Models: two flat vectors, parameters and gradient, of which every layer's arrays are views."""
+"""Models: two flat vectors, parameters and gradient, of which every layer's arrays are views.
+
+| module | what it holds |
+|---|---|
+| `_model` | `Model`, what a strategy needs of a network; a model's state as named arrays |
+| `_wrap` | `make` and `as_model`: a spec, a module or a (module, loss) pair becomes a model |
+| `mlp` | `mlp:128,64`: the fully connected network in NumPy, with `_passes` (forward and backward) and `_factors` |
+| `cnn` | `cnn`: the reference convolutional network in PyTorch |
+| `_torch` | `TorchModel`: any `torch.nn.Module` as a model |
+| `_torch_layers` | `GlobalDropout`, and the module of `cnn` |
+
+`TorchModel` and `GlobalDropout` need PyTorch, which is imported when one of them is first used.
+"""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from numpy.typing import NDArray
+from paceline.models._model import (
+    BUFFER,
+    Array,
+    FactoredModel,
+    Model,
+    PartGradient,
+    Ready,
+    flat_buffers,
+    layer_by_layer,
+    put_flat_buffers,
+    put_state,
+    state_of,
+)
+from paceline.models._wrap import as_model, make
 
-from paceline.data import Batch
+if TYPE_CHECKING:
+    from paceline.models._torch import TorchModel
+    from paceline.models._torch_layers import GlobalDropout
 
-Array = NDArray[Any]
-Ready = Callable[[int], None]
-"""Is told the number of a layer, an index into `layers`, whose gradient is final."""
+__all__ = [
+    "BUFFER",
+    "Array",
+    "FactoredModel",
+    "GlobalDropout",
+    "Model",
+    "PartGradient",
+    "Ready",
+    "TorchModel",
+    "as_model",
+    "flat_buffers",
+    "layer_by_layer",
+    "make",
+    "put_flat_buffers",
+    "put_state",
+    "state_of",
+]
 
-
-@runtime_checkable
-class Model(Protocol):
-    """What a strategy needs of a network.
-
-    `g` is the gradient of the last batch as a SUM over its samples: pieces of a batch add up to the whole, however
-    unevenly they were cut. The mean is `g / count`. A model may have a `default_rate`: the learning rate where the user
-    gives none.
-
-    >>> from paceline.data import Batches, load
-    >>> from paceline.models.mlp import build
-    >>> iris = load("iris")
-    >>> model = build(iris, 8)
-    >>> isinstance(model, Model), model.x.size, model.layers
-    (True, 67, [slice(0, 40, None), slice(40, 67, None)])
-    >>> batch = Batches(iris.train, batch=10).at(epoch=0, step=0)
-    >>> before = model.gradient(batch)                    # the loss, summed; model.g is its gradient
-    >>> model.x -= 0.1 * model.g / batch.count
-    >>> model.gradient(batch) < before
-    True
-    """
-
-    x: Array
-    """The parameters, flat."""
-    g: Array
-    """The gradient of the last batch's summed loss, flat."""
-    layers: Sequence[slice]
-    """Each layer's part of `x` and `g`."""
-    buffers: dict[str, Array]
-    """State that no gradient changes: BatchNorm's statistics, the input's mean. Views: writing them changes the model."""
-
-    def place(self, x: Array, g: Array) -> None:
-        """Move parameters and gradient into memory given from outside (a shared window, say), keeping x's values."""
-        ...
-
-    def gradient(self, batch: Batch, ready: Ready | None = None) -> float:
-        """Fill `g` for this batch; return the loss summed over its samples.
-
-        `ready(i)` is called when `g[layers[i]]` is final: it is complete, and not touched again before the next call of
-        `gradient`, so that it can be sent while the pass goes on. In any order, on the caller's thread, once for every
-        layer before `gradient` returns. `x` must stay as it is until then. A model that knows no layer's gradient
-        before the end need not take `ready`: see `layer_by_layer`.
-        """
-        ...
-
-    def predict(self, inputs: Array) -> Array:
-        """Scores for each sample, one row each; the predicted class is the largest."""
-        ...
-
-    def evaluate(self, inputs: Array, labels: Array) -> tuple[float, int]:
-        """The loss summed over the samples, and how many were classified right (0 for regression)."""
-        ...
+_NEED_TORCH = {"TorchModel": "_torch", "GlobalDropout": "_torch_layers"}
 
 
-def layer_by_layer(model: Model) -> Callable[[Batch, Ready], float]:
-    """`gradient(batch, ready)` for any model, also for one whose `gradient` does not take `ready`.
-
-    Layers that the model has not named are ready when its gradient is. An empty batch has the gradient 0, whatever
-    the model.
-
-    >>> import numpy as np
-    >>> from paceline.models.mlp import MLP
-    >>> net, done = MLP([2, 3, 1], regression=True, dtype=np.float64), []
-    >>> loss = layer_by_layer(net)(Batch(np.ones((4, 2)), np.zeros(4), 4, 4, 0, 0, 0), done.append)
-    >>> done
-    [1, 0]
-    """
-    takes_ready = _takes_ready(model.gradient)
-
-    def gradient(batch: Batch, ready: Ready) -> float:
-        waiting = set(range(len(model.layers)))
-
-        def once(layer: int) -> None:
-            if layer not in waiting:
-                raise ValueError(
-                    f"each of {len(model.layers)} layers, from 0, is ready once in a pass; "
-                    f"{type(model).__name__} said {layer}, left are {sorted(waiting)}"
-                )
-            waiting.remove(layer)
-            ready(layer)
-
-        loss = 0.0
-        if not batch.count:
-            model.g.fill(0)
-        elif takes_ready:
-            loss = model.gradient(batch, ready=once)
-        else:
-            loss = model.gradient(batch)
-        for layer in sorted(waiting):
-            ready(layer)
-        return loss
-
-    return gradient
-
-
-def _takes_ready(gradient: Callable[..., Any] | None) -> bool:
-    """Whether it has an argument of that name, or hands all arguments on to a function that has."""
-    while gradient is not None:
-        try:
-            takes = inspect.signature(gradient, follow_wrapped=False).parameters
-        except (TypeError, ValueError):  # not written in Python
-            return False
-        if "ready" in takes:
-            return takes["ready"].kind is not inspect.Parameter.POSITIONAL_ONLY
-        if all(one.kind is not inspect.Parameter.VAR_KEYWORD for one in takes.values()):
-            return False
-        gradient = getattr(gradient, "__wrapped__", None)
-    return False
-
-
-class PartGradient(Protocol):
-    """The gradient of one part of the parameters, summed over all samples of a batch, from their factors."""
-
-    @property
-    def part(self) -> slice:
-        """The part of x; may be empty."""
-        ...
-
-    def __call__(self) -> Array:
-        """The sum, in private memory; the caller may overwrite it."""
-        ...
-
-
-@runtime_checkable
-class FactoredModel(Model, Protocol):
-    """A model whose gradient is a sum of products of short factors, for each sample, that ranks can exchange.
-
-    Every rank calls `share_factors` with the same memory; then `gradient(batch)`, for its piece of a batch, leaves the
-    piece's factors there, and `g` as it is. When all ranks have done so, each can compute the summed gradient of a part.
-    """
-
-    def factor_bytes(self, batch: int) -> int:
-        """The memory that the factors of `batch` samples take."""
-        ...
-
-    def share_factors(self, memory: Array, batch: int, rank: int, ranks: int) -> PartGradient:
-        """Leave factors in `memory` until the next `place`; return the sum for the rank-th of `ranks` parts of x.
-
-        `memory`: `factor_bytes(batch)` bytes (uint8). The parts are slices of x, in order, of about the same length.
-        No batch may have more than `batch` samples.
-        """
-        ...
+def __getattr__(name: str) -> Any:
+    if name not in _NEED_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_NEED_TORCH[name]}"), name)

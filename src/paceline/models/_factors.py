@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.models import Array, Ready
+from paceline.models._model import Array, Ready
 from paceline.models._passes import ALIGNMENT, Memory, Pass, small_parts
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from paceline.models import Array, Ready
+from paceline.models._model import Array, Ready
 
 if TYPE_CHECKING:
     from paceline.models.mlp import MLP

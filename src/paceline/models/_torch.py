@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 
 from paceline.data import Batch
 from paceline.errors import UsageError, unknown
-from paceline.models import Array, Ready
+from paceline.models._model import Array, Ready
 
 # ---- Any loss callable as a sum over samples, and what its outputs say about the class.
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from paceline.data import Batch
 from paceline.errors import UsageError
-from paceline.models import Array
+from paceline.models._model import Array
 
 
 class GlobalDropout(nn.Module):

@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.data import Dataset
 from paceline.errors import UsageError
-from paceline.models import Model
+from paceline.models._model import Model
 
 if TYPE_CHECKING:
     from paceline.models._torch import TorchModel

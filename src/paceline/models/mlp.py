@@ -14,8 +14,8 @@ from numpy.typing import DTypeLike
 
 from paceline.data import Batch, Dataset, chunks
 from paceline.errors import UsageError, unknown
-from paceline.models import Array, Ready
 from paceline.models._factors import Factors, PartGradient, cut_rows, factor_bytes
+from paceline.models._model import Array, Ready
 from paceline.models._passes import ACTIVATIONS, LOSSES, Memory, Pass, softmax
 
 # ---- What an mlp's options may be.

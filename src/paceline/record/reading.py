@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import UsageError
-from paceline.models import Model
-from paceline.models._state import BUFFER, put_state
+from paceline.models import BUFFER, Model, put_state
 from paceline.training.config import Config
 
 # ---- Whether a record says what its readers take from it: files that were cut off or edited are told, not believed.

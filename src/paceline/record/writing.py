@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 
 from paceline.errors import UsageError
 from paceline.files import json_text, write_arrays, write_json
-from paceline.models import Model
-from paceline.models._state import state_of
+from paceline.models import Model, state_of
 from paceline.worker import COLUMNS
 from paceline.worker.evaluation import Epoch
 

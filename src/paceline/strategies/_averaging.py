@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline import names as registry
-from paceline.data._batches import check_own
+from paceline.data import check_own
 from paceline.errors import UsageError, unknown
 from paceline.strategies import Strategy
 from paceline.strategies._vectors import vector

@@ -13,8 +13,7 @@ from paceline import names as registry
 from paceline import names as spec
 from paceline.data import Dataset, load
 from paceline.errors import UsageError
-from paceline.models import Model
-from paceline.models._wrap import as_model, make
+from paceline.models import Model, as_model, make
 from paceline.record.writing import new_folder
 from paceline.schedules import Schedule
 from paceline.strategies import Strategy

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from paceline.comm.events import Events
 from paceline.comm.stopwatch import Stopwatch, Telling
-from paceline.data import Batch, Batches
-from paceline.data._batches import Shares
+from paceline.data import Batch, Batches, Shares
 from paceline.models import Model, Ready, layer_by_layer
 from paceline.schedules import Schedule
 from paceline.updates import Update

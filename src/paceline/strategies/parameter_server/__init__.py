@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from paceline.errors import UsageError
-from paceline.models._state import flat_buffers
+from paceline.models import flat_buffers
 from paceline.strategies import Strategy
 from paceline.strategies.parameter_server import _messages as messages
 from paceline.strategies.parameter_server._chief import Chief, Dealer, first_batch, help_to_finish

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.models._state import flat_buffers, put_flat_buffers
+from paceline.models import flat_buffers, put_flat_buffers
 from paceline.worker import Worker
 from paceline.worker.divergence import Guard
 from paceline.worker.evaluation import Score, ratio, samples_for, score_together, scored

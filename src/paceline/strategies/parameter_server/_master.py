@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.comm.stopwatch import Stopwatch
-from paceline.models._state import flat_buffers
+from paceline.models import flat_buffers
 from paceline.strategies.parameter_server import _messages as messages
 from paceline.strategies.parameter_server._chief import Chief, help_to_finish
 from paceline.strategies.parameter_server._disciplines import Discipline
