@@ -23,8 +23,7 @@ import numpy as np
 from where import where
 
 from paceline import launch
-from paceline.collectives import make_exchange
-from paceline.collectives._exchange import Factored, pays
+from paceline.collectives import Factored, factors_pay, make_exchange
 from paceline.comm import mpi
 from paceline.data import Batch, Batches, load
 from paceline.models.mlp import MLP, build
@@ -146,7 +145,9 @@ def rank_main(args: argparse.Namespace) -> None:
     for batch in map(int, args.batch.split(",")):
         times = measure(comm, batch, hidden, args.seconds)
         if comm.rank == 0:
-            chosen = "factors" if pays(MLP([784, *hidden, 10]), batch, comm.size) else "whole gradients"
+            chosen = (
+                "factors" if factors_pay(MLP([784, *hidden, 10]), batch, comm.size) else "whole gradients"
+            )
             print_rows(batch, chosen, times)
             result["batches"][batch] = times
     if comm.rank == 0 and args.json:

@@ -9,7 +9,8 @@ from unittest import mock
 
 import numpy as np
 
-from paceline.collectives import _exchange, make_exchange
+from paceline import collectives
+from paceline.collectives import make_exchange
 from paceline.comm import Recorded, pretend_nodes
 from paceline.data import ArraySplit, Batches
 from paceline.errors import UsageError
@@ -144,7 +145,7 @@ def made() -> Iterator[list[str]]:
         kinds.append(type(exchange).__name__)
         return exchange
 
-    with mock.patch.object(_exchange, "make_exchange", make):
+    with mock.patch.object(collectives, "make_exchange", make):
         yield kinds
 
 

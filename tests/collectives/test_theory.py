@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.collectives._cost import Cost, Machine, cost
-from paceline.collectives._layout import Nodes, cut, length, one_node
+from paceline.collectives import Cost, CostModel, Nodes, cost, cut, length, one_node
 from paceline.collectives._power_of_two import PowerOfTwo
 from paceline.collectives.auto import choose
 
@@ -94,7 +93,7 @@ def test_no_messages_for_one_rank_or_no_elements(n: int, p: int) -> None:
 
 
 def test_time_is_alpha_beta_gamma() -> None:
-    machine = Machine(alpha=1.0, beta=0.1, gamma=0.01)
+    machine = CostModel(alpha=1.0, beta=0.1, gamma=0.01)
     ring = cost("ring", n=400, p=4)
     assert machine.seconds(ring, itemsize=4) == pytest.approx(6 + 0.1 * 4 * 600 + 0.01 * 4 * 300)
     doubling = cost("recursive-doubling", n=400, p=6)  # 2 exchanges, and one before and after

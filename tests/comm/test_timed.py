@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.collectives import allreduce
-from paceline.collectives._nodes import nodes
+from paceline.collectives import allreduce, nodes
 from paceline.comm import Recorded, channel, pretend_nodes
 from paceline.comm.operations import Charged, operation
 from paceline.comm.torch_processes import Processes

@@ -104,7 +104,7 @@ def _job(question: Question, ranks: int) -> dict[str, Any]:
 
 def _with_theory(cell: dict[str, Any], p: int, itemsize: int, machine: dict[str, float]) -> dict[str, Any]:
     """A measured cell with its statistics, bandwidths, formula and model."""
-    from paceline.collectives._cost import Machine, cost, has_cost
+    from paceline.collectives import CostModel, cost, has_cost
 
     low, median, high = np.percentile(cell["seconds"], [10, 50, 90]).tolist()
     n, name = cell["size"] // itemsize, cell["algorithm"]
@@ -112,7 +112,7 @@ def _with_theory(cell: dict[str, Any], p: int, itemsize: int, machine: dict[str,
     if has_cost(name):
         costs = [cost(name, n=n, p=p, r=r, itemsize=itemsize) for r in range(p)]
         formula = [[each.messages, itemsize * each.sent] for each in costs]
-        model = max(Machine(**machine).seconds(each, itemsize) for each in costs)
+        model = max(CostModel(**machine).seconds(each, itemsize) for each in costs)
     return {
         **cell,
         "median": median,

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.collectives import recursive_doubling
-from paceline.collectives._cost import Machine, cost
+from paceline.collectives import CostModel, cost, recursive_doubling
 
 Array = NDArray[Any]
 
@@ -22,7 +21,7 @@ SIZES = tuple(8 << k for k in range(0, 22, 3))  # 8 bytes to 16 MiB
 SECONDS = 0.05  # for each size
 
 
-def measure_machine(comm: Any) -> Machine:
+def measure_machine(comm: Any) -> CostModel:
     """alpha, beta, gamma and the cost of a call; collective. With an odd rank out, that one only computes."""
     p = comm.Get_size()
     passes, sums = [], []
@@ -35,13 +34,13 @@ def measure_machine(comm: Any) -> Machine:
     times = np.nanmedian(every, axis=0)
     alpha, beta = fit_line(SIZES, times[0])
     _, gamma = fit_line(SIZES, times[1])
-    machine = Machine(alpha=alpha, beta=beta, gamma=gamma)
+    machine = CostModel(alpha=alpha, beta=beta, gamma=gamma)
 
     one, total = np.ones(1, np.float32), np.ones(1, np.float32)
     call = np.array([_median_of(comm, lambda: recursive_doubling.allreduce(one, total, comm), together=True)])
     comm.Bcast(call)
     messages = machine.seconds(cost("recursive-doubling", n=1, p=p), itemsize=4)
-    return Machine(call=max(0.0, float(call[0]) - messages), alpha=alpha, beta=beta, gamma=gamma)
+    return CostModel(call=max(0.0, float(call[0]) - messages), alpha=alpha, beta=beta, gamma=gamma)
 
 
 def fit_line(sizes: tuple[int, ...], seconds: Array) -> tuple[float, float]:

@@ -1,32 +1,48 @@
-"""Collectives: `allreduce` by several algorithms, one file each, and the exchange of a training step."""
+"""Collectives: `allreduce` by several algorithms, one file each, and the exchange of a training step.
+
+    allreduce                         combine the arrays of all ranks, by the algorithm of a name
+    make_exchange, Exchange           sum gradients and publish parameters, with as few copies as possible
+    prepare_sum                       an allreduce whose arguments are checked once
+    cost, has_cost, Case, Cost        how many messages and bytes an algorithm takes, exactly
+    CostModel                         the alpha-beta-gamma model of its time
+    Nodes, nodes, one_node, peers     which rank is on which node
+    cut, length                       a vector cut into parts, the same way on every rank
+    collective                        the decorator of every algorithm
+
+The other files are the algorithms: `naive`, `ring`, `recursive_doubling`, `rabenseifner`, `shared_memory`,
+`hierarchical`, `native` and `auto`.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from paceline.collectives._exchange import Exchange, make_exchange
-from paceline.collectives._named import named, prepared
+from paceline.collectives._buffers import Array, collective, find_allreduce, prepare_sum
+from paceline.collectives._cost import Case, Cost, CostModel, cost, has_cost
+from paceline.collectives._exchange import Exchange, Factored, factors_pay, make_exchange
+from paceline.collectives._layout import Nodes, cut, length, one_node
+from paceline.collectives._nodes import nodes, peers
 
 
-def allreduce(
-    send: NDArray[Any], recv: NDArray[Any], comm: Any, op: Any = np.add, *, algorithm: str = "auto"
-) -> None:
+def allreduce(send: Array, recv: Array, comm: Any, op: Any = np.add, *, algorithm: str = "auto") -> None:
     """Combine `send` of all ranks with `op` into `recv` on every rank, by the algorithm of this name.
 
-    Arrays of any shape, order and numeric dtype; `send` may be `recv`. `op` is a NumPy ufunc, an MPI.Op or
-    a Python function of two arrays that works element by element; it must be associative and commutative.
-    `comm` is an mpi4py communicator, or one that looks like it; None is this process alone. Collective: every
-    rank calls it with the same shape, dtype and op.
+    The arrays may have any shape, order and numeric dtype; `send` may be `recv`. `op` is a NumPy ufunc, an MPI.Op or
+    a Python function of two arrays that works element by element; it must be associative and commutative. `comm` is
+    an mpi4py communicator or one with the same interface; None means this process alone. Collective: every rank calls
+    it with the same shape, dtype and op.
 
     >>> total = np.zeros(3)
     >>> allreduce(np.ones(3), total, None, algorithm="ring")
     >>> total
     array([1., 1., 1.])
     """
-    named(algorithm)(send, recv, comm, op)
+    find_allreduce(algorithm)(send, recv, comm, op)
 
 
-__all__ = ["Exchange", "allreduce", "make_exchange", "prepared"]
+__all__ = [
+    "Array", "Case", "Cost", "CostModel", "Exchange", "Factored", "Nodes", "allreduce", "collective", "cost", "cut",
+    "factors_pay", "has_cost", "length", "make_exchange", "nodes", "one_node", "peers", "prepare_sum",
+]  # fmt: skip

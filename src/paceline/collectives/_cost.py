@@ -1,9 +1,9 @@
-"""What an allreduce costs: exactly counted messages and bytes, and the alpha-beta-gamma model of its time.
+"""The cost of an allreduce: exact numbers of messages and bytes, and the alpha-beta-gamma model of its time.
 
     T = call + alpha * rounds + beta * bytes on the way + gamma * bytes combined or copied
 
-call: seconds before the first message; alpha: a message; beta: a byte sent; gamma: a byte combined. Each
-collective's file has its own function `cost(case)`; a collective without one has no prediction.
+call: seconds before the first message; alpha: seconds a message; beta: seconds a byte sent; gamma: seconds a byte
+combined. Each algorithm's file has its own function `cost(case)`; without one there is no prediction.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from types import ModuleType
 from paceline.collectives._layout import Nodes, cut, length, one_node
 from paceline.names import find
 
-# MPI counts elements in 31 bits: what is longer goes in pieces.
+# MPI counts elements in 31 bits: longer arrays are sent in pieces.
 LONGEST = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Rank r of p combining n elements of `itemsize` bytes; all ranks on one node unless it is said."""
+    """Rank r of p ranks, combining n elements of `itemsize` bytes; by default all ranks are on one node."""
 
     n: int
     p: int
@@ -37,18 +37,18 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What one rank does. `messages` and `sent` are exact; the others are what the last rank waits for."""
+    """The work of one rank. `messages` and `sent` are exact; the others are what the last rank has to wait for."""
 
     messages: int = 0
-    """Messages that it sends."""
+    """Messages that the rank sends."""
     sent: int = 0
     """Elements in them."""
     rounds: int = 0
-    """Messages one after the other, its own and those that it waits for."""
+    """Messages one after the other, its own and those it waits for."""
     carried: int = 0
     """Elements in those."""
     touched: int = 0
-    """Elements that it combines or copies."""
+    """Elements that the rank combines or copies."""
 
     def __add__(self, other: Cost) -> Cost:
         names = self.__dataclass_fields__
@@ -56,10 +56,10 @@ class Cost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
-    """alpha, beta and gamma, and what a call costs before its first message, in seconds.
+class CostModel:
+    """The alpha-beta-gamma model: seconds a message, a byte sent, a byte combined, and a call.
 
-    >>> gigabit = Machine(alpha=50e-6, beta=8e-9, gamma=0.2e-9)
+    >>> gigabit = CostModel(alpha=50e-6, beta=8e-9, gamma=0.2e-9)
     >>> round(gigabit.seconds(cost("ring", n=250_000, p=4), itemsize=4), 4)
     0.0125
     """
@@ -70,13 +70,13 @@ class Machine:
     call: float = 0.0
 
     def seconds(self, cost: Cost, itemsize: int) -> float:
-        """The predicted time."""
+        """Return the predicted time."""
         moved = self.beta * cost.carried + self.gamma * cost.touched
         return self.call + self.alpha * cost.rounds + itemsize * moved
 
 
 def cost(name: str, *, n: int, p: int, r: int = 0, itemsize: int = 4, nodes: Nodes | None = None) -> Cost:
-    """What the collective called `name` costs rank r.
+    """Return what the collective called `name` costs rank r.
 
     >>> both = cost("ring", n=1000, p=4)
     >>> both.messages, both.sent
@@ -94,7 +94,7 @@ def cost(name: str, *, n: int, p: int, r: int = 0, itemsize: int = 4, nodes: Nod
 
 
 def has_cost(name: str) -> bool:
-    """Whether the collective called `name` brings a formula; other packages' need not."""
+    """Return True if the collective called `name` has a cost formula; those of other packages need not have one."""
     return hasattr(_module(name), "cost")
 
 

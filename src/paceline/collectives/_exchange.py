@@ -1,4 +1,4 @@
-"""One step's exchange between the ranks of a synchronous run, with the fewest copies there can be.
+"""The exchange of a synchronous training step, with as few copies as possible.
 
     with make_exchange("auto", model, comm) as exchange:
         for batch in batches:
@@ -7,22 +7,21 @@
             update.apply(model.x[exchange.part], g)    # x_part <- x_part - eta g
             exchange.publish()                         # x complete everywhere
 
-Through messages (`Replicated`) the part is everything. In shared memory (`Shared`) there is one x for the
-node, each rank's g is a row of a shared window, and nothing is copied: each rank adds up its own columns
-and updates its own part of x. With several nodes the owners of a part add up between the nodes what they
-added up inside theirs.
+With messages (`Replicated`) the part is the whole vector. In shared memory (`Shared`) there is one x for the node,
+each rank's g is a row of a shared window, and nothing is copied: each rank sums its own columns and updates its own
+part of x. With several nodes, the owners of a part then sum it between the nodes. Small batches on one node exchange
+factors instead of gradients (`Factored`).
 """
 
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeGuard
+from typing import Any, Protocol, Self, TypeGuard
 
 import numpy as np
-from numpy.typing import NDArray
 
+from paceline.collectives._buffers import Array, prepare_sum
 from paceline.collectives._layout import cut, length
-from paceline.collectives._named import prepared
 from paceline.collectives._nodes import nodes, peers
 from paceline.collectives.hierarchical import between
 from paceline.comm import Channel, channel
@@ -30,29 +29,23 @@ from paceline.comm.shared import CACHE_LINE, SharedMemory, padded
 from paceline.errors import UsageError
 from paceline.models import FactoredModel, Model
 
-if TYPE_CHECKING:
-    from paceline.models import Model
-
-
-Array = NDArray[Any]
-
 
 class Exchange(Protocol):
-    """What `sync` needs of an exchange. Making, `reduce`, `publish` and `close` are collective."""
+    """What a synchronous strategy needs. Making an exchange, `reduce`, `publish` and `close` are collective."""
 
     part: slice
-    """The part of x that this rank updates; may be empty."""
+    """The part of x that this rank updates. May be empty."""
 
     def reduce(self) -> Array:
-        """With this rank's gradient in model.g: the sum of all ranks' over `part`. May be overwritten."""
+        """Return the sum of all ranks' gradients (model.g) over `part`. The result may be overwritten."""
         ...
 
     def publish(self) -> None:
-        """With model.x[part] updated: makes model.x complete on every rank."""
+        """Make model.x complete on every rank, after each has updated model.x[part]."""
         ...
 
     def close(self) -> None:
-        """Move the model back into private memory and free what was shared."""
+        """Move the model back into private memory and free the shared memory."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -63,19 +56,18 @@ class Exchange(Protocol):
 
 
 def make_exchange(name: str, model: Model, comm: Any, batch: int | None = None) -> Exchange:
-    """The exchange that the collective called `name` stands for. Collective; x becomes rank 0's.
+    """Make the exchange that belongs to the collective called `name`. Collective; every rank gets rank 0's x.
 
-    `batch`: samples in a global batch, from a caller that reads and writes no gradient but what `reduce`
-    returns. The ranks of one node may then exchange factors, and model.g is not used.
+    `batch`: samples in a global batch, given by a caller that uses no gradient except the one that `reduce` returns.
+    The ranks of one node may then exchange factors, and model.g is not used.
     """
-
     if comm is None or comm.Get_size() == 1:
         return Replicated(model, comm, name)
     if name == "auto":
         layout = nodes(channel(comm))
         name = "shared-memory" if layout.count == 1 else "hierarchical" if layout.largest > 1 else "auto"
     alone = name == "shared-memory" and nodes(channel(comm)).count == 1
-    if alone and batch and pays(model, batch, comm.Get_size()):
+    if alone and batch and factors_pay(model, batch, comm.Get_size()):
         return Factored(model, comm, batch)
     if name in ("shared-memory", "hierarchical"):
         return Shared(model, comm, across_nodes=name == "hierarchical")
@@ -91,12 +83,12 @@ class _Closing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:  # closing is collective, and the other ranks may be elsewhere after an error
+        if error is None:  # closing is collective: after an error the other ranks may not take part
             self.close()
 
 
 class Replicated(_Closing):
-    """Every rank has its own x and g, and makes the whole update."""
+    """Every rank has its own x and g, and performs the whole update."""
 
     def __init__(self, model: Model, comm: Any, name: str) -> None:
         self._model, self._comm, self._name = model, comm, name
@@ -106,10 +98,10 @@ class Replicated(_Closing):
 
     def _prepare(self) -> None:
         self._g = self._model.g
-        self._step = prepared(self._g, self._comm, self._name)
+        self._step = prepare_sum(self._g, self._comm, self._name)
 
     def rehearse(self) -> None:
-        """Reduce zeros: what MPI sets up at a first call is set up then. Collective."""
+        """Reduce zeros, so that MPI sets up its connections now. Collective."""
         self._model.g[...] = 0
         self.reduce()
 
@@ -117,9 +109,7 @@ class Replicated(_Closing):
         if self._model.g is not self._g:
             self._prepare()
         if self._channel is not None:
-            self._channel.charge(
-                "cold", self._g.nbytes
-            )  # what computing has put out of the caches comes back
+            self._channel.charge("cold", self._g.nbytes)  # computing has evicted it from the caches
         self._step()
         return self._g
 
@@ -128,13 +118,13 @@ class Replicated(_Closing):
 
 
 class InWindow(_Closing):
-    """What the exchanges in shared memory have in common: one x for the node at the start of a window, and its fences.
+    """The common part of exchanges in shared memory: one x for the node at the start of a window, and its fences.
 
-    Where time alone is simulated one model serves all ranks: it is not moved.
+    In time-only simulation one model serves all ranks, and it is not moved.
     """
 
     def __init__(self, model: Model, node: Channel, more: int) -> None:
-        """A window of x and `more` bytes, in `rest`; x is rank 0's, and not yet the model's."""
+        """Allocate a window for x and `more` bytes, and copy rank 0's x into it; the model is not moved yet."""
         x_bytes = padded(model.x.nbytes)
         self._shared = SharedMemory(node.bare, x_bytes + more, node.events)
         self._model, self._closed = model, False
@@ -161,16 +151,16 @@ class InWindow(_Closing):
         self._shared.free()
 
     def _own_g(self) -> Array:
-        """Memory of this rank's own for the gradient."""
+        """Return private memory for the gradient."""
         raise NotImplementedError
 
     def _forget(self) -> None:
-        """Drop what else looks into the window."""
+        """Drop all other views of the window."""
         raise NotImplementedError
 
 
 class Shared(InWindow):
-    """One x for the node and a row of g for each of its ranks, in one window; each updates its part of x."""
+    """One x for the node and a row of g for each of its ranks, in one window; each rank updates its part of x."""
 
     def __init__(self, model: Model, comm: Any, *, across_nodes: bool) -> None:
         own = channel(comm)
@@ -211,25 +201,25 @@ class Shared(InWindow):
         del self._columns
 
 
-# ---- The exchange of a small batch's gradient as its factors, between ranks that share memory.
+# Small batches: factors instead of gradients, between ranks that share memory.
 #
-# With few samples a gradient has low rank: the activations and deltas of a batch of 16 are a sixth as long as
-# the reference network's gradient. So no rank forms a gradient of its own. Each leaves its samples' factors in
-# a shared window, and after a barrier multiplies out its own part of the sum from everybody's. What goes from
-# one core's cache to another's is the factors and the new x, and no gradient.
+# The gradient of a few samples has low rank: the activations and deltas of a batch of 16 are a sixth as long as the
+# reference network's gradient. So no rank computes a gradient of its own. Each rank puts the factors of its samples
+# into a shared window, and after a barrier multiplies out its own part of the sum from everyone's factors. Only the
+# factors and the new x move between the cores' caches.
 #
 # Xie et al., "Distributed machine learning via sufficient factor broadcasting", 2015.
 
 
-def pays(model: Model, batch: int, ranks: int) -> TypeGuard[FactoredModel]:
-    """Whether `model` can leave the factors of a batch, and they are few enough beside a gradient's bytes.
+def factors_pay(model: Model, batch: int, ranks: int) -> TypeGuard[FactoredModel]:
+    """Return True if `model` can provide the factors of a batch, and they are short enough compared with a gradient.
 
-    The more ranks, the smaller the part of the activations that each of them reads. On 16 cores, with the reference
-    network, factors were ahead up to a batch of 128 with 4 ranks (392 against 408 us a step) and up to 256 with 16
-    (408 against 461): `benchmarks/factored.py`.
+    The more ranks there are, the smaller the part of the activations that each of them reads. On 16 cores, with the
+    reference network, factors were ahead up to a batch of 128 with 4 ranks (392 against 408 us a step) and up to 256
+    with 16 (408 against 461): `benchmarks/factored.py`.
 
     >>> from paceline.models.mlp import MLP
-    >>> [pays(MLP([784, 128, 64, 10]), batch, ranks=4) for batch in (16, 132, 133)]
+    >>> [factors_pay(MLP([784, 128, 64, 10]), batch, ranks=4) for batch in (16, 132, 133)]
     [True, True, False]
     """
     if not isinstance(model, FactoredModel):
@@ -238,7 +228,7 @@ def pays(model: Model, batch: int, ranks: int) -> TypeGuard[FactoredModel]:
 
 
 class Factored(InWindow):
-    """One x and one batch's factors, in one window; each rank sums and updates its part of x. One node."""
+    """One x and the factors of one batch, in one window; each rank sums and updates its part of x. One node."""
 
     def __init__(self, model: FactoredModel, comm: Any, batch: int) -> None:
         node = channel(comm).node

@@ -1,4 +1,4 @@
-"""Which rank is on which node, and how a vector is cut into parts: arithmetic that gives every rank the same."""
+"""Which rank is on which node, and how a vector is cut into parts: arithmetic with the same result on every rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class Nodes:
-    """`of[r]` is the node of rank r, under any numbering. What is asked of it is found once for all ranks.
+    """The nodes of all ranks: `of[r]` is the node of rank r, in any numbering.
 
     >>> Nodes((0, 0, 0, 3, 3)).smallest
     2
@@ -20,21 +20,21 @@ class Nodes:
 
     @cached_property
     def count(self) -> int:
-        """Nodes."""
+        """The number of nodes."""
         return len(self._sizes)
 
     @cached_property
     def smallest(self) -> int:
-        """Ranks on the node that has the fewest: so many parts can have an owner on every node."""
+        """The fewest ranks on a node: this many parts can have an owner on every node."""
         return min(self._sizes.values())
 
     @cached_property
     def largest(self) -> int:
-        """Ranks on the node that has the most."""
+        """The most ranks on a node."""
         return max(self._sizes.values())
 
     def place(self, rank: int) -> int:
-        """Which one of its node's ranks this is.
+        """Return the position of a rank among the ranks of its node.
 
         >>> Nodes((0, 1, 0, 1)).place(3)
         1
@@ -42,7 +42,7 @@ class Nodes:
         return self._places[rank]
 
     def peers(self, rank: int) -> tuple[int, ...]:
-        """The ranks with this one's place on every node, in order.
+        """Return the ranks that have the same place on their nodes as this one, in order.
 
         >>> Nodes((0, 1, 0, 1, 1)).peers(3)
         (2, 3)
@@ -71,13 +71,13 @@ class Nodes:
 
 
 def one_node(ranks: int) -> Nodes:
-    """All ranks on one node."""
+    """Return the layout with all ranks on one node."""
     return Nodes((0,) * ranks)
 
 
 @lru_cache(maxsize=256)
 def cut(n: int, parts: int, align: int = 1) -> tuple[slice, ...]:
-    """`parts` neighbouring slices of n elements, as even as can be, starting at multiples of `align`.
+    """Cut n elements into `parts` adjacent slices, as even as possible, that start at multiples of `align`.
 
     >>> cut(10, 4)
     (slice(0, 3, None), slice(3, 6, None), slice(6, 8, None), slice(8, 10, None))
@@ -90,7 +90,7 @@ def cut(n: int, parts: int, align: int = 1) -> tuple[slice, ...]:
 
 
 def length(part: slice) -> int:
-    """The number of elements in a slice that `cut` made.
+    """Return the number of elements in a slice made by `cut`.
 
     >>> [length(part) for part in cut(10, 4)]
     [3, 3, 2, 2]

@@ -1,4 +1,4 @@
-"""Which ranks share a node: found once for each communicator."""
+"""Find which ranks share a node, once for each communicator."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from paceline.comm import Channel
 
 
 def nodes(comm: Channel) -> Nodes:
-    """The layout of a channel's ranks. Collective the first time."""
+    """Return the layout of a channel's ranks. Collective the first time."""
     layout: Nodes = comm.fact("nodes", _look)
     return layout
 
 
 def peers(comm: Channel) -> Channel:
-    """The ranks with this one's place on every node; those with a place that some node lacks form a rest."""
+    """Return the channel of the ranks with this one's place on their nodes.
+
+    Ranks whose place does not exist on every node are put together in one channel.
+    """
     place = min(comm.node.rank, nodes(comm).smallest)
     return comm.child("peers", lambda c: c.Split(place, c.Get_rank()))
 
 
 class _Same:
-    """A tuple that equals itself alone: to compare two of 65,536 ranks would take each of them that long."""
+    """A tuple compared by identity: comparing two tuples of 65,536 ranks on each of these ranks would take too long."""
 
     __slots__ = ("of",)
 

@@ -1,7 +1,6 @@
-"""Any number of ranks made a power of two: the first few pair up, and one of each pair waits for the result.
+"""Reduce any number of ranks to a power of two: the first few pair up, and one of each pair waits for the result.
 
-Of p = 2^k + e ranks the first 2e form pairs; the even one of a pair gives its array to the odd one and sits
-out.
+Of p = 2^k + e ranks the first 2e form pairs; the even rank of a pair hands its array to the odd one and sits out.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from paceline.comm import Channel, Operation
 
 
 class PowerOfTwo:
-    """`number`: this rank among the `size` = 2^k that take part, or None if it sits out.
+    """One rank's role. `number`: its place among the `size` = 2^k ranks that take part, or None if it sits out.
 
     >>> [PowerOfTwo(r, 6).number for r in range(6)], PowerOfTwo(0, 6).size
     ([None, 0, None, 1, 2, 3], 4)
@@ -25,15 +24,15 @@ class PowerOfTwo:
         self.number = rank - self.extra if not self.paired else rank // 2 if rank % 2 else None
 
     def rank_of(self, number: int) -> int:
-        """The rank that takes part under this number."""
+        """Return the rank that takes part under this number."""
         return 2 * number + 1 if number < self.extra else number + self.extra
 
     def messages(self, exchanges: int) -> int:
-        """How many messages this rank sends if those who take part send `exchanges`."""
+        """Return how many messages this rank sends if the ranks that take part send `exchanges` each."""
         return 1 if self.number is None else exchanges + self.paired
 
     def fold(self, send: Array, recv: Array, inbox: Array, comm: Channel, op: Operation) -> Array:
-        """Combine the pairs' arrays in the odd ranks' `recv`; return the array to go on with."""
+        """Combine the arrays of each pair into the odd rank's `recv`; return the array to continue with."""
         if self.number is None:
             comm.Isend(send, self.rank + 1).Wait()
         elif self.paired:
@@ -43,7 +42,7 @@ class PowerOfTwo:
         return send
 
     def unfold(self, recv: Array, comm: Channel) -> None:
-        """Give the result to those who sat out."""
+        """Send the result to the ranks that sat out."""
         if self.number is None:
             comm.Irecv(recv, self.rank + 1).Wait()
         elif self.paired:

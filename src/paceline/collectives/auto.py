@@ -1,9 +1,9 @@
-"""Auto: the fastest of the others for this many bytes and ranks, from a small table of measurements.
+"""Auto: the fastest of the others for this number of bytes and ranks, from a small table of measurements.
 
     one node: the first row of the table whose limits hold
     several nodes: hierarchical, or, with one rank on each, what hierarchical uses between nodes
 
-The verdict depends on the size, the number of ranks and the nodes only: it is the same on every rank.
+The choice depends only on the size, the number of ranks and the nodes, so it is the same on every rank.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ONE_NODE: tuple[tuple[float, float, ModuleType], ...] = (
 
 
 def choose(nbytes: int, ranks: int, layout: Nodes) -> ModuleType:
-    """The module of the collective for an array of `nbytes` among `ranks`."""
+    """Return the module of the collective to use for an array of `nbytes` among `ranks`."""
     if layout.count == 1:
         return next(module for most, longest, module in ONE_NODE if ranks <= most and nbytes <= longest)
     return hierarchical if layout.largest > 1 else hierarchical.between_nodes(nbytes, ranks)
@@ -42,6 +42,6 @@ def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
 
 
 def cost(case: Case) -> Cost:
-    """That of the one chosen."""
+    """Return the cost of the algorithm chosen."""
     chosen: Cost = choose(case.n * case.itemsize, case.p, case.nodes).cost(case)
     return chosen

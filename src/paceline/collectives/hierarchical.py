@@ -5,10 +5,9 @@
     allreduce my part with the owners of that part on the other nodes; barrier
     copy the result out
 
-With m nodes of q ranks, each rank sends what an allreduce of n/q elements among m ranks costs, by the
-cheapest of recursive doubling, Rabenseifner and the ring. If the nodes differ, q is the smallest number of
-ranks on a node, and the ranks beyond it own no part. A long array goes piece by piece. On one node this is
-shared-memory.
+With m nodes of q ranks, each rank sends what an allreduce of n/q elements among m ranks costs, by the cheapest of
+recursive doubling, Rabenseifner and the ring. If the nodes differ, q is the smallest number of ranks on a node, and
+the ranks beyond it own no part. Long arrays are processed piece by piece. On one node this is shared-memory.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from types import ModuleType
 
 from paceline.collectives import rabenseifner, recursive_doubling, ring, shared_memory
 from paceline.collectives._buffers import Array, collective
-from paceline.collectives._cost import Case, Cost, Machine
+from paceline.collectives._cost import Case, Cost, CostModel
 from paceline.collectives._layout import cut, length
 from paceline.collectives._nodes import nodes, peers
 from paceline.comm import Channel, Operation
 from paceline.comm.shared import CACHE_LINE
 
-# Longer than shared-memory's: what goes between the nodes is a part of it.
+# Longer than shared-memory's, because only a part of it travels between the nodes.
 ROW_BYTES = 4 << 20
-# What a message between nodes costs, roughly: 10 Gbit Ethernet. It decides by which algorithm they combine.
-NETWORK = Machine(alpha=30e-6, beta=0.8e-9, gamma=0.1e-9)
+# The rough cost of a message between nodes, 10 Gbit Ethernet. It decides which algorithm is used between nodes.
+NETWORK = CostModel(alpha=30e-6, beta=0.8e-9, gamma=0.1e-9)
 
 
 @collective
@@ -71,7 +70,7 @@ def between(x: Array, comm: Channel, op: Operation) -> None:
 
 
 def cost(case: Case) -> Cost:
-    """Shared memory's in the node; between the nodes that of an allreduce of its part."""
+    """Return shared memory's cost inside the node plus that of an allreduce of the part between the nodes."""
     layout = case.nodes
     if layout.count == 1:
         return shared_memory.cost(case)

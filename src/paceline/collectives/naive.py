@@ -2,8 +2,7 @@
 
     send my array to all; receive theirs, one after the other; combine in the order of the ranks
 
-p-1 messages and (p-1) n elements a rank, p(p-1) n in all: the cost that the other algorithms are there to
-avoid.
+p-1 messages and (p-1) n elements a rank, p(p-1) n in all: the cost that the other algorithms avoid.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from paceline.comm import Channel, Operation
 
 @collective
 def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
-    """Combine `send` of all ranks into `recv` on each, everybody sending to everybody."""
+    """Combine `send` of all ranks into `recv` on each, with every rank sending to every other."""
     r, p, n = comm.rank, comm.size, send.size
     first, second, total = comm.scratch(3 * n, send.dtype, messages=3).reshape(3, n)
     others = [q for q in range(p) if q != r]
@@ -42,7 +41,7 @@ def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
 
 
 def cost(case: Case) -> Cost:
-    """An array to each of the others."""
+    """Return the cost of an array sent to each of the others."""
     others = case.p - 1
     elements = others * case.n
     touched = elements + 2 * case.n

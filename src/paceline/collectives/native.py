@@ -1,8 +1,8 @@
-"""Native: MPI's own Allreduce, whichever way it does it.
+"""Native: MPI's own Allreduce, with whatever algorithm the library chooses.
 
     MPI_Allreduce
 
-What it sends is MPI's affair; here the call and the n elements handed to it are counted.
+What MPI sends is not visible; the call and the n elements handed to it are counted.
 """
 
 from __future__ import annotations
@@ -51,5 +51,5 @@ def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
 
 
 def cost(case: Case) -> Cost:
-    """One call with n elements; on the way, the fewest bytes and rounds known, Rabenseifner's."""
+    """Return one call with n elements; for the time, Rabenseifner's rounds and bytes, the fewest known."""
     return replace(rabenseifner.cost(case), messages=1, sent=case.n)

@@ -1,11 +1,11 @@
 """Rabenseifner: the ring's few bytes in recursive doubling's few rounds.
 
-    for d = p/2 … 2, 1: of the part that is still mine, send the half that rank r xor d keeps, receive and
-    combine mine for d = 1, 2 … p/2: send all finished blocks that I have to rank r xor d, receive as many
-    (p no power of two: as in recursive doubling)
+    for d = p/2 … 2, 1: of my current part, send the half that rank r xor d keeps; receive and combine my half
+    for d = 1, 2 … p/2: send all my finished blocks to rank r xor d, receive as many
+    (p not a power of two: as in recursive doubling)
 
-2 log2 p messages and 2(p-1)/p n elements a rank; with p = 2^k + e the odd ones of the first 2e ranks send n
-more in one more message, the even ones just n.
+2 log2 p messages and 2(p-1)/p n elements a rank; with p = 2^k + e the odd ones of the first 2e
+ranks send n more in one more message, the even ones n in one message.
 
 Rabenseifner: Optimization of collective reduction operations (2004).
 """
@@ -62,7 +62,7 @@ def _span(blocks: tuple[slice, ...], first: int, count: int) -> slice:
 
 
 def cost(case: Case) -> Cost:
-    """Halving, all but its own block; doubling, what it has so far; and an array a pair before and after."""
+    """Return the cost of halving, of doubling, and of the pairs' arrays before and after."""
     me = PowerOfTwo(case.r, case.p)
     k, folds = me.size.bit_length() - 1, 2 if me.extra else 0
     blocks, sent = cut(case.n, me.size), case.n

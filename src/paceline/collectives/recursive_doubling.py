@@ -1,7 +1,7 @@
 """Recursive doubling: whole arrays, in the fewest rounds; the best for short ones.
 
     for d = 1, 2, 4 … p/2: exchange arrays with rank r xor d, and combine
-    (p no power of two: the first ranks pair up before, and one of each pair is given the result after)
+    (p not a power of two: the first ranks pair up before, and one of each pair receives the result after)
 
 log2 p messages and n log2 p elements a rank; with p = 2^k + e the even ones of the first 2e ranks send 1
 and n, the odd ones k + 1 and (k+1) n, the others k and k n.
@@ -37,7 +37,7 @@ def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
 
 
 def cost(case: Case) -> Cost:
-    """log2 p arrays, and one for each pair before and after."""
+    """Return the cost of log2 p arrays, and of the pairs' arrays before and after."""
     me = PowerOfTwo(case.r, case.p)
     k, folds = me.size.bit_length() - 1, 2 if me.extra else 0
     messages = me.messages(k)

@@ -1,11 +1,11 @@
-"""Ring: every rank talks to its two neighbours only, and every link is busy all the time.
+"""Ring: every rank talks only to its two neighbours, and every link is busy all the time.
 
     cut the array into p blocks
-    p-1 times: send a partial sum of one block to the right, receive the next one from the left, add my own
-    part p-1 times: send a finished block to the right, receive the next one from the left
+    p-1 times: send a partial sum of one block to the right, receive the next from the left, add my own part
+    p-1 times: send a finished block to the right, receive the next one from the left
 
-Each rank sends 2(p-1) messages and 2n - b(r+1) - b(r+2) elements, where b are the blocks' lengths (about
-n/p): 2(p-1)/p n, which is the least there can be.
+Each rank sends 2(p-1) messages and 2n - b(r+1) - b(r+2) elements, where b are the blocks' lengths (about n/p):
+2(p-1)/p n, the least possible.
 
 Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations (2009).
 """
@@ -20,7 +20,7 @@ from paceline.comm import Channel, Operation
 
 @collective
 def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
-    """Combine `send` of all ranks into `recv` on each, round a ring."""
+    """Combine `send` of all ranks into `recv` on each, around a ring."""
     r, p = comm.rank, comm.size
     left, right = (r - 1) % p, (r + 1) % p
     blocks = cut(send.size, p)
@@ -45,7 +45,7 @@ def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
 
 
 def cost(case: Case) -> Cost:
-    """All blocks twice, but the one that is complete here first and the one that comes last."""
+    """Return the cost of sending all blocks twice, except the one completed here and the one that arrives last."""
     p, r = case.p, case.r
     blocks = [length(block) for block in cut(case.n, p)]
     return Cost(

@@ -4,8 +4,8 @@
     barrier; combine my 1/p of the columns over all rows; barrier
     copy the result out
 
-No messages but two barriers; each rank writes 2n + n/p elements and reads 2n. An array longer than a row
-goes piece by piece. (Training does without the copies: see `paceline.collectives._exchange`.)
+No messages, two barriers; each rank writes 2n + n/p elements and reads 2n. Arrays longer than a row are processed
+piece by piece. (Training avoids the copies: see `paceline.collectives.make_exchange`.)
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def reduce_piece(send: Array, recv: Array, comm: Channel, op: Operation) -> None
 
 
 def cost(case: Case) -> Cost:
-    """Nothing is sent; two barriers of log2 p rounds for each piece."""
+    """Return the cost of two barriers of log2 p rounds for each piece; nothing is sent."""
     pieces = -(-case.n * case.itemsize // ROW_BYTES)
     barrier = (case.p - 1).bit_length()
     return Cost(rounds=2 * barrier * pieces, touched=2 * case.n + -(-case.n * (case.p - 1) // case.p))

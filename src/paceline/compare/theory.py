@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.collectives._cost import Case, Cost, cost, has_cost
-from paceline.collectives._layout import Nodes, cut, length
+from paceline.collectives import Case, Cost, Nodes, cost, cut, has_cost, length
 from paceline.collectives.auto import choose
 from paceline.collectives.hierarchical import between_nodes
 from paceline.comm.shared import CACHE_LINE

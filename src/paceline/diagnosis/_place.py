@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.collectives._cost import Machine as Links
-from paceline.collectives._cost import cost, has_cost
-from paceline.collectives._layout import Nodes
+from paceline.collectives import CostModel, Nodes, cost, has_cost
 from paceline.errors import UsageError
 from paceline.record import Run
 from paceline.record.environment import node_of
@@ -33,7 +31,7 @@ class Place:
     on_node: int
     cores: int | None
     """Of a node; None: enough."""
-    links: Links | None
+    links: CostModel | None
     """What a message and a sum take, for the theory of the collectives; None: nobody knows the network."""
     per_node: int | None = None
     """Ranks that a node has at most; None: all are on one."""
@@ -94,7 +92,7 @@ def place_of(run: Run) -> Place:
         return Place(ranks=ranks, on_node=on_node, cores=cores, links=_inside(_typical(), ranks))
     network, links = _network(str(told.get("network"))), _inside(_machine(told.get("machine")), ranks)
     if network is not None and on_node < ranks:
-        links = Links(
+        links = CostModel(
             alpha=network.latency + 2 * network.overhead,
             beta=1 / network.bandwidth + 2 / network.copy_bandwidth,
             gamma=links.gamma,
@@ -129,7 +127,7 @@ def _machine(values: Any) -> Machine:
         return Machine.typical()
 
 
-def _inside(machine: Machine, ranks: int) -> Links:
+def _inside(machine: Machine, ranks: int) -> CostModel:
     """alpha, beta and gamma of a node, from its tables."""
     from paceline.bench.fit import fit_line
 
@@ -138,7 +136,7 @@ def _inside(machine: Machine, ranks: int) -> Links:
         for size in SIZES
     ]
     alpha, beta = fit_line(SIZES, np.array(times))
-    return Links(alpha=alpha, beta=beta, gamma=_slope(machine.memory.get("combine"), ranks))
+    return CostModel(alpha=alpha, beta=beta, gamma=_slope(machine.memory.get("combine"), ranks))
 
 
 def _slope(curves: Any, ranks: int) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.collectives._exchange import Factored, make_exchange, pays
+from paceline.collectives import Factored, factors_pay, make_exchange
 from paceline.comm import mpi
 from paceline.data import Batch, Batches, chunks
 from paceline.training.job import Parts
@@ -209,7 +209,7 @@ def together(parts: Parts, comm: Any, piece: int, seconds: float, name: str) -> 
     """
     ranks = comm.Get_size()
     sizes = [ranks * size for size in doubling(piece) if ranks * size <= len(parts.data.train)]
-    factored = [size for size in sizes if name in FACTORED and pays(parts.model, size, ranks)]
+    factored = [size for size in sizes if name in FACTORED and factors_pay(parts.model, size, ranks)]
     each = seconds / max(1, len(sizes) + len(factored))
     found: dict[str, Points] = {"gradient": [], "update": [], "factors": [], "part": []}
     if not sizes:
@@ -224,7 +224,7 @@ def together(parts: Parts, comm: Any, piece: int, seconds: float, name: str) -> 
         updated = mean(comm, np.array([float(exchange.part.stop - exchange.part.start)]))  # some have less
         found["update"].append([max(1.0, updated), mean(comm, np.concatenate(updates))])
     for size in factored:
-        assert pays(parts.model, size, ranks)
+        assert factors_pay(parts.model, size, ranks)
         with Factored(parts.model, comm, size) as factors:
             loop, reduce = _sync_loop(parts, comm, size), _Parts(factors)
             _steps(comm, loop, factors, reduce, each)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.collectives._nodes import nodes, peers
+from paceline.collectives import nodes, peers
 from paceline.collectives.hierarchical import between
 from paceline.comm import channel
 from paceline.comm.shared import CACHE_LINE, SharedMemory, padded

@@ -154,7 +154,7 @@ class Worker(Steps):
         `factors`: the strategy reads and writes no gradient but what `reduce` returns, not `model.g`: then a small
         batch's gradient may be exchanged as its factors where that is faster.
         """
-        from paceline.collectives._exchange import make_exchange
+        from paceline.collectives import make_exchange
 
         batch = self.shares.batches.batch if factors else None
         inner = make_exchange(name, self.model, self.comm, batch)
@@ -167,11 +167,11 @@ class Worker(Steps):
 
     def allreduce(self, values: Array, algorithm: str = "auto") -> None:
         """Sum an array over the ranks, in place, by the collective of that name, on the worker's clock."""
-        from paceline.collectives import prepared
+        from paceline.collectives import prepare_sum
 
         if self.comm is not None:
             if self._sum is None or self._sum[0] is not values or self._sum[1] != algorithm:
-                self._sum = (values, algorithm, prepared(values, self.comm, algorithm))
+                self._sum = (values, algorithm, prepare_sum(values, self.comm, algorithm))
             self._sum[2]()
         self.watch.lap("exchange")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.collectives._layout import cut
+from paceline.collectives import cut
 from paceline.errors import UsageError
 
 Placement = Literal["layers", "even"]
