@@ -9,8 +9,8 @@ import pytest
 
 from paceline.compare import laws
 from paceline.compare.rows import rows_of
-from paceline.compare.theory import layout_of
 from paceline.record import Run, find_runs
+from paceline.record.environment import layout
 from paceline.report._draw_lines import _values
 from paceline.report._series import series_of
 from paceline.report.document import Lines, Section, Table, Text
@@ -207,7 +207,7 @@ def test_ranks_on_several_nodes_have_the_cores_of_all(runs: list[Run], tmp_path:
         rewrite(made[2].folder / "environment.json", nodes={"ranks": of_ranks, "cores": cores})
         rows = rows_of([Run(run.folder) for run in made])
         assert [row.oversubscribed for row in rows] == [False, False, crowded]
-        assert layout_of(Run(made[2].folder)).of == tuple(of_ranks)
+        assert layout(Run(made[2].folder)) == tuple(of_ranks)
 
 
 def test_simulated_ranks_that_share_cores_are_not_fitted(runs: list[Run], tmp_path: Path) -> None:

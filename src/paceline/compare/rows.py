@@ -6,13 +6,15 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
 from typing import Any
 
 from paceline.compare.staleness import Staleness, staleness_of
-from paceline.compare.theory import workers
+from paceline.compare.theory import facts_of
 from paceline.record import Run
 from paceline.record.environment import node_of
+from paceline.strategies import Facts
 
 # ---- What the times and accuracies of runs must have in common to be compared, and how it is called.
 
@@ -134,10 +136,15 @@ class Row:
     members: tuple[Run, ...]
     """The runs themselves."""
 
+    @cached_property
+    def facts(self) -> Facts:
+        """What is known about its strategy."""
+        return facts_of(self.members[0])
+
     @property
     def workers(self) -> int:
-        """How many of its ranks compute gradients: masters and main ranks do not."""
-        return workers(str(self.members[0].config["strategy"]), self.ranks)
+        """How many of its ranks compute gradients."""
+        return self.facts.workers
 
     @property
     def alone(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.diagnosis._case import Case, Scale
 from paceline.errors import UsageError
-from paceline.training.job import strategy_in, strategy_name
+from paceline.training.job import built_in, strategy_name
 
 # The exchange may take this part of a step.
 EXCHANGE = 0.2
@@ -208,7 +208,7 @@ def worth(case: Case, advice: str, *, of_accuracy: bool = False) -> bool:
 def _accepted(case: Case, given: dict[str, str], number: int) -> bool:
     if "strategy" not in given:
         return possible(case, number)
-    strategy = strategy_in(given["strategy"])
+    strategy = built_in(given["strategy"])
     if strategy is None:
         return False
     batch, samples = given.get("batch", case.config.get("batch")), case.config.get("samples")
@@ -224,7 +224,7 @@ def _accepted(case: Case, given: dict[str, str], number: int) -> bool:
 
 def _measured(case: Case, strategy: str, number: int) -> Scale | None:
     """The runs that there are of a strategy on so many ranks, of the same kind as the case's."""
-    wanted = strategy_in(strategy)
+    wanted = built_in(strategy)
     for other in case.beside:
         if other.simulated == case.simulated and (
             other.strategy == strategy or (wanted is not None and other.options == wanted)

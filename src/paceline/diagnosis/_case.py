@@ -16,7 +16,7 @@ from paceline.diagnosis._words import count
 from paceline.record import Run
 from paceline.simulate.bottleneck import POINT, Limit, Point, limit
 from paceline.strategies import Strategy
-from paceline.training.job import strategy_in
+from paceline.training.job import built_in
 
 if TYPE_CHECKING:
     from paceline.vmpi.curves import Curves
@@ -84,7 +84,7 @@ class Scale:
 def scale_of(members: Sequence[Run]) -> Scale:
     """Runs of one strategy on one number of ranks and threads."""
     strategy = str(members[0].config["strategy"])
-    found, name = strategy_in(strategy), strategy.partition(":")[0]
+    found, name = built_in(strategy), strategy.partition(":")[0]
     together = bool(getattr(found, "in_step", True)) or name in MEETING
     timing = timing_of(members, together=together, served=name == "parameter-server")
     return Scale(runs=tuple(members), timing=timing, place=place_of(members[0]))
@@ -153,7 +153,7 @@ class Case:
     @cached_property
     def options(self) -> Strategy | None:
         """The strategy itself; None for somebody's own."""
-        return strategy_in(self.strategy)
+        return built_in(self.strategy)
 
     def option(self, name: str, otherwise: Any = None) -> Any:
         """One of its options."""

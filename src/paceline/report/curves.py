@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -24,7 +24,10 @@ log = logging.getLogger(__name__)
 # From so many times the shortest run on, time is drawn on a logarithmic axis.
 FAR = 20
 MEAN = "A point is the end of an epoch, mean over the seeds; the band goes from the least to the most."
-OWN_PART = " While psgd runs its loss is that of rank 0's part of the data; only the average, at the end, is validated."
+OWN_PART = (
+    " Where models are averaged only at the end, the loss until then is that of rank 0's part of the data, and only the "
+    "average is validated."
+)
 LEFT = " Runs that diverged are left out where others of their row did not."
 TO_TARGET = (
     "Seconds of training until the end of the first epoch with at least that accuracy on the validation samples; nothing "
@@ -48,7 +51,8 @@ def curves(rows: Sequence[Row], number: int, target: Target | None) -> Section |
     points = {row: points_of(row) for row in shown}
     points = {row: runs for row, runs in points.items() if max(map(len, runs), default=0) > 1}
     variants = variants_of(list(points))
-    caption = " ".join(filter(None, (MEAN, which))) + (OWN_PART if _has_psgd(points) else "")
+    apart = any(row.facts.averages and row.facts.interval is None for row in points)
+    caption = " ".join(filter(None, (MEAN, which))) + (OWN_PART if apart else "")
     caption += LEFT if any(0 < len(row.diverged) < row.runs for row in points) else ""
     level = None if target is None else (target.accuracy, f"target {percent(target.accuracy)}")
     blocks: list[Block] = []
@@ -106,10 +110,6 @@ def samples_seen(run: Run) -> list[float]:
     per_epoch = np.bincount(logged, weights=counts, minlength=max(ends) + 1)
     so_far = np.cumsum(per_epoch)
     return [*(float(so_far[end]) for end in ends[:-1]), float(so_far[-1])]
-
-
-def _has_psgd(rows: Iterable[Row]) -> bool:
-    return any(row.strategy.partition(":")[0] == "psgd" for row in rows)
 
 
 def _lines(

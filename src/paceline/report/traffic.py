@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from paceline.compare.rows import Row
-from paceline.compare.theory import Theory, epoch_samples, epochs_of, theory_of
+from paceline.compare.theory import epoch_samples, epochs_of, theory_of
 from paceline.compare.words import label
 from paceline.report._series import Series, series_of
 from paceline.report.document import Axis, Block, Column, Curve, Lines, Section, Table, Value
 from paceline.report.scaling import curve_of, ranks_axis
+from paceline.strategies import Traffic
 
 # Bytes have too many figures for an axis.
 MB = 1e6
@@ -51,21 +52,21 @@ def an_epoch(row: Row, what: str) -> list[float]:
     return [run.summary.get(what, 0) / epochs_of(run) for run in row.whole]
 
 
-def _theory(row: Row) -> Theory:
+def _theory(row: Row) -> Traffic:
     """What those runs should have sent in such an epoch: their mean, as that of what they sent."""
     runs = row.whole
     told = [theory_of(run) for run in runs]
     known = list(zip(told, map(epochs_of, runs), strict=True))
     sent = [one.bytes / epochs for one, epochs in known if one.bytes is not None]
     messages = [one.messages / epochs for one, epochs in known if one.messages is not None]
-    return Theory(
+    return Traffic(
         bytes=fmean(sent) if len(sent) == len(runs) else None,
         messages=fmean(messages) if len(messages) == len(runs) else None,
         words=told[0].words,
     )
 
 
-def _figure(rows: Sequence[Row], theories: dict[Row, Theory], number: int, unit: str) -> Lines | None:
+def _figure(rows: Sequence[Row], theories: dict[Row, Traffic], number: int, unit: str) -> Lines | None:
     curves: list[Curve] = []
     for one in series_of(rows):
         if len(one.rows) > 1 and any(row.bytes_sent for row in one.rows):
@@ -84,7 +85,7 @@ def _figure(rows: Sequence[Row], theories: dict[Row, Theory], number: int, unit:
     )
 
 
-def _expected(one: Series, theories: dict[Row, Theory]) -> list[Curve]:
+def _expected(one: Series, theories: dict[Row, Traffic]) -> list[Curve]:
     known = [(row, told.bytes) for row in one.rows if (told := theories[row]).bytes is not None]
     if len(known) < 2:
         return []
@@ -100,7 +101,7 @@ def _expected(one: Series, theories: dict[Row, Theory]) -> list[Curve]:
     ]
 
 
-def _table(rows: Sequence[Row], theories: dict[Row, Theory], number: int, unit: str) -> Table:
+def _table(rows: Sequence[Row], theories: dict[Row, Traffic], number: int, unit: str) -> Table:
     return Table(
         name=f"messages-{number}",
         title="An epoch: counted, and by the formulas",
@@ -117,7 +118,7 @@ def _table(rows: Sequence[Row], theories: dict[Row, Theory], number: int, unit: 
     )
 
 
-def _line(row: Row, told: Theory) -> tuple[Value, ...]:
+def _line(row: Row, told: Traffic) -> tuple[Value, ...]:
     return (
         label(row),
         fmean(an_epoch(row, "bytes_sent")),

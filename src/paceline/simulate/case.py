@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 from paceline.data import Dataset
 from paceline.errors import UsageError
@@ -20,7 +19,6 @@ from paceline.simulate.options import Options
 from paceline.simulate.training import Simulation
 from paceline.simulate.whatif import World
 from paceline.strategies import Strategy
-from paceline.strategies._averaging import OnOwnData
 from paceline.training.config import Config
 from paceline.training.fitted import Fitted
 from paceline.training.job import Job, Train, batch_of, strategy_of
@@ -132,13 +130,14 @@ class Way:
     @property
     def masters(self) -> int:
         """Ranks that compute no gradients."""
-        apart = 1 if self.name.partition(":")[0] == "main-worker" else 0
-        return int(getattr(self.strategy, "masters", apart)) if self.ranks > 1 else 0
+        return self.ranks - self.workers
 
     @property
     def workers(self) -> int:
         """Ranks that do."""
-        return self.ranks - self.masters
+        if self.ranks == 1 or not isinstance(self.strategy, Strategy):
+            return self.ranks
+        return self.strategy.workers(self.ranks)
 
     @property
     def batch(self) -> int:
@@ -165,16 +164,14 @@ class Way:
     @property
     def is_serial_sgd(self) -> bool:
         """Whether it learns what serial SGD learns with the same batch, to rounding."""
-        return self.name.partition(":")[0] in ("serial", "sync")
+        return bool(getattr(self.strategy, "equals_serial", False))
 
     def used(self, length: Length) -> float:
         """The part of the workers' turns for which there is a batch."""
-        if not self.whole_batches or isinstance(
-            self.strategy, OnOwnData
-        ):  # whose last batch is smaller, not missing
-            return 1.0
-        dynamic = getattr(self.strategy, "share", "static") == "dynamic"
-        each = length.batches if dynamic else length.batches // max(length.epochs, 1)
+        strategy = self.strategy
+        if not self.whole_batches or not isinstance(strategy, Strategy) or strategy.own_data:
+            return 1.0  # with its own data a rank's last batch is smaller, not missing
+        each = length.batches // max(length.epochs, 1) if strategy.fixed_shares() else length.batches
         return each / (-(-each // self.workers) * self.workers) if each else 1.0
 
     @property
@@ -204,11 +201,9 @@ class Way:
             steps = VARIED if world.compute.jitter or world.network.jitter else FEW
             steps = max(1, steps if most is None else min(steps, most))
             return Length(epochs=1, draws=steps, batches=steps)
-        every: Any = getattr(self.strategy, "every", 1)
+        every = self.strategy.interval() if isinstance(self.strategy, Strategy) else 1
         real = self.whole_run
-        if (
-            every is None or self.name.partition(":")[0] == "psgd"
-        ):  # what they send, they send once, at the end
+        if every is None:  # what they send, they send once, at the end
             return real
         wanted = TURNS * self.workers if most is None else min(TURNS * self.workers, most)
         turns = every * max(1, wanted // (every * self.workers))
@@ -262,8 +257,8 @@ def check(job: Job, ranks: Sequence[int]) -> None:
 def named(strategy: str) -> str:
     """The strategy in the one spelling that records have.
 
-    >>> named("parameter-server:masters=1"), named("sync:allreduce=ring")
-    ('parameter-server', 'sync:allreduce=ring')
+    >>> named("sync:allreduce=auto"), named("sync:allreduce=ring")
+    ('sync', 'sync:allreduce=ring')
     """
     from paceline.training.job import strategy_name
 

@@ -1,13 +1,24 @@
-"""How ranks train together, one file a strategy."""
+"""How ranks train together: one file per strategy.
+
+A strategy is a frozen dataclass. Its fields are its hyper-parameters, `train` is the whole loop of its ranks, and the
+class attributes and methods below say what others need to know about it: reports, the diagnosis, the simulator and the
+figures ask the strategy and know none by name. A run's record holds the answers (`Facts`), so that a strategy of your own
+is reported and diagnosed as a built-in one is.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
+
+from paceline.strategies._facts import Change, Facts, Load, Traffic, Trouble, epoch_samples, passes_of
 
 if TYPE_CHECKING:
     from paceline.models import Model
     from paceline.worker import Worker
+
+__all__ = ["Change", "Facts", "Load", "Strategy", "Traffic", "Trouble", "epoch_samples", "passes_of"]
 
 
 class Strategy(ABC):
@@ -27,35 +38,87 @@ class Strategy(ABC):
     """
 
     whole_batches: ClassVar[bool] = False
-    """Whether a rank computes whole batches, each of `--batch` samples; else the ranks take pieces of each."""
+    """True if a rank computes whole batches, each of `--batch` samples; False if the ranks divide every batch."""
     in_step: ClassVar[bool] = True
-    """Whether all ranks go through the same exchanges, so that those who come early wait for the last."""
+    """True if all ranks take part in the same exchanges, so that early ranks wait for the last one."""
     replayable: ClassVar[bool] = False
-    """Whether the order of its messages is recorded and can be repeated with `--replay`."""
-
-    def launcher(self) -> Literal["mpi", "torch"]:
-        """What starts its ranks and connects them: an MPI, or torch's multiprocessing on one machine."""
-        return "mpi"
-
-    def role(self, rank: int, ranks: int) -> str:
-        """What a rank is, where not all are the same: master, worker …"""
-        return ""
+    """True if the order of its messages is recorded and can be repeated with `--replay`."""
+    averages: ClassVar[bool] = False
+    """True if every rank trains a model of its own and the models are averaged."""
+    own_data: ClassVar[bool] = False
+    """True if every rank trains on its own part of the data, chosen at the start."""
+    equals_serial: ClassVar[bool] = False
+    """True if it learns what serial SGD learns with the same batches, up to rounding."""
+    in_place: ClassVar[bool] = False
+    """True if gradients are computed directly in shared memory where its collective uses that."""
+    interval_option: ClassVar[str] = ""
+    """The option that sets how many steps a rank takes between two exchanges, if there is one."""
+    masters_option: ClassVar[str] = ""
+    """The option that sets how many ranks hold parameters instead of computing, if there is one."""
+    colour: ClassVar[str] = ""
+    """Its colour in figures, as #RRGGBB; none: one is chosen by its name."""
+    marker: ClassVar[str] = ""
+    """Its marker in figures, as matplotlib spells it."""
 
     @abstractmethod
     def train(self, me: Worker) -> None:
         """Train `me.model`; runs on every rank."""
 
+    def launcher(self) -> Literal["mpi", "torch"]:
+        """Return what starts its ranks and connects them: an MPI, or torch's multiprocessing on one machine."""
+        return "mpi"
+
+    # ---- what others need to know about it
+
+    def role(self, rank: int, ranks: int) -> str:
+        """Return what a rank does where not all do the same: "worker" if it computes gradients, else another word."""
+        return ""
+
+    def workers(self, ranks: int) -> int:
+        """Return how many of the ranks compute gradients."""
+        return sum(self.role(rank, ranks) in ("", "worker") for rank in range(ranks))
+
+    def interval(self) -> int | None:
+        """Return how many steps a rank takes between two exchanges; None: it exchanges once, at the end of the run."""
+        return 1
+
+    def even_pieces(self) -> bool:
+        """Return True if the pieces of a divided batch are meant to be equally large."""
+        return True
+
+    def fixed_shares(self) -> bool:
+        """Return True if it is fixed in advance which rank computes which batches."""
+        return True
+
+    def traffic(self, load: Load) -> Traffic:
+        """Return the messages and bytes that all ranks together send in a run on more than one rank."""
+        return Traffic.unknown("the strategy declares no formula")
+
+    def remedies(self, trouble: Trouble, *, update: str = "sgd") -> Sequence[Change]:
+        """Return changes of this strategy's options, or of the run's settings, that help against a trouble."""
+        return [Change(factors={"lr": 0.5})] if trouble in ("old gradients", "divergence") else []
+
+    @classmethod
+    def offers(cls, trouble: Trouble, *, ranks: int, amount: int = 1) -> Sequence[Change]:
+        """Return options with which runs of other strategies should try this one instead, to get rid of a trouble.
+
+        `amount` is the number of slow ranks, or the steps between exchanges that would be enough.
+        """
+        return []
+
+    # ---- what it refuses
+
     def check(self, ranks: int) -> None:  # noqa: B027
-        """Refuse, with a UsageError, a number of ranks that this strategy cannot use: called before any message."""
+        """Refuse, with a UsageError, a number of ranks that it cannot use; called before any message."""
 
     def check_nodes(self, nodes: int) -> None:  # noqa: B027
-        """Refuse a number of nodes that this strategy cannot use, where it is known before the ranks are started."""
+        """Refuse a number of nodes that it cannot use, where that is known before the ranks are started."""
 
     def check_update(self, update: str) -> None:  # noqa: B027
-        """Refuse an update that would have no part in this strategy; called before any message."""
+        """Refuse an update that would have no effect in this strategy; called before any message."""
 
     def check_data(self, ranks: int, batch: int, samples: int) -> None:  # noqa: B027
-        """Refuse what this strategy cannot do with so many training samples; called before any message."""
+        """Refuse a number of training samples that it cannot divide; called before any message."""
 
     def check_model(self, ranks: int, model: Model) -> None:  # noqa: B027
-        """Refuse a model that this strategy cannot train on so many ranks; called before any message, on every rank."""
+        """Refuse a model that it cannot train on so many ranks; called before any message, on every rank."""

@@ -17,7 +17,7 @@ same step are both taken at the x_i before them, here one follows the other.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from paceline.errors import UsageError
 from paceline.strategies._averaging import Array, OnOwnData, Together, at_least, check_collective, validate_as
@@ -40,11 +40,18 @@ class Elastic(OnOwnData):
     """How far a pull goes, alpha; by default 0.9 / ranks."""
     allreduce: str = "auto"
 
+    interval_option: ClassVar[str] = "every"
+    colour: ClassVar[str] = "#999933"
+    marker: ClassVar[str] = ">"
+
     def __post_init__(self) -> None:
         at_least(1, "every of elastic", self.every)
         if self.moving_rate is not None:
             positive("moving-rate of elastic", self.moving_rate)
         check_collective(self.allreduce)
+
+    def interval(self) -> int:
+        return self.every
 
     def check(self, ranks: int) -> None:
         # A pull multiplies the distance of the mean from the centre by 1 - (p + 1) alpha.

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from paceline.collectives import allreduce
 from paceline.errors import UsageError
-from paceline.strategies import Strategy
+from paceline.strategies import Load, Strategy, Traffic
 from paceline.strategies._mail import Envelope, Mail
 from paceline.strategies._vectors import copy_of, put
 from paceline.strategies.serial import Serial
@@ -50,6 +50,10 @@ class Gossip(Strategy):
 
     whole_batches: ClassVar[bool] = True
     in_step: ClassVar[bool] = False
+    averages: ClassVar[bool] = True
+    interval_option: ClassVar[str] = "every"
+    colour: ClassVar[str] = "#332288"
+    marker: ClassVar[str] = "p"
 
     every: int = 1
     """Steps between two messages of a rank."""
@@ -57,6 +61,12 @@ class Gossip(Strategy):
     def __post_init__(self) -> None:
         if self.every < 1:
             raise UsageError(f"every of gossip must be at least 1; got {self.every}")
+
+    def interval(self) -> int:
+        return self.every
+
+    def traffic(self, load: Load) -> Traffic:
+        return Traffic.unknown("which messages are put off depends on the times")
 
     def train(self, me: Worker) -> None:
         if me.size == 1:

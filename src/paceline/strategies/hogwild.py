@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from paceline.errors import UsageError, unknown
-from paceline.strategies import Strategy
+from paceline.strategies import Load, Strategy, Traffic
 from paceline.strategies._ages import summed_up
 from paceline.strategies.serial import Serial
 
@@ -46,6 +46,8 @@ class Hogwild(Strategy):
 
     whole_batches: ClassVar[bool] = True
     in_step: ClassVar[bool] = False
+    colour: ClassVar[str] = "#CC79A7"
+    marker: ClassVar[str] = "v"
 
     every: int = 16
     """Turns of a rank between averages of the nodes."""
@@ -60,6 +62,14 @@ class Hogwild(Strategy):
 
     def launcher(self) -> Literal["mpi", "torch"]:
         return self.backend
+
+    def interval(self) -> int:
+        return self.every
+
+    def traffic(self, load: Load) -> Traffic:
+        if load.nodes.count > 1:
+            return Traffic.unknown("several nodes")
+        return Traffic(bytes=0, messages=0, words="nothing: one x in shared memory")
 
     def check(self, ranks: int) -> None:
         if self.backend == "torch" and find_spec("torch") is None:

@@ -16,10 +16,19 @@ local SGD (2018), "post-local"; outer momentum: Douillard et al., DiLoCo (2023),
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from paceline.strategies._averaging import OnOwnData, Together, at_least, check_collective, validate_as
+from paceline.strategies import Change, Load, Traffic, Trouble
+from paceline.strategies._averaging import (
+    OnOwnData,
+    Together,
+    at_least,
+    averages_traffic,
+    check_collective,
+    validate_as,
+)
 from paceline.strategies._vectors import copy_of, put
 from paceline.updates import below_one, positive
 from paceline.updates.nesterov import Nesterov
@@ -43,6 +52,10 @@ class LocalSgd(OnOwnData):
     """How far to go along what a round changed; DiLoCo's is 0.7."""
     allreduce: str = "auto"
 
+    interval_option: ClassVar[str] = "every"
+    colour: ClassVar[str] = "#E69F00"
+    marker: ClassVar[str] = "P"
+
     def __post_init__(self) -> None:
         if self.every is not None:
             at_least(1, "every of local-sgd (or none: at the end only)", self.every)
@@ -50,6 +63,22 @@ class LocalSgd(OnOwnData):
         below_one("outer-momentum of local-sgd", self.outer_momentum)
         positive("outer-lr of local-sgd", self.outer_lr)
         check_collective(self.allreduce)
+
+    def interval(self) -> int | None:
+        return self.every
+
+    def traffic(self, load: Load) -> Traffic:
+        return averages_traffic(load, self.allreduce, every=self.every, warmup=self.warmup)
+
+    def remedies(self, trouble: Trouble, *, update: str = "sgd") -> Sequence[Change]:
+        if trouble == "drift" and not self.outer_momentum:
+            return [Change(options={"outer_momentum": 0.9, "outer_lr": 0.7})]
+        return super().remedies(trouble, update=update)
+
+    @classmethod
+    def offers(cls, trouble: Trouble, *, ranks: int, amount: int = 1) -> Sequence[Change]:
+        why = {"single average": "averages on the way", "uneven steps": "", "costly exchange": ""}
+        return [Change(options={"every": amount}, why=why[trouble])] if trouble in why else []
 
     def train(self, me: Worker) -> None:
         me.broadcast()  # x the same on every rank

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from paceline.errors import UsageError
-from paceline.strategies import Strategy
+from paceline.strategies import Load, Strategy, Traffic
 from paceline.strategies._vectors import put, vector
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class MainWorker(Strategy):
     """
 
     in_step: ClassVar[bool] = False
+    colour: ClassVar[str] = "#882255"
+    marker: ClassVar[str] = "<"
 
     def check(self, ranks: int) -> None:
         if ranks < 2:
@@ -44,6 +46,11 @@ class MainWorker(Strategy):
 
     def role(self, rank: int, ranks: int) -> str:
         return "main" if rank == 0 else "worker"
+
+    def traffic(self, load: Load) -> Traffic:
+        messages, numbers = 2 * (load.ranks - 1) * load.steps, (load.ranks - 1) * (2 * load.parameters + 1)
+        words = f"{load.per_epoch(load.steps)} x (p - 1) (2 n + 1): at every batch"
+        return Traffic(bytes=numbers * load.itemsize * load.steps, messages=messages, words=words)
 
     def train(self, me: Worker) -> None:
         me.broadcast()  # x the same on every rank

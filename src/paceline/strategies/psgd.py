@@ -37,6 +37,8 @@ class Psgd(OnOwnData):
     """The data divided once, every rank trains alone on its part; the weights are averaged at the end."""
 
     in_step: ClassVar[bool] = False
+    colour: ClassVar[str] = "#009E73"
+    marker: ClassVar[str] = "D"
 
     tolerance: float | None = None
     """A rank ends when its epoch's mean loss fell by less than this fraction; none: when its epochs do."""
@@ -46,6 +48,9 @@ class Psgd(OnOwnData):
         if self.tolerance is not None:
             not_negative("tolerance of psgd", self.tolerance)
         check_collective(self.allreduce)
+
+    def interval(self) -> None:
+        return None
 
     def train(self, me: Worker) -> None:
         me.broadcast()  # x_1 = … = x_p

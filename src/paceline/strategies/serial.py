@@ -10,7 +10,7 @@ Cost: no message.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from paceline.errors import UsageError
 from paceline.strategies import Strategy
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Serial(Strategy):
     """One process, no communication: the baseline."""
+
+    equals_serial: ClassVar[bool] = True
+    colour: ClassVar[str] = "#000000"
+    marker: ClassVar[str] = "o"
 
     def check(self, ranks: int) -> None:
         if ranks != 1:

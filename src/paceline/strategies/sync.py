@@ -15,15 +15,26 @@ Chen et al., Revisiting distributed synchronous SGD (2016); for the sliced updat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from paceline import names as registry
 from paceline.errors import UsageError, unknown
-from paceline.strategies import Strategy
+from paceline.strategies import Change, Load, Strategy, Traffic, Trouble
+from paceline.strategies._traffic import exchange_traffic
 
 if TYPE_CHECKING:
     from paceline.worker import Worker
+
+# Why to use it instead of another strategy.
+SMALLER = "slower ranks get smaller pieces"
+REASONS: dict[Trouble, str] = {
+    "queue": "no rank in the middle, same result",
+    "idle ranks": "every rank computes",
+    "bad average": "sums gradients instead of averaging parameters",
+    "drift": "",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +45,33 @@ class Sync(Strategy):
     balance: bool = False
     """Give slower ranks smaller pieces, going by how long they took."""
 
+    equals_serial: ClassVar[bool] = True
+    in_place: ClassVar[bool] = True
+    colour: ClassVar[str] = "#0072B2"
+    marker: ClassVar[str] = "s"
+
     def __post_init__(self) -> None:
         if self.allreduce not in registry.names("collectives"):
             raise unknown("collective", self.allreduce, registry.names("collectives"))
+
+    def even_pieces(self) -> bool:
+        return not self.balance
+
+    def traffic(self, load: Load) -> Traffic:
+        return exchange_traffic(load, self.allreduce, calls=load.steps, when="at every batch")
+
+    def remedies(self, trouble: Trouble, *, update: str = "sgd") -> Sequence[Change]:
+        if trouble == "slow ranks" and not self.balance:
+            return [Change(options={"balance": True}, why=SMALLER)]
+        if trouble == "undivided update" and self.allreduce != "shared-memory":
+            return [Change(options={"allreduce": "shared-memory"}, why="each rank updates its own part")]
+        return super().remedies(trouble, update=update)
+
+    @classmethod
+    def offers(cls, trouble: Trouble, *, ranks: int, amount: int = 1) -> Sequence[Change]:
+        if trouble == "slow ranks":
+            return [Change(options={"balance": True}, why=SMALLER)]
+        return [Change(why=REASONS[trouble])] if trouble in REASONS else []
 
     def check_nodes(self, nodes: int) -> None:
         if self.allreduce == "shared-memory" and nodes > 1:

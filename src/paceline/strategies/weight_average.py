@@ -15,7 +15,7 @@ McDonald, Hall and Mann, Distributed training strategies for the structured perc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from paceline.strategies._averaging import OnOwnData, Together, check_collective
 from paceline.strategies._vectors import put
@@ -29,6 +29,9 @@ class WeightAverage(OnOwnData):
     """Every rank trains on its own share of the data; after every batch the weights are averaged."""
 
     allreduce: str = "auto"
+
+    colour: ClassVar[str] = "#56B4E9"
+    marker: ClassVar[str] = "X"
 
     def __post_init__(self) -> None:
         check_collective(self.allreduce)

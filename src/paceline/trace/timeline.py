@@ -20,7 +20,7 @@ from paceline.comm.events import FENCE
 from paceline.comm.stopwatch import KINDS
 from paceline.errors import UsageError
 from paceline.record import Run
-from paceline.training.job import strategy_in
+from paceline.training.job import built_in
 
 Array = NDArray[Any]
 # A step without a trace tells how long a rank did what, and not in which order: it is shown in this one.
@@ -81,7 +81,7 @@ def timeline_of(run: Run) -> Timeline:
             f"{run.folder} has no timeline: it was recorded before steps had a start; train it again"
         )
     ranks = int(run.config["ranks"])
-    strategy = strategy_in(str(run.config["strategy"]))
+    strategy = built_in(str(run.config["strategy"]))
     in_step = getattr(strategy, "in_step", True)
     roles = tuple(strategy.role(rank, ranks) if strategy else "" for rank in range(ranks))
     trace = run.trace

@@ -162,11 +162,11 @@ def strategy_of(given: str | Strategy | Train) -> Strategy | Train:
 
 
 @functools.cache
-def strategy_in(text: str) -> Strategy | None:
-    """The strategy that a record's words stand for; None for somebody's own, whose module is not imported for this.
+def built_in(text: str) -> Strategy | None:
+    """Return the strategy that a record names; None for a user's own, whose module is never imported for a record.
 
-    >>> strategy_in("local-sgd:every=4").every, strategy_in("my_module:Mine")
-    (4, None)
+    >>> built_in("sync:allreduce=ring").allreduce, built_in("my_module:Mine")
+    ('ring', None)
     """
     if not registry.has("strategies", text.partition(":")[0]):
         return None

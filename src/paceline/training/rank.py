@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.collectives import Nodes
 from paceline.comm.clocks import common_start
 from paceline.comm.control import agreed, same, shared_text
 from paceline.comm.counting import Recorded
@@ -22,12 +23,13 @@ from paceline.data import Batches, Dataset
 from paceline.errors import UsageError
 from paceline.launch import threads_of_rank
 from paceline.launch.resources import held_to
+from paceline.models import flat_buffers
 from paceline.record import Record, Run
-from paceline.record.environment import environment, nodes_of
+from paceline.record.environment import environment, layout, nodes_of
 from paceline.schedules import scaled_rate
-from paceline.strategies import Strategy
+from paceline.strategies import Facts, Load, Strategy
 from paceline.training.fitted import Fitted
-from paceline.training.job import Job, Parts, batch_of
+from paceline.training.job import Job, Parts, Train, batch_of, built_in
 from paceline.training.progress import Progress
 from paceline.worker import COLUMNS, Worker
 from paceline.worker.evaluation import Epoch
@@ -232,7 +234,7 @@ def train_at(place: Place, job: Job, progress: Show | None) -> Fitted:
 
     def start() -> None:
         if record is not None:
-            record.start(_described(job, place, data, ranks, rate), place.environment())
+            record.start(_described(job, place, data, strategy, ranks, rate), place.environment())
 
     def on_epoch(epoch: Epoch) -> None:
         if record is not None:
@@ -292,15 +294,34 @@ def train_at(place: Place, job: Job, progress: Show | None) -> Fitted:
     if record is not None:
         by_rank = [dict(zip(KINDS, map(float, row), strict=True)) for row in found.by_rank]
         trained = None if place.time_only else model
-        record.finish(trained, found.logs, {**fitted.summary(), "seconds_by_rank": by_rank}, me.tables)
+        summary = {**fitted.summary(), "buffers": flat_buffers(model).size, "seconds_by_rank": by_rank}
+        record.finish(
+            trained, found.logs, {**summary, **_expected(record, job, strategy, summary)}, me.tables
+        )
     if shown is not None:
         shown.close()
     me.close()
     return fitted
 
 
-def _described(job: Job, place: Place, data: Dataset, ranks: int, rate: float) -> dict[str, Any]:
+def _expected(
+    record: Record, job: Job, strategy: Strategy | Train, summary: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what a strategy of the user's own should have sent; readers of records ask built-in ones themselves."""
+    if not isinstance(strategy, Strategy) or built_in(job.name()) is not None or summary["ranks"] == 1:
+        return {}
+    run = Run(record.folder)
+    load = Load.of(run.config, summary, Nodes(layout(run)))
+    return {"expected_traffic": asdict(strategy.traffic(load))}
+
+
+def _described(
+    job: Job, place: Place, data: Dataset, strategy: Strategy | Train, ranks: int, rate: float
+) -> dict[str, Any]:
     """What the record says was asked for."""
+    facts = {}
+    if isinstance(strategy, Strategy):
+        facts["strategy_facts"] = Facts.of(strategy, ranks=ranks, update=job.config.update).as_json()
     return {
         **asdict(job.config),
         "lr": rate,
@@ -313,6 +334,7 @@ def _described(job: Job, place: Place, data: Dataset, ranks: int, rate: float) -
         "classes": data.classes,
         "class_names": data.class_names,
         "samples": len(data.train),
+        **facts,
         **place.described(),
     }
 

@@ -17,7 +17,7 @@ parameter server (2014).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -25,7 +25,7 @@ import numpy as np
 
 from paceline.errors import UsageError
 from paceline.models import flat_buffers
-from paceline.strategies import Strategy
+from paceline.strategies import Change, Load, Strategy, Traffic, Trouble
 from paceline.strategies.parameter_server import _messages as messages
 from paceline.strategies.parameter_server._chief import Chief, Dealer, first_batch, help_to_finish
 from paceline.strategies.parameter_server._disciplines import maker
@@ -59,6 +59,9 @@ class ParameterServer(Strategy):
     whole_batches: ClassVar[bool] = True
     in_step: ClassVar[bool] = False
     replayable: ClassVar[bool] = True
+    masters_option: ClassVar[str] = "masters"
+    colour: ClassVar[str] = "#D55E00"
+    marker: ClassVar[str] = "^"
 
     def __post_init__(self) -> None:
         rule_of(self.rule)
@@ -82,6 +85,60 @@ class ParameterServer(Strategy):
 
     def role(self, rank: int, ranks: int) -> str:
         return "master" if rank < self.masters else "worker"
+
+    def fixed_shares(self) -> bool:
+        return self.share == "static"
+
+    def traffic(self, load: Load) -> Traffic:
+        x, workers, batches = load.parameters * load.itemsize, load.ranks - self.masters, load.steps
+        header = 8 * (self.masters * messages.BUFFERS + load.buffers)  # all masters' headers of a gradient
+        sent = batches * (2 * x + header + 8) + workers * header + (self.masters - 1) * 16
+        parts = ", and the other masters' parts at the end of every epoch" if self.masters > 1 else ""
+        words = f"{load.per_epoch(batches)} x 2 n: for every gradient, with headers{parts}"
+        pieces = (load.findings.get("staleness") or {}).get("pieces")
+        if not pieces:
+            return Traffic(bytes=sent, messages=None, words=words)
+        others = [piece for piece in pieces if piece["master"] != 0]
+        sent += (load.epochs + 1) * load.itemsize * sum(piece["parameters"] for piece in others)
+        count = batches * (2 * len(pieces) + self.masters + 1) + workers * (self.masters + len(pieces))
+        count += (load.epochs + 1) * len(others) + self.masters - 1
+        return Traffic(bytes=sent, messages=count, words=words)
+
+    def remedies(self, trouble: Trouble, *, update: str = "sgd") -> Sequence[Change]:
+        rule = self.rule.partition(":")[0]
+        if trouble == "slow ranks" and self.share == "static":
+            return [Change(options={"share": "dynamic"}, why="whichever worker is free takes the next batch")]
+        if trouble == "uneven masters" and self.placement != "even":
+            return [Change(options={"placement": "even"}, why="equal parts")]
+        if trouble == "dropped gradients" and self.backup:
+            return [Change(options={"backup": self.backup - 1})]
+        if trouble not in ("old gradients", "divergence"):
+            return []
+        if rule != "adaptive" and update == "sgd":
+            changes = [Change(options={"rule": "adaptive"}, why="steps that suit old gradients")]
+        else:
+            changes = [Change(options={"rule": "gap-aware"})]
+            if (
+                rule == "adaptive" and trouble == "divergence"
+            ):  # its step goes with the fourth root of the rate
+                changes = [Change(factors={"lr": 1 / 16}, why="half the step")]
+            elif rule == "adaptive":
+                changes = [Change(factors={"epochs": 2}, why="more gradients for each worker")]
+            if self.bound is None and not self.backup:
+                changes.append(Change(options={"bound": 1}, why="no worker gets far ahead"))
+        return [*changes, *([] if rule == "adaptive" else [Change(factors={"lr": 0.5})])]
+
+    @classmethod
+    def offers(cls, trouble: Trouble, *, ranks: int, amount: int = 1) -> Sequence[Change]:
+        if trouble == "old gradients":
+            return [Change(options={"rule": "adaptive"})]
+        found = []
+        if trouble in ("slow ranks", "uneven steps") and ranks > 2:  # of two ranks one would be the master
+            options = {"share": "dynamic"} if trouble == "slow ranks" else {}
+            found.append(Change(options=options, why="no rank waits for all others"))
+        if trouble == "slow ranks" and amount < ranks - 2:
+            found.append(Change(options={"backup": amount}, why="each round leaves out the slowest"))
+        return found
 
     def check_update(self, update: str) -> None:
         rule = rule_of(self.rule)

@@ -1,0 +1,259 @@
+"""What a strategy says about itself, as plain data that reports and diagnoses read and a record can hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from paceline.collectives import Nodes, one_node
+
+if TYPE_CHECKING:
+    from paceline.strategies import Strategy
+
+Trouble = Literal[
+    "slow ranks",
+    "uneven steps",
+    "costly exchange",
+    "queue",
+    "uneven masters",
+    "idle ranks",
+    "undivided update",
+    "old gradients",
+    "dropped gradients",
+    "divergence",
+    "drift",
+    "single average",
+    "bad average",
+]
+"""What a diagnosis may find, and a strategy may have an answer to:
+
+slow ranks          some ranks always compute more slowly than the others
+uneven steps        now one rank is slow and now another
+costly exchange     messages take too large a part of a step
+queue               workers queue at the ranks that hold the parameters
+uneven masters      one master holds far more parameters than the others
+idle ranks          too many ranks compute no gradients
+undivided update    every rank updates all parameters
+old gradients       gradients are old when they are applied, and less is learned
+dropped gradients   gradients are not applied, and less is learned
+divergence          training diverged
+drift               models that are averaged drift apart in between, and less is learned
+single average      models are averaged only once, at the end, and less is learned
+bad average         the average of the models is worse than each of them
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Something to try: other options of a strategy, or other settings of the run.
+
+    >>> Change(options={"every": 4}, why="fewer exchanges").options
+    {'every': 4}
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the strategy and their new values."""
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """Settings of the run (lr, epochs) and what to multiply them by."""
+    why: str = ""
+    """A few words; none where it needs no reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """The work of one run, as far as what its ranks send depends on it."""
+
+    ranks: int
+    parameters: int
+    itemsize: int = 4
+    """Bytes of a parameter."""
+    buffers: int = 0
+    """Numbers in the model's floating-point buffers."""
+    steps: int = 0
+    """Batches of the whole run."""
+    turns: int = 0
+    """Batches of the rank that has the most, where each rank has its own part of the data."""
+    epochs: int = 1
+    passes: float = 1.0
+    """How often the samples of one epoch were computed, by all ranks together."""
+    nodes: Nodes = field(default=Nodes(()))
+    findings: Mapping[str, Any] = field(default_factory=dict)
+    """What the strategy found out in the run."""
+
+    def __post_init__(self) -> None:
+        if len(self.nodes.of) != self.ranks:
+            object.__setattr__(self, "nodes", one_node(self.ranks))
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], summary: Mapping[str, Any], nodes: Nodes) -> Load:
+        """Return the work of a run, from what its config.json and summary.json hold, and the node of each rank."""
+        ranks, draws, epochs = config["ranks"], config["draws"], config["epochs"]
+        own = -(-(config.get("samples") or 0) // ranks)  # of the rank that has most
+        turns = -(-own // summary["global_batch"]) if draws is None else -(-draws // ranks)
+        return cls(
+            ranks=ranks,
+            parameters=summary["parameters"],
+            itemsize=4 if config["dtype"] == "float32" else 8,
+            buffers=summary.get("buffers") or 0,
+            steps=summary.get("steps") or 0,
+            turns=epochs * turns,
+            epochs=epochs,
+            passes=passes_of(config, summary),
+            nodes=nodes,
+            findings=summary.get("findings") or {},
+        )
+
+    def per_epoch(self, count: float) -> str:
+        """Spell how often an epoch has what happened `count` times in the run.
+
+        >>> Load(ranks=2, parameters=10, passes=2.0).per_epoch(2400)
+        '1,200'
+        """
+        often = count / self.passes
+        return f"{round(often):,}" if abs(often - round(often)) < 1e-9 else f"{often:,.3f}".rstrip("0")
+
+
+def epoch_samples(config: Mapping[str, Any], summary: Mapping[str, Any]) -> int | None:
+    """Return the samples that ONE process computes in an epoch: the same for all runs of a problem.
+
+    With --draws and --batch-per-rank an epoch of several ranks that share a batch has more. None in old records.
+    """
+    if config["draws"] is None:
+        return config.get("samples")
+    return int(config["draws"] * (config["batch_per_rank"] or config["batch"] or summary["global_batch"]))
+
+
+def passes_of(config: Mapping[str, Any], summary: Mapping[str, Any]) -> float:
+    """Return how often all ranks together computed that many samples: the run's epochs, unless it was stopped."""
+    rate, samples = summary.get("samples_per_second"), epoch_samples(config, summary)
+    if not rate or not samples:
+        return float(config["epochs"] or 1)
+    return round(rate * summary["train_seconds"]) / samples or 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """The messages and bytes that all ranks together send in a run; None where no formula is known."""
+
+    bytes: float | None
+    messages: float | None
+    words: str
+    """The formula, with what it comes to in an epoch; or why there is none."""
+
+    @staticmethod
+    def unknown(why: str) -> Traffic:
+        """Say that there is no formula, and why."""
+        return Traffic(bytes=None, messages=None, words=f"none: {why}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What reports and diagnoses need to know about the strategy of a run."""
+
+    workers: int
+    """Ranks that compute gradients."""
+    whole_batches: bool = False
+    in_step: bool = True
+    averages: bool = False
+    own_data: bool = False
+    equals_serial: bool = False
+    in_place: bool = False
+    even_pieces: bool = True
+    fixed_shares: bool = True
+    interval: int | None = 1
+    interval_option: str = ""
+    masters_option: str = ""
+    colour: str = ""
+    marker: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Every option and its value."""
+    remedies: Mapping[str, tuple[Change, ...]] = field(default_factory=dict)
+    """Changes of this strategy, by the trouble that they help against."""
+
+    @classmethod
+    def of(cls, strategy: Strategy, *, ranks: int, update: str = "sgd") -> Facts:
+        """Collect what a strategy declares, for a run on `ranks` ranks with this update.
+
+        >>> from paceline.strategies.sync import Sync
+        >>> Facts.of(Sync(allreduce="ring"), ranks=4).options
+        {'allreduce': 'ring', 'balance': False}
+        """
+        declared = {
+            name: getattr(strategy, name)
+            for name in (
+                *("whole_batches", "in_step", "averages", "own_data", "equals_serial", "in_place"),
+                *("interval_option", "masters_option", "colour", "marker"),
+            )
+        }
+        remedies = {
+            trouble: tuple(strategy.remedies(trouble, update=update)) for trouble in get_args(Trouble)
+        }
+        return cls(
+            **declared,
+            workers=strategy.workers(ranks),
+            even_pieces=strategy.even_pieces(),
+            fixed_shares=strategy.fixed_shares(),
+            interval=strategy.interval(),
+            options={option.name: _plain(getattr(strategy, option.name)) for option in fields(strategy)},  # type: ignore[arg-type]
+            remedies={trouble: changes for trouble, changes in remedies.items() if changes},
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the facts as JSON values, for config.json."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, values: Any, *, ranks: int) -> Facts | None:
+        """Read what `as_json` wrote; what is damaged or unknown is left out. None where there is nothing.
+
+        >>> Facts.read({"averages": True, "workers": "many", "new": 1}, ranks=4)
+        Facts(workers=4, whole_batches=False, in_step=True, averages=True, own_data=False, equals_serial=False, \
+in_place=False, even_pieces=True, fixed_shares=True, interval=1, interval_option='', masters_option='', colour='', \
+marker='', options={}, remedies={})
+        """
+        if not isinstance(values, Mapping):
+            return None
+        given = dict(values)
+        known: dict[str, Any] = {}
+        for name, setting in cls.__dataclass_fields__.items():
+            if name in given and _fits(str(setting.type), given[name]):
+                known[name] = given[name]
+        known["workers"] = min(known.get("workers", ranks), ranks)
+        known["remedies"] = _changes(known.get("remedies", {}))
+        return cls(**known)
+
+
+def _fits(kind: str, value: Any) -> bool:
+    if kind == "bool":
+        return isinstance(value, bool)
+    if kind.startswith("int"):
+        whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        return whole or (value is None and "None" in kind)
+    return isinstance(value, str if kind == "str" else Mapping)
+
+
+def _changes(given: Mapping[str, Any]) -> dict[str, tuple[Change, ...]]:
+    found: dict[str, tuple[Change, ...]] = {}
+    for trouble, changes in given.items():
+        if isinstance(changes, list | tuple):
+            found[trouble] = tuple(
+                Change(
+                    options=dict(change.get("options") or {}),
+                    factors={k: v for k, v in (change.get("factors") or {}).items() if _positive(v)},
+                    why=str(change.get("why") or ""),
+                )
+                for change in changes
+                if isinstance(change, Mapping)
+            )
+    return found
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON can hold it."""
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

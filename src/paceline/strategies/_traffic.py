@@ -1,0 +1,97 @@
+"""What collectives send when a strategy calls them: messages, bytes and the formula in words."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from paceline.collectives import Case, Cost, Nodes, cost, cut, has_cost, length
+from paceline.collectives.auto import choose
+from paceline.collectives.hierarchical import between_nodes
+from paceline.comm.shared import CACHE_LINE
+from paceline.strategies._facts import Load, Traffic
+
+# Numbers that all p ranks together send in one call, for each number of the array.
+FORMULAS = {"naive": "p (p - 1)", "ring": "2 (p - 1)", "rabenseifner": "2 (p - 1)", "native": "p"}
+
+
+def allreduce_traffic(load: Load, collective: str, *, calls: int, when: str) -> Traffic:
+    """Return what `calls` allreduces of all parameters and one number more (a count of ranks) send.
+
+    >>> from paceline.strategies import Load
+    >>> allreduce_traffic(Load(ranks=2, parameters=9), "ring", calls=3, when="every turn")
+    Traffic(bytes=240, messages=12, words='3 x 2 (p - 1) (n + 1): ring, every turn')
+    """
+    n = load.parameters + 1
+    each = _of_allreduce(collective, n, load.ranks, load.itemsize, load.nodes)
+    name = _chosen(collective, n * load.itemsize, load)
+    return _called(load, each, calls, _words(load, calls, "(n + 1)", name, when))
+
+
+def exchange_traffic(load: Load, collective: str, *, calls: int, when: str) -> Traffic:
+    """Return what `calls` gradient exchanges send; inside a node they use shared memory where they can."""
+    if collective == "auto":
+        one, many = load.nodes.count == 1, load.nodes.largest > 1
+        collective = "shared-memory" if one else "hierarchical" if many else "auto"
+    elif collective == "hierarchical" and load.nodes.count == 1:
+        collective = "shared-memory"
+    n = load.parameters
+    each = _of_exchange(collective, n, load.ranks, load.itemsize, load.nodes)
+    name = _chosen(collective, n * load.itemsize, load)
+    return _called(load, each, calls, _words(load, calls, "n", name, when))
+
+
+def _chosen(collective: str, nbytes: int, load: Load) -> str:
+    """Return the collective that `auto` chooses for so many bytes, or the one named."""
+    if collective != "auto":
+        return collective
+    return choose(nbytes, load.ranks, load.nodes).__name__.rpartition(".")[2].replace("_", "-")
+
+
+@lru_cache(maxsize=256)
+def _of_allreduce(name: str, n: int, p: int, item: int, nodes: Nodes) -> tuple[int, int] | None:
+    """Count the messages and numbers that all ranks send in one allreduce of n numbers; None: no formula."""
+    if not has_cost(name):
+        return None
+    return _total([cost(name, n=n, p=p, r=r, itemsize=item, nodes=nodes) for r in range(p)])
+
+
+@lru_cache(maxsize=256)
+def _of_exchange(name: str, n: int, p: int, item: int, nodes: Nodes) -> tuple[int, int] | None:
+    """Count the same for one gradient exchange, which sends nothing inside a node."""
+    if name not in ("shared-memory", "hierarchical"):
+        return _of_allreduce(name, n, p, item, nodes)
+    if nodes.count == 1:
+        return 0, 0
+    parts = [length(part) for part in cut(n, nodes.smallest, align=CACHE_LINE // item)]
+    found = []
+    for rank in range(p):
+        place, among = nodes.place(rank), nodes.peers(rank)
+        if place < len(parts) and parts[place]:
+            case = Case(n=parts[place], p=len(among), r=among.index(rank), itemsize=item)
+            found.append(between_nodes(case.n * item, case.p).cost(case))
+    return _total(found)
+
+
+def _total(costs: list[Cost]) -> tuple[int, int]:
+    return sum(each.messages for each in costs), sum(each.sent for each in costs)
+
+
+def _called(load: Load, each: tuple[int, int] | None, calls: int, words: str) -> Traffic:
+    if each is None:
+        return Traffic.unknown("the collective has no formula")
+    return Traffic(bytes=each[1] * load.itemsize * calls, messages=each[0] * calls, words=words)
+
+
+def _words(load: Load, calls: int, array: str, name: str, when: str) -> str:
+    """Spell the formula: calls in an epoch, the numbers of one call, the collective, and when it is called."""
+    if name == "shared-memory":
+        return "nothing: the ranks share memory"
+    p, q = load.ranks, 1 << (load.ranks.bit_length() - 1)
+    known = {
+        **FORMULAS,
+        "recursive-doubling": "p log2(p)" if p == q else f"({q} log2({q}) + 2 (p - {q}))",
+    }
+    parts = f"parts of {array}, between nodes only" if name == "hierarchical" else f"its own of {array}"
+    sent = f"{known[name]} {array}" if name in known else parts
+    handed = ", as handed to MPI" if name == "native" else ""
+    return f"{load.per_epoch(calls)} x {sent}: {name}, {when}{handed}"
