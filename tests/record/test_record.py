@@ -231,7 +231,7 @@ def test_a_diverged_run_is_json_everywhere(
     written = strict((folder / "summary.json").read_text())
     assert isinstance(written, dict)
     assert written.items() >= printed.items()
-    assert written.keys() - printed.keys() == {"seconds_by_rank"}
+    assert written.keys() - printed.keys() == {"buffers", "seconds_by_rank"}
     strict((folder / "epochs.jsonl").read_text().strip())
     with np.errstate(all="ignore"):
         assert main(["predict", str(folder), "--json"]) == 0
