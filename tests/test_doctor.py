@@ -241,12 +241,12 @@ def test_what_srun_offers_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     said = "MPI plugin types are...\\n\\tpmix\\n\\tnone\\n\\tpmi2\\nspecific pmix plugin versions available: pmix_v4"
     path = a_command(tmp_path, "srun", f"printf '{said}\\n'")
-    assert _facts._slurm() == {"srun": str(path), "srun_types": ("pmix", "none", "pmi2")}
+    assert _facts._slurm_facts() == {"srun": str(path), "srun_types": ("pmix", "none", "pmi2")}
     a_command(tmp_path, "srun", "echo 'srun: warning' >&2; echo 'srun: fatal: no configuration' >&2; exit 1")
-    assert _facts._slurm() == {"srun": str(path), "srun_error": "srun: fatal: no configuration"}
+    assert _facts._slurm_facts() == {"srun": str(path), "srun_error": "srun: fatal: no configuration"}
     path.unlink()
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert _facts._slurm() == {}
+    assert _facts._slurm_facts() == {}
 
 
 def test_a_launcher_of_another_mpi_in_the_shell_is_seen(

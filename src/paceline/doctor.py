@@ -11,18 +11,28 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from paceline.comm import mpi_of
 from paceline.errors import UsageError
+from paceline.launch import (
+    RanksFailedError,
+    abort_on_error,
+    allowed_cores,
+    call,
+    find,
+    machine_cores,
+    mpi,
+    world,
+)
 from paceline.launch import resources as _machine
-from paceline.launch.cores import allowed_cores, machine_cores
-from paceline.launch.job import run
-from paceline.launch.library import find, identify, installed_wheels
+from paceline.launch.library import identify, installed_wheels
 from paceline.launch.resources import VARIABLES, cpu_quota
-from paceline.launch.world import world
+from paceline.launch.world import loaded_library
 
 # ---- Everything that `paceline doctor` looks at, measured: what the rules then judge is plain data.
 
@@ -162,38 +172,64 @@ def _slurm_facts() -> dict[str, Any]:
 
 
 def _trial(seconds: float) -> dict[str, Any]:
-    """Two ranks, started as `paceline train -n 2` would."""
-    said: list[str] = []
-    command = [sys.executable, "-m", "paceline.launch.pingpong", str(seconds)]
-    status = run(2, command, threads=1, on_line=said.append, time_limit=60 + seconds)
-    for line in said:
-        if line.startswith('{"size"'):
-            return _told(json.loads(line))
-    why = " ".join(said[-3:]) or f"exit status {status}"
-    return {"size": 0, "start_error": why, "loaded": "", "latency_us": None, "bandwidth_gbs": None}
+    """Start two ranks as `paceline train -n 2` would, and measure their messages."""
+    lines: list[str] = []
+    try:
+        found: dict[str, Any] = call(
+            ping_pong, {"seconds": seconds}, ranks=2, threads=1, bind=False, on_line=lines.append,
+            time_limit=60 + seconds,
+        )  # fmt: skip
+        return found
+    except RanksFailedError as failed:
+        why = " ".join(lines[-3:]) or f"exit status {failed.status}"
+        return {"size": 0, "start_error": why, "loaded": "", "latency_us": None, "bandwidth_gbs": None}
 
 
 def _this_job(seconds: float) -> dict[str, Any]:
-    """The same on the first two ranks of the job that this process is part of."""
-    from paceline.comm import mpi
-    from paceline.launch.guard import abort_on_error
-    from paceline.launch.pingpong import figures
-
+    """Measure the same on the first two ranks of the job that this process is part of."""
     try:
         comm = mpi().COMM_WORLD
     except UsageError as error:
         return {"size": 1, "start_error": str(error), "loaded": "", "latency_us": None, "bandwidth_gbs": None}
     with abort_on_error(comm):
-        return _told(figures(comm, seconds))
+        return ping_pong(comm, seconds)
 
 
-def _told(figures: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "size": figures["size"],
-        "loaded": figures["library"],
-        "latency_us": figures.get("latency_us"),
-        "bandwidth_gbs": figures.get("bandwidth_gbs"),
-    }
+def ping_pong(comm: Any, seconds: float) -> dict[str, Any]:
+    """Return the size of a job, its MPI library, and what a message between ranks 0 and 1 costs; collective.
+
+    The figures are the best of many: microseconds of a small message one way, and GB/s of a large one.
+    """
+    found: dict[str, Any] = {"size": comm.Get_size(), "loaded": loaded_library(mpi_of(comm))}
+    if comm.Get_size() == 1:
+        return {**found, "latency_us": None, "bandwidth_gbs": None}
+    latency, large = _one_way(comm, SMALL, seconds / 2), _one_way(comm, LARGE, seconds / 2)
+    return {**found, "latency_us": 1e6 * latency, "bandwidth_gbs": 1e-9 * LARGE / large}
+
+
+def _one_way(comm: Any, size: int, seconds: float) -> float:
+    """Return the shortest time that a message of `size` bytes took, over rounds that fill `seconds`."""
+    import numpy as np
+
+    me = comm.Get_rank()
+    message, go_on = np.zeros(size, np.uint8), np.ones(1, np.uint8)
+    repeats = 100 if size == SMALL else 4
+    best, until = float("inf"), time.perf_counter() + seconds
+    while go_on[0]:
+        comm.Barrier()
+        if me < 2:
+            start = time.perf_counter()
+            for _ in range(repeats):
+                if me == 0:
+                    comm.Send(message, dest=1)
+                    comm.Recv(message, source=1)
+                else:
+                    comm.Recv(message, source=0)
+                    comm.Send(message, dest=0)
+            best = min(best, (time.perf_counter() - start) / (2 * repeats))
+        go_on[0] = time.perf_counter() < until
+        comm.Bcast(go_on, root=0)
+    return best
 
 
 Verdict = Literal["ok", "note", "problem"]
@@ -203,6 +239,7 @@ examples:
   paceline doctor -n 16
   srun --mpi=pmi2 -n 4 python -m paceline doctor --json
 """
+SMALL, LARGE = 8, 4 << 20  # bytes of the messages that are timed
 MIB = 1 << 20
 RANK_MEMORY = 100 * MIB  # an interpreter with NumPy and MPI, and a small model
 SEGMENT = {"openmpi": 16 * MIB, "mpich": 2 * MIB}  # what a rank maps in /dev/shm to be reached

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numbers
+import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ def fit(
     >>> fitted.steps
     24
     """
-    from paceline.launch import world
+    from paceline.launch import mpi, world
 
     options = options_of(on, {name: settings.pop(name) for name in NAMES if name in settings})
 
@@ -63,8 +64,6 @@ def fit(
     if options is not None:
         return _simulated(job(), ranks, comm, options, quiet)
     if comm is None and (world() is not None or _mpi_is_running()):
-        from paceline.comm.world import mpi
-
         comm = mpi().COMM_WORLD
     shown = None if quiet else _progress()
     if comm is not None:
@@ -72,15 +71,12 @@ def fit(
     from paceline.training.rank import train
 
     if _whole(ranks) > 1:
-        from paceline.launch.remote import fit_on_ranks
-
-        return fit_on_ranks(job(), _whole(ranks), quiet=quiet)
+        return _on_new_ranks(job(), _whole(ranks), quiet)
     alone = job()
     if ranks is None and alone.config.replay is not None:
-        from paceline.launch.remote import fit_on_ranks
         from paceline.training.replaying import ranks_of
 
-        return fit_on_ranks(alone, ranks_of(alone.config) or 1, quiet=quiet)
+        return _on_new_ranks(alone, ranks_of(alone.config) or 1, quiet)
     return train(alone, _alone(alone), progress=shown)
 
 
@@ -108,6 +104,35 @@ def _on_these_ranks(job: Callable[[], Job], comm: Any, ranks: int | None, progre
         if ranks is not None and ranks != comm.Get_size():
             raise UsageError(f"ranks={ranks} inside a job of {comm.Get_size()} ranks: leave ranks out there")
         return train(job(), comm, progress=progress)
+
+
+def _on_new_ranks(job: Job, ranks: int, quiet: bool) -> Fitted:
+    """Train on ranks that are started for it; a model given as an object is trained in place."""
+    from paceline.launch import call
+    from paceline.models._state import put_state
+
+    data, _ = job.check(ranks)
+    model = None if job.model is None else job.build(data)  # refuses here what cannot be a model
+    width = shutil.get_terminal_size().columns if not quiet and sys.stderr.isatty() else None
+    arguments = {"job": replace(job, data=None, model=model), "quiet": quiet, "width": width}
+    fitted: Fitted
+    fitted, state = call(
+        _train, arguments, shared={"data": data}, ranks=ranks, threads=job.config.threads,
+        launcher=job.launcher(),
+    )  # fmt: skip
+    model = job.build(data) if model is None else model
+    put_state(model, state)
+    return replace(fitted, model=model, strategy=job.name())
+
+
+def _train(comm: Any, *, job: Job, data: Any, quiet: bool, width: int | None) -> tuple[Fitted, Any]:
+    """Train as one of such ranks; return the results and, on rank 0, the arrays of the trained model."""
+    from paceline.models._state import state_of
+    from paceline.training.rank import train
+
+    fitted = train(replace(job, data=data), comm, progress=None if quiet else _progress(width=width))
+    state = state_of(fitted.model) if comm.Get_rank() == 0 else None
+    return replace(fitted, model=None), state  # type: ignore[arg-type]
 
 
 def _whole(ranks: Any) -> int:
@@ -172,12 +197,12 @@ def _alone(job: Any) -> Any:
     """A communicator of one: none for the serial baseline, which needs no MPI."""
     if job.name() == "serial":
         return None
-    from paceline.comm.world import communicator
+    from paceline.launch import communicator
 
     return communicator(job.launcher())
 
 
-def _progress(*, simulated: bool = False) -> Any:
+def _progress(*, width: int | None = None, simulated: bool = False) -> Any:
     from paceline.training.progress import on
 
-    return on(sys.stderr, simulated=simulated)
+    return on(sys.stderr, width=width, simulated=simulated)

@@ -26,8 +26,7 @@ def parent(what: str, ranks: int) -> int:
 
 
 def rank(what: str) -> None:
-    from paceline.comm import mpi
-    from paceline.launch import abort_on_error
+    from paceline.launch import abort_on_error, mpi
 
     MPI = mpi()
     comm = MPI.COMM_WORLD

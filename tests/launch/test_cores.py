@@ -152,7 +152,7 @@ def test_a_rank_for_which_nothing_was_reserved_stays_where_it_is(
 def test_in_a_rank_that_its_launcher_has_bound_the_machines_cores_are_known() -> None:
     """To the records and to the doctor, too; ranks that a shell script starts are none the less the launcher's."""
     program = (
-        "import os; from paceline.launch import _facts, machine_cores\n"
+        "import os; from paceline import doctor as _facts; from paceline.launch import machine_cores\n"
         "from paceline.record.environment import environment\n"
         "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
         "facts, told = _facts._machine_facts(), environment(threads=1)\n"

@@ -19,7 +19,7 @@ from paceline.launch.world import World
 STARTS_RANKS = True
 ALONE = """
 import os, signal, sys
-from paceline.comm import mpi
+from paceline.launch import mpi
 MPI = mpi()
 assert MPI.COMM_WORLD.size == 1
 window = MPI.Win.Allocate_shared(1000, 1, comm=MPI.COMM_WORLD)
@@ -46,8 +46,8 @@ def test_a_process_alone_puts_nothing_where_it_would_stay(tmp_path: Path, killed
 def test_open_mpi_starts_without_a_home(tmp_path: Path, home: dict[str, str]) -> None:
     """Alone, and on ranks: `env -i`, cron and some containers have none."""
     program = (
-        "import os, sys; from paceline.comm import mpi; from paceline.launch import run\n"
-        "rank = 'import os; from paceline.comm import mpi; os.write(1, b\"%d\\\\n\" % mpi().COMM_WORLD.size)'\n"
+        "import os, sys; from paceline.launch import mpi, run\n"
+        "rank = 'import os; from paceline.launch import mpi; os.write(1, b\"%d\\\\n\" % mpi().COMM_WORLD.size)'\n"
         "status = run(2, [sys.executable, '-c', rank]); print(mpi().COMM_WORLD.size, status, repr(os.environ.get('HOME')))"
     )
     environment = {k: v for k, v in os.environ.items() if k != "HOME"} | home | {"TMPDIR": str(tmp_path)}
@@ -75,7 +75,7 @@ def test_a_bare_mpiexec_needs_no_settings() -> None:
         [
             sys.executable,
             "-c",
-            "import sys; from paceline.comm import mpi; sys.stdout.write(f'{mpi().COMM_WORLD.size}\\n')",
+            "import sys; from paceline.launch import mpi; sys.stdout.write(f'{mpi().COMM_WORLD.size}\\n')",
         ],
     )
     kept = {k: v for k, v in environment.items() if "_MCA_" not in k or k.startswith("PRTE_")}

@@ -150,7 +150,7 @@ def test_more_processes_than_batches(tmp_path: Path) -> None:
 def test_one_process_is_serial(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch  # noqa: F401
 
-    monkeypatch.setattr("paceline.comm.world.mpi", None)  # nobody calls it
+    monkeypatch.setattr("paceline.launch.prepare.mpi", None)  # nobody calls it
     for model in ("mlp:8", "tests.test_fit:linear"):
         same: dict[str, Any] = {
             "model": model,

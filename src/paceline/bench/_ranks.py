@@ -1,4 +1,4 @@
-"""The ranks' side of the allreduce benchmark: `python -m paceline.bench._ranks QUESTION ANSWER`."""
+"""The ranks' side of the allreduce benchmark."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from paceline.bench.fit import measure_machine
 from paceline.collectives import allreduce
-from paceline.comm import Recorded, mpi
-from paceline.launch.asking import answer
+from paceline.comm import Recorded, mpi_of
 
 Array = NDArray[Any]
 
@@ -29,7 +28,9 @@ def measure(
     cells: list[dict[str, Any]] = []
     for size in sizes:
         cells += _measure_size(comm, size // np.dtype(dtype).itemsize, algorithms, dtype, repeats, seconds)
-    library = " ".join(mpi().Get_library_version().strip("\0 \n").splitlines()[0].split(",")[0].split())
+    library = " ".join(
+        mpi_of(comm).Get_library_version().strip("\0 \n").splitlines()[0].split(",")[0].split()
+    )
     return {"machine": asdict(machine), "mpi": library, "cells": cells}
 
 
@@ -77,14 +78,10 @@ def _timed(comm: Any, call: Callable[[Any], None], seen: Any = None) -> float:
 
 def _slowest(comm: Any, seconds: list[float]) -> Array:
     longest = np.array(seconds)
-    comm.Allreduce(mpi().IN_PLACE, longest, mpi().MAX)
+    comm.Allreduce(mpi_of(comm).IN_PLACE, longest, mpi_of(comm).MAX)
     return longest
 
 
 def _is_sum(recv: Array, p: int) -> bool:
     whole = p * (np.arange(recv.size) % 3) + p * (p - 1) // 2
     return bool(np.array_equal(recv, whole.astype(recv.dtype)))
-
-
-if __name__ == "__main__":
-    answer(measure)

@@ -90,12 +90,13 @@ def run(question: Question) -> dict[str, Any]:
 
 def _job(question: Question, ranks: int) -> dict[str, Any]:
     from paceline import launch
-    from paceline.launch.asking import ask
+    from paceline.bench._ranks import measure
 
-    asked = {k: v for k, v in asdict(question).items() if k != "ranks"}
-    status, job = ask("paceline.bench._ranks", ranks, asked)
-    if job is None:
-        raise SystemExit(status)
+    arguments = {k: v for k, v in asdict(question).items() if k != "ranks"}
+    try:
+        job = launch.call(measure, arguments, ranks=ranks, threads=1)
+    except launch.RanksFailedError as failed:
+        raise SystemExit(failed.status) from None
     cores = launch.usable_cores()
     itemsize = np.dtype(question.dtype).itemsize
     cells = [_with_theory(cell, ranks, itemsize, job["machine"]) for cell in job["cells"]]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from paceline.comm.channel import Channel, channel, pretend_nodes, revoke
 from paceline.comm.counting import Counts, Recorded, Traffic
+from paceline.comm.mpi import mpi_of
 from paceline.comm.operations import Operation
-from paceline.comm.world import mpi
 
 __all__ = [
     "Channel",
@@ -14,7 +14,7 @@ __all__ = [
     "Recorded",
     "Traffic",
     "channel",
-    "mpi",
+    "mpi_of",
     "pretend_nodes",
     "revoke",
 ]

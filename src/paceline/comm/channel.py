@@ -16,9 +16,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from paceline.comm.counting import Recorded
 from paceline.comm.events import Events
+from paceline.comm.mpi import mpi_of
 from paceline.comm.operations import Charged, Operation, operation
 from paceline.comm.shared import SharedMemory, split_node
-from paceline.comm.world import mpi
 from paceline.vectors import carried, is_time_only, room
 
 # Scratch memory above this is given back after the call.
@@ -121,11 +121,9 @@ class Channel:
     @property
     def MPI(self) -> Any:
         """The names that go with the communicator: mpi4py.MPI, or what the simulator has in its place."""
-        kept = self._kept
-        if kept.MPI is None:
-            own = getattr(self.bare, "MPI", None)
-            kept.MPI = mpi() if own is None else own
-        return kept.MPI
+        if self._kept.MPI is None:
+            self._kept.MPI = mpi_of(self.bare)
+        return self._kept.MPI
 
     @property
     def node_of(self) -> tuple[int, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.comm.world import is_op, mpi
+from paceline.comm.mpi import is_op
 
 Array = NDArray[Any]
 
@@ -152,7 +153,7 @@ def _from_ufunc(op: np.ufunc, dtype: np.dtype[Any]) -> Operation:
 def _from_mpi(op: Any, dtype: np.dtype[Any]) -> Operation:
     """An MPI.Op, or the simulator's, which says itself which ufunc it is."""
     if is_op(op):
-        MPI = mpi()
+        MPI = sys.modules["mpi4py.MPI"]
         ufunc = next((ufunc for name, ufunc in UFUNCS.items() if op == getattr(MPI, name)), None)
         unknown = op == MPI.OP_NULL or op.is_predefined
     else:

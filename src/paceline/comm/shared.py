@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.comm.events import Events
-from paceline.comm.world import mpi
+from paceline.comm.mpi import mpi_of
 
 CACHE_LINE = 64
 
@@ -21,7 +21,7 @@ CACHE_LINE = 64
 def split_node(comm: Any) -> Any:
     """The communicator of the ranks of `comm` that share memory with this one, in the same order."""
     kind = getattr(comm, "COMM_TYPE_SHARED", None)
-    return comm.Split_type(mpi().COMM_TYPE_SHARED if kind is None else kind, comm.Get_rank())
+    return comm.Split_type(mpi_of(comm).COMM_TYPE_SHARED if kind is None else kind, comm.Get_rank())
 
 
 class SharedMemory:
@@ -33,7 +33,7 @@ class SharedMemory:
     def __init__(self, comm: Any, nbytes: int, events: Events | None = None) -> None:
         mine = nbytes + CACHE_LINE if comm.Get_rank() == 0 else 0
         own = getattr(comm, "Allocate_shared", None)
-        self._window = own(mine) if own else mpi().Win.Allocate_shared(mine, 1, comm=comm)
+        self._window = own(mine) if own else mpi_of(comm).Win.Allocate_shared(mine, 1, comm=comm)
         self._window.Lock_all()
         self._comm = comm
         self.nbytes = nbytes

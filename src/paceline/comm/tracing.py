@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.comm.calls import RECEIVES, SENDS, TOGETHER, argument, handed, nbytes, plain_name
 from paceline.comm.events import Events
-from paceline.comm.world import mpi
+from paceline.comm.mpi import mpi_of
 
 # ---- Requests that tell when they were waited for, in the place of those that a traced communicator gives.
 
@@ -206,8 +206,7 @@ class Tracer:
 
     def status(self) -> Any:
         """An empty status of this communicator's kind."""
-        own = getattr(self._bare, "MPI", None)
-        return (mpi() if own is None else own).Status()
+        return mpi_of(self._bare).Status()
 
     def _sending(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         clock, events, replies = self.events.clock, self.events, name in HALVES

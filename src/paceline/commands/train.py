@@ -157,9 +157,7 @@ def _rank(args: argparse.Namespace, config: Config, here: Any) -> int:
     job = Job(config=config, runs=args.runs, run_name=args.name, trace=args.trace)
     comm = None
     if here is not None or config.strategy != "serial":
-        from paceline.comm.world import communicator
-
-        comm = communicator(job.launcher() if here is None else "mpi")
+        comm = launch.communicator(job.launcher() if here is None else "mpi")
         launch.verify(comm.Get_size(), promised=args.expect_ranks)
     with launch.abort_on_error(comm):
         progress = None if args.quiet else on(sys.stderr, width=args.terminal)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from paceline.launch.by_hand import by_hand, refuse
-from paceline.launch.channel import receive, serve
+from paceline.launch.call import RanksFailedError, call
 from paceline.launch.command import mpiexec
 from paceline.launch.cores import allowed_cores, machine_cores, take_cores
 from paceline.launch.guard import abort_on_error
 from paceline.launch.job import run
 from paceline.launch.library import Library, find
-from paceline.launch.prepare import prepared
+from paceline.launch.prepare import communicator, mpi, prepared
 from paceline.launch.resources import (
     allocated_cores,
     apply_threads,
@@ -22,20 +22,22 @@ from paceline.launch.world import World, verify, world
 
 __all__ = [
     "Library",
+    "RanksFailedError",
     "World",
     "abort_on_error",
     "allocated_cores",
     "allowed_cores",
     "apply_threads",
     "by_hand",
+    "call",
+    "communicator",
     "find",
     "machine_cores",
+    "mpi",
     "mpiexec",
     "prepared",
-    "receive",
     "refuse",
     "run",
-    "serve",
     "set_thread_variables",
     "take_cores",
     "threads_of_rank",

@@ -88,6 +88,7 @@ def mpiexec(
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
     crowded: bool = False,
+    one_node: bool = False,
     terminal: bool = False,
 ) -> tuple[list[str], dict[str, str]]:
     """The command line and the environment that start `command` on `ranks` ranks of this machine.
@@ -103,8 +104,12 @@ def mpiexec(
     """
     if ranks < 1:
         raise UsageError(f"ranks must be at least 1; got {ranks}")
+    if one_node and "SLURM_JOB_ID" in os.environ and "SLURMD_NODENAME" not in os.environ:
+        raise UsageError(
+            "this process is not on a node of its Slurm allocation; start it there, with sbatch or srun --pty"
+        )
     library = find()
-    nodes = allocated_nodes()
+    nodes = 1 if one_node else allocated_nodes()
     here = -(-ranks // nodes)
     options, settings = for_library(library, crowded=crowded or here > usable_cores(), one_node=nodes == 1)
     if folder is not None and nodes == 1:
@@ -118,6 +123,8 @@ def mpiexec(
         | settings
         | thread_variables(threads_per_rank(here, threads))
     )
+    if one_node:
+        variables = {name: value for name, value in variables.items() if not name.startswith("SLURM_")}
     variables |= environment or {}
     return [str(library.mpiexec), *options, "-n", str(ranks), *command], variables
 

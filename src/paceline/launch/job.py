@@ -43,6 +43,7 @@ def run(
     on_line: Callable[[str], None] | None = None,
     time_limit: float | None = None,
     bind: bool = False,
+    one_node: bool = False,
     launcher: Literal["mpi", "torch"] = "mpi",
 ) -> int:
     """Runs `command` on `ranks` ranks and returns the exit status: the ranks' own, or 128 + the signal.
@@ -50,7 +51,8 @@ def run(
     The ranks' output goes to this process's stdout and stderr as it comes, or line by line to `on_line`.
     SIGINT and SIGTERM end the whole job (130, 143), and so do the death of this process and `time_limit`
     seconds (124). Nothing of the job is left: no process, no segment in /dev/shm, no temporary file. With `bind`
-    idle cores are reserved for the ranks, which go to them with `take_cores`. With `launcher="torch"` the ranks are
+    idle cores are reserved for the ranks, which go to them with `take_cores`. With `one_node` they stay on this node of a
+    Slurm allocation. With `launcher="torch"` the ranks are
     processes of this machine without MPI, and `command` must be `python -m module …`.
 
     >>> run(2, [sys.executable, "-c", "print('hello')"], on_line=print)
@@ -59,7 +61,8 @@ def run(
     0
     """
     wanted = ranks * threads_per_rank(ranks, threads)
-    reservation = reserved(wanted) if bind and allocated_nodes() == 1 else contextlib.nullcontext()
+    alone = one_node or allocated_nodes() == 1
+    reservation = reserved(wanted) if bind and alone else contextlib.nullcontext()
     with _standard_streams(), _folder() as (folder, lock), reservation as cores:
         given = {**(environment or {}), **core_variables(cores)}
         if launcher == "torch":
@@ -67,7 +70,7 @@ def run(
         else:
             argv, variables = mpiexec(
                 ranks, [*NO_INPUT, *command], threads, folder=folder, environment=given,
-                crowded=cores is None and bind, terminal=on_line is None and os.isatty(2),
+                crowded=cores is None and bind, one_node=one_node, terminal=on_line is None and os.isatty(2),
             )  # fmt: skip
         supervisor = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(lock), str(folder)]
         told = None

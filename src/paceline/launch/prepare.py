@@ -1,12 +1,20 @@
-"""MPI's start, also where paceline's own mpiexec did not start it: under another launcher, or alone."""
+"""Starting MPI in this process, whoever started the process: paceline, another launcher, or nobody.
+
+`mpi` is the one place that imports mpi4py.MPI. Importing it normally starts MPI, so that happens only when MPI is needed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
 
 from paceline.launch.command import for_library
 from paceline.launch.cores import machine_cores
@@ -17,6 +25,45 @@ from paceline.launch.world import World, refuse, world
 
 # One process talks to nobody: no segment for others to attach, no network looked for.
 ALONE = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self", "OMPI_MCA_osc": "^ucx", "UCX_TLS": "self"}
+
+
+def mpi() -> ModuleType:
+    """Return the module mpi4py.MPI with MPI started; in a simulated program, the module that replaces it."""
+    found = sys.modules.get("mpi4py.MPI")
+    return found if found is not None and hasattr(found, "simulated") else _start()
+
+
+@cache
+def _start() -> ModuleType:
+    import mpi4py
+
+    if "mpi4py.MPI" not in sys.modules:
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", r"\s*suspicious MPI", RuntimeWarning
+        )  # `prepared` has a better message
+        from mpi4py import MPI
+    if not MPI.Is_initialized():
+        with prepared(*MPI.get_vendor()):
+            MPI.Init_thread()
+    return MPI
+
+
+def communicator(launcher: Literal["mpi", "torch"] = "mpi") -> Any:
+    """Return the communicator of all ranks of this job, whoever started them.
+
+    `launcher` says which kind of communicator a process gets that is alone.
+
+    >>> communicator("torch").Get_size()
+    1
+    """
+    from paceline.comm.torch_processes import Processes, started
+
+    together = started()
+    if together is not None:
+        return together
+    return Processes(0, []) if launcher == "torch" else mpi().COMM_WORLD
 
 
 @contextlib.contextmanager

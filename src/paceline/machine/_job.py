@@ -1,15 +1,12 @@
-"""The ranks' side of measuring a job: `python -m paceline.machine._job`, inside `paceline.launch.serve`."""
+"""The ranks' side of measuring a job."""
 
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import replace
 from typing import Any
 
-import cloudpickle
-
-from paceline.comm.control import shared_bytes
+from paceline.launch.cores import VARIABLE
 from paceline.launch.resources import held_to
 from paceline.machine import _work as sync
 from paceline.machine import _work as work
@@ -19,7 +16,7 @@ from paceline.training.job import Job, Parts, made
 
 
 def measure(
-    job: Job, comm: Any, *, seconds: float, threads: int, known: dict[str, Any] | None = None
+    comm: Any, *, job: Job, data: Any, seconds: float, threads: int, known: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Seconds by kind and amount of the job's work, with all ranks of `comm` at it; collective.
 
@@ -27,8 +24,8 @@ def measure(
     """
     from paceline.data import load
 
-    config = job.config
-    data = load(config.data if job.data is None else job.data)
+    job, config = replace(job, data=data), job.config
+    data = load(config.data if data is None else data)
     strategy = job.chosen()
     with held_to(threads):
         update, schedule = made("updates", config.update), made("schedules", config.schedule)
@@ -44,31 +41,4 @@ def measure(
                 from paceline.machine._server import serving
 
                 more = serving(parts, comm, strategy, batch, seconds, found["gradient"])
-    return {"alone": found, "more": more}
-
-
-def main() -> int:
-    """One rank of such a measurement."""
-    from paceline import launch
-    from paceline.comm import mpi
-    from paceline.launch.cores import VARIABLE
-
-    launch.take_cores()
-    comm = mpi().COMM_WORLD
-    with launch.abort_on_error(comm):
-        up = None
-        payload = b""
-        if comm.Get_rank() == 0:
-            payload, up = launch.receive()
-        packed, arguments = cloudpickle.loads(shared_bytes(comm, payload))
-        sys.path[:], data, rest, *_ = cloudpickle.loads(packed)
-        job = replace(cloudpickle.loads(rest), data=cloudpickle.loads(data))
-        found = measure(job, comm, **arguments)
-        if up is not None:
-            up.send({**found, "bound": VARIABLE in os.environ})
-            up.close()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return {"alone": found, "more": more, "bound": VARIABLE in os.environ}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.comm import channel, mpi
+from paceline.comm import channel, mpi_of
 from paceline.comm.shared import CACHE_LINE, SharedMemory
 
 Array = NDArray[Any]
@@ -79,7 +79,7 @@ def barriers(comm: Any) -> Rounds:
 def allreduce(comm: Any, nbytes: int) -> Rounds:
     """MPI's own sum over all ranks, in place, of numbers that each has just written; and some other work later."""
     values, elsewhere = np.zeros(max(nbytes // 4, 1), np.float32), np.zeros(ELSEWHERE // 4, np.float32)
-    in_place, add = mpi().IN_PLACE, mpi().SUM
+    in_place, add = mpi_of(comm).IN_PLACE, mpi_of(comm).SUM
     clock = time.perf_counter
 
     def once() -> float:

@@ -1,4 +1,4 @@
-"""The ranks' side of a calibration: `python -m paceline.machine._ranks QUESTION ANSWER`."""
+"""The ranks' side of a calibration."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.comm import mpi
-from paceline.launch.asking import answer
+from paceline.comm import mpi_of
 from paceline.launch.cores import VARIABLE
 from paceline.machine import _memory as memory
 from paceline.machine import _pingpong as pingpong
@@ -49,7 +48,9 @@ def measure(comm: Any, *, sizes: list[int], seconds: float) -> dict[str, Any]:
         points = [(n, value) for n, value in points if np.isfinite(value)]
         return [[n if at is None else at[n], value] for n, value in points]
 
-    library = " ".join(mpi().Get_library_version().strip("\0 \n").splitlines()[0].split(",")[0].split())
+    library = " ".join(
+        mpi_of(comm).Get_library_version().strip("\0 \n").splitlines()[0].split(",")[0].split()
+    )
     return {
         "ranks": p,
         "mpi": library,
@@ -84,7 +85,7 @@ def _medians(comm: Any, cells: dict[str, Rounds], seconds: float) -> dict[str, l
         start = time.perf_counter()
         rounds(WARM)
         one = np.array([(time.perf_counter() - start) / WARM])
-        comm.Allreduce(mpi().IN_PLACE, one, mpi().MAX)
+        comm.Allreduce(mpi_of(comm).IN_PLACE, one, mpi_of(comm).MAX)
         counts[name] = int(np.clip(seconds / SWEEPS / len(cells) / one[0], 2, 2000)) + WARM
     laps: dict[str, list[list[float]]] = {name: [] for name in cells}
     for _ in range(SWEEPS):
@@ -107,7 +108,3 @@ def _median(values: Any) -> float:
     """Of those that are numbers: laps that went wrong are none."""
     known = np.asarray(values)[np.isfinite(values)] if len(values) else np.empty(0)
     return float(np.median(known)) if known.size else float("nan")
-
-
-if __name__ == "__main__":
-    answer(measure)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.comm import Recorded, mpi
+from paceline.comm import Recorded, mpi_of
 from paceline.comm.stopwatch import Stopwatch
 from paceline.data import Batches, Subset
 from paceline.machine._pingpong import calls
@@ -159,7 +159,7 @@ def _show(size: int, workers: int, dtype: Any) -> float:
 
 def _waiting(me: Worker, requests: int) -> float:
     """Seconds that looking through so many receives takes, when one of them has come: a small message of its own."""
-    comm = mpi().COMM_SELF
+    comm = mpi_of(me.comm).COMM_SELF
     inbox = Inbox(Stopwatch(time.perf_counter))
     room, one, taken = np.zeros((requests, 1)), np.ones(1), []
     for tag in range(requests):

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.collectives import Factored, factors_pay, make_exchange
-from paceline.comm import mpi
+from paceline.comm import mpi_of
 from paceline.data import Batch, Batches, chunks
 from paceline.training.job import Parts
 from paceline.worker.steps import COLUMNS, Steps
@@ -82,7 +82,7 @@ def spread(comm: Any, laps: Array) -> float:
     """
     ranks = comm.Get_size()
     steps = np.array([len(laps)])
-    comm.Allreduce(mpi().IN_PLACE, steps, mpi().MIN)
+    comm.Allreduce(mpi_of(comm).IN_PLACE, steps, mpi_of(comm).MIN)
     if ranks == 1 or steps[0] < 8:
         return float("nan")
     rows = np.empty((ranks, int(steps[0])))
@@ -141,7 +141,7 @@ def _together(comm: Any, works: Sequence[Callable[[float], Any]], seconds: float
             start = time.perf_counter()
             found[place] += work(start + each) or ()
             late = np.array([time.perf_counter() - start > max(4 * each, 0.5)])
-            comm.Allreduce(mpi().IN_PLACE, late, mpi().LOR)
+            comm.Allreduce(mpi_of(comm).IN_PLACE, late, mpi_of(comm).LOR)
             slow[place] = bool(late[0])  # once is enough of what takes so long
     return found
 
@@ -267,7 +267,7 @@ def _steps(comm: Any, loop: Loop, exchange: Any, reduce: Callable[[], Any], seco
         me.watch.lap("exchange")
         if done == FIRST:
             one = np.array([(time.perf_counter() - start) / done])
-            comm.Allreduce(mpi().IN_PLACE, one, mpi().MAX)
+            comm.Allreduce(mpi_of(comm).IN_PLACE, one, mpi_of(comm).MAX)
             wanted = FIRST + int(min(2000, seconds / one[0]))
             me.watch.restart()
         if done >= wanted:

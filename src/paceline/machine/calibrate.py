@@ -32,15 +32,17 @@ def calibrate(ranks: Sequence[int] | None = None, *, seconds: float = SECONDS) -
 
     `ranks`: how many at once, powers of two; by default 2, 4, 8 … up to the cores. `seconds`: for each of them.
     """
-    from paceline.launch import machine_cores
+    from paceline.launch import call, machine_cores
+    from paceline.machine._ranks import measure
     from paceline.record.environment import command_without_paths, processor
 
     wanted = check_ranks(ranks)
     answers = []
     for count in wanted:
         log.info("measuring with %d ranks", count)
-        question = {"sizes": SIZES, "seconds": seconds}
-        answers.append(_asked(count, question, limit=60 + 20 * seconds))
+        arguments = {"sizes": SIZES, "seconds": seconds}
+        limit = 60 + 20 * seconds
+        answers.append(call(measure, arguments, ranks=count, threads=1, one_node=True, time_limit=limit))
     if not all(answer["bound"] for answer in answers):
         log.warning("other programs were running: measure again when this machine is idle")
     first = answers[0]
@@ -138,17 +140,3 @@ def _rising(points: Sequence[Sequence[float]], limit: float = 0) -> list[list[fl
     """The points without what noise makes too high, eager messages and others each for themselves."""
     eager = [point for point in points if point[0] <= limit]
     return rising(eager) + rising(points[len(eager) :])
-
-
-def _asked(ranks: int, question: dict[str, Any], limit: float) -> dict[str, Any]:
-    """What ranks, started for it, answer."""
-    from paceline.launch.asking import ask
-
-    status, answer = ask("paceline.machine._ranks", ranks, question, time_limit=limit)
-    if status == 130:
-        raise KeyboardInterrupt
-    if answer is None:
-        raise RuntimeError(
-            f"the {ranks} ranks ended with exit status {status}; what went wrong is said above"
-        )
-    return answer

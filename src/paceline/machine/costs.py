@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -144,26 +142,15 @@ def _points(alone: Costs, ranks: int) -> dict[str, Any]:
 
 def _answer(job: Job, ranks: int, seconds: float, known: dict[str, Any] | None) -> dict[str, Any]:
     """What so many ranks, started for it, have measured."""
-    import cloudpickle
-
-    from paceline.launch import run, serve
-    from paceline.launch.remote import _packed
+    from paceline.launch import call
+    from paceline.machine._job import measure
 
     threads = job.config.threads or 1
-    answers: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
-        packed = _packed(job, Path(folder), None, True)
-        payload = cloudpickle.dumps((packed, {"seconds": seconds, "threads": threads, "known": known}))
-        with serve(payload, answers.append) as variables:
-            command = [sys.executable, "-m", "paceline.machine._job"]
-            status = run(ranks, command, threads=threads, environment=variables, bind=True)
-    if status == 130:
-        raise KeyboardInterrupt
-    if not answers:
-        raise RuntimeError(
-            f"the {ranks} ranks that measure the job ended with exit status {status}; what went wrong is said above"
-        )
-    return answers[-1]
+    arguments = {"job": replace(job, data=None), "seconds": seconds, "threads": threads, "known": known}
+    found: dict[str, Any] = call(
+        measure, arguments, ranks=ranks, shared={"data": job.data}, threads=threads, one_node=True
+    )
+    return found
 
 
 def _made(job: Job) -> tuple[Job, int]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import paceline
+from paceline.comm.shared import split_node
 from paceline.comm.torch_processes import Processes
 from paceline.errors import UsageError
 from paceline.launch import allowed_cores, machine_cores
@@ -60,7 +61,7 @@ def _version(name: str) -> str | None:
 
 
 def _library() -> str:
-    from paceline.comm.world import mpi
+    from paceline.launch import mpi
 
     return str(mpi().Get_library_version()).strip("\0 \n").splitlines()[0]
 
@@ -104,11 +105,9 @@ def nodes_of(comm: Any) -> dict[str, list[int]]:
     size = 1 if comm is None else comm.Get_size()
     if size == 1 or isinstance(comm, Processes):
         return {"ranks": [0] * size, "cores": [machine_cores()]}
-    from paceline.comm.world import mpi
-
     # A node is told by its first rank, and has the cores that this one sees.
     here = np.array([comm.Get_rank(), machine_cores()])
-    node = comm.Split_type(mpi().COMM_TYPE_SHARED)
+    node = split_node(comm)
     node.Bcast(here, 0)
     node.Free()
     told = np.empty((size, 2), here.dtype)
