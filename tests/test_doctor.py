@@ -271,9 +271,11 @@ def test_no_mpi_at_all_is_a_finding_and_no_error(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_job_that_cannot_start_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_facts, "run", lambda *a, on_line, **k: on_line("something is wrong") or 3)
+    monkeypatch.setattr(
+        "paceline.launch.calling.run", lambda *a, on_line, **k: on_line("something is wrong") or 3
+    )
     assert _facts._trial(0.1)["start_error"] == "something is wrong"
-    monkeypatch.setattr(_facts, "run", lambda *a, **k: 3)
+    monkeypatch.setattr("paceline.launch.calling.run", lambda *a, **k: 3)
     assert _facts._trial(0.1)["start_error"] == "exit status 3"
 
 

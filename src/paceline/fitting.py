@@ -109,7 +109,7 @@ def _on_these_ranks(job: Callable[[], Job], comm: Any, ranks: int | None, progre
 def _on_new_ranks(job: Job, ranks: int, quiet: bool) -> Fitted:
     """Train on ranks that are started for it; a model given as an object is trained in place."""
     from paceline.launch import call
-    from paceline.models._state import put_state
+    from paceline.models import put_state
 
     data, _ = job.check(ranks)
     model = None if job.model is None else job.build(data)  # refuses here what cannot be a model
@@ -127,7 +127,7 @@ def _on_new_ranks(job: Job, ranks: int, quiet: bool) -> Fitted:
 
 def _train(comm: Any, *, job: Job, data: Any, quiet: bool, width: int | None) -> tuple[Fitted, Any]:
     """Train as one of such ranks; return the results and, on rank 0, the arrays of the trained model."""
-    from paceline.models._state import state_of
+    from paceline.models import state_of
     from paceline.training.rank import train
 
     fitted = train(replace(job, data=data), comm, progress=None if quiet else _progress(width=width))

@@ -18,12 +18,12 @@ import pytest
 
 from paceline.errors import AgreedError, UsageError
 from paceline.launch import RanksFailedError, call, run
-from paceline.launch.call import serve
+from paceline.launch.calling import serve
 
 STARTS_RANKS = True
 UPPER = """
 from paceline.launch import mpi
-from paceline.launch.call import receive
+from paceline.launch.calling import receive
 comm = mpi().COMM_WORLD
 payload, up = receive() if comm.rank == 0 else (None, None)
 payload = comm.bcast(payload)
@@ -57,7 +57,7 @@ def test_an_exception_of_the_listeners_is_raised() -> None:
     def refuse(message: Any) -> None:
         raise RuntimeError(f"not {message}")
 
-    program = child("from paceline.launch.call import receive; receive()[1].send('that')")
+    program = child("from paceline.launch.calling import receive; receive()[1].send('that')")
     with pytest.raises(RuntimeError, match="not that"), serve(b"x", refuse) as variables:
         subprocess.run(program, env={**os.environ, **variables}, check=True)
 
@@ -70,7 +70,7 @@ def test_only_who_has_the_key_is_served_and_only_this_user_can_knock() -> None:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         with pytest.raises((AuthenticationError, EOFError, ConnectionError)):
             Client(address, "AF_UNIX", authkey=b"a guess")
-        program = child("from paceline.launch.call import receive; x, up = receive(); up.send(x)")
+        program = child("from paceline.launch.calling import receive; x, up = receive(); up.send(x)")
         subprocess.run(program, env={**os.environ, **variables}, check=True)
     assert answers == [b"secret"]
     assert not folder.exists()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.launch.by_hand import by_hand, refuse
-from paceline.launch.call import RanksFailedError, call
+from paceline.launch.calling import RanksFailedError, call
 from paceline.launch.command import mpiexec
 from paceline.launch.cores import allowed_cores, machine_cores, take_cores
 from paceline.launch.guard import abort_on_error

@@ -161,7 +161,7 @@ def serve(payload: bytes, on_message: Callable[[Any], None]) -> Iterator[dict[st
     Yields the environment variables that the job needs. When the block ends, every message has been delivered, by a
     thread of its own; an exception of `on_message` is raised there.
 
-    >>> child = "from paceline.launch.call import receive; x, up = receive(); up.send(x[::-1])"
+    >>> child = "from paceline.launch.calling import receive; x, up = receive(); up.send(x[::-1])"
     >>> with serve(b"abc", print) as variables:
     ...     status = run(1, [sys.executable, "-c", child], environment=variables)
     b'cba'
