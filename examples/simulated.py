@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import paceline
-from paceline import vmpi as sim
+from paceline import vmpi
 from paceline.vmpi.faults import fail_at
 
 
@@ -57,10 +57,10 @@ def survivors(comm: Any) -> float:
 def main() -> None:
     print("ten steps of a stencil, ms")
     for network in ("1gbe:ranks-per-node=16", "10gbe:ranks-per-node=16", "infiniband:ranks-per-node=16"):
-        outcome = sim.run(halo, ranks=512, network=network)
+        outcome = vmpi.run(halo, ranks=512, network=network)
         print(f"  {network:30}{1e3 * outcome.seconds:8.2f}   {outcome.messages:,} messages")
 
-    outcome = sim.run(survivors, ranks=8, faults=[fail_at(rank=3, step=2)])
+    outcome = vmpi.run(survivors, ranks=8, faults=[fail_at(rank=3, step=2)])
     print(f"\nrank 3 of 8 dies; the others count {outcome.values[0]:.0f} of them")
 
     print("\nmnist on 16 nodes with 10 Gbit Ethernet, one epoch")

@@ -11,9 +11,9 @@ import numpy as np
 from paceline import fit
 from paceline.diagnosis import Cause, Diagnosis, diagnose
 from paceline.diagnosis._case import Case, cases_of
-from paceline.machine.profile import Costs
+from paceline.machine import Costs
 from paceline.record import Run, find_runs
-from paceline.vmpi.curves import Curves
+from paceline.vmpi import Curves
 
 US = 1e-6
 LOOPBACK: dict[str, Any] = {"network": "loopback"}

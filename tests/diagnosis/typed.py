@@ -9,11 +9,11 @@ from dataclasses import fields
 from typing import Any
 
 from paceline.commands import train
+from paceline.machine import load_network
 from paceline.record import Run
 from paceline.simulate.options import NAMES, options_of
 from paceline.training.config import Config
 from paceline.training.job import Job
-from paceline.vmpi.network import parse_network
 
 
 def accepted(run: Run, advice: str) -> None:
@@ -31,7 +31,7 @@ def check(words: list[str]) -> None:
     args = parser.parse_args(_last(words))
     config = Config(**{setting.name: getattr(args, setting.name) for setting in fields(Config)})
     options_of(args.on, {name: value for name in NAMES if (value := getattr(args, name)) is not None})
-    nodes = None if args.network is None else parse_network(args.network).ranks_per_node
+    nodes = None if args.network is None else load_network(args.network).ranks_per_node
     assert nodes is None or nodes >= args.ranks or "shared-memory" not in config.strategy, words
     Job(config=config).check_early(args.ranks)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.vmpi import Costs
-from paceline.vmpi.curves import Curves
+from paceline.machine import Costs
+from paceline.vmpi import Curves
 
 WORK = {
     "gradient": [[1, 50e-6], [64, 400e-6]],

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.machine import Costs, load_network
 from paceline.simulate.model import copied
 from paceline.simulate.options import Options
 from paceline.simulate.training import Simulated, Simulation
@@ -18,10 +19,8 @@ from paceline.training.config import Config
 from paceline.training.fitted import Fitted
 from paceline.training.job import Job, Parts
 from paceline.training.rank import train, train_at
-from paceline.vmpi import Costs, run
-from paceline.vmpi.curves import Curves
+from paceline.vmpi import Curves, run
 from paceline.vmpi.faults import shuffle, slow
-from paceline.vmpi.network import parse_network
 from paceline.worker import Worker
 
 SETTINGS: dict[str, Any] = {
@@ -107,7 +106,7 @@ def trained(variant: Variant, seed: int | None = None) -> Trained:
     network = variant.networks[chosen % len(variant.networks)]
     rendezvous = chosen // len(variant.networks) % 2 == 1
     simulation = Simulation(
-        job, variant.ranks, Options(network=network), parse_network(network), COSTS, 1,
+        job, variant.ranks, Options(network=network), load_network(network), COSTS, 1,
         parts._replace(model=model, strategy=strategy, update=update), time_only=False,
     )  # fmt: skip
     with simulation:

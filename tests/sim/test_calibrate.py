@@ -11,16 +11,14 @@ import numpy as np
 import pytest
 
 from paceline.errors import UsageError
+from paceline.machine import Costs, Machine, make_compute
 from paceline.machine import costs as _calibrate_costs
-from paceline.machine.calibrate import calibrate, costs_of, link_of, measure_costs
+from paceline.machine.calibration import calibrate, costs_of, link_of, measure_costs
 from paceline.machine.costs import merged
-from paceline.machine.profile import Costs, Machine
 from paceline.models.mlp import MLP
 from paceline.training.config import Config
 from paceline.training.job import Job
-from paceline.vmpi.compute import Compute
-from paceline.vmpi.curves import Curves
-from paceline.vmpi.network import Network
+from paceline.vmpi import Curves, Network
 from tests.ranks import on_ranks
 
 SIZES = [8, 100, 101, 1000]
@@ -94,7 +92,7 @@ def test_a_short_calibration(tmp_path: Path) -> None:
     for curves in (machine.collectives["Allreduce"], *passes):
         assert 0 < curves.at(1024, 2) < curves.at(4 << 20, 2)
     assert machine.collectives["Barrier"].at(0, 2) > 0
-    assert Network.named("loopback", machine=machine).wires(2).fetch(0, 1, 1 << 20, 0.0)[1] > 0
+    assert Network.named("loopback", node=machine).wires(2).fetch(0, 1, 1 << 20, 0.0)[1] > 0
 
 
 def _job(model: Any = None, **changes: Any) -> Job:
@@ -108,7 +106,7 @@ def test_costs_of_a_job_are_measured_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert {"gradient", "update", "evaluate"} <= set(costs.work)
     assert list(costs.work["gradient"].tables) == [1, 2]
     assert 0 < costs.work["gradient"].at(1, 1) <= costs.work["gradient"].at(16, 1)
-    ranks = Compute.measured(None, costs).start([0, 0])
+    ranks = make_compute(None, costs).start([0, 0])
     assert ranks.seconds("gradient", 8, 0) > 0
 
     def refused(*_: Any, **__: Any) -> Costs:

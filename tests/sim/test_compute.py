@@ -8,9 +8,8 @@ import statistics
 import pytest
 
 from paceline.errors import UsageError
-from paceline.machine.profile import Costs, Machine
-from paceline.vmpi.compute import Compute
-from paceline.vmpi.curves import Curves
+from paceline.machine import Costs, Machine, make_compute
+from paceline.vmpi import Compute, Curves
 
 GRADIENT = {"gradient": Curves.of({1: [[1, 2.0], [9, 4.0]], 4: [[1, 4.0], [9, 8.0]]})}
 
@@ -84,17 +83,17 @@ def test_pauses_have_their_rate_and_length() -> None:
 
 def test_from_what_was_measured() -> None:
     costs = Costs(work=GRADIENT, cores=2)
-    ranks = Compute.measured(Machine.typical(), costs, slow={0: 2.0}).start([0])
+    ranks = make_compute(Machine.typical(), costs, slow={0: 2.0}).start([0])
     assert ranks.seconds("gradient", 9, 0) == 8.0
     assert ranks.seconds("copy", 1 << 20, 0) > 0
-    assert Compute.measured(None, costs).cores == 2
+    assert make_compute(None, costs).cores == 2
 
 
 def test_costs_come_back_from_their_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
     costs = Costs(work=GRADIENT, cores=2, about="a job", processor="some")
     costs.save(tmp_path / "costs.json")
     assert Costs.load(tmp_path / "costs.json") == costs
-    with pytest.raises(UsageError, match="is no file of a machine"):
+    with pytest.raises(UsageError, match="is not the file of a machine"):
         Machine.load(tmp_path / "costs.json")
     with pytest.raises(UsageError, match="cannot write"):
         costs.save(tmp_path / "nowhere" / "costs.json")

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline import vmpi as sim
-from paceline.machine.profile import Link, Machine
-from paceline.vmpi.curves import Curves
-from paceline.vmpi.network import Network
+from paceline import vmpi
+from paceline.machine import Machine
+from paceline.vmpi import Curves, Link, Network
 
 
 def _flat(*points: Any) -> Curves:
@@ -32,12 +31,12 @@ NODE = Machine(
     ),
 )
 # Between nodes: 1 of either end's own time, 8 on the way, 16 bytes a second; above 64 bytes it is announced.
-BETWEEN = Network(latency=8.0, bandwidth=16.0, overhead=1.0, eager_limit=64, machine=NODE)
-INSIDE = Network(latency=8.0, bandwidth=16.0, overhead=1.0, machine=NODE, ranks_per_node=None)
+BETWEEN = Network(latency=8.0, bandwidth=16.0, overhead=1.0, eager_limit=64, node=NODE)
+INSIDE = Network(latency=8.0, bandwidth=16.0, overhead=1.0, node=NODE, ranks_per_node=None)
 
 
 def _clocks(program: Callable[[Any], object], ranks: int, network: Network, **options: Any) -> list[float]:
-    return sim.run(program, ranks=ranks, network=network, **options).clocks
+    return vmpi.run(program, ranks=ranks, network=network, **options).clocks
 
 
 def _one(nbytes: int, wait: float = 0.0, late: float = 0.0) -> Callable[[Any], object]:
@@ -114,9 +113,7 @@ def test_two_senders_of_a_node_share_its_card() -> None:
         else:
             comm.Recv(data, comm.rank - 2)
 
-    network = Network(
-        latency=8.0, bandwidth=16.0, overhead=1.0, eager_limit=64, machine=NODE, ranks_per_node=2
-    )
+    network = Network(latency=8.0, bandwidth=16.0, overhead=1.0, eager_limit=64, node=NODE, ranks_per_node=2)
     # One leaves at 1, the other at 5, when the card is free again; 8 on the way, 4 through the card, own 1.
     assert sorted(_clocks(program, 4, network)) == [1.0, 1.0, 1 + 8 + 4 + 1.0, 5 + 8 + 4 + 1.0]
 
@@ -141,7 +138,7 @@ def test_looking_in_vain() -> None:
             looks += 1
         return looks
 
-    outcome = sim.run(program, ranks=2, network=BETWEEN)
+    outcome = vmpi.run(program, ranks=2, network=BETWEEN)
     # Posted until 0.25; looked every 0.125 until the message is there at 11; taken in 1.
     assert outcome.values[1] == (11 - 0.25) / 0.125
     assert outcome.clocks[1] == 12.0
@@ -201,6 +198,6 @@ def test_work_costs_what_the_model_of_computing_says() -> None:
 
 
 def test_bytes_and_messages_are_counted() -> None:
-    outcome = sim.run(_one(160), ranks=2, network=BETWEEN)
+    outcome = vmpi.run(_one(160), ranks=2, network=BETWEEN)
     assert (outcome.messages, outcome.bytes) == (1, 160)
     assert outcome.seconds == max(outcome.clocks)

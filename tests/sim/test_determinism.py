@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from paceline import vmpi as sim
+from paceline import vmpi
 from tests.ranks import ROOT
 from tests.sim.random_orders import first_come, outcome
 
@@ -33,8 +33,8 @@ def test_the_same_in_every_process() -> None:
 
 @pytest.mark.parametrize("network", ["loopback", "10gbe"])
 def test_seeds_explore_orders(network: str) -> None:
-    orders = [sim.run(first_come, ranks=6, network=network, seed=seed).values[0] for seed in range(12)]
-    again = [sim.run(first_come, ranks=6, network=network, seed=seed).values[0] for seed in range(12)]
+    orders = [vmpi.run(first_come, ranks=6, network=network, seed=seed).values[0] for seed in range(12)]
+    again = [vmpi.run(first_come, ranks=6, network=network, seed=seed).values[0] for seed in range(12)]
     assert orders == again
     assert len({tuple(order) for order in orders}) > 6
     assert all(sorted(order) == [1, 2, 3, 4, 5] for order in orders)
@@ -45,5 +45,5 @@ def test_what_happens_at_other_times_has_one_order() -> None:
         comm.Compute(comm.rank * 1e-3)  # type: ignore[attr-defined]
         return first_come(comm)
 
-    orders = [sim.run(late, ranks=6, seed=seed).values[0] for seed in range(5)]
+    orders = [vmpi.run(late, ranks=6, seed=seed).values[0] for seed in range(5)]
     assert orders == [[1, 2, 3, 4, 5]] * 5

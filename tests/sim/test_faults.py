@@ -13,7 +13,7 @@ import pytest
 from paceline.collectives import allreduce
 from paceline.comm import revoke
 from paceline.errors import UsageError
-from paceline.vmpi import run
+from paceline.vmpi import Network, run
 from paceline.vmpi.constants import ERR_PROC_FAILED, ERR_PROC_FAILED_PENDING, ERR_REVOKED
 from paceline.vmpi.errors import Deadlock, MPIError, RankFailed, mpi_error
 from paceline.vmpi.faults import (
@@ -27,7 +27,6 @@ from paceline.vmpi.faults import (
     slow,
     slow_link,
 )
-from paceline.vmpi.network import Network
 
 SECOND = Network(name="a second", latency=1.0, bandwidth=math.inf, overhead=0.0)  # and some microseconds
 

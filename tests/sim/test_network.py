@@ -11,10 +11,9 @@ from dataclasses import replace
 import pytest
 
 from paceline.errors import UsageError
-from paceline.machine.profile import Link, Machine
-from paceline.vmpi.curves import Curves
-from paceline.vmpi.network import Network, parse_network, presets
-from paceline.vmpi.wires import Steps, seconds
+from paceline.machine import Machine, load_network
+from paceline.vmpi import Curves, Link
+from paceline.vmpi.network import Network, Steps, presets, seconds
 
 
 def _flat(*points: Sequence[float]) -> Curves:
@@ -38,7 +37,7 @@ NODE = Machine(
 
 def _network(**changes: object) -> Network:
     plain: dict[str, object] = {"latency": 8.0, "bandwidth": 16.0, "overhead": 1.0, "eager_limit": 64}
-    return Network(**{**plain, "machine": NODE, **changes})  # type: ignore[arg-type]
+    return Network(**{**plain, "node": NODE, **changes})  # type: ignore[arg-type]
 
 
 # ---- between nodes
@@ -137,7 +136,7 @@ def test_costs_inside_a_node_go_by_its_ranks() -> None:
     machine = Machine(link=Link(send=flat, flight=flat, take=take))
 
     def taking(ranks: int) -> float:
-        return _network(ranks_per_node=None, machine=machine).wires(ranks).send(0, 1, 50, 0.0, True)[2]
+        return _network(ranks_per_node=None, node=machine).wires(ranks).send(0, 1, 50, 0.0, True)[2]
 
     assert [taking(ranks) for ranks in (2, 4, 8, 64)] == [1.5, 2.5, 3.5, 3.5]
 
@@ -148,7 +147,7 @@ def test_long_messages_take_longer_while_others_are_taken() -> None:
         {1: [[0, 1.0], [1 << 20, 1.0]], 2: [[0, 2.0], [1 << 20, 2.0]], 4: [[0, 4.0], [1 << 20, 4.0]]}
     )
     machine = Machine(link=Link(send=flat, flight=flat, take=take))
-    wires = _network(ranks_per_node=None, machine=machine).wires(4)
+    wires = _network(ranks_per_node=None, node=machine).wires(4)
     assert [wires.fetch(0, 1, 1 << 20, 0.0)[1] for _ in range(6)] == pytest.approx(
         [1.0, 2.0, 2 * math.log2(3), 4.0, 4.0, 4.0]
     )
@@ -174,7 +173,7 @@ def test_jitter_is_drawn_from_what_the_run_gives() -> None:
 def test_collectives_on_one_node_are_as_measured() -> None:
     measured = {"Barrier": _flat([0, 7.0]), "Allreduce": Curves.of({2: [[8, 1.0], [16, 2.0]]})}
     machine = Machine(link=NODE.link, collectives=measured)
-    wires = _network(ranks_per_node=None, machine=machine).wires(4)
+    wires = _network(ranks_per_node=None, node=machine).wires(4)
     assert wires.collective("Barrier", range(4), 0) == 7.0
     assert wires.collective("Allreduce", range(4), 12) == 1.5
     assert wires.collective("Barrier", range(1), 0) == 0.0
@@ -184,7 +183,7 @@ def test_a_collective_that_was_not_measured_is_as_much_faster_as_one_that_was() 
     plain = _network(ranks_per_node=None).wires(4)
     whole = plain.collective("Allreduce", range(4), 8)
     machine = replace(NODE, collectives={"Allreduce": _flat([0, whole / 4], [16, whole / 4])})
-    wires = _network(ranks_per_node=None, machine=machine).wires(4)
+    wires = _network(ranks_per_node=None, node=machine).wires(4)
     assert wires.collective("Bcast", range(4), 8) == plain.collective("Bcast", range(4), 8) / 4
 
 
@@ -244,7 +243,7 @@ def test_collectives_of_very_many_members() -> None:
 
 def test_every_preset_parses_and_is_spelled_alike() -> None:
     for name, network in presets().items():
-        assert parse_network(name) == network
+        assert load_network(name) == network
         assert str(network) == name
 
 
@@ -253,17 +252,15 @@ def test_every_preset_parses_and_is_spelled_alike() -> None:
     ["10gbe:latency=3e-05s,ranks-per-node=4", "loopback:jitter=0.1", "1gbe:copy-bandwidth=inf,overhead=0"],
 )
 def test_spelling_comes_back(text: str) -> None:
-    assert parse_network(str(parse_network(text))) == parse_network(text)
+    assert load_network(str(load_network(text))) == load_network(text)
 
 
 def test_units() -> None:
-    network = parse_network(
-        "10gbe:latency=20us,bandwidth=25Gbit/s,overhead=500ns,eager-limit=8KiB,jitter=0.1"
-    )
+    network = load_network("10gbe:latency=20us,bandwidth=25Gbit/s,overhead=500ns,eager-limit=8KiB,jitter=0.1")
     assert (network.latency, network.bandwidth) == (20e-6, 3.125e9)
     assert (network.overhead, network.eager_limit, network.jitter) == (500e-9, 8192, 0.1)
-    assert parse_network("10gbe:bandwidth=1.2GB/s,ranks-per-node=all").ranks_per_node is None
-    assert parse_network("10gbe:bandwidth=117MB/s").bandwidth == 117e6
+    assert load_network("10gbe:bandwidth=1.2GB/s,ranks-per-node=all").ranks_per_node is None
+    assert load_network("10gbe:bandwidth=117MB/s").bandwidth == 117e6
 
 
 @pytest.mark.parametrize(
@@ -288,7 +285,7 @@ def test_units() -> None:
 )
 def test_refusals(text: str, told: str) -> None:
     with pytest.raises(UsageError) as refused:
-        parse_network(text)
+        load_network(text)
     assert str(refused.value).startswith(told)
     assert "\n" not in str(refused.value)
 
@@ -300,16 +297,16 @@ def test_a_machine_comes_back_from_its_file(tmp_path) -> None:  # type: ignore[n
     path = tmp_path / "machine.json"
     NODE.save(path)
     assert Machine.load(path) == NODE
-    assert parse_network(str(path)).machine == NODE
-    assert parse_network(str(path)).ranks_per_node is None
-    assert parse_network(f"10gbe:machine={path}").machine == NODE
+    assert load_network(str(path)).node == NODE
+    assert load_network(str(path)).ranks_per_node is None
+    assert load_network(f"10gbe:machine={path}").node == NODE
     assert [left.name for left in tmp_path.iterdir()] == ["machine.json"]
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"kind": "costs"}, "is no file of a machine"),
+        ({"kind": "costs"}, "is not the file of a machine"),
         ({"format": 99}, "has format 99; this paceline reads 1"),
         ({"eager_limit": None}, "is damaged"),
         ({"link": {"send": {"2": [[2, 1.0], [1, 1.0]]}}}, "is damaged: a table needs amounts that rise"),
@@ -323,5 +320,5 @@ def test_other_files_are_refused_in_a_line(tmp_path, change, told) -> None:  # t
         Machine.load(path)
     assert "\n" not in str(refused.value)
     path.write_text("{")
-    with pytest.raises(UsageError, match="is no file of a machine"):
+    with pytest.raises(UsageError, match="is not the file of a machine"):
         Machine.load(path)

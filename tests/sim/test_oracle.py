@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline import vmpi as sim
+from paceline import vmpi
 from tests.ranks import on_ranks
 from tests.sim.players import play
 from tests.sim.programs import program
@@ -33,7 +33,7 @@ def test_as_under_mpiexec(p: int, programs: int) -> None:
     seeds = list(range(programs))
     expected = on_ranks("tests.sim.players:play", p, seeds=seeds)
     for number, network in enumerate(NETWORKS):
-        found = sim.run(_play, seeds, ranks=p, network=network, seed=number, rendezvous=number == 1).values
+        found = vmpi.run(_play, seeds, ranks=p, network=network, seed=number, rendezvous=number == 1).values
         assert _differences(found, expected, seeds, p) == []
 
 
@@ -47,8 +47,8 @@ def test_as_under_mpiexec(p: int, programs: int) -> None:
 def test_no_order_of_events_changes_what_is_received(
     seed: int, p: int, network: str, rendezvous: bool
 ) -> None:
-    plain = sim.run(_play, [seed], ranks=p).values
-    found = sim.run(_play, [seed], ranks=p, network=network, seed=seed, rendezvous=rendezvous).values
+    plain = vmpi.run(_play, [seed], ranks=p).values
+    found = vmpi.run(_play, [seed], ranks=p, network=network, seed=seed, rendezvous=rendezvous).values
     assert _differences(found, plain, [seed], p) == []
 
 

@@ -12,7 +12,7 @@ import pytest
 from paceline import fit
 from paceline.data import load
 from paceline.errors import UsageError
-from paceline.machine.profile import Costs, Machine
+from paceline.machine import Costs, Machine, load_network
 from paceline.simulate.bottleneck import Point, limit, main_reason
 from paceline.simulate.case import Bench, Length
 from paceline.simulate.measured import measured, title, values
@@ -24,9 +24,7 @@ from paceline.simulate.training import simulate
 from paceline.simulate.whatif import REASONS, World
 from paceline.training.config import Config
 from paceline.training.job import Job
-from paceline.vmpi.compute import Compute
-from paceline.vmpi.curves import Curves
-from paceline.vmpi.network import Network, parse_network
+from paceline.vmpi import Compute, Curves, Network
 
 US = 1e-6
 RING = "sync:allreduce=ring"
@@ -63,7 +61,7 @@ def bench(
         config=Config(**settings),
         data=load("iris"),
         costs=costs,
-        network=replace(parse_network(network), machine=FREE),
+        network=replace(load_network(network), node=FREE),
         options=Options(**(options or {})),
     )
 
@@ -87,7 +85,7 @@ def test_nothing_is_lost_where_nothing_costs_anything() -> None:
     "strategy", [RING, "sync", "parameter-server", "weight-average", "local-sgd:every=2"]
 )
 def test_figures_are_those_of_simulated_runs(strategy: str, tmp_path: Path) -> None:
-    on = replace(bench(batch=16), network=parse_network("1gbe"))
+    on = replace(bench(batch=16), network=load_network("1gbe"))
     [curve] = predicted(on, strategy, ranks=(4,)).curves
     [point] = curve.points
     on.costs.save(tmp_path / "costs.json")
@@ -131,7 +129,7 @@ def test_the_reason_is_what_was_made_slow(reason: str, strategy: str, how: dict[
     on = bench(**how)
     if memory:
         machine = replace(FREE, memory={kind: Curves.of({1: [[1, each]]}) for kind, each in memory.items()})
-        on = replace(on, network=replace(on.network, machine=machine))
+        on = replace(on, network=replace(on.network, node=machine))
     [curve] = predicted(on, strategy, ranks=(4, 8) if "masters=2" not in strategy else (3, 4)).curves
     assert curve.limit is not None
     assert curve.limit.reason == reason, curve.told
@@ -235,7 +233,7 @@ def test_a_strategy_that_can_never_run_is_refused() -> None:
 @pytest.mark.parametrize("reason", REASONS)
 def test_a_world_without_a_cost_differs_in_that_cost_alone(reason: str) -> None:
     compute = Compute(work={"gradient": 1.0, "copy": 1.0}, slow={2: 3.0}, jitter=0.5)
-    network = Network.named("10gbe", jitter=0.1, machine=Machine.typical())
+    network = Network.named("10gbe", jitter=0.1, node=Machine.typical())
     world = World(network=network, compute=compute, masters=1, pieces=3, batch=6)
     changed = world.without(reason)
     assert changed != world
@@ -249,7 +247,7 @@ def test_a_world_without_a_cost_differs_in_that_cost_alone(reason: str) -> None:
         "compute": changed.network == network and changed.compute.slow == compute.slow,
     }
     assert same[reason]
-    link, plain = changed.network.node_machine().link, Machine.typical().link
+    link, plain = Machine.of_network(changed.network).link, Machine.typical().link
     assert link.flight.at(8, 2) == (0.0 if reason == "latency" else plain.flight.at(8, 2))
     cheaper = reason in ("bandwidth", "overhead")
     assert (link.take.at(1 << 20, 2) < plain.take.at(1 << 20, 2)) == cheaper
@@ -359,6 +357,6 @@ def test_the_table_and_the_json_hold_all_of_it(tmp_path: Path) -> None:
     assert curve["points"][2]["speedup_without"]["latency"] == pytest.approx(4**0.8 / 0.4)
     assert curve["left_out"] == [{"ranks": 8, "why": "too much"}]
     assert found["measured"][0]["speedup"] == 2.4
-    assert Machine.of(found["machine"]) == on.network.node_machine()
+    assert Machine.of(found["machine"]) == Machine.of_network(on.network)
     assert Costs.of(found["costs"]) == on.costs
     assert found["environment"]["command"]

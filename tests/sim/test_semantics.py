@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline import vmpi as sim
+from paceline import vmpi
 from paceline.collectives import allreduce
+from paceline.vectors import carried
 from paceline.vmpi.errors import (
     BufferChanged,
     CollectiveMismatch,
@@ -38,7 +39,7 @@ def _line(function: Function, text: str) -> str:
 def _refused(function: Function, kind: type[SimulationError], ranks: int = 2, **options: Any) -> str:
     """What the simulator says; the error is raised itself, or by one of the ranks."""
     with pytest.raises((kind, RankFailed)) as caught:
-        sim.run(function, ranks=ranks, **options)
+        vmpi.run(function, ranks=ranks, **options)
     error: BaseException = caught.value
     if isinstance(error, RankFailed) and kind is not RankFailed:
         error = error.error
@@ -67,7 +68,7 @@ def test_messages_of_a_pair_keep_their_order() -> None:
         return found
 
     for network in ("loopback", "1gbe", "infiniband:jitter=1"):
-        assert sim.run(program, ranks=2, network=network).values[1] == [1.0, 2.0, 3.0]
+        assert vmpi.run(program, ranks=2, network=network).values[1] == [1.0, 2.0, 3.0]
 
 
 def test_an_announcement_does_not_overtake() -> None:
@@ -88,7 +89,7 @@ def test_an_announcement_does_not_overtake() -> None:
             return lengths
         return None
 
-    assert sim.run(program, ranks=2, network="1gbe").values[1] == [64000, 8]
+    assert vmpi.run(program, ranks=2, network="1gbe").values[1] == [64000, 8]
 
 
 def test_tags_and_wildcards() -> None:
@@ -107,7 +108,12 @@ def test_tags_and_wildcards() -> None:
             found.append((int(room[0]), status.source, status.tag, status.Get_count(MPI.LONG)))
         return found
 
-    assert sim.run(program, ranks=3).values[0] == [(28, 2, 8, 1), (18, 1, 8, 1), (27, 2, 7, 1), (17, 1, 7, 1)]
+    assert vmpi.run(program, ranks=3).values[0] == [
+        (28, 2, 8, 1),
+        (18, 1, 8, 1),
+        (27, 2, 7, 1),
+        (17, 1, 7, 1),
+    ]
 
 
 def test_communicators_are_apart() -> None:
@@ -122,7 +128,7 @@ def test_communicators_are_apart() -> None:
         comm.Recv(one, 0)
         return [int(one[0]), int(two[0])]
 
-    assert sim.run(program, ranks=2).values[1] == [1, 2]
+    assert vmpi.run(program, ranks=2).values[1] == [1, 2]
 
 
 def test_nobody() -> None:
@@ -139,7 +145,7 @@ def test_nobody() -> None:
         nobody = status.Get_source() == MPI.PROC_NULL and status.Get_tag() == MPI.ANY_TAG
         return [nobody, status.Get_count(), room.tolist()]
 
-    assert sim.run(program, ranks=1).values == [[True, 0, [1.0, 1.0]]]
+    assert vmpi.run(program, ranks=1).values == [[True, 0, [1.0, 1.0]]]
 
 
 def test_what_a_status_counts() -> None:
@@ -154,7 +160,7 @@ def test_what_a_status_counts() -> None:
         kinds = [MPI.BYTE, MPI.FLOAT, MPI.DOUBLE, MPI.FLOAT.Create_contiguous(3)]
         return [status.Get_count(kind) for kind in kinds] + [MPI.UNDEFINED]
 
-    count = sim.run(program, ranks=2).values[1]
+    count = vmpi.run(program, ranks=2).values[1]
     assert count == [12, 3, count[-1], 1, count[-1]]
 
 
@@ -172,7 +178,7 @@ def test_the_earliest_receive_takes_the_message() -> None:
         MPI.Request.Waitall([comm.Irecv(room, *place) for room, place in zip(rooms, places, strict=True)])
         return [int(room[0]) for room in rooms]
 
-    assert sim.run(program, ranks=2).values[1] == [0, 1, 2]
+    assert vmpi.run(program, ranks=2).values[1] == [0, 1, 2]
 
 
 def test_the_message_that_came_first_is_taken_first() -> None:
@@ -189,7 +195,7 @@ def test_the_message_that_came_first_is_taken_first() -> None:
             found.append(int(room[0]))
         return found
 
-    assert sim.run(program, ranks=4).values[0] == [3, 2, 1]
+    assert vmpi.run(program, ranks=4).values[0] == [3, 2, 1]
 
 
 def test_a_receive_can_be_taken_back() -> None:
@@ -200,7 +206,7 @@ def test_a_receive_can_be_taken_back() -> None:
         request.Wait()
         return room.tolist()
 
-    assert sim.run(program, ranks=1).values == [[1.0, 1.0]]
+    assert vmpi.run(program, ranks=1).values == [[1.0, 1.0]]
 
 
 # ---- mistakes
@@ -230,7 +236,7 @@ def test_type_mismatch() -> None:
         f"type mismatch: 8 bytes with tag 0 of the Send of rank 0 at {_line(program, 'Send')} are f4, and the Recv of "
         f"rank 1 at {_line(program, 'Recv')} is for i4"
     )
-    sim.run(program, ranks=2, strict=False)
+    vmpi.run(program, ranks=2, strict=False)
 
 
 def test_types_of_other_names_are_the_same() -> None:
@@ -240,7 +246,7 @@ def test_types_of_other_names_are_the_same() -> None:
         else:
             comm.Recv(np.zeros(2, np.int64), 0)
 
-    sim.run(program, ranks=2)
+    vmpi.run(program, ranks=2)
 
 
 def test_a_buffer_changed_while_it_is_sent() -> None:
@@ -256,7 +262,7 @@ def test_a_buffer_changed_while_it_is_sent() -> None:
     assert _refused(program, BufferChanged) == (
         f"the buffer of an Isend of rank 0 at {_line(program, 'Isend')} to rank 1 was changed before the message had gone"
     )
-    sim.run(program, ranks=2, strict=False)
+    vmpi.run(program, ranks=2, strict=False)
 
 
 def test_a_buffer_changed_while_it_is_received_into() -> None:
@@ -287,7 +293,7 @@ def test_a_buffer_read_too_early_is_no_number() -> None:
         request.Wait()
         return [early, values.tolist()]
 
-    assert sim.run(program, ranks=2).values[1] == [True, [0.0] * 4]
+    assert vmpi.run(program, ranks=2).values[1] == [True, [0.0] * 4]
 
 
 def test_a_buffer_changed_in_a_collective() -> None:
@@ -311,7 +317,7 @@ def test_a_message_that_nobody_receives() -> None:
         "unmatched: messages that nobody received\n"
         f"  24 bytes with tag 6 of the Send of rank 0 at {_line(program, 'Send')}"
     )
-    sim.run(program, ranks=2, strict=False)
+    vmpi.run(program, ranks=2, strict=False)
 
 
 def test_a_receive_that_nobody_answers() -> None:
@@ -369,7 +375,7 @@ def test_sends_that_rely_on_being_buffered() -> None:
         comm.Send(mine, 1 - comm.rank)
         comm.Recv(theirs, 1 - comm.rank)
 
-    sim.run(program, ranks=2)
+    vmpi.run(program, ranks=2)
     said = _refused(program, Deadlock, rendezvous=True)
     line = _line(program, "Send")
     assert "rank 0 waits in Send to rank 1 with tag 0 at " + line in said
@@ -410,7 +416,7 @@ def test_looking_for_what_comes_late_is_none() -> None:
         comm.Recv(np.zeros(1), 0)
         return looks
 
-    assert sim.run(program, ranks=2).values[1] > 50_000
+    assert vmpi.run(program, ranks=2).values[1] > 50_000
 
 
 def test_a_receive_that_nobody_waited_for_is_no_message_without_one() -> None:
@@ -520,7 +526,7 @@ def test_windows_are_one_memory() -> None:
         window.Free()
         return [unit, places, values]
 
-    assert sim.run(program, ranks=3).values == [[8, [0, 8, 24], [[0.0], [1.0] * 2, [2.0] * 3]]] * 3
+    assert vmpi.run(program, ranks=3).values == [[8, [0, 8, 24], [[0.0], [1.0] * 2, [2.0] * 3]]] * 3
 
 
 def test_locks_are_held_by_one() -> None:
@@ -541,7 +547,7 @@ def test_locks_are_held_by_one() -> None:
         window.Free()
         return [found, round(at)]
 
-    values = sim.run(program, ranks=4).values
+    values = vmpi.run(program, ranks=4).values
     assert [found for found, _ in values] == [4] * 4
     assert sorted(at for _, at in values) == [1, 2, 3, 4]
 
@@ -556,7 +562,7 @@ def test_windows_over_several_nodes_are_refused() -> None:
         same = isinstance(caught.value, comm.MPI.Exception)
         return [node.Get_size(), same, caught.value.Get_error_class() == comm.MPI.ERR_RMA_SHARED]
 
-    assert sim.run(program, ranks=4, network="10gbe:ranks-per-node=2").values == [[2, True, True]] * 4
+    assert vmpi.run(program, ranks=4, network="10gbe:ranks-per-node=2").values == [[2, True, True]] * 4
 
 
 # ---- many
@@ -573,7 +579,7 @@ def test_many_ranks_together() -> None:
         right = rows is None or bool((rows == np.arange(comm.size)).all())
         return [float(total[0]), float(values[0]), right]
 
-    assert sim.run(program, ranks=4096, strict=False).values == [[2048.0, 1.0, True]] * 4096
+    assert vmpi.run(program, ranks=4096, strict=False).values == [[2048.0, 1.0, True]] * 4096
 
 
 @pytest.mark.parametrize("algorithm", ["naive", "ring", "recursive-doubling", "rabenseifner", "native"])
@@ -582,7 +588,7 @@ def test_time_alone_is_as_strict_and_takes_as_long(algorithm: str) -> None:
         values = np.zeros(10_000, np.float32)
         allreduce(values, np.empty_like(values), comm, algorithm=algorithm)
 
-    full, time_only = (sim.run(program, ranks=5, time_only=time_only) for time_only in (False, True))
+    full, time_only = (vmpi.run(program, ranks=5, carries=carries) for carries in (None, carried))
     assert (time_only.seconds, time_only.messages) == (full.seconds, full.messages)
 
 
@@ -593,4 +599,4 @@ def test_sums_have_the_same_bits_everywhere() -> None:
         comm.Allreduce(values, total)
         return total.tobytes()
 
-    assert len(set(sim.run(program, ranks=9).values)) == 1
+    assert len(set(vmpi.run(program, ranks=9).values)) == 1

@@ -11,10 +11,9 @@ import pytest
 
 from paceline.cli import main
 from paceline.commands._simulate_calibrate import told
-from paceline.machine import calibrate
-from paceline.machine.profile import Costs, Machine
+from paceline.machine import Costs, Machine, calibration
 from paceline.simulate import training as _training
-from paceline.vmpi.curves import Curves
+from paceline.vmpi import Curves
 
 SMALL = ("--data", "iris", "--model", "mlp:8", "--batch", "16", "--machine", "costs.json", "--epochs", "1")
 
@@ -181,7 +180,7 @@ def test_calibrate_writes_the_file_and_says_what_it_found(
         asked.update(ranks=ranks, seconds=seconds)
         return Machine.typical()
 
-    monkeypatch.setattr(calibrate, "calibrate", measured)
+    monkeypatch.setattr(calibration, "calibrate", measured)
     assert main(["simulate", "calibrate", "-o", "mine.json", "--seconds", "0.5", "-n", "2,4"]) == 0
     assert asked == {"ranks": [2, 4], "seconds": 0.5}
     assert Machine.load(here / "mine.json") == Machine.typical()
@@ -201,7 +200,7 @@ def test_ranks_that_could_not_measure_are_one_line(
     def failed(*arguments: object, **named: object) -> None:
         raise RuntimeError("the 2 ranks ended with exit status 9")
 
-    monkeypatch.setattr(calibrate, "calibrate", failed)
+    monkeypatch.setattr(calibration, "calibrate", failed)
     monkeypatch.setattr(_training, "costs_for", failed)
     assert main(["simulate", *words]) == 1
     assert capsys.readouterr().err == "paceline simulate: the 2 ranks ended with exit status 9\n"

@@ -18,12 +18,12 @@ from paceline.cli import main
 from paceline.compare.rows import rows_of
 from paceline.compare.verdict import verdict
 from paceline.errors import UsageError
+from paceline.machine import Costs
 from paceline.record import Run, find_runs
 from paceline.report import write_report
 from paceline.simulate import model as _memory
 from paceline.simulate.training import Simulation
 from paceline.training.fitted import Fitted
-from paceline.vmpi import Costs
 from paceline.vmpi.errors import Deadlock, RankFailed
 from tests import ranks as started
 from tests.ranks import ROOT

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from paceline import vmpi as sim
+from paceline import vmpi
 from tests.ranks import ROOT, on_ranks
 
 P = 4
@@ -19,18 +19,18 @@ P = 4
 WITH_MPI = """
 import json, sys
 from mpi4py import MPI
-from paceline import vmpi as sim
+from paceline import vmpi
 from paceline.vmpi.errors import RankFailed
 from tests.sim import plain
 
 before = MPI.COMM_WORLD
-found = sim.run(lambda comm: plain.main(), ranks=4, network="10gbe:ranks-per-node=4").values
-again = sim.run(plain.case, ranks=4).values
+found = vmpi.run(lambda comm: plain.main(), ranks=4, network="10gbe:ranks-per-node=4").values
+again = vmpi.run(plain.case, ranks=4).values
 assert found == again
 assert plain.MPI is MPI is sys.modules["mpi4py.MPI"] and plain.comm is before is MPI.COMM_WORLD
 assert MPI.COMM_WORLD.Get_size() == 1 and plain.Status is MPI.Status
 try:
-    sim.run(lambda comm: plain.no_such_thing(), ranks=2)
+    vmpi.run(lambda comm: plain.no_such_thing(), ranks=2)
 except RankFailed:
     assert plain.MPI is MPI and plain.comm is before
 print(json.dumps(found))
@@ -48,7 +48,7 @@ def _plain() -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    with sim.standing_in():
+    with vmpi.replace_mpi4py():
         spec.loader.exec_module(module)
     return module
 
@@ -57,7 +57,7 @@ def _plain() -> Any:
 @pytest.mark.parametrize("network", ["loopback", "10gbe:ranks-per-node=4,jitter=0.2"])
 def test_as_under_mpiexec(network: str, judged: list[Any]) -> None:
     plain = _plain()
-    values = sim.run(plain.case, ranks=P, network=network).values
+    values = vmpi.run(plain.case, ranks=P, network=network).values
     assert json.loads(json.dumps(values)) == judged
 
 
@@ -90,12 +90,12 @@ def test_nothing_is_left_behind() -> None:
         return [MPI.Get_processor_name(), MPI.Wtime()]
 
     before = sys.modules.get("mpi4py.MPI")
-    found = sim.run(program, ranks=4, network="10gbe:ranks-per-node=2").values
+    found = vmpi.run(program, ranks=4, network="10gbe:ranks-per-node=2").values
     assert found == [["node0", 0.0], ["node0", 0.0], ["node1", 0.0], ["node1", 0.0]]
     assert sys.modules.get("mpi4py.MPI") is before
     assert ("MPI" in vars(mpi4py)) == (before is not None)
 
 
 def test_only_a_rank_has_a_world() -> None:
-    with sim.standing_in() as MPI, pytest.raises(RuntimeError, match="only a simulated rank has"):
+    with vmpi.replace_mpi4py() as MPI, pytest.raises(RuntimeError, match="only a simulated rank has"):
         MPI.COMM_WORLD.Get_rank()

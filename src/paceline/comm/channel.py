@@ -41,7 +41,7 @@ class _Kept:
 
     def is_lost(self, dtype: DTypeLike, nbytes: int) -> bool:
         """Whether numbers of this type, so many bytes in a message, would not be carried."""
-        return self.time_only and not carried(np.dtype(dtype), nbytes)
+        return self.time_only and not carried(np.dtype(dtype).kind, nbytes)
 
 
 class Channel:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
-    from paceline.machine.profile import Machine
+    from paceline.machine import Machine
 
 EPILOG = """
 examples:
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Measure; print what was found."""
     from paceline.bench.question import check_file, read_ranks
-    from paceline.machine.calibrate import SECONDS, calibrate, check_ranks
+    from paceline.machine.calibration import SECONDS, calibrate, check_ranks
 
     seconds = SECONDS if args.seconds is None else args.seconds
     if not 0 < seconds < math.inf:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
-    from paceline.vmpi import Outcome
+    from paceline.vmpi import Outcome, Script
     from paceline.vmpi.errors import SimulationError
-    from paceline.vmpi.script import Program
 
 EPILOG = """
 examples:
@@ -73,18 +72,18 @@ def main(args: argparse.Namespace) -> int:
         )
     if first < 0 or count < 1:
         raise UsageError(f"seed must be at least 0 and seeds at least 1; got {first} and {count}")
+    from paceline.machine import load_network
+    from paceline.vmpi import Script
     from paceline.vmpi.faults import load_faults
-    from paceline.vmpi.network import parse_network
-    from paceline.vmpi.script import Program
 
     options = {
         "ranks": ranks,
-        "network": parse_network(args.network or "loopback"),
+        "network": load_network(args.network or "loopback"),
         "faults": [] if args.faults is None else load_faults(args.faults),
         "rendezvous": bool(args.rendezvous),
         "strict": not args.lenient,
     }
-    program = Program(file, args.function, arguments)
+    program = Script(file, args.function, arguments)
     with program.running():
         return _run(program, range(first, first + count), options)
 
@@ -110,8 +109,8 @@ def _program(args: argparse.Namespace) -> tuple[Path, list[str]]:
     return file, [*own, *rest[cut + 1 :]]
 
 
-def _run(program: Program, seeds: range, options: dict[str, Any]) -> int:
-    from paceline import vmpi as sim
+def _run(program: Script, seeds: range, options: dict[str, Any]) -> int:
+    from paceline import vmpi
     from paceline.vmpi.errors import RankFailed, SimulationError
 
     outcomes = []
@@ -120,7 +119,7 @@ def _run(program: Program, seeds: range, options: dict[str, Any]) -> int:
         quiet = contextlib.nullcontext() if seed == seeds.start else _nothing_printed()
         try:
             with quiet:
-                outcomes.append(sim.run(program, seed=seed, **options))
+                outcomes.append(vmpi.run(program, seed=seed, **options))
         except SimulationError as error:
             if isinstance(error, RankFailed):
                 if isinstance(error.error, UsageError):
@@ -140,7 +139,7 @@ def _run(program: Program, seeds: range, options: dict[str, Any]) -> int:
     return 0
 
 
-def _told(error: SimulationError, program: Program, ranks: int) -> str:
+def _told(error: SimulationError, program: Script, ranks: int) -> str:
     """What went wrong; of a rank's own exception with the lines of the program that led to it."""
     from paceline.vmpi.errors import RankFailed, SimulationError
 

@@ -80,6 +80,7 @@ def main(args: argparse.Namespace) -> int:
     from paceline.data import load
     from paceline.files import json_text
     from paceline.launch.resources import held_to
+    from paceline.machine import load_network
     from paceline.record import find_runs
     from paceline.simulate.case import Bench, check, named
     from paceline.simulate.measured import measured, title, values
@@ -88,12 +89,11 @@ def main(args: argparse.Namespace) -> int:
     from paceline.simulate.scaling_table import table
     from paceline.simulate.training import costs_for
     from paceline.training.job import Job
-    from paceline.vmpi.network import parse_network
 
     tell = _Teller(args.quiet)
     strategies = [named(text) for text in args.strategies or ["sync"]]
     find_runs(args.measured)
-    parse_network(options.network)
+    load_network(options.network)
     _folder(args.out)
     data = load(config.data)
     jobs = {

@@ -19,7 +19,7 @@ from paceline.strategies import Strategy
 from paceline.training.job import built_in
 
 if TYPE_CHECKING:
-    from paceline.vmpi.curves import Curves
+    from paceline.vmpi import Curves
 
 
 # ---- The runs of one strategy on one number of ranks.
@@ -360,7 +360,7 @@ def _is_serial(key: tuple[str, str]) -> bool:
 
 def _costs(run: Run, others: Sequence[Run]) -> Curves | None:
     """What a gradient was given to cost: in a simulated run itself; beside a real one, in those as on its processor."""
-    from paceline.machine.profile import Costs
+    from paceline.machine import Costs
 
     here = run.environment.get("processor")
     known = [run] if run.simulated else sorted(others, key=lambda other: other.folder.name)

@@ -13,8 +13,8 @@ from paceline.record import Run
 from paceline.record.environment import node_of
 
 if TYPE_CHECKING:
-    from paceline.machine.profile import Machine
-    from paceline.vmpi.network import Network
+    from paceline.machine import Machine
+    from paceline.vmpi import Network
 
 # Bytes of the messages whose times alpha and beta are fitted to.
 SIZES = tuple(8 << k for k in range(0, 22, 3))
@@ -103,23 +103,23 @@ def place_of(run: Run) -> Place:
 
 def _network(text: str) -> Network | None:
     """The network that a record names; None for the file of a machine, of which the record has a copy."""
-    from paceline.vmpi.network import parse_network
+    from paceline.machine import load_network
 
     try:
-        return parse_network(text)
+        return load_network(text)
     except UsageError:
         return None
 
 
 def _typical() -> Machine:
-    from paceline.machine.profile import Machine
+    from paceline.machine import Machine
 
     return Machine.typical()
 
 
 def _machine(values: Any) -> Machine:
     """The machine that a record holds, or a typical one."""
-    from paceline.machine.profile import Machine
+    from paceline.machine import Machine
 
     try:
         return Machine.of(values)

@@ -22,7 +22,7 @@ from paceline.errors import UsageError
 from paceline.record import Run
 
 if TYPE_CHECKING:
-    from paceline.vmpi.curves import Curves
+    from paceline.vmpi import Curves
 
 
 # ---- How long a gradient takes by its samples: a part that is always there, and one for each sample.

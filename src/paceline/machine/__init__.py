@@ -1,1 +1,39 @@
-"""machine."""
+"""What messages and work cost on a machine: measured once, stored in files, used by the simulator.
+
+calibrate            measure messages, MPI's collectives and passes over memory, with real MPI
+costs_of             what the work of a job costs on this machine: stored, or measured now
+measure_costs        the same, always measured now
+Machine, Costs       the measurements, and their JSON files
+load_network         a network of the simulator by name, or from a machine's file
+make_compute         the simulator's computing costs, from measurements
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# Imported when first used: the command line reads its options before NumPy is loaded, whose number of threads is set
+# by the environment.
+_MODULES = {
+    "Costs": "profile", "Machine": "profile", "load_network": "profile", "make_compute": "profile",
+    "calibrate": "calibration", "costs_of": "costs", "measure_costs": "costs",
+}  # fmt: skip
+__all__ = [*sorted(_MODULES)]
+
+if TYPE_CHECKING:
+    from paceline.machine.calibration import calibrate as calibrate
+    from paceline.machine.costs import costs_of as costs_of
+    from paceline.machine.costs import measure_costs as measure_costs
+    from paceline.machine.profile import Costs as Costs
+    from paceline.machine.profile import Machine as Machine
+    from paceline.machine.profile import load_network as load_network
+    from paceline.machine.profile import make_compute as make_compute
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'paceline.machine' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"paceline.machine.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,48 +1,28 @@
-"""What was measured of one machine, and what one job costs on it: JSON files that a simulation is made from.
+"""Measured costs as JSON files: of a machine (messages, collectives, memory) and of the work of one job.
 
-A machine's file holds no path, no user and no host name, and can be published with the results.
+A machine's file holds no path, no user and no host name, and can be published with the results. `load_network` and
+`make_compute` turn measurements into the network and the computing costs of a simulation (`paceline.vmpi`).
 """
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from paceline.errors import UsageError
+from paceline.vmpi import Compute
 from paceline.vmpi.curves import Curves
+from paceline.vmpi.network import Link, Network, Node, parse_network
 
 FORMAT = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
-    """A message between two ranks of one node, in seconds by its bytes, for each number of ranks that do it at once.
-
-    Up to the eager limit the sender copies it into shared memory (`send`), and the receiver out of it (`take`). A
-    longer one is announced (`send`), and copied straight from the sender's memory by the receiver (`take`).
-    """
-
-    send: Curves
-    """The sender's own time."""
-    flight: Curves
-    """From there until the receiver can see it; after a long one also until the sender can see that it was taken."""
-    take: Curves
-    """The receiver's own time."""
-
-    def both_ways(self, nbytes: int, ranks: int, *, eager: bool, post: float = 0.0) -> float:
-        """Seconds that two ranks take to exchange a message (Irecv, Isend, Wait, Wait)."""
-        flights = 1 if eager else 2
-        there = self.send.at(nbytes, ranks) + flights * self.flight.at(nbytes, ranks)
-        return post + there + self.take.at(nbytes, ranks)
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Stored:
-    """What machines and costs have in common: where and when they were measured, and their files."""
+    """The common part of machines and costs: where and when they were measured, and their files."""
 
     processor: str = ""
     cores: int = 1
@@ -50,7 +30,7 @@ class _Stored:
     command: str = ""
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file, completely or not at all."""
         from paceline.files import write_json
 
         path = Path(path)
@@ -61,16 +41,18 @@ class _Stored:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read such a file again."""
+        """Read a file written by `save`."""
         path, what = Path(path), cls.__name__.lower()
         try:
             values = json.loads(path.read_text())
         except OSError as error:
             raise UsageError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
         except ValueError as error:
-            raise UsageError(f"{path} is no file of a {what}: {error}") from None
+            raise UsageError(f"{path} is not the file of a {what}: {error}") from None
         if not isinstance(values, dict) or values.get("kind") != what:
-            raise UsageError(f"{path} is no file of a {what}, as `paceline simulate calibrate` writes it")
+            raise UsageError(
+                f"{path} is not the file of a {what}, as `paceline simulate calibrate` writes it"
+            )
         if values.get("format") != FORMAT:
             raise UsageError(f"{path} has format {values.get('format')}; this paceline reads {FORMAT}")
         try:
@@ -79,14 +61,14 @@ class _Stored:
             raise UsageError(f"{path} is damaged: {error}") from None
 
     def values(self) -> dict[str, Any]:
-        """The file's values."""
+        """Return the values of the file."""
         named = {"kind": type(self).__name__.lower(), "format": FORMAT}
         kept = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         return {**named, **{name: _plain(value) for name, value in kept.items()}}
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Self:
-        """From the file's values."""
+        """Make one from the values of a file."""
         raise NotImplementedError
 
     @staticmethod
@@ -96,30 +78,19 @@ class _Stored:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine(_Stored):
-    """What messages between the ranks of a node, MPI's own collectives and passes over memory cost on one machine.
+class Machine(Node, _Stored):
+    """A node that was measured: what messages inside it, MPI's own collectives and passes over memory cost.
 
     >>> machine = Machine.typical()
-    >>> machine.eager_limit, machine.link.take.at(4096, ranks=2) < machine.link.take.at(4096, ranks=16)
-    (4096, True)
+    >>> machine.processor, machine.eager_limit
+    ('typical', 4096)
     >>> Machine.of(machine.values()) == machine
     True
     """
 
     mpi: str = ""
     bound: bool = True
-    """Whether every rank had a core to itself."""
-    eager_limit: int = 4096
-    """Bytes up to which a message inside the node is sent before the receiver asks for it."""
-    post: float = 0.0
-    """Seconds to post a receive."""
-    poll: float = 0.0
-    """Seconds to look for a message in vain."""
-    link: Link
-    collectives: dict[str, Curves] = field(default_factory=dict)
-    """Barrier, Allreduce: MPI's own, by the bytes that each rank hands in."""
-    memory: dict[str, Curves] = field(default_factory=dict)
-    """combine, recombine, sum, copy; cold: what an exchange takes longer after a gradient was computed. By bytes."""
+    """True if every rank had a core to itself."""
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Self:
@@ -137,13 +108,19 @@ class Machine(_Stored):
 
     @classmethod
     def typical(cls) -> Machine:
-        """What is taken where nothing was measured: a server of some years ago with 16 cores, Open MPI, mpi4py."""
-        return _typical()
+        """Return the machine that is assumed where nothing was measured: see `Node.typical`."""
+        return cls(processor="typical", cores=16, mpi="Open MPI", **vars(Node.typical()))
+
+    @classmethod
+    def of_network(cls, network: Network) -> Machine:
+        """Return the machine that each node of a network is; a typical one where none was given."""
+        node = network.node or cls.typical()
+        return node if isinstance(node, Machine) else replace(cls.typical(), **vars(node))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs(_Stored):
-    """What the work of one job costs: seconds by kind and amount, for each number of processes on a node.
+    """The cost of the work of one job: seconds by kind and amount, for each number of processes on a node.
 
     >>> costs = Costs(work={"gradient": Curves.of({1: [[1, 2e-5], [64, 4e-4]]})}, about="mlp on mnist")
     >>> costs.work["gradient"].at(64, ranks=4)
@@ -154,9 +131,9 @@ class Costs(_Stored):
 
     work: dict[str, Curves]
     about: str = ""
-    """The job, in words."""
+    """A description of the job."""
     spread: float = 0.0
-    """How uneven a gradient's seconds were, from rank to rank and step to step: sigma of a log-normal."""
+    """How much the time of a gradient varied between ranks and steps: sigma of a log-normal distribution."""
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Self:
@@ -177,37 +154,24 @@ def _plain(value: Any) -> Any:
     return {name: _plain(inner) for name, inner in value.items()} if isinstance(value, dict) else value
 
 
-@cache
-def _typical() -> Machine:
-    us, gb = 1e-6, 1e9
-    limit = 4096  # Open MPI's btl_sm_eager_limit
+def load_network(text: str) -> Network:
+    """Make a network from its name and options, or from the file of a machine: all ranks are then on that machine.
 
-    def line(start: float, rate: float, ends: tuple[int, int]) -> list[list[float]]:
-        return [[n, start + n / rate] for n in ends]
+    >>> load_network("10gbe:ranks-per-node=4").ranks_per_node
+    4
+    """
+    return parse_network(text, Machine.load)
 
-    # A message of mpi4py's costs about 1 us of either end's time; one core copies at about 10 GB/s, and sixteen
-    # together at a quarter of that each.
-    send, flight, take = {}, {}, {}
-    for ranks, rate in ((2, 10 * gb), (16, 5 * gb)):
-        send[ranks] = line(0.8 * us, rate, (0, limit)) + line(0.8 * us, 1e18, (limit + 1, 1 << 22))
-        flight[ranks] = [[0, 0.3 * us], [1 << 22, 0.3 * us]]
-        take[ranks] = line(0.8 * us, rate, (0, limit)) + line(1.5 * us, rate, (limit + 1, 1 << 22))
-    memory = {
-        "combine": {1: (0.4 * us, 12 * gb), 16: (0.4 * us, 5 * gb)},
-        "recombine": {1: (0.4 * us, 2 * gb), 16: (0.4 * us, 2 * gb)},
-        "sum": {1: (1.0 * us, 12 * gb), 16: (1.0 * us, 8 * gb)},
-        "copy": {1: (0.3 * us, 12 * gb), 16: (0.3 * us, 5 * gb)},
-    }
-    return Machine(
-        processor="typical",
-        cores=16,
-        mpi="Open MPI",
-        eager_limit=limit,
-        post=0.5 * us,
-        poll=0.3 * us,
-        link=Link(send=Curves.of(send), flight=Curves.of(flight), take=Curves.of(take)),
-        memory={
-            kind: Curves.of({ranks: line(*figures, (0, 1 << 24)) for ranks, figures in by_ranks.items()})
-            for kind, by_ranks in memory.items()
-        },
-    )
+
+def make_compute(machine: Node | None, costs: Costs | None, **stragglers: Any) -> Compute:
+    """Make the computing costs of a simulation from those of a machine (None: a typical one) and of a job.
+
+    Work varies as much as it did when it was measured, unless another `jitter` is given.
+    """
+    known = machine if isinstance(machine, Machine) else Machine.typical()
+    memory = known.memory if machine is None else machine.memory
+    work = {} if costs is None else costs.work
+    if stragglers.get("jitter") is None:
+        stragglers["jitter"] = 0.0 if costs is None else costs.spread
+    cores = known.cores if costs is None else costs.cores
+    return Compute(**{"work": {**memory, **work}, "cores": cores, **stragglers})

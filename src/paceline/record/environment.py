@@ -146,7 +146,7 @@ def node_of(run: Run) -> tuple[int, int | None]:
         return here[fullest], known["cores"][fullest]
     if "node_cores" in told:
         return min(told["ranks_per_node"] or ranks, ranks), told["node_cores"]
-    from paceline.vmpi.network import parse_network
+    from paceline.vmpi import parse_network
 
     try:
         network = parse_network(str(told["network"]))

@@ -13,7 +13,7 @@ from functools import cached_property
 from paceline.data import Dataset
 from paceline.errors import UsageError
 from paceline.launch.resources import held_to
-from paceline.machine.profile import Costs
+from paceline.machine import Costs, make_compute
 from paceline.models import Model
 from paceline.simulate.options import Options
 from paceline.simulate.training import Simulation
@@ -22,8 +22,7 @@ from paceline.strategies import Strategy
 from paceline.training.config import Config
 from paceline.training.fitted import Fitted
 from paceline.training.job import Job, Train, batch_of, strategy_of
-from paceline.vmpi.compute import Compute
-from paceline.vmpi.network import Network
+from paceline.vmpi import Compute, Network
 
 # Steps of ranks that go in step; with what varies at random so many that it evens out.
 FEW, VARIED = 4, 32
@@ -181,8 +180,8 @@ class Way:
         slow = {rank: factor for rank, factor in bench.options.slowness.items() if rank < self.ranks}
         costs = bench.costs_of(self.name)
         jitter = bench.options.jitter if self.ranks > 1 else 0.0  # nobody waits: what varies evens out
-        compute = Compute.measured(
-            bench.network.machine, costs, slow=slow, jitter=jitter,
+        compute = make_compute(
+            bench.network.node, costs, slow=slow, jitter=jitter,
             cores=bench.network.node_cores(costs.cores),
         )  # fmt: skip
         return World(

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from paceline.machine import Machine
 from paceline.record import Run, find_runs
 from paceline.simulate.bottleneck import Point
 from paceline.simulate.case import Bench
@@ -96,7 +97,7 @@ def title(bench: Bench) -> str:
     nodes = "all ranks on one node" if on_node is None else f"{on_node} rank{'s' * (on_node > 1)} a node"
     slow = f", slow {bench.options.slow}" if bench.options.slow else ""
     uneven = f", jitter {bench.options.jitter:g}" if bench.options.jitter else ""
-    machine = bench.network.machine
+    machine = None if bench.network.node is None else Machine.of_network(bench.network)
     inside = (
         f"; messages in a node as on {machine.processor}" if machine is not None and machine.processor else ""
     )
@@ -121,7 +122,7 @@ def values(bench: Bench, prediction: Prediction, points: Sequence[Measured]) -> 
         "serial": {**asdict(prediction.serial), "accuracy": prediction.serial_accuracy},
         "strategies": [_curve(curve) for curve in prediction.curves],
         "measured": [asdict(point) for point in points],
-        "machine": bench.network.node_machine().values(),
+        "machine": Machine.of_network(bench.network).values(),
         "costs": bench.costs.values(),
         "own_costs": {name: costs.values() for name, costs in bench.own_costs.items()},
         "environment": environment(threads=bench.config.threads or 1),

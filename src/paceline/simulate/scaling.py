@@ -183,7 +183,7 @@ class Scaling:
     >>> from paceline.training.config import Config
     >>> from paceline.data import load
     >>> from paceline.vmpi.curves import Curves
-    >>> from paceline.machine.profile import Costs
+    >>> from paceline.machine import Costs
     >>> from paceline.vmpi.network import Network
     >>> costs = Costs(work={"gradient": Curves.of({1: [[1, 1e-4], [64, 6.4e-3]]})})
     >>> bench = Bench(config=Config(data="iris", model="mlp:8", batch=64), data=load("iris"), costs=costs,

@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.errors import UsageError
 from paceline.launch.resources import held_to
-from paceline.machine.profile import Costs, Machine
+from paceline.machine import Costs, Machine, load_network, make_compute
 from paceline.models import Model
 from paceline.record import Run
 from paceline.record.environment import environment
@@ -23,9 +23,9 @@ from paceline.strategies import Strategy
 from paceline.training.fitted import Fitted
 from paceline.training.job import Job, Parts, strategy_of
 from paceline.training.rank import Show, train_at
-from paceline.vmpi.compute import Compute
+from paceline.vectors import carried
+from paceline.vmpi import Compute, Network
 from paceline.vmpi.errors import RankFailed, SimulationError
-from paceline.vmpi.network import Network, parse_network
 from paceline.vmpi.program import run
 
 Made = TypeVar("Made")
@@ -59,7 +59,7 @@ def check(job: Job, ranks: int, options: Options) -> Any:
         raise UsageError(
             f"{job.name()} shares memory between processes of its own, which cannot be simulated; leave out backend=torch"
         )
-    nodes = parse_network(options.network).nodes(ranks)
+    nodes = load_network(options.network).nodes(ranks)
     strategy = strategy_of(job.config.strategy if job.strategy is None else job.strategy)
     if isinstance(strategy, Strategy):
         strategy.check_nodes(nodes)
@@ -68,10 +68,10 @@ def check(job: Job, ranks: int, options: Options) -> Any:
 
 def costs_for(job: Job, options: Options) -> tuple[Network, Costs]:
     """The network, with what each node is, and what the job's work costs: as the options say, or else measured here."""
-    network = parse_network(options.network)
+    network = load_network(options.network)
     machine, costs = _known(job, options)
     if machine is not None:
-        network = replace(network, machine=machine)
+        network = replace(network, node=machine)
     return network, _measured(job, options) if costs is None else costs
 
 
@@ -130,7 +130,7 @@ class Simulation:
                 faults=faults,
                 strict=not _is_ours(self.parts.strategy),
                 rendezvous=self.options.rendezvous,
-                time_only=self.time_only,
+                carries=carried if self.time_only else None,
             )
         except RankFailed as failed:
             if isinstance(failed.error, UsageError) or not isinstance(failed.error, Exception):
@@ -160,8 +160,8 @@ class Simulation:
 
     def _compute(self) -> Compute:
         options = self.options
-        return Compute.measured(
-            self.network.machine, self.costs, slow=options.slowness, jitter=options.jitter,
+        return make_compute(
+            self.network.node, self.costs, slow=options.slowness, jitter=options.jitter,
             cores=self.network.node_cores(self.costs.cores),
         )  # fmt: skip
 
@@ -177,14 +177,14 @@ class Simulation:
             "faults": None if options.faults is None else Path(options.faults).read_text(),
             "ranks_per_node": self.network.ranks_per_node,
             "node_cores": self.network.node_cores(self.costs.cores),
-            "machine": self.network.node_machine().values(),
+            "machine": Machine.of_network(self.network).values(),
             "costs": self.costs.values(),
         }
 
     def environment(self) -> dict[str, Any]:
         """Where the simulation ran; processor and cores are those whose costs were simulated."""
         found = environment(threads=self.threads)
-        node, costs = self.network.node_machine(), self.costs
+        node, costs = Machine.of_network(self.network), self.costs
         known = {"processor": costs.processor or found["processor"], "cores": costs.cores}
         told = f"messages in a node as on {_where(node)}; computing as on {_where(costs)}"
         return {**found, **known, "simulated": {"machine": told}}
@@ -240,7 +240,7 @@ def _is_ours(strategy: Any) -> bool:
 
 
 def _measured(job: Job, options: Options) -> Costs:
-    from paceline.machine.calibrate import costs_of
+    from paceline.machine.calibration import costs_of
 
     return costs_of(job, again=options.recalibrate)
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass, fields, replace
 from random import Random
 from typing import Any
 
-from paceline.machine.profile import Link, Machine
-from paceline.vmpi.compute import EVEN, Compute
+from paceline.machine import Machine
+from paceline.vmpi import Compute, Link, Network
+from paceline.vmpi.compute import MEMORY_PASSES
 from paceline.vmpi.curves import Curves, Table, at
-from paceline.vmpi.network import Network
-from paceline.vmpi.wires import Wires
+from paceline.vmpi.network import Wires
 
 REASONS = ("latency", "bandwidth", "overhead", "memory", "masters", "stragglers", "compute")
 NO_TIME = 1e-12  # how slow a rank is that needs no time: a factor must be above 0
@@ -96,7 +96,7 @@ def _overhead(world: World) -> World:
 
 def _memory(world: World) -> World:
     free = _with_machine(world, lambda of: replace(of, memory={}))
-    work = {kind: curves for kind, curves in world.compute.work.items() if kind not in EVEN}
+    work = {kind: curves for kind, curves in world.compute.work.items() if kind not in MEMORY_PASSES}
     return replace(free, compute=replace(world.compute, work=work))
 
 
@@ -160,8 +160,8 @@ class _NoTimeAtMasters(Wires):
 
 
 def _with_machine(world: World, change: Callable[[Machine], Machine], **of_network: Any) -> World:
-    machine = change(world.network.node_machine())
-    return replace(world, network=replace(world.network, machine=machine, **of_network))
+    machine = change(Machine.of_network(world.network))
+    return replace(world, network=replace(world.network, node=machine, **of_network))
 
 
 def _alone(work: dict[str, Curves], kind: str, amount: float) -> float:
@@ -171,7 +171,7 @@ def _alone(work: dict[str, Curves], kind: str, amount: float) -> float:
 def _one_rank(work: dict[str, Curves]) -> dict[str, Curves]:
     """What work costs a rank that has its node for itself; passes over memory as before."""
     return {
-        kind: curves if kind in EVEN else Curves({1: curves.tables[min(curves.tables)]})
+        kind: curves if kind in MEMORY_PASSES else Curves({1: curves.tables[min(curves.tables)]})
         for kind, curves in work.items()
     }
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from paceline.errors import UsageError
 from paceline.launch import allocated_cores
+from paceline.machine import load_network
 from paceline.simulate.options import NAMES as SIMULATION
 from paceline.simulate.options import PLACES, Options
 from paceline.study.cells import Cell, in_order, unique, with_baselines
 from paceline.study.published import published_of
 from paceline.training.config import Config
-from paceline.vmpi.network import parse_network
 
 # ---- The values of a study's settings, each by itself: what is wrong with one is said whatever is wrong with others.
 
@@ -66,7 +66,7 @@ def mistake(name: str, value: Any) -> str | None:
 def _simulated(name: str, value: Any) -> None:
     options = Options(**{name: value})
     if name == "network":
-        parse_network(options.network)
+        load_network(options.network)
     if name in ("machine", "faults") and not Path(getattr(options, name)).exists():
         raise UsageError(f"{name} must be a file that is there; got {value!r}")
 

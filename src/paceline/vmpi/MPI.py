@@ -3,11 +3,11 @@
 
 In a run (`paceline.vmpi.run`), `from mpi4py import MPI` gives these names: programs written for mpi4py run unchanged.
 
->>> from paceline import sim
+>>> from paceline import vmpi
 >>> def program(comm):
 ...     from mpi4py import MPI
 ...     return MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.Get_rank(), op=MPI.MAX)
->>> sim.run(program, ranks=3).values
+>>> vmpi.run(program, ranks=3).values
 [2, 2, 2]
 """
 
@@ -16,10 +16,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from greenlet import getcurrent
 
 from paceline.vmpi import constants as _constants
-from paceline.vmpi.buffers import IN_PLACE, InPlaceType
-from paceline.vmpi.communicator import Comm
+from paceline.vmpi.buffers import IN_PLACE, Datatype, InPlaceType, named
+from paceline.vmpi.communicator import COMM_NULL, Comm
+from paceline.vmpi.communicator import MatchedMessage as Message
 from paceline.vmpi.constants import (
     COMM_TYPE_SHARED,
     LOCK_EXCLUSIVE,
@@ -29,17 +31,69 @@ from paceline.vmpi.constants import (
     UNDEFINED,
     meant,
 )
-from paceline.vmpi.datatypes import Datatype, named
 from paceline.vmpi.errors import MPIError as Exception  # noqa: A004 (mpi4py's name)
-from paceline.vmpi.members import CONGRUENT, IDENT, SIMILAR, UNEQUAL
-from paceline.vmpi.members import Ranks as Group
-from paceline.vmpi.nulls import COMM_NULL, REQUEST_NULL
+from paceline.vmpi.groups import CONGRUENT, IDENT, SIMILAR, UNEQUAL
+from paceline.vmpi.groups import Group as _SharedGroup
+from paceline.vmpi.groups import Ranks as Group
 from paceline.vmpi.operations import OF_OBJECTS, Op
-from paceline.vmpi.persistent import Persistent as Prequest
-from paceline.vmpi.probing import MatchedMessage as Message
-from paceline.vmpi.requests import Request, Status
+from paceline.vmpi.requests import REQUEST_NULL, Request, Status
+from paceline.vmpi.requests import Persistent as Prequest
 from paceline.vmpi.windows import Window as Win
-from paceline.vmpi.world import Own, World, world
+
+
+def enter(comm: Comm) -> Comm:
+    """From now on the running rank's world is `comm`."""
+    getcurrent().paceline_world = comm
+    return comm
+
+
+def world() -> Comm:
+    """The communicator of all simulated ranks, of the one that is running."""
+    found: Comm | None = getattr(getcurrent(), "paceline_world", None)
+    if found is None:
+        raise RuntimeError(
+            "only a simulated rank has an MPI.COMM_WORLD here: use it in the function given to vmpi.run"
+        )
+    return found
+
+
+def own() -> Comm:
+    """The communicator of the running rank alone."""
+    running: Any = getcurrent()
+    found: Comm | None = getattr(running, "paceline_self", None)
+    if found is None:
+        comm = world()
+        found = Comm(_SharedGroup(comm.kernel, (comm.me.number,), "MPI_COMM_SELF"), 0)
+        running.paceline_self = found
+    return found
+
+
+class World(Comm):
+    """MPI.COMM_WORLD: one object for all ranks, which is for each of them its own communicator."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        """Nothing of its own."""
+
+    def __getattribute__(self, name: str) -> Any:
+        return object.__getattribute__(self, name) if name.startswith("__") else getattr(world(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(world(), name, value)
+
+
+class Own(World):
+    """MPI.COMM_SELF."""
+
+    __slots__ = ()
+
+    def __getattribute__(self, name: str) -> Any:
+        return object.__getattribute__(self, name) if name.startswith("__") else getattr(own(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(own(), name, value)
+
 
 __all__ = [
     "COMM_NULL", "COMM_SELF", "COMM_TYPE_SHARED", "COMM_WORLD", "CONGRUENT", "IDENT", "IN_PLACE", "LOCK_EXCLUSIVE",

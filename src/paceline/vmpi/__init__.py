@@ -1,8 +1,21 @@
-"""The same code on thousands of simulated ranks, in virtual time, in one process.
+"""Virtual MPI: the same program on thousands of simulated ranks of one process, in virtual time.
 
 >>> from paceline import vmpi
 >>> vmpi.run(lambda comm: comm.Get_rank() ** 2, ranks=4).values
 [0, 1, 4, 9]
+
+    run, Outcome             run a function of a communicator on simulated ranks (`program`)
+    Script                   a program written for mpi4py, unchanged
+    replace_mpi4py           let `from mpi4py import MPI` give the simulator's
+    Network, parse_network   what messages cost, between nodes and inside them
+    Node, Link               what messages cost inside a node
+    Compute                  what work costs, and what makes ranks slow
+    Curves                   measured costs, by amount and number of ranks
+    faults                   what can go wrong: `fail_at`, `cut_link`, `slow` and others
+    errors                   what the simulator reports: `Deadlock`, `BufferChanged` and others
+    MPI                      the names of mpi4py.MPI
+
+Nothing here knows about training: it runs any program that uses mpi4py's interface.
 """
 
 from __future__ import annotations
@@ -10,34 +23,31 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# Public names and where they live, imported when first used: the command line asks for its options before NumPy is
-# loaded, whose threads are set by the environment.
-_PLACES = {
-    "Compute": "paceline.vmpi.compute",
-    "Costs": "paceline.machine.profile",
-    "Machine": "paceline.machine.profile",
-    "Network": "paceline.vmpi.network",
-    "Options": "paceline.simulate.options",
-    "Outcome": "paceline.vmpi.program",
-    "run": "paceline.vmpi.program",
-    "standing_in": "paceline.vmpi.standin",
-}
-__all__ = [*sorted(_PLACES)]
+# Imported when first used: the command line reads its options before NumPy is loaded, whose number of threads is set
+# by the environment.
+_MODULES = {
+    "Compute": "compute", "Curves": "curves", "Link": "network", "Network": "network", "Node": "network",
+    "Outcome": "program", "Script": "program", "parse_network": "network", "replace_mpi4py": "program",
+    "run": "program",
+}  # fmt: skip
+__all__ = [*sorted(_MODULES)]
 
 if TYPE_CHECKING:
-    from paceline.machine.profile import Costs as Costs
-    from paceline.machine.profile import Machine as Machine
-    from paceline.simulate.options import Options as Options
     from paceline.vmpi.compute import Compute as Compute
+    from paceline.vmpi.curves import Curves as Curves
+    from paceline.vmpi.network import Link as Link
     from paceline.vmpi.network import Network as Network
+    from paceline.vmpi.network import Node as Node
+    from paceline.vmpi.network import parse_network as parse_network
     from paceline.vmpi.program import Outcome as Outcome
+    from paceline.vmpi.program import Script as Script
+    from paceline.vmpi.program import replace_mpi4py as replace_mpi4py
     from paceline.vmpi.program import run as run
-    from paceline.vmpi.standin import standing_in as standing_in
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'paceline.vmpi' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_PLACES[name]), name)
+    value = getattr(importlib.import_module(f"paceline.vmpi.{_MODULES[name]}"), name)
     globals()[name] = value
     return value

@@ -1,9 +1,8 @@
-"""The communicator of simulated ranks: mpi4py's buffer interface, under the virtual clock."""
+"""The communicator of simulated ranks: mpi4py's interface, under the virtual clock."""
 
 from __future__ import annotations
 
 import itertools
-import sys
 from heapq import heappush
 from typing import Any, NoReturn
 
@@ -13,15 +12,157 @@ from paceline.vmpi.buffers import memory_of
 from paceline.vmpi.collectives import Collectives
 from paceline.vmpi.constants import COMM_TYPE_SHARED, UNDEFINED
 from paceline.vmpi.errors import Aborted, mpi_error
-from paceline.vmpi.groups import Group, Met, meet
-from paceline.vmpi.matching import Message, post
-from paceline.vmpi.members import CONGRUENT, IDENT, SIMILAR, UNEQUAL, Ranks
-from paceline.vmpi.objects import Objects
-from paceline.vmpi.persistent import Repeated
-from paceline.vmpi.probing import Probing
-from paceline.vmpi.requests import Receiving, Request
-from paceline.vmpi.survival import Survival
+from paceline.vmpi.failures import Survival
+from paceline.vmpi.groups import CONGRUENT, IDENT, SIMILAR, UNEQUAL, Group, Met, Ranks, meet
+from paceline.vmpi.matching import Message, first_unexpected, match, post, take_unexpected
+from paceline.vmpi.objects import Objects, received
+from paceline.vmpi.requests import Persistent, Receiving, Request, tell
 from paceline.vmpi.windows import Windows
+
+
+class Probing:
+    """A communicator's calls that look for a message: it has come, and no receive has asked for it."""
+
+    __slots__ = ()
+    context: int
+    kernel: Any
+    me: Any
+    size: int
+
+    def Iprobe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> bool:
+        found = self._found(source, tag)
+        if found is None:
+            self.kernel.polled(self.me)
+            return False
+        _tell(status, found)
+        return True
+
+    def Probe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> bool:
+        _tell(status, self._waited_for("Probe", source, tag))
+        return True
+
+    def Mprobe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> MatchedMessage:
+        found = self._waited_for("Mprobe", source, tag)
+        _tell(status, found)
+        return MatchedMessage(self.me, found)
+
+    def Improbe(
+        self, source: int | None = None, tag: int | None = None, status: Any = None
+    ) -> MatchedMessage | None:
+        found = self._found(source, tag)
+        if found is None:
+            self.kernel.polled(self.me)
+            return None
+        _tell(status, found)
+        return MatchedMessage(self.me, found)
+
+    def _waited_for(self, name: str, source: int | None, tag: int | None) -> Message:
+        self.me.doing = name
+        while (found := self._found(source, tag)) is None:
+            self.kernel.progress(self.me)
+        return found
+
+    def _found(self, source: int | None, tag: int | None) -> Message | None:
+        """The message that a receive would take; from nobody there always is one, an empty one."""
+        kernel = self.kernel
+        meant = kernel.meant
+        source = None if source == meant.any_source else source
+        if source is not None and not 0 <= source < self.size:
+            return self._from_nobody(source)
+        kernel.look(self.me)
+        found = first_unexpected(self.me, self.context, source, None if tag == meant.any_tag else tag)
+        if found is None and kernel.faults is not None:
+            kernel.faults.losses.probing(self, source)
+        return found
+
+    def _from_nobody(self, source: int) -> Message:
+        meant = self.kernel.meant
+        if source != meant.nobody:
+            raise mpi_error(
+                "ERR_RANK", f"rank {source} is none of the {self.size} ranks, from 0, of this communicator"
+            )
+        empty = Message(
+            self.me, "", source, None, None, 0, "", (self.context, source), meant.any_tag, True, 0.0
+        )
+        empty.Free()
+        return empty
+
+
+def _tell(status: Any, found: Message) -> None:
+    if status is not None:
+        tell(status, found.to[1], found.tag, found.nbytes)
+
+
+class MatchedMessage:
+    """A message that Mprobe has taken out: only this receives it."""
+
+    def __init__(self, rank: Any, message: Message) -> None:
+        self._rank, self._message = rank, message
+        if message.name:  # not the one that nobody sent
+            take_unexpected(rank, *message.to, message.tag)
+
+    def Recv(self, buf: Any, status: Any = None) -> None:
+        self.Irecv(buf).Wait(status)
+
+    def Irecv(self, buf: Any) -> Request:
+        message = self._message
+        receive = Receiving(self._rank, "Imrecv", buf, message.to[1], message.tag)
+        match(self._rank, receive, message)
+        return receive
+
+    Mrecv, Imrecv = Recv, Irecv
+
+    def irecv(self) -> Request:
+        return received(self._rank, self._message)
+
+    def recv(self, status: Any = None) -> Any:
+        return self.irecv().wait(status)
+
+    @classmethod
+    def Probe(
+        cls, comm: Any, source: int | None = None, tag: int | None = None, status: Any = None
+    ) -> MatchedMessage:
+        found: MatchedMessage = comm.Mprobe(source, tag, status)
+        return found
+
+    @classmethod
+    def Iprobe(
+        cls, comm: Any, source: int | None = None, tag: int | None = None, status: Any = None
+    ) -> MatchedMessage | None:
+        found: MatchedMessage | None = comm.Improbe(source, tag, status)
+        return found
+
+
+class PersistentCalls:
+    """A communicator's persistent requests."""
+
+    __slots__ = ()
+
+    def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Persistent:
+        return self._repeated("Isend", buf, dest, tag)
+
+    def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> Persistent:
+        return self._repeated("Issend", buf, dest, tag)
+
+    Rsend_init = Bsend_init = Send_init
+
+    def Recv_init(self, buf: Any, source: int | None = None, tag: int | None = None) -> Persistent:
+        return self._repeated("Irecv", buf, source, tag)
+
+    def Allreduce_init(self, sendbuf: Any, recvbuf: Any, op: Any = None, info: Any = None) -> Persistent:
+        return self._repeated("Iallreduce", sendbuf, recvbuf, op)
+
+    def Bcast_init(self, buf: Any, root: int = 0, info: Any = None) -> Persistent:
+        return self._repeated("Ibcast", buf, root)
+
+    def Barrier_init(self, info: Any = None) -> Persistent:
+        return self._repeated("Ibarrier")
+
+    def _repeated(self, name: str, *arguments: Any) -> Persistent:
+        comm: Any = self
+        call = getattr(comm, name)
+        return Persistent(comm.me, lambda: call(*arguments))
+
 
 # ---- What can be asked of a communicator, and how others are made from a part of its ranks.
 
@@ -40,10 +181,7 @@ class Communicators:
     @property
     def MPI(self) -> Any:
         """The names that go with this communicator: what stands in for mpi4py.MPI."""
-        from paceline.vmpi import MPI
-
-        module = sys.modules.get("mpi4py.MPI")
-        return module if hasattr(module, "simulated") else MPI
+        return self.kernel.MPI
 
     def Get_name(self) -> str:
         return self.name
@@ -96,8 +234,6 @@ class Communicators:
         return self._made((made, members.index(self.me.number)))
 
     def _made(self, found: Any) -> Any:
-        from paceline.vmpi.nulls import COMM_NULL
-
         return COMM_NULL if found is None else Comm(*found)
 
     def Clone(self) -> Any:
@@ -140,17 +276,6 @@ class Communicators:
         self._attributes.pop(keyval, None)  # type: ignore[attr-defined]
 
 
-# ---- All of a communicator that is no message between two ranks.
-
-
-class Interface(Collectives, Objects, Repeated, Windows, Communicators, Survival):
-    """What `Comm` has beside its messages."""
-
-    __slots__ = ()
-
-
-# Without computing, the bytes of a message of numbers are carried only up to this many.
-CARRIED = 4096
 _keys = itertools.count()
 _deleters: dict[int, Any] = {}
 
@@ -224,7 +349,7 @@ class PointToPoint(Probing):
                 kernel.go_first(me)  # a card is to be shared in the order of time
             me.t, arrives, taking = wires.send(number, other, nbytes, me.t, eager)
         data: Any = None
-        if not kernel.time_only or nbytes <= CARRIED or kind[0] != "f":
+        if kernel.carries is None or kernel.carries(kind, nbytes):
             # What was only announced stays where it is until it is asked for.
             data = view.tobytes() if eager or kernel.strict else view
         message = Message(me, name, dest, view, data, nbytes, kind, self.key, tag, eager, taking)
@@ -332,7 +457,7 @@ class PointToPoint(Probing):
             at_step(self.me)
 
 
-class Comm(Interface, PointToPoint):
+class Comm(Collectives, Objects, PersistentCalls, Windows, Communicators, Survival, PointToPoint):
     """A communicator of simulated ranks, as mpi4py's look."""
 
     __slots__ = ()
@@ -420,3 +545,29 @@ class Comm(Interface, PointToPoint):
 
     def Set_attr(self, keyval: int, attrval: Any) -> None:
         self._attributes[keyval] = attrval
+
+
+class NullComm(Comm):
+    """The communicator that a rank gets when it is in no part: equal to every communicator that was freed."""
+
+    __slots__ = ()
+    group = None  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        """Of nobody."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise mpi_error("ERR_COMM", f"the null communicator has no {name}")
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Comm) and not other
+
+    __hash__ = None
+
+
+COMM_NULL = NullComm()

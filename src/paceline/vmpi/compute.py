@@ -14,11 +14,10 @@ from statistics import NormalDist
 from typing import Any
 
 from paceline.errors import UsageError
-from paceline.machine.profile import Costs, Machine
 from paceline.vmpi.curves import Curves
 
-# Passes over memory: what makes computing uneven has little part in them, and they are asked for often.
-EVEN = frozenset({"combine", "recombine", "sum", "copy", "cold"})
+# Passes over memory. Jitter is not applied to them: they vary little, and there are many of them.
+MEMORY_PASSES = frozenset({"combine", "recombine", "sum", "copy", "cold"})
 KEPT = 1 << 16  # amounts whose costs are remembered
 
 
@@ -62,19 +61,6 @@ class Compute:
         if self.pauses is not None and not all(0 < value < math.inf for value in self.pauses):
             raise UsageError(f"pauses need a rate and a length above 0; got {self.pauses}")
 
-    @classmethod
-    def measured(cls, machine: Machine | None, costs: Costs | None, **stragglers: Any) -> Compute:
-        """From what was measured of a machine (None: a typical one's memory) and of a job.
-
-        Work is as uneven as it was then, unless another `jitter` is given.
-        """
-        machine = Machine.typical() if machine is None else machine
-        jobs = {} if costs is None else costs.work
-        cores = machine.cores if costs is None else costs.cores
-        if stragglers.get("jitter") is None:
-            stragglers["jitter"] = 0.0 if costs is None else costs.spread
-        return cls(**{"work": {**machine.memory, **jobs}, "cores": cores, **stragglers})
-
     def start(self, node: Sequence[int], seed: int = 0) -> Working:
         """The ranks of one run, of which each is on the node given; the same seed gives the same unevenness."""
         return Working(self, node, seed)
@@ -107,7 +93,7 @@ class Working:
             return seconds
         if rank in self._slow:
             seconds *= self._slow[rank]
-        if self._sigma and kind not in EVEN:
+        if self._sigma and kind not in MEMORY_PASSES:
             self._drawn[rank] = drawn = (self._drawn[rank] + STEP) & MASK
             seconds *= math.exp(self._sigma * NORMAL(_uniform(drawn)) - self._sigma**2 / 2)
         if self._pauses is not None:

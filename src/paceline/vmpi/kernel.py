@@ -161,11 +161,14 @@ class Kernel:
         seed: int = 0,
         strict: bool = True,
         rendezvous: bool = False,
-        time_only: bool = False,
+        carries: Callable[[str, int], bool] | None = None,
     ) -> None:
         self.wires = wires
         self.compute = compute
-        self.strict, self.rendezvous, self.time_only = strict, rendezvous, time_only
+        self.strict, self.rendezvous = strict, rendezvous
+        self.carries = carries
+        """In time-only simulation: whether a message of this kind and number of bytes carries its contents."""
+        self.time_only = carries is not None
         self.seed = seed
         self.faults: Any = None
         """What goes wrong (`paceline.vmpi.failures.Faults`), in runs where something does."""
@@ -184,6 +187,8 @@ class Kernel:
         self.at_step: Callable[[Rank], None] | None = None
         """Told of every step that a rank begins."""
         self.hub: Any = None
+        self.MPI: Any = None
+        """The module that stands in for mpi4py.MPI during the run."""
         self._failed: deque[Rank] = deque()
 
     # ---- running

@@ -238,11 +238,3 @@ class Data:
     def arrive(self, rank: Any) -> None:
         rank.t += self.taking
         self.receive.deliver(self.data, self.nbytes, self.message.to[1], self.message.tag)
-
-
-def withdraw(rank: Any, receive: Receiving) -> None:
-    """Take back a receive for which nothing has come."""
-    for queue in (*rank.posted.values(), *rank.wild.values()):
-        if receive in queue:
-            queue.remove(receive)
-            return

@@ -12,22 +12,104 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, NamedTuple
 
 from paceline.errors import UsageError, unknown
-from paceline.machine.profile import Machine
+from paceline.vmpi.curves import Curves
 
-if TYPE_CHECKING:
-    from paceline.vmpi.wires import Wires
-
-US = 1e-6
+US, GB = 1e-6, 1e9
 TCP_SHARE = 1448 / 1538  # of a frame on the wire with its gap, what TCP carries at the usual 1500 bytes
 
 
 @dataclass(frozen=True, kw_only=True)
+class Link:
+    """A message between two ranks of one node: seconds by bytes, for each number of ranks that send at the same time.
+
+    Up to the eager limit the sender copies the message into shared memory (`send`), and the receiver copies it out
+    (`take`). A longer message is announced (`send`), and the receiver copies it straight from the sender's memory
+    (`take`).
+    """
+
+    send: Curves
+    """The sender's own time."""
+    flight: Curves
+    """The time until the receiver can see it; after a long message also until the sender can see that it was taken."""
+    take: Curves
+    """The receiver's own time."""
+
+    def both_ways(self, nbytes: int, ranks: int, *, eager: bool, post: float = 0.0) -> float:
+        """Return the seconds that two ranks take to exchange messages (Irecv, Isend, Wait, Wait)."""
+        flights = 1 if eager else 2
+        there = self.send.at(nbytes, ranks) + flights * self.flight.at(nbytes, ranks)
+        return post + there + self.take.at(nbytes, ranks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """What messages between the ranks of a node, MPI's own collectives and passes over memory cost there.
+
+    >>> node = Node.typical()
+    >>> node.eager_limit, node.link.take.at(4096, ranks=2) < node.link.take.at(4096, ranks=16)
+    (4096, True)
+    """
+
+    eager_limit: int = 4096
+    """The longest message inside the node, in bytes, that is sent before the receiver asks for it."""
+    post: float = 0.0
+    """Seconds to post a receive."""
+    poll: float = 0.0
+    """Seconds of a test or probe that finds nothing."""
+    link: Link
+    collectives: dict[str, Curves] = field(default_factory=dict)
+    """Measured collectives of the MPI library (Barrier, Allreduce), by the bytes that each rank contributes."""
+    memory: dict[str, Curves] = field(default_factory=dict)
+    """Passes over memory, by bytes; `combine` is what a reduction costs. See `paceline.vmpi.compute.MEMORY_PASSES`."""
+
+    @classmethod
+    def typical(cls) -> Node:
+        """Return the node that is assumed where nothing was measured: a 16-core server, Open MPI, mpi4py."""
+        return _typical_node()
+
+
+@cache
+def _typical_node() -> Node:
+    limit = 4096  # Open MPI's btl_sm_eager_limit
+
+    def line(start: float, rate: float, ends: tuple[int, int]) -> list[list[float]]:
+        return [[n, start + n / rate] for n in ends]
+
+    # A message sent with mpi4py costs each end about 1 us of its own time; one core copies about 10 GB/s, and with
+    # sixteen at the same time each copies a quarter of that.
+    send, flight, take = {}, {}, {}
+    for ranks, rate in ((2, 10 * GB), (16, 5 * GB)):
+        send[ranks] = line(0.8 * US, rate, (0, limit)) + line(0.8 * US, 1e18, (limit + 1, 1 << 22))
+        flight[ranks] = [[0, 0.3 * US], [1 << 22, 0.3 * US]]
+        take[ranks] = line(0.8 * US, rate, (0, limit)) + line(1.5 * US, rate, (limit + 1, 1 << 22))
+    memory = {
+        "combine": {1: (0.4 * US, 12 * GB), 16: (0.4 * US, 5 * GB)},
+        "recombine": {1: (0.4 * US, 2 * GB), 16: (0.4 * US, 2 * GB)},
+        "sum": {1: (1.0 * US, 12 * GB), 16: (1.0 * US, 8 * GB)},
+        "copy": {1: (0.3 * US, 12 * GB), 16: (0.3 * US, 5 * GB)},
+    }
+    return Node(
+        eager_limit=limit,
+        post=0.5 * US,
+        poll=0.3 * US,
+        link=Link(send=Curves.of(send), flight=Curves.of(flight), take=Curves.of(take)),
+        memory={
+            kind: Curves.of({ranks: line(*figures, (0, 1 << 24)) for ranks, figures in by_ranks.items()})
+            for kind, by_ranks in memory.items()
+        },
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Network:
-    """A network between nodes, and the machine that each node is.
+    """A network between nodes, and what messages cost inside each node.
 
     >>> ethernet = Network.named("10gbe", ranks_per_node=4)
     >>> wires = ethernet.wires(8)
@@ -54,8 +136,8 @@ class Network:
     """Of a node. None: on one node those of the machine that was measured, else enough for the node's ranks."""
     jitter: float = 0.0
     """Every latency is multiplied by a log-normal random number with this sigma."""
-    machine: Machine | None = None
-    """What each node is; None: a typical one."""
+    node: Node | None = None
+    """What messages cost inside a node; None: inside a typical one."""
     name: str = "network"
 
     def __post_init__(self) -> None:
@@ -82,8 +164,6 @@ class Network:
 
     def wires(self, ranks: int, random: random.Random | None = None) -> Wires:
         """The network in use by one run of `ranks` ranks; `random` is where jitter comes from."""
-        from paceline.vmpi.wires import Wires
-
         return Wires(self, ranks, random)
 
     def nodes(self, ranks: int) -> int:
@@ -97,10 +177,6 @@ class Network:
         (2, None)
         """
         return self.cores if self.cores is not None else measured if self.ranks_per_node is None else None
-
-    def node_machine(self) -> Machine:
-        """What each node is."""
-        return Machine.typical() if self.machine is None else self.machine
 
     def __str__(self) -> str:
         """As the command line spells it, a machine's tables left out."""
@@ -171,8 +247,11 @@ def _spelled(name: str, value: Any) -> str:
     return "all" if value is None else f"{value}{unit}"
 
 
-def parse_network(text: str) -> Network:
-    """A network from its words, or from the file of a machine that was measured (all ranks on that node).
+def parse_network(text: str, load_node: Callable[[str], Node] | None = None) -> Network:
+    """Make a network from its name and options.
+
+    `load_node`: reads the file of a node that was measured, for `10gbe:machine=FILE`, or for FILE instead of a name:
+    all ranks are then on that node.
 
     >>> parse_network("10gbe:latency=20us,ranks-per-node=4").latency
     2e-05
@@ -186,9 +265,11 @@ def parse_network(text: str) -> Network:
     words = [word for word in rest.split(",") if word]
     known = presets()
     if name in known:
-        return replace(known[name], **_changes(name, words))
+        return replace(known[name], **_changes(name, words, load_node))
+    if load_node is None:
+        raise unknown("network", name, known)
     if name.endswith(".json") or "/" in name:
-        return replace(known["loopback"], **{"machine": Machine.load(name), **_changes(name, words)})
+        return replace(known["loopback"], **{"node": load_node(name), **_changes(name, words, load_node)})
     raise unknown("network", name, [*known, "a machine's .json file"])
 
 
@@ -206,26 +287,27 @@ UNITS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def _changes(name: str, words: list[str]) -> dict[str, Any]:
+def _changes(name: str, words: list[str], load_node: Callable[[str], Node] | None) -> dict[str, Any]:
     changes: dict[str, Any] = {}
-    choices = [*UNITS, "ranks_per_node", "cores", "jitter", "machine"]
+    choices = [*UNITS, "ranks_per_node", "cores", "jitter", *(["machine"] if load_node else [])]
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
             raise UsageError(f"{name} takes option=value; got {word!r}")
-        field = key.replace("-", "_")
-        if field not in choices:
+        option = key.replace("-", "_")
+        if option not in choices:
             raise unknown(f"option of {name}", key, map(_dashed, choices))
-        if field in changes:
+        if option in changes or (option == "machine" and "node" in changes):
             raise UsageError(f"{name}: {key} is given twice")
-        changes[field] = _value(name, field, value)
+        if option == "machine" and load_node is not None:
+            changes["node"] = load_node(value)
+        else:
+            changes[option] = _value(name, option, value)
     return changes
 
 
 def _value(name: str, field: str, text: str) -> Any:
     what = f"{_dashed(field)} of {name}"
-    if field == "machine":
-        return Machine.load(text)
     if field == "ranks_per_node":
         if text == "all":
             return None
@@ -259,3 +341,334 @@ def _number(what: str, text: str) -> float:
     if math.isnan(number):
         raise UsageError(f"{what} must be a number; got {text!r}")
     return number
+
+
+# ---- What MPI's own collectives cost, by the textbook's algorithms: of those that a library may choose, the cheapest.
+#
+# Barrier                            dissemination: log2 p rounds
+# Bcast, Reduce                      a binomial tree; or scattered and gathered, combined on the way
+# Allreduce                          recursive doubling, Rabenseifner's, or a ring
+# Allgather, Gather, Scatter         recursive doubling or a ring; binomial trees
+# Alltoall                           Bruck's, or pair by pair
+#
+# Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH (2005).
+
+
+class Steps(NamedTuple):
+    """Seconds of an exchange, and of combining, by bytes."""
+
+    exchange: Callable[[float], float]
+    combine: Callable[[float], float]
+
+
+def seconds(name: str, p: int, n: float, steps: Steps) -> float:
+    """Seconds that p ranks take for the collective called `name`.
+
+    n: the bytes that each hands in; of Scatter and Alltoall the whole of a rank's buffer, p blocks.
+
+    >>> gigabit = Steps(lambda n: 50e-6 + 8e-9 * n, lambda n: 0.2e-9 * n)
+    >>> round(seconds("Barrier", 8, 0, gigabit), 6), round(seconds("Allreduce", 8, 8, gigabit), 6)
+    (0.00015, 0.00015)
+    """
+    if p <= 1:
+        return 0.0
+    rounds = math.ceil(math.log2(p))
+    exchange, combine = steps
+
+    def halving() -> float:
+        """The whole of n, cut in halves in every round: what scatters, and backwards what gathers."""
+        return sum(exchange(n / 2**k) for k in range(1, rounds + 1))
+
+    def halves_combined() -> float:
+        return sum(combine(n / 2**k) for k in range(1, rounds + 1))
+
+    uneven = (
+        0.0 if p & (p - 1) == 0 else exchange(n) + combine(n)
+    )  # those beyond a power of two, before and after
+    if name == "Barrier":
+        return rounds * exchange(0)
+    if name in ("Bcast", "Ibcast"):
+        return min(rounds * exchange(n), halving() + min(halving(), (p - 1) * exchange(n / p)))
+    if name in ("Reduce", "Reduce_scatter", "Reduce_scatter_block"):
+        scattered = uneven + halving() + halves_combined()
+        if name != "Reduce":
+            return min(scattered, (p - 1) * (exchange(n / p) + combine(n / p)))
+        return min(rounds * (exchange(n) + combine(n)), scattered + halving())
+    if name in ("Allreduce", "Iallreduce", "Scan", "Exscan"):
+        doubling = rounds * (exchange(n) + combine(n)) + (uneven and exchange(n))
+        halved = uneven + 2 * halving() + halves_combined() + (uneven and exchange(n))
+        ring = (p - 1) * (2 * exchange(n / p) + combine(n / p))
+        return min(doubling, halved, ring)
+    if name in ("Gather", "Gatherv"):
+        return sum(exchange(n * 2**k) for k in range(rounds))
+    if name in ("Scatter", "Scatterv"):
+        return halving()
+    if name in ("Alltoall", "Alltoallv"):
+        return min(rounds * exchange(n / 2), (p - 1) * exchange(n / p))
+    # Allgather, and all that lets everybody know a little of everybody else (Split, Dup, windows …)
+    return min(sum(exchange(n * 2**k) for k in range(rounds)), (p - 1) * exchange(n))
+
+
+KEPT = 1 << 16  # sizes whose costs are remembered
+PIECE = 1 << 16  # bytes that are copied at a time
+SHARING = 1 << 14  # bytes from which a copy takes longer when others copy, too
+WINDOW = 3  # how many times the length of a copy it is remembered after its end
+MOST_TAKERS = 256
+
+
+class Wires:
+    """What the simulator's kernel asks about messages. Called for each of them: plain floats, nothing made per call."""
+
+    def __init__(self, network: Network, ranks: int, random: random.Random | None = None) -> None:
+        each = network.ranks_per_node or max(ranks, 1)
+        node = network.node or Node.typical()
+        self.node = [rank // each for rank in range(ranks)]
+        self.post, self.poll = node.post, node.poll
+        self._network, self._node = network, node
+        self._latency, self._overhead = network.latency, network.overhead
+        self._per_byte, self._per_copied = 1 / network.bandwidth, 1 / network.copy_bandwidth
+        self._limit, self.limit_inside = network.eager_limit, node.eager_limit
+        count = self.node[-1] + 1 if ranks else 0
+        self._on_node = [min(each, ranks - node * each) for node in range(count)]
+        by_number: dict[int, dict[int, Any]] = {number: {} for number in self._on_node}
+        self.inside = [by_number[number] for number in self._on_node]
+        """For each node, by bytes, as far as asked for: what `inside_costs` says."""
+        # Each card is free from these times on, and again in the gaps before them, which few cards have.
+        self._out, self._in = [0.0] * count, [0.0] * count
+        self._gaps_out: dict[int, list[tuple[float, float]]] = {}
+        self._gaps_in: dict[int, list[tuple[float, float]]] = {}
+        # When each node's copies of long messages end, or have ended.
+        self._copying: dict[int, deque[float]] = {}
+        self._sigma = network.jitter if random is not None else 0.0
+        self.jittered = self._sigma > 0
+        """Whether messages of one pair could overtake each other."""
+        self._draw: Callable[[float, float], float] = random.lognormvariate if random is not None else _one
+        self._groups: dict[int, tuple[Sequence[int], int, int]] = {}
+        self._collectives: dict[tuple[str, int, int, int, int], float] = {}
+
+    def contended(self, source: int, dest: int) -> bool:
+        """Whether a card has part in it, which others may want at the same time."""
+        return self.node[source] != self.node[dest]
+
+    def eager(self, source: int, dest: int, nbytes: int) -> bool:
+        """Whether the message is sent before the receiver asks for it."""
+        inside = self.node[source] == self.node[dest]
+        return nbytes <= (self.limit_inside if inside else self._limit)
+
+    def send(
+        self, source: int, dest: int, nbytes: int, now: float, eager: bool
+    ) -> tuple[float, float, float]:
+        """When the sender's call returns, when message or announcement is there, the receiver's own time to take it."""
+        a, b = self.node[source], self.node[dest]
+        if a == b:
+            costs = self.inside[a].get(nbytes)
+            if costs is None:
+                costs = self.inside_costs(a, nbytes)
+            if eager:
+                own, flight, taking = costs[0]
+            else:
+                own, flight, taking = costs[1]
+                taking = 0.0
+            if self._sigma:
+                flight *= self._draw(0.0, self._sigma)
+            free = now + own
+            return free, free + flight, taking
+        latency = self._latency * self._draw(0.0, self._sigma) if self._sigma else self._latency
+        if not eager:
+            free = now + self._overhead
+            return free, free + latency, 0.0
+        copying, first, passing = self._parts(nbytes)
+        ready = now + self._overhead + first
+        # Through both cards at once, as far as they are free: the first byte is there after the latency.
+        leaves = _reserve(self._out, self._gaps_out, a, ready, passing, now, False)
+        late = leaves > ready or self._sigma > 0
+        there = _reserve(self._in, self._gaps_in, b, leaves + latency, passing, now, late)
+        comes = there + first + (passing - copying if passing > copying else 0.0)
+        return now + self._overhead + copying, comes, self._overhead + copying
+
+    def fetch(self, source: int, dest: int, nbytes: int, now: float) -> tuple[float, float, float]:
+        """When the data of an announced message are there, the receiver's own time, when the sender has done with it."""
+        a, b = self.node[source], self.node[dest]
+        if a == b:
+            costs = self.inside[a].get(nbytes)
+            if costs is None:
+                costs = self.inside_costs(a, nbytes)
+            _, flight, taking = costs[1]
+            if costs[2] is not None:
+                taking = self._shared_taking(a, costs[2], now)
+            return now, taking, now + taking + flight
+        latency = self._latency * self._draw(0.0, self._sigma) if self._sigma else self._latency
+        copying, first, passing = self._parts(nbytes)
+        ready = (
+            now + self._overhead + latency + self._overhead + first
+        )  # asked for, and the sender has understood
+        leaves = _reserve(self._out, self._gaps_out, a, ready, passing, now, True)
+        there = _reserve(self._in, self._gaps_in, b, leaves + latency, passing, now, True)
+        comes = there + first + (passing - copying if passing > copying else 0.0)
+        return comes, self._overhead + copying, leaves + passing
+
+    def _shared_taking(self, node: int, by_takers: list[float], now: float) -> float:
+        """Seconds to copy a long message while others of the node do the same.
+
+        Whoever has just done so counts as well: ranks that exchange do it at the same time, but ask one after the other.
+        """
+        until = self._copying.get(node)
+        if until is None:
+            until = self._copying[node] = deque()
+        since = now - WINDOW * by_takers[1]
+        while until and until[0] < since:
+            until.popleft()
+        takers = len(until) + 1
+        taking = by_takers[takers] if takers < len(by_takers) else by_takers[-1]
+        until.append(now + taking)
+        return taking
+
+    def _parts(self, nbytes: int) -> tuple[float, float, float]:
+        """Seconds that an end copies, that it copies before the first bytes can go on, that a card is held.
+
+        Copying goes on piece by piece while the card sends, or receives: only a piece of it is waited for.
+        """
+        pieces = nbytes if nbytes < PIECE else PIECE
+        return nbytes * self._per_copied, pieces * self._per_copied, nbytes * self._per_byte
+
+    def collective(self, name: str, members: Sequence[int], nbytes: int) -> float:
+        """Seconds that MPI's own collective takes the members, each of which hands in `nbytes`, from the last's coming."""
+        known = self._groups.get(id(members))
+        if known is None or known[0] is not members:
+            on_node: dict[int, int] = {}
+            for rank in members:
+                on_node[self.node[rank]] = on_node.get(self.node[rank], 0) + 1
+            known = (members, len(on_node), max(on_node.values(), default=1))
+            self._groups[id(members)] = known  # with the members themselves: nobody else can have their id
+        _, nodes, largest = known
+        key = (name, len(members), nodes, largest, nbytes)
+        found = self._collectives.get(key)
+        if found is None:
+            found = self._collectives[key] = self._collective(name, len(members), nodes, largest, nbytes)
+        return found
+
+    def _collective(self, name: str, members: int, nodes: int, largest: int, nbytes: int) -> float:
+        costs = self._node
+        on_node = self._on_node[0]
+
+        def combine(n: float) -> float:
+            return costs.memory["combine"].at(n, on_node) if "combine" in costs.memory else 0.0
+
+        def inside(n: float) -> float:
+            return costs.link.both_ways(int(n), on_node, eager=n <= costs.eager_limit, post=costs.post)
+
+        def between(n: float) -> float:
+            copying, first, passing = self._parts(int(n))
+            asked = 0.0 if n <= self._limit else 2 * (self._latency + self._overhead)
+            return costs.post + 2 * (self._overhead + first) + self._latency + asked + max(passing, copying)
+
+        def in_node(name: str, ranks: int, n: float) -> float:
+            if ranks <= 1:
+                return 0.0
+            measured = costs.collectives.get(name)
+            if measured is not None:
+                return measured.at(n, ranks)
+            steps = Steps(inside, combine)
+            found, like = seconds(name, ranks, n, steps), costs.collectives.get("Allreduce")
+            if like is None:
+                return found
+            # The library is faster inside than its messages are from Python: by as much as where it was measured.
+            return found * min(1.0, like.at(n, ranks) / seconds("Allreduce", ranks, n, steps))
+
+        if nodes <= 1:
+            return in_node(name, members, nbytes)
+        return _two_level(name, members, nodes, largest, nbytes, in_node, Steps(between, combine))
+
+    def inside_costs(self, node: int, nbytes: int) -> tuple[Any, Any, list[float] | None]:
+        """(send, flight, take) of an eager message and of an announced one; take of a long one, by how many take."""
+        link, limit, ranks = self._node.link, self.limit_inside, self._on_node[node]
+        by_takers = None
+
+        def of(n: int) -> tuple[float, float, float]:
+            return link.send.at(n, ranks), link.flight.at(n, ranks), link.take.at(n, ranks)
+
+        if nbytes <= limit:
+            own, flight, _ = of(limit + 1)
+            costs = (of(nbytes), (own, flight, of(nbytes)[2]))
+        else:
+            own, flight, _ = of(limit)
+            # Copying in is taken to last as long as copying out.
+            more = max(0.0, of(nbytes)[2] - of(limit + 1)[2])
+            costs = ((own + more, flight, of(nbytes)[2]), of(nbytes))
+            if nbytes >= SHARING and len(link.take.tables) > 1:
+                by_takers = [
+                    link.take.at(nbytes, max(takers, 1)) for takers in range(min(ranks, MOST_TAKERS) + 1)
+                ]
+        kept = self.inside[node]
+        if len(kept) >= KEPT:
+            kept.clear()
+        kept[nbytes] = found = (*costs, by_takers)
+        return found
+
+
+def _reserve(
+    free: list[float],
+    gaps: dict[int, list[tuple[float, float]]],
+    card: int,
+    ready: float,
+    passing: float,
+    now: float,
+    early: bool,
+) -> float:
+    """When a message that is ready can begin to pass through a card; it holds it for `passing`.
+
+    `early`: it is reserved before its time, so that another one may still come in before it: the gap is kept.
+    """
+    begin = free[card]
+    if ready >= begin:
+        if early and ready > begin:
+            kept = gaps.setdefault(card, [])
+            while kept and kept[0][1] <= now:
+                kept.pop(0)
+            kept.append((max(begin, now), ready))
+        free[card] = ready + passing
+        return ready
+    for i, (start, end) in enumerate(gaps.get(card, ())):
+        at = start if start > ready else ready
+        if at + passing <= end:
+            gaps[card][i : i + 1] = [gap for gap in ((start, at), (at + passing, end)) if gap[0] < gap[1]]
+            return at
+    free[card] = begin + passing
+    return begin
+
+
+def _two_level(
+    name: str,
+    members: int,
+    nodes: int,
+    largest: int,
+    nbytes: float,
+    in_node: Callable[[str, int, float], float],
+    between: Steps,
+) -> float:
+    """First inside the nodes, then between one rank of each, then inside the nodes again."""
+    every = nbytes * members
+    if name in ("Barrier", "Allreduce", "Reduce_scatter", "Scan", "Exscan"):
+        down = "Barrier" if name == "Barrier" else "Bcast"
+        up = "Barrier" if name == "Barrier" else "Reduce"
+        return (
+            in_node(up, largest, nbytes)
+            + seconds(name, nodes, nbytes, between)
+            + in_node(down, largest, nbytes)
+        )
+    if name == "Bcast":
+        return seconds(name, nodes, nbytes, between) + in_node(name, largest, nbytes)
+    if name == "Reduce":
+        return in_node(name, largest, nbytes) + seconds(name, nodes, nbytes, between)
+    if name == "Gather":
+        return in_node(name, largest, nbytes) + seconds(name, nodes, nbytes * largest, between)
+    if name == "Scatter":
+        return seconds(name, nodes, nbytes, between) + in_node(name, largest, nbytes / nodes)
+    if name == "Alltoall":  # every byte that leaves the node goes through its one card
+        return in_node(name, largest, nbytes / nodes) + seconds(name, nodes, nbytes * largest, between)
+    gathered = seconds("Allgather", nodes, nbytes * largest, between)
+    return in_node("Gather", largest, nbytes) + gathered + in_node("Bcast", largest, every)
+
+
+def _one(mean: float, sigma: float) -> float:
+    return 1.0

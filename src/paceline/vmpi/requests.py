@@ -1,9 +1,9 @@
-"""Requests: what a rank can wait for, in mpi4py's words."""
+"""Requests: what a rank can wait for, with mpi4py's names."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline.vmpi import sites as _sites
@@ -386,11 +386,77 @@ class Receiving(Request):
         if not self.done:
             self.rank.kernel.look(self.rank)
         if not self.done:
-            from paceline.vmpi.matching import withdraw
-
             withdraw(self.rank, self)
             if self.kept is not None:
                 put(self.view, self.kept)
                 self.kept = None
             self.source, self.tag, self.count = UNDEFINED, UNDEFINED, 0
             self.done = True
+
+
+def withdraw(rank: Any, receive: Receiving) -> None:
+    """Take back a receive for which nothing has come."""
+    for queue in (*rank.posted.values(), *rank.wild.values()):
+        if receive in queue:
+            queue.remove(receive)
+            return
+
+
+class Persistent(Request):
+    """A call that is made anew by every Start; between its end and the next Start there is nothing to wait for."""
+
+    __slots__ = ("_call", "_current")
+
+    def __init__(self, rank: Any, call: Callable[[], Request]) -> None:
+        self.rank, self.name = rank, "Start"
+        self._call = call
+        self._current: Request | None = None
+
+    def Start(self) -> None:
+        if self._current:
+            raise ValueError("a persistent request must be waited for before it is started again")
+        self._current = self._call()
+
+    @classmethod
+    def Startall(cls, requests: Sequence[Persistent]) -> None:
+        for request in requests:
+            request.Start()
+
+    @property
+    def done(self) -> bool:  # type: ignore[override]
+        return self._current is None or self._current.done
+
+    @property
+    def spent(self) -> bool:  # type: ignore[override]
+        return not self._current
+
+    def _finish(self, status: Any) -> None:
+        if self._current is not None:
+            self._current._finish(status)
+
+    def Wait(self, status: Any = None) -> bool:
+        return self._current is None or self._current.Wait(status)
+
+    def Test(self, status: Any = None) -> bool:
+        return self._current is None or self._current.Test(status)
+
+    def Free(self) -> None:
+        if self._current:
+            self._current.Free()
+
+
+class NullRequest(Request):
+    """The request that is done with: equal to every other that is."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self.done = self.spent = True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Request) and not other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+REQUEST_NULL = NullRequest()

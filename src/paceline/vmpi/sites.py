@@ -9,9 +9,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 Site = tuple[CodeType, int]
-_HERE = str(Path(__file__).parent) + "/"
-_COMM = Path(__file__).parent.parent / "comm"
-_RECORDING = {str(_COMM / f"{name}.py") for name in ("recording", "_tracing", "_following", "_events")}
+# Code that only passes calls on: the simulator, and the wrappers of communicators that count, time and trace.
+_PASSES_ON = tuple(f"{Path(__file__).parent.parent / name}/" for name in ("vmpi", "comm"))
 _inside: dict[CodeType, bool] = {}
 
 
@@ -19,8 +18,7 @@ def _is_inside(code: CodeType) -> bool:
     """Whether this is the simulator's own code, or the wrapper that counts messages and writes calls down."""
     found = _inside.get(code)
     if found is None:
-        name = code.co_filename
-        found = _inside[code] = name.startswith(_HERE) or name in _RECORDING
+        found = _inside[code] = code.co_filename.startswith(_PASSES_ON)
     return found
 
 

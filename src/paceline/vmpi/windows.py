@@ -51,7 +51,7 @@ class _Lock:
 class Window:
     """A window of shared memory: every rank's part lies behind that of the rank before it.
 
-    >>> from paceline import sim
+    >>> from paceline import vmpi
     >>> def program(comm):
     ...     window = comm.Allocate_shared(8)
     ...     mine = np.frombuffer(window.tomemory(), np.int64)
@@ -61,7 +61,7 @@ class Window:
     ...     found = int(last[0])
     ...     window.Free()
     ...     return found
-    >>> sim.run(program, ranks=3).values
+    >>> vmpi.run(program, ranks=3).values
     [4, 4, 4]
     """
 

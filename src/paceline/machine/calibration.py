@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.errors import UsageError
+from paceline.machine import Machine
 from paceline.machine.costs import costs_of, measure_costs
-from paceline.machine.profile import Link, Machine
+from paceline.vmpi import Link
 from paceline.vmpi.curves import Curves, rising
 
 __all__ = ["calibrate", "costs_of", "measure_costs"]
