@@ -14,7 +14,7 @@ from paceline.record import Run, find_runs
 from paceline.report.document import Document, Table
 from tests.ranks import on_ranks
 from tests.report.record_cases import SETTINGS
-from tests.sim.costs import COSTS, PROCESSOR
+from tests.simulate.costs import COSTS, PROCESSOR
 
 MATRIX = [
     *(("sync:allreduce=ring", ranks, seed) for ranks in (2, 3, 4) for seed in (0, 1)),

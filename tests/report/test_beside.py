@@ -15,7 +15,7 @@ from paceline.report._results import COLUMNS
 from paceline.report.document import Bars, Columns, Document, Lines, Table, Text
 from paceline.study.context import Context, context_of
 from tests.report.conftest import altered, on_two_ranks, rewrite, table
-from tests.sim.costs import PROCESSOR
+from tests.simulate.costs import PROCESSOR
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,7 +19,7 @@ from paceline.report._data import table_of
 from paceline.report.document import Lines, Section, Table
 from paceline.report.traffic import traffic
 from tests.report.conftest import altered, rewrite, table
-from tests.sim.costs import COSTS
+from tests.simulate.costs import COSTS
 
 PARAMETERS = 67
 PER_RANK = {"batch": None, "batch_per_rank": 4}

@@ -19,7 +19,7 @@ from paceline.study.folder import Folder
 from paceline.study.process import Trains
 from paceline.study.run import _why, opened
 from paceline.training.config import Config
-from tests.sim.test_training import COSTS
+from tests.simulate.test_training import COSTS
 from tests.study.studies import PART, SETTINGS, nobody, records, rest, study, write
 
 

@@ -25,7 +25,7 @@ from paceline.study.progress import Lines
 from paceline.study.run import opened, run_missing
 from paceline.training.job import Job
 from paceline.training.rank import train
-from tests.sim.test_training import COSTS
+from tests.simulate.test_training import COSTS
 from tests.study.studies import SETTINGS, processes, records, rest, started, study, write
 
 KILLED, STOPPED, DONE = 137, 130, 0

@@ -21,7 +21,7 @@ from tests.trace.checks import check_all, check_format, check_nesting, check_sec
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> str:
-    from tests.sim.test_training import COSTS
+    from tests.simulate.test_training import COSTS
 
     path = tmp_path_factory.mktemp("machine") / "costs.json"
     COSTS.save(path)

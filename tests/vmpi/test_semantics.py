@@ -33,7 +33,7 @@ def _line(function: Function, text: str) -> str:
     import inspect
 
     lines, start = inspect.getsourcelines(function)
-    return f"sim/test_semantics.py:{start + next(n for n, line in enumerate(lines) if text in line)}"
+    return f"vmpi/test_semantics.py:{start + next(n for n, line in enumerate(lines) if text in line)}"
 
 
 def _refused(function: Function, kind: type[SimulationError], ranks: int = 2, **options: Any) -> str:

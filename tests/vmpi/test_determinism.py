@@ -11,7 +11,7 @@ import pytest
 
 from paceline import vmpi
 from tests.ranks import ROOT
-from tests.sim.random_orders import first_come, outcome
+from tests.vmpi.random_orders import first_come, outcome
 
 JITTER = "10gbe:ranks-per-node=3,jitter=0.3"
 
@@ -19,7 +19,7 @@ JITTER = "10gbe:ranks-per-node=3,jitter=0.3"
 def _elsewhere(hash_seed: str) -> list[str]:
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": path}
-    command = [sys.executable, "-m", "tests.sim.random_orders", JITTER]
+    command = [sys.executable, "-m", "tests.vmpi.random_orders", JITTER]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
     found: list[str] = json.loads(done.stdout)
     return found

@@ -156,7 +156,7 @@ def test_a_model_that_was_given_is_known_by_its_kind_and_shape(
 
 def test_work_together() -> None:
     told = on_ranks(
-        "tests.sim.calibrate_cases:work", 2,
+        "tests.machine.calibration_cases:work", 2,
         strategies=["sync", "sync:allreduce=ring", "parameter-server:rule=plain"], model="mlp:40,40", data="digits",
         batch=8,
     )  # fmt: skip

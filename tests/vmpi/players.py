@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.sim.programs import Round, program
+from tests.vmpi.programs import Round, program
 
 NOTHING = 77  # what is in a buffer before
 

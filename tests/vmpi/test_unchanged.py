@@ -21,7 +21,7 @@ import json, sys
 from mpi4py import MPI
 from paceline import vmpi
 from paceline.vmpi.errors import RankFailed
-from tests.sim import plain
+from tests.vmpi import plain
 
 before = MPI.COMM_WORLD
 found = vmpi.run(lambda comm: plain.main(), ranks=4, network="10gbe:ranks-per-node=4").values
@@ -39,12 +39,12 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def judged() -> list[Any]:
-    return on_ranks("tests.sim.plain:case", P)
+    return on_ranks("tests.vmpi.plain:case", P)
 
 
 def _plain() -> Any:
     """The program, imported where mpi4py.MPI never was."""
-    spec = importlib.util.spec_from_file_location("plain_program", ROOT / "tests" / "sim" / "plain.py")
+    spec = importlib.util.spec_from_file_location("plain_program", ROOT / "tests" / "vmpi" / "plain.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -86,7 +86,7 @@ def test_what_is_lost_on_a_cut_link_is_named_by_the_deadlock(rendezvous: bool) -
         arrival(cut_link(0, 1, at=2), when=3, rendezvous=rendezvous)
     said = str(raised.value)
     assert "the link between rank 0 and rank 1 was cut 2000 ms after the start for good" in said
-    assert "32 bytes with tag 0 of the Send of rank 0 at sim/test_faults.py" in said
+    assert "32 bytes with tag 0 of the Send of rank 0 at vmpi/test_faults.py" in said
     assert ("2 of 2 ranks wait" if rendezvous else "1 of 2 ranks wait") in said
 
 
@@ -277,7 +277,7 @@ def test_who_waits_for_a_dead_rank_is_told(call: str, wait: float) -> None:
         assert x.tolist() == [5, 5]
         name = call.partition(" (any")[0]
         assert "rank 1 was killed 1000 ms after the start" in str(raised.value)
-        assert f"rank 0 noticed in {name} at sim/test_faults.py" in str(raised.value)
+        assert f"rank 0 noticed in {name} at vmpi/test_faults.py" in str(raised.value)
         return comm.Wtime()
 
     outcome = run(program, ranks=2, faults=[fail_at(rank=1, time=1, detected=0.25)])
@@ -507,7 +507,7 @@ def test_without_recovery_there_is_one_error_that_says_it() -> None:
     assert "\n" not in said
     assert "MPI_ERR_PROC_FAILED: rank 3 was killed 2000." in said
     assert "in its step 4; rank " in said
-    assert "noticed in Allreduce at sim/test_faults.py" in said
+    assert "noticed in Allreduce at vmpi/test_faults.py" in said
 
 
 def test_a_death_that_nobody_notices_is_in_the_outcome() -> None:

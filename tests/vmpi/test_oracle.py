@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from paceline import vmpi
 from tests.ranks import on_ranks
-from tests.sim.players import play
-from tests.sim.programs import program
+from tests.vmpi.players import play
+from tests.vmpi.programs import program
 
 NETWORKS = ["loopback", "1gbe", "infiniband:ranks-per-node=2", "10gbe:ranks-per-node=2,jitter=0.5"]
 
@@ -31,7 +31,7 @@ def _differences(found: list[list[Any]], expected: list[list[Any]], seeds: list[
 @pytest.mark.parametrize(("p", "programs"), [(2, 16), (3, 16), (5, 12)])
 def test_as_under_mpiexec(p: int, programs: int) -> None:
     seeds = list(range(programs))
-    expected = on_ranks("tests.sim.players:play", p, seeds=seeds)
+    expected = on_ranks("tests.vmpi.players:play", p, seeds=seeds)
     for number, network in enumerate(NETWORKS):
         found = vmpi.run(_play, seeds, ranks=p, network=network, seed=number, rendezvous=number == 1).values
         assert _differences(found, expected, seeds, p) == []

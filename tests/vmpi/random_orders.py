@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from paceline import vmpi
-from tests.sim.players import play
+from tests.vmpi.players import play
 
 
 def first_come(comm: Any) -> list[int]:

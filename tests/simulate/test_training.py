@@ -27,8 +27,8 @@ from paceline.training.fitted import Fitted
 from paceline.vmpi.errors import Deadlock, RankFailed
 from tests import ranks as started
 from tests.ranks import ROOT
-from tests.sim.costs import COSTS
-from tests.sim.training_cases import SMALL, average_once, waits_for_ever
+from tests.simulate.costs import COSTS
+from tests.simulate.training_cases import SMALL, average_once, waits_for_ever
 
 NODES = "10gbe:ranks-per-node=2"
 STRATEGIES = [
@@ -91,7 +91,7 @@ def test_simulated_ranks_end_with_the_bits_of_real_ones(simulated: Any) -> None:
     ]
     for strategy, real in zip(
         strategies,
-        started.on_ranks("tests.sim.training_cases:trained", 4, strategies=strategies)[0],
+        started.on_ranks("tests.simulate.training_cases:trained", 4, strategies=strategies)[0],
         strict=True,
     ):
         assert simulated(strategy, 4).model.x.tobytes().hex() == real, strategy
@@ -378,11 +378,11 @@ def test_errors_of_the_simulation_end_the_run(
     machine: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     words = ["-n", "3", f"--runs={tmp_path}"]
-    assert main(arguments(machine, *words, "--strategy=tests.sim.training_cases:waits_for_ever")) == 1
+    assert main(arguments(machine, *words, "--strategy=tests.simulate.training_cases:waits_for_ever")) == 1
     said = capsys.readouterr().err
     assert said.startswith("paceline train: deadlock: 3 of 3 ranks wait")
     assert "training_cases.py" in said
-    assert main(arguments(machine, *words, "--strategy=tests.sim.training_cases:breaks")) == 1
+    assert main(arguments(machine, *words, "--strategy=tests.simulate.training_cases:breaks")) == 1
     said = capsys.readouterr().err
     assert "ZeroDivisionError: there is nothing to divide by\npaceline train: rank 1 of 3 failed" in said
     assert [run.exists() for run in tmp_path.glob("*/summary.json")] == []
@@ -413,7 +413,7 @@ def test_in_python_the_errors_are_the_simulators(simulated: Any) -> None:
     with pytest.raises(Deadlock):
         simulated(waits_for_ever, 2)
     with pytest.raises(RankFailed):
-        simulated("tests.sim.training_cases:breaks", 2)
+        simulated("tests.simulate.training_cases:breaks", 2)
     with pytest.raises(UsageError, match="unknown place to run on 'moon'"):
         fit("mlp:3", "iris", on="moon")
     with pytest.raises(UsageError, match="call fit outside of an MPI job"):

@@ -1,7 +1,7 @@
 """Every strategy under 200 random schedules: messages late by a random time, work longer by a random factor, one rank slow,
 every other time nothing eager, buffers watched. A schedule that fails is one test, named by its seed:
 
-    python -m pytest 'tests/sim/test_schedules.py::test_schedule[parameter-server-137]'
+    python -m pytest 'tests/simulate/test_schedules.py::test_schedule[parameter-server-137]'
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from paceline import names as registry
-from tests.sim.scheduled import (
+from tests.simulate.scheduled import (
     Trained,
     Variant,
     all_applied,
