@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,20 +123,24 @@ def _samples(run: Run, data: Any, split: str) -> tuple[str, list[Split]]:
         raise UsageError(f"the data of {run.folder} were given as an object: give the samples, as data=…")
     if split == "all" and isinstance(data, tuple) and len(data) == 2 and all(map(_is_array, data)):
         return "arrays", [_pair(run, np.asarray(data[0]), np.asarray(data[1]))]
-    dataset = _undivided(data) if split == "all" and data is not None else None
-    dataset = dataset or load(run.config["data"] if data is None else data)
+    dataset = _load_like(run, data, whole=split == "all")
     _check(run, dataset)
     wanted = SPLITS if split == "all" else (split,)
     parts: list[Split] = [getattr(dataset, part) for part in wanted]
     return dataset.name, [part for part in parts if len(part)]
 
 
-def _undivided(data: Any) -> Dataset | None:
-    """The data set in its own order, if its loader can leave it whole."""
-    try:
-        return load(data, validation=0, test=0)
-    except UsageError:
-        return None
+def _load_like(run: Run, data: Any, *, whole: bool) -> Dataset:
+    """Load the run's own data, or other data with labels like the run's; if `whole`, in their order, where possible."""
+    choices: list[dict[str, Any]] = [{}]
+    if data is None or "target" in run.config:  # earlier records do not say how labels became classes
+        choices.insert(0, {"target": "classes" if run.config["classes"] else "values"})
+    if whole and data is not None:
+        choices = [*(choice | {"validation": 0, "test": 0} for choice in choices), *choices]
+    for options in choices[:-1]:
+        with contextlib.suppress(UsageError):  # not every loader has these options
+            return load(run.config["data"] if data is None else data, **options)
+    return load(run.config["data"] if data is None else data)
 
 
 def _pair(run: Run, inputs: Array, labels: Array) -> Split:
@@ -158,7 +163,11 @@ def _check(run: Run, data: Dataset) -> None:
         raise UsageError(
             f"{data.name} has real labels; {run.folder} was trained on {config['classes']} classes"
         )
+    if not config["classes"] and data.classes:
+        raise UsageError(f"{data.name} has {data.classes} classes; {run.folder} was trained on values")
     names = tuple(config["class_names"])
+    if not names and "target" in config and all(name.isdigit() for name in data.class_names):
+        names = tuple(map(str, range(config["classes"])))  # its labels were these numbers
     if data.class_names and names and data.class_names != names:
         raise UsageError(
             f"{data.name} has the classes {', '.join(data.class_names)}; {run.folder} was trained on {', '.join(names)}"

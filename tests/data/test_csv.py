@@ -55,16 +55,47 @@ def test_the_label_may_be_any_column(tmp_path: Path) -> None:
     assert content(table(tmp_path, moved.split("\n", 1)[1], ",label=1")) == WANTED
 
 
-def test_whole_numbers_are_classes_and_others_are_targets(tmp_path: Path) -> None:
-    grades = "a,grade\n0.5,10\n1.5,9\n2.5,10\n"
+def test_classes_or_values(tmp_path: Path) -> None:
+    grades = "a,grade\n0.5,10\n1.5,9\n2.5,10\n3.5,9\n"
     data = table(tmp_path, grades)
-    assert (data.classes, content(data)[1]) == (2, [1, 0, 1])
-    data = table(tmp_path, grades, ",labels=numbers")
-    assert (data.classes, content(data)[1]) == (0, [10, 9, 10])
+    assert (data.classes, content(data)[1], data.class_names) == (2, [1, 0, 1, 0], ("9", "10"))
+    for option in (",target=values", ",labels=numbers"):
+        data = table(tmp_path, grades, option)
+        assert (data.target, content(data)[1], data.remarks) == ("values", [10, 9, 10, 9], ())
     data = table(tmp_path, grades.replace("9", "9.25"))
-    assert (data.classes, content(data)[1]) == (0, [10, 9.25, 10])
-    data = table(tmp_path, grades.replace("9", "9.25"), ",labels=classes")
-    assert (data.classes, content(data)[1]) == (2, [1, 0, 1])
+    assert (data.target, content(data)[1], data.remarks) == ("values", [10, 9.25, 10, 9.25], ())
+    for option in (",target=classes", ",labels=classes"):
+        data = table(tmp_path, grades.replace("9", "9.25"), option)
+        assert (data.classes, content(data)[1], data.class_names) == (2, [1, 0, 1, 0], ("9.25", "10"))
+        assert data.remarks == ()
+
+
+@pytest.mark.parametrize(
+    ("labels", "taken", "count"),
+    [
+        ([n % 2 for n in range(10)], "classes", 2),
+        ([n % 3 + 1 for n in range(10)], "classes", 3),
+        ([100 * (n % 20) for n in range(40)], "classes", 20),
+        ([n % 30 for n in range(60)], "classes", 30),
+        ([n % 30 + 1 for n in range(60)], "values", 30),
+        ([n % 20 for n in range(39)], "values", 20),
+        ([1_000 * n for n in range(50)], "values", 50),
+        ([-n for n in range(5)], "values", 5),
+    ],
+)
+def test_whole_numbers_are_taken_for_one_of_them_and_the_data_say_which(
+    tmp_path: Path, labels: list[int], taken: str, count: int
+) -> None:
+    text = "a,b\n" + "".join(f"{n},{label}\n" for n, label in enumerate(labels))
+    other = "values" if taken == "classes" else "classes"
+    for data in (table(tmp_path, text), table(tmp_path, text)):  # the second time from the cache
+        assert (data.target, data.classes) == (taken, count if taken == "classes" else 0)
+        assert data.remarks == (
+            f"mine.csv: column 'b' holds whole numbers, {count} different ones in {len(labels)} samples: "
+            f"taken as {taken}; target={other} makes them {other}",
+        )
+    said = table(tmp_path, text, f",target={other}")
+    assert (said.target, said.remarks) == (other, ())
 
 
 def test_rows_are_divided_evenly(tmp_path: Path) -> None:
@@ -92,7 +123,7 @@ def test_rows_are_divided_evenly(tmp_path: Path) -> None:
         (FLOWERS.replace("4.5", "nan"), "", "features must be finite; sample 1 has nan in feature 1"),
         (FLOWERS.replace("4.5", "1e999"), "", "features must be finite; sample 1 has inf in feature 1"),
         (FLOWERS.replace("virginica", ""), "", "sample 1 has no label in column 'species'"),
-        (FLOWERS, ",labels=numbers", "labels=numbers needs numbers in column 'species'; got 'setosa'"),
+        (FLOWERS, ",target=values", "target=values needs numbers in column 'species'; got 'setosa'"),
         (b"a,b\n\xff\xfe,1\n", "", "no table in UTF-8"),
     ],
 )

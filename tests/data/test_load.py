@@ -48,6 +48,41 @@ def test_paths_with_colons_commas_and_tilde(tmp_path: Path, monkeypatch: pytest.
     ).shape == (2,)
 
 
+def test_a_loader_takes_a_path_before_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("houses.csv", "a,b=c.csv"):
+        (tmp_path / name).write_text("price,rooms\n" + "".join(f"{n / 8},{n % 5}\n" for n in range(20)))
+        spellings = (f"csv:{name},label=price,test=0", f"csv:{tmp_path / name},label=price,test=0")
+        for text in (*spellings, f"csv:~/{name},label=price,test=0", f"{name}:label=price,test=0"):
+            data = load(text)
+            assert (data.target, data.shape, len(data.train)) == ("values", (1,), 18)
+    assert load("csv:path=houses.csv,label=price,test=0").target == "values"
+    assert load("csv:houses.csv").shape == (1,)
+    np.savez(tmp_path / "arrays.npz", x=np.zeros((20, 3)), y=np.arange(20) % 2)
+    assert len(load("npz:arrays.npz,validation=0,test=5").train) == 15
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("houses.csv,label=price", "options follow a colon; write houses.csv:label=price"),
+        ("csv:houses.csv,price", "csv takes option=value; got 'price'"),
+        ("csv:house.csv,label=price", "no such file: house.csv"),
+        ("csv:houses.csv,lable=price", "unknown option of csv 'lable'; choose one of path, label, target"),
+        ("csv:label=price", "csv needs path; write csv:path="),
+    ],
+)
+def test_paths_and_options_that_are_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "houses.csv").write_text("price,rooms\n1.5,2\n2.5,3\n")
+    with pytest.raises(UsageError) as error:
+        load(text)
+    assert message in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -96,7 +131,7 @@ def test_other_mistakes(tmp_path: Path) -> None:
     ):
         load("iris", shuffle=True)
     (tmp_path / "a.csv").write_text("1,x\n2,y\n")
-    with pytest.raises(UsageError, match="unknown option of csv 'lable'; choose one of path, label, labels"):
+    with pytest.raises(UsageError, match="unknown option of csv 'lable'; choose one of path, label, target"):
         load(f"{tmp_path / 'a.csv'}:lable=1")
 
 

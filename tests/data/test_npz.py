@@ -11,6 +11,7 @@ from paceline.errors import UsageError
 
 INPUTS = np.arange(80, dtype=np.float64).reshape(40, 2)
 LABELS = np.arange(40) % 4
+HINT = "; target=values takes whole numbers as values, target=classes as names of classes"
 
 
 def sizes(data: object) -> list[int]:
@@ -59,6 +60,22 @@ def test_names_of_arrays_names_of_classes_and_real_targets(tmp_path: Path) -> No
     assert (real.classes, real.label_shape, sizes(real)) == (0, (1,), [32, 4, 4])
 
 
+def test_classes_or_values(tmp_path: Path) -> None:
+    file = tmp_path / "mine.npz"
+    np.savez(file, x=INPUTS, y=LABELS * 3 + 1, rounded=LABELS * 1.0)
+    values = load(f"{file}:target=values,test=0,validation=0")
+    assert (values.target, next(chunks(values.train))[1].tolist()) == ("values", (LABELS * 3.0 + 1).tolist())
+    classes = load(f"{file}:target=classes,test=0,validation=0")
+    assert (classes.classes, classes.class_names) == (4, ("1", "4", "7", "10"))
+    assert next(chunks(classes.train))[1].tolist() == LABELS.tolist()
+    assumed = load(f"{file}:inputs=x,labels=rounded")
+    assert (
+        assumed.remarks == load(f"{file}:inputs=x,labels=rounded").remarks
+    )  # the second one is from the cache
+    assert assumed.remarks[0].endswith("taken as values; target=classes makes them classes")
+    assert load(f"{file}:inputs=x,labels=rounded,target=classes").remarks == ()
+
+
 def test_it_is_read_again_when_it_changes(tmp_path: Path, cache: Path) -> None:
     file = tmp_path / "mine.npz"
     np.savez(file, x=INPUTS, y=LABELS)
@@ -86,11 +103,13 @@ def test_what_can_be_wrong_inside(tmp_path: Path) -> None:
     assert wrong(tmp_path, a=INPUTS, b=LABELS).endswith("(nor x and y, x_train and y_train …); it has a, b")
     assert wrong(tmp_path, x=INPUTS, y=LABELS[1:]).endswith("got 40 samples, 39 labels")
     assert wrong(tmp_path, x=nan, y=LABELS).endswith("features must be finite; sample 3 has inf in feature 1")
-    assert wrong(tmp_path, x=INPUTS, y=LABELS - 1).endswith("labels must be from 0 to 2; sample 0 has -1")
-    assert wrong(tmp_path, x=INPUTS, y=LABELS * 2).endswith("class 1 of the classes 0 to 6 has none")
+    assert wrong(tmp_path, x=INPUTS, y=LABELS - 1).endswith(
+        f"labels must be from 0 to 2; sample 0 has -1{HINT}"
+    )
+    assert wrong(tmp_path, x=INPUTS, y=LABELS * 2).endswith(f"class 1 of the classes 0 to 6 has none{HINT}")
     assert wrong(tmp_path, x=INPUTS[:0], y=LABELS[:0]).endswith("no samples; the inputs have shape (0, 2)")
     assert wrong(tmp_path, x=INPUTS + 1j, y=LABELS).endswith("features must be real numbers; got complex128")
-    assert wrong(tmp_path, x=INPUTS, y=np.eye(40, dtype=int)).endswith("got labels of shape (40, 40)")
+    assert wrong(tmp_path, x=INPUTS, y=np.eye(40, dtype=int)).endswith(f"got labels of shape (40, 40){HINT}")
     assert wrong(tmp_path, x=INPUTS, y=np.full(40, np.nan)).endswith(
         "labels must be finite; sample 0 has nan"
     )
@@ -98,7 +117,9 @@ def test_what_can_be_wrong_inside(tmp_path: Path) -> None:
         tmp_path, x=INPUTS, y=np.array([{}] * 40, object)
     )
     more = {"x_test": INPUTS, "y_test": LABELS + 1}
-    assert wrong(tmp_path, x_train=INPUTS, y_train=LABELS, **more).endswith("from 0 to 3; sample 3 has 4")
+    assert wrong(tmp_path, x_train=INPUTS, y_train=LABELS, **more).endswith(
+        f"from 0 to 3; sample 3 has 4{HINT}"
+    )
     more = {"x_test": INPUTS[:, :1], "y_test": LABELS}
     assert wrong(tmp_path, x_train=INPUTS, y_train=LABELS, **more).endswith("train has (2,), test (1,)")
 

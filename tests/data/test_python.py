@@ -100,6 +100,68 @@ def test_real_targets_and_names() -> None:
     assert next(chunks(named.train))[1][:3].tolist() == [1, 0, 2]
 
 
+def test_whole_numbers_may_be_values_and_values_may_be_classes() -> None:
+    for thing in ((INPUTS, LABELS), Mapped()):
+        data = load(thing, target="values", validation=0, test=0)
+        assert (data.classes, data.target) == (0, "values")
+        [(_, labels)] = list(chunks(data.train))
+        assert labels.dtype == np.float32
+        assert labels.tolist() == LABELS.tolist()
+    for thing in ((INPUTS, LABELS * 1.0), Mapped(labels=LABELS * 1.0)):
+        data = load(thing, target="classes", validation=0, test=0)
+        assert (data.classes, data.target) == (3, "classes")
+        [(_, labels)] = list(chunks(data.train))
+        assert labels.dtype == np.int64
+        assert labels.tolist() == LABELS.tolist()
+    numbered = load((INPUTS, LABELS * 5 + 10), target="classes", validation=0, test=0)
+    assert (numbered.classes, numbered.class_names) == (3, ("10", "15", "20"))
+    assert next(chunks(numbered.train))[1].tolist() == LABELS.tolist()
+    several = load((INPUTS, INPUTS.astype(int)), target="values")
+    assert (several.classes, several.label_shape) == (0, (2,))
+
+
+def test_an_assumption_is_said() -> None:
+    assert load((INPUTS, LABELS)).remarks == load((INPUTS, INPUTS[:, 0] / 7)).remarks == ()
+    assert load((INPUTS, LABELS * 1.0)).remarks == (
+        "arrays: the labels are whole numbers stored as float64, 3 different ones in 30 samples: "
+        "taken as values; target=classes makes them classes",
+    )
+    assert load((INPUTS, LABELS * 1.0), target="values").remarks == ()
+
+
+@pytest.mark.parametrize(
+    ("thing", "options", "message"),
+    [
+        (
+            (INPUTS, LABELS + 1),
+            {},
+            "has none; target=values takes whole numbers as values, target=classes as",
+        ),
+        (
+            (INPUTS, LABELS),
+            {"target": "class"},
+            "unknown target of arrays 'class'; choose one of classes, values",
+        ),
+        ((INPUTS, LABELS), {"target": "values", "classes": 3}, "target=values has no classes; got classes=3"),
+        (
+            (INPUTS, LABELS.astype(str)),
+            {"target": "values"},
+            "target=values needs numbers; the labels are <U21",
+        ),
+        ((INPUTS, np.full(30, np.nan)), {"target": "classes"}, "labels must be finite; sample 0 has nan"),
+        (
+            Mapped(labels=LABELS / 2),
+            {"target": "classes"},
+            "target=classes needs whole numbers; sample 1 has 0.5",
+        ),
+    ],
+)
+def test_what_can_be_wrong_with_the_target(thing: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        load(thing, **options)
+    assert message in str(error.value)
+
+
 def test_options_of_arrays() -> None:
     data = load((INPUTS.astype(np.uint8), LABELS), scale=0.5, name="mine", validation=0, test=0)
     assert data.name == "mine"
@@ -155,7 +217,7 @@ NAN[4, 0] = np.nan
         (
             (INPUTS, LABELS),
             {"sead": 1},
-            "unknown option of arrays 'sead'; choose one of name, classes, scale",
+            "unknown option of arrays 'sead'; choose one of name, classes, target, scale",
         ),
     ],
 )

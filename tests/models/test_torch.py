@@ -166,6 +166,56 @@ def test_gradients_of_somebody_elses_passes_are_not_added() -> None:
     np.testing.assert_array_equal(model.g, g)
 
 
+@pytest.mark.parametrize("name", ["tied", "dropout", "batch-norm", "bfloat16"])
+@pytest.mark.parametrize("clear", ["module", "optimizer", "by-hand", "to-zero"])
+def test_g_is_the_gradient_also_of_the_users_own_passes(name: str, clear: str) -> None:
+    model, data = made(name), given(name)
+    g, gradient = model.g, model.gradient
+    parameters = [p for p in model.module.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(parameters, lr=0.0)
+
+    def cleared() -> None:
+        if clear == "module":
+            model.module.zero_grad()
+        elif clear == "by-hand":
+            for p in parameters:
+                p.grad = None
+        else:
+            optimizer.zero_grad(set_to_none=clear == "optimizer")
+
+    gradient(data)
+    wanted = g.copy()
+    assert wanted.any()
+    for _ in range(2):
+        cleared()
+        (torch_zoo.plain_loss(model.module, data, seed=5) * data.count).backward()
+        theirs = flat(p.grad for p in parameters)
+        assert model.g is g
+        np.testing.assert_array_equal(g, theirs)
+        optimizer.step()
+        if name != "batch-norm":  # whose statistics have moved
+            np.testing.assert_allclose(g, wanted, rtol=1e-4, atol=2e-2 if name in SHORT else 1e-5)
+        assert all(p.grad is not None for p in parameters)  # and so the step was taken
+        cleared()
+        gradient(data)  # adds to nothing that was there before
+        if name != "batch-norm":
+            np.testing.assert_array_equal(g, wanted)
+
+
+def test_a_cleared_gradient_is_0_and_accumulates_again() -> None:
+    model, data = TorchModel(dense(nn.Tanh())), vectors()
+    model.gradient(data)
+    model.module.zero_grad()
+    assert not model.g.any()
+    for times in (1, 2):
+        model.module(torch.from_numpy(data.inputs)).sum().backward()
+        last = model.module[-1].bias.grad
+        assert last is not None
+        np.testing.assert_array_equal(model.g[-len(last) :], np.full(len(last), times * data.count))
+    with pytest.raises(AttributeError, match=r"move it with place\(x, g\)"):
+        model.g = np.zeros_like(model.x)
+
+
 def test_buffers_are_live() -> None:
     model = made("batch-norm")
     assert list(model.buffers) == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]

@@ -179,7 +179,11 @@ def _end(args: argparse.Namespace, fitted: Fitted, *, told: bool = True) -> int:
 
 
 def _told(fitted: Fitted) -> str:
-    accuracy = "" if fitted.test_accuracy is None else f"test accuracy {100 * fitted.test_accuracy:.2f} %, "
+    result = ""
+    if fitted.test_accuracy is not None:
+        result = f"test accuracy {100 * fitted.test_accuracy:.2f} %, "
+    elif fitted.test_loss is not None:
+        result = f"test loss {fitted.test_loss:.4g} (values), "
     rate = "" if fitted.samples_per_second is None else f" ({fitted.samples_per_second:,.0f} samples/s)"
     ranks = f"{fitted.ranks:,} {'simulated ' * fitted.simulated}rank{'s' if fitted.ranks > 1 else ''}"
     each = " each" if fitted.ranks > 1 else ""
@@ -191,7 +195,7 @@ def _told(fitted: Fitted) -> str:
         if whole
     )
     return (
-        f"{fitted.strategy} on {ranks}, {threads}: {accuracy}{fitted.train_seconds:.3g} s of "
+        f"{fitted.strategy} on {ranks}, {threads}: {result}{fitted.train_seconds:.3g} s of "
         f"{'simulated ' * fitted.simulated}training{rate}\n"
         f"time: {split}; {fitted.bytes_sent:,} bytes sent\n"
         + "".join(f"{remark}\n" for remark in fitted.remarks)

@@ -157,6 +157,13 @@ class Dataset:
     test: Split
     label_shape: tuple[int, ...] = ()
     class_names: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    """What a run on these data should say about them: an assumption that may be wrong, for instance."""
+
+    @property
+    def target(self) -> str:
+        """What the labels are: "classes" or "values"."""
+        return "classes" if self.classes else "values"
 
 
 def chunks(
@@ -198,6 +205,7 @@ def divide(
     test: float | Split = 0.1,
     seed: int = 0,
     class_names: tuple[str, ...] = (),
+    remarks: tuple[str, ...] = (),
 ) -> Dataset:
     """A data set whose `validation` and `test` are given, or drawn at random from `split`; the rest trains.
 
@@ -221,6 +229,7 @@ def divide(
         test=second if isinstance(test, int | float) else test,
         label_shape=split.label_shape,
         class_names=class_names,
+        remarks=remarks,
     )
 
 

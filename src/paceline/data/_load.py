@@ -1,4 +1,4 @@
-"""`load`: a data set from a name, a path, or what Python holds."""
+"""`load`: a data set from a name, a path, arrays, or an object such as a PyTorch data set."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline import names as registry
-from paceline.data._dataset import ArraySplit, Dataset, Split, divide
-from paceline.data._samples import check_labels, check_parts, check_values
+from paceline import names
+from paceline.data._dataset import Dataset, divide
+from paceline.data._samples import Target, check_labels, check_parts, check_values
 from paceline.errors import UsageError, unknown
 from paceline.names import Spec, options_of, parse
-
-# ---- Data from Python: arrays, and map-style data sets such as PyTorch's.
 
 Array = NDArray[Any]
 PARTS = ("train", "validation", "test")
@@ -28,17 +26,18 @@ def from_python(
     *,
     name: str = "arrays",
     classes: int | None = None,
+    target: Target | None = None,
     scale: float | None = None,
     validation: float = 0.1,
     test: float = 0.1,
     seed: int = 0,
 ) -> Dataset:
-    """A data set from `(inputs, labels)`, from a map-style data set, or from two or three of either.
+    """Make a data set from `(inputs, labels)`, from a map-style data set, or from two or three of either.
 
     Two are train and test, three are train, validation and test; a dictionary may name them. A part that is
-    not given is cut from train: `validation` and `test` are fractions, or from 1 on numbers of samples.
-    `classes` is found from the labels (0 for floats) unless given; uint8 inputs are multiplied by `scale`,
-    1/255 unless given.
+    not given is cut from train: `validation` and `test` are fractions, or numbers of samples from 1 on.
+    `target` is "classes" or "values"; by default text and integers are classes, floats are values. The number of
+    `classes` is found from the labels by default. uint8 inputs are multiplied by `scale`, 1/255 by default.
 
     >>> data = from_python((np.zeros((20, 3)), np.arange(20) % 2))
     >>> data.shape, data.classes, len(data.train), len(data.test)
@@ -46,18 +45,18 @@ def from_python(
     """
     given = _parts(thing, name)
     parts = {part: _as_arrays(value) for part, value in given.items()}
-    splits: dict[str, Split]
-    labels: Array | None
+    if target not in (None, *get_args(Target)):
+        raise unknown(f"target of {name}", str(target), get_args(Target))
     if all(isinstance(value, tuple) for value in parts.values()):
-        arrays, known, names = check_parts(name, parts, classes)
-        splits = {part: ArraySplit(*pair, scale=scale) for part, pair in arrays.items()}
-        labels = arrays["train"][1]
-    else:
-        if any(isinstance(value, tuple | list) for value in given.values()):
-            raise UsageError(f"{name}: the parts must all be arrays, or all objects with __getitem__")
-        maps = {part: MapSplit(value, name=f"{name} ({part})", scale=scale) for part, value in given.items()}
-        known, names, labels = _classes(maps, classes)
-        splits = dict(maps)
+        checked = check_parts(name, parts, classes=classes, target=target)
+        return checked.dataset(name, validation=validation, test=test, seed=seed, scale=scale)
+    if any(isinstance(value, tuple | list) for value in given.values()):
+        raise UsageError(f"{name}: the parts must all be arrays, or all objects with __getitem__")
+    splits = {
+        part: MapSplit(value, name=f"{name} ({part})", scale=scale, target=target)
+        for part, value in given.items()
+    }
+    known, class_names, labels = _classes(splits, classes)
     return divide(
         name,
         splits["train"],
@@ -66,12 +65,12 @@ def from_python(
         validation=splits.get("validation", validation),
         test=splits.get("test", test),
         seed=seed,
-        class_names=names,
+        class_names=class_names,
     )
 
 
 class MapSplit:
-    """The samples of an object with `__len__` and `__getitem__` -> (input, label), fetched when needed.
+    """Samples of an object with `__len__` and `__getitem__` -> (input, label), fetched when needed.
 
     >>> split = MapSplit([(np.array([0.5, 1.5]), 1), (np.array([2.5, 3.5]), 0)])
     >>> inputs, labels = np.empty((1, 2)), np.empty(1, np.int64)
@@ -80,7 +79,9 @@ class MapSplit:
     ([[2.5, 3.5]], [0])
     """
 
-    def __init__(self, samples: Any, *, name: str = "data", scale: float | None = None) -> None:
+    def __init__(
+        self, samples: Any, *, name: str = "data", scale: float | None = None, target: Target | None = None
+    ) -> None:
         self.samples = samples
         self.name = name
         self.scale = scale
@@ -92,6 +93,11 @@ class MapSplit:
         self.shape: tuple[int, ...] = first.shape
         self.label_shape: tuple[int, ...] = label.shape
         self.label_dtype = np.dtype(label.dtype if label.dtype.kind == "f" else np.int64)
+        if target == "values" and self.label_dtype.kind != "f":
+            self.label_dtype = np.dtype(np.float64)
+        elif target == "classes" and self.label_dtype.kind == "f":
+            self._check_whole()
+            self.label_dtype = np.dtype(np.int64)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -117,11 +123,21 @@ class MapSplit:
             labels[row] = label
 
     def labels(self) -> Array:
-        """All labels: those that the object lists as `targets`, as torchvision's do, or read one by one."""
+        """Return all labels: the object's `targets`, which torchvision's data sets have, or each sample's."""
         targets = getattr(self.samples, "targets", None)
         if targets is not None and len(targets) == len(self):
-            return np.asarray(targets)
-        return np.array([self._get(index)[1] for index in range(len(self))])
+            labels = np.asarray(targets)
+        else:
+            labels = np.array([self._get(index)[1] for index in range(len(self))])
+        return labels.astype(self.label_dtype) if labels.dtype.kind == "f" else labels
+
+    def _check_whole(self) -> None:
+        for index in range(len(self)):
+            label = self._get(index)[1]
+            if not np.all(label == np.round(label)):
+                raise UsageError(
+                    f"{self.name}: target=classes needs whole numbers; sample {index} has {label}"
+                )
 
     def _get(self, index: int) -> tuple[Array, Array]:
         sample = self.samples[index]
@@ -133,7 +149,7 @@ class MapSplit:
 
 
 def _parts(thing: Any, name: str) -> dict[str, Any]:
-    """The given parts by their names."""
+    """Return the given parts by their names."""
     if isinstance(thing, Mapping):
         strange = [str(key) for key in thing if key not in PARTS]
         if strange or "train" not in thing:
@@ -156,7 +172,7 @@ def _is_part(value: Any) -> bool:
 
 
 def _as_arrays(value: Any) -> Any:
-    """A pair of arrays where it is one, or holds one in memory; otherwise the object itself."""
+    """Return a pair of arrays where `value` is one or holds one in memory, otherwise `value` itself."""
     if isinstance(value, tuple | list):
         return tuple(np.asarray(array) for array in value)
     tensors = getattr(value, "tensors", None)  # torch.utils.data.TensorDataset
@@ -166,36 +182,36 @@ def _as_arrays(value: Any) -> Any:
 
 
 def _classes(maps: dict[str, MapSplit], given: int | None) -> tuple[int, tuple[str, ...], Array | None]:
-    """The number of classes, their names, and train's labels where they had to be read."""
+    """Return the number of classes, their names, and train's labels where they had to be read."""
     if given is not None:
         return given, (), None
     train = maps["train"]
     if np.issubdtype(train.label_dtype, np.floating):
         return 0, (), None
-    if names := tuple(map(str, getattr(train.samples, "classes", ()))):
-        return len(names), names, None
+    if listed := tuple(map(str, getattr(train.samples, "classes", ()))):
+        return len(listed), listed, None
     labels = train.labels()
     return check_labels(train.name, labels, len(train)), (), labels
 
 
-# Which loader reads a file, by the end of its name.
+# The loader of a file, by its suffix.
 READERS = {".npz": "npz", ".csv": "csv", ".tsv": "csv"}
 
 
 def load(what: Any, **options: Any) -> Dataset:
-    """The data set that a name, a path or an object stands for; options in the text or as arguments.
+    """Load the data set that a name, a path or an object stands for; options in the text or as arguments.
 
-    | `what` | is |
+    | `what` | loads |
     |---|---|
-    | `"mnist"`, `"mnist:validation=0"` | a name; `paceline list` shows the names and their options |
-    | `"photos/"`, `"photos/:size=64"` | a folder: IDX files, or a sub-folder of images for each class |
-    | `"flowers.csv:label=species"`, `"my.npz"` | a file |
-    | `"my_module:function:option=value"` | what a function of one's own returns: any row of this table |
+    | `"mnist"`, `"mnist:validation=0"` | a data set by its name; `paceline list` shows all names and their options |
+    | `"photos/"`, `"photos/:size=64"` | a folder of IDX files, or with a sub-folder of images for each class |
+    | `"flowers.csv:label=species"`, `"my.npz"` | a file; also as `"csv:flowers.csv,label=species"` |
+    | `"my_module:function:option=value"` | what a function of your own returns: anything in this table |
     | `(inputs, labels)` | arrays, divided at random; also two or three such pairs (see `from_python`) |
-    | a PyTorch `Dataset` | any object with `__len__` and `__getitem__` -> (input, label); or two or three |
+    | a PyTorch `Dataset` | any object with `__len__` and `__getitem__` -> (input, label); or two or three of them |
     | a `Dataset` | itself |
 
-    A name is taken before a file of the same name: write `./mnist` for the file.
+    A name takes precedence over a file of the same name: write `./mnist` for the file.
 
     >>> load("iris:test=0.2,validation=0").shape
     (4,)
@@ -219,31 +235,52 @@ def _load(what: Any, options: dict[str, Any]) -> Dataset:
     if not isinstance(what, str):
         _check("arrays", from_python, options)
         return from_python(what, **options)
-    name, _, _ = what.partition(":")
-    if not registry.has("data", name) and (path := _path(what)) is not None:
-        return _call(_reader(*path), options)  # type: ignore[no-any-return]
-    spec = parse("data", what)
-    made = _call(spec, options)
-    return made if isinstance(made, Dataset) else from_python(made, name=str(spec))
+    name, _, rest = what.partition(":")
+    if names.has("data", name):
+        spec = _with_path(name, rest) or parse("data", what)
+    elif (path := _path(what)) is not None:
+        spec = _reader(*path)
+    else:
+        spec = parse("data", what)
+    loaded = _call(spec, options)
+    return loaded if isinstance(loaded, Dataset) else from_python(loaded, name=str(spec))
+
+
+def _with_path(name: str, rest: str) -> Spec | None:
+    """Return the spec of `csv:flowers.csv,label=species`: a loader, and after the colon a path before the options.
+
+    A path may hold commas: the longest one that exists is taken. None where no path comes first.
+    """
+    words = rest.split(",")
+    if "path" not in options_of(names.find("data", name), "data") or not words[0]:
+        return None
+    prefixes = [(",".join(words[:end]), ",".join(words[end:])) for end in range(len(words), 0, -1)]
+    found = next((pair for pair in prefixes if _expanded(pair[0]).exists()), prefixes[-1])
+    if "=" in found[0] and not _expanded(found[0]).exists():
+        return None
+    return _spec(name, *found)
 
 
 def _path(text: str) -> tuple[Path, str] | None:
-    """The path in `path` or `path:option=value`, and the options; None when the text can be no path."""
+    """Split `path` or `path:option=value` into the path and the options; None when the text cannot be a path."""
     cuts = [(text, "")]
-    before, _, after = text.rpartition(":")
-    if "=" in after:
+    before, colon, after = text.rpartition(":")
+    if colon and "=" in after:
         cuts.append((before, after))
     for place, options in cuts:
-        if place and (path := _at_home(place)).exists():
+        if place and (path := _expanded(place)).exists():
             return path, options
     place = cuts[-1][0]
+    file, comma, options = place.partition(",")
+    if comma and _expanded(file).exists():
+        raise UsageError(f"options follow a colon; write {file}:{options}")
     if os.sep in place or Path(place).suffix in READERS or place.startswith(("~", ".")):
         raise UsageError(f"no such file or folder: {place}")
     return None
 
 
 def _reader(path: Path, options: str) -> Spec:
-    """The loader of this file or folder, with its options."""
+    """Return the loader of this file or folder, with its options."""
     if not path.exists():
         raise UsageError(f"no such file or folder: {path}")
     if path.is_dir():
@@ -255,8 +292,13 @@ def _reader(path: Path, options: str) -> Spec:
     else:
         kinds = ", ".join([*READERS, "a folder of IDX files or of images"])
         raise UsageError(f"unknown kind of data file {path.name!r}; choose one of {kinds}")
+    return _spec(reader, str(path), options)
+
+
+def _spec(reader: str, path: str, options: str) -> Spec:
+    """Return the spec of a loader for a path, which may hold commas and colons."""
     spec = parse("data", f"{reader}:path=-,{options}")
-    return dataclasses.replace(spec, options=spec.options | {"path": str(path)})
+    return dataclasses.replace(spec, options=spec.options | {"path": path})
 
 
 def _call(spec: Spec, options: dict[str, Any]) -> Any:
@@ -271,8 +313,8 @@ def _check(name: str, target: Callable[..., Any], options: dict[str, Any]) -> No
             raise unknown(f"option of {name}", key, known)
 
 
-def _at_home(place: str) -> Path:
-    """A path with `~` resolved; that of a user there is none of is a name like any other."""
+def _expanded(place: str) -> Path:
+    """Return the path with `~` expanded, or as it is where there is no such user."""
     try:
         return Path(place).expanduser()
     except RuntimeError:

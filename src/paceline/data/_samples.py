@@ -1,10 +1,13 @@
-"""What can be wrong with a user's samples and labels; one line each."""
+"""Samples and labels that a user brings: what can be wrong with them, and whether labels are classes or values.
+
+A file's samples are checked once, kept in the cache and memory-mapped from then on (`read_stored`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +18,19 @@ from paceline.errors import UsageError
 
 Array = NDArray[Any]
 
-# Values looked at together when a large array is searched for NaN.
+Target = Literal["classes", "values"]
+"""What labels are: the numbers of classes, or real values to be predicted (regression)."""
+
+# Whole numbers in a table are taken for classes up to this many different ones, or when they are 0, 1, ..., k - 1.
+FEW = 20
+# Values checked at once when a large array is searched for NaN.
 AT_ONCE = 1 << 20
-# Networks compute in float32 unless told otherwise: a larger value would become infinite on its way there.
+# Networks compute in float32 by default: a larger value would overflow to infinity.
 LARGEST = float(np.finfo(np.float32).max)
 
 
 def check_inputs(what: str, inputs: Array) -> None:
-    """Refuse no samples, samples without values, values that are no numbers, NaN, infinity, too large ones.
+    """Check that there are samples, and that their features are finite numbers within the range of float32.
 
     >>> check_inputs("a.npz", np.array([[1.0, 2.0], [3.0, np.nan]]))
     Traceback (most recent call last):
@@ -40,7 +48,7 @@ def check_inputs(what: str, inputs: Array) -> None:
 
 
 def check_values(what: str, values: Array, first: int | Array = 0) -> None:
-    """Refuse NaN, infinity and what float32 cannot hold; row r is sample `first + r`, or sample `first[r]`.
+    """Check that all values are finite and fit into float32; row r is sample `first + r`, or sample `first[r]`.
 
     >>> check_values("labels", np.array([1.0, 1e300]), first=7)
     Traceback (most recent call last):
@@ -58,11 +66,11 @@ def check_values(what: str, values: Array, first: int | Array = 0) -> None:
 
 
 def check_labels(
-    what: str, labels: Array, samples: int, classes: int | None = None, *, each: bool = True
+    what: str, labels: Array, samples: int, classes: int | None = None, *, each: bool = True, hint: str = ""
 ) -> int:
-    """Refuse labels that do not fit their samples; return the number of classes, 0 for real numbers.
+    """Check that the labels fit their samples; return the number of classes, 0 for real values.
 
-    With `each`, every class must have a sample.
+    With `each`, every class must have a sample. `hint` is added to the message about labels that are no classes.
 
     >>> check_labels("a.npz", np.array([0, 1, 1, 2]), 4)
     3
@@ -83,17 +91,21 @@ def check_labels(
     if labels.dtype.kind not in "biu":
         raise UsageError(f"{what}: labels must be whole numbers or real numbers; got {labels.dtype}")
     if labels.ndim != 1:
-        raise UsageError(f"{what}: one class is needed for each sample; got labels of shape {labels.shape}")
+        raise UsageError(
+            f"{what}: one class is needed for each sample; got labels of shape {labels.shape}{hint}"
+        )
     lowest, highest = int(labels.min()), int(labels.max())
     last = highest if classes is None else classes - 1
     if lowest < 0 or highest > last:
         bad = int(np.argmax((labels < 0) | (labels > last)))
-        raise UsageError(f"{what}: labels must be from 0 to {max(last, 0)}; sample {bad} has {labels[bad]}")
+        raise UsageError(
+            f"{what}: labels must be from 0 to {max(last, 0)}; sample {bad} has {labels[bad]}{hint}"
+        )
     present = np.unique(labels)
     if each and len(present) < last + 1:
         missing = next(c for c, p in enumerate([*present.tolist(), -1]) if c != p)
         raise UsageError(
-            f"{what}: every class needs a sample; class {missing} of the classes 0 to {last} has none"
+            f"{what}: every class needs a sample; class {missing} of the classes 0 to {last} has none{hint}"
         )
     return last + 1
 
@@ -102,57 +114,21 @@ Parts = dict[str, tuple[Array, Array]]
 """Inputs and labels of `train` and perhaps of `validation` and `test`."""
 
 
-def check_parts(what: str, parts: Parts, classes: int | None = None) -> tuple[Parts, int, tuple[str, ...]]:
-    """The parts with names turned to numbers, the number of classes, and the names of the classes.
-
-    >>> pets = np.array(["dog", "cat", "dog"])
-    >>> parts, classes, names = check_parts("pets", {"train": (np.zeros((3, 1)), pets)})
-    >>> parts["train"][1].tolist(), classes, names
-    ([1, 0, 1], 2, ('cat', 'dog'))
-    """
-    parts, names = _encode(parts)
-    train = parts["train"][0]
-    for part, (inputs, labels) in parts.items():
-        if part != "train" and len(inputs) == len(labels) == 0:
-            continue
-        check_inputs(what, inputs)
-        if inputs.shape[1:] != train.shape[1:]:
-            raise UsageError(
-                f"{what}: samples must have one shape; train has {train.shape[1:]}, {part} {inputs.shape[1:]}"
-            )
-        classes = check_labels(what, labels, len(inputs), classes, each=part == "train")
-    return parts, classes or 0, names
-
-
-def _encode(parts: Parts) -> tuple[Parts, tuple[str, ...]]:
-    """Labels that are names become the numbers of the sorted names of train; other labels stay."""
-    if parts["train"][1].dtype.kind not in "US":
-        return parts, ()
-    names = np.unique(parts["train"][1].astype(str))
-    encoded: Parts = {}
-    for part, (inputs, labels) in parts.items():
-        strange = sorted(set(labels.astype(str).tolist()) - set(names.tolist()))
-        if strange:
-            raise UsageError(f"{part} has a class that train has not: {strange[0]!r}")
-        encoded[part] = inputs, np.searchsorted(names, labels.astype(str))
-    return encoded, tuple(names.tolist())
-
-
-# ---- Samples and labels of a user's file: checked once, kept in the cache, memory-mapped from then on.
-
-
 @dataclass(frozen=True, kw_only=True)
-class Stored:
-    """The parts that a file has, with the number and names of its classes."""
+class Checked:
+    """Samples that can be trained on: the parts, with classes as numbers from 0, and what their labels are."""
 
     parts: Parts
     classes: int
-    class_names: tuple[str, ...]
+    """The number of classes; 0 when the labels are values."""
+    class_names: tuple[str, ...] = ()
+    remark: str = ""
+    """What was assumed about the labels, where that was a guess."""
 
     def dataset(
         self, name: str, *, validation: float, test: float, seed: int, scale: float | None = None
     ) -> Dataset:
-        """A data set; a part that the file does not have is cut from train."""
+        """Make a data set; a part that is missing is cut from train."""
         splits: dict[str, Split] = {part: ArraySplit(*pair, scale=scale) for part, pair in self.parts.items()}
         return divide(
             name,
@@ -163,24 +139,125 @@ class Stored:
             test=splits.get("test", test),
             seed=seed,
             class_names=self.class_names,
+            remarks=(self.remark,) if self.remark else (),
         )
 
 
-def read_stored(entry: str, fingerprint: str, read: Callable[[], tuple[str, Parts]]) -> Stored:
-    """What is in the cache; `read` gives a name for errors and the parts, when they are not there yet."""
+def check_parts(
+    what: str,
+    parts: Parts,
+    *,
+    classes: int | None = None,
+    target: Target | None = None,
+    column: str | None = None,
+) -> Checked:
+    """Check all parts, and make their labels numbers of classes or values, as `target` says.
+
+    Without `target`, text and integers are classes and floats are values. The labels of a table have no type: with
+    `column`, the name of the label's column, whole numbers are classes or values by how many different ones there are.
+
+    >>> pets = np.array(["dog", "cat", "dog"])
+    >>> checked = check_parts("pets", {"train": (np.zeros((3, 1)), pets)})
+    >>> checked.parts["train"][1].tolist(), checked.classes, checked.class_names
+    ([1, 0, 1], 2, ('cat', 'dog'))
+    """
+    remark = ""
+    if target is None and (not classes or parts["train"][1].dtype.kind in "US"):
+        target, remark = _guess(what, parts["train"][1], column)
+    elif classes and target == "values":
+        raise UsageError(f"{what}: target=values has no classes; got classes={classes}")
+    names: tuple[str, ...] = ()
+    hint = ""
+    if target == "classes":
+        parts, names = _number(what, parts)
+    elif target == "values":
+        parts = {part: (inputs, _as_values(what, labels)) for part, (inputs, labels) in parts.items()}
+    else:
+        hint = "; target=values takes whole numbers as values, target=classes as names of classes"
+    train = parts["train"][0]
+    for part, (inputs, labels) in parts.items():
+        if part != "train" and len(inputs) == len(labels) == 0:
+            continue
+        check_inputs(what, inputs)
+        if inputs.shape[1:] != train.shape[1:]:
+            raise UsageError(
+                f"{what}: samples must have one shape; train has {train.shape[1:]}, {part} {inputs.shape[1:]}"
+            )
+        classes = check_labels(what, labels, len(inputs), classes, each=part == "train", hint=hint)
+    return Checked(parts=parts, classes=classes or 0, class_names=names, remark=remark)
+
+
+def _guess(what: str, labels: Array, column: str | None) -> tuple[Target | None, str]:
+    """Return what labels are taken for, and a remark where that may be wrong; None: integers, to be checked as classes."""
+    if labels.dtype.kind in "US":
+        return "classes", ""
+    if labels.dtype.kind != "f":
+        return None, ""
+    if labels.ndim != 1 or len(labels) == 0 or not (np.isfinite(labels) & (labels == np.round(labels))).all():
+        return "values", ""
+    different = np.unique(labels)
+    count = len(different)
+    repeated = 2 * count <= len(labels)
+    likely = repeated and (count <= FEW or bool((different == np.arange(count)).all()))
+    if column is None:
+        if not likely:
+            return "values", ""
+        taken: Target = "values"
+        where = f"the labels are whole numbers stored as {labels.dtype}"
+    else:
+        taken = "classes" if likely else "values"
+        where = f"column {column!r} holds whole numbers"
+    other = "values" if taken == "classes" else "classes"
+    numbers = f"{count:,} different {'ones' if count > 1 else 'one'} in {len(labels):,} samples"
+    return taken, f"{what}: {where}, {numbers}: taken as {taken}; target={other} makes them {other}"
+
+
+def _number(what: str, parts: Parts) -> tuple[Parts, tuple[str, ...]]:
+    """Number the classes of the labels, in sorted order; return also their names, where the numbers do not say them."""
+    train = parts["train"][1]
+    if train.ndim != 1:
+        raise UsageError(f"{what}: one class is needed for each sample; got labels of shape {train.shape}")
+    text = train.dtype.kind in "US"
+    if not text:
+        for _, labels in parts.values():
+            if labels.dtype.kind == "f":
+                check_values(f"{what}: labels", labels)
+    known = np.unique(train.astype(str) if text else train)
+    numbered: Parts = {}
+    for part, (inputs, labels) in parts.items():
+        labels = labels.astype(known.dtype if not text else str)
+        strange = np.setdiff1d(labels, known)
+        if len(strange):
+            raise UsageError(f"{part} has a class that train has not: {strange.tolist()[0]!r}")
+        numbered[part] = inputs, np.searchsorted(known, labels)
+    if text:
+        return numbered, tuple(known.tolist())
+    if (known == np.arange(len(known))).all():
+        return numbered, ()
+    return numbered, tuple(f"{number:.15g}" for number in known.tolist())
+
+
+def _as_values(what: str, labels: Array) -> Array:
+    if labels.dtype.kind not in "biuf":
+        raise UsageError(f"{what}: target=values needs numbers; the labels are {labels.dtype}")
+    return labels if labels.dtype.kind == "f" else labels.astype(np.float64)
+
+
+def read_stored(entry: str, fingerprint: str, read: Callable[[], Checked]) -> Checked:
+    """Return the checked samples of a file from the cache; `read` makes them when they are not there yet."""
 
     def build(new: New) -> None:
-        what, parts = read()
-        parts, classes, names = check_parts(what, parts)
-        for part, (inputs, labels) in parts.items():
+        checked = read()
+        for part, (inputs, labels) in checked.parts.items():
             if len(inputs):
                 fill(new, part, inputs, labels)
-        new("classes", (1,), np.int64)[:] = classes
-        if names:
-            new("class_names", (len(names),), np.array(names).dtype)[:] = names
+        new("classes", (1,), np.int64)[:] = checked.classes
+        for name, texts in (("class_names", checked.class_names), ("remark", (checked.remark,))):
+            if any(texts):
+                new(name, (len(texts),), np.array(texts).dtype)[:] = texts
 
     arrays = cached(entry, fingerprint, build)
-    return Stored(
+    return Checked(
         parts={
             part: (arrays[f"{part}_inputs"], arrays[f"{part}_labels"])
             for part in ("train", "validation", "test")
@@ -188,11 +265,12 @@ def read_stored(entry: str, fingerprint: str, read: Callable[[], tuple[str, Part
         },
         classes=int(arrays["classes"][0]),
         class_names=tuple(map(str, arrays.get("class_names", ()))),
+        remark="".join(map(str, arrays.get("remark", ()))),
     )
 
 
 def fill(new: New, part: str, inputs: Array, labels: Array) -> None:
-    """Write one part in the types that batches are made from: bytes or floats, int64 or real labels."""
+    """Write one part in the types that batches are made from: bytes or floats, and int64 or floating labels."""
     kept = inputs.dtype == np.uint8 or inputs.dtype.kind == "f"
     new(f"{part}_inputs", inputs.shape, inputs.dtype.newbyteorder("=") if kept else np.float32)[...] = inputs
     real = labels.dtype.kind == "f"

@@ -1,7 +1,8 @@
-"""A table in a .csv file: one sample a row, numbers in every column, the label in one of them.
+"""A table in a .csv file: one sample per row, numbers in every column, and the label in one of the columns.
 
-The separator (comma, semicolon, tab) and a header are recognised. Labels that are names or whole numbers are
-classes, numbered in sorted order; other numbers are real targets.
+The separator (comma, semicolon or tab) and a header are recognised. `target=classes` and `target=values` say what the
+labels are. Without it, text is classes and numbers with a fraction are values; whole numbers are classes when there
+are few different ones, otherwise values, and the run says which was assumed. Classes are numbered in sorted order.
 """
 
 from __future__ import annotations
@@ -18,36 +19,42 @@ from numpy.typing import NDArray
 
 from paceline.data._cache import entry_name, state
 from paceline.data._dataset import Dataset
-from paceline.data._samples import Parts, read_stored
+from paceline.data._samples import Checked, Target, check_parts, read_stored
 from paceline.errors import UsageError, unknown
 
 Array = NDArray[Any]
+
+OLDER: dict[str, Target | None] = {"auto": None, "classes": "classes", "numbers": "values"}
+# Part of the cache entry's name: entries made under an earlier rule for whole numbers are not used.
+RULE = "few whole numbers are classes"
 
 
 def load(
     *,
     path: str,
     label: str | None = None,
-    labels: Literal["auto", "classes", "numbers"] = "auto",
+    target: Target | None = None,
     validation: float = 0.1,
     test: float = 0.1,
     seed: int = 0,
+    labels: Literal["auto", "classes", "numbers"] = "auto",
 ) -> Dataset:
-    """The rows of a file, divided at random, each class evenly; `label` is a column's name or number.
+    """Load the rows of a file, divided at random, each class evenly; `label` is a column's name or number.
 
-    The last column is the label unless another is given. `labels=numbers` makes whole numbers real targets,
-    `labels=classes` makes all numbers classes. `validation` and `test` are fractions, or from 1 on numbers of
-    samples.
+    The last column is the label by default. `target` says whether labels are classes or values. `validation` and
+    `test` are fractions, or numbers of samples from 1 on. `labels` is the earlier spelling of `target`.
     """
+    if target is None:
+        target = OLDER[labels]
     file = Path(path).expanduser()
     if not file.is_file():
         raise UsageError(f"no such file: {file}")
-    key = entry_name("csv", file, label, labels)
-    stored = read_stored(key, state(file), lambda: (file.name, _read(file, label, labels)))
-    return stored.dataset(file.stem, validation=validation, test=test, seed=seed)
+    key = entry_name("csv", file, label, target, RULE)
+    checked = read_stored(key, state(file), lambda: _read(file, label, target))
+    return checked.dataset(file.stem, validation=validation, test=test, seed=seed)
 
 
-def _read(file: Path, label: str | None, labels: str) -> Parts:
+def _read(file: Path, label: str | None, target: Target | None) -> Checked:
     rows = _rows(file)
     start, first = next(rows, (0, []))
     if not first:
@@ -74,11 +81,12 @@ def _read(file: Path, label: str | None, labels: str) -> Parts:
     if not targets:
         raise UsageError(f"{file}: the file has a header and no rows")
     inputs = np.frombuffer(values).reshape(len(targets), -1)
-    return {"train": (inputs, _targets(file, names[column], targets, labels))}
+    parts = {"train": (inputs, _labels(file, names[column], targets, target))}
+    return check_parts(file.name, parts, target=target, column=names[column])
 
 
 def _rows(file: Path) -> Iterator[tuple[int, list[str]]]:
-    """Each row with its line number; blank lines are left out."""
+    """Yield each row with its line number; skip blank lines."""
     try:
         with file.open(newline="", encoding="utf-8-sig") as text:
             start = text.readline()
@@ -93,7 +101,7 @@ def _rows(file: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _layout(file: Path, first: list[str], label: str | None) -> tuple[bool, int]:
-    """Whether the first row is a header, and which column holds the label."""
+    """Return whether the first row is a header, and which column holds the label."""
     if label is not None and label in first and not _is_number(label):
         return True, first.index(label)
     column = len(first) - 1
@@ -107,21 +115,15 @@ def _layout(file: Path, first: list[str], label: str | None) -> tuple[bool, int]
     return header, column
 
 
-def _targets(file: Path, name: str, targets: list[str], labels: str) -> Array:
-    """The labels as names (which become classes), or as real numbers."""
-    numeric = all(map(_is_number, targets))
-    if labels == "numbers" and not numeric:
-        bad = next(target for target in targets if not _is_number(target))
-        raise UsageError(f"{file}: labels=numbers needs numbers in column {name!r}; got {bad!r}")
-    if "" in targets:
-        raise UsageError(f"{file}: sample {targets.index('')} has no label in column {name!r}")
-    if not numeric:
-        return np.array(targets)
-    numbers = np.array(targets, np.float64)
-    if labels == "numbers" or (labels == "auto" and (numbers != np.round(numbers)).any()):
-        return numbers
-    # Sorted as numbers and not as text (10 after 9), and numbered from 0.
-    return np.unique(numbers, return_inverse=True)[1]
+def _labels(file: Path, name: str, cells: list[str], target: Target | None) -> Array:
+    """Return the labels as float64 where all of them are numbers, otherwise as text."""
+    numeric = all(map(_is_number, cells))
+    if target == "values" and not numeric:
+        bad = next(cell for cell in cells if not _is_number(cell))
+        raise UsageError(f"{file}: target=values needs numbers in column {name!r}; got {bad!r}")
+    if "" in cells:
+        raise UsageError(f"{file}: sample {cells.index('')} has no label in column {name!r}")
+    return np.array(cells, np.float64 if numeric else None)
 
 
 def _is_number(cell: str) -> bool:

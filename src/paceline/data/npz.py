@@ -1,8 +1,8 @@
 """Arrays in an .npz file: `inputs` and `labels`, or one pair for each of train, validation and test.
 
 Known names: inputs and labels, x and y, images and labels, data and target; the same with `_train`,
-`_validation` (or `_val`) and `_test` behind them or `train_` … before, as in Keras's mnist.npz. Labels are
-whole numbers from 0, names, or real targets. No pickle is read.
+`_validation` (or `_val`) and `_test` behind them or `train_` … before, as in Keras's mnist.npz. Labels of text, or
+integers from 0, are classes; floats are values; `target=classes` and `target=values` say otherwise. No pickle is read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from paceline.data._cache import entry_name, state
 from paceline.data._dataset import Dataset
-from paceline.data._samples import Parts, read_stored
+from paceline.data._samples import Parts, Target, check_parts, read_stored
 from paceline.errors import UsageError
 
 PAIRS = (("inputs", "labels"), ("x", "y"), ("images", "labels"), ("data", "target"))
@@ -27,22 +27,26 @@ def load(
     path: str,
     inputs: str | None = None,
     labels: str | None = None,
+    target: Target | None = None,
     validation: float = 0.1,
     test: float = 0.1,
     seed: int = 0,
     scale: float | None = None,
 ) -> Dataset:
-    """The arrays of a file; a part that it does not have is cut from train at random, each class evenly.
+    """Load the arrays of a file; a part that it does not have is cut from train at random, each class evenly.
 
-    `inputs` and `labels` name the arrays where they are called otherwise. `validation` and `test` are
-    fractions, or from 1 on numbers of samples; uint8 inputs are multiplied by `scale`, 1/255 unless given.
+    `inputs` and `labels` name the arrays where they have other names. `target` says whether labels are classes or
+    values. `validation` and `test` are fractions, or numbers of samples from 1 on; uint8 inputs are multiplied by
+    `scale`, 1/255 by default.
     """
     file = Path(path).expanduser()
     if not file.is_file():
         raise UsageError(f"no such file: {file}")
-    key = entry_name("npz", file, inputs, labels)
-    stored = read_stored(key, state(file), lambda: (file.name, _read(file, inputs, labels)))
-    return stored.dataset(file.stem, validation=validation, test=test, seed=seed, scale=scale)
+    key = entry_name("npz", file, inputs, labels, target)
+    checked = read_stored(
+        key, state(file), lambda: check_parts(file.name, _read(file, inputs, labels), target=target)
+    )
+    return checked.dataset(file.stem, validation=validation, test=test, seed=seed, scale=scale)
 
 
 def _read(file: Path, inputs: str | None, labels: str | None) -> Parts:
@@ -64,7 +68,7 @@ def _read(file: Path, inputs: str | None, labels: str | None) -> Parts:
 
 
 def _find(file: Path, there: list[str], inputs: str | None, labels: str | None) -> dict[str, tuple[str, str]]:
-    """Which arrays are the inputs and labels of each part."""
+    """Find the names of the arrays that hold the inputs and labels of each part."""
     pairs = [(inputs or first, labels or second) for first, second in PAIRS]
     lower = {name.lower(): name for name in there}
     for first, second in pairs:

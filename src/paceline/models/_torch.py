@@ -289,6 +289,17 @@ class Trained:
             self.g.copy_(real(grad if grad.layout == torch.strided else grad.to_dense()))
         self.p.grad = None if self.mirrored else self.g
 
+    def fetch_gradient(self) -> None:
+        """Between passes: bring a gradient that the user's own code has cleared or replaced to `g`."""
+        grad = self.p.grad
+        if grad is self.g or (grad is None and self.mirrored):
+            return
+        if grad is None:  # zero_grad() sets gradients to None by default
+            self.g.zero_()
+        self.after()
+        if self.mirrored:
+            self.p.grad = grad  # the user's optimizer may need it
+
 
 class Kept:
     """A buffer or a frozen parameter, and the array that shows it."""
@@ -477,7 +488,6 @@ class TorchModel:
     """
 
     x: Array
-    g: Array
     layers: Sequence[slice]
     buffers: dict[str, Array]
 
@@ -505,6 +515,22 @@ class TorchModel:
 
     # ---- the flat vectors
 
+    @property
+    def g(self) -> Array:
+        """The gradient, flat: of the last `gradient`, or of a backward pass of the user's own.
+
+        `zero_grad()` takes the views of `g` away from the parameters; they get them back when `g` is next read, or in
+        the next `gradient`.
+        """
+        if not self._in_pass:
+            for one in self._trained:
+                one.fetch_gradient()
+        return self._g
+
+    @g.setter
+    def g(self, value: Array) -> None:
+        raise AttributeError("g cannot be replaced; move it with place(x, g), or write g[...] = values")
+
     def _roots(self) -> list[tuple[str, nn.Module]]:
         loss = self._loss.loss
         return [("", self.module), ("loss:", loss)] if isinstance(loss, nn.Module) else [("", self.module)]
@@ -531,10 +557,11 @@ class TorchModel:
             part for _, root in self._roots() for part in root.modules() if hasattr(part, "begin")
         ]
         self.x = np.empty(parts.size, np.float64 if parts.wide else np.float32)
-        self.g = np.zeros_like(self.x)
+        self._g = np.zeros_like(self.x)
+        self._in_pass = False
         for one in self._trained:
             torch.from_numpy(self.x[one.part]).copy_(real(one.p.detach()).reshape(-1))
-            one.point(self.x, self.g)
+            one.point(self.x, self._g)
 
     def place(self, x: Array, g: Array) -> None:
         """Move parameters and gradient into memory given from outside (a shared window), keeping x."""
@@ -546,10 +573,11 @@ class TorchModel:
                 )
             if not array.flags.writeable:
                 raise ValueError(f"{name} must be writeable")
+        gradient = self.g
         self._before()
         x[...] = self.x
-        g[...] = self.g
-        self.x, self.g = x, g
+        g[...] = gradient
+        self.x, self._g = x, g
         for one in self._trained:
             one.point(x, g)
 
@@ -562,10 +590,17 @@ class TorchModel:
         have their gradients; at the end those that got none, and those whose gradient is accumulated in several
         passes (reentrant checkpoints).
         """
+        self._in_pass = True
+        try:
+            return self._gradient(batch, ready)
+        finally:
+            self._in_pass = False
+
+    def _gradient(self, batch: Batch, ready: Ready | None) -> float:
         if not self.module.training:
             self.module.train()
         self._before()
-        self.g.fill(0)
+        self._g.fill(0)
         torch.default_generator.manual_seed(mixed(self.seed, batch.step, batch.offset))
         for number, part in enumerate(self._begins):
             part.begin(batch, mixed(self.seed, number))  # type: ignore[operator]
@@ -640,8 +675,18 @@ class TorchModel:
 
     def __getstate__(self) -> dict[str, Any]:
         self._before()
-        made = ("x", "g", "layers", "buffers", "_trained", "_kept", "_begins", "_ready_layers")
-        state = {name: value for name, value in vars(self).items() if name not in made}
+        rebuilt = (
+            "x",
+            "_g",
+            "_in_pass",
+            "layers",
+            "buffers",
+            "_trained",
+            "_kept",
+            "_begins",
+            "_ready_layers",
+        )
+        state = {name: value for name, value in vars(self).items() if name not in rebuilt}
         return {**state, "x": self.x} if any(one.mirrored for one in self._trained) else state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

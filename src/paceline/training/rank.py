@@ -331,6 +331,7 @@ def _described(
         "objects": job.objects,
         "shape": data.shape,
         "label_shape": data.label_shape,
+        "target": data.target,
         "classes": data.classes,
         "class_names": data.class_names,
         "samples": len(data.train),
@@ -356,7 +357,7 @@ def _outcome(
         "messages_sent": found.messages_sent,
         "diverged": me.diverged,
         "findings": me.findings,
-        "remarks": tuple(me.remarks),
+        "remarks": (*me.data.remarks, *me.remarks),
         "history": tuple(me.history),
     }
 
