@@ -36,7 +36,8 @@ def test_the_output_and_the_record_say_values(tmp_path: Path, capsys: pytest.Cap
         name = f"run{option.count('=')}"
         data = f"csv:{file},label=label{option}"
         assert main(["train", "--data", data, "--model", "mlp:4,standardise=true", "--strategy", "serial",
-                     "--epochs=1", "--batch=8", "--lr=1e-9", f"--runs={tmp_path}", f"--name={name}", "--quiet"]) == 0  # fmt: skip
+                     "--epochs=1", "--batch=8", "--lr=1e-9", f"--runs={tmp_path}", f"--name={name}",
+                     "--quiet"]) == 0  # fmt: skip
         printed = capsys.readouterr().out
         loss = Run(tmp_path / name).summary["test_loss"]
         assert f"test loss {loss:.4g} (values), " in printed.splitlines()[0]
