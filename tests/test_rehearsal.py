@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from paceline.comm.clocks import TracedStopwatch
 from paceline.comm.counting import Recorded
-from paceline.comm.events import Events
-from paceline.comm.stopwatch import Telling
+from paceline.comm.tracing import Events
 from paceline.worker.rehearsal import unrecorded
 from tests.ranks import on_ranks
 
@@ -29,7 +29,7 @@ def test_nothing_of_it_is_recorded() -> None:
 
     ticks = [0.0]
     comm, events = Recorded(Loopback()), Events(lambda: ticks[-1], limit=2)
-    watch = Telling(events.clock, events.lap)
+    watch = TracedStopwatch(events.clock, events.lap)
     comm.Isend(b"abc", dest=1)
     watch.lap("exchange")
     kept = (comm.counts.bytes, comm.counts.messages, dict(watch.seconds), list(events.rows), events.lost)

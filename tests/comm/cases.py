@@ -8,7 +8,7 @@ import numpy as np
 
 from paceline.collectives import allreduce
 from paceline.comm import Recorded, channel, pretend_nodes
-from paceline.comm.control import Control, agreed, same
+from paceline.comm.control import Control, agree, check_same
 from paceline.errors import AgreedError, UsageError
 
 
@@ -112,10 +112,10 @@ def control(world: Any) -> dict[str, Any]:
     found = {
         "shapes": [rows.shape for rows in gathered],
         "values": [rows.tolist() for rows in gathered],
-        "everyones": own.everyones(np.array([r])).tolist(),
-        "nobody": own.who(False),
-        "some": own.who(r > 0),
-        "all": own.who(True),
+        "everyones": own.allgather(np.array([r])).tolist(),
+        "nobody": own.vote(False),
+        "some": own.vote(r > 0),
+        "all": own.vote(True),
     }
 
     def refuse() -> None:
@@ -123,14 +123,14 @@ def control(world: Any) -> dict[str, Any]:
             raise UsageError(f"rank {r} would not")
 
     for name, work in {
-        "refused": lambda: agreed(world, refuse),
-        "different": lambda: same(world, {"epochs": 3, "batch": 16 if r < 2 else 32}),
+        "refused": lambda: agree(world, refuse),
+        "different": lambda: check_same(world, {"epochs": 3, "batch": 16 if r < 2 else 32}),
     }.items():
         try:
             work()
         except AgreedError as error:
             found[name] = str(error)
-    found["agreed"] = agreed(world, lambda: r * 10)
-    same(world, {"epochs": 3})
+    found["agreed"] = agree(world, lambda: r * 10)
+    check_same(world, {"epochs": 3})
     own.close()
     return found

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.comm.calls import nbytes
-from paceline.comm.counting import Counts, Recorded, Traffic
+from paceline.comm.counting import Counts, Recorded, Traffic, nbytes
 from tests.ranks import on_ranks
 
 

@@ -166,7 +166,7 @@ def test_the_picture_of_some_steps_has_no_others(machine: str, tmp_path: Path) -
 def test_a_long_trace_is_cut_and_says_so(
     machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("paceline.training.rank.limit_for", lambda ranks: 40)
+    monkeypatch.setattr("paceline.training.rank.event_limit", lambda ranks: 40)
     run = simulated(tmp_path, machine, "sync:allreduce=ring")
     trace = run.trace
     assert trace is not None

@@ -1,4 +1,15 @@
-"""Communicators: mpi4py's own, and one that counts what it sends."""
+"""Communicators with mpi4py's interface, and what paceline adds to them.
+
+counting          a communicator that counts messages and bytes (`Recorded`)
+tracing           every call with its times, for `--trace`
+channel           the private duplicate of a communicator that collectives use, with scratch and shared memory
+operations        reduction operations as functions of two arrays
+shared            memory shared by the ranks of a node
+control           agreement, sums and gathering outside of training
+clocks            stopwatches, and one origin of time for all ranks
+torch_processes   a communicator of processes without MPI
+mpi               the MPI module of a communicator
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The private side of a communicator: a duplicate for our messages alone, and the memory kept with it.
+"""The private side of a communicator: a duplicate for paceline's messages, and memory that is kept with it.
 
-It is an attribute of the caller's communicator, made at the first collective and freed with that
-communicator. At the end of the process nothing is freed: that would be collective, and would hang the ranks
-that did not fail.
+It is an attribute of the caller's communicator, created by the first collective and freed with that communicator. At the
+end of the process nothing is freed: freeing is collective, and would hang the ranks that did not fail.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from paceline.comm.counting import Recorded
-from paceline.comm.events import Events
 from paceline.comm.mpi import mpi_of
 from paceline.comm.operations import Charged, Operation, operation
 from paceline.comm.shared import SharedMemory, split_node
+from paceline.comm.tracing import Events
 from paceline.vectors import carried, is_time_only, room
 
-# Scratch memory above this is given back after the call.
+# Scratch memory above this size is released after the call.
 KEEP_BYTES = 64 << 20
 
 
 class _Kept:
-    """What the views of one channel share."""
+    """What all views of one channel share."""
 
     def __init__(self, bare: Any, name: str, node_color: int | None = None) -> None:
         self.name = name
@@ -40,7 +39,7 @@ class _Kept:
         self.facts: dict[str, Any] = {}
 
     def is_lost(self, dtype: DTypeLike, nbytes: int) -> bool:
-        """Whether numbers of this type, so many bytes in a message, would not be carried."""
+        """Return True if a message of `nbytes` bytes of this type is simulated without its contents."""
         return self.time_only and not carried(np.dtype(dtype).kind, nbytes)
 
 
@@ -54,15 +53,15 @@ class Channel:
         self.size: int = comm.Get_size()
         self.Isend, self.Irecv, self.Barrier = comm.Isend, comm.Irecv, comm.Barrier
 
-    # ---- work on the simulator's clock; under MPI it takes the time that it takes
+    # Work that the simulator's clock is charged for; under MPI it takes real time.
 
     @property
     def time_only(self) -> bool:
-        """Whether time alone is simulated: see `paceline.vectors`."""
+        """True if only time is simulated; see `paceline.vectors`."""
         return self._kept.time_only
 
     def operation(self, op: Any, dtype: np.dtype[Any], nbytes: int) -> Operation:
-        """What `op` stands for on arrays of `dtype`, `nbytes` long in all; an operation stays what it is."""
+        """Return the operation that `op` stands for on arrays of `dtype` and of `nbytes` bytes in all."""
         made = operation(op, dtype)
         work = self._kept.work
         if work is None or isinstance(made, Charged):
@@ -70,24 +69,24 @@ class Channel:
         return Charged(made, work, time_only=self._kept.is_lost(dtype, nbytes))
 
     def copy(self, into: NDArray[Any], values: NDArray[Any]) -> None:
-        """into <- values."""
+        """Copy `values` into an array."""
         if not self._kept.is_lost(into.dtype, into.nbytes):
             into[...] = values
         self.charge("copy", into.nbytes)
 
     def charge(self, kind: str, amount: float) -> None:
-        """Work of a kind was done, of this amount."""
+        """Charge the simulator's clock for work of a kind."""
         if self._kept.work is not None:
             self._kept.work(kind, amount)
 
     def room(self, count: int, dtype: DTypeLike) -> NDArray[Any]:
-        """Uninitialised memory to keep."""
+        """Return uninitialised memory to keep."""
         return room(self.bare, count, dtype)
 
-    # ---- memory
+    # Memory.
 
     def scratch(self, count: int, dtype: DTypeLike, messages: int = 1) -> NDArray[Any]:
-        """Uninitialised memory for one call; the next call gets the same. It is for so many messages at a time."""
+        """Return uninitialised memory for one call, split into `messages` messages; the next call gets the same memory."""
         nbytes = count * np.dtype(dtype).itemsize
         if self._kept.is_lost(dtype, nbytes // messages):
             return room(self.bare, count, dtype)
@@ -98,7 +97,7 @@ class Channel:
         return self._kept.scratch[:nbytes].view(dtype)
 
     def shared(self, nbytes: int) -> SharedMemory:
-        """At least `nbytes` of memory shared by all ranks, for one call. Collective."""
+        """Return at least `nbytes` of memory shared by all ranks, for one call. Collective."""
         kept = self._kept
         if kept.shared is None or kept.shared.nbytes < nbytes:
             if kept.shared is not None:
@@ -107,7 +106,7 @@ class Channel:
         return kept.shared
 
     def child(self, name: str, make: Callable[[Any], Any]) -> Channel:
-        """The channel over `make(communicator)`, a part of this one's ranks, made once."""
+        """Return the channel over `make(communicator)`, some of this one's ranks; it is made once."""
         if name not in self._kept.children:
             made = make(self.bare)
             self._kept.children[name] = Channel(made, _Kept(made, name))
@@ -115,35 +114,35 @@ class Channel:
 
     @property
     def bare(self) -> Any:
-        """The duplicate itself, not counting."""
+        """The duplicate itself, which does not count."""
         return _bare(self.comm)
 
     @property
     def MPI(self) -> Any:
-        """The names that go with the communicator: mpi4py.MPI, or what the simulator has in its place."""
+        """The module that goes with the communicator: mpi4py.MPI or the simulator's."""
         if self._kept.MPI is None:
             self._kept.MPI = mpi_of(self.bare)
         return self._kept.MPI
 
     @property
     def node_of(self) -> tuple[int, ...] | None:
-        """The node of every rank, where the communicator itself says it."""
+        """The node of every rank, if the communicator itself knows it."""
         return None if self._kept.node_color is not None else getattr(self.bare, "node_of", None)
 
     @property
     def node(self) -> Channel:
-        """The ranks of this node."""
+        """The channel of the ranks on this node."""
         color = self._kept.node_color
         return self.child("node", split_node if color is None else lambda c: c.Split(color, c.Get_rank()))
 
     def fact(self, name: str, find: Callable[[Channel], Any]) -> Any:
-        """`find(channel)`, found once. Collective the first time; its messages are not counted."""
+        """Return `find(channel)`, computed once. Collective the first time; its messages are not counted."""
         if name not in self._kept.facts:
             self._kept.facts[name] = find(Channel(self.bare, self._kept))
         return self._kept.facts[name]
 
     def seen_by(self, comm: Any) -> Channel:
-        """This channel, its messages counted where those of `comm` are."""
+        """Return this channel with its messages counted together with those of `comm`."""
         if not isinstance(comm, Recorded):
             return self
         tracer = None if comm.tracer is None else comm.tracer.of(self.bare, self._kept.name)
@@ -151,12 +150,12 @@ class Channel:
 
     @property
     def events(self) -> Events | None:
-        """Where what this rank does is written down, if it is."""
+        """The record of this rank's events, if it is traced."""
         tracer = self.comm.tracer if isinstance(self.comm, Recorded) else None
         return None if tracer is None else tracer.events
 
     def free(self) -> None:
-        """Free the duplicate and everything that was made from it. Collective."""
+        """Free the duplicate and everything created from it. Collective."""
         if self._kept.shared is not None:
             self._kept.shared.free()
         for child in self._kept.children.values():
@@ -164,14 +163,14 @@ class Channel:
         self.bare.Free()
 
     def revoke(self) -> None:
-        """Let calls on the duplicate, and on everything that was made from it, fail on all ranks."""
+        """Make calls on the duplicate, and on everything created from it, fail on all ranks."""
         for child in self._kept.children.values():
             child.revoke()
         self.bare.Revoke()
 
 
 def channel(comm: Any) -> Channel:
-    """The channel of a communicator, or the channel itself. Collective the first time."""
+    """Return the channel of a communicator, or the channel itself. Collective the first time."""
     if isinstance(comm, Channel):
         return comm
     bare = _bare(comm)
@@ -189,10 +188,10 @@ def channel(comm: Any) -> Channel:
 
 
 def revoke(comm: Any) -> None:
-    """Revoke a communicator (ULFM: `comm.Revoke`) and what paceline's collectives use in its place.
+    """Revoke a communicator (ULFM: `comm.Revoke`) and the one that paceline's collectives use for it.
 
-    When a rank has died only those that wait for it are told; this ends the waiting of all others, in any collective. Then
-    `comm.Shrink()` is a communicator of those who live.
+    When a rank has died, only the ranks that wait for it get an error; this ends the waiting of all others, in any
+    collective. Then `comm.Shrink()` gives a communicator of the survivors.
     """
     bare = _bare(comm)
     found: Channel | None = bare.Get_attr(_key(bare))
@@ -202,7 +201,7 @@ def revoke(comm: Any) -> None:
 
 
 def pretend_nodes(comm: Any, node: int) -> Any:
-    """A duplicate of `comm` that takes ranks with equal `node` for one node: many nodes on one machine.
+    """Return a duplicate of `comm` that treats ranks with equal `node` as one node: many nodes on one machine.
 
     For tests and teaching. Collective; the caller frees it.
     """
@@ -220,7 +219,7 @@ def _attach(bare: Any, key: int, node_color: int | None) -> Channel:
 
 
 def _key(bare: Any) -> int:
-    """The number under which this kind of communicator, and those derived from it, keep their channel."""
+    """Return the key under which this kind of communicator stores its channel."""
     kind: Any = type(bare)
     return _keyval_for(kind)
 

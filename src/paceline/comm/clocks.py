@@ -1,4 +1,4 @@
-"""One time for all ranks: what each rank's clock said when the run began on rank 0's."""
+"""Time: where the time of a rank goes, and one origin of time for all ranks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,72 @@ from typing import Any
 
 import numpy as np
 
-# Messages there and back between rank 0 and one rank of every other machine; the quickest of them tells.
+KINDS = ("compute", "exchange", "wait", "update", "evaluation")
+
+
+class Stopwatch:
+    """A clock whose every lap assigns the time since the last one to a kind of work: no second is counted twice or lost.
+
+    >>> ticks = iter([0.0, 2.0, 5.0])
+    >>> watch = Stopwatch(lambda: next(ticks))
+    >>> watch.lap("compute"), watch.lap("exchange")
+    (2.0, 3.0)
+    >>> watch.seconds["exchange"]
+    3.0
+    """
+
+    __slots__ = ("clock", "last", "seconds")
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.seconds = dict.fromkeys(KINDS, 0.0)
+        self.last = clock()
+
+    def lap(self, kind: str) -> float:
+        """Assign the time since the last lap to `kind` and return it."""
+        now = self.clock()
+        elapsed = now - self.last
+        self.last = now
+        self.seconds[kind] += elapsed
+        return elapsed
+
+    def restart(self) -> None:
+        """Leave the time since the last lap uncounted."""
+        self.last = self.clock()
+
+    def training(self) -> float:
+        """Return the seconds of everything except evaluation."""
+        return sum(seconds for kind, seconds in self.seconds.items() if kind != "evaluation")
+
+
+class TracedStopwatch(Stopwatch):
+    """A stopwatch that reports every lap to a function: its kind, start and end.
+
+    >>> ticks, laps = iter([0.0, 2.0]), []
+    >>> TracedStopwatch(lambda: next(ticks), lambda *lap: laps.append(lap)).lap("compute"), laps
+    (2.0, [('compute', 0.0, 2.0)])
+    """
+
+    __slots__ = ("_report",)
+
+    def __init__(self, clock: Callable[[], float], report: Callable[[str, float, float], None]) -> None:
+        super().__init__(clock)
+        self._report = report
+
+    def lap(self, kind: str) -> float:
+        start = self.last
+        elapsed = super().lap(kind)
+        self._report(kind, start, self.last)
+        return elapsed
+
+
+# Round trips between rank 0 and one rank of every other machine; the quickest is the most exact.
 TRIES = 8
 ID, READING = 16, np.dtype(np.float64)
 
 
 def machine() -> str:
-    """What all processes that read the same clock have in common: the machine since it was last started."""
+    """Return an identity shared by all processes that read the same clock: the machine's last boot."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
@@ -24,10 +83,10 @@ def machine() -> str:
 
 
 def common_start(comm: Any, clock: Callable[[], float], where: Callable[[], str] = machine) -> float:
-    """The reading of this rank's `clock` at the moment that all ranks count from: now, on rank 0. Collective.
+    """Return the reading of this rank's `clock` at one moment that all ranks count from: now, on rank 0. Collective.
 
-    Processes of one machine read one clock. That of another machine is compared with rank 0's by messages between the
-    two: what is found is wrong by half of the quickest message's way there and back, at most.
+    Processes of one machine read the same clock. The clock of another machine is compared with rank 0's by round trips
+    between the two; the error is at most half of the quickest round trip.
 
     >>> common_start(None, lambda: 2.5)
     2.5
@@ -58,7 +117,7 @@ def common_start(comm: Any, clock: Callable[[], float], where: Callable[[], str]
 
 
 def _compare(comm: Any, other: int, clock: Callable[[], float]) -> float:
-    """How far the clock of another rank is ahead of this one's."""
+    """Return how far the clock of another rank is ahead of this one's."""
     reading, found = np.zeros(1), []
     for _ in range(TRIES):
         sent = clock()

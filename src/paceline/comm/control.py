@@ -1,4 +1,4 @@
-"""Small messages between the ranks of a run that are no part of its training: sums, gathering, waiting."""
+"""Small messages between the ranks of a run that are not part of its training: agreement, sums, gathering, waiting."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ from numpy.typing import NDArray
 
 from paceline.errors import AgreedError, UsageError
 
-# ---- Every rank the same verdict.
-
 Made = TypeVar("Made")
 
 
-def agreed(comm: Any, work: Callable[[], Made]) -> Made:
-    """Do `work` on every rank; if any refuses with a UsageError, every rank raises the lowest such rank's, as an
-    AgreedError.
+def agree(comm: Any, work: Callable[[], Made]) -> Made:
+    """Do `work` on every rank; if any rank raises a UsageError, raise the lowest rank's on all, as an AgreedError.
 
-    >>> agreed(None, lambda: 3)
+    >>> agree(None, lambda: 3)
     3
     """
     made: Made | None = None
@@ -30,28 +27,28 @@ def agreed(comm: Any, work: Callable[[], Made]) -> Made:
         made = work()
     except UsageError as error:
         refusal = str(error)
-    refused = who(comm, bool(refusal))
+    refused = vote(comm, bool(refusal))
     if refused.ranks:
-        refusal = shared_text(comm, refusal, root=refused.first)
+        refusal = broadcast_text(comm, refusal, root=refused.first)
     if refusal:
         raise AgreedError(refusal)
     return made  # type: ignore[return-value]
 
 
-def same(comm: Any, values: Mapping[str, Any]) -> None:
-    """Refuse, on every rank with the same AgreedError, what is not the same on every rank: they would wait for ever.
+def check_same(comm: Any, values: Mapping[str, Any]) -> None:
+    """Raise the same AgreedError on every rank if `values` differ between ranks, which would then wait for ever.
 
-    >>> same(None, {"epochs": 3})
+    >>> check_same(None, {"epochs": 3})
     """
     if comm is None or comm.Get_size() == 1:
         return
     mine = json.dumps(values, default=str)
     digest = hashlib.sha256(mine.encode()).digest()
-    others = who(comm, shared_bytes(comm, digest) != digest)
+    others = vote(comm, broadcast_bytes(comm, digest) != digest)
     if not others.ranks:
         return
     other = others.first
-    first, theirs = (json.loads(shared_text(comm, mine, root=root)) for root in (0, other))
+    first, theirs = (json.loads(broadcast_text(comm, mine, root=root)) for root in (0, other))
     name = next(key for key in [*first, *theirs] if first.get(key) != theirs.get(key))
     raise AgreedError(
         f"every rank must be given the same run; rank 0 has {name}={first.get(name)}, "
@@ -59,23 +56,25 @@ def same(comm: Any, values: Mapping[str, Any]) -> None:
     )
 
 
-class Saying(NamedTuple):
-    """Who says so: how many ranks, and the first of them (-1: none)."""
+class Votes(NamedTuple):
+    """The number of ranks that voted yes, and the first of them (-1 if none did)."""
 
     ranks: int
     first: int
 
 
-def who(comm: Any, says_so: bool) -> Saying:
-    """Which ranks say so, known on every rank; only rank 0 hears of each one. Collective.
+def vote(comm: Any, yes: bool) -> Votes:
+    """Return, on every rank, how many ranks say yes and which is the first. Collective.
 
-    >>> who(None, True), who(None, False)
-    (Saying(ranks=1, first=0), Saying(ranks=0, first=-1))
+    Only rank 0 stores something for each rank.
+
+    >>> vote(None, True), vote(None, False)
+    (Votes(ranks=1, first=0), Votes(ranks=0, first=-1))
     """
     if comm is None or comm.Get_size() == 1:
-        return Saying(int(says_so), 0 if says_so else -1)
+        return Votes(int(yes), 0 if yes else -1)
     found = np.empty(2, np.int64)
-    mine = np.array([says_so], np.uint8)
+    mine = np.array([yes], np.uint8)
     if comm.Get_rank() == 0:
         flags = np.empty(comm.Get_size(), np.uint8)
         comm.Gather(mine, flags, root=0)
@@ -83,16 +82,18 @@ def who(comm: Any, says_so: bool) -> Saying:
     else:
         comm.Gather(mine, None, root=0)
     comm.Bcast(found, root=0)
-    return Saying(*found.tolist())
+    return Votes(*found.tolist())
 
 
-def shared_text(comm: Any, text: str, *, root: int = 0) -> str:
-    """The text of rank `root`, on every rank."""
-    return shared_bytes(comm, text.encode(errors="surrogatepass"), root=root).decode(errors="surrogatepass")
+def broadcast_text(comm: Any, text: str, *, root: int = 0) -> str:
+    """Return the text of rank `root` on every rank."""
+    return broadcast_bytes(comm, text.encode(errors="surrogatepass"), root=root).decode(
+        errors="surrogatepass"
+    )
 
 
-def shared_bytes(comm: Any, data: bytes, *, root: int = 0) -> bytes:
-    """The bytes of rank `root`, on every rank; what the others give does not matter."""
+def broadcast_bytes(comm: Any, data: bytes, *, root: int = 0) -> bytes:
+    """Return the bytes of rank `root` on every rank; what the others give is ignored."""
     if comm is None or comm.Get_size() == 1:
         return data
     room = np.frombuffer(data, np.uint8).copy()
@@ -108,7 +109,7 @@ Array = NDArray[Any]
 
 
 class Control:
-    """A private duplicate of a run's communicator, not counted as its traffic; one process alone needs none.
+    """A private duplicate of a run's communicator whose messages are not counted; a single process needs none.
 
     >>> alone = Control(None)
     >>> alone.total(np.array([2.0])).tolist(), len(alone.gather(np.zeros((3, 2))))
@@ -121,15 +122,15 @@ class Control:
         self._comm = getattr(comm, "bare", comm).Dup() if self.size > 1 else None
 
     def total(self, values: Array) -> Array:
-        """The sum of every rank's values, on every rank."""
+        """Return the sum of all ranks' values on every rank."""
         if self._comm is None:
             return values
         sums = np.empty_like(values)
         self._comm.Allreduce(values, sums)
         return sums
 
-    def everyones(self, values: Array) -> Array:
-        """Every rank's values, a row each, on every rank."""
+    def allgather(self, values: Array) -> Array:
+        """Return all ranks' values on every rank, one row per rank."""
         rows = np.empty((self.size, *values.shape), values.dtype)
         if self._comm is None:
             rows[0] = values
@@ -137,23 +138,21 @@ class Control:
             self._comm.Allgather(values, rows)
         return rows
 
-    def from_first(self, values: Array) -> Array:
-        """Rank 0's values, put into the others' arrays."""
+    def broadcast(self, values: Array) -> Array:
+        """Copy rank 0's values into the arrays of the other ranks."""
         if self._comm is not None:
             self._comm.Bcast(values, root=0)
         return values
 
-    def text_from_first(self, text: str) -> str:
-        """Rank 0's text, on every rank."""
-        return text if self._comm is None else shared_text(self._comm, text)
+    def broadcast_text(self, text: str) -> str:
+        """Return rank 0's text on every rank."""
+        return text if self._comm is None else broadcast_text(self._comm, text)
 
     def gather(self, rows: Array) -> list[Array]:
-        """Each rank's rows, which may be of different number, on rank 0; other ranks get an empty list."""
+        """Return each rank's rows, which may differ in number, on rank 0, and an empty list elsewhere."""
         if self._comm is None:
             return [rows]
-        counts = np.empty(
-            self.size if self.rank == 0 else 0, np.int64
-        )  # as long as there are ranks: the first's alone
+        counts = np.empty(self.size if self.rank == 0 else 0, np.int64)
         self._comm.Gather(np.array(rows.size, np.int64), counts if self.rank == 0 else None, root=0)
         everything = np.empty(int(counts.sum()), rows.dtype)
         mine = np.ascontiguousarray(rows)
@@ -162,9 +161,9 @@ class Control:
             return []
         return [part.reshape(-1, *rows.shape[1:]) for part in np.split(everything, np.cumsum(counts)[:-1])]
 
-    def who(self, says_so: bool) -> Saying:
-        """How many ranks say so, and the first that does."""
-        return who(self._comm, says_so)
+    def vote(self, yes: bool) -> Votes:
+        """Return how many ranks say yes, and the first of them."""
+        return vote(self._comm, yes)
 
     def wait(self) -> None:
         """Wait for all ranks."""
@@ -172,7 +171,7 @@ class Control:
             self._comm.Barrier()
 
     def close(self) -> None:
-        """Wait for all ranks, so that what rank 0 has written is there for all; free the communicator."""
+        """Wait for all ranks, so that all can see what rank 0 has written; free the communicator."""
         if self._comm is not None:
             self._comm.Barrier()
             self._comm.Free()

@@ -1,14 +1,99 @@
-"""A communicator that counts what it sends and, where that is wanted, writes its calls down."""
+"""A communicator that counts what it sends and, where wanted, traces its calls.
+
+The first part knows mpi4py's buffer interface: the names of its calls and what their arguments mean.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.comm.calls import MAKERS, SENDS, TOGETHER, argument, handed, nbytes, plain_name
-from paceline.comm.tracing import Tracer
+if TYPE_CHECKING:
+    from paceline.comm.tracing import Tracer
+
+# Calls of mpi4py's buffer interface that send their first argument to `dest`, that receive, that wait for requests.
+SENDS = (
+    *("Send", "Isend", "Ssend", "Issend", "Bsend", "Ibsend", "Rsend", "Irsend"),
+    *("Sendrecv", "Isendrecv", "Sendrecv_replace", "Isendrecv_replace"),
+)
+RECEIVES = ("Recv", "Irecv")
+WAITS = ("Wait", "Test", "Waitall", "Waitany", "Waitsome", "Testall", "Testany", "Testsome", "Probe")
+# Collective calls (and their nonblocking forms) to which every rank gives its first argument ...
+COLLECTIVE = (
+    *("Allreduce", "Reduce", "Reduce_scatter", "Reduce_scatter_block", "Scan", "Exscan"),
+    *("Allgather", "Allgatherv", "Gather", "Gatherv", "Alltoall", "Alltoallv"),
+)
+# ... to which only the root does (with the position of `root` among the arguments), and to which no rank does.
+ROOTED = {"Bcast": 1, "Scatter": 2, "Scatterv": 2}
+EMPTY = ("Barrier",)
+COLLECTIVE_CALLS = (*COLLECTIVE, *ROOTED, *EMPTY)
+# Calls that create another communicator.
+CONSTRUCTORS = (
+    *("Dup", "Dup_with_info", "Clone", "Split", "Split_type", "Create", "Create_group"),
+    *("Create_cart", "Create_graph"),
+)
+
+
+def plain_name(name: str) -> str:
+    """Return the name of the blocking call of the same kind as a collective one.
+
+    >>> plain_name("Iallreduce"), plain_name("Bcast")
+    ('Allreduce', 'Bcast')
+    """
+    return name[1:].capitalize() if name[:1] == "I" else name
+
+
+def sent_buffer(name: str, arguments: tuple[Any, ...], named: dict[str, Any], rank: int) -> Any:
+    """Return the buffer that a rank gives to MPI in a collective call of this (plain) name, or None."""
+    if name in ROOTED:
+        root = argument(arguments, named, ROOTED[name], "root", default=0)
+        return argument(arguments, named, 0, "buf", "sendbuf") if root == rank else None
+    if name not in COLLECTIVE:
+        return None
+    given = argument(arguments, named, 0, "sendbuf")
+    if not _has_data(given):  # MPI.IN_PLACE: the second buffer is the one given
+        given = argument(arguments, named, 1, "recvbuf")
+    return given
+
+
+def argument(
+    arguments: tuple[Any, ...], named: dict[str, Any], place: int, *names: str, default: Any = None
+) -> Any:
+    """Return an argument by its position or by one of mpi4py's names for it.
+
+    If it is missing, mpi4py raises its own TypeError when the call is made.
+    """
+    if place < len(arguments):
+        return arguments[place]
+    return next((named[name] for name in names if name in named), default)
+
+
+def nbytes(buffer: Any) -> int:
+    """Return the bytes of an mpi4py buffer: an array, [array, datatype], [array, count, datatype] ...
+
+    >>> import numpy as np
+    >>> nbytes(np.zeros(3, np.float32)), nbytes([np.zeros(8), 2, "d"]), nbytes(None)
+    (12, 16, 0)
+    """
+    if not isinstance(buffer, (list, tuple)):
+        return memoryview(buffer).nbytes if _has_data(buffer) else 0
+    data = memoryview(buffer[0])
+    count = buffer[1] if len(buffer) > 1 else None
+    if count is None or not isinstance(count, (int, list, tuple)):
+        return data.nbytes
+    if isinstance(count, (list, tuple)):  # counts for each rank, or (counts, displacements)
+        counts = count[0] if isinstance(count[0], (list, tuple)) else count
+        count = sum(counts)
+    size = buffer[-1].Get_size() if hasattr(buffer[-1], "Get_size") else data.itemsize
+    return int(count * size)
+
+
+def _has_data(buffer: Any) -> bool:
+    """Return True if this is memory and not MPI.IN_PLACE or MPI.BOTTOM."""
+    kind = type(buffer)
+    return not (buffer is None or issubclass(kind, int) or kind.__name__ in ("InPlaceType", "BottomType"))
 
 
 @dataclass
@@ -25,10 +110,9 @@ class Traffic:
 
 @dataclass
 class Counts:
-    """What one rank sent: its own messages, and its calls of MPI's collectives with the bytes handed to them.
+    """What one rank sent: its own messages, and its calls of MPI's collectives with the bytes given to them.
 
-    What a collective of MPI's really sends is MPI's affair: only the call and the bytes given to it are
-    known.
+    What MPI really sends in a collective is not known; only the call and the bytes given to it are.
     """
 
     point_to_point: Traffic = field(default_factory=Traffic)
@@ -47,10 +131,10 @@ class Counts:
 
 
 class Recorded:
-    """An mpi4py communicator, or one that looks like it, whose sent messages and bytes are counted.
+    """An mpi4py communicator, or one with the same interface, whose messages and bytes sent are counted.
 
-    Communicators made from it (Dup, Split, Split_type …) count into the same `counts`, and so do paceline's
-    collectives. Only the buffer interface (the capital-letter calls) is counted, persistent requests are not.
+    Communicators made from it (Dup, Split, Split_type ...) count into the same `counts`, and so do paceline's
+    collectives. Only the buffer interface (calls with a capital letter) is counted; persistent requests are not.
 
     >>> class Loopback:
     ...     def Isend(self, buffer, dest, tag=0):
@@ -67,20 +151,20 @@ class Recorded:
         self.bare: Any = comm.bare if isinstance(comm, Recorded) else comm
         self.counts = Counts() if counts is None else counts
         self.tracer = tracer
-        """Writes every call down, with its times; None: none is."""
+        """Records every call with its times; None if calls are not traced."""
 
     def __getattr__(self, name: str) -> Any:
-        # Reached once a name: what is found is kept on the instance.
-        if name == "bare":  # not made yet: a copy in the making
+        # Called once for each name: the result is stored on the instance.
+        if name == "bare":  # not set yet: a copy is being made
             raise AttributeError(name)
         call = getattr(self.bare, name)
         plain = plain_name(name)  # Iallreduce counts as Allreduce
         if name in SENDS:
             wrapped = self._counting_messages(call)
-        elif plain in TOGETHER:
+        elif plain in COLLECTIVE_CALLS:
             wrapped = self._counting_calls(call, plain)
-        elif name in MAKERS:
-            wrapped = self._making(call)
+        elif name in CONSTRUCTORS:
+            wrapped = self._constructing(call)
         elif callable(call) and not isinstance(call, type):
             wrapped = call
         else:
@@ -107,7 +191,9 @@ class Recorded:
             if dest >= 0:  # MPI.PROC_NULL is negative: nothing is sent
                 buffer = arguments[0] if arguments else argument(arguments, named, 0, "buf", "sendbuf")
                 self.counts.point_to_point.add(
-                    buffer.nbytes if type(buffer) is np.ndarray else nbytes(buffer)  # most are: microseconds
+                    buffer.nbytes
+                    if type(buffer) is np.ndarray
+                    else nbytes(buffer)  # the usual case, kept fast
                 )
             return call(*arguments, **named)
 
@@ -115,12 +201,12 @@ class Recorded:
 
     def _counting_calls(self, call: Any, name: str) -> Any:
         def counted(*arguments: Any, **named: Any) -> Any:
-            self.counts.collective.add(nbytes(handed(name, arguments, named, self.Get_rank())))
+            self.counts.collective.add(nbytes(sent_buffer(name, arguments, named, self.Get_rank())))
             return call(*arguments, **named)
 
         return counted
 
-    def _making(self, call: Any) -> Any:
+    def _constructing(self, call: Any) -> Any:
         def made(*arguments: Any, **named: Any) -> Any:
             comm = call(*arguments, **named)
             tracer = None if self.tracer is None else self.tracer.of_new(comm)

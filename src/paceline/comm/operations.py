@@ -1,4 +1,4 @@
-"""What can be given as `op`, made into one thing: `op(a, b, out)` puts "a op b" into `out`."""
+"""Reduction operations: whatever is given as `op` becomes a function `op(a, b, out)` that puts "a op b" into `out`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.comm.mpi import is_op
 
 Array = NDArray[Any]
 
-# MPI's operations by the ufunc that does the same; `native` reads this table the other way.
+# MPI's operations and the ufuncs that do the same; `native` reads this table the other way.
 UFUNCS = {
     "SUM": np.add,
     "PROD": np.multiply,
@@ -28,14 +28,14 @@ UFUNCS = {
     "BXOR": np.bitwise_xor,
 }
 
-# How many columns are combined over all rows before the next ones: the partial sums stay in the inner cache.
+# Columns combined over all rows at a time, so that the partial sums stay in the inner cache.
 AT_ONCE = 64 << 10
 
 
 class Operation:
     """`operation(a, b, out)` for 1-D arrays of one dtype; `out` may be `a` or `b`.
 
-    `ufunc` is the NumPy ufunc that does it, where there is one.
+    `ufunc` is the NumPy ufunc that does it, if there is one.
     """
 
     def __init__(self, call: Callable[[Array, Array, Array], object], ufunc: np.ufunc | None) -> None:
@@ -46,19 +46,20 @@ class Operation:
         self._call(a, b, out)
 
     def onto_sent(self, a: Array, b: Array, out: Array) -> None:
-        """The same, where another rank of this node has just read `out`: its processor must be told of every line first.
+        """Do the same where another rank of this node has just read `out`.
 
-        That is most of the time: 437 kB on 16 cores take 250 us, and 40 us where nobody has read them.
+        The other core's copy of every cache line must be invalidated first, which takes most of the time: 437 kB on 16
+        cores take 250 us, and 40 us if no other rank has read them.
         """
         self._call(a, b, out)
 
     def over(self, rows: Array, out: Array) -> None:
-        """The rows of a 2-D array, in their order: out = rows[0] op rows[1] op …
+        """Combine the rows of a 2-D array in order: out = rows[0] op rows[1] op ...
 
-        Rows that other cores have just written are sums of floats as a product with ones: BLAS reads several rows
-        at a time, NumPy one after the other, and what that costs is waiting for another core's cache. 16 rows of
-        437 kB, each written by its own core, on 16 cores: 40 us a slice, against 95 us for `reduce`, 84 for einsum,
-        58 for a loop of adds; 16 rows of 16 MiB 1.6 ms against 2.1, 2.7 and 2.1.
+        Floats are summed as a matrix product with ones: BLAS reads several rows at a time, NumPy one after the other,
+        and most of the time goes into waiting for another core's cache. 16 rows of 437 kB, each written by its own core,
+        on 16 cores: 40 us for a slice, against 95 us for `reduce`, 84 for einsum, 58 for a loop of adds; 16 rows of
+        16 MiB: 1.6 ms against 2.1, 2.7 and 2.1.
         """
         if self.ufunc is np.add and out.dtype.char in "fd" and rows.strides[1] == out.itemsize:
             np.matmul(_ones(len(rows), out.dtype), rows, out)
@@ -73,7 +74,7 @@ class Operation:
                     self._call(into, row, into)
 
     def seen_as(self, dtype: np.dtype[Any]) -> Operation:
-        """The same for arrays whose bytes are elements of `dtype` but which are declared as another one."""
+        """Return the same operation for arrays whose bytes are elements of `dtype` but have another declared dtype."""
         call = self._call
         return Operation(lambda a, b, out: call(a.view(dtype), b.view(dtype), out.view(dtype)), None)
 
@@ -103,11 +104,11 @@ class Charged(Operation):
 
 
 def _nothing(a: Array, b: Array, out: Array) -> None:
-    """What is computed of numbers that were never sent."""
+    """Compute nothing: the numbers were never sent."""
 
 
 def operation(op: Any, dtype: np.dtype[Any]) -> Operation:
-    """The operation that `op` (a ufunc, an MPI.Op or a Python function of two arrays) stands for on `dtype`.
+    """Return the operation that `op` (a ufunc, an MPI.Op or a Python function of two arrays) stands for on `dtype`.
 
     >>> total = np.zeros(2)
     >>> operation(lambda a, b: a + 2 * b, total.dtype)(np.ones(2), np.ones(2), total)
@@ -122,10 +123,10 @@ def operation(op: Any, dtype: np.dtype[Any]) -> Operation:
         return _from_mpi(op, dtype)
     if callable(op):
         made = Operation(_Function(op), None)
-        one = np.ones(2, dtype)  # of two: `max` of arrays of one is no error
-        made(
-            one, one.copy(), one.copy()
-        )  # raises, on every rank alike, what would else be raised in mid-exchange
+        # Tried once, so that an error is raised on every rank alike and not in the middle of an exchange. On two
+        # elements: `max` of arrays of one element is not an error.
+        one = np.ones(2, dtype)
+        made(one, one.copy(), one.copy())
         return made
     raise TypeError(
         f"op must be a function of two arrays, a NumPy ufunc or an MPI.Op; got {type(op).__name__}"
@@ -142,16 +143,16 @@ def _from_ufunc(op: np.ufunc, dtype: np.dtype[Any]) -> Operation:
     if op.nin != 2 or op.nout != 1 or op.signature is not None:
         raise TypeError(f"op must take two arrays and give one; got the ufunc {op.__name__}")
     nothing = np.empty(0, dtype)
-    op(nothing, nothing, out=nothing)  # raises TypeError where the ufunc cannot give this dtype
+    op(nothing, nothing, out=nothing)  # raises TypeError if the ufunc cannot give this dtype
 
     def call(a: Array, b: Array, out: Array) -> None:
-        op(a, b, out=out)  # maximum and minimum take no third argument by its place
+        op(a, b, out=out)  # maximum and minimum take no third positional argument
 
     return Operation(call, op)
 
 
 def _from_mpi(op: Any, dtype: np.dtype[Any]) -> Operation:
-    """An MPI.Op, or the simulator's, which says itself which ufunc it is."""
+    """Convert an MPI.Op, or one of the simulator's, which has its ufunc as an attribute."""
     if is_op(op):
         MPI = sys.modules["mpi4py.MPI"]
         ufunc = next((ufunc for name, ufunc in UFUNCS.items() if op == getattr(MPI, name)), None)
@@ -177,7 +178,7 @@ def _from_mpi(op: Any, dtype: np.dtype[Any]) -> Operation:
 
 
 class _Function:
-    """A user's function of two arrays, with its result checked."""
+    """A user's function of two arrays whose result is checked."""
 
     def __init__(self, function: Callable[[Array, Array], Array]) -> None:
         self.function = function

@@ -1,7 +1,7 @@
-"""A communicator of processes that share memory through torch, with no MPI: what strategies in one shared x need of one.
+"""A communicator of processes that share memory through torch, without MPI, for strategies with one shared x.
 
-Everything is said through rank 0, which has a pipe to every other process; who waits sleeps. That is slow beside MPI and
-enough for what is said once an epoch: the parameters themselves lie in a tensor that all processes have mapped.
+All messages go through rank 0, which has a pipe to every other process; waiting processes sleep. That is slow compared
+with MPI but enough for a few messages per epoch: the parameters are in a tensor that all processes have mapped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _keys = itertools.count()
 
 
 class Processes:
-    """The processes of one job, in mpi4py's words: collective calls and shared memory, no messages between two.
+    """The processes of one job with mpi4py's interface: collective calls and shared memory, but no messages between two.
 
     >>> alone = Processes(0, [])
     >>> sums = np.zeros(2)
@@ -45,7 +45,7 @@ class Processes:
     def __init__(
         self, rank: int, ends: Sequence[Connection[Any, Any]], size: int = 1, folder: Path | None = None
     ) -> None:
-        """`ends`: on rank 0 of the pipes to ranks 1, 2 …; elsewhere of the one to rank 0. `folder`: the job's own."""
+        """`ends`: on rank 0, of the pipes to ranks 1, 2 ...; elsewhere, of the one to rank 0. `folder`: the job's own."""
         self._rank, self._size, self._ends, self._folder = rank, size, ends, folder
         self._attributes: dict[int, Any] = {}
 
@@ -55,36 +55,36 @@ class Processes:
     def Get_size(self) -> int:
         return self._size
 
-    # ---- collective calls
+    # Collective calls.
 
     def Barrier(self) -> None:
-        self._everyones(b"")
+        self._exchange(b"")
 
     def Bcast(self, values: Array, root: int = 0) -> None:
         mine = values.tobytes() if self._rank == root else b""
-        _put(values, self._everyones(mine)[root])
+        _put(values, self._exchange(mine)[root])
 
     def Allgather(self, values: Array, rows: Array) -> None:
-        _put(rows, b"".join(self._everyones(values.tobytes())))
+        _put(rows, b"".join(self._exchange(values.tobytes())))
 
     def Gather(self, values: Array, rows: Array | None, root: int = 0) -> None:
-        everything = b"".join(self._everyones(values.tobytes()))
+        everything = b"".join(self._exchange(values.tobytes()))
         if self._rank == root and rows is not None:
             _put(rows, everything)
 
     def Gatherv(self, values: Array, into: list[Any] | None, root: int = 0) -> None:
-        everything = b"".join(self._everyones(values.tobytes()))
+        everything = b"".join(self._exchange(values.tobytes()))
         if self._rank == root and into is not None:
             _put(into[0], everything)
 
     def Allreduce(self, values: Array, sums: Array) -> None:
-        rows = [np.frombuffer(row, values.dtype) for row in self._everyones(values.tobytes())]
-        sums[...] = np.add.reduce(rows).reshape(sums.shape)  # rank after rank: the same bits everywhere
+        rows = [np.frombuffer(row, values.dtype) for row in self._exchange(values.tobytes())]
+        sums[...] = np.add.reduce(rows).reshape(sums.shape)  # in rank order: the same bits everywhere
 
     def Allocate_shared(self, nbytes: int) -> Window:
-        """A window of as many bytes as rank 0 asks for, which all processes read and write."""
+        """Return a window that all processes read and write, with the number of bytes that rank 0 asks for."""
         import torch
-        import torch.multiprocessing  # lets a pipe carry a tensor: its memory, not its values
+        import torch.multiprocessing  # lets a pipe carry a tensor's memory instead of its values
 
         if self._rank == 0:
             tensor: Any = torch.zeros(nbytes, dtype=torch.uint8)
@@ -98,8 +98,8 @@ class Processes:
         self.Barrier()  # rank 0 keeps it until all have it
         return Window(tensor)
 
-    def _everyones(self, mine: bytes) -> list[bytes]:
-        """What each process gives, on every one."""
+    def _exchange(self, mine: bytes) -> list[bytes]:
+        """Return what each process gives, on every process."""
         with self._losing():
             if self._rank == 0:
                 parts = [mine, *(end.recv_bytes() for end in self._ends)]
@@ -112,14 +112,14 @@ class Processes:
 
     @contextmanager
     def _losing(self) -> Iterator[None]:
-        """Another process has ended: why, the launcher or that one itself says. It ends this one, too."""
+        """Handle the end of another process: the launcher or that process gives the reason and ends this one."""
         try:
             yield
         except (EOFError, ConnectionError):
             time.sleep(PATIENCE)
             raise RuntimeError(f"another process ended while process {self._rank} waited for it") from None
 
-    # ---- communicators: all processes are on one machine, and all calls in the same order on each
+    # Communicators: all processes are on one machine, and make all calls in the same order.
 
     def Dup(self) -> Processes:
         return Processes(self._rank, self._ends, self._size, self._folder)
@@ -144,15 +144,15 @@ class Processes:
         self._attributes[key] = value
 
     def Isend(self, *_: Any, **__: Any) -> NoReturn:
-        raise NotImplementedError("processes without MPI share memory; they send each other no messages")
+        raise NotImplementedError("processes without MPI share memory and cannot send each other messages")
 
     Irecv = Isend
 
-    # ---- how a process ends
+    # How a process ends.
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """An exception ends this process, and with it the job; the first process that fails says why."""
+        """End the job when an exception ends this process; the first process that fails prints the reason."""
         try:
             yield
         except AgreedError:
@@ -163,7 +163,7 @@ class Processes:
             self._end(2, f"paceline: process {self._rank}: {error}")
         except SystemExit as leaving:
             status = leaving.code if isinstance(leaving.code, int) and leaving.code else 1
-            self._end(status, f"process {self._rank} of {self._size} left with sys.exit while others went on")
+            self._end(status, f"process {self._rank} of {self._size} called sys.exit while others went on")
         except BaseException:
             self._end(1, f"process {self._rank} of {self._size} failed:\n{traceback.format_exc()}")
 
@@ -178,7 +178,7 @@ class Processes:
 
 
 class Window:
-    """A tensor in shared memory, as MPI speaks of its windows. The calls before which others are met need no fence."""
+    """A tensor in shared memory with the interface of an MPI window; no call needs a fence here."""
 
     def __init__(self, tensor: Any) -> None:
         self._tensor = tensor
@@ -196,7 +196,7 @@ class Window:
 
 
 def started() -> Processes | None:
-    """The communicator of the processes that were started together with this one by torch's or Python's multiprocessing.
+    """Return the communicator of the processes started together with this one by multiprocessing, or None.
 
     >>> started() is None
     True

@@ -1,37 +1,175 @@
-"""The calls of a communicator, written down with what they were about; nothing of this is there without `--trace`."""
+"""What each rank did and when: spans of its time and its MPI calls, recorded up to a limit. Only used with `--trace`."""
 
 from __future__ import annotations
 
 import zlib
+from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from paceline.comm.calls import RECEIVES, SENDS, TOGETHER, argument, handed, nbytes, plain_name
-from paceline.comm.events import Events
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.comm.clocks import KINDS
+from paceline.comm.control import Control
+from paceline.comm.counting import (
+    COLLECTIVE_CALLS,
+    RECEIVES,
+    SENDS,
+    WAITS,
+    argument,
+    nbytes,
+    plain_name,
+    sent_buffer,
+)
 from paceline.comm.mpi import mpi_of
 
-# ---- Requests that tell when they were waited for, in the place of those that a traced communicator gives.
+Array = NDArray[Any]
+FENCE = "Fence"
+"""A barrier of all ranks that share memory."""
+CALLS = (
+    *SENDS,
+    *RECEIVES,
+    *WAITS,
+    *COLLECTIVE_CALLS,
+    *(f"I{name.lower()}" for name in COLLECTIVE_CALLS),
+    FENCE,
+)
+NAMES = (*KINDS, *CALLS)
+CODES = {name: code for code, name in enumerate(NAMES)}
+COLUMNS = ("kind", "peer", "tag", "bytes", "comm", "start", "end", "done")
+TYPES = {
+    "kind": np.uint8,
+    "peer": np.int32,
+    "tag": np.int32,
+    "bytes": np.int64,
+    "comm": np.uint32,
+    "done": np.int64,
+}
+WIDTH, DONE, PEER, TAG = len(COLUMNS), COLUMNS.index("done"), COLUMNS.index("peer"), COLUMNS.index("tag")
+# The most events of all ranks together and of one rank; every rank may keep at least MINIMUM.
+MOST, MOST_PER_RANK, MINIMUM = 2_000_000, 200_000, 1_000
 
 
-class Following:
-    """A request that tells when it was waited for, and with what call. What is polled in vain is not told."""
+def event_limit(ranks: int) -> int:
+    """Return how many events each of `ranks` ranks keeps, counted from the first.
+
+    >>> event_limit(1), event_limit(100), event_limit(100_000)
+    (200000, 20000, 1000)
+    """
+    return max(MINIMUM, min(MOST_PER_RANK, MOST // ranks))
+
+
+class Events:
+    """The events of one rank, in the order in which they ended.
+
+    >>> events = Events(clock=lambda: 0.0, limit=2)
+    >>> events.lap("compute", 0.0, 1.5)
+    >>> [events.add("Isend", 1.5, 1.6, peer=3, nbytes=40), events.add("Wait", 1.6, 1.7), events.lost]
+    [1, -1, 1]
+    """
+
+    def __init__(self, clock: Callable[[], float], limit: int) -> None:
+        self.clock = clock
+        self.rows = array("d")
+        self.lost = 0
+        """The number of events that were not kept because the limit was reached."""
+        self._full = limit * WIDTH
+
+    def add(
+        self,
+        name: str,
+        start: float,
+        end: float,
+        peer: int = -1,
+        tag: int = -1,
+        nbytes: int = 0,
+        comm: int = 0,
+    ) -> int:
+        """Record an event; return its number, or -1 if the limit is reached."""
+        rows = self.rows
+        if len(rows) >= self._full:
+            self.lost += 1
+            return -1
+        rows.extend((CODES[name], peer, tag, nbytes, comm, start, end, -1))
+        return len(rows) // WIDTH - 1
+
+    def lap(self, kind: str, start: float, end: float) -> None:
+        """Record a span of this rank's time, unless it is empty."""
+        if end > start:
+            self.add(kind, start, end)
+
+    def completed(self, number: int, by: int, source: int = -1, tag: int = -1) -> None:
+        """Record that event `by` completed what event `number` began and, if given, where its message came from."""
+        if number >= 0:
+            row = number * WIDTH
+            self.rows[row + DONE] = by
+            if source >= 0:
+                self.rows[row + PEER], self.rows[row + TAG] = source, tag
+
+    def about(self, number: int) -> tuple[int, int]:
+        """Return the peer and the tag of an event, or (-1, -1) if it was not kept."""
+        row = number * WIDTH
+        return (-1, -1) if number < 0 else (int(self.rows[row + PEER]), int(self.rows[row + TAG]))
+
+    def mark(self) -> tuple[int, int]:
+        """Return a position for `forget`."""
+        return len(self.rows), self.lost
+
+    def forget(self, mark: tuple[int, int]) -> None:
+        """Remove the events recorded since `mark`; nothing that began in between may complete later."""
+        length, self.lost = mark
+        del self.rows[length:]
+
+    def fenced(self, fence: Callable[[], None]) -> Callable[[], None]:
+        """Return the same function with its calls recorded."""
+
+        def call() -> None:
+            start = self.clock()
+            fence()
+            self.add(FENCE, start, self.clock())
+
+        return call
+
+
+def gather_events(events: Events, origin: float, control: Control) -> dict[str, Array]:
+    """Return the events of all ranks as columns on rank 0, and empty columns elsewhere. Collective.
+
+    Times are counted from `origin` of each rank's clock.
+    """
+    rows = np.array(events.rows).reshape(-1, WIDTH)
+    for time in ("start", "end"):
+        rows[:, COLUMNS.index(time)] -= origin
+    parts, lost = control.gather(rows), control.gather(np.array([events.lost]))
+    every = np.concatenate(parts) if parts else np.empty((0, WIDTH))
+    counts = [len(part) for part in parts]
+    return {
+        "names": np.array(NAMES),
+        "rank": np.repeat(np.arange(len(parts), dtype=np.uint32), counts),
+        **{name: every[:, n].astype(TYPES.get(name, np.float64)) for n, name in enumerate(COLUMNS)},
+        "lost": np.concatenate(lost) if lost else np.empty(0, np.int64),
+    }
+
+
+class TracedRequest:
+    """A request that records when and with which call it was completed. Polls in vain are not recorded."""
 
     tracer: Tracer
     begun: list[tuple[int, bool]]
-    """What it completes: numbers of events, and of each whether its source is yet to be found out."""
+    """The events that it completes, each with True if the source of its message is not known yet."""
 
     def _follow(self, tracer: Tracer, number: int, *, wild: bool, second: tuple[int, bool] | None) -> None:
         self.tracer = tracer
         self.begun = [(number, wild)] if second is None else [(number, False), second]
 
-    def _its(self, name: str) -> Callable[..., Any]:
-        """A method of the request itself."""
+    def _own_method(self, name: str) -> Callable[..., Any]:
+        """Return a method of the request itself."""
         return getattr(super(), name)  # type: ignore[no-any-return]
 
     @classmethod
-    def _theirs(cls, name: str, requests: Sequence[Any]) -> Callable[..., Any]:
-        """A class method of the requests themselves, for these."""
+    def _own_class_method(cls, name: str, requests: Sequence[Any]) -> Callable[..., Any]:
+        """Return a class method of the requests themselves, bound to `requests`."""
         call = getattr(super(), name)
         return lambda *given: call(requests, *given)
 
@@ -41,77 +179,81 @@ class Following:
     def _ended(self, by: int, status: Any) -> None:
         for number, wild in self.begun:
             if wild and status is not None:
-                self.tracer.tell(number, by, status)
+                self.tracer.record_source(number, by, status)
             else:
                 self.tracer.events.completed(number, by)
         self.begun = []
 
-    def _alone(self, name: str, status: Any) -> bool:
+    def _single_call(self, name: str, status: Any) -> bool:
         tracer, events = self.tracer, self.tracer.events
         if status is None and self._wild():
             status = tracer.status()
         start = events.clock()
-        done: bool = self._its(name)(status)
+        done: bool = self._own_method(name)(status)
         if done:
             peer, tag = events.about(self.begun[0][0] if self.begun else -1)
             self._ended(events.add(name, start, events.clock(), peer, tag, 0, tracer.number), status)
         return done
 
     def Wait(self, status: Any = None) -> bool:
-        return self._alone("Wait", status)
+        return self._single_call("Wait", status)
 
     def Test(self, status: Any = None) -> bool:
-        return self._alone("Test", status)
+        return self._single_call("Test", status)
 
     @classmethod
-    def _several(cls, name: str, requests: Sequence[Any], statuses: Any, done: Callable[[Any], Any]) -> Any:
-        """One call for several requests; `done(answer)` are the places of those that are over."""
-        ours = [request for request in requests if isinstance(request, Following)]
+    def _together_call(
+        cls, name: str, requests: Sequence[Any], statuses: Any, done: Callable[[Any], Any]
+    ) -> Any:
+        """Make one call for several requests; `done(answer)` gives the positions of the completed ones."""
+        ours = [request for request in requests if isinstance(request, TracedRequest)]
         single = name.endswith("any")
         if statuses is None and any(request._wild() for request in ours):
             statuses = ours[0].tracer.status() if single else [ours[0].tracer.status() for _ in requests]
         events = ours[0].tracer.events
         start = events.clock()
-        answer = cls._theirs(name, requests)(statuses)
+        answer = cls._own_class_method(name, requests)(statuses)
         places = done(answer)
         if places:
             by = events.add(name, start, events.clock(), comm=ours[0].tracer.number)
             for order, place in enumerate(places):
                 request = requests[place]
-                if isinstance(request, Following):
+                if isinstance(request, TracedRequest):
                     told = statuses if single or statuses is None else statuses[order]
                     request._ended(by, told)
         return answer
 
     @classmethod
     def Waitall(cls, requests: Sequence[Any], statuses: Any = None) -> Any:
-        return cls._several("Waitall", requests, statuses, lambda _: range(len(requests)))
+        return cls._together_call("Waitall", requests, statuses, lambda _: range(len(requests)))
 
     @classmethod
     def Testall(cls, requests: Sequence[Any], statuses: Any = None) -> Any:
-        return cls._several("Testall", requests, statuses, lambda over: range(len(requests)) if over else ())
+        return cls._together_call(
+            "Testall", requests, statuses, lambda over: range(len(requests)) if over else ()
+        )
 
     @classmethod
     def Waitany(cls, requests: Sequence[Any], status: Any = None) -> Any:
-        return cls._several("Waitany", requests, status, lambda place: [place] if place >= 0 else ())
+        return cls._together_call("Waitany", requests, status, lambda place: [place] if place >= 0 else ())
 
     @classmethod
     def Testany(cls, requests: Sequence[Any], status: Any = None) -> Any:
-        return cls._several(
+        return cls._together_call(
             "Testany", requests, status, lambda found: [found[0]] if found[1] and found[0] >= 0 else ()
         )
 
     @classmethod
     def Waitsome(cls, requests: Sequence[Any], statuses: Any = None) -> Any:
-        return cls._several("Waitsome", requests, statuses, lambda places: places or ())
+        return cls._together_call("Waitsome", requests, statuses, lambda places: places or ())
 
     @classmethod
     def Testsome(cls, requests: Sequence[Any], statuses: Any = None) -> Any:
-        return cls._several("Testsome", requests, statuses, lambda places: places or ())
+        return cls._together_call("Testsome", requests, statuses, lambda places: places or ())
 
 
-class Around(Following):
-    """A request that is not MPI's own (the simulator's), and what it tells."""
+class WrappedRequest(TracedRequest):
+    """A traced request that is not MPI's own but the simulator's."""
 
     def __init__(self, bare: Any) -> None:
         self.bare = bare
@@ -124,35 +266,37 @@ class Around(Following):
     def __bool__(self) -> bool:
         return bool(self.bare)
 
-    def _its(self, name: str) -> Callable[..., Any]:
+    def _own_method(self, name: str) -> Callable[..., Any]:
         return getattr(self.bare, name)  # type: ignore[no-any-return]
 
     @classmethod
-    def _theirs(cls, name: str, requests: Sequence[Any]) -> Callable[..., Any]:
-        bare = [request.bare if isinstance(request, Around) else request for request in requests]
+    def _own_class_method(cls, name: str, requests: Sequence[Any]) -> Callable[..., Any]:
+        bare = [request.bare if isinstance(request, WrappedRequest) else request for request in requests]
         call = getattr(type(bare[0]), name)
         return lambda *given: call(bare, *given)
 
 
-def following(request: Any, tracer: Tracer, number: int, *, wild: bool = False, second: Any = None) -> Any:
-    """A request in whose place this one stands: it is one of MPI's still, and is taken wherever one is."""
+def trace_request(
+    request: Any, tracer: Tracer, number: int, *, wild: bool = False, second: Any = None
+) -> Any:
+    """Return a traced request for `request`; one of MPI's remains an instance of its class."""
     kind: Any = type(request)
     own = kind.__module__ == "mpi4py.MPI"
     made = (
-        _kind(kind).__new__(_kind(kind), request) if own else Around(request)
-    )  # the same handle, or the same thing
+        _kind(kind).__new__(_kind(kind), request) if own else WrappedRequest(request)
+    )  # the same handle, or a wrapper
     made._follow(tracer, number, wild=wild, second=second)
     return made
 
 
 @cache
 def _kind(kind: Any) -> Any:
-    return type(f"Following{kind.__name__}", (Following, kind), {})
+    return type(f"TracedRequest{kind.__name__}", (TracedRequest, kind), {})
 
 
-# Where the root stands among the arguments of a collective call that has one.
+# The position of `root` among the arguments of a collective call that has one.
 ROOTS = {"Bcast": 1, "Scatter": 2, "Scatterv": 2, "Gather": 2, "Gatherv": 2, "Reduce": 3}
-# The same for the receiving half of a call that sends too: its source and its tag.
+# The positions of the buffer, source and tag of the receiving half of a call that also sends.
 HALVES = {
     **dict.fromkeys(("Sendrecv", "Isendrecv"), (3, 4, 5)),
     **dict.fromkeys(("Sendrecv_replace", "Isendrecv_replace"), (0, 3, 4)),
@@ -160,7 +304,7 @@ HALVES = {
 
 
 class Tracer:
-    """Wraps the calls of one communicator; `path` names it in the same way on all its ranks."""
+    """Wraps the calls of one communicator; `path` is its name, the same on all its ranks."""
 
     def __init__(self, events: Events, bare: Any, above: Tracer | None = None, path: str = "") -> None:
         self.events, self._bare = events, bare
@@ -172,29 +316,29 @@ class Tracer:
         self._members: list[int] | None = None
 
     def of(self, bare: Any, name: str) -> Tracer:
-        """That of a communicator that belongs to this one: the only one of this name."""
+        """Return the tracer of a communicator derived from this one under a name."""
         path = f"{self._path}/{name}"
         if path not in self._known:
             self._known[path] = Tracer(self.events, bare, self, path)
         return self._known[path]
 
     def of_new(self, bare: Any) -> Tracer:
-        """That of a communicator that was just made from this one: all its ranks have made as many before."""
+        """Return the tracer of a communicator just created from this one; all ranks create them in the same order."""
         self._made += 1
         return self.of(bare, str(self._made))
 
     def wrap(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The same call, written down; calls of no interest as they are."""
+        """Return the call with recording added, if it is one that is recorded."""
         if name in SENDS:
             return self._sending(name, call)
         if name in RECEIVES:
             return self._receiving(name, call)
-        if plain_name(name) in TOGETHER:
+        if plain_name(name) in COLLECTIVE_CALLS:
             return self._together(name, call)
         return self._probing(call) if name == "Probe" else call
 
     def world_rank(self, rank: int | None) -> int:
-        """A rank of this communicator by its number in the job; -1 for any or none."""
+        """Return the number in the job of a rank of this communicator, or -1 for any or none."""
         if rank is None or rank < 0:
             return -1
         if self._members is None:
@@ -205,7 +349,7 @@ class Tracer:
         return self._members[rank]
 
     def status(self) -> Any:
-        """An empty status of this communicator's kind."""
+        """Return an empty status of this communicator's kind."""
         return mpi_of(self._bare).Status()
 
     def _sending(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -222,14 +366,14 @@ class Tracer:
                 size = nbytes(argument(given, named, 0, "buf", "sendbuf"))
                 number = events.add(name, start, end, self.world_rank(dest), tag, size, self.number)
             second = self._second_half(name, given, named, start, end) if replies else None
-            return made if made is None else following(made, self, number, second=second)
+            return made if made is None else trace_request(made, self, number, second=second)
 
         return traced
 
     def _second_half(
         self, name: str, given: Any, named: Any, start: float, end: float
     ) -> tuple[int, bool] | None:
-        """The message that such a call receives, as an event of its own."""
+        """Record the message that such a call receives as an event of its own."""
         buffer, source, tag = HALVES[name]
         wanted = argument(given, named, source, "source")
         tagged = argument(given, named, tag, "recvtag")
@@ -254,15 +398,15 @@ class Tracer:
             size = nbytes(argument(given, named, 0, "buf"))
             number = events.add(name, start, end, peer, tag, size, self.number)
             if not blocking:
-                return following(made, self, number, wild=wild)
+                return trace_request(made, self, number, wild=wild)
             if wild:
-                self.tell(number, -1, status)
+                self.record_source(number, -1, status)
             return made
 
         return traced
 
-    def tell(self, number: int, by: int, status: Any) -> None:
-        """From whom a message came that could have come from several."""
+    def record_source(self, number: int, by: int, status: Any) -> None:
+        """Record where a message came from that could have come from any of several ranks."""
         self.events.completed(number, by, self.world_rank(status.Get_source()), status.Get_tag())
 
     def _together(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -274,9 +418,9 @@ class Tracer:
             made = call(*given, **named)
             end = clock()
             root = argument(given, named, ROOTS[plain], "root", default=0) if plain in ROOTS else -1
-            size = nbytes(handed(plain, given, named, rank))
+            size = nbytes(sent_buffer(plain, given, named, rank))
             number = events.add(name, start, end, self.world_rank(root), -1, size, self.number)
-            return made if made is None else following(made, self, number)
+            return made if made is None else trace_request(made, self, number)
 
         return traced
 

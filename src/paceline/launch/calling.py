@@ -91,7 +91,7 @@ def call(
 
 def answer_call() -> int:
     """Take part in a call as one of its ranks; return the exit status."""
-    from paceline.comm.control import shared_bytes
+    from paceline.comm.control import broadcast_bytes
     from paceline.launch.cores import take_cores
     from paceline.launch.guard import abort_on_error
     from paceline.launch.prepare import communicator
@@ -100,7 +100,7 @@ def answer_call() -> int:
     comm = communicator()
     with abort_on_error(comm):
         payload, up = receive() if comm.Get_rank() == 0 else (b"", None)
-        function, arguments = _unpack(shared_bytes(comm, payload))
+        function, arguments = _unpack(broadcast_bytes(comm, payload))
         try:
             message = ("answer", function(comm, **arguments))
         except AgreedError as refused:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.comm import Recorded, mpi_of
-from paceline.comm.stopwatch import Stopwatch
+from paceline.comm.clocks import Stopwatch
 from paceline.data import Batches, Subset
 from paceline.machine._pingpong import calls
 from paceline.machine._work import COMPUTE, RATE, Points, mean, median

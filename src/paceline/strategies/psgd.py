@@ -81,7 +81,7 @@ class Psgd(OnOwnData):
         put(me, x, mean)
         mine = (epoch + 1, loss if moved else None, converged, me.diverged is not None, *alone)
         parts = me.control.gather(np.array([[math.nan if value is None else value for value in mine]]))
-        diverged = me.control.who(me.diverged is not None)
+        diverged = me.control.vote(me.diverged is not None)
         if diverged.ranks and me.diverged is None:
             me.stop(f"the loss of part {diverged.first} has run away or stands still")
         me.validate(epoch, guarded=False)

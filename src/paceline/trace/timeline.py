@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.comm.calls import RECEIVES, SENDS, WAITS
-from paceline.comm.events import FENCE
-from paceline.comm.stopwatch import KINDS
+from paceline.comm.clocks import KINDS
+from paceline.comm.counting import RECEIVES, SENDS, WAITS
+from paceline.comm.tracing import FENCE
 from paceline.errors import UsageError
 from paceline.record import Run
 from paceline.training.job import built_in

@@ -12,13 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.collectives import Nodes
-from paceline.comm.clocks import common_start
-from paceline.comm.control import agreed, same, shared_text
+from paceline.comm.clocks import KINDS, common_start
+from paceline.comm.control import agree, broadcast_text, check_same
 from paceline.comm.counting import Recorded
-from paceline.comm.events import Events, gathered, limit_for
-from paceline.comm.stopwatch import KINDS
 from paceline.comm.torch_processes import Processes
-from paceline.comm.tracing import Tracer
+from paceline.comm.tracing import Events, Tracer, event_limit, gather_events
 from paceline.data import Batches, Dataset
 from paceline.errors import UsageError
 from paceline.launch import threads_of_rank
@@ -74,7 +72,7 @@ def collect(me: Worker, traffic: tuple[int, int], *, in_step: bool) -> Collected
         by_rank[:, KINDS.index("wait")] += waited
         told[:-1] = by_rank.mean(axis=0)
         told[-1] = by_rank[:, TRAINING].sum(axis=1).max()
-    *means, busy = me.control.from_first(told).tolist()
+    *means, busy = me.control.broadcast(told).tolist()
     samples, bytes_sent, messages_sent = map(int, totals)
     seconds = dict(zip(KINDS, means, strict=True))
     return Collected(seconds, busy, samples, bytes_sent, messages_sent, by_rank, logs)
@@ -161,7 +159,7 @@ class Process:
     def prepare(self, job: Job) -> Parts:
         made = self.agreed(lambda: self._prepare(job))
         x = made.model.x
-        same(
+        check_same(
             self.comm,
             {"parameters": x.size, "type": x.dtype.name, "training samples": len(made.data.train)},
         )
@@ -182,10 +180,10 @@ class Process:
         ranks, rank = (1, 0) if self.comm is None else (self.comm.Get_size(), self.comm.Get_rank())
         made = self.agreed(lambda: job.new_folder(ranks) if rank == 0 else None)
         self._nodes = nodes_of(self.comm)
-        return Path(shared_text(self.comm, str(made)))
+        return Path(broadcast_text(self.comm, str(made)))
 
     def agreed(self, work: Callable[[], Made]) -> Made:
-        return agreed(self.comm, work)
+        return agree(self.comm, work)
 
     def asked(self) -> dict[str, Any]:
         return {"on": "mpi"}
@@ -202,7 +200,7 @@ Show = Callable[[int, int, int], Progress]
 
 def train(job: Job, comm: Any, *, progress: Show | None = None) -> Fitted:
     """Run `job` on the ranks of `comm` (None: this process alone); every rank calls it, every rank gets the results."""
-    same(
+    check_same(
         comm,
         {**asdict(job.config), "strategy": job.name(), "record": job.runs is not None, "trace": job.trace},
     )
@@ -245,7 +243,7 @@ def train_at(place: Place, job: Job, progress: Show | None) -> Fitted:
     if folder is not None:
         place.agreed(start)
     origin = place.origin()
-    events = Events(place.clock, limit_for(ranks)) if job.trace else None
+    events = Events(place.clock, event_limit(ranks)) if job.trace else None
     tracer = None if events is None else Tracer(events, comm)
     counted = None if comm is None else Recorded(comm, tracer=tracer)
     me = Worker(
@@ -364,12 +362,12 @@ def _outcome(
 
 def _keep(me: Worker, events: Events) -> None:
     """Every rank's events into rank 0's tables. Collective."""
-    table = gathered(events, me.origin, me.control)
+    table = gather_events(events, me.origin, me.control)
     if me.rank == 0:
         me.tables["trace"] = table
         cut = int((table["lost"] > 0).sum())
         if cut:
-            kept = limit_for(me.size)
+            kept = event_limit(me.size)
             me.remarks.append(
                 f"the trace holds the first {kept:,} events of each rank; {cut} of {me.size} had more"
             )

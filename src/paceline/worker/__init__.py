@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.comm.clocks import Stopwatch
 from paceline.comm.control import Control
-from paceline.comm.events import Events
-from paceline.comm.stopwatch import Stopwatch
+from paceline.comm.tracing import Events
 from paceline.data import Batches, Dataset
 from paceline.models import Model
 from paceline.schedules import Schedule
@@ -142,9 +142,9 @@ class Worker(Steps):
 
     def broadcast(self) -> None:
         """Give rank 0's parameters and buffers to every rank."""
-        self.control.from_first(self.model.x)
+        self.control.broadcast(self.model.x)
         for buffer in self.model.buffers.values():
-            buffer[...] = self.control.from_first(np.array(buffer, order="C"))
+            buffer[...] = self.control.broadcast(np.array(buffer, order="C"))
         self.watch.lap("exchange")
 
     @contextmanager
@@ -191,7 +191,7 @@ class Worker(Steps):
         self._balanced = len(self.log)
         if self.size > 1 and len(rows):
             typical = np.median(rows[:, [COLUMNS.index("count"), COLUMNS.index("compute")]], axis=0)
-            self.shares.balance(*self.control.everyones(typical).T)
+            self.shares.balance(*self.control.allgather(typical).T)
         self.watch.lap("exchange")
 
     def validate(self, epoch: int, *, guarded: bool = True) -> bool:
@@ -285,7 +285,7 @@ class Worker(Steps):
     def follow_first(self) -> None:
         """Where rank 0 alone has known the epochs' ends, let every rank know them. Collective."""
         mine = json.dumps([self.diverged, [asdict(epoch) for epoch in self.history]])
-        diverged, history = json.loads(self.control.text_from_first(mine))
+        diverged, history = json.loads(self.control.broadcast_text(mine))
         if self.rank != 0:
             self._recovery.stopped, self.history = diverged, [Epoch(**epoch) for epoch in history]
 

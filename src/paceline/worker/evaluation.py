@@ -100,7 +100,7 @@ def agree_on_buffers(model: Model, control: Control, *, trained: bool = True) ->
     """
     if control.size == 1 or not model.buffers or getattr(model, "time_only", False):
         return
-    heard, first_heard = control.who(trained)
+    heard, first_heard = control.vote(trained)
     if not heard:
         heard, first_heard, trained = control.size, 0, True
     is_first = control.rank == first_heard

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from copy import copy
 from typing import Any
 
-from paceline.comm.events import Events
-from paceline.comm.stopwatch import Stopwatch
+from paceline.comm.clocks import Stopwatch
+from paceline.comm.tracing import Events
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from paceline.comm.events import Events
-from paceline.comm.stopwatch import Stopwatch, Telling
+from paceline.comm.clocks import Stopwatch, TracedStopwatch
+from paceline.comm.tracing import Events
 from paceline.data import Batch, Batches, Shares
 from paceline.models import Model, Ready, layer_by_layer
 from paceline.schedules import Schedule
@@ -56,7 +56,7 @@ class Steps:
         self.steps_per_epoch = batches.steps_per_epoch
         self.steps = epochs * batches.steps_per_epoch
         self.log = array("d")
-        self.watch = Stopwatch(clock) if events is None else Telling(clock, events.lap)
+        self.watch = Stopwatch(clock) if events is None else TracedStopwatch(clock, events.lap)
         self.origin = self.watch.last if origin is None else origin
         """The reading of the clock that the steps' starts are counted from: the same moment on all ranks."""
         self.charge = charge

@@ -188,7 +188,7 @@ class Chief:
         self._all_known = True
         self._going = None
         self._report()
-        self.me.control.from_first(np.array([len(self._queue)]))
+        self.me.control.broadcast(np.array([len(self._queue)]))
         for epoch in self._queue:
             self.assemble(epoch)
             self._scores[epoch] = evaluated_together(self.me)
@@ -203,6 +203,6 @@ def evaluated_together(me: Worker) -> Score:
 
 def help_to_finish(me: Worker) -> None:
     """What the other ranks do while rank 0 is in `Chief.finish`. Collective."""
-    for _ in range(int(me.control.from_first(np.zeros(1, np.int64))[0])):
+    for _ in range(int(me.control.broadcast(np.zeros(1, np.int64))[0])):
         evaluated_together(me)
         me.watch.lap("evaluation")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.comm.stopwatch import Stopwatch
+from paceline.comm.clocks import Stopwatch
 from paceline.models import flat_buffers
 from paceline.strategies.parameter_server import _messages as messages
 from paceline.strategies.parameter_server._chief import Chief, help_to_finish
