@@ -154,7 +154,7 @@ class Spec:
         return self.target(*first, *self.arguments, **given, **self.options)
 
     def __str__(self) -> str:
-        words = [_spell(a) for a in self.arguments] + [f"{k}={_spell(v)}" for k, v in self.options.items()]
+        words = [spell(a) for a in self.arguments] + [f"{k}={spell(v)}" for k, v in self.options.items()]
         return f"{self.name}:{','.join(words)}" if words else self.name
 
 
@@ -183,7 +183,7 @@ def parse(kind: str, text: str) -> Spec:
 def describe(thing: Any, name: str) -> str:
     """A dataclass instance in the spelling of the command line: only what differs from the defaults."""
     changed = [
-        f"{f.name.replace('_', '-')}={_spell(getattr(thing, f.name))}"
+        f"{f.name.replace('_', '-')}={spell(getattr(thing, f.name))}"
         for f in dataclasses.fields(thing)
         if getattr(thing, f.name) != f.default
     ]
@@ -280,7 +280,12 @@ def _value(name: str, key: str, kind: Any, text: str) -> Any:
     return text
 
 
-def _spell(value: Any) -> str:
+def spell(value: Any) -> str:
+    """Spell the value of an option as the command line takes it.
+
+    >>> spell(True), spell(None), spell(0.5)
+    ('true', 'none', '0.5')
+    """
     if isinstance(value, bool):
         return str(value).lower()
     return "none" if value is None else str(value)

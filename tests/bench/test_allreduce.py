@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from paceline import names as registry
 from paceline.bench import allreduce
 from paceline.bench._table import table
-from paceline.bench.fit import SIZES, fit_line
+from paceline.bench.fit import SIZES
 from paceline.bench.question import read_ranks, read_sizes, spell
+from paceline.compare.laws import fit_line
 from paceline.errors import UsageError
 
 STARTS_RANKS = True

@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline import fit
 from paceline.diagnosis import Cause, Diagnosis, diagnose
-from paceline.diagnosis._case import Case, cases_of
+from paceline.diagnosis.case import Case, cases_of
 from paceline.machine import Costs
 from paceline.record import Run, find_runs
 from paceline.vmpi import Curves

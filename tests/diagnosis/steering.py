@@ -8,8 +8,8 @@ from math import inf
 from typing import Any
 
 from paceline.diagnosis import Cause, Diagnosis
-from paceline.diagnosis._advice import present_batch, settings_in
-from paceline.diagnosis._case import Case
+from paceline.diagnosis.advice import present_batch, settings_in
+from paceline.diagnosis.case import Case
 from paceline.record import Run
 from paceline.training.job import built_in
 

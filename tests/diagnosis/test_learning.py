@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.diagnosis import diagnose
-from paceline.diagnosis._advice import settings_in
+from paceline.diagnosis.advice import settings_in
 from paceline.record import Run
 from tests.diagnosis.made import LOOPBACK, SERIAL, TIME_ALONE, case_of, cause, made, only
 
@@ -43,7 +43,7 @@ def test_ranks_that_are_averaged_and_learn_less_do_not_scale_well(tmp_path: Path
     found = only(measured(tmp_path, "psgd", PSGD))
     assert found.summary == (
         "simulated on loopback: psgd learns less than serial on 2, 4 and 5 ranks (on 1 it is 1.14x as fast): ranks "
-        "train apart on parts that are too small, or are averaged too rarely (1.1 points of accuracy at 2 ranks); "
+        "train on too little data each, or are averaged too rarely (1.1 points of accuracy at 2 ranks); "
         "efficiency stays above 50 %"
     )
     main = found.causes[0]
@@ -138,7 +138,7 @@ def test_that_it_is_slow_is_explained_by_time(tmp_path: Path) -> None:
     assert found.causes[0].rule == "large batch"
     assert "workers queue at the ranks that hold the parameters (" in found.summary
     assert found.summary.endswith(
-        "; less is learned: the batch grows with the ranks, and the steps become fewer (40.0 points of accuracy at 8 ranks)"
+        "; less is learned: the batch grows with the ranks, so there are fewer steps (40.0 points of accuracy at 8 ranks)"
     )
     assert "--batch 4 " not in found.causes[0].advice  # which seven workers cannot divide
 
@@ -185,5 +185,5 @@ def test_a_cause_tells_the_ranks_it_was_found_on(tmp_path: Path) -> None:
     assert "--lr 0.125 (half the step), or " in most
     assert "--epochs" not in most  # more of them are no remedy
     every = only([run for run in runs if run.config["ranks"] != 4])
-    assert "has runs that diverged on every number of ranks that was tried (8, 9)" in every.summary
+    assert "has diverged runs at every rank count tried (8, 9)" in every.summary
     assert every.causes[0].ranks == 8

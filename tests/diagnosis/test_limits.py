@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.diagnosis import diagnose
-from paceline.diagnosis._case import cases_of
+from paceline.diagnosis.case import cases_of
 from paceline.diagnosis.rules.small_computing import batch_without
 from tests.diagnosis.made import LOOPBACK, SERIAL, TIME_ALONE, US, as_real, case_of, cause, made, only
 from tests.diagnosis.typed import accepted
@@ -27,10 +27,10 @@ def test_a_last_batch_that_is_small_and_slow_flattens_no_line(tmp_path: Path) ->
     assert batch_without(real) == pytest.approx(true, rel=0.1)
     found = cause(only(runs), "small computing")
     assert found is not None
-    assert "from a batch of about 130 on (by gradients of 16 and 32 samples);" in found.words
+    assert "; a batch of about 130 brings that under 20 % (by gradients of 16 and 32 samples);" in found.words
     # As much as leaves 8 steps of an epoch of 1437.
     assert found.advice.startswith(
-        "--batch 179 (more computing for each exchange; fewer updates: mind --lr, and --epochs 17 for as many)"
+        "--batch 179 (more computing per exchange; fewer updates: check --lr, or --epochs 17 for as many)"
     )
 
 
@@ -46,13 +46,16 @@ def test_one_size_that_was_timed_is_a_bound_and_equal_times_are_none(tmp_path: P
     assert least < true
     found = cause(only(runs), "small computing")
     assert found is not None
-    assert f"from a batch of about {least:,} on at the earliest (one size alone was timed" in found.words
+    assert (
+        f"; a batch of about {least:,} brings that under 20 % at best (only one size was timed" in found.words
+    )
     alike = as_real(
         made(tmp_path / "alike", SERIAL, (RING, 2), **settings), seconds={16: 70 * US, 32: 80 * US}
     )
     found = cause(only(alike), "small computing")
     assert found is not None
-    assert "gradients of 16 and 32 samples took about as long: nobody knows" in found.words
+    equal = "gradients of 16 and 32 samples took about equally long, so the batch that brings that under 20 % is unknown"
+    assert equal in found.words
     assert "--batch 128 (" in found.advice
 
 
@@ -60,7 +63,7 @@ def test_small_pieces_that_hardly_differ_are_on_the_line_of_large_ones_that_do(t
     runs = made(tmp_path, SERIAL, (RING, 16), batch=64, epochs=3, compute=False)
     found = cause(only(as_real(runs, cores=16, seconds={4: 116 * US, 64: 236 * US})), "small computing")
     assert found is not None
-    assert "about as long" not in found.words  # a sample is 2 us of either
+    assert "about equally long" not in found.words  # a sample is 2 us of either
     assert "(by gradients of 4 and 64 samples)" in found.words
 
 
@@ -76,7 +79,7 @@ def test_costs_of_simulated_runs_tell_what_real_ones_do_not(tmp_path: Path) -> N
     assert batch_without(real) == pytest.approx(true, rel=0.1)
     found = cause(diagnose(runs)[0], "small computing")
     assert found is not None
-    assert "(by the costs of computing in the runs simulated here)" in found.words
+    assert "(by the costs given to the simulated runs)" in found.words
 
 
 def test_nobody_who_lost_accuracy_by_averaging_averages_more_rarely(tmp_path: Path) -> None:
@@ -106,7 +109,7 @@ def test_ranks_that_are_advised_have_cores_and_were_not_slower(tmp_path: Path) -
         run.summary["train_seconds"] = {1: 1.0, 2: 3.0, 3: 0.9}[run.config["ranks"]]
     found = only(runs)
     assert found.summary == (
-        "parameter-server is 1.11x as fast as serial on 3 ranks, more than there are cores: "
+        "parameter-server is 1.11x as fast as serial on 3 ranks (oversubscribed): "
         "there are more ranks than cores (33 % of the time at 3 ranks)"
     )
     for each in found.causes:
@@ -116,10 +119,10 @@ def test_ranks_that_are_advised_have_cores_and_were_not_slower(tmp_path: Path) -
     idle, few = cause(alone, "ranks without work"), cause(alone, "too few runs")
     assert idle is not None
     assert few is not None
-    assert idle.words.endswith("1 worker is no faster than serial at best")
+    assert idle.words.endswith("1 worker is at best as fast as serial")
     assert idle.advice == "--strategy sync (every rank computes)"
-    assert few.advice == "--on sim -n 4 --network 10gbe (what more nodes would do)"
-    assert "is on no number of ranks faster than serial" in alone.summary
+    assert few.advice == "--on sim -n 4 --network 10gbe (to see what more nodes would do)"
+    assert "is never faster than serial" in alone.summary
 
 
 def test_more_ranks_with_as_many_masters_are_typed_and_not_advised_where_they_are_slower(
@@ -129,7 +132,7 @@ def test_more_ranks_with_as_many_masters_are_typed_and_not_advised_where_they_ar
     runs = made(tmp_path / "few", SERIAL, (two, 4), network="10gbe", compute=False)
     few = cause(only(runs), "ranks without work")
     assert few is not None
-    assert f"-n 6 --strategy {two} (as many masters for more workers)" in few.advice
+    assert f"-n 6 --strategy {two} (more workers for the same masters)" in few.advice
     accepted(case_of(runs).at.runs[0], few.advice)
     runs = made(tmp_path / "few", (two, 6), network="10gbe", compute=False)
     for run in runs:
@@ -160,7 +163,7 @@ def test_real_ranks_on_several_nodes(tmp_path: Path) -> None:
     found = only(runs)
     assert cause(found, "oversubscribed cores") is None
     assert case_of(runs).at.place.cheapest("ring", 10_000, "float32") is None
-    assert all("by theory" not in each.words and "shared-memory" not in each.advice for each in found.causes)
+    assert all("in theory" not in each.words and "shared-memory" not in each.advice for each in found.causes)
 
 
 def test_parts_of_all_seeds(tmp_path: Path) -> None:
@@ -174,4 +177,4 @@ def test_parts_of_all_seeds(tmp_path: Path) -> None:
                 part["test_accuracy"] = 0.2 + 0.1 * seed
     found = cause(only(runs), "averaging")
     assert found is not None
-    assert "alone the parts reach 20.0 % to 30.0 %; test accuracy is 25.0 %" in found.words
+    assert "alone the ranks reach 20.0 % to 30.0 %; test accuracy is 25.0 %" in found.words

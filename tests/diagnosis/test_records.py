@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from paceline.compare.theory import theory_of
 from paceline.diagnosis import Cause, diagnose
-from paceline.diagnosis._case import cases_of
-from paceline.diagnosis._timing import PARTS
+from paceline.diagnosis.case import cases_of
+from paceline.diagnosis.timing import PARTS
 from paceline.record import Run, find_runs
-from tests.diagnosis.made import LOOPBACK, SERIAL, case_of, cause, made, only
+from paceline.training.job import built_in
+from tests.diagnosis.made import LOOPBACK, SERIAL, advised, case_of, cause, made, only
 
 RING = "sync:allreduce=ring"
 
@@ -79,14 +82,14 @@ def test_all_diverged_some_diverged_and_no_serial(tmp_path: Path) -> None:
     wild = made(tmp_path / "wild", SERIAL, (plain, 9), epochs=4, lr=20.0, batch=16, **LOOPBACK)
     found = only(wild)
     assert found.summary == (
-        f"simulated on loopback: {plain} diverged on every number of ranks that was tried (9): training diverged"
+        f"simulated on loopback: {plain} diverged at every rank count tried (9): training diverged"
     )
     assert found.causes[0].rule == "divergence"
     both = made(tmp_path / "wild", (plain, 2), epochs=4, lr=20.0, batch=16, **LOOPBACK)
     assert [scale.ranks for scale in case_of(both).scales] == [2, 9]
     assert cause(only(both), "divergence") is not None
     alone = only(made(tmp_path / "alone", (RING, 2), (RING, 4)))
-    assert "is on no number of ranks faster than on 2" in alone.summary
+    assert "is never faster than on 2 ranks" in alone.summary
     few = cause(alone, "too few runs")
     assert few is not None
     assert few.advice == "-n 1 --strategy serial"
@@ -138,3 +141,49 @@ def test_somebodys_own_strategy_is_not_imported(tmp_path: Path) -> None:
     found = only(runs)
     assert found.strategy == "nowhere_to_be_found:Mine"
     assert cause(found, "small computing") is not None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "own"),
+    [
+        ("elastic:every=4", "tests.diagnosis.own_strategies:Springs:every=4"),
+        ("weight-average", "tests.diagnosis.own_strategies:Means"),
+        ("psgd", "tests.diagnosis.own_strategies:Once"),
+        ("parameter-server:rule=plain", "tests.diagnosis.own_strategies:Server:rule=plain"),
+        ("main-worker", "tests.diagnosis.own_strategies:Middle"),
+    ],
+)
+def test_a_users_own_strategy_is_diagnosed_as_its_built_in_twin(
+    strategy: str, own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it declares is in the record; its module is not imported again to read it."""
+    settings: dict[str, Any] = {"epochs": 4, "lr": 1.0, "batch": 16, **LOOPBACK}
+    twin = only(made(tmp_path / "built-in", SERIAL, (strategy, 4), (strategy, 8), **settings))
+    runs = made(tmp_path / "own", SERIAL, (own, 4), (own, 8), **settings)
+    monkeypatch.setitem(sys.modules, "tests.diagnosis.own_strategies", None)  # importing it fails
+    mine = only(runs)
+    assert [(each.rule, each.ranks, each.words) for each in mine.causes] == [
+        (each.rule, each.ranks, each.words) for each in twin.causes
+    ]
+    assert "unexplained" not in [each.rule for each in mine.causes]
+    base, own_base = strategy.partition(":")[0], ":".join(own.split(":")[:2])
+
+    def meant(advice: str) -> list[dict[str, Any]]:
+        """The settings of an advice, with the strategy and all its options instead of its spelling."""
+        given: list[dict[str, Any]] = [*advised(advice.replace(own_base, base))]
+        known = [one | {"strategy": built_in(one.get("strategy", strategy))} for one in given]
+        return [one for place, one in enumerate(known) if one not in known[:place]]
+
+    assert [meant(each.advice) for each in mine.causes] == [meant(each.advice) for each in twin.causes]
+
+
+def test_what_a_users_own_strategy_should_send_is_recorded(tmp_path: Path) -> None:
+    own = "tests.diagnosis.own_strategies:Means:allreduce=ring"
+    for name in ("weight-average:allreduce=ring", own):
+        made(tmp_path, (name, 4), **LOOPBACK)
+    theirs, mine = (
+        theory_of(run)
+        for run in sorted(find_runs([tmp_path / "runs"]), key=lambda run: run.config["strategy"] == own)
+    )
+    assert mine == theirs
+    assert mine.bytes == next(iter(find_runs([tmp_path / "runs"]))).summary["bytes_sent"]

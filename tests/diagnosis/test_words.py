@@ -32,13 +32,13 @@ def test_an_average_that_is_worse_than_each_of_its_parts(tmp_path: Path) -> None
     named = cause(found, "averaging")
     assert named is not None
     assert (
-        "alone the parts reach 98.4 % to 98.8 %, their average less than every one: averaging takes 1.0 points, that they "
-        "are smaller 0.5; test accuracy is 97.6 %, serial's 99.1 % (one seed)"
+        "alone the ranks reach 98.4 % to 98.8 %, all better than their average: averaging costs 1.0 points, the smaller "
+        "parts of the data cost 0.5; test accuracy is 97.6 %, serial's 99.1 % (one seed)"
     ) in named.words
     assert (
-        "the average of the ranks is worse than each of them alone (1.5 points of accuracy" in found.summary
+        "the average of the ranks' models is worse than each of them (1.5 points of accuracy" in found.summary
     )
-    assert "too small" not in found.summary
+    assert "too little data" not in found.summary
     assert named.advice.startswith("--strategy local-sgd:every=")
     assert "--epochs" not in named.advice  # parts that train longer are no nearer to each other
 
@@ -54,8 +54,10 @@ def test_parts_that_are_too_small(tmp_path: Path, average: float, parts: list[fl
     found = only(averaged(tmp_path, average, parts, 0.991))
     named = cause(found, "averaging")
     assert named is not None
-    assert "ranks train apart on parts that are too small" in found.summary
-    assert ("averaging takes 2.0 points, that they are smaller 5.1" in named.words) == (average < 0.93)
+    assert "ranks train on too little data each" in found.summary
+    assert ("averaging costs 2.0 points, the smaller parts of the data cost 5.1" in named.words) == (
+        average < 0.93
+    )
     assert "--epochs 16" in named.advice
 
 
@@ -84,11 +86,9 @@ def test_a_rank_that_is_the_slowest_in_most_steps_is_named_first(
     assert timing.often == (1, pytest.approx(part, abs=0.01))
     found = cause(only(runs), "stragglers")
     assert found is not None
-    first = (
-        f"at {ranks} ranks rank 1 is the slowest in {100 * part:.0f} % of the steps, another in the others"
-    )
+    first = f"at {ranks} ranks rank 1 is the slowest in {100 * part:.0f} % of the steps, and computing"
     assert found.words.startswith(first) == mostly
-    assert ("it is now one and now another, most often rank 1" in found.words) == (not mostly)
+    assert ("the slowest rank changes, most often it is rank 1" in found.words) == (not mostly)
 
 
 # ---- the summary: a reason is given for what it is the reason of
@@ -128,7 +128,7 @@ def test_speed_of_a_larger_batch_is_not_that_of_the_ranks(tmp_path: Path) -> Non
     given = {"fixed": 100 * US, "each": US}
     found = only(made(tmp_path, SERIAL, ("main-worker", 2), given=given, **PER_RANK, **LOOPBACK))
     assert "1.73x" in found.summary
-    assert "part of the speed is that of a larger batch, not of the ranks" in found.summary
+    assert "part of the speedup comes from the larger batch, not from the ranks" in found.summary
     assert cause(found, "scales well") is None
     named = cause(found, "grown batch")
     assert named is not None

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.collectives import CostModel, cost, recursive_doubling
+from paceline.compare.laws import fit_line
 
 Array = NDArray[Any]
 
@@ -41,23 +42,6 @@ def measure_machine(comm: Any) -> CostModel:
     comm.Bcast(call)
     messages = machine.seconds(cost("recursive-doubling", n=1, p=p), itemsize=4)
     return CostModel(call=max(0.0, float(call[0]) - messages), alpha=alpha, beta=beta, gamma=gamma)
-
-
-def fit_line(sizes: tuple[int, ...], seconds: Array) -> tuple[float, float]:
-    """a, b > 0 of T = a + b * size with the least squared error of log T: each size counts alike.
-
-    >>> a, b = fit_line((1, 10, 100, 1000), np.array([2.1, 3.0, 12.0, 102.0]))
-    >>> round(a, 6), round(b, 6)
-    (2.0, 0.1)
-    """
-    x, logs = np.array(sizes, float), np.log(seconds)
-    a, b = float(seconds.min()), float(seconds[-1] / x[-1])
-    for _ in range(100):  # Gauss and Newton's steps for log a and log b
-        fitted = a + b * x
-        slopes = np.stack([a / fitted, b * x / fitted], axis=1)
-        step, *_ = np.linalg.lstsq(slopes, logs - np.log(fitted))
-        a, b = (float(v) for v in np.array([a, b]) * np.exp(np.clip(step, -1, 1)))
-    return a, b
 
 
 def _both_ways(comm: Any, size: int) -> float:

@@ -98,6 +98,23 @@ def _many(p: Array, fractions: Array) -> Array:
     return np.asarray(1 / (s + (1 - s) / p[None, :]))
 
 
+def fit_line(sizes: tuple[int, ...], seconds: Array) -> tuple[float, float]:
+    """Return a, b > 0 of T = a + b * size with the least squared error of log T: each size counts alike.
+
+    >>> a, b = fit_line((1, 10, 100, 1000), np.array([2.1, 3.0, 12.0, 102.0]))
+    >>> round(a, 6), round(b, 6)
+    (2.0, 0.1)
+    """
+    x, logs = np.array(sizes, float), np.log(seconds)
+    a, b = float(seconds.min()), float(seconds[-1] / x[-1])
+    for _ in range(100):  # Gauss-Newton steps for log a and log b
+        fitted = a + b * x
+        slopes = np.stack([a / fitted, b * x / fitted], axis=1)
+        step, *_ = np.linalg.lstsq(slopes, logs - np.log(fitted))
+        a, b = (float(v) for v in np.array([a, b]) * np.exp(np.clip(step, -1, 1)))
+    return a, b
+
+
 def refusal(ranks: Sequence[int]) -> str | None:
     """Why no law is fitted to points at these numbers of ranks; None where one can be.
 

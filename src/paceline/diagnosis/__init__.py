@@ -1,20 +1,29 @@
-"""Why a strategy stops scaling here, in plain words with figures, and what to try next: from records alone."""
+"""Why a strategy stops scaling, in plain words with figures, and what to try next: from records alone.
+
+diagnose, Diagnosis, Cause     the diagnosis of each strategy among the runs of one problem
+case, timing, place            what the rules look at: runs by rank count, a step's time, nodes and cores
+rules/                         one file per cause
+advice                         the settings that rules advise, as they are typed
+summary                        all causes of a case in order, and the sentence that sums them up
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.diagnosis._finding import Cause, Diagnosis
+from paceline.diagnosis.case import cases_of
+from paceline.diagnosis.findings import Cause, Diagnosis
+from paceline.diagnosis.summary import sum_up
 from paceline.record import Run
 
 __all__ = ["Cause", "Diagnosis", "diagnose"]
 
 
 def diagnose(runs: Sequence[Run]) -> list[Diagnosis]:
-    """A diagnosis for each strategy among the runs of ONE problem: those that a report compares with each other.
+    """Diagnose each strategy among the runs of ONE problem, those that a report compares with each other.
 
-    Serial runs are what the others are held to, and have none. What was simulated is held to simulated serial runs, or
-    to real ones where there are none. The same runs give the same words.
+    Serial runs are the baseline and have no diagnosis. Simulated runs are compared with simulated serial runs, or with
+    real ones if there are none. The same runs give the same words.
 
     >>> import tempfile
     >>> from paceline import fit
@@ -27,7 +36,4 @@ def diagnose(runs: Sequence[Run]) -> list[Diagnosis]:
     >>> [(each.strategy, each.ranks, each.causes[0].rule) for each in found]
     [('sync', 1, 'too few runs')]
     """
-    from paceline.diagnosis._case import cases_of
-    from paceline.diagnosis._sum import sum_up
-
     return [sum_up(case) for case in cases_of(runs)]

@@ -77,8 +77,14 @@ class LocalSgd(OnOwnData):
 
     @classmethod
     def offers(cls, trouble: Trouble, *, ranks: int, amount: int = 1) -> Sequence[Change]:
-        why = {"single average": "averages on the way", "uneven steps": "", "costly exchange": ""}
-        return [Change(options={"every": amount}, why=why[trouble])] if trouble in why else []
+        why = {
+            "single average": "averages on the way",
+            "uneven steps": "unevenness cancels out between averages",
+            "costly exchange": "fewer exchanges",
+        }
+        if trouble not in why or (amount < 2 and trouble != "single average"):
+            return []
+        return [Change(options={"every": amount}, why=why[trouble])]
 
     def train(self, me: Worker) -> None:
         me.broadcast()  # x the same on every rank

@@ -1,8 +1,8 @@
-"""The rules of a diagnosis, one file each: a pure function of a case, that finds its cause in it or nothing."""
+"""The rules of a diagnosis, one file each: a pure function that finds its cause in a case, or nothing."""
 
 from __future__ import annotations
 
-from paceline.diagnosis._finding import Rule
+from paceline.diagnosis.findings import Rule
 from paceline.diagnosis.rules import (
     averaging,
     baseline,
@@ -23,7 +23,7 @@ from paceline.diagnosis.rules import (
     uneven,
 )
 
-# The only list of them; where two causes matter alike, the one that is first here comes first.
+# The only list of them; of two causes that matter equally, the one listed first comes first.
 RULES: tuple[Rule, ...] = tuple(
     Rule(name=module.NAME, short=module.SHORT, find=module.find)
     for module in (

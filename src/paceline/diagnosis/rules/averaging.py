@@ -1,55 +1,55 @@
-"""Ranks that train apart and are averaged learn less: each takes a p-th of the steps, and what is far apart has no mean."""
+"""Ranks that train separately and are averaged learn less: each takes a p-th of the steps, on a p-th of the data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import fmean
 
-from paceline.diagnosis import _advice as advice
-from paceline.diagnosis._advice import joined
-from paceline.diagnosis._case import Case
-from paceline.diagnosis._finding import Cause
-from paceline.diagnosis._words import count
+from paceline.diagnosis import advice
+from paceline.diagnosis.advice import joined
+from paceline.diagnosis.case import Case
+from paceline.diagnosis.findings import Cause
+from paceline.text import count
 
 NAME = "averaging"
-SHORT = "ranks train apart on parts that are too small, or are averaged too rarely"
-# Where more is lost to that the parts are averaged than to that they are parts.
-MEAN = "the average of the ranks is worse than each of them alone"
+SHORT = "ranks train on too little data each, or are averaged too rarely"
+# Where averaging costs more than training on parts.
+BAD_AVERAGE = "the average of the ranks' models is worse than each of them"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """How good the ranks were by themselves, and what was lost to what: accuracies, of all runs."""
+    """How good the ranks' models were alone, and what was lost to what: accuracies, over all runs."""
 
     least: float
     most: float
     apart: float
-    """What a part by itself has less than serial, on average."""
+    """How much worse than serial a rank's model is, on average."""
     mean: float
-    """What the average has less than that."""
+    """How much worse than that the average is."""
     every: bool
-    """Whether in each run the average is worse than every part."""
+    """True if in each run the average is worse than every rank's model."""
 
     @property
     def by_mean(self) -> bool:
-        """Whether averaging itself is what most is lost to."""
+        """True if most is lost to averaging itself."""
         return self.every and self.mean > self.apart
 
 
 def find(case: Case) -> Cause | None:
-    """Less was learned than by serial training, by a strategy that averages parameters."""
-    if case.worse is None or case.name not in advice.APART or case.at.ranks < 2:
+    """Less was learned than by serial training, by a strategy that averages models."""
+    if case.worse is None or not case.facts.averages or case.at.ranks < 2:
         return None
     ranks, steps = case.at.ranks, round(case.at.timing.steps)
     samples = case.config.get("samples")
-    of = f" on {samples // ranks:,} samples each" if samples and case.name != "gossip" else ""
-    row = ""
+    of = f" on {samples // ranks:,} samples each" if samples and case.facts.own_data else ""
+    serial = ""
     if case.serial is not None and case.serial.timing.steps > steps:
-        row = f", where serial takes {round(case.serial.timing.steps):,}"
+        serial = f", serial takes {round(case.serial.timing.steps):,}"
     parts = _parts(case, case.worse.amount)
     words = (
-        f"{count(ranks, 'rank')} train apart{of} and are averaged {_how_often(case)}; each takes "
-        f"{count(steps, 'step')} in a row{row}{_told(parts)}; {case.worse.words}"
+        f"{count(ranks, 'rank')} train separately{of} and are averaged {_how_often(case)}; each takes "
+        f"{count(steps, 'step')}{serial}{_in_words(parts)}; {case.worse.words}"
     )
     by_mean = parts is not None and parts.by_mean
     return Cause(
@@ -58,19 +58,19 @@ def find(case: Case) -> Cause | None:
         words=words,
         advice=_remedies(case, by_mean=by_mean),
         of_accuracy=True,
-        short=MEAN if by_mean else "",
+        short=BAD_AVERAGE if by_mean else "",
     )
 
 
 def _how_often(case: Case) -> str:
-    every = case.option("every")
-    if case.name == "weight-average" or every == 1:
-        return "after every step"
-    return "once, at the end" if every is None else f"every {every} steps"
+    every = case.facts.interval
+    if every is None:
+        return "once, at the end"
+    return "after every step" if every == 1 else f"every {every} steps"
 
 
 def _parts(case: Case, lost: float) -> Parts | None:
-    """How good the parts were by themselves; None where that is not known."""
+    """Return how good the ranks' models were alone; None if that is not known."""
     known = []
     for run in case.at.runs:
         found = (run.summary.get("findings") or {}).get("parts") or ()
@@ -90,40 +90,35 @@ def _parts(case: Case, lost: float) -> Parts | None:
     )
 
 
-def _told(parts: Parts | None) -> str:
+def _in_words(parts: Parts | None) -> str:
     if parts is None:
         return ""
-    said = f"; alone the parts reach {100 * parts.least:.1f} % to {100 * parts.most:.1f} %"
+    alone = f"; alone the ranks reach {100 * parts.least:.1f} % to {100 * parts.most:.1f} %"
     if not parts.every:
-        return said
-    parted = f"{100 * parts.apart:.1f}" if parts.apart > 0 else "nothing"
+        return alone
+    apart = f"{100 * parts.apart:.1f}" if parts.apart > 0 else "nothing"
     return (
-        f"{said}, their average less than every one: averaging takes {100 * parts.mean:.1f} points, that they are smaller "
-        f"{parted}"
+        f"{alone}, all better than their average: averaging costs {100 * parts.mean:.1f} points, the smaller parts of the "
+        f"data cost {apart}"
     )
 
 
 def _remedies(case: Case, *, by_mean: bool) -> str:
-    epochs = int(case.config.get("epochs") or 1)
-    more = f"--epochs {epochs * case.at.ranks} (as many steps in a row as serial)"
-    every = case.option("every")
-    if case.name == "psgd":
+    facts, rate = case.facts, case.config.get("lr")
+    epochs = int(case.config.get("epochs") or 1) * case.at.ranks
+    more = f"--epochs {epochs} (as many steps as serial)"
+    if facts.interval is None and not facts.interval_option:
         often = min(10, max(1, round(case.at.timing.steps) // advice.AVERAGES))
-        # More steps take the parts further from each other: no remedy where their average is what is bad.
-        then = "--strategy sync (gradients are summed, and no parameters averaged)" if by_mean else more
-        return joined(
-            case, [f"--strategy local-sgd:every={often} (averages on the way)", then], of_accuracy=True
-        )
-    if case.name == "weight-average":
-        rate = case.config.get("lr")
-        larger = (
-            [f"--lr {rate * case.at.ranks:g} (the mean of p batches bears a larger step)"] if rate else []
-        )
-        larger = [] if case.astray else larger
-        return joined(case, [*larger, more, "--strategy sync"], of_accuracy=True)
-    tried = []
-    if every is None or every > 1:
-        tried.append(advice.strategy(case, every=max(1, (every or 40) // 4)))
-    if case.name == "local-sgd" and not case.option("outer_momentum"):
-        tried.append(advice.strategy(case, outer_momentum=0.9, outer_lr=0.7))
-    return joined(case, [*tried, more], of_accuracy=True)
+        tried = advice.other_strategies(case, "single average", often)
+        # More steps take the models further from each other: no remedy if their average is what is bad.
+        tried += advice.other_strategies(case, "bad average") if by_mean else [more]
+    elif facts.interval == 1 and not facts.interval_option:
+        tried = [] if case.astray or not rate else [
+            f"--lr {rate * case.at.ranks:g} (the mean of {case.at.ranks} batches allows a larger step)"
+        ]  # fmt: skip
+        tried += [more, *advice.other_strategies(case, "drift")]
+    else:
+        every = facts.interval or 40
+        tried = [advice.strategy(case, **{facts.interval_option: max(1, every // 4)})] if every > 1 else []
+        tried += [*advice.own_changes(case, "drift"), more]
+    return joined(case, tried, of_accuracy=True)

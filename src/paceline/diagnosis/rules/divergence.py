@@ -1,20 +1,20 @@
-"""Training that was stopped because its loss ran away."""
+"""Training that was stopped because it diverged."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from paceline.diagnosis._case import Case, Scale
-from paceline.diagnosis._finding import Cause
-from paceline.diagnosis._words import count
+from paceline.diagnosis.case import Case, Scale
+from paceline.diagnosis.findings import Cause
 from paceline.diagnosis.rules import staleness
+from paceline.text import count
 
 NAME = "divergence"
 SHORT = "training diverged"
 
 
 def find(case: Case) -> Cause | None:
-    """A run diverged, on whatever number of ranks."""
+    """A run diverged, on any number of ranks."""
     wild = [scale for scale in case.scales if scale.diverged]
     if not wild:
         return None
@@ -35,7 +35,9 @@ def find(case: Case) -> Cause | None:
         share=1.0,
         words=words,
         advice=", or ".join(
-            filter(None, [*remedy, "--on-divergence halve (goes back and halves the step by itself)"])
+            filter(
+                None, [*remedy, "--on-divergence halve (goes back and halves the learning rate by itself)"]
+            )
         ),
         of_accuracy=True,
         ranks=first.ranks,
@@ -43,6 +45,6 @@ def find(case: Case) -> Cause | None:
 
 
 def _some(scale: Scale) -> str:
-    """How many of the runs diverged, where it was not all of them."""
+    """Say how many of the runs diverged; nothing if all did."""
     runs = [run for run in scale.runs if run.summary.get("diverged")]
     return "" if len(runs) == len(scale.runs) else f"{len(runs)} of {count(len(scale.runs), 'run')}"

@@ -1,19 +1,19 @@
-"""A batch that grows with the ranks is faster by itself: what a gradient takes beside its samples comes more rarely.
+"""A batch that grows with the ranks is faster by itself: the fixed cost of a gradient is paid less often.
 
-With --batch-per-rank the ranks have a larger batch than the serial run, which speedups are against, in fewer steps. Where
-gradients of several sizes were timed it is known what a larger one alone brings: that is no merit of the ranks.
+With --batch-per-rank the ranks have a larger batch than the serial run that speedups are measured against, in fewer steps.
+Where gradients of several sizes were timed, it is known what a larger batch alone gains: that is not due to the ranks.
 """
 
 from __future__ import annotations
 
-from paceline.diagnosis import _advice as advice
-from paceline.diagnosis._case import Case
-from paceline.diagnosis._finding import Cause
-from paceline.diagnosis._words import count, duration, times
+from paceline.diagnosis import advice
+from paceline.diagnosis.case import Case
+from paceline.diagnosis.findings import Cause
+from paceline.text import count, duration, times
 
 NAME = "grown batch"
-SHORT = "part of the speed is that of a larger batch, not of the ranks"
-# One process that is so many times as fast with a larger batch is worth naming.
+SHORT = "part of the speedup comes from the larger batch, not from the ranks"
+# A larger batch that makes one process this many times as fast is worth naming.
 FASTER = 1.25
 
 
@@ -35,9 +35,9 @@ def find(case: Case) -> Cause | None:
     if faster < FASTER:
         return None
     words = (  # what is timed may be less than the whole batch
-        f"at {count(ranks, 'rank')} a batch is {count(batch, 'sample')} and serial's {own}: a gradient of {size} takes "
-        f"{duration(timed[size])}, one of {own} {duration(timed[own])}, so that one process with a batch of {size} would "
-        f"be about {times(faster)} as fast by itself; the {times(speedup)} and the efficiency are not of the ranks alone"
+        f"at {count(ranks, 'rank')} a batch has {count(batch, 'sample')}, serial's has {own}: a gradient of {size} takes "
+        f"{duration(timed[size])}, one of {own} takes {duration(timed[own])}, so one process with a batch of {size} would "
+        f"already be about {times(faster)} as fast; the {times(speedup)} and the efficiency are not due to the ranks alone"
     )
     same = f"-n 1 --strategy serial --batch {batch} (one process with the same batch)"
     return Cause(rule=NAME, share=None, words=words, advice=same)

@@ -1,14 +1,14 @@
-"""A global batch that grows with the ranks takes fewer steps over the same samples, and learns less in them."""
+"""A global batch that grows with the ranks takes fewer steps over the same samples, and less is learned in them."""
 
 from __future__ import annotations
 
-from paceline.diagnosis import _advice as advice
-from paceline.diagnosis._case import Case
-from paceline.diagnosis._finding import Cause
-from paceline.diagnosis._words import count
+from paceline.diagnosis import advice
+from paceline.diagnosis.case import Case
+from paceline.diagnosis.findings import Cause
+from paceline.text import count
 
 NAME = "large batch"
-SHORT = "the batch grows with the ranks, and the steps become fewer"
+SHORT = "the batch grows with the ranks, so there are fewer steps"
 
 
 def find(case: Case) -> Cause | None:
@@ -17,7 +17,7 @@ def find(case: Case) -> Cause | None:
         return None
     batch, ranks = advice.present_batch(case), case.at.ranks
     words = (
-        f"at {count(ranks, 'rank')} a batch is {count(batch, 'sample')}, {batch // ranks} a rank, so that an epoch has "
+        f"at {count(ranks, 'rank')} a batch has {count(batch, 'sample')} ({batch // ranks} per rank), so an epoch has "
         f"1/{ranks} of the steps; {case.worse.words}"
     )
     epochs = int(case.config.get("epochs") or 1)

@@ -1,16 +1,16 @@
-"""Ranks that compute nothing: masters and main ranks are ranks that were started and paid for.
+"""Ranks that compute nothing: masters are ranks that were started and paid for.
 
-Where workers queue at them they have work enough, and more workers would wait: then this is no cause.
+Where workers queue at them they have enough to do, and more workers would wait: then this is not a cause.
 """
 
 from __future__ import annotations
 
-from paceline.diagnosis import _advice as advice
-from paceline.diagnosis._advice import joined
-from paceline.diagnosis._case import Case
-from paceline.diagnosis._finding import Cause
-from paceline.diagnosis._words import count
+from paceline.diagnosis import advice
+from paceline.diagnosis.advice import joined
+from paceline.diagnosis.case import Case
+from paceline.diagnosis.findings import Cause
 from paceline.diagnosis.rules import master_queue, slower_computing
+from paceline.text import count
 
 NAME = "ranks without work"
 SHORT = "too many of the ranks only hold parameters"
@@ -19,27 +19,23 @@ PART = 0.25
 
 def find(case: Case) -> Cause | None:
     """A quarter of the ranks or more compute nothing, and no queue keeps them busy."""
-    ranks, workers = case.at.ranks, case.at.timing.workers
+    ranks, workers = case.at.ranks, case.facts.workers
     idle = ranks - workers
-    if idle / ranks < PART or not idle or case.name not in ("parameter-server", "main-worker"):
+    if not idle or idle / ranks < PART or master_queue.find(case) is not None:
         return None
-    if master_queue.find(case) is not None:
-        return None
+    best = f"are at best {workers} times as fast as serial" if workers > 1 else "is at best as fast as serial"
     words = (
         f"{idle} of {count(ranks, 'rank')} hold{'s' * (idle == 1)} parameters and compute{'s' * (idle == 1)} nothing: "
-        f"{count(workers, 'worker')} {f'can be {workers} times as fast as' if workers > 1 else 'is no faster than'} "
-        "serial at best"
+        f"{count(workers, 'worker')} {best}"
     )
-    every = "--strategy sync (every rank computes)"
-    tried = [every]
-    # With more workers gradients would be older, or batches larger: not where that is too much already.
-    if case.name == "parameter-server" and case.worse is None and not case.astray:
-        more = _more_workers(case, ranks + idle if idle > 1 else 2 * ranks, idle)
-        tried = [advice.strategy(case, masters=idle // 2), more] if idle > 1 else [more, every]
-        if slower_computing.find(case) is not None:  # which more of them would be
+    others = advice.other_strategies(case, "idle ranks")
+    tried = others
+    # With more workers gradients would be older, or batches larger: not if that is too much already.
+    option = case.facts.masters_option
+    if option and case.worse is None and not case.astray:
+        number = ranks + idle if idle > 1 else 2 * ranks
+        more = f"-n {number} {advice.strategy(case, **{option: idle})} (more workers for the same masters)"
+        tried = [advice.strategy(case, **{option: idle // 2}), more] if idle > 1 else [more, *others]
+        if slower_computing.find(case) is not None:  # which more workers would make worse
             tried.remove(more)
     return Cause(rule=NAME, share=idle / ranks, words=words, advice=joined(case, tried))
-
-
-def _more_workers(case: Case, ranks: int, masters: int) -> str:
-    return f"-n {ranks} {advice.strategy(case, masters=masters)} (as many masters for more workers)"

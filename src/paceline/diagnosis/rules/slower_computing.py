@@ -1,22 +1,22 @@
-"""Ranks that compute at the same time slow each other down, though each has a core: memory, caches and clock are shared.
+"""Ranks that compute at the same time slow each other down although each has a core: they share memory, caches and clock.
 
-A gradient here against one of as many samples in the serial run with as many threads: the same batch, or on the line
-through the serial run's gradients of several sizes.
+A gradient here is compared with one of as many samples in the serial run with as many threads: of the same batch, or on
+the line through the serial run's gradients of several sizes.
 """
 
 from __future__ import annotations
 
-from paceline.diagnosis import _advice as advice
-from paceline.diagnosis._advice import joined
-from paceline.diagnosis._case import Case
-from paceline.diagnosis._finding import Cause
-from paceline.diagnosis._words import count, duration, percent, times
+from paceline.diagnosis import advice
+from paceline.diagnosis.advice import joined
+from paceline.diagnosis.case import Case
+from paceline.diagnosis.findings import Cause
+from paceline.text import count, duration, share, times
 
 NAME = "slower computing"
 SHORT = "ranks slow each other's computing down"
 SLOWER = 1.15
 SHARE = 0.05
-# A piece of this part of the serial batch's samples, or more, is the same batch.
+# A piece of at least this part of the serial batch counts as the same batch.
 SAME = 0.99
 
 
@@ -27,31 +27,33 @@ def find(case: Case) -> Cause | None:
     if alone is None or case.at.oversubscribed or case.at.place.on_node < 2:
         return None
     here = computing_seconds(case)
-    share = (here - alone) / timing.total if timing.total > 0 else 0.0
-    if here < SLOWER * alone or share < SHARE:
+    part = (here - alone) / timing.total if timing.total > 0 else 0.0
+    if here < SLOWER * alone or part < SHARE:
         return None
     cores = case.at.place.cores
-    though = "" if cores is None else f" though there {'is' if cores == 1 else 'are'} {count(cores, 'core')}"
+    though = (
+        "" if cores is None else f" although there {'is' if cores == 1 else 'are'} {count(cores, 'core')}"
+    )
     words = (
         f"at {count(case.at.ranks, 'rank')} a gradient of {timing.samples:.0f} samples takes {duration(here)}, alone "
-        f"{duration(alone)}: {times(here / alone)} as long{though}, since ranks share memory, caches and clock speed; that "
-        f"is {percent(share)} of the step"
+        f"{duration(alone)}: {times(here / alone)} as long{though}, because ranks share memory, caches and clock "
+        f"speed; that is {share(part)} of the step"
     )
     fewer = advice.fewer_ranks(case)
     tried = [f"-n {fewer}"] if fewer is not None else []
     tried += ["--dtype float32 (half the bytes)"] if case.config.get("dtype") == "float64" else []
     each = fewer if fewer is not None and fewer > 1 else None
-    tried.append(advice.elsewhere(case, case.at.ranks, advice.MORE_NODES, each))
-    return Cause(rule=NAME, share=share, words=words, advice=joined(case, tried))
+    tried.append(advice.on_more_nodes(case, case.at.ranks, advice.MORE_NODES, each))
+    return Cause(rule=NAME, share=part, words=words, advice=joined(case, tried))
 
 
 def computing_seconds(case: Case) -> float:
-    """Seconds of a gradient on the middle rank here."""
+    """Return the seconds of a gradient on the median rank here."""
     return case.at.timing.middle * case.at.timing.samples
 
 
 def alone_seconds(case: Case) -> float | None:
-    """Seconds of a gradient of as many samples in the serial run; None where that is not known."""
+    """Return the seconds of a gradient of as many samples in the serial run; None if that is not known."""
     peer, samples = case.peer, case.at.timing.samples
     if peer is None or not samples or not peer.timing.samples:
         return None

@@ -1,121 +1,111 @@
 """Ranks wait for others: for some that are always slower, or now for one and now for another.
 
-A rank is slow where the median of its seconds a sample is SLOWER times that of the middle rank, and in three quarters of
-its steps it is slower than that rank. Where no rank is, and all wait, what they wait for is chance.
+A rank is slow if the median of its seconds per sample is SLOWER times that of the median rank, and it is slower than that
+rank in three quarters of its steps. If no rank is slow and all wait, they wait by chance.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from paceline.diagnosis import _advice as advice
-from paceline.diagnosis._advice import joined
-from paceline.diagnosis._case import Case
-from paceline.diagnosis._finding import Cause
-from paceline.diagnosis._words import count, duration, listed, percent
+from paceline.diagnosis import advice
+from paceline.diagnosis.advice import joined
+from paceline.diagnosis.case import Case
+from paceline.diagnosis.findings import Cause
 from paceline.diagnosis.rules import uneven
+from paceline.text import count, duration, join, share
 
 NAME = "stragglers"
 SHORT = "ranks wait for slower ones"
 # Waiting for this part of a step is worth naming.
 WAITING = 0.1
 SLOWER = 1.25
-# A rank that is the slowest in this part of the steps, and so many times as often as in turn, is not just any.
+# A rank that is the slowest in this part of the steps, and this many times as often as if all took turns, is named.
 MOSTLY, TURNS = 0.4, 1.5
 # More slow ranks than this are counted, not named.
 NAMED = 4
 
 
 def find(case: Case) -> Cause | None:
-    """A tenth of a step is waiting, or would be saved if batches went to whoever is free."""
+    """A tenth of a step is waiting, or would be saved if batches went to whichever rank is free."""
     timing = case.at.timing
     slow, normal = slow_ranks(case)
-    share = _at_the_end(case) if case.name == "parameter-server" else timing.share("wait")
-    if case.at.ranks < 2 or share < WAITING or case.at.oversubscribed:
+    part = _at_the_end(case) if _served(case) else timing.share("wait")
+    if case.at.ranks < 2 or part < WAITING or case.at.oversubscribed:
         return None
     if slow:
-        return _persistent(case, share, slow, normal)
+        return _persistent(case, part, slow, normal)
     random = timing.slowest and uneven.find(case) is None
-    return _by_chance(case, share) if random else None
+    return _by_chance(case, part) if random else None
+
+
+def _served(case: Case) -> bool:
+    """Return True if workers wait for masters and not for each other."""
+    return case.whole_batches and case.facts.workers < case.at.ranks
 
 
 def slow_ranks(case: Case) -> tuple[dict[int, float], float]:
-    """The ranks that are always slower with their seconds a sample, and the middle rank's."""
+    """Return the ranks that are always slower with their seconds per sample, and those of the median rank."""
     timing = case.at.timing
     normal, low = timing.middle, timing.at_least
     slow = {rank: own for rank, own in timing.by_rank.items() if own > SLOWER * normal and low[rank] > normal}
     return slow, normal
 
 
-def _persistent(case: Case, share: float, slow: dict[int, float], normal: float) -> Cause:
+def _persistent(case: Case, part: float, slow: dict[int, float], normal: float) -> Cause:
     many = f"{len(slow)} of {len(case.at.timing.by_rank)} ranks take"
-    who = f"rank{'s' * (len(slow) > 1)} {listed(list(slow))} take{'s' * (len(slow) == 1)}"
+    who = f"rank{'s' * (len(slow) > 1)} {join(slow)} take{'s' * (len(slow) == 1)}"
     mean = float(np.mean(list(slow.values())))
     words = (
-        f"at {count(case.at.ranks, 'rank')} {who if len(slow) <= NAMED else many} {mean / normal:.1f} times as long for a "
+        f"at {count(case.at.ranks, 'rank')} {who if len(slow) <= NAMED else many} {mean / normal:.1f} times as long per "
         f"sample as the others ({duration(mean)} against {duration(normal)}); waiting for "
-        f"{'it' if len(slow) == 1 else 'them'} is {percent(share)} of the time"
+        f"{'it' if len(slow) == 1 else 'them'} takes {share(part)} of the time"
     )
-    return Cause(rule=NAME, share=share, words=words, advice=_for_slow(case, len(slow)))
+    tried = advice.own_changes(case, "slow ranks")
+    if not _served(case):
+        tried += advice.other_strategies(case, "slow ranks", len(slow))
+    return Cause(rule=NAME, share=part, words=words, advice=joined(case, tried))
 
 
-def _for_slow(case: Case, slow: int) -> str:
-    if case.name == "parameter-server":
-        return joined(
-            case, [f"{advice.strategy(case, share='dynamic')} (whoever is free takes the next batch)"]
-        )
-    tried = []
-    if case.name == "sync" and not case.option("balance"):
-        tried.append(f"{advice.strategy(case, balance=True)} (slower ranks get smaller pieces)")
-    elif case.name != "sync":
-        tried.append("--strategy sync:balance=true (slower ranks get smaller pieces)")
-    if case.at.ranks > 2:  # of two ranks one would be the master
-        tried.append("--strategy parameter-server:share=dynamic (nobody waits)")
-    if slow < case.at.ranks - 2:
-        tried.append(f"--strategy parameter-server:backup={slow} (rounds do without the slowest)")
-    return joined(case, tried)
-
-
-def _by_chance(case: Case, share: float) -> Cause:
+def _by_chance(case: Case, part: float) -> Cause:
     timing = case.at.timing
     assert timing.often is not None
-    rank, part = timing.often
-    mostly = part >= max(MOSTLY, TURNS / timing.workers)
-    named = (
-        f"rank {rank} is the slowest in {percent(part)} of the steps, another in the others, and " * mostly
-    )
+    rank, often = timing.often
+    mostly = often >= max(MOSTLY, TURNS / timing.workers)
+    first = f"rank {rank} is the slowest in {share(often)} of the steps, and " if mostly else ""
     any_ = (
         ""
         if mostly
-        else f"it is now one and now another, most often rank {rank} ({percent(part)} of the steps); "
+        else f"the slowest rank changes, most often it is rank {rank} ({share(often)} of the steps); "
     )
     words = (
-        f"at {count(case.at.ranks, 'rank')} {named}computing is uneven from step to step: the slowest rank of a step takes "
-        f"{duration(timing.slowest)}, the mean {duration(timing.compute)}; {any_}waiting is {percent(share)} of the time"
+        f"at {count(case.at.ranks, 'rank')} {first}computing varies from step to step: the slowest rank of a step takes "
+        f"{duration(timing.slowest)}, the mean is {duration(timing.compute)}; {any_}waiting takes {share(part)} of the time"
     )
-    return Cause(rule=NAME, share=share, words=words, advice=_for_chance(case))
+    return Cause(rule=NAME, share=part, words=words, advice=_for_chance(case))
 
 
 def _for_chance(case: Case) -> str:
-    averaging, most = case.name in ("local-sgd", "elastic"), advice.most_apart(case)
-    now = int(case.option("every") or 10) if averaging else 1
-    every = min(4 * now if averaging else 10, most)
-    tried = []
-    if every > now:
-        change = advice.strategy(case, every=every) if averaging else f"--strategy local-sgd:every={every}"
-        tried.append(f"{change} (unevenness cancels out over the steps between averages)")
-    if not averaging and case.at.ranks > 2:
-        tried.append("--strategy parameter-server (nobody waits for all)")
+    facts, most = case.facts, advice.most_apart(case)
+    if facts.averages and facts.in_step and facts.interval_option:
+        now = facts.interval or 10
+        every = min(4 * now, most)
+        tried = []
+        if every > now:
+            change = advice.strategy(case, **{facts.interval_option: every})
+            tried.append(f"{change} (unevenness cancels out between averages)")
+    else:
+        tried = advice.other_strategies(case, "uneven steps", min(10, most))
     return joined(case, tried)
 
 
 def _at_the_end(case: Case) -> float:
-    """The part of a parameter server's time that would be saved if batches went to whoever is free.
+    """Return the part of the time that would be saved if batches went to whichever worker is free.
 
-    With fixed shares everybody is done when the slowest is; else all together do their batches at their own rates.
+    With fixed shares training ends when the slowest worker has done its share; otherwise all work until no batch is left.
     """
     timing = case.at.timing
-    if case.option("share") == "dynamic" or not timing.by_rank:
+    if not case.facts.fixed_shares or not timing.by_rank:
         return 0.0
     beside = timing.exchange + timing.answer + timing.update
     own = {rank: timing.by_rank[rank] * timing.samples + beside for rank in timing.by_rank}

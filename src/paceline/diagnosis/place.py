@@ -1,4 +1,4 @@
-"""Where ranks are: on how many nodes, with how many cores, and what a message between them costs by theory."""
+"""Where ranks are: on how many nodes, with how many cores, and what messages between them cost in theory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.collectives import CostModel, Nodes, cost, has_cost
+from paceline.compare.laws import fit_line
 from paceline.errors import UsageError
 from paceline.record import Run
 from paceline.record.environment import node_of
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 # Bytes of the messages whose times alpha and beta are fitted to.
 SIZES = tuple(8 << k for k in range(0, 22, 3))
-# A collective is worth naming where it takes at most this part of another's time.
+# A collective is worth naming if it takes at most this part of the time of the one in use.
 CHEAPER = 0.8
 WIDTH = {"float32": 4, "float64": 8}
 
@@ -30,11 +31,11 @@ class Place:
     ranks: int
     on_node: int
     cores: int | None
-    """Of a node; None: enough."""
+    """Cores per node; None: enough."""
     links: CostModel | None
-    """What a message and a sum take, for the theory of the collectives; None: nobody knows the network."""
+    """What a message and a sum take, for the theory of the collectives; None: the network is unknown."""
     per_node: int | None = None
-    """Ranks that a node has at most; None: all are on one."""
+    """The most ranks that a node has; None: all are on one."""
 
     @property
     def layout(self) -> Nodes:
@@ -42,13 +43,13 @@ class Place:
         return Nodes(tuple(rank // self.on_node for rank in range(self.ranks)))
 
     def fits(self, ranks: int, threads: int = 1) -> bool:
-        """Whether each of so many ranks would have cores of its own for its threads."""
+        """Return True if each of so many ranks would have cores of its own for its threads."""
         return self.cores is None or min(self.per_node or ranks, ranks) * threads <= self.cores
 
     def theory(self, name: str, parameters: int, itemsize: int, *, in_place: bool = False) -> float | None:
-        """Seconds that the collective of this name takes by theory; None where it has none, or cannot be used here.
+        """Return the seconds that a collective takes in theory; None if it has no formula, or cannot be used here.
 
-        `in_place`: gradients are computed in shared memory, where that is used, and not copied there.
+        `in_place`: with shared memory, gradients are computed there and not copied.
         """
         several = self.on_node < self.ranks
         if self.links is None or not has_cost(name) or (several and name == "shared-memory"):
@@ -61,9 +62,9 @@ class Place:
     def cheapest(
         self, used: str, parameters: int, dtype: str, *, in_place: bool = False
     ) -> tuple[str, float] | None:
-        """A collective that is cheaper by theory than the one used, and the part of its time that it takes.
+        """Return a collective that is cheaper in theory than the one used, and the part of its time that it takes.
 
-        `auto` chooses by measurements, which no theory is better than; other packages' collectives have no theory.
+        `auto` chooses by measurements, which are better than theory; collectives of other packages have no formula.
         """
         from paceline.names import names
 
@@ -83,7 +84,7 @@ class Place:
 
 
 def place_of(run: Run) -> Place:
-    """Where the ranks of a run were."""
+    """Return where the ranks of a run were."""
     ranks, told = run.config["ranks"], run.simulated
     on_node, cores = node_of(run)
     if told is None:
@@ -102,7 +103,7 @@ def place_of(run: Run) -> Place:
 
 
 def _network(text: str) -> Network | None:
-    """The network that a record names; None for the file of a machine, of which the record has a copy."""
+    """Return the network that a record names; None for the file of a machine, of which the record has a copy."""
     from paceline.machine import load_network
 
     try:
@@ -118,7 +119,7 @@ def _typical() -> Machine:
 
 
 def _machine(values: Any) -> Machine:
-    """The machine that a record holds, or a typical one."""
+    """Return the machine that a record holds, or a typical one."""
     from paceline.machine import Machine
 
     try:
@@ -128,9 +129,7 @@ def _machine(values: Any) -> Machine:
 
 
 def _inside(machine: Machine, ranks: int) -> CostModel:
-    """alpha, beta and gamma of a node, from its tables."""
-    from paceline.bench.fit import fit_line
-
+    """Return alpha, beta and gamma of a node, from its tables."""
     times = [
         machine.link.both_ways(size, ranks, eager=size <= machine.eager_limit, post=machine.post)
         for size in SIZES
@@ -140,7 +139,7 @@ def _inside(machine: Machine, ranks: int) -> CostModel:
 
 
 def _slope(curves: Any, ranks: int) -> float:
-    """Seconds a byte of a pass over memory; a tenth of a nanosecond where none was measured."""
+    """Return the seconds per byte of a pass over memory; 0.1 ns if that was not measured."""
     if curves is None:
         return 1e-10
     low, high = 1 << 16, 1 << 22

@@ -1,9 +1,9 @@
-"""What a step of one strategy on one number of ranks takes, by what it goes to: from the logs of all its runs' ranks.
+"""Where the time of a step goes, for one strategy on one number of ranks: from the step logs of all ranks.
 
     compute    the gradient of the rank's own samples
-    exchange   messages and sums, as long as they take when nobody is late
-    wait       for ranks that are later: in an exchange that all come to, or where they meet
-    answer     for a master, until the new parameters are there (parameter-server)
+    exchange   messages and sums, as long as they take when no rank is late
+    wait       for ranks that are later, in an exchange that all take part in
+    answer     for a master, until its new parameters have arrived
     update     the step itself
 
 Means over the ranks that compute, and over their steps, so that the parts add up.
@@ -18,26 +18,26 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.compare.laws import fit_line
 from paceline.errors import UsageError
 from paceline.record import Run
 
 if TYPE_CHECKING:
     from paceline.vmpi import Curves
 
-
-# ---- How long a gradient takes by its samples: a part that is always there, and one for each sample.
+# ---- how long a gradient takes by its samples: a fixed part, and one for each sample
 #
 # The last batch of an epoch is smaller and takes far longer than the others on a real machine: caches and memory are laid
-# out for another size. So of the sizes in a log those count that come often.
+# out for another size. So only sizes that occur often in a log count.
 
-# Numbers of samples must differ by so much for a line through them to mean anything.
+# Numbers of samples must differ by this factor for a line through them to mean anything.
 APART = 1.5
-# A size counts that has so many steps, and this part of those of the size that has most.
+# A size counts if it has this many steps, and this part of the steps of the most frequent size.
 STEPS = 10
 OFTEN = 0.1
-# What a line through given costs is fitted to: so many times the samples of a step.
+# A line through given costs is fitted at these multiples of the samples of a step.
 TIMES = (1, 4, 16, 64)
-# From what a line is known: gradients that were timed, costs that a simulation was given, or one size alone.
+# Where a line comes from: gradients that were timed, costs that a simulation was given, or one size only.
 Basis = Literal["timed", "given", "proportion"]
 
 
@@ -52,20 +52,20 @@ class Line:
     fixed: float
     each: float
     basis: Basis = "timed"
-    """Where one number of samples was known, all is taken to be in proportion to them: it grows no faster than that."""
+    """If only one size is known, the time is taken to be in proportion to the samples: it grows no faster than that."""
     rise: float = field(default=0.0, repr=False)
-    """Of what it was fitted to: the part of the time of most samples by which fewest take less."""
+    """How much less time the smallest size takes than the largest, as a part of the latter."""
 
     def seconds(self, samples: float) -> float:
-        """Of a gradient of so many samples."""
+        """Return the seconds of a gradient of so many samples."""
         return self.fixed + self.each * samples
 
     def samples_for(self, seconds: float) -> int:
-        """How many samples it takes to compute that long; at least one."""
+        """Return the samples that take so long to compute; at least one."""
         return max(1, int(np.ceil(round((seconds - self.fixed) / self.each, 6)))) if self.each > 0 else 1
 
     def through(self, samples: float, seconds: float) -> Line:
-        """The same line, raised or lowered in proportion until it takes that long for so many samples."""
+        """Return the line scaled so that it takes that long for so many samples."""
         here = self.seconds(samples)
         if here <= 0 or seconds <= 0:
             return self
@@ -73,15 +73,13 @@ class Line:
 
 
 def line_of(known: Iterable[Mapping[int, float]]) -> Line | None:
-    """The line nearest to gradients of known length, every number of samples counting alike.
+    """Fit a line to the seconds of gradients by their samples; every number of samples counts equally.
 
     >>> line_of([{64: 660e-6}, {16: 180e-6, 7: 90e-6}])
     Line(fixed=2e-05, each=1e-05, basis='timed')
     >>> line_of([{64: 660e-6}, {60: 620e-6}]) is None
     True
     """
-    from paceline.bench.fit import fit_line
-
     points: dict[int, list[float]] = {}
     for table in known:
         for samples, seconds in table.items():
@@ -97,7 +95,7 @@ def line_of(known: Iterable[Mapping[int, float]]) -> Line | None:
 
 
 def often(seconds: Mapping[int, float], steps: Mapping[int, int]) -> dict[int, float]:
-    """Of the seconds of a gradient by its samples those that can be relied on: of sizes that come often.
+    """Keep the seconds of gradients of those sizes that occur often, which can be relied on.
 
     >>> often({29: 451e-6, 32: 71e-6}, {29: 3, 32: 132})
     {32: 7.1e-05}
@@ -112,12 +110,13 @@ def often(seconds: Mapping[int, float], steps: Mapping[int, int]) -> dict[int, f
     return {
         size: took
         for size, took in kept.items()
-        if size >= most or took <= kept[most]  # smaller, rarer and slower: no cost of its samples
+        if size >= most
+        or took <= kept[most]  # a smaller size that is slower does not show the cost of its samples
     }
 
 
 def given_line(costs: Curves, samples: float, ranks: int) -> Line | None:
-    """The line through the costs of a gradient that a simulation was given, from a step's samples on."""
+    """Fit a line to the costs of a gradient that a simulation was given, from a step's samples on."""
     sizes = [max(1, round(samples)) * factor for factor in TIMES]
     line = line_of([{size: costs.at(size, ranks) for size in sizes}])
     return None if line is None else replace(line, basis="given")
@@ -125,13 +124,13 @@ def given_line(costs: Curves, samples: float, ranks: int) -> Line | None:
 
 Array = NDArray[Any]
 PARTS = ("compute", "exchange", "wait", "answer", "update")
-# What a rank does in training; `evaluation` is not part of it.
+# What a rank does in training; evaluation is not part of it.
 WORKING = ("compute", "exchange", "update")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Seconds of a step of a rank that computes.
+    """The seconds of a step of a rank that computes.
 
     >>> round(Timing(compute=3e-4, exchange=1e-4).share("exchange"), 6)
     0.25
@@ -143,27 +142,27 @@ class Timing:
     answer: float = 0.0
     update: float = 0.0
     steps: float = 0.0
-    """Of one rank in one run."""
+    """Steps of one rank in one run."""
     samples: float = 0.0
-    """In a step of one rank, where it has any."""
+    """Samples in a step of one rank, if it has any."""
     workers: int = 1
     """Ranks that compute."""
     by_rank: Mapping[int, float] = field(default_factory=dict)
-    """Median seconds of computing a sample, of each rank that computes."""
+    """Median seconds per sample of each rank that computes."""
     at_least: Mapping[int, float] = field(default_factory=dict)
-    """What three quarters of its samples take at least: what is above that of others is so not by chance."""
+    """The lower quartile of the same: a rank whose quartile is above another's median is not slower by chance."""
     batches: Mapping[int, int] = field(default_factory=dict)
     """Steps of each of them."""
     by_count: Mapping[int, float] = field(default_factory=dict)
-    """Median seconds of a gradient by its samples, of sizes that come often."""
+    """Median seconds of a gradient by its samples, for sizes that occur often."""
     slowest: float = 0.0
-    """Mean seconds of the rank that computes longest in a step, where all take their steps together."""
+    """Mean seconds of the rank that computes longest in a step, if all take their steps together."""
     often: tuple[int, float] | None = None
-    """The rank that is it most often, and in what part of the steps."""
+    """The rank that most often computes longest, and in what part of the steps."""
     uneven: float = 1.0
-    """How many times a mean rank's samples the rank with most has in a step."""
+    """The samples of the rank that has most in a step, as a multiple of the mean."""
     busy: float | None = None
-    """The part of its time in which the busiest of the ranks that do not compute worked; None where all compute."""
+    """The part of its time that the busiest rank that computes no gradients works; None if all compute."""
 
     @property
     def total(self) -> float:
@@ -172,19 +171,19 @@ class Timing:
 
     @property
     def middle(self) -> float:
-        """Median seconds of computing a sample on the rank in the middle: slow ones are another matter."""
+        """Median seconds per sample of the median rank, which slow ranks do not change."""
         ordered = sorted(self.by_rank.values())
         return ordered[(len(ordered) - 1) // 2] if ordered else self.compute / (self.samples or 1.0)
 
     def share(self, *parts: str) -> float:
-        """What part of a step goes to these; 0 where nothing is known."""
+        """Return the part of a step that goes to these; 0 if nothing is known."""
         return float(sum(getattr(self, part) for part in parts)) / self.total if self.total > 0 else 0.0
 
 
 def timing_of(runs: Sequence[Run], *, together: bool, served: bool) -> Timing:
-    """From the logs of runs that differ in nothing but their seed.
+    """Read the logs of runs that differ only in their seeds.
 
-    `together`: all ranks that compute come to the same exchanges; `served`: they wait for masters' answers.
+    `together`: all ranks that compute take part in the same exchanges; `served`: they wait for masters' answers.
     """
     logs = [log for run in runs if (log := _log(run)) is not None]
     if not logs:
@@ -227,7 +226,7 @@ def timing_of(runs: Sequence[Run], *, together: bool, served: bool) -> Timing:
 
 
 def _log(run: Run) -> dict[str, Array] | None:
-    """The columns of a run's steps; None where there are none, or none of use."""
+    """Return the columns of a run's steps; None if there are none, or none of use."""
     try:
         steps = run.steps
     except UsageError:
@@ -244,7 +243,7 @@ def _log(run: Run) -> dict[str, Array] | None:
 
 
 def _from_summaries(runs: Sequence[Run]) -> Timing:
-    """What is left where no rank's steps are known: means over all ranks."""
+    """Return the means over all ranks, which remain if no rank's steps are known."""
     steps = max(1.0, float(np.mean([run.summary.get("steps") or 1 for run in runs])))
     seconds: dict[str, Any] = {
         kind: float(np.mean([run.summary["seconds"].get(kind) or 0.0 for run in runs])) / steps
@@ -256,7 +255,7 @@ def _from_summaries(runs: Sequence[Run]) -> Timing:
 def _quantiles(
     columns: Mapping[str, Array], rows: Mapping[int, Array], had: Array
 ) -> tuple[dict[int, float], dict[int, float], dict[int, float]]:
-    """Each rank's median and lower quartile of the seconds of a sample; the median of a gradient by its samples."""
+    """Return each rank's median and lower quartile of seconds per sample, and a gradient's median by its samples."""
     seconds, count = columns["compute"], columns["count"]
     by_rank, at_least = {}, {}
     for rank, mine in rows.items():
@@ -270,13 +269,13 @@ def _quantiles(
 
 
 def _by_rank(run: Run) -> list[dict[str, float]]:
-    """Seconds of each rank by kind; nothing in records that do not have them."""
+    """Return the seconds of each rank by kind; empty for old records."""
     found: list[dict[str, float]] = run.summary.get("seconds_by_rank") or []
     return found
 
 
 def _waited(runs: Sequence[Run], batches: Mapping[int, int]) -> list[float]:
-    """What each rank that computes waited, in seconds a step of its own."""
+    """Return the seconds per step that each rank that computes waited."""
     known = [_by_rank(run) for run in runs]
     return [
         sum((of_run[rank].get("wait") or 0.0) for of_run in known if rank < len(of_run)) / steps
@@ -286,7 +285,7 @@ def _waited(runs: Sequence[Run], batches: Mapping[int, int]) -> list[float]:
 
 
 def _busy(runs: Sequence[Run], workers: Sequence[int]) -> float | None:
-    """The part of its time that the busiest rank worked of those that compute nothing."""
+    """Return the part of its time that the busiest rank works, of those that compute no gradients."""
     shares = []
     for run in runs:
         for rank, seconds in enumerate(_by_rank(run)):

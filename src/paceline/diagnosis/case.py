@@ -1,4 +1,4 @@
-"""One strategy's runs on one problem, by number of ranks, beside the serial baseline: what rules look at."""
+"""What rules look at: one strategy's runs on one problem, by number of ranks, beside the serial baseline."""
 
 from __future__ import annotations
 
@@ -10,27 +10,22 @@ from math import hypot
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from paceline.diagnosis._place import Place, place_of
-from paceline.diagnosis._timing import Line, Timing, given_line, line_of, timing_of
-from paceline.diagnosis._words import count
+from paceline.compare.rows import simulated_as, way_of
+from paceline.compare.theory import facts_of
+from paceline.diagnosis.place import Place, place_of
+from paceline.diagnosis.timing import Line, Timing, given_line, line_of, timing_of
 from paceline.record import Run
 from paceline.simulate.bottleneck import POINT, Limit, Point, limit
-from paceline.strategies import Strategy
-from paceline.training.job import built_in
+from paceline.strategies import Facts
+from paceline.text import count
 
 if TYPE_CHECKING:
     from paceline.vmpi import Curves
 
 
-# ---- The runs of one strategy on one number of ranks.
-
-# Strategies whose ranks come to one place in every step, though they measure no waiting in it.
-MEETING = ("main-worker",)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scale:
-    """The runs of one strategy on one number of ranks, that differ in nothing but their seed."""
+    """The runs of one strategy on one number of ranks, which differ only in their seeds."""
 
     runs: tuple[Run, ...]
     timing: Timing
@@ -38,43 +33,43 @@ class Scale:
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return int(self.runs[0].config["ranks"])
 
     @property
     def threads(self) -> int:
-        """Of a rank."""
+        """Threads per rank."""
         return int(self.runs[0].summary["threads"])
 
     @property
     def seconds(self) -> float:
-        """Of training, mean over the runs."""
+        """Seconds of training, mean over the runs."""
         return fmean(run.summary["train_seconds"] for run in self.runs)
 
     @property
     def diverged(self) -> str | None:
-        """Why the first of them that diverged did."""
+        """Why the first run that diverged did; None if none did."""
         return next((str(run.summary["diverged"]) for run in self.runs if run.summary.get("diverged")), None)
 
     @property
     def oversubscribed(self) -> bool:
-        """Whether there are more threads on a node than cores."""
+        """True if a node has more threads than cores."""
         return not self.fits(self.ranks)
 
     def fits(self, ranks: int) -> bool:
-        """Whether so many ranks, with as many threads each, would have a core for each thread where these ran."""
-        # What a simulated rank computes was measured with its threads; they take no core of another's.
+        """Return True if so many ranks, with as many threads each, would have a core per thread where these ran."""
+        # The costs of a simulated rank were measured with its threads; they take no cores from other ranks.
         return self.place.fits(ranks, self.threads if self.runs[0].simulated is None else 1)
 
     def means(self, name: str) -> tuple[float, float] | None:
-        """The mean of a figure over the runs, and how far that may be off (its standard error); None: unknown."""
+        """Return the mean of a figure over the runs and its standard error; None if unknown."""
         values = [value for run in self.runs if (value := run.summary.get(name)) is not None]
         if not values or len(values) < len(self.runs):
             return None
         return fmean(values), stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
 
     def found(self, *keys: str) -> Any:
-        """Something that the first run's strategy found out; None where it did not."""
+        """Return something that the first run's strategy found out; None if it did not."""
         value: Any = self.runs[0].summary.get("findings") or {}
         for key in keys:
             value = value.get(key) if isinstance(value, dict) else None
@@ -82,16 +77,16 @@ class Scale:
 
 
 def scale_of(members: Sequence[Run]) -> Scale:
-    """Runs of one strategy on one number of ranks and threads."""
-    strategy = str(members[0].config["strategy"])
-    found, name = built_in(strategy), strategy.partition(":")[0]
-    together = bool(getattr(found, "in_step", True)) or name in MEETING
-    timing = timing_of(members, together=together, served=name == "parameter-server")
+    """Collect the runs of one strategy on one number of ranks and threads."""
+    facts = facts_of(members[0])
+    together = facts.in_step or not facts.whole_batches  # who divides a batch meets in every step
+    served = facts.whole_batches and facts.workers < members[0].config["ranks"]
+    timing = timing_of(members, together=together, served=served)
     return Scale(runs=tuple(members), timing=timing, place=place_of(members[0]))
 
 
 def fastest(scales: Sequence[Scale]) -> tuple[Scale, ...]:
-    """Of those on the same number of ranks, with other threads, the fastest that did not diverge."""
+    """Of runs on the same number of ranks with different threads, keep the fastest that did not diverge."""
     by_ranks: dict[int, list[Scale]] = defaultdict(list)
     for scale in scales:
         by_ranks[scale.ranks].append(scale)
@@ -101,15 +96,15 @@ def fastest(scales: Sequence[Scale]) -> tuple[Scale, ...]:
     )
 
 
-# By which part a test loss may be higher, where there are no classes.
+# By which part a test loss may be higher, if there are no classes.
 TENTH = 0.1
-# What two sums of the same figures may differ by.
+# How much two sums of the same figures may differ.
 ROUNDING = 1e-9
-# Gradients of several sizes must differ by this part, or samples have this part in one's time, or a line through noise is
-# taken for a cost. Processes that do the same differ by more where they were timed than costs that were measured do.
+# Gradients of several sizes must differ by this part, or samples must take this part of a gradient's time; otherwise the
+# line goes through noise. Times of real processes vary more than measured costs do.
 GROWS = {"timed": 0.2, "given": 0.05, "proportion": 0.0}
 
-# What stands for accuracies where scaling is seen to stop: as much was learned as by serial training, or less.
+# These stand for accuracies when looking for where scaling stops: as much was learned as by serial training, or less.
 LEARNED, LESS = 1.0, 0.0
 
 
@@ -118,83 +113,78 @@ class Worse:
     """How much less was learned than by serial training."""
 
     amount: float
-    """Of accuracy; without classes, the part by which the serial run's test loss is lower."""
+    """Lost accuracy; without classes, the part by which the serial run's test loss is lower."""
     ranks: int
     figure: str
-    """What was reached, as it is spelled."""
+    """What was reached, spelled."""
     words: str
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
-    """What a rule is a function of."""
+    """One strategy on one problem: the argument of every rule."""
 
     strategy: str
     """As records spell it."""
     way: str
-    """The same, and how it was run where that is not the usual way."""
+    """The same, with how it was run if that is unusual."""
     simulated: str
     scales: tuple[Scale, ...]
     """By rising numbers of ranks."""
     serials: tuple[Scale, ...]
     """Serial runs of the same problem, fastest first."""
     costs: Curves | None = None
-    """What a gradient was given to cost, by its samples: of these runs, or of others simulated as on their processor."""
+    """The cost of a gradient by its samples that these simulated runs were given, or others for the same processor."""
     beside: tuple[Case, ...] = ()
-    """All strategies' cases of the problem, this one among them."""
+    """The cases of all strategies of the problem, including this one."""
     looked_at: int | None = None
-    """The number of ranks where causes are looked for; None: where it stops scaling."""
-
-    @property
-    def name(self) -> str:
-        """Of the strategy, without its options."""
-        return self.strategy.partition(":")[0]
+    """The number of ranks on which causes are looked for; None: where scaling stops."""
 
     @cached_property
-    def options(self) -> Strategy | None:
-        """The strategy itself; None for somebody's own."""
-        return built_in(self.strategy)
+    def facts(self) -> Facts:
+        """What is known about the strategy, where causes are looked for."""
+        return facts_of(self.at.runs[0])
 
     def option(self, name: str, otherwise: Any = None) -> Any:
-        """One of its options."""
-        return getattr(self.options, name, otherwise)
+        """Return one of the strategy's options."""
+        return self.facts.options.get(name, otherwise)
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The settings of the run that is looked at."""
+        """The settings of the runs where causes are looked for."""
         return self.at.runs[0].config
 
     @property
     def whole_batches(self) -> bool:
-        """Whether a rank computes whole batches, and not pieces of one."""
-        return bool(self.option("whole_batches", False))
+        """True if a rank computes whole batches rather than pieces."""
+        return self.facts.whole_batches
 
     @property
     def serial(self) -> Scale | None:
-        """What speedups are against."""
+        """The runs that speedups are measured against."""
         return self.serials[0] if self.serials else None
 
     @property
     def peer(self) -> Scale | None:
-        """The serial runs with as many threads as a rank has here: whose computing can be compared."""
+        """The serial runs with as many threads as a rank has here, whose computing can be compared."""
         return next((scale for scale in self.serials if scale.threads == self.at.threads), None)
 
     def speedup(self, scale: Scale) -> float | None:
-        """Against the fastest serial runs; None where there are none, or where it diverged."""
+        """Return the speedup over the fastest serial runs; None if there are none, or if it diverged."""
         if self.serial is None or scale.diverged or scale.seconds <= 0:
             return None
         return self.serial.seconds / scale.seconds
 
     @property
     def astray(self) -> bool:
-        """Whether a run diverged, on whatever number of ranks."""
+        """True if a run diverged, on any number of ranks."""
         return any(scale.diverged for scale in self.scales)
 
     # ---- where scaling stops
 
     @cached_property
     def limit(self) -> Limit | None:
-        """Where it stops scaling; None where there is nothing to compare with, or where all diverged."""
+        """Where scaling stops; None if there is nothing to compare with, or if all runs diverged."""
         points = self._points
         if not points or self.serial is None:
             return None
@@ -207,7 +197,7 @@ class Case:
 
     @cached_property
     def at(self) -> Scale:
-        """Where causes are looked for: where it stops scaling; if it never does better than serial, where it does best."""
+        """Where causes are looked for: where scaling stops or, if it is never faster than serial, where it is fastest."""
         if self.looked_at is not None:
             return next(scale for scale in self.scales if scale.ranks == self.looked_at)
         good = [scale for scale in self.scales if not scale.diverged] or list(self.scales)
@@ -242,7 +232,7 @@ class Case:
     # ---- what was learned
 
     def _reference(self, name: str) -> tuple[float, float] | None:
-        """The best serial mean, and how far that may be off."""
+        """Return the best serial mean and its standard error."""
         known = [found for scale in self.serials if (found := scale.means(name)) is not None]
         if not known:
             return None
@@ -250,7 +240,7 @@ class Case:
 
     @cached_property
     def worse(self) -> Worse | None:
-        """By how much less was learned where causes are looked for; the words say where most is lost beyond that."""
+        """How much less was learned where causes are looked for; the words say where even more is lost."""
         here = self.loss(self.at)
         if here is None:
             return None
@@ -262,10 +252,10 @@ class Case:
         return replace(here, words=f"{here.words}; on {count(most.ranks, 'rank')} it is {most.figure}")
 
     def loss(self, scale: Scale) -> Worse | None:
-        """By how much less was learned there than by serial training; None where it is little, or not known.
+        """Return how much less was learned there than by serial training; None if it is little, or unknown.
 
-        Little is a point of accuracy, or a tenth of the loss, or what seeds alone make of both means. There is no other
-        criterion: where scaling stops, what causes there are and what is advised go by this one.
+        Little is a point of accuracy, a tenth of the loss, or what seeds alone explain. There is no other criterion: where
+        scaling stops, which causes there are and what is advised depend on this one.
         """
         for name in ("test_accuracy", "test_loss"):
             mine, than = scale.means(name), self._reference(name)
@@ -301,7 +291,7 @@ class Case:
         return timed.through(timing.samples, timing.compute)
 
     def grows(self, line: Line) -> bool:
-        """Whether by this line samples have a part worth the name in the time of a gradient here."""
+        """Return True if, by this line, samples take a noticeable part of the time of a gradient here."""
         if line.basis == "timed":
             return line.rise > GROWS[line.basis]
         samples = self.at.timing.samples
@@ -309,7 +299,7 @@ class Case:
 
     @cached_property
     def alone(self) -> Line | None:
-        """How long a gradient takes by its samples where nobody else computes; None where that is not known."""
+        """How long a gradient takes by its samples when no other rank computes; None if that is not known."""
         peer, samples = self.peer, self.at.timing.samples
         if peer is None:
             return None
@@ -320,10 +310,7 @@ class Case:
 
 
 def cases_of(runs: Sequence[Run]) -> list[Case]:
-    """One case for each strategy among the runs of one problem, real ones first; serial runs are what they are held to."""
-    # Reports have diagnoses in them: this way round the two can be imported in either order.
-    from paceline.compare.rows import simulated_as, way_of
-
+    """Make a case for each strategy among the runs of one problem, real ones first; serial runs are the baseline."""
     groups: dict[tuple[str, str], dict[tuple[int, int], list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         key = (simulated_as(run), way_of(run))
@@ -359,7 +346,7 @@ def _is_serial(key: tuple[str, str]) -> bool:
 
 
 def _costs(run: Run, others: Sequence[Run]) -> Curves | None:
-    """What a gradient was given to cost: in a simulated run itself; beside a real one, in those as on its processor."""
+    """Return the cost of a gradient that a simulated run was given; for a real run, that of others for its processor."""
     from paceline.machine import Costs
 
     here = run.environment.get("processor")

@@ -1,4 +1,4 @@
-"""What a diagnosis is made of."""
+"""The parts of a diagnosis: a cause, the diagnosis of a strategy, and the rule that finds a cause."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.diagnosis._case import Case
+    from paceline.diagnosis.case import Case
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +21,9 @@ class Cause:
     rule: str
     """Its name."""
     share: float | None
-    """The part of a step's time that it takes, or, where `of_accuracy`, the accuracy that is lost; None: neither."""
+    """The part of a step's time that it takes or, if `of_accuracy`, the accuracy that is lost; None: neither."""
     words: str
-    """What is the matter, with figures and their units."""
+    """What is wrong, with figures and their units."""
     advice: str
     """Settings to try next, as they are typed."""
     of_accuracy: bool = False
@@ -44,26 +44,26 @@ class Diagnosis:
     """Why one strategy stops scaling on one problem, and what to try next."""
 
     strategy: str
-    """As its runs' records spell it, and how it was run where that is not the usual way: `sync (replay)`."""
+    """As its runs' records spell it, with how it was run if that is unusual: `sync (replay)`."""
     ranks: int
-    """Where causes were looked for: where scaling stops, or on the most ranks that were tried."""
+    """Where causes were looked for: where scaling stops, or the most ranks that were tried."""
     summary: str
     """One sentence: up to how many ranks it scales, and the main cause."""
     causes: tuple[Cause, ...]
     """Most important first; at least one."""
     simulated: str = ""
-    """What was simulated, in words; nothing where the ranks were real."""
+    """What was simulated, in words; empty for real ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A name, what it comes to in a few words, and a function that finds it in a case or not."""
+    """A name, the cause in a few words, and a function that finds it in a case."""
 
     name: str
     short: str
     find: Callable[[Case], Cause | None]
 
     def cause(self, case: Case) -> Cause | None:
-        """What this rule finds, and on how many ranks: where the case is looked at, unless the rule says otherwise."""
+        """Return what this rule finds, with the number of ranks that the case is looked at on unless the rule sets it."""
         found = self.find(case)
         return found if found is None or found.ranks is not None else replace(found, ranks=case.at.ranks)

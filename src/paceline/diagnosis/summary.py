@@ -1,27 +1,27 @@
-"""All causes of a case, in order of their weight, and the sentence that they come to."""
+"""All causes of a case in order of their weight, and the sentence that sums them up."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.diagnosis._case import Case
-from paceline.diagnosis._finding import Cause, Diagnosis
-from paceline.diagnosis._timing import PARTS
-from paceline.diagnosis._words import count, duration, listed, percent, times
+from paceline.diagnosis.case import Case
+from paceline.diagnosis.findings import Cause, Diagnosis
 from paceline.diagnosis.rules import RULES, divergence, grown_batch, scales_well
+from paceline.diagnosis.timing import PARTS
 from paceline.simulate.bottleneck import Limit, where
+from paceline.text import count, duration, join, share, times
 
 UNKNOWN = "unexplained"
-NO_RULE = "no rule explains why"
+NO_RULE = "no rule explains it"
 
 
 def sum_up(case: Case) -> Diagnosis:
-    """The diagnosis of one strategy."""
+    """Diagnose one strategy."""
     found = [cause for rule in RULES if (cause := rule.cause(case)) is not None]
     if not found or (case.worse is not None and not any(cause.of_accuracy for cause in found)):
         found.append(_unexplained(case))
     less = _less(case)
-    # Stable: in the order of the rules where they weigh alike.
+    # Causes of equal weight stay in the order of the rules.
     causes = tuple(sorted(found, key=lambda cause: _weight(cause, of_accuracy=less)))
     return Diagnosis(
         strategy=case.way,
@@ -33,14 +33,14 @@ def sum_up(case: Case) -> Diagnosis:
 
 
 def _less(case: Case) -> bool:
-    """Whether that it learns less is what keeps it from more ranks."""
+    """Return True if what stops scaling is that less is learned."""
     return case.limit is not None and case.limit.reason in ("staleness", "accuracy")
 
 
 def _weight(cause: Cause, *, of_accuracy: bool) -> tuple[bool, bool, float]:
-    """What is lowest for the first: that nothing is wrong, then what most is lost to.
+    """Return a key that is lowest for the first cause: that nothing is wrong, then what most is lost to.
 
-    `of_accuracy`: where less is learned that comes first, whatever the time.
+    `of_accuracy`: lost accuracy comes first, however much time is lost.
     """
     return cause.rule != scales_well.NAME, of_accuracy and not cause.of_accuracy, -cause.lost
 
@@ -48,7 +48,7 @@ def _weight(cause: Cause, *, of_accuracy: bool) -> tuple[bool, bool, float]:
 def _summary(case: Case, causes: Sequence[Cause]) -> str:
     main, less = causes[0], _less(case)
     said = [_short(case, main)]
-    # Why it gets no faster, or learns less; that it does the other as well, or diverged on some ranks, comes after that.
+    # First why it gets no faster, or learns less; that it also does the other, or diverged on some ranks, comes after.
     asked = [cause for cause in causes if cause.share is not None and cause.of_accuracy == less]
     why = next((cause for cause in asked if cause.rule != divergence.NAME), main)
     if main.of_accuracy and why is not main and case.limit is not None:
@@ -61,7 +61,7 @@ def _summary(case: Case, causes: Sequence[Cause]) -> str:
 
 
 def _joined(case: Case, main: Cause, stops: str, used: str, why: str) -> str:
-    """Where it stops, how much of the ranks is used and why, so that what is said to be why is so of what is before it."""
+    """Join where it stops, how much of the ranks is used and why, so that the reason follows what it explains."""
     if not used:
         return f"{stops}: {why}"
     assert case.limit is not None
@@ -72,17 +72,17 @@ def _joined(case: Case, main: Cause, stops: str, used: str, why: str) -> str:
     if not case.limit.rising:
         return f"{stops}: {why}; {used}"
     if main.share is None:
-        return f"{stops}; {used}; {why}{' it is no more' * (main.rule == UNKNOWN)}"
+        return f"{stops}; {used}; {why}"
     return f"{stops}; {used}. What it loses: {why}"
 
 
 def _short(case: Case, cause: Cause) -> str:
-    """A cause in a few words: how much it is, and on how many ranks."""
+    """Spell a cause in a few words: how much it costs, and on how many ranks."""
     short = cause.short or next((rule.short for rule in RULES if rule.name == cause.rule), NO_RULE)
     wild = cause.rule == divergence.NAME
     if cause.share is None or (wild and all(scale.diverged for scale in case.scales)):
         return short
-    much = f"{percent(cause.share)} of the time "
+    much = f"{share(cause.share)} of the time "
     if wild:
         much = ""
     elif cause.of_accuracy:
@@ -92,39 +92,41 @@ def _short(case: Case, cause: Cause) -> str:
 
 
 def _where(case: Case) -> tuple[str, str]:
-    """Where it stops scaling, and how much of the ranks is used, where that is known."""
+    """Say where it stops scaling and, if known, how much of the ranks is used."""
     if case.limit is not None:
         return _limited(case, case.limit)
     good = [scale for scale in case.scales if not scale.diverged]
     if not good:
         every = all(run.summary.get("diverged") for scale in case.scales for run in scale.runs)
-        some = "diverged" if every else "has runs that diverged"
+        some = "diverged" if every else "has diverged runs"
         tried = ", ".join(str(s.ranks) for s in case.scales)
-        return f"{some} on every number of ranks that was tried ({tried})", ""
+        return f"{some} at every rank count tried ({tried})", ""
     first, fastest = good[0], min(good, key=lambda scale: scale.seconds)
     if len(good) == 1:
         return f"took {duration(first.seconds)} on {count(first.ranks, 'rank')}", ""
     if fastest is first:
-        return f"is on no number of ranks faster than on {first.ranks}", ""
+        return f"is never faster than on {count(first.ranks, 'rank')}", ""
     faster = times(first.seconds / fastest.seconds)
     return f"is fastest on {count(fastest.ranks, 'rank')} ({faster} as fast as on {first.ranks})", ""
 
 
 def _limited(case: Case, limit: Limit) -> tuple[str, str]:
-    """Where it stops scaling; of ranks that share cores it is not said that more make it faster."""
+    """Say where it stops scaling; ranks that share cores are not said to get faster."""
     by_ranks = {scale.ranks: scale for scale in case.scales}
     here = by_ranks.get(limit.at.ranks)
     stops, _, used = where(limit).partition("; ")
     if _less(case):
         lost = [scale.ranks for scale in case.scales if not scale.diverged and case.loss(scale) is not None]
         up_to = "" if here is None else f" (on {here.ranks} it is {times(limit.at.speedup)} as fast)"
-        ranks = f"{listed(lost)} rank{'s' * (lost != [1])}"
+        ranks = f"{join(lost)} rank{'s' * (lost != [1])}"
         return f"learns less than serial on {ranks}{up_to}", used
     if here is not None and here.oversubscribed:
-        fast = f"is {times(limit.at.speedup)} as fast as serial on {count(here.ranks, 'rank')}"
-        return f"{fast}, more than there are cores", ""
-    if limit.at.ranks == 1:
-        stops = stops.replace("faster than on one", "faster than serial")
+        return (
+            f"is {times(limit.at.speedup)} as fast as serial on {count(here.ranks, 'rank')} (oversubscribed)",
+            "",
+        )
+    if limit.at.ranks == 1 and not limit.rising:
+        stops = "is never faster than serial"
     return stops, used
 
 
@@ -132,12 +134,12 @@ def _unexplained(case: Case) -> Cause:
     timing = case.at.timing
     if case.worse is not None:
         rate, seed = case.config.get("lr"), int(case.config.get("seed") or 0)
-        again = f"--seed {seed + 1} (one seed may be chance), or " if len(case.at.runs) == 1 else ""
-        lower = f"--lr {rate / 2:g}" if rate else "--strategy sync"
+        again = f"--seed {seed + 1} (one seed proves little), or " if len(case.at.runs) == 1 else ""
+        lower = f"--lr {rate / 2:g}" if rate else "--schedule warmup"
         return Cause(
             rule=UNKNOWN,
             share=case.worse.amount,
-            words=f"at {count(case.at.ranks, 'rank')} {case.worse.words}, and no rule says why",
+            words=f"at {count(case.at.ranks, 'rank')} {case.worse.words}; no rule explains it",
             advice=f"{again}{lower}",
             of_accuracy=True,
             ranks=case.at.ranks,
@@ -150,7 +152,7 @@ def _unexplained(case: Case) -> Cause:
     return Cause(
         rule=UNKNOWN,
         share=None,
-        words=f"{words}, and no rule says why that is no less",
+        words=f"{words}; no rule explains why it is no faster",
         advice=more,
         ranks=case.at.ranks,
     )

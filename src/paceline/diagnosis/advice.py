@@ -1,0 +1,297 @@
+"""Settings that rules advise, spelled as they are typed after `paceline train`.
+
+A strategy declares what helps it against a trouble (`Strategy.remedies`) and when others should try it instead
+(`Strategy.offers`). Nothing is advised that cannot be typed, cannot run here, or was measured and is no better.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+from paceline import names
+from paceline.diagnosis.case import Case, Scale
+from paceline.errors import UsageError
+from paceline.strategies import Strategy, Trouble
+from paceline.training.job import built_in, strategy_name
+
+# The exchange may take this part of a step.
+EXCHANGE = 0.2
+# Numbers of steps between averages that people choose.
+EVERY = (2, 5, 10, 20, 50, 100, 200, 500, 1000)
+# A run keeps at least this many averages: with fewer it is nearly one average at the end, which learns less.
+AVERAGES = 10
+# An epoch keeps at least this many steps of each rank: with fewer nothing is learned in it.
+STEPS = 8
+MORE_NODES = "to see what more nodes would do"
+
+
+# ---- strategies
+
+
+def strategy(case: Case, **changes: Any) -> str:
+    """Spell the case's strategy with other options: --strategy sync:balance=true."""
+    known = built_in(case.strategy)
+    if known is not None:
+        return f"--strategy {strategy_name(replace(known, **changes))}"  # type: ignore[type-var]
+    name, options = split_options(case.strategy)
+    options |= {option.replace("_", "-"): names.spell(value) for option, value in changes.items()}
+    return f"--strategy {name}:{','.join(f'{option}={value}' for option, value in options.items())}"
+
+
+def split_options(strategy: str) -> tuple[str, dict[str, str]]:
+    """Split the spelling of a user's own strategy into its name and its options.
+
+    >>> split_options("my_module:Mine:every=4,allreduce=ring")
+    ('my_module:Mine', {'every': '4', 'allreduce': 'ring'})
+    """
+    module, _, rest = strategy.partition(":")
+    attribute, _, given = rest.partition(":")
+    pairs = (word.partition("=") for word in given.split(",") if word)
+    return f"{module}:{attribute}", {option: value for option, _, value in pairs}
+
+
+def own_changes(case: Case, trouble: Trouble) -> list[str]:
+    """Spell what the case's strategy declares as helpful against a trouble."""
+    found = []
+    for change in case.facts.remedies.get(trouble, ()):
+        words = [strategy(case, **change.options)] if change.options else []
+        if "lr" in change.factors and case.config.get("lr"):
+            words.append(f"--lr {case.config['lr'] * change.factors['lr']:g}")
+        if "epochs" in change.factors:
+            words.append(f"--epochs {ceil((case.config.get('epochs') or 1) * change.factors['epochs'])}")
+        if words:
+            found.append(" ".join(words) + (f" ({change.why})" if change.why else ""))
+    return found
+
+
+def other_strategies(case: Case, trouble: Trouble, amount: int = 1, why: str = "") -> list[str]:
+    """Spell the strategies that offer themselves against a trouble, those that learn what serial does first."""
+    own = case.strategy.partition(":")[0]
+    known = {name: names.find("strategies", name) for name in names.names("strategies") if name != own}
+    found: list[tuple[bool, str]] = []
+    for name, one in known.items():
+        if isinstance(one, type) and issubclass(one, Strategy):
+            for change in one.offers(trouble, ranks=case.at.ranks, amount=amount):
+                words = [
+                    f"{key.replace('_', '-')}={names.spell(value)}" for key, value in change.options.items()
+                ]
+                reason = f" ({why or change.why})" if why or change.why else ""
+                spelled = f"--strategy {':'.join(filter(None, (name, ','.join(words))))}{reason}"
+                found.append((not one.equals_serial, spelled))
+    return [spelled for _, spelled in sorted(found, key=lambda offer: offer[0])]
+
+
+# ---- batches
+
+
+def own_samples(case: Case, seconds: float) -> int | None:
+    """Return the samples of a rank's step that computes for so long; None if more samples were not seen to take longer."""
+    return case.computing.samples_for(seconds) if case.grows(case.computing) else None
+
+
+def batch_of(case: Case, own: int) -> int:
+    """Return the batch, as the settings count it, in which a rank has so many samples in a step."""
+    return own if case.whole_batches else own * case.at.timing.workers
+
+
+def largest_batch(case: Case) -> int | None:
+    """Return the largest batch that is advised, so that an epoch keeps STEPS steps per rank; None: unknown data."""
+    samples = case.config.get("samples")
+    return (
+        None
+        if not samples
+        else int(samples) // STEPS // (case.at.timing.workers if case.whole_batches else 1)
+    )
+
+
+def larger_batch(case: Case, seconds: float, why: str) -> str | None:
+    """Spell the batch with which a rank's step computes for so long, or comes as near to it as it may."""
+    own = own_samples(case, seconds)
+    return None if own is None else batch_setting(case, batch_of(case, own), why)
+
+
+def batch_setting(case: Case, batch: int, why: str) -> str | None:
+    """Spell this batch as a power of two, or the largest that is advised; None if that is no larger than now."""
+    if not may_grow(case):
+        return None
+    whole, most, now = 1 << (batch - 1).bit_length(), largest_batch(case), present_batch(case)
+    if most is not None and whole > most:
+        whole = most if batch <= most else 1 << (most.bit_length() - 1) if most else 0
+    # Half of the way is worth advising if it is far.
+    return None if whole <= now or (whole < batch and whole < 2 * now) else batch_typed(case, whole, why)
+
+
+def may_grow(case: Case) -> bool:
+    """Return True if a larger batch may be advised: not where less is learned and it would mean fewer steps."""
+    if case.worse is None:
+        return True
+    divided = not case.whole_batches and case.config.get("batch_per_rank") is not None
+    return case.config.get("draws") is not None and not divided  # an epoch keeps its steps
+
+
+def batch_typed(case: Case, batch: int, why: str) -> str:
+    """Spell a larger batch, and what has to be adjusted with it."""
+    setting = f"--batch {batch}"
+    if case.config.get("batch_per_rank") is not None and not case.whole_batches:
+        setting = f"--batch-per-rank {ceil(batch / case.at.ranks)}"
+    if case.config.get("draws") is not None:  # an epoch is a fixed number of batches of any size
+        return f"{setting} ({why}; larger steps: check --lr)"
+    epochs = ceil(int(case.config.get("epochs") or 1) * batch / max(1, present_batch(case)))
+    return f"{setting} ({why}; fewer updates: check --lr, or --epochs {epochs} for as many)"
+
+
+def present_batch(case: Case) -> int:
+    """Return the batch, as the settings count it."""
+    found = case.at.runs[0].summary.get("global_batch")
+    return int(found) if found else round(batch_of(case, round(case.at.timing.samples)))
+
+
+# ---- averages
+
+
+def rarer(case: Case, exchange: float) -> tuple[int, float] | None:
+    """Return the steps between exchanges that bring them down to EXCHANGE of the time, and their part then.
+
+    As near to it as `most_apart` allows; None if that is fewer than two steps.
+    """
+    timing, most = case.at.timing, most_apart(case)
+    alone = timing.update + case.computing.seconds(present_batch(case))
+    needed = exchange * (1 / EXCHANGE - 1) / alone if alone > 0 else 1.0
+    known = [number for number in EVERY if number <= most]
+    every = next((number for number in known if number >= needed), known[-1] if known else None)
+    return None if every is None else (every, exchange / every / (alone + exchange / every))
+
+
+def most_apart(case: Case) -> int:
+    """Return the steps that ranks may take alone so that AVERAGES are left; 0 if averaging was seen to learn less.
+
+    A strategy that averages only once, at the end, says nothing about those that average on the way.
+    """
+    for other in case.beside or (case,):
+        on_the_way = other.facts.averages and other.facts.interval is not None
+        if on_the_way and any(other.loss(scale) is not None for scale in other.scales):
+            return 0
+    timing = case.at.timing
+    batches = timing.steps * (timing.workers if case.whole_batches else 1)
+    return int(batches / case.at.ranks // AVERAGES)
+
+
+# ---- ranks
+
+
+def ranks(case: Case, number: int) -> str:
+    """Spell a number of ranks, each with a core: here, or else simulated on more nodes."""
+    return f"-n {number}" if case.at.fits(number) else on_more_nodes(case, number, MORE_NODES)
+
+
+def on_more_nodes(case: Case, number: int, why: str, each: int | None = None) -> str:
+    """Spell a simulation of so many ranks on nodes of one rank, or of `each`."""
+    real = "--on sim " if case.at.runs[0].simulated is None else ""
+    nodes = "" if each is None else f":ranks-per-node={each}"
+    shared = case.option("allreduce") == "shared-memory"
+    other = f" {strategy(case, allreduce='hierarchical')}" if shared else ""
+    return f"{real}-n {number} --network 10gbe{nodes}{other} ({why})"
+
+
+def fewer_ranks(case: Case) -> int | None:
+    """Return the next smaller number of ranks that was tried, or half; None if it is impossible or slower."""
+    tried = {scale.ranks: scale.seconds for scale in case.scales if scale.ranks < case.at.ranks}
+    if tried and max(tried) > 1:
+        return max(tried) if tried[max(tried)] < case.at.seconds else None
+    half = range(max(2, case.at.ranks // 2), case.at.ranks)
+    return next((number for number in half if possible(case, number)), None)
+
+
+def fewer_good(case: Case, than: int) -> int | None:
+    """Return the largest smaller number of ranks that learned as much as serial, or half; None if there is none."""
+    good = [s.ranks for s in case.scales if 1 < s.ranks < than and not s.diverged and case.loss(s) is None]
+    half = max(good, default=max(2, than // 2))
+    return half if half < than and possible(case, half) else None
+
+
+def possible(case: Case, number: int) -> bool:
+    """Return True if the strategy can use so many ranks."""
+    known = built_in(case.strategy)
+    if known is None:
+        return number > case.at.ranks - case.facts.workers
+    try:
+        known.check(number)
+    except UsageError:
+        return False
+    return number > 0
+
+
+# ---- what is left of an advice
+
+
+def joined(case: Case, tried: Iterable[str], *, of_accuracy: bool = False) -> str:
+    """Join what is worth a try; `of_accuracy`: it is meant to learn more, not to be faster."""
+    return ", or ".join(dict.fromkeys(each for each in tried if worth(case, each, of_accuracy=of_accuracy)))
+
+
+def settings_in(advice: str) -> dict[str, str]:
+    """Read the settings of one thing to try, without its reason.
+
+    >>> settings_in("-n 8 --strategy sync:balance=true (slower ranks get smaller pieces)")
+    {'n': '8', 'strategy': 'sync:balance=true'}
+    """
+    words = shlex.split(re.sub(r"\(.*\)", "", advice))
+    return {name.lstrip("-"): value for name, value in zip(words[::2], words[1::2], strict=False)}
+
+
+def worth(case: Case, advice: str, *, of_accuracy: bool = False) -> bool:
+    """Return True if it can be typed and run, and was not measured to be no better."""
+    given = settings_in(advice)
+    number = int(given.get("n", case.at.ranks))
+    if not _accepted(case, given, number):
+        return False
+    if given.keys() - {"n", "strategy"}:
+        return True
+    if number > case.at.ranks and not case.at.fits(number):
+        return False
+    known = _measured(case, given.get("strategy", case.strategy), number)
+    return known is None or known is case.at or _better(known, case.at, of_accuracy=of_accuracy)
+
+
+def _accepted(case: Case, given: dict[str, str], number: int) -> bool:
+    if "strategy" not in given:
+        return possible(case, number)
+    strategy = built_in(given["strategy"])
+    if strategy is None:  # the user's own, with other options
+        return possible(case, number)
+    batch, samples = given.get("batch", case.config.get("batch")), case.config.get("samples")
+    try:
+        strategy.check(number)
+        strategy.check_update(str(case.config.get("update", "sgd")))
+        if batch and samples:
+            strategy.check_data(number, int(batch), int(samples))
+    except UsageError:
+        return False
+    return not strategy.whole_batches or case.config.get("lr_scaling", "none") == "none"
+
+
+def _measured(case: Case, strategy: str, number: int) -> Scale | None:
+    """Return the runs of a strategy on so many ranks that are simulated, or real, as the case's are."""
+    wanted = built_in(strategy)
+    for other in case.beside:
+        if other.simulated == case.simulated and (
+            other.strategy == strategy or (wanted is not None and built_in(other.strategy) == wanted)
+        ):
+            found = [scale for scale in other.scales if scale.ranks == number]
+            if found:
+                return next((scale for scale in found if scale.runs == case.at.runs), found[0])
+    return None
+
+
+def _better(known: Scale, than: Scale, *, of_accuracy: bool) -> bool:
+    if known.diverged:
+        return False
+    if not of_accuracy:
+        return known.seconds < than.seconds
+    mine, its = than.means("test_accuracy"), known.means("test_accuracy")
+    return mine is None or its is None or its[0] > mine[0]
