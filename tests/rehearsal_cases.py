@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.launch.resources import held_to
+from paceline.launch import limit_threads
 from paceline.training.config import Config
 from paceline.training.rank import Job, train
 
@@ -21,7 +21,7 @@ def trained(comm: Any, *, strategy: str, trace: bool) -> dict[str, Any]:
             sums.append(float(abs(recv).max()) if len(recv) > 30 else -1.0)  # -1: of the record's own
 
     config = Config(data="iris", model="mlp:8", strategy=strategy, epochs=2, batch=20, threads=1)
-    with held_to(1):
+    with limit_threads(1):
         fitted = train(Job(config=config, trace=trace), comm=Calls(comm), progress=None)
     return {
         "sums": [value for value in sums if value >= 0],

@@ -223,7 +223,7 @@ def test_only_old_segments_that_nobody_maps_are_remains(tmp_path: Path) -> None:
         if "new" not in name:
             os.utime(shm / name, (0, 0))
     root = tree(tmp_path / "root", {"proc/7/maps": f"7f00-7f01 rw-s 0 0:1 5  {shm}/mpich_shm_used_0"})
-    assert _machine.remains(shm, root) == ["mpich_shm_aa_0", "sm_segment.host.0.1.0"]
+    assert _machine.leftover_segments(shm, root) == ["mpich_shm_aa_0", "sm_segment.host.0.1.0"]
 
 
 def test_no_shared_memory_is_seen_as_such(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def _machine_facts() -> Facts:
         memory_limit=_machine.memory_limit(),
         processes_left=_machine.processes_left(),
         shared_memory=_machine.shared_memory(),
-        remains=tuple(_machine.remains()),
+        remains=tuple(_machine.leftover_segments()),
         root=os.geteuid() == 0,
     )
 

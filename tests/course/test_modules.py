@@ -132,7 +132,7 @@ def test_a_rank_that_fails_ends_all(beside: Path) -> None:
 
 def test_a_rank_that_leaves_is_named(beside: Path) -> None:
     asked = SYNC | {"module": "sync_network", "leaves": 1, "out": str(beside)}
-    assert started(2, beside / "program.py", json.dumps(asked)) == (3, ["rank 1 of 2 left with sys.exit(3)"])
+    assert started(2, beside / "program.py", json.dumps(asked)) == (3, ["rank 1 of 2 called sys.exit(3)"])
 
 
 def test_fit_works_once(beside: Path) -> None:
@@ -141,9 +141,7 @@ def test_fit_works_once(beside: Path) -> None:
     status, lines = alone(beside / "program.py", json.dumps(asked))
     assert status == 2
     assert lines[2].startswith("in the end: ")
-    assert lines[3:] == [
-        "program.py: MPI has been ended in this process, and cannot be started a second time"
-    ]
+    assert lines[3:] == ["program.py: MPI has already ended in this process and cannot be started again"]
 
 
 def test_the_allreduces_leave_mpis_automatic_start_alone(beside: Path) -> None:

@@ -56,8 +56,8 @@ def ancestors() -> dict[str, Any]:
     below = process
     while process > 1:
         words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-        if any(word.endswith(b"_supervise.py") for word in words):
-            place = next(k for k, word in enumerate(words) if word.endswith(b"_supervise.py"))
+        if any(word.endswith(b"/supervise.py") for word in words):
+            place = next(k for k, word in enumerate(words) if word.endswith(b"/supervise.py"))
             return {"supervisor": process, "folder": words[place + 3].decode(), "mpiexec": below}
         below, process = (
             process,

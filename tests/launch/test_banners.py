@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.launch.banners import DASHES, LONGEST, Banners
+from paceline.launch.job import DASHES, LONGEST, Banners
 
 EXITED = (
     DASHES
@@ -77,7 +77,7 @@ def codes(*numbers: int) -> bytes:
     return f"[mpiexec@here] Exit codes: [host] {','.join(map(str, numbers))}\n".encode()
 
 
-OOM = b"; the kernel does that when memory runs out\n"
+OOM = b"; the kernel does this when memory runs out\n"
 # What a launcher says, what is shown of it, and the exit status that it tells of.
 PARAGRAPHS = [
     (EXITED, b"", None),

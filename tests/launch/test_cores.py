@@ -13,7 +13,7 @@ import pytest
 
 from paceline.launch import cores as _cores
 from paceline.launch import machine_cores, run, take_cores, usable_cores
-from paceline.launch.cores import VARIABLE, reserved, variables
+from paceline.launch.cores import VARIABLE, core_variables, reserve_cores
 from paceline.launch.world import World
 
 STARTS_RANKS = True
@@ -25,7 +25,7 @@ mine = [int(core) for core in sys.argv[1:]]
 os.sched_getaffinity = lambda _: mine
 _cores.usable_cores = lambda: len(mine)
 _cores.others_running = lambda: 0
-with _cores.reserved(len(mine)) as cores:
+with _cores.reserve_cores(len(mine)) as cores:
     print(cores, flush=True)
     sys.stdin.read()
 """
@@ -42,23 +42,23 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_two_jobs_do_not_share_cores(idle: list[int]) -> None:
-    with reserved(4) as first, reserved(2) as second, reserved(1) as third:
+    with reserve_cores(4) as first, reserve_cores(2) as second, reserve_cores(1) as third:
         assert first == idle[:4]
         assert second == idle[4:]
         assert third is None
-    with reserved(6) as all_again:
+    with reserve_cores(6) as all_again:
         assert all_again == idle
 
 
 def test_a_job_that_does_not_get_all_its_cores_holds_none(idle: list[int]) -> None:
-    with reserved(4), reserved(3) as too_many, reserved(2) as the_rest:
+    with reserve_cores(4), reserve_cores(3) as too_many, reserve_cores(2) as the_rest:
         assert too_many is None
         assert the_rest == idle[4:]
 
 
 def test_a_busy_machine_has_no_cores_to_reserve(idle: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_cores, "others_running", lambda: 3)
-    with reserved(4) as too_many, reserved(3) as enough:
+    with reserve_cores(4) as too_many, reserve_cores(3) as enough:
         assert too_many is None
         assert enough == idle[:3]
 
@@ -67,13 +67,13 @@ def test_a_container_that_grants_fewer_cores_is_believed(
     idle: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_cores, "usable_cores", lambda: 2)
-    with reserved(3) as cores:
+    with reserve_cores(3) as cores:
         assert cores is None
 
 
 def test_one_thread_of_each_core_comes_first(idle: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_cores, "_place_among_siblings", lambda core: core % 2)
-    with reserved(4) as cores:
+    with reserve_cores(4) as cores:
         assert cores == sorted([*idle[0::2], idle[1]])
 
 
@@ -83,11 +83,11 @@ def test_another_process_holds_its_cores_until_it_ends_however_that_is(idle: lis
     ) as holder:  # fmt: skip
         assert holder.stdout is not None
         assert holder.stdout.readline() == f"{idle[:4]}\n"
-        with reserved(3) as too_many, reserved(2) as the_rest:
+        with reserve_cores(3) as too_many, reserve_cores(2) as the_rest:
             assert too_many is None
             assert the_rest == idle[4:]
         holder.kill()
-    with reserved(6) as cores:
+    with reserve_cores(6) as cores:
         assert cores == idle
 
 
@@ -104,7 +104,7 @@ def test_no_file_of_anybodys_is_touched_or_left(
         (folder / str(core)).symlink_to(precious)
     before = sorted(shared.rglob("*"))
     monkeypatch.setattr(tempfile, "tempdir", str(shared))
-    with reserved(6) as cores:
+    with reserve_cores(6) as cores:
         assert cores == idle
     assert precious.read_text() == "years of work"
     assert sorted(shared.rglob("*")) == before
@@ -128,7 +128,7 @@ def test_a_rank_takes_its_share(
     bound: dict[int, set[int]], monkeypatch: pytest.MonkeyPatch, ranks: int, mine: set[int]
 ) -> None:
     a_rank(monkeypatch, 1, ranks)
-    [(name, value)] = variables(list(range(6))).items()
+    [(name, value)] = core_variables(list(range(6))).items()
     monkeypatch.setenv(name, value)
     take_cores()
     assert bound == {0: mine}

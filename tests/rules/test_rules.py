@@ -13,7 +13,7 @@ from paceline import names as registry
 from paceline import names as spec
 from paceline.data import Batches, load
 from paceline.errors import UsageError
-from paceline.launch.resources import held_to
+from paceline.launch import limit_threads
 from paceline.models.mlp import MLP
 from paceline.strategies.parameter_server.rules import Arrival, Rule
 from paceline.strategies.parameter_server.rules.adaptive import Adaptive
@@ -288,7 +288,7 @@ def accuracy(rule: Any, workers: int, gradients: int = 1200) -> float:
     batches = Batches(data.train, batch=16, seed=1, draws=gradients)
     x, state = net.x.copy(), rule.start(net.x, workers)
     shown = np.tile(x, (workers, 1))
-    with held_to(1):
+    with limit_threads(1):
         for t in range(gradients):
             w = t % workers
             net.x[:] = shown[w]

@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline import names as spec
 from paceline.data import Batches, partition
-from paceline.launch.resources import held_to
+from paceline.launch import limit_threads
 from paceline.schedules.cosine import Cosine
 from paceline.training.config import Config
 from paceline.training.rank import Fitted, Job, train
@@ -183,7 +183,7 @@ def against_numpy(comm: Any, runs: list[tuple[str, str, int]]) -> list[dict[str,
         group = comm.Split(0 if comm.rank < p else 1, comm.rank)
         if comm.rank < p:
             fitted = trained(group, strategy, globals()[settings])
-            with held_to(1):
+            with limit_threads(1):
                 row = group.bcast(wanted(strategy, globals()[settings], p) if comm.rank == 0 else None)
             row["off"] = float(np.abs(fitted.model.x - row.pop("x")).max())
             validated = [epoch.validation_accuracy for epoch in fitted.history]

@@ -79,7 +79,7 @@ def main(args: argparse.Namespace) -> int:
     import_from_here()
     from paceline.data import load
     from paceline.files import json_text
-    from paceline.launch.resources import held_to
+    from paceline.launch import limit_threads
     from paceline.machine import load_network
     from paceline.record import find_runs
     from paceline.simulate.case import Bench, check, named
@@ -104,7 +104,7 @@ def main(args: argparse.Namespace) -> int:
         check(job, [1] if name == "serial" else ranks)
     costs = {}
     try:
-        with held_to(config.threads or 1):
+        with limit_threads(config.threads or 1):
             for name, job in jobs.items():
                 tell(f"what {name} costs")
                 network, costs[name] = costs_for(job, options)

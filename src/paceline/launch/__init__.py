@@ -1,4 +1,18 @@
-"""Starting ranks: the right mpiexec with the right settings for the MPI that is installed."""
+"""Starting ranks, and calling functions on them: the right mpiexec, with the right settings, for the installed MPI.
+
+job          run a command on ranks; its output, signals and exit status (`run`)
+calling      call a function on ranks that are started for it (`call`)
+command      the mpiexec command line and environment (`mpiexec`)
+library      which MPI is installed (`find`)
+prepare      start MPI in this process (`mpi`, `communicator`); pmi is its relay to Slurm
+world        the job that this process is a rank of (`world`, `verify`)
+guard        end all ranks when one fails (`abort_on_error`)
+by_hand      start and end MPI around a part of a program
+cores        reserve idle cores for ranks, and bind ranks to them
+resources    cores, threads, memory and other limits of this process
+processes    ranks without MPI, for torch
+supervise    the script that makes sure that nothing of a job is left behind
+"""
 
 from __future__ import annotations
 
@@ -13,6 +27,7 @@ from paceline.launch.prepare import communicator, mpi, prepared
 from paceline.launch.resources import (
     allocated_cores,
     apply_threads,
+    limit_threads,
     set_thread_variables,
     threads_of_rank,
     threads_per_rank,
@@ -32,6 +47,7 @@ __all__ = [
     "call",
     "communicator",
     "find",
+    "limit_threads",
     "machine_cores",
     "mpi",
     "mpiexec",

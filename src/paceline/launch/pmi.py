@@ -1,11 +1,11 @@
-"""Between MPICH and Slurm: the lines of their protocol (PMI 1), the long ones in pieces.
+"""A relay between MPICH and Slurm that splits long lines of their protocol (PMI 1).
 
-With UCX, MPICH gives Slurm the address of each node's first rank and what lies behind it in memory, 4 KB in all, for
-the other nodes to get. Its lines are longer than 1,024 bytes unless zeros shorten them. Slurm reads 1,024 bytes and takes
-the rest for another request: ranks get broken addresses, or wait for ever. So each rank talks to a small process that
-puts a long value under several keys and joins what it gets; that process ends with the rank.
+With UCX, MPICH publishes the address of each node's first rank through Slurm, padded to 4 KB with whatever follows it in
+memory. Its lines are longer than 1,024 bytes unless zeros shorten them. Slurm reads 1,024 bytes and takes the rest for
+another request: ranks get broken addresses or wait for ever. So each rank talks to a small process that stores a long
+value under several keys and joins the pieces again; that process ends with the rank.
 
-This file is also that process's program: it imports nothing of paceline.
+This file is also that process's program: it imports nothing from paceline.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import select
 import socket
 import sys
 
-LINE = 1024  # as much as Slurm reads
+LINE = 1024  # bytes that Slurm reads at a time
 PIECE = 800
-MARK = b"~"  # begins the value that says how many pieces there are; MPICH's values are hexadecimal, or words
+MARK = b"~"  # marks a value that is the number of pieces; MPICH's values are hexadecimal or words
 
 
 def interpose() -> None:
-    """Puts the process between this one and Slurm, at the descriptor that MPICH will use. Before MPI is started."""
+    """Put the relay between this process and Slurm, at the descriptor that MPICH will use, before MPI is started."""
     slurm = int(os.environ["PMI_FD"])
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -33,7 +33,7 @@ def interpose() -> None:
 
 
 def relay(rank: socket.socket, slurm: socket.socket) -> None:
-    """Passes lines on until either side has closed."""
+    """Pass lines on until either side has closed."""
     unread = b""
     while True:
         ready, _, _ = select.select([rank, slurm], [], [])
@@ -72,7 +72,7 @@ def _pass(line: bytes, rank: socket.socket, slurm: socket.socket) -> None:
 
 
 def _ask(slurm: socket.socket, line: bytes) -> bytes:
-    """The one line that answers `line`."""
+    """Send `line` and return the line that answers it."""
     slurm.sendall(line)
     answer = b""
     while not answer.endswith(b"\n"):

@@ -21,9 +21,9 @@ from paceline.launch.cores import machine_cores
 from paceline.launch.guard import forget_segments
 from paceline.launch.library import TITLES, Library, home_settings, installed_wheels
 from paceline.launch.pmi import interpose
-from paceline.launch.world import World, refuse, world
+from paceline.launch.world import World, refuse_mismatch, world
 
-# One process talks to nobody: no segment for others to attach, no network looked for.
+# A single process needs no shared segment and no network.
 ALONE = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self", "OMPI_MCA_osc": "^ucx", "UCX_TLS": "self"}
 
 
@@ -68,13 +68,13 @@ def communicator(launcher: Literal["mpi", "torch"] = "mpi") -> Any:
 
 @contextlib.contextmanager
 def prepared(vendor: str, version: tuple[int, ...]) -> Iterator[None]:
-    """Start MPI inside: it gets the settings that a process can still choose for itself. What is set stays.
+    """Apply, inside the block, the settings that a process can still choose for itself before it starts MPI.
 
-    Open MPI then starts in 0.1 s and not in 1.2, and a process alone leaves no segment in /dev/shm and no
-    folder in the temporary one (Open MPI would leave both, even after a good end). A launcher that cannot
-    start this library's ranks as one job is refused before it makes a job of each.
+    Variables that are already set are kept. Open MPI then starts in 0.1 s instead of 1.2 s, and a single process leaves
+    no segment in /dev/shm and no temporary folder (Open MPI would leave both, even after a clean exit). A launcher that
+    cannot start this library's ranks as one job is refused before each rank becomes a job of its own.
 
-    `vendor` and `version` are what `MPI.get_vendor()` says before MPI is started.
+    `vendor` and `version` are those of `MPI.get_vendor()`, which works before MPI is started.
     """
     here = world()
     if here is None:
@@ -87,14 +87,14 @@ def prepared(vendor: str, version: tuple[int, ...]) -> Iterator[None]:
         return
     library = _library(vendor, version)
     if _falls_apart(library, here):
-        refuse(here, library.title)
+        refuse_mismatch(here, library.title)
     one_node = here.local_size == here.size
     by_slurm = here.launcher == "srun" and "PMI_FD" in os.environ
     if library.kind == "mpich" and library.wheel and by_slurm and not one_node:
         interpose()
     crowded = here.local_size > machine_cores()
     _, settings = for_library(library, crowded=crowded, one_node=one_node)
-    # A cluster's own Open MPI was set up by someone who knows its network.
+    # A cluster's own Open MPI has been configured for its network.
     chosen = settings if library.wheel or one_node else {}
     with _variables(chosen | home_settings()):
         yield
@@ -108,7 +108,7 @@ def _library(vendor: str, version: tuple[int, ...]) -> Library:
 
 
 def _falls_apart(library: Library, here: World) -> bool:
-    """Whether the launcher's protocol is one that the library does not speak."""
+    """Return True if the library does not speak the launcher's protocol, so that each rank would be a job of its own."""
     if library.kind == "openmpi" and library.major >= 5:
         return "PMIX_RANK" not in os.environ
     if library.kind == "mpich":
@@ -119,7 +119,7 @@ def _falls_apart(library: Library, here: World) -> bool:
 
 @contextlib.contextmanager
 def _variables(settings: dict[str, str]) -> Iterator[None]:
-    """Sets what is not set yet (TMPDIR and HOME: always), and takes it back afterwards."""
+    """Set variables that are not set yet (TMPDIR and HOME always), and restore them afterwards."""
     before = {name: os.environ.get(name) for name in settings}
     for name, value in settings.items():
         if before[name] is None or name in ("TMPDIR", "HOME"):

@@ -1,8 +1,8 @@
-"""Ranks without MPI: what starts them, and stands in the place of mpiexec in a job.
+"""Ranks without MPI: the program that starts them, used instead of mpiexec.
 
-The processes are spawned (a fork would copy locks that threads hold) and are given pipes to meet through; the memory that
-they share is torch's. torch.multiprocessing is Python's with a way for tensors through pipes, so only those who send
-tensors import it: two seconds less to start. The first process that fails ends the others.
+The processes are spawned (a fork would copy locks that threads hold) and connected by pipes; the memory that they share is
+torch's. torch.multiprocessing only adds the sending of tensors to Python's, so it is imported only where tensors are
+sent, which saves two seconds at the start. The first process that fails ends the others.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from paceline.launch.resources import thread_variables, threads_per_rank
 START = "import sys; from paceline.launch.processes import main; sys.exit(main())"
 
 
-def processes(
+def process_command(
     ranks: int, command: Sequence[str], threads: int | None, *, folder: Path, environment: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str]]:
-    """The command line and the environment that start `python -m module …` on `ranks` processes of this machine.
+    """Return the command line and the environment that start `python -m module ...` on `ranks` processes.
 
-    >>> argv, variables = processes(2, ["python", "-m", "paceline", "list"], 3, folder=Path("/tmp"), environment={})
+    >>> argv, variables = process_command(2, ["python", "-m", "paceline", "list"], 3, folder=Path("/tmp"), environment={})
     >>> argv[3:], variables["OMP_NUM_THREADS"]
     (['/tmp', '2', 'paceline', 'list'], '3')
     """
@@ -40,9 +40,9 @@ def processes(
 
 
 def main() -> int:
-    """Start the processes, wait for all or for the first that fails; the exit status of the job."""
+    """Start the processes, wait for all or for the first that fails, and return the exit status of the job."""
     folder, ranks, words = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-    tempfile.tempdir = str(folder)  # what multiprocessing keeps there goes with the job, however it ends
+    tempfile.tempdir = str(folder)  # multiprocessing's files are removed with the job, however it ends
     multiprocessing.util.get_temp_dir()
     spawn = multiprocessing.get_context("spawn")
     pipes = [spawn.Pipe() for _ in range(1, ranks)]
@@ -55,7 +55,7 @@ def main() -> int:
             )
             process.start()
             started.append(process)
-        for pipe in pipes:  # so that a pipe ends with the process at its other end
+        for pipe in pipes:  # so that a pipe is closed when the process at its other end exits
             for end in pipe:
                 end.close()
         return _end_of([*started], ranks)
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def _end_of(running: list[Any], ranks: int) -> int:
-    """Wait for all, or for the first that fails; say which if it could not say so itself."""
+    """Wait for all processes or for the first that fails; report one that a signal ended."""
     while running:
         wait([process.sentinel for process in running])
         for process in [one for one in running if one.exitcode is not None]:
@@ -81,7 +81,7 @@ def _end_of(running: list[Any], ranks: int) -> int:
 
 
 def _rank(rank: int, ranks: int, ends: list[Connection[Any, Any]], folder: Path, words: list[str]) -> None:
-    """One process: what `python -m` would run, with a communicator."""
+    """Run one process: what `python -m` would run, with a communicator."""
     os.environ.update(PACELINE_RANK=str(rank), PACELINE_SIZE=str(ranks))
     take_cores()
     from paceline.comm.torch_processes import Processes
@@ -96,5 +96,5 @@ def _rank(rank: int, ranks: int, ends: list[Connection[Any, Any]], folder: Path,
         except SystemExit as leaving:
             status = leaving.code
     sys.stdout.flush()
-    comm.Barrier()  # nobody is ended for another's exit status while he still speaks
+    comm.Barrier()  # no process is ended because of another's exit status before all have printed
     sys.exit(status)

@@ -1,7 +1,7 @@
-"""How many cores this process may use, and how many threads each rank gets of them.
+"""What this process may use of its machine: cores, threads, memory, processes, shared memory.
 
-Threads are divided, not multiplied: p ranks that each start a BLAS pool as wide as the machine are the
-commonest reason why more ranks are slower.
+Threads are divided, not multiplied: p ranks that each start a BLAS pool as wide as the machine are the most common reason
+why more ranks are slower.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from paceline.errors import UsageError
 from paceline.launch.world import by_node
 
-# What OpenMP, OpenBLAS, MKL, BLIS, numexpr and Accelerate read when they are loaded.
+# Variables that OpenMP, OpenBLAS, MKL, BLIS, numexpr and Accelerate read when they are loaded.
 VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -32,7 +32,7 @@ VARIABLES = (
 
 
 def usable_cores() -> int:
-    """The cores that this process may really use: its affinity, its container's share, its Slurm job's.
+    """Return the number of cores that this process may really use: its affinity, limited by its container and Slurm job.
 
     >>> usable_cores() >= 1
     True
@@ -41,34 +41,34 @@ def usable_cores() -> int:
 
 
 def allocated_cores() -> int:
-    """The cores that a job started here has: those of this machine, or of all nodes of the Slurm allocation around it.
+    """Return the number of cores of a job started here: of this machine, or of all nodes of the Slurm allocation.
 
     >>> allocated_cores() >= usable_cores()
     True
     """
-    said = os.environ.get("SLURM_JOB_CPUS_PER_NODE") if "SLURM_JOB_ID" in os.environ else None
-    cores = by_node(said) if said else []
+    listed = os.environ.get("SLURM_JOB_CPUS_PER_NODE") if "SLURM_JOB_ID" in os.environ else None
+    cores = by_node(listed) if listed else []
     return sum(cores) if len(cores) > 1 else usable_cores()
 
 
 def granted(cores: int) -> int:
-    """What is left of `cores` by the limits that are set for the whole node."""
+    """Return `cores` reduced to the limits that are set for the whole node."""
     return max(1, min(cores, *_granted()))
 
 
 def _granted() -> list[int]:
-    """The limits on cores that are set for the whole node, whatever single cores a process is bound to."""
+    """Return the limits on cores that are set for the whole node, apart from the binding of single processes."""
     share = cpu_quota()
     limits = [sys.maxsize] if share is None else [math.ceil(share)]
     if "SLURM_JOB_ID" in os.environ:
-        said = os.environ.get("SLURM_CPUS_ON_NODE") or os.environ.get("SLURM_JOB_CPUS_PER_NODE") or ""
-        if count := re.match(r"\d+", said):
+        listed = os.environ.get("SLURM_CPUS_ON_NODE") or os.environ.get("SLURM_JOB_CPUS_PER_NODE") or ""
+        if count := re.match(r"\d+", listed):
             limits.append(int(count[0]))
     return limits
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """The cores' worth of time that the control groups (v1 or v2) grant; None where they set no limit."""
+    """Return the CPU time that the control groups (v1 or v2) grant, in cores, or None if they set no limit."""
     shares = []
     for folder in cgroup_folders("cpu", root):
         try:
@@ -85,7 +85,7 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 
 
 def cgroup_folders(controller: str, root: Path = Path("/")) -> list[Path]:
-    """The folders whose limits hold for this process, innermost first, up to the root of what can be seen."""
+    """Return the folders of the control groups that limit this process, innermost first."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -102,7 +102,7 @@ def cgroup_folders(controller: str, root: Path = Path("/")) -> list[Path]:
 
 
 def threads_per_rank(ranks_here: int, given: int | None = None) -> int:
-    """The threads of each of `ranks_here` ranks on this machine: an equal share of the cores, unless given.
+    """Return the threads of each of `ranks_here` ranks on this machine: an equal share of the cores, unless given.
 
     >>> threads_per_rank(10_000), threads_per_rank(2, given=3)
     (1, 3)
@@ -115,9 +115,7 @@ def threads_per_rank(ranks_here: int, given: int | None = None) -> int:
 
 
 def threads_of_rank(comm: Any, given: int | None = None) -> int:
-    """This rank's threads, exactly: a core that k ranks of the node are bound to counts 1/k.
-
-    Every rank of `comm` calls it.
+    """Return this rank's number of threads: a core that k ranks of the node are bound to counts 1/k. Collective.
 
     >>> threads_of_rank(None, given=2)
     2
@@ -136,14 +134,14 @@ def threads_of_rank(comm: Any, given: int | None = None) -> int:
     used = np.zeros(int(lasts.max()) + 1, np.int64)
     used[mine] = 1
     users = np.empty_like(used)
-    node.Allreduce(used, users)  # by how many ranks each core is used
+    node.Allreduce(used, users)  # the number of ranks that use each core
     node.Free()
     share = int((1 / users[mine]).sum() + 1e-9)
     return max(1, min(share, *(limit // int(ranks_here) for limit in _granted())))
 
 
 def thread_variables(threads: int) -> dict[str, str]:
-    """The environment that holds a process's thread pools to `threads`, if set before it starts.
+    """Return the environment that limits a process's thread pools to `threads` if it is set before the process starts.
 
     >>> thread_variables(2)["OPENBLAS_NUM_THREADS"]
     '2'
@@ -152,12 +150,12 @@ def thread_variables(threads: int) -> dict[str, str]:
 
 
 def set_thread_variables(ranks_here: int, given: int | None = None) -> None:
-    """Before NumPy is imported: the variables that hold this process's pools to its share of the cores."""
+    """Set the variables that limit this process's pools to its share of the cores; call it before NumPy is imported."""
     os.environ.update(thread_variables(threads_per_rank(ranks_here, given)))
 
 
 def apply_threads(threads: int) -> None:
-    """Holds this process's pools to `threads`, also where NumPy or torch have been imported already.
+    """Limit this process's thread pools to `threads`, even if NumPy or torch have already been imported.
 
     >>> apply_threads(1)
     """
@@ -169,14 +167,12 @@ def apply_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-# ---- What this machine grants: cores, memory, processes, shared memory. Reads files, starts nothing.
-
-# Files that the MPI libraries put into /dev/shm; with no process behind them they are remains of killed jobs.
+# Files that the MPI libraries create in /dev/shm; those that no process uses were left by killed jobs.
 SEGMENTS = ("mpich_", "sm_segment.", "vader_segment.", "osc_sm.", "osc_rdma.", "ucx_shm_posix_")
 
 
 def physical_cores(allowed: Iterable[int], root: Path = Path("/")) -> int | None:
-    """How many different cores the logical processors `allowed` are; None where the kernel does not say."""
+    """Return how many physical cores the logical processors `allowed` are, or None if the kernel does not say."""
     cores = set()
     for processor in allowed:
         folder = root / f"sys/devices/system/cpu/cpu{processor}/topology"
@@ -188,19 +184,19 @@ def physical_cores(allowed: Iterable[int], root: Path = Path("/")) -> int | None
 
 
 def memory_limit(root: Path = Path("/")) -> int | None:
-    """Bytes that the control groups allow, if less than the machine has; None where they set no limit."""
+    """Return the bytes that the control groups allow, or None if they set no limit below the machine's memory."""
     limits = _numbers("memory", ("memory.max", "memory.limit_in_bytes"), root)
     return min((limit for limit in limits if limit < memory_total(root)), default=None)
 
 
 def memory_total(root: Path = Path("/")) -> int:
-    """Bytes of memory in this machine."""
+    """Return the bytes of memory in this machine."""
     lines = (root / "proc/meminfo").read_text().splitlines()
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemTotal:")))
 
 
 def processes_left(root: Path = Path("/")) -> int | None:
-    """How many processes and threads may still be started; None where nothing limits them."""
+    """Return how many more processes and threads may be started, or None if there is no limit."""
     rooms = []
     for folder in cgroup_folders("pids", root):
         limit = _read(folder / "pids.max")
@@ -208,22 +204,22 @@ def processes_left(root: Path = Path("/")) -> int | None:
         if limit is not None and used is not None:
             rooms.append(limit - used)
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if soft != resource.RLIM_INFINITY and os.geteuid() != 0:  # it does not hold for root
+    if soft != resource.RLIM_INFINITY and os.geteuid() != 0:  # it does not apply to root
         rooms.append(soft - _own_threads(root))
     return min(rooms, default=None)
 
 
 def shared_memory(folder: str = "/dev/shm") -> tuple[int, int] | None:
-    """Size of the shared-memory file system and what is free of it, in bytes; None if there is none."""
+    """Return the size of the shared-memory file system and its free space in bytes, or None if there is none."""
     try:
-        told = os.statvfs(folder)
+        found = os.statvfs(folder)
     except OSError:
         return None
-    return told.f_frsize * told.f_blocks, told.f_frsize * told.f_bavail
+    return found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail
 
 
-def remains(folder: Path = Path("/dev/shm"), root: Path = Path("/"), age: float = 60) -> list[str]:
-    """Segments of this user's, older than `age` seconds, that no process that can be seen has mapped."""
+def leftover_segments(folder: Path = Path("/dev/shm"), root: Path = Path("/"), age: float = 60) -> list[str]:
+    """Return this user's segments older than `age` seconds that no visible process has mapped."""
     old = time.time() - age
     found = [entry for entry in _listed(folder) if entry.name.startswith(SEGMENTS) and _mine(entry, old)]
     used = "\n".join(_text(maps) for maps in root.glob("proc/[0-9]*/maps")) if found else ""
@@ -256,25 +252,22 @@ def _listed(folder: Path) -> list[Path]:
 
 def _mine(path: Path, before: float = math.inf) -> bool:
     try:
-        told = path.stat()
+        found = path.stat()
     except OSError:
         return False
-    return told.st_uid == os.geteuid() and told.st_mtime < before
+    return found.st_uid == os.geteuid() and found.st_mtime < before
 
 
 def _own_threads(root: Path) -> int:
-    """Threads of this user's processes."""
+    """Return the number of threads of this user's processes."""
     return sum(len(_listed(folder / "task")) for folder in root.glob("proc/[0-9]*") if _mine(folder))
 
 
-# ---- The thread pools of this process, held to a size for the length of a run.
-
-
 @contextmanager
-def held_to(threads: int) -> Iterator[None]:
-    """Inside, BLAS, OpenMP and torch use `threads` threads; afterwards what they used before.
+def limit_threads(threads: int) -> Iterator[None]:
+    """Limit BLAS, OpenMP and torch to `threads` threads inside the block; restore what they used before.
 
-    >>> with held_to(1):
+    >>> with limit_threads(1):
     ...     pass
     """
     from threadpoolctl import threadpool_limits

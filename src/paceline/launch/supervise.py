@@ -1,14 +1,14 @@
 # ruff: noqa: PTH106, PTH108, PTH112, PTH118, PTH123, PTH208, SIM105
-"""Runs one mpiexec and leaves nothing of it behind, whatever happens to whom.
+"""Run one mpiexec and leave nothing of it behind, whatever happens.
 
-    python -I -S _supervise.py PARENT LOCK FOLDER COMMAND…
+    python -I -S supervise.py PARENT LOCK FOLDER COMMAND...
 
-A script of its own, because it must outlive the process that asked for the job: that one may be killed with
-no chance to clean up. It imports little (no pathlib, nothing of paceline), to start in 10 ms.
+This is a separate script because it must outlive the process that asked for the job, which may be killed without a chance
+to clean up. It imports little (no pathlib, nothing from paceline) and starts in 10 ms.
 
-1. Every process of the job whose parent ends becomes this one's child, so none can get away.
-2. The job is over when mpiexec ends, or when this process is told to stop: by SIGTERM, or by PARENT's death.
-   Told to stop, it asks mpiexec to end, and after GRACE seconds kills.
+1. Every process of the job whose parent ends becomes a child of this one, so none can escape.
+2. The job is over when mpiexec ends, or when this process is asked to stop by SIGTERM or by PARENT's death. Then it asks
+   mpiexec to end, and kills it after GRACE seconds.
 3. Whatever still runs is killed; FOLDER is removed, and so are segments in /dev/shm that the job had mapped.
 """
 
@@ -29,7 +29,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 def main() -> int:
     parent, lock, folder, *command = sys.argv[1:]
-    os.set_inheritable(int(lock), False)  # held until this process ends: the sign that the folder is in use
+    os.set_inheritable(int(lock), False)  # held until this process ends: it marks the folder as in use
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -54,19 +54,19 @@ def main() -> int:
 
 
 def watch(job: int, parent: int, segments: set[str], command: str) -> int:
-    """Waits for `job` to end, by itself or because it was told to; its exit status, as a shell says it."""
+    """Wait for `job` to end, by itself or because it was asked to; return its exit status as a shell reports it."""
     stop_at: float | None = 0.0 if os.getppid() != parent else None
     while True:
         patience = FOREVER if stop_at is None else max(0.0, stop_at - time.monotonic())
-        told = signal.sigtimedwait(WATCHED, patience)
-        if told is None and stop_at is None:
+        received = signal.sigtimedwait(WATCHED, patience)
+        if received is None and stop_at is None:
             continue
-        if told is None:  # the time is up
+        if received is None:  # the time is up
             segments |= mapped_segments()
             for process in descendants():
                 kill(process, signal.SIGKILL)
             stop_at = time.monotonic() + GRACE
-        elif told.si_signo != signal.SIGCHLD and stop_at is None:
+        elif received.si_signo != signal.SIGCHLD and stop_at is None:
             stop_at = time.monotonic() + GRACE
             segments |= mapped_segments()
             kill(job, signal.SIGTERM)
@@ -87,7 +87,7 @@ def say(text: str) -> None:
 
 
 def ended() -> list[tuple[int, int]]:
-    """The children that have ended since the last call, with their wait statuses."""
+    """Return the children that have ended since the last call, with their wait statuses."""
     found = []
     try:
         while (pair := os.waitpid(-1, os.WNOHANG))[0]:
@@ -98,7 +98,7 @@ def ended() -> list[tuple[int, int]]:
 
 
 def end_everything() -> None:
-    """Kills what is left until nothing is; a process in an uninterruptible wait is given up after GRACE."""
+    """Kill all processes that are left; give up on uninterruptible ones after GRACE seconds."""
     until = time.monotonic() + GRACE
     while (left := descendants()) and time.monotonic() < until:
         for process in left:
@@ -108,7 +108,7 @@ def end_everything() -> None:
 
 
 def descendants() -> list[int]:
-    """Every living process below this one."""
+    """Return every living process below this one."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -129,7 +129,7 @@ def descendants() -> list[int]:
 
 
 def mapped_segments() -> set[str]:
-    """MPICH's files in /dev/shm that processes of the job have mapped: they stay there when it is killed."""
+    """Return MPICH's files in /dev/shm that the job has mapped; they would stay there when it is killed."""
     names = set()
     for process in descendants():
         try:
@@ -148,7 +148,7 @@ def kill(process: int, number: int) -> None:
 
 
 def remove(path: str) -> None:
-    """Removes a file or a folder with all that is in it; what is gone already does not matter."""
+    """Remove a file, or a folder with everything in it, if it exists."""
     try:
         for folder, folders, files in os.walk(path, topdown=False):
             for name in files:

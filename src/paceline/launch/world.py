@@ -1,4 +1,4 @@
-"""Whether this process is a rank of a job, as its launcher's variables say: known before MPI is started."""
+"""The job that this process is a rank of, read from its launcher's variables before MPI is started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from paceline.errors import UsageError
 
-# What each mpiexec tells its ranks: the variables for size; for rank, rank on the node, ranks on the node.
+# The variables that each launcher sets: the size; the rank, the rank on the node, the number of ranks on the node.
 LAUNCHERS = {
     "OMPI_COMM_WORLD_SIZE": (
         "OMPI_COMM_WORLD_RANK",
@@ -26,19 +26,18 @@ LAUNCHERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What the launcher promised this process."""
+    """What the launcher says about this process."""
 
     rank: int
     size: int
     local_rank: int
     local_size: int
-    launcher: (
-        str  # "mpiexec of Open MPI", "mpiexec of MPICH", "srun" or, with no MPI, "torch.multiprocessing"
-    )
+    launcher: str
+    """"mpiexec of Open MPI", "mpiexec of MPICH", "srun" or, without MPI, "torch.multiprocessing"."""
 
 
 def world(environment: Mapping[str, str] | None = None) -> World | None:
-    """The job that this process is a rank of, or None: a plain process, or a shell inside an allocation.
+    """Return the job that this process is a rank of, or None in a plain process or a shell inside an allocation.
 
     >>> world({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"})
     World(rank=1, size=4, local_rank=1, local_size=4, launcher='mpiexec of MPICH')
@@ -55,8 +54,8 @@ def world(environment: Mapping[str, str] | None = None) -> World | None:
                 local_size=int(given[among]),
                 launcher=launcher,
             )
-    # Slurm says NTASKS in every shell of an allocation, STEP_NUM_TASKS only in what srun started; one task is
-    # an interactive shell (`srun --pty bash`) as often as a job.
+    # Slurm sets NTASKS in every shell of an allocation, STEP_NUM_TASKS only in what srun started; one task may be an
+    # interactive shell (`srun --pty bash`).
     if int(given.get("SLURM_STEP_NUM_TASKS") or 1) > 1 and "SLURM_PROCID" in given:
         return World(
             rank=int(given["SLURM_PROCID"]),
@@ -69,9 +68,9 @@ def world(environment: Mapping[str, str] | None = None) -> World | None:
 
 
 def launcher_process() -> int | None:
-    """The process that started the ranks of this job here: the nearest one above that is not a rank's itself.
+    """Return the process that started this job's ranks on this node: the nearest ancestor that is not part of a rank.
 
-    None in a process that is no rank, or where that cannot be seen.
+    Returns None in a process that is not a rank, or if the launcher cannot be found.
     """
     if world() is None:
         return None
@@ -93,14 +92,14 @@ def launcher_process() -> int | None:
 
 
 def _tasks_here(given: Mapping[str, str]) -> int:
-    """This node's part of `SLURM_STEP_TASKS_PER_NODE`."""
+    """Return this node's part of `SLURM_STEP_TASKS_PER_NODE`."""
     counts = by_node(given.get("SLURM_STEP_TASKS_PER_NODE") or "1")
     node = int(given.get("SLURM_NODEID") or 0)
     return counts[node] if node < len(counts) else counts[0]
 
 
 def by_node(text: str) -> list[int]:
-    """A number for each node, as Slurm's variables spell it.
+    """Return a number for each node from the text that Slurm's variables use.
 
     >>> by_node("4(x2),3")
     [4, 4, 3]
@@ -113,10 +112,10 @@ def by_node(text: str) -> list[int]:
 
 
 def verify(size: int, promised: int | None = None) -> None:
-    """Refuses a job that fell apart: a launcher of another MPI starts P jobs of one rank each.
+    """Refuse a job that fell apart: the launcher of another MPI starts P jobs of one rank each.
 
-    `size` is what MPI says of this job, `promised` what was asked for (by default: what the launcher's
-    variables say). Of P such processes only the first raises a UsageError; the others exit with 2, silently.
+    `size` is the size that MPI reports, `promised` what was asked for (by default, what the launcher's variables say).
+    Of P such processes only the first raises a UsageError; the others exit with 2, silently.
     """
     here = world()
     wanted = promised if promised is not None else here.size if here is not None else size
@@ -125,18 +124,18 @@ def verify(size: int, promised: int | None = None) -> None:
         return
     if here is None:
         raise UsageError(mismatch(wanted, loaded_library(mpi), "the launcher"))
-    refuse(here, loaded_library(mpi))
+    refuse_mismatch(here, loaded_library(mpi))
 
 
-def refuse(here: World, library: str) -> NoReturn:
-    """A UsageError on the first of the processes that should have been one job; the others end silently."""
+def refuse_mismatch(here: World, library: str) -> NoReturn:
+    """Raise a UsageError on the first of the processes that should have been one job; end the others silently."""
     if here.rank != 0:
         raise SystemExit(2)
     raise UsageError(mismatch(here.size, library, here.launcher))
 
 
 def mismatch(wanted: int, library: str, launcher: str) -> str:
-    """The sentence for a job of `wanted` ranks that fell apart, and what to do.
+    """Return the message for a job of `wanted` ranks that fell apart, with what to do about it.
 
     >>> mismatch(4, "Open MPI 5.0.11", "mpiexec of MPICH").partition(";")[0]
     'mpiexec of MPICH cannot start Open MPI 5.0.11: 4 ranks would be 4 jobs of 1'
@@ -151,13 +150,13 @@ def mismatch(wanted: int, library: str, launcher: str) -> str:
 
 
 def loaded_library(mpi: object) -> str:
-    """The MPI library in this process, by name and version.
+    """Return the name and version of the MPI library in this process.
 
     >>> loaded_library(None)
     'this MPI library'
     """
-    said = str(mpi.Get_library_version()) if mpi is not None else ""  # type: ignore[attr-defined]
-    words = said.replace("Version:", " ").replace(",", " ").split()
+    version = str(mpi.Get_library_version()) if mpi is not None else ""  # type: ignore[attr-defined]
+    words = version.replace("Version:", " ").replace(",", " ").split()
     if "Open" in words[:1]:
         return f"Open MPI {words[2].lstrip('v')}"
     return " ".join(words[:2]) or "this MPI library"

@@ -6,8 +6,8 @@ import os
 from dataclasses import replace
 from typing import Any
 
+from paceline.launch import limit_threads
 from paceline.launch.cores import VARIABLE
-from paceline.launch.resources import held_to
 from paceline.machine import _work as sync
 from paceline.machine import _work as work
 from paceline.strategies.parameter_server import ParameterServer
@@ -27,7 +27,7 @@ def measure(
     job, config = replace(job, data=data), job.config
     data = load(config.data if data is None else data)
     strategy = job.chosen()
-    with held_to(threads):
+    with limit_threads(threads):
         update, schedule = made("updates", config.update), made("schedules", config.schedule)
         parts = Parts(data, strategy, job.build(data), update, schedule)
         batch = min(config.own_batch(), len(data.train))

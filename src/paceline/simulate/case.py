@@ -12,7 +12,7 @@ from functools import cached_property
 
 from paceline.data import Dataset
 from paceline.errors import UsageError
-from paceline.launch.resources import held_to
+from paceline.launch import limit_threads
 from paceline.machine import Costs, make_compute
 from paceline.models import Model
 from paceline.simulate.options import Options
@@ -98,7 +98,7 @@ class Bench:
             job=job, ranks=way.ranks, options=self.options, network=world.network, costs=self.costs_of(way.name),
             threads=threads, parts=parts, time_only=time_only, world=world,
         )  # fmt: skip
-        with held_to(threads), simulation:
+        with limit_threads(threads), simulation:
             return simulation.run((), None)
 
 

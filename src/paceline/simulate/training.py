@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from paceline.errors import UsageError
-from paceline.launch.resources import held_to
+from paceline.launch import limit_threads
 from paceline.machine import Costs, Machine, load_network, make_compute
 from paceline.models import Model
 from paceline.record import Run
@@ -42,7 +42,7 @@ def simulate(job: Job, ranks: int, options: Options, *, progress: Show | None = 
     faults = check(job, ranks, options)
     parts = job.prepare(ranks)
     threads = job.config.threads or 1
-    with held_to(threads):
+    with limit_threads(threads):
         network, costs = costs_for(job, options)
         simulation = Simulation(
             job, ranks, options, network, costs, threads, parts, time_only=not options.compute

@@ -19,8 +19,7 @@ from paceline.comm.torch_processes import Processes
 from paceline.comm.tracing import Events, Tracer, event_limit, gather_events
 from paceline.data import Batches, Dataset
 from paceline.errors import UsageError
-from paceline.launch import threads_of_rank
-from paceline.launch.resources import held_to
+from paceline.launch import limit_threads, threads_of_rank
 from paceline.models import flat_buffers
 from paceline.record import Record, Run
 from paceline.record.environment import environment, layout, nodes_of
@@ -205,7 +204,7 @@ def train(job: Job, comm: Any, *, progress: Show | None = None) -> Fitted:
         {**asdict(job.config), "strategy": job.name(), "record": job.runs is not None, "trace": job.trace},
     )
     threads = threads_of_rank(comm, job.config.threads)
-    with held_to(threads):
+    with limit_threads(threads):
         return train_at(Process(comm, threads), job, progress)
 
 
