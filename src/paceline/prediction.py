@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,8 @@ def _samples(run: Run, data: Any, split: str) -> tuple[str, list[Split]]:
 def _load_like(run: Run, data: Any, *, whole: bool) -> Dataset:
     """Load the run's own data, or other data with labels like the run's; if `whole`, in their order, where possible."""
     choices: list[dict[str, Any]] = [{}]
-    if data is None or "target" in run.config:  # earlier records do not say how labels became classes
+    file = isinstance(data, str | os.PathLike) and "target" in run.config  # earlier records do not say it
+    if data is None or file:
         choices.insert(0, {"target": "classes" if run.config["classes"] else "values"})
     if whole and data is not None:
         choices = [*(choice | {"validation": 0, "test": 0} for choice in choices), *choices]
@@ -170,7 +172,7 @@ def _check(run: Run, data: Dataset) -> None:
         names = tuple(map(str, range(config["classes"])))  # its labels were these numbers
     if data.class_names and names and data.class_names != names:
         raise UsageError(
-            f"{data.name} has the classes {', '.join(data.class_names)}; {run.folder} was trained on {', '.join(names)}"
+            f"{data.name} has the classes {_listed(data.class_names)}; {run.folder} was trained on {_listed(names)}"
         )
     if config["classes"] and data.classes > config["classes"]:
         raise UsageError(
@@ -185,6 +187,10 @@ def _check_shapes(run: Run, name: str, shape: tuple[int, ...], label_shape: tupl
             raise UsageError(
                 f"{name} has {what} of {_size(got)}; {run.folder} was trained on {_size(wanted)}"
             )
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names if len(names) <= 20 else (*names[:20], "…"))
 
 
 def _size(shape: tuple[int, ...]) -> str:
