@@ -1,4 +1,4 @@
-"""`serial.py` on 2 processes: the loop is paceline's, the rest is unchanged. Try `diff serial.py parallel.py`."""
+"""`serial.py` on two processes: paceline runs the loop, the rest is unchanged. See `diff serial.py parallel.py`."""
 
 import numpy as np
 import torch

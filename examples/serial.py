@@ -1,4 +1,4 @@
-"""A PyTorch training loop as everybody writes it: one process. `parallel.py` is the same on many."""
+"""An ordinary PyTorch training loop on one process. `parallel.py` is the same program on two."""
 
 import numpy as np
 import torch
@@ -28,11 +28,11 @@ def main() -> None:
     inputs, labels = map(torch.from_numpy, digits())
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    loss_of = nn.CrossEntropyLoss()
+    criterion = nn.CrossEntropyLoss()
     for _ in range(EPOCHS):
         for batch in torch.randperm(len(inputs)).split(BATCH):
             optimizer.zero_grad()
-            loss_of(model(inputs[batch]), labels[batch]).backward()
+            criterion(model(inputs[batch]), labels[batch]).backward()
             optimizer.step()
     print(f"training accuracy {accuracy(model, inputs, labels):.3f}")
 

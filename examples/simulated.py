@@ -1,8 +1,8 @@
-"""The simulator: one's own MPI program on 512 ranks, one that survives a dead rank, and a training run on a cluster.
+"""The simulator: an MPI program on 512 ranks, one that survives the death of a rank, and a training run on a cluster.
 
     python examples/simulated.py
 
-Nothing is started but this process, and no MPI is needed.
+Everything runs in this process, and no MPI is needed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from paceline.vmpi.faults import fail_at
 
 
 def halo(comm: Any) -> float:
-    """Ten steps of a stencil: compute, exchange edges with both neighbours, and now and then a sum over all."""
+    """Run ten steps of a stencil: compute, exchange edges with both neighbours, and every fifth step sum over all ranks."""
     rank, size = comm.Get_rank(), comm.Get_size()
     left, right = (rank - 1) % size, (rank + 1) % size
     edge, here, there, total = np.zeros(8192), np.empty(8192), np.empty(8192), np.empty(1)
     for step in range(10):
-        comm.Compute(200e-6)  # what a step takes, as you have measured it
+        comm.Compute(200e-6)  # how long a step takes, as measured
         requests = [
             comm.Irecv(here, left),
             comm.Irecv(there, right),
@@ -36,8 +36,8 @@ def halo(comm: Any) -> float:
 
 
 def survivors(comm: Any) -> float:
-    """A sum that goes on without whoever has died, as with Open MPI's ULFM."""
-    from mpi4py import MPI  # inside the simulator, the simulator's
+    """Sum over all ranks; when one dies, go on without it, as with Open MPI's ULFM."""
+    from mpi4py import MPI  # inside the simulator, this is the simulator's MPI
 
     total = np.zeros(1)
     for _ in range(5):
@@ -61,7 +61,7 @@ def main() -> None:
         print(f"  {network:30}{1e3 * outcome.seconds:8.2f}   {outcome.messages:,} messages")
 
     outcome = vmpi.run(survivors, ranks=8, faults=[fail_at(rank=3, step=2)])
-    print(f"\nrank 3 of 8 dies; the others count {outcome.values[0]:.0f} of them")
+    print(f"\nrank 3 of 8 dies; the {outcome.values[0]:.0f} others go on")
 
     print("\nmnist on 16 nodes with 10 Gbit Ethernet, one epoch")
     for strategy in ("sync", "parameter-server:masters=4,placement=even", "local-sgd:every=50"):

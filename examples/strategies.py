@@ -1,6 +1,6 @@
-"""One network, trained under every strategy with the same number of gradients: `python examples/strategies.py [RANKS]`.
+"""Train one network under every strategy, with the same number of gradients: `python examples/strategies.py [RANKS]`.
 
-Prints what each bought: test accuracy, seconds, bytes, and how stale its gradients were.
+Prints test accuracy, seconds, bytes sent, and how stale the gradients were.
 """
 
 import sys

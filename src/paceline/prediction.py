@@ -1,4 +1,4 @@
-"""Using a trained network."""
+"""Loading and applying the trained model of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
-    """Scores of each sample, the class of the largest (empty for regression), and how they compare to the labels."""
+    """The scores of each sample, the predicted classes (empty for regression), and accuracy and loss against the labels."""
 
     scores: Array
     classes: Array
@@ -32,10 +32,10 @@ class Predicted:
 
 
 def load_model(run: str | Path, *, model: Any = None, data: Any = None) -> Model:
-    """The trained model of a run; `model` is needed where it was given as an object and not by name.
+    """Load the trained model of a run; `model` is needed if the run was given its model as an object, not by name.
 
-    The model is made from what the run's record says of its data: shapes and classes, no samples. `data` is needed
-    only for a function of one's own that makes its model from the samples themselves.
+    The model is made from what the record says about the data: shapes and classes, no samples. `data` is needed only
+    for a function of your own that makes its model from the samples themselves.
 
     >>> import tempfile
     >>> from paceline import fit
@@ -70,7 +70,7 @@ def predict(run: str | Path, *, data: Any = None, split: str | None = None, mode
     """Apply the trained model of a run to samples: the run's own test samples, or those of other `data`.
 
     `split` is train, validation, test or all; by default test for the run's own data and all for other data.
-    `model` is needed where the run was given its model as an object.
+    `model` is needed if the run was given its model as an object.
 
     >>> import tempfile
     >>> from paceline import fit
@@ -105,7 +105,7 @@ def predict(run: str | Path, *, data: Any = None, split: str | None = None, mode
 
 
 def _recorded(run: Run) -> Dataset:
-    """A data set of the shapes and classes that the run's had, without samples."""
+    """Return a data set with the shapes and classes of the run's data, without samples."""
     config = run.config
     if "shape" not in config:  # written by an earlier version
         return load(config["data"])
@@ -119,7 +119,7 @@ def _recorded(run: Run) -> Dataset:
 
 
 def _samples(run: Run, data: Any, split: str) -> tuple[str, list[Split]]:
-    """The name of the data, and the parts of it that are wanted: such as the run's model takes."""
+    """Return the name of the data and the requested parts, checked against the run's model."""
     if data is None and "data" in run.config.get("objects", ()):
         raise UsageError(f"the data of {run.folder} were given as an object: give the samples, as data=…")
     if split == "all" and isinstance(data, tuple) and len(data) == 2 and all(map(_is_array, data)):
@@ -132,7 +132,7 @@ def _samples(run: Run, data: Any, split: str) -> tuple[str, list[Split]]:
 
 
 def _load_like(run: Run, data: Any, *, whole: bool) -> Dataset:
-    """Load the run's own data, or other data with labels like the run's; if `whole`, in their order, where possible."""
+    """Load the run's own data, or other data with labels of the same kind; if `whole`, undivided where possible."""
     choices: list[dict[str, Any]] = [{}]
     file = isinstance(data, str | os.PathLike) and "target" in run.config  # earlier records do not say it
     if data is None or file:
@@ -156,14 +156,14 @@ def _pair(run: Run, inputs: Array, labels: Array) -> Split:
 
 
 def _check(run: Run, data: Dataset) -> None:
-    """Refuse samples or labels that the run's model cannot take."""
+    """Check that the run's model can take the samples and labels."""
     config = run.config
     if "shape" not in config or data is None:
         return
     _check_shapes(run, data.name, data.shape, data.label_shape)
     if config["classes"] and not data.classes:
         raise UsageError(
-            f"{data.name} has real labels; {run.folder} was trained on {config['classes']} classes"
+            f"{data.name} has values as labels; {run.folder} was trained on {config['classes']} classes"
         )
     if not config["classes"] and data.classes:
         raise UsageError(f"{data.name} has {data.classes} classes; {run.folder} was trained on values")

@@ -87,7 +87,7 @@ def test_the_message_says_which_folder_was_taken_for_which_part(tmp_path: Path) 
     with pytest.raises(UsageError) as error:
         load(tmp_path)
     assert str(error.value) == (
-        f"{tmp_path} (steam_train as train, my_test as test): test has a class that train has not: 'moor'"
+        f"{tmp_path} (steam_train as train, my_test as test): test has a class that train does not have: 'moor'"
     )
 
 
@@ -122,7 +122,7 @@ def test_handing_pages_back_loses_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     assert labels.tolist() == [0] * 60 + [1] * 60 + [2] * 60
 
 
-@pytest.mark.parametrize(("terminal", "bar"), [(True, "decoding nature ["), (False, "")])
+@pytest.mark.parametrize(("terminal", "bar"), [(True, "decoding nature"), (False, "")])
 def test_a_bar_on_a_terminal_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool, bar: str, cache: Path
 ) -> None:
@@ -131,9 +131,9 @@ def test_a_bar_on_a_terminal_only(
     screen.isatty = lambda: terminal  # type: ignore[method-assign]
     monkeypatch.setattr(sys, "stderr", screen)
     load(tmp_path / "nature")
-    assert screen.getvalue().strip().startswith(bar)
+    assert bar in screen.getvalue()
     assert bool(screen.getvalue()) == terminal
-    assert ("9 of 9" in screen.getvalue()) == terminal
+    assert ("9/9" in screen.getvalue()) == terminal
 
 
 def test_what_can_be_wrong(tmp_path: Path) -> None:
@@ -156,11 +156,11 @@ def test_what_can_be_wrong(tmp_path: Path) -> None:
         assert "sea/001.png: not a readable image (" in wrong(nature, ":size=4")
     Image.new("RGB", (9, 9)).save(nature / "sea" / "001.png")
     assert wrong(nature).endswith(
-        f"sea/001.png: images must have one size; 000.png is 12x8, this 9x9; write {nature}:size=12x8"
+        f"sea/001.png: images must have one size; 000.png is 12x8, this is 9x9; write {nature}:size=12x8"
     )
     for size in ("0", "5x", "axb", "1x2x3", "-4"):
         assert wrong(nature, f":size={size}").endswith(f"such as 200x150; got '{size}'")
     draw(tmp_path / "parts" / "train", 3)
     draw(tmp_path / "parts" / "test", 3)
     (tmp_path / "parts" / "test" / "sky").mkdir()
-    assert wrong(tmp_path / "parts").endswith("test has a class that train has not: 'sky'")
+    assert wrong(tmp_path / "parts").endswith("test has a class that train does not have: 'sky'")

@@ -175,7 +175,7 @@ def test_channels_first_and_last_are_the_same_picture() -> None:
         ((8, 8), 10, 0.5, "cnn needs images of at least 20x20; pictures has 8x8"),
         ((784,), 10, 0.5, "cnn needs images of height x width.*pictures has samples of 784"),
         ((28, 28, 28), 10, 0.5, "1 to 4 channels first or last; pictures has samples of 28x28x28"),
-        ((28, 28), 0, 0.5, "cnn needs classes to tell apart"),
+        ((28, 28), 0, 0.5, "cnn needs at least 2 classes; pictures has values"),
         ((28, 28), 10, 1.0, "the probability of dropout must be at least 0 and below 1; got 1.0"),
     ],
 )

@@ -204,7 +204,7 @@ def test_inputs_and_labels_that_do_not_fit() -> None:
         (
             (4, 2),
             {"loss": "cross-entropy", "regression": True},
-            "cross-entropy needs classes, and these labels are real numbers; choose squared-error",
+            "cross-entropy needs classes, and the labels of these data are values; choose squared-error",
         ),
         ((4, 1, 2), {"normalise": True}, "normalise needs hidden layers of at least 2 units; got 4-1-2"),
     ],

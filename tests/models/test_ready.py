@@ -48,7 +48,7 @@ def test_factors_leave_no_gradient_to_be_ready() -> None:
     batch, before = mlp_nets.batch(net, 3), net.g.copy()
     net.share_factors(np.empty(net.factor_bytes(3), np.uint8), 3, rank=0, ranks=1)
     for gradient in (net.gradient, layer_by_layer(net)):
-        with pytest.raises(ValueError, match="shares factors leaves g as it is"):
+        with pytest.raises(ValueError, match="shares factors does not compute g"):
             gradient(batch, print)
     net.gradient(batch)
     np.testing.assert_array_equal(net.g, before)
@@ -180,7 +180,7 @@ def test_layers_that_a_model_must_not_name(said: tuple[int, ...], wrong: int) ->
     net.said = said
     done: list[int] = []
     with pytest.raises(
-        ValueError, match=f"each of 3 layers, from 0, is ready once in a pass; Some said {wrong}"
+        ValueError, match=f"each of the 3 layers must be ready once per pass; Some reported {wrong}"
     ):
         layer_by_layer(net)(mlp_nets.batch(net, 6), done.append)
     assert done == list(said[:-1])

@@ -404,7 +404,7 @@ def test_a_module_without_a_gradient_for_this_batch() -> None:
     [
         (nn.Sequential(nn.ReLU()), "a module must have trainable parameters; this one has none"),
         (nn.Linear(3, 2).requires_grad_(False), "a module must have trainable parameters"),
-        (nn.Linear(3, 2, device="meta"), "a module must be on the cpu; weight is on meta"),
+        (nn.Linear(3, 2, device="meta"), "a module must be on the CPU; weight is on meta"),
         (torch_zoo.lazy(), "a module with lazy parameters needs a sample of its inputs; give sample=…"),
     ],
 )

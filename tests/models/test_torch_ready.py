@@ -181,7 +181,7 @@ def test_a_gradient_that_changes_after_it_was_ready_is_told() -> None:
     for _ in range(2):
         Calls(model, vectors())
     model.module.twice = True
-    with pytest.raises(RuntimeError, match=r"must stay as it is once it is ready.* in layers \[1, 3\]"):
+    with pytest.raises(RuntimeError, match=r"must not change once it is ready.* in layers \[1, 3\]"):
         model.gradient(vectors(), lambda layer: None)
     other = copy.deepcopy(model)
     assert model.gradient(vectors()) == other.gradient(vectors())

@@ -99,8 +99,8 @@ def test_a_function_of_the_users_by_name() -> None:
         ((perceptron(), None, 1), "got a tuple of Sequential, NoneType, int"),
         ((perceptron(), "nll"), "a loss must be callable"),
         (nn.Linear(5, 3), "the module cannot take iris's samples of 4: mat1 and mat2 shapes cannot be"),
-        (nn.Linear(4, 2), "the module gives 2 scores a sample; iris has 3 classes"),
-        (nn.Sequential(nn.Linear(4, 3), nn.Flatten(0)), r"one row a sample; for 2 samples of 4 .* \(6,\)"),
+        (nn.Linear(4, 2), "the module returns 2 scores per sample; iris has 3 classes"),
+        (nn.Sequential(nn.Linear(4, 3), nn.Flatten(0)), r"one row per sample; for 2 samples of 4 .* \(6,\)"),
     ],
 )  # fmt: skip
 def test_what_is_no_model(thing: Any, words: str) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from paceline.data import Batch
-from paceline.models._torch import mixed
+from paceline.models._torch import mix
 
 torch.set_num_threads(1)  # the cases are small, and other tests run beside them
 
@@ -30,7 +30,7 @@ def plain_loss(module: nn.Module, data: Batch, seed: int) -> Tensor:
     inputs = torch.from_numpy(data.inputs)
     embeds = isinstance(next(module.children(), None), nn.Embedding)
     inputs = inputs.long() if embeds else inputs.to(next(module.parameters()).dtype)
-    torch.manual_seed(mixed(seed, data.step, data.offset))
+    torch.manual_seed(mix(seed, data.step, data.offset))
     return F.cross_entropy(module(inputs), torch.from_numpy(data.labels))
 
 

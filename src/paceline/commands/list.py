@@ -63,8 +63,9 @@ def entries(kind: str) -> list[dict[str, Any]]:
 def _entry(kind: str, name: str) -> dict[str, Any]:
     target = registry.find(kind, name)
     about = inspect.getdoc(target) or inspect.getdoc(inspect.getmodule(target)) or ""
-    if kind == "collectives":
+    if kind in ("collectives", "data", "models"):  # functions: their modules say what they make
         about = inspect.getdoc(inspect.getmodule(target)) or about
+    if kind == "collectives":
         options: dict[str, inspect.Parameter] = {}
     else:
         options = spec.options_of(target, kind)

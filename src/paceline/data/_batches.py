@@ -1,4 +1,7 @@
-"""The global batch at step t is the same set of samples for any number of ranks; rank r takes a slice."""
+"""Batches: the global batch at step t is the same set of samples for any number of ranks.
+
+`Batches` gives a rank its slice of every global batch; `Shares` adds the other ways in which ranks divide an epoch.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from paceline.errors import UsageError
 
 Array = NDArray[Any]
 
-# Random draws are made for many batches at once: about this many samples.
+# Samples drawn at once: the random draws of many batches are made together.
 DRAWN_AT_ONCE = 65_536
 
 
 @dataclass(slots=True)
 class Batch:
-    """One rank's piece of one global batch. The arrays are reused: good until the next batch is made.
+    """One rank's piece of one global batch. Its arrays are reused, so they are valid until the next batch is made.
 
     >>> from paceline.data import Batches, load
     >>> batch = Batches(load("iris").train, batch=10, rank=1, ranks=3).at(epoch=0, step=7)
@@ -34,19 +37,19 @@ class Batch:
     labels: Array
     """int64 classes, (count,), or real targets."""
     count: int
-    """Samples in this piece; may be 0."""
+    """The number of samples in this piece; may be 0."""
     total: int
-    """Samples in the global batch."""
+    """The number of samples in the global batch."""
     offset: int
-    """Where this piece starts in the global batch."""
+    """The position of this piece's first sample in the global batch."""
     step: int
-    """Number of the global batch in the run, from 0."""
+    """The number of the global batch in the run, from 0."""
     epoch: int
-    """Number of the epoch, from 0."""
+    """The number of the epoch, from 0."""
 
 
 def piece(total: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Where rank's share of `total` starts and stops; sizes differ by at most 1, the larger ones first.
+    """Return the start and stop of a rank's share of `total`; sizes differ by at most 1, the larger ones first.
 
     >>> [piece(10, rank, 4) for rank in range(4)]
     [(0, 3), (3, 6), (6, 8), (8, 10)]
@@ -57,7 +60,7 @@ def piece(total: int, rank: int, ranks: int) -> tuple[int, int]:
 
 
 def partition(split: Split, rank: int, ranks: int, *, seed: int) -> Subset:
-    """Rank's part of the samples, divided at random, once: the parts are disjoint and together are all.
+    """Return a rank's part of the samples in a random division: the parts are disjoint and cover all samples.
 
     >>> from paceline.data import load
     >>> iris = load("iris")
@@ -70,10 +73,10 @@ def partition(split: Split, rank: int, ranks: int, *, seed: int) -> Subset:
 
 
 class Batches:
-    """The batches of every epoch, from a seed; rank r of p is handed the r-th of p slices of each.
+    """The batches of every epoch, drawn from a seed; rank r of p gets the r-th of p slices of each.
 
-    Without `draws` an epoch is a fresh permutation of all samples, its last batch perhaps smaller; with
-    `draws=k` it is k batches, each drawn at random, no sample twice in one batch.
+    Without `draws`, an epoch is a new permutation of all samples, and its last batch may be smaller. With `draws=k`, it
+    is k batches, each drawn at random, with no sample twice in one batch.
 
     >>> from paceline.data import load
     >>> batches = Batches(load("mnist").train, batch=128, seed=1, rank=0, ranks=3)
@@ -95,7 +98,7 @@ class Batches:
         draws: int | None = None,
         time_only: bool = False,
     ) -> None:
-        """`time_only`: batches that say how many samples they have, but have none: for time that is only simulated."""
+        """Prepare the batches; with `time_only` they only say how many samples they have, for simulations of time."""
         samples = len(split)
         if samples == 0:
             raise UsageError("there are no training samples")
@@ -130,7 +133,7 @@ class Batches:
         self._order = np.empty(0, np.intp)
 
     def share(self, weights: Array) -> None:
-        """From the next batch on, cut in proportion to `weights`, one a rank, the same on all of them.
+        """Cut the following batches in proportion to `weights`, one for each rank, equal on all ranks.
 
         >>> from paceline.data import load
         >>> batches = Batches(load("iris").train, batch=12, rank=1, ranks=2)
@@ -146,19 +149,19 @@ class Batches:
             self._inputs, self._labels = buffers(self.split, count, self.dtype)
 
     def _cut(self, total: int) -> tuple[int, int]:
-        """Where this rank's piece of `total` samples starts and stops."""
+        """Return the start and stop of this rank's piece of `total` samples."""
         if self._ends is None:
             return piece(total, self.rank, self.ranks)
         start = 0 if self.rank == 0 else round(float(self._ends[self.rank - 1]) * total)
         return start, total if self.rank == self.ranks - 1 else round(float(self._ends[self.rank]) * total)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """This rank's pieces of one epoch's batches, in order, from step `start` of the epoch."""
+        """Yield this rank's pieces of the batches of an epoch, in order, from step `start` on."""
         for step in range(start, self.steps_per_epoch):
             yield self.at(epoch, step)
 
     def at(self, epoch: int, step: int) -> Batch:
-        """This rank's piece of one batch; `step` counts from 0 in its epoch."""
+        """Return this rank's piece of one batch; `step` counts from 0 in its epoch."""
         indices = None if self.time_only else self.indices(epoch, step)
         total = self._total(step) if indices is None else len(indices)
         start, stop = self._piece if total == self.batch else self._cut(total)
@@ -171,15 +174,15 @@ class Batches:
         return Batch(inputs, labels, count, total, start, epoch * self.steps_per_epoch + step, epoch)
 
     def _total(self, step: int) -> int:
-        """Samples in the whole batch of a step."""
+        """Return the number of samples in the global batch of a step."""
         return self.batch if self.draws is not None else min(self.batch, len(self.split) - step * self.batch)
 
     def empty(self) -> Batch:
-        """A batch of no samples: the turn of a rank for which there is nothing left."""
+        """Return a batch without samples, for a rank for which no batch is left."""
         return Batch(self._inputs[:0], self._labels[:0], 0, 0, 0, 0, 0)
 
     def indices(self, epoch: int, step: int) -> Array:
-        """Which samples the whole batch of one step holds: the same on every rank, for any number of ranks.
+        """Return the indices of the samples in the global batch of a step: equal on all ranks, for any number of ranks.
 
         >>> from paceline.data import load
         >>> split = load("iris").train
@@ -200,18 +203,17 @@ class Batches:
         return self._order[row]  # type: ignore[no-any-return]
 
 
-# Orders that somebody goes through at the moment, by what they are drawn from: the ranks of one process (a simulator has
-# thousands) go through the same ones.
+# Orders in use, by what they are drawn from. All ranks of a process (a simulation has thousands) share them.
 _orders: WeakValueDictionary[tuple[int, ...], Array] = WeakValueDictionary()
 
 
 def _permutation(samples: int, seed: int, *key: int) -> Array:
-    """All samples at random; read-only, and shared with whoever asks for the same."""
+    """Return a random order of all samples: a read-only array, shared by all callers with the same arguments."""
     return _shared((samples, seed, *key), lambda: _generator(seed, *key).permutation(samples))
 
 
 def _drawn(samples: int, rows: int, size: int, seed: int, *key: int) -> Array:
-    """`rows` batches of `size` different samples each; read-only, and shared with whoever asks for the same."""
+    """Return what `_draw` gives: a read-only array, shared by all callers with the same arguments."""
     what = (samples, rows, size, seed, *key)
     return _shared(what, lambda: _draw(_generator(seed, *key), samples, rows, size))
 
@@ -226,7 +228,7 @@ def _shared(what: tuple[int, ...], draw: Callable[[], Array]) -> Array:
 
 
 def _draw(generator: np.random.Generator, samples: int, rows: int, size: int) -> Array:
-    """`rows` batches of `size` different samples each."""
+    """Draw `rows` batches of `size` different samples each."""
     if size * (size - 1) > samples:  # a row without a repetition would be rare
         return np.stack([generator.choice(samples, size, replace=False) for _ in range(rows)])
     drawn = generator.integers(samples, size=(rows, size), dtype=np.intp)
@@ -240,11 +242,8 @@ def _draw(generator: np.random.Generator, samples: int, rows: int, size: int) ->
 
 
 def _generator(seed: int, *key: int) -> np.random.Generator:
-    """Random numbers for one purpose: an epoch's do not depend on how many were used before it."""
+    """Return a generator for one purpose: an epoch's draws do not depend on how many were made before it."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
-
-
-# ---- How the ranks of a run divide its training samples: pieces of every batch, batches dealt out, or the data itself.
 
 
 class Shares:

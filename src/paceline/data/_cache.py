@@ -1,12 +1,12 @@
-"""Arrays that are made once and then memory-mapped, so that all processes of a node share one copy.
+"""A cache of arrays that are made once and then memory-mapped, so that all processes of a node share one copy.
 
     PACELINE_CACHE, or XDG_CACHE_HOME/paceline, or ~/.cache/paceline
       mnist-1f0c…/          one entry: its name and the fingerprint of what it was made from
         images.npy labels.npy
-        entry.json          the size of each file; an entry without it, or that it does not fit, is made again
+        entry.json          the size of each file; an entry that does not match it, or has none, is made again
 
-An entry is built in a folder beside it and renamed into place, under a lock: whoever comes at the same moment
-waits and maps what the first one built.
+An entry is built in a folder beside it and renamed into place, under a lock: a second process that needs it at the same
+time waits and maps what the first one built.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from numpy.typing import DTypeLike, NDArray
 
 from paceline.errors import UsageError
 
-RANDOM = 8  # letters that mkdtemp adds
+RANDOM = 8  # characters that mkdtemp appends
 
 Array = NDArray[Any]
 New = Callable[[str, tuple[int, ...], DTypeLike], Array]
-"""`new("images", (70000, 28, 28), np.uint8)` makes room for one array of the entry, in its mapped file."""
+"""`new("images", (70000, 28, 28), np.uint8)` creates one array of the entry, in its mapped file."""
 
 
 def cached(name: str, fingerprint: str, build: Callable[[New], None]) -> dict[str, Array]:
-    """The arrays of one entry, read-only and memory-mapped; `build` fills them when they are not there yet.
+    """Return the arrays of an entry, read-only and memory-mapped; `build` makes them if they do not exist yet.
 
     >>> def squares(new):
     ...     new("squares", (4,), np.int64)[:] = [0, 1, 4, 9]
@@ -72,33 +72,33 @@ def cached(name: str, fingerprint: str, build: Callable[[New], None]) -> dict[st
 
 
 def cache_folders() -> list[Path]:
-    """Where entries may be, the preferred place first."""
+    """Return the folders that may hold entries, the preferred one first."""
     if given := os.environ.get("PACELINE_CACHE"):
         return [Path(given).expanduser()]
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     spare = Path(tempfile.gettempdir()) / f"paceline-{os.getuid()}"
     try:
-        own = spare.lstat().st_uid == os.getuid()  # the temporary directory is everybody's
+        own = spare.lstat().st_uid == os.getuid()  # anybody may create folders in the temporary directory
     except OSError:
         own = True
     return [Path(base).expanduser() / "paceline", *([spare] if own else [])]
 
 
 def release(array: Array) -> None:
-    """Let the kernel have what was written to a mapped array so far; it stays readable."""
+    """Let the kernel write out a mapped array and drop it from memory; it stays readable."""
     mapped = getattr(array, "_mmap", None)
     if mapped is not None:
         mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def state(*files: Path | str) -> str:
-    """What changes when one of the files is written again: their fingerprint."""
+    """Return a fingerprint of the files, which changes when one of them is written again."""
     stats = map(os.stat, files)
     return " ".join([f"{file} {s.st_size} {s.st_mtime_ns}" for file, s in zip(files, stats, strict=True)])
 
 
 def entry_name(kind: str, path: Path, *options: object) -> str:
-    """The name of the entry for one file or folder, read with the given options."""
+    """Return the name of the entry for a file or folder that is read with the given options."""
     stem = "".join(c if c.isascii() and c.isalnum() else "-" for c in path.name)[:40]
     return f"{kind}-{stem}-{_short(str(path.resolve()), *options)}"
 
@@ -125,11 +125,11 @@ def _writable() -> Path:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-    """Waits for whoever builds; yields whether nobody else can be building now."""
+    """Wait until no other process builds the entry; yield False where the file system cannot tell."""
     import fcntl
 
     with path.open("w") as file:
-        # Some network file systems have no locks: then each process builds, and the first rename wins.
+        # Some network file systems have no locks. Then every process builds, and the first to rename wins.
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             alone = True
@@ -139,7 +139,7 @@ def _locked(path: Path) -> Iterator[bool]:
 
 
 def _open(entry: Path) -> dict[str, Array] | None:
-    """The entry's arrays, or None when it is missing, half written or damaged."""
+    """Return the arrays of an entry, or None when it is missing, incomplete or damaged."""
     try:
         sizes = json.loads((entry / "entry.json").read_text())
         if not sizes:
@@ -149,10 +149,10 @@ def _open(entry: Path) -> dict[str, Array] | None:
             path = entry / f"{name}.npy"
             if path.stat().st_size != size:
                 return None
-            # As a plain array: np.memmap's own bookkeeping costs microseconds at every indexing.
+            # A plain array: indexing an np.memmap takes microseconds longer.
             arrays[name] = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
         return arrays
-    except Exception:  # NumPy's reader of headers raises whatever the bytes lead it to
+    except Exception:  # damaged headers make NumPy raise exceptions of many kinds
         return None
 
 
@@ -170,21 +170,19 @@ def _make(entry: Path, name: str, build: Callable[[New], None]) -> None:
             array.flush()
         sizes = {array: (work / f"{array}.npy").stat().st_size for array in made}
         (work / "entry.json").write_text(json.dumps(sizes))
-        for old in entry.parent.glob(
-            f"{name}-*"
-        ):  # made from an earlier state of the same source, or damaged
+        for old in entry.parent.glob(f"{name}-*"):  # of an earlier version of the source, or damaged
             if len(old.name) == len(entry.name) and (old != entry or _open(old) is None):
                 _remove(old)
-        with contextlib.suppress(OSError):  # somebody without the lock was faster
+        with contextlib.suppress(OSError):  # a process without a lock was faster
             work.rename(entry)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
 def _sweep(folder: Path, name: str) -> None:
-    """Remove the folders in which builds of this entry were killed."""
+    """Remove what interrupted builds of this entry left behind."""
     for left in folder.glob(f".{name}-*"):
-        if len(left.name) == len(f".{name}-") + RANDOM:  # not those of an entry whose name goes on
+        if len(left.name) == len(f".{name}-") + RANDOM:  # not those of an entry with a longer name
             _remove(left)
 
 
@@ -196,12 +194,16 @@ def _remove(entry: Path) -> None:
 
 
 def _mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.memmap[Any, Any]:
-    """A new .npy file in memory; its room on the disk is taken now, since a full disk later kills."""
+    """Create a mapped .npy file, and reserve its space on the disk: writing to a map on a full disk kills the process."""
     mapped = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     with path.open("r+b") as file:
         try:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
         except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # not every file system can
+            if error.errno not in (
+                errno.EOPNOTSUPP,
+                errno.EINVAL,
+                errno.ENOSYS,
+            ):  # not supported by every file system
                 raise
     return mapped

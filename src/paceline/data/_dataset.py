@@ -1,4 +1,7 @@
-"""A data set: three splits of samples with labels, kept as they are stored until a batch is made."""
+"""A data set: train, validation and test samples with labels, and how missing parts are drawn from the training samples.
+
+Samples stay in the type in which they are stored until a batch is made.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class Split(Protocol):
 
     @property
     def label_dtype(self) -> np.dtype[Any]:
-        """int64 for classes, a float type for real targets."""
+        """The type of a label: int64 for classes, a floating type for values."""
         ...
 
     def __len__(self) -> int: ...
@@ -43,7 +46,7 @@ class Split(Protocol):
 class ArraySplit:
     """Samples in an array, often a memory map that all ranks of a node share.
 
-    uint8 stays uint8 until a batch is made; then it is multiplied by `scale` (1/255 unless given).
+    uint8 stays uint8 until a batch is made, and is then multiplied by `scale` (1/255 by default).
 
     >>> split = ArraySplit(np.array([[0, 255], [51, 102]], np.uint8), np.array([3, 7]))
     >>> inputs, labels = np.empty((1, 2)), np.empty(1, np.int64)
@@ -92,9 +95,7 @@ class ArraySplit:
             stored = self._stored[:count]
             self.inputs.take(indices, 0, stored, "clip")
             np.copyto(inputs, stored, casting="unsafe")
-        if (
-            self.scale != 1
-        ):  # two passes: NumPy's mixed-type multiply goes through a small buffer and takes twice as long
+        if self.scale != 1:  # in a pass of its own: NumPy's mixed-type multiplication takes twice as long
             np.multiply(inputs, self.scale, out=inputs)
         if labels.dtype == self.labels.dtype:
             self.labels.take(indices, 0, labels, "clip")
@@ -107,7 +108,7 @@ class ArraySplit:
 
 
 class Subset:
-    """The samples of another split at the given places, in that order; nothing is copied.
+    """Selected samples of another split, in the order of `places`; nothing is copied.
 
     >>> split = ArraySplit(np.array([[0.5], [1.5], [2.5]]), np.array([0, 1, 2]))
     >>> inputs, labels = np.empty((1, 1)), np.empty(1, np.int64)
@@ -141,7 +142,7 @@ class Subset:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Train, validation and test samples of one shape; `classes` is 0 when the labels are real numbers.
+    """Train, validation and test samples of one shape; `classes` is 0 when the labels are values.
 
     >>> from paceline.data import load
     >>> mnist = load("mnist")
@@ -158,18 +159,18 @@ class Dataset:
     label_shape: tuple[int, ...] = ()
     class_names: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
-    """What a run on these data should say about them: an assumption that may be wrong, for instance."""
+    """Sentences that a run on these data should print, for instance an assumption that may be wrong."""
 
     @property
     def target(self) -> str:
-        """What the labels are: "classes" or "values"."""
+        """Return what the labels are: "classes" or "values"."""
         return "classes" if self.classes else "values"
 
 
 def chunks(
     split: Split, *, size: int = 1000, dtype: DTypeLike = np.float32, start: int = 0, stop: int | None = None
 ) -> Iterator[tuple[Array, Array]]:
-    """All samples from `start` to `stop` in order, `size` at a time; the arrays are reused each time.
+    """Yield the samples from `start` to `stop` in order, `size` at a time; the arrays are reused.
 
     >>> split = ArraySplit(np.arange(5.0).reshape(5, 1), np.arange(5))
     >>> [labels.tolist() for inputs, labels in chunks(split, size=2)]
@@ -185,14 +186,9 @@ def chunks(
 
 
 def buffers(split: Split, count: int, dtype: DTypeLike) -> tuple[Array, Array]:
-    """Room for `count` samples and their labels: classes as int64, real targets as `dtype`."""
+    """Allocate arrays for `count` samples and their labels: classes as int64, values as `dtype`."""
     label_dtype = dtype if np.issubdtype(split.label_dtype, np.floating) else np.int64
     return np.empty((count, *split.shape), dtype), np.empty((count, *split.label_shape), label_dtype)
-
-
-# ---- Makes a data set of samples that come in one, two or three parts: a missing part is cut from the first.
-#
-# The cut is seeded, and takes each class evenly. Amounts below 1 are fractions, from 1 on numbers of samples.
 
 
 def divide(
@@ -207,9 +203,10 @@ def divide(
     class_names: tuple[str, ...] = (),
     remarks: tuple[str, ...] = (),
 ) -> Dataset:
-    """A data set whose `validation` and `test` are given, or drawn at random from `split`; the rest trains.
+    """Make a data set whose `validation` and `test` parts are given, or drawn at random from `split`.
 
-    Without `labels` (reading them all would be slow) the draw does not look at the classes.
+    An amount below 1 is a fraction, from 1 on a number of samples. The draw takes the same share of every class;
+    without `labels`, which may be slow to read, it ignores the classes.
     """
     cut_validation = validation if isinstance(validation, int | float) else 0
     cut_test = test if isinstance(test, int | float) else 0
@@ -234,13 +231,15 @@ def divide(
 
 
 def cut(name: str, order: Array, validation: float, test: float) -> tuple[Array, Array, Array]:
-    """The train, validation and test parts of what lies in `order`; test is cut off its end, then validation.
+    """Cut `order` into train, validation and test; test is taken from its end, then validation.
 
     >>> [part.tolist() for part in cut("mine", np.arange(6), validation=2, test=0.2)]
     [[0, 1, 2], [3, 4], [5]]
     """
     total = len(order)
-    amounts = [amount if 0 <= amount < total else total for amount in (validation, test)]  # nan is neither
+    amounts = [
+        amount if 0 <= amount < total else total for amount in (validation, test)
+    ]  # NaN counts as too much
     counts = [round(total * amount) if amount < 1 else round(amount) for amount in amounts]
     if not sum(counts) < total:
         raise UsageError(
@@ -253,7 +252,7 @@ def cut(name: str, order: Array, validation: float, test: float) -> tuple[Array,
 
 
 def _order(samples: int, labels: Array | None, seed: int) -> Array:
-    """All samples at random; with labels, so that every stretch has the classes in their proportions."""
+    """Return a random order of the samples; with labels, every stretch of it has all classes in proportion."""
     if seed < 0:
         raise UsageError(f"seed must be at least 0; got {seed}")
     order = np.random.default_rng(seed).permutation(samples)

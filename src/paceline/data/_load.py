@@ -111,7 +111,7 @@ class MapSplit:
                     f"{self.name}: samples must have one shape; sample 0 has {self.shape}, "
                     f"sample {index} {value.shape}"
                 )
-            # Checked as it is stored: the cast may make an infinity of a large value, with a warning.
+            # Checked before the cast, which may turn a large value into infinity, with a warning.
             if value.dtype.kind == "f":
                 check_values(f"{self.name}: features", value[np.newaxis], indices[row : row + 1])
             if label.dtype.kind == "f":

@@ -228,7 +228,7 @@ def _number(what: str, parts: Parts) -> tuple[Parts, tuple[str, ...]]:
         labels = labels.astype(known.dtype if not text else str)
         strange = np.setdiff1d(labels, known)
         if len(strange):
-            raise UsageError(f"{part} has a class that train has not: {strange.tolist()[0]!r}")
+            raise UsageError(f"{part} has a class that train does not have: {strange.tolist()[0]!r}")
         numbered[part] = inputs, np.searchsorted(known, labels)
     if text:
         return numbered, tuple(known.tolist())

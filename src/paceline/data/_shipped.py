@@ -1,4 +1,4 @@
-"""The data that ship with paceline, and the one place that reads them."""
+"""The data that come with paceline, and the one place that reads them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.data._cache import New, cached
 
 FOLDER = Path(__file__).parent / "files"
 
-# Of the arrays' bytes, inputs first: what the cache entry is known by. A test holds the files to them.
+# Digests of the arrays' bytes, inputs first. They identify the cache entries; a test compares the files with them.
 SHA256 = {
     "mnist": "c2069063c1105f2bf96266aef1ff68c6e13bdda7a54e37bf19c16f1db24efc83",
     "digits": "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826",
@@ -21,7 +21,7 @@ SHA256 = {
 
 
 def shipped(name: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Inputs and labels of a data set that ships with paceline, memory-mapped.
+    """Return the inputs and labels of a data set that comes with paceline, memory-mapped.
 
     >>> inputs, labels = shipped("iris")
     >>> inputs.shape, labels.shape

@@ -1,4 +1,4 @@
-"""Digits: 1,797 grey images of handwritten digits, 8 x 8, in 17 shades; a small stand-in for MNIST.
+"""Digits: 1,797 grey images of handwritten digits, 8 x 8, in 17 shades; a small substitute for MNIST.
 
 The test part of UCI's "Optical recognition of handwritten digits", E. Alpaydin and C. Kaynak, 1998.
 """
@@ -10,7 +10,7 @@ from paceline.data._shipped import shipped
 
 
 def load(*, validation: float = 0.1, test: float = 0.1, seed: int = 0) -> Dataset:
-    """About 80 / 10 / 10 % of the images to train, validate and test, each digit evenly; `seed` draws them.
+    """Load the images: 80, 10 and 10 % to train, validate and test, each digit evenly, drawn from `seed`.
 
     >>> data = load()
     >>> len(data.train), len(data.validation), len(data.test), data.shape

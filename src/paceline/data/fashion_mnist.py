@@ -18,7 +18,7 @@ NAMES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "
 
 
 def load(*, path: str = DEBIAN, validation: float = 10_000) -> Dataset:
-    """50,000 / 10,000 / 10,000 images to train, validate and test; `validation=0` trains on 60,000."""
+    """Load 50,000, 10,000 and 10,000 images to train, validate and test; `validation=0` trains on 60,000."""
     if not Path(path).expanduser().is_dir():
         raise UsageError(
             f"fashion-mnist: no folder {path}; apt install dataset-fashion-mnist, "

@@ -1,7 +1,7 @@
 """A folder of IDX files, the format of MNIST and Fashion-MNIST, plain or .gz.
 
-`train-images-idx3-ubyte` and `train-labels-idx1-ubyte`; the same with `t10k` or `test`, and `validation`.
-Plain files of bytes are memory-mapped where they lie; others are unpacked once into the cache.
+`train-images-idx3-ubyte` and `train-labels-idx1-ubyte`, the same with `t10k` or `test`, and optionally `validation`.
+Plain files of bytes are memory-mapped where they are; others are unpacked once into the cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paceline.errors import UsageError
 
 Array = NDArray[Any]
 
-# The third byte of the file.
+# Element types, by the third byte of the file.
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 PARTS = {"train": "train", "t10k": "test", "test": "test", "validation": "validation"}
 
@@ -34,10 +34,10 @@ class _Readable(Protocol):
 
 
 def load(*, path: str, validation: float = 1 / 6, test: float = 0.1, scale: float | None = None) -> Dataset:
-    """The images and labels of a folder; the last `validation` of train (1/6 of MNIST: 10,000) validate.
+    """Load the images and labels of a folder; the last `validation` of train (1/6: 10,000 of MNIST) validate.
 
-    `test` is cut off train in the same way when there are no test files. Below 1 these are fractions, from 1
-    on numbers of samples. uint8 images are multiplied by `scale`, 1/255 unless given.
+    `test` is cut off train in the same way when there are no test files. Amounts below 1 are fractions, from 1
+    on numbers of samples. uint8 images are multiplied by `scale`, 1/255 by default.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
@@ -84,7 +84,7 @@ def load(*, path: str, validation: float = 1 / 6, test: float = 0.1, scale: floa
 
 
 def files_in(folder: Path) -> dict[tuple[str, str], Path]:
-    """The IDX files of a folder by what they hold: ("train", "images") and so on; plain before .gz."""
+    """Find the IDX files of a folder, by what they hold: ("train", "images") and so on; plain files before .gz."""
     found: dict[tuple[str, str], Path] = {}
     for file in sorted(folder.iterdir(), key=lambda file: (file.suffix == ".gz", file.name)):
         words = re.split(r"[-_.]", file.name.lower())
@@ -99,7 +99,7 @@ def files_in(folder: Path) -> dict[tuple[str, str], Path]:
 
 
 def read(path: Path) -> Array:
-    """The array of one IDX file, memory-mapped."""
+    """Return the array of one IDX file, memory-mapped."""
     if path.suffix != ".gz":
         with path.open("rb") as file:
             kind, shape, start = _header(path, file)

@@ -1,6 +1,6 @@
-"""A folder of images with one sub-folder for each class; or of train, validation and test so.
+"""A folder of images with one sub-folder for each class, or with train, validation and test folders of that kind.
 
-Decoded once, in parallel, into the cache, and memory-mapped from then on. The classes are the sub-folders in
+Images are decoded once, in parallel, into the cache, and memory-mapped from then on. The classes are the sub-folders in
 sorted order. A colour image is (3, height, width), a grey one (height, width).
 """
 
@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from numpy.typing import NDArray
 from paceline.data._cache import New, cached, entry_name, release, state
 from paceline.data._dataset import ArraySplit, Dataset, Split, divide
 from paceline.errors import UsageError
+from paceline.text import progress
 
 Array = NDArray[Any]
 
@@ -30,7 +29,7 @@ PARTS = {
     "validation": ("validation", "valid", "val"),
     "test": ("test", "testing"),
 }
-# Decoded images are handed to the kernel to write after so many bytes: what a process holds stays small.
+# Decoded images are handed to the kernel after this many bytes, so that the process stays small.
 RELEASE_AFTER = 64 << 20
 
 
@@ -43,10 +42,10 @@ def load(
     test: float = 0.1,
     seed: int = 0,
 ) -> Dataset:
-    """The images of a folder, `size` (150, or 200x150 for width and height) each, in colour or grey.
+    """Load the images of a folder, resized to `size` (150, or 200x150 for width and height), in colour or grey.
 
-    Without `size` all must have one size already. A part that the folder does not have is cut from train at
-    random, each class evenly: `validation` and `test` are fractions, or from 1 on numbers of images.
+    Without `size`, all images must have the same size. A part that the folder does not have is cut from train at
+    random, each class evenly: `validation` and `test` are fractions, or numbers of images from 1 on.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
@@ -79,7 +78,7 @@ Files = list[tuple[str, int]]
 
 
 def _find(folder: Path) -> tuple[dict[str, Files], tuple[str, ...]]:
-    """The images of each part, and the names of the classes."""
+    """Find the images of each part and the names of the classes."""
     below = {part: inner for part in PARTS if (inner := _part(folder, part)) is not None}
     if "train" not in below:
         below = {"train": folder}
@@ -93,8 +92,8 @@ def _find(folder: Path) -> tuple[dict[str, Files], tuple[str, ...]]:
         parts[part] = []
         for entry in _folders(inner):
             if entry.name not in names:
-                raise UsageError(f"{where}: {part} has a class that train has not: {entry.name!r}")
-            with os.scandir(entry) as inside:  # there may be very many: plain strings, quicker than paths
+                raise UsageError(f"{where}: {part} has a class that train does not have: {entry.name!r}")
+            with os.scandir(entry) as inside:  # strings: faster than paths, of which there may be millions
                 files = sorted(file.path for file in inside if file.name.lower().endswith(SUFFIXES))
             if not files and part == "train":
                 raise UsageError(f"{where}: every class needs a sample; {entry.name!r} has no images")
@@ -103,9 +102,9 @@ def _find(folder: Path) -> tuple[dict[str, Files], tuple[str, ...]]:
 
 
 def _part(folder: Path, part: str) -> Path | None:
-    """The folder of one part: `train`, or as some archives have it `seg_train/seg_train`.
+    """Find the folder of one part: `train`, or `seg_train/seg_train` as in some archives.
 
-    It holds sub-folders, one for each class: a folder `train` of images is a class of that name.
+    It must hold sub-folders, one for each class: a folder `train` of images is a class of that name.
     """
     for entry in _folders(folder):
         if entry.name.lower().split("_")[-1] in PARTS[part]:
@@ -120,7 +119,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _size(text: str | None) -> tuple[int, int] | None:
-    """Width and height."""
+    """Return width and height."""
     if text is None:
         return None
     words = str(text).split("x")
@@ -146,27 +145,27 @@ def _decode(
 
     def decode() -> None:
         nonlocal done
-        for part, row in work:  # one list for all threads: whoever is free takes the next
+        for part, row in work:  # shared by all threads: a free one takes the next image
             if stop.is_set():
                 return
             file = parts[part][row][0]
             image = _read(file, size, color)
             if image.shape != shape:
-                is_now = f"{Path(first).name} is {width}x{height}, this {image.shape[-1]}x{image.shape[-2]}"
+                sizes = f"{Path(first).name} is {width}x{height}, this is {image.shape[-1]}x{image.shape[-2]}"
                 raise UsageError(
-                    f"{file}: images must have one size; {is_now}; write {folder}:size={width}x{height}"
+                    f"{file}: images must have one size; {sizes}; write {folder}:size={width}x{height}"
                 )
             outputs[part][row] = image
             with lock:
                 done += 1
-                bar(done)
+                show(done)
                 if done % every == 0:
                     for array in outputs.values():
                         release(array)
 
-    threads = len(os.sched_getaffinity(0))  # Pillow leaves Python's lock while it decodes
+    threads = len(os.sched_getaffinity(0))  # Pillow releases the GIL while it decodes
     total = sum(map(len, parts.values()))
-    with Progress(f"decoding {folder.name}", total) as bar, ThreadPoolExecutor(threads) as pool:
+    with progress(f"decoding {folder.name}", total) as show, ThreadPoolExecutor(threads) as pool:
         running = [pool.submit(decode) for _ in range(threads)]
         try:
             for ended in as_completed(running):
@@ -182,7 +181,7 @@ def _read(file: str, size: tuple[int, int] | None, color: bool) -> Array:
     try:
         with Image.open(file) as opened:
             if size is not None:
-                opened.draft(mode, size)  # JPEG: decode at a fraction of its size where that is enough
+                opened.draft(mode, size)  # JPEG: decode at a fraction of the full size where that is enough
             image = opened.convert(mode)
         if size is not None and image.size != size:
             image = image.resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0)
@@ -190,31 +189,3 @@ def _read(file: str, size: tuple[int, int] | None, color: bool) -> Array:
         raise UsageError(f"{file}: not a readable image ({str(error).splitlines()[0].lower()})") from None
     array = np.asarray(image)
     return np.moveaxis(array, -1, 0) if color else array
-
-
-class Progress:
-    """A progress bar on standard error; nothing is shown when that is not a terminal."""
-
-    def __init__(self, what: str, total: int) -> None:
-        self.what = what
-        self.total = total
-        self._shown = -1
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __call__(self, done: int) -> None:
-        percent = 100 * done // max(self.total, 1)
-        if percent != self._shown and sys.stderr.isatty():
-            self._shown = percent
-            filled = percent * 30 // 100
-            bar = "#" * filled + "." * (30 - filled)
-            sys.stderr.write(f"\r{self.what} [{bar}] {done:,} of {self.total:,}")
-            sys.stderr.flush()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._shown >= 0:
-            sys.stderr.write("\r\033[K")
-            sys.stderr.flush()

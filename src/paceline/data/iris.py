@@ -1,6 +1,6 @@
-"""Iris: 150 flowers of 3 species, 4 measures each in cm; the true rows of R. A. Fisher's paper of 1936.
+"""Iris: 150 flowers of 3 species, 4 measurements each in cm; the rows of R. A. Fisher's paper of 1936.
 
-(The copy that most programs read, UCI's, has errors in rows 35 and 38.)
+(UCI's copy, which most programs read, has errors in rows 35 and 38.)
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from paceline.data._shipped import shipped
 
 
 def load(*, validation: float = 0.1, test: float = 0.1, seed: int = 0) -> Dataset:
-    """120 / 15 / 15 flowers to train, validate and test, each species evenly; `seed` draws them.
+    """Load 120, 15 and 15 flowers to train, validate and test, each species evenly, drawn from `seed`.
 
     >>> data = load(test=0.2, validation=0)
     >>> len(data.train), len(data.test)

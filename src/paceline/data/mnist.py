@@ -1,4 +1,4 @@
-"""MNIST: 70,000 grey images of handwritten digits, 28 x 28; all of them ship with paceline.
+"""MNIST: 70,000 grey images of handwritten digits, 28 x 28; all of them come with paceline.
 
 The test set is the original one, of 10,000; the last `validation` images of the original training set are
 kept for validation. Y. LeCun, C. Cortes, C. Burges, "The MNIST database of handwritten digits".
@@ -12,7 +12,7 @@ from paceline.errors import UsageError
 
 
 def load(*, validation: int = 10_000) -> Dataset:
-    """50,000 / 10,000 / 10,000 images to train, validate and test; with `validation=0`, 60,000 / 0 / 10,000.
+    """Load 50,000, 10,000 and 10,000 images to train, validate and test; `validation=0` trains on 60,000.
 
     >>> len(load(validation=0).train)
     60000

@@ -1,4 +1,4 @@
-"""Synthetic data: clouds of points around one centre for each class, or (classes=0) a noisy linear function.
+"""Synthetic data: clouds of points around one centre per class, or with classes=0 a noisy linear function.
 
 input = centre_c + noise N(0, 1),  centre_c ~ N(0, 1);    target = input . w / sqrt(features) + noise N(0, 1)
 """
@@ -13,7 +13,7 @@ from paceline.data._cache import New, cached
 from paceline.data._dataset import ArraySplit, Dataset, divide
 from paceline.errors import UsageError
 
-# Noise of more would not fit into float32, now and then.
+# With more noise, some values would not fit into float32.
 LARGEST_NOISE = 1e30
 
 
@@ -27,7 +27,7 @@ def load(
     validation: float = 0.1,
     test: float = 0.1,
 ) -> Dataset:
-    """Samples drawn from a seed; `features` is a number, or a shape such as 28x28.
+    """Draw samples from a seed; `features` is a number, or a shape such as 28x28.
 
     >>> data = load(samples=100, features="1x8x8", classes=2)
     >>> data.shape, data.classes, len(data.train), len(data.validation), len(data.test)

@@ -1,13 +1,13 @@
-"""A small batch's gradient as its factors: what ranks that share memory exchange in the place of gradients.
+"""The gradient of a small batch as factors, which ranks that share memory exchange instead of gradients.
 
-A layer's gradient is a sum of outer products, one a sample, so a batch of B samples has it in B (n + m) numbers
-and not in n m:
+A layer's gradient is a sum of outer products, one per sample, so that B (n + m) numbers say it for a batch of B samples,
+not n m:
 
     each rank, for its samples:       h_{i-1} and d_i of every layer into the shared rows of the whole batch
     each rank, for its rows of W_i:   dE/dW_i[rows] = h_{i-1}[:, rows]^T d_i, over all samples
 
-h has a column of ones at its end, so that the biases, the last row of a layer's part of x, need no care. A row
-starts at a cache line: two ranks never write to the same one.
+h has a column of ones at its end, so that the biases, the last row of a layer's part of x, need no special case. Every
+row starts at a cache line, so that two ranks never write to the same one.
 
 Xie et al., "Distributed machine learning via sufficient factor broadcasting", 2015.
 """
@@ -31,12 +31,12 @@ PASSES = 32
 
 
 def factor_bytes(net: MLP, batch: int) -> int:
-    """A line for the number of samples, and the rows of the batch and of one sample more."""
+    """Return the bytes for a cache line with the number of samples, and the rows of the batch and of one sample more."""
     return ALIGNMENT + (batch + 1) * net.dtype.itemsize * sum(map(sum, _row_lengths(net)))
 
 
 def cut_rows(net: MLP, parts: int) -> list[slice]:
-    """`parts` neighbouring slices of x, as even as whole rows of the weights allow; some may be empty.
+    """Cut x into `parts` consecutive slices, as even as whole rows of the weights allow; some may be empty.
 
     >>> from paceline.models.mlp import MLP
     >>> [part.stop for part in cut_rows(MLP([784, 128, 64, 10]), 4)]
@@ -53,8 +53,8 @@ def cut_rows(net: MLP, parts: int) -> list[slice]:
 class Factors:
     """The factors of every layer's gradient, for batches of up to `batch` samples, in memory given from outside.
 
-    `h[i]` (samples, inputs and a one) and `d[i]` (samples, outputs) have one row more than the batch, of zeros: a
-    batch of one sample is multiplied as two.
+    `h[i]` (samples, inputs and a one) and `d[i]` (samples, outputs) have one more row, of zeros: a batch of one sample
+    is multiplied as two.
     """
 
     def __init__(self, net: MLP, memory: Array, batch: int) -> None:
@@ -65,7 +65,7 @@ class Factors:
             )
         self.batch = batch
         self.total = memory[:ALIGNMENT].view(np.int64)[:1]
-        """Samples in the present batch: written by the rank that has the first of them."""
+        """The number of samples in the current batch, written by the rank that has the first of them."""
         self.h: list[Array] = []
         self.d: list[Array] = []
         start = ALIGNMENT
@@ -80,58 +80,61 @@ class Factors:
         self._net = net
         self._passes: dict[tuple[int, int], FactorPass] = {}
 
-    def made(self, batch: Batch) -> FactorPass | None:
-        """The pass for this piece, if it was made before; from now on the batch is this one."""
-        if batch.offset == 0 and self.total[0] != batch.total:  # else the line stays in everybody's cache
+    def find(self, batch: Batch) -> FactorPass | None:
+        """Begin this batch; return the pass for this piece if there is one."""
+        if (
+            batch.offset == 0 and self.total[0] != batch.total
+        ):  # written only if it changed: it stays in all caches
             self.total[0] = batch.total
         return self._passes.get((batch.count, batch.offset))
 
     def make(self, batch: Batch) -> FactorPass:
+        """Make and keep the pass for this piece."""
         if batch.offset + batch.count > self.batch or batch.total > self.batch:
             raise ValueError(
                 f"factors are shared for {self.batch} samples; got {batch.offset + batch.count} of {batch.total}"
             )
         if len(self._passes) == PASSES:
             self._passes.clear()
-        made = FactorPass(self._net, self, batch.count, batch.offset)
-        self._passes[batch.count, batch.offset] = made
-        return made
+        new = FactorPass(self._net, self, batch.count, batch.offset)
+        self._passes[batch.count, batch.offset] = new
+        return new
 
 
 class FactorPass(Pass):
-    """The pass of one piece of the batch: it leaves factors, from sample `offset` on, and forms no gradient.
+    """The pass of one piece of the batch: it writes factors, from sample `offset` on, and computes no gradient.
 
-    The way up goes through the factors, too: with the column of ones, weights and biases are one matrix.
+    The forward pass goes through the factors, too: with the column of ones, weights and biases are one matrix.
     """
 
     def __init__(self, net: MLP, factors: Factors, count: int, offset: int) -> None:
         super().__init__(net, count, Memory(count))
         mine = slice(offset, offset + count)
-        kept_h, kept_d = [h[mine] for h in factors.h], [d[mine] for d in factors.d]
-        h, d, last = [h[:count] for h in self.h], [d[:count] for d in self.d], len(kept_d) - 1
-        self.kept_inputs = kept_h[0][:, :-1]
+        own_h, own_d = [h[mine] for h in factors.h], [d[mine] for d in factors.d]
+        h, d, last = [h[:count] for h in self.h], [d[:count] for d in self.d], len(own_d) - 1
+        self.own_inputs = own_h[0][:, :-1]
         self.way_up = [
             (
-                kept_h[i], net.x[net.layers[i]].reshape(-1, net.sizes[i + 1]), self.a[i][:count], self.values[i],
+                own_h[i], net.x[net.layers[i]].reshape(-1, net.sizes[i + 1]), self.a[i][:count], self.values[i],
                 None if i == last else self.norms[i],
-                None if i == last else (kept_h[i + 1][:, :-1], h[i]),
+                None if i == last else (own_h[i + 1][:, :-1], h[i]),
             )
             for i in range(last + 1)
         ]  # fmt: skip
-        self.kept_last = kept_d[last], d[last]
+        self.own_last = own_d[last], d[last]
         self.way_down = [
             (
                 d[i], net.weights[i].T, d[i - 1], self.norms[i - 1], self.d[i - 1], self.slopes[i - 1][:count],
-                kept_d[i - 1],
+                own_d[i - 1],
             )
             for i in reversed(range(1, last + 1))
         ]  # fmt: skip
 
     def forward(self, inputs: Array) -> Array:
-        x = self.prepared(inputs)[: len(self.kept_inputs)]
-        np.copyto(self.kept_inputs, x)
-        for kept_h, w, a, value, norm, above in self.way_up:
-            np.matmul(kept_h, w, a)  #                                      z = (h 1) (W, b)
+        x = self.prepare(inputs)[: len(self.own_inputs)]
+        np.copyto(self.own_inputs, x)
+        for own_h, w, a, value, norm, above in self.way_up:
+            np.matmul(own_h, w, a)  #                                      z = (h 1) (W, b)
             if value is not None:
                 value(a)  #                                                 a = f(z)
             if norm is not None:
@@ -147,13 +150,13 @@ class FactorPass(Pass):
         if self.last is not None:
             d, slope = self.last
             np.multiply(d, slope, d)
-        np.copyto(*self.kept_last)
-        for d, w, d_below, norm, all_below, slope, kept_d in self.way_down:
+        np.copyto(*self.own_last)
+        for d, w, d_below, norm, all_below, slope, own_d in self.way_down:
             np.matmul(d, w, d_below)
             if norm is not None:
                 norm.backward(all_below)
             np.multiply(d_below, slope, d_below)  #                         d = (d W^T) f'(z)
-            np.copyto(kept_d, d_below)
+            np.copyto(own_d, d_below)
         return loss
 
 
@@ -167,7 +170,7 @@ class PartGradient:
         self._products: dict[int, list[tuple[Array, Array, Array]]] = {}
 
     def __call__(self) -> Array:
-        """The sum, in memory of this rank's own: the caller may overwrite it."""
+        """Return the sum, in memory of this rank that the caller may overwrite."""
         total = int(self._factors.total[0])
         products = self._products.get(total)
         if products is None:
@@ -177,8 +180,10 @@ class PartGradient:
         return self._sum
 
     def _over(self, total: int) -> list[tuple[Array, Array, Array]]:
-        """The products over `total` samples, layer by layer, each in parts of the size that is fastest."""
-        samples = slice(total) if total != 1 else slice(0, None, self._factors.batch)  # one, and the zeros
+        """Prepare the products over `total` samples, layer by layer, each in parts of the fastest size."""
+        samples = (
+            slice(total) if total != 1 else slice(0, None, self._factors.batch)
+        )  # the sample, and the row of zeros
         products = []
         for layer, h, d in zip(self._net.layers, self._factors.h, self._factors.d, strict=True):
             m = d.shape[1]
@@ -192,7 +197,7 @@ class PartGradient:
 
 
 def _row_lengths(net: MLP) -> list[tuple[int, int]]:
-    """Elements from one row to the next of each layer's h and d: whole cache lines."""
+    """Return the row lengths of each layer's h and d in elements, rounded up to whole cache lines."""
     line = ALIGNMENT // net.dtype.itemsize
     return [
         (math.ceil((n + 1) / line) * line, math.ceil(m / line) * line)

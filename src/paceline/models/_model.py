@@ -13,16 +13,16 @@ from paceline.data import Batch
 
 Array = NDArray[Any]
 Ready = Callable[[int], None]
-"""Is told the number of a layer, an index into `layers`, whose gradient is final."""
+"""Called with the number of a layer, an index into `layers`, when its gradient is final."""
 
 
 @runtime_checkable
 class Model(Protocol):
     """What a strategy needs of a network.
 
-    `g` is the gradient of the last batch as a SUM over its samples: pieces of a batch add up to the whole, however
-    unevenly they were cut. The mean is `g / count`. A model may have a `default_rate`: the learning rate where the user
-    gives none.
+    `g` is the gradient of the last batch as a SUM over its samples, so that pieces of a batch add up to the whole, however
+    unevenly they were cut. The mean is `g / count`. A model may have a `default_rate`: the learning rate to use when the
+    user gives none.
 
     >>> from paceline.data import Batches, load
     >>> from paceline.models.mlp import build
@@ -44,7 +44,7 @@ class Model(Protocol):
     layers: Sequence[slice]
     """Each layer's part of `x` and `g`."""
     buffers: dict[str, Array]
-    """State that no gradient changes: BatchNorm's statistics, the input's mean. Views: writing them changes the model."""
+    """State without a gradient, such as BatchNorm's statistics. Views: writing to them changes the model."""
 
     def place(self, x: Array, g: Array) -> None:
         """Move parameters and gradient into memory given from outside (a shared window, say), keeping x's values."""
@@ -53,27 +53,26 @@ class Model(Protocol):
     def gradient(self, batch: Batch, ready: Ready | None = None) -> float:
         """Fill `g` for this batch; return the loss summed over its samples.
 
-        `ready(i)` is called when `g[layers[i]]` is final: it is complete, and not touched again before the next call of
-        `gradient`, so that it can be sent while the pass goes on. In any order, on the caller's thread, once for every
-        layer before `gradient` returns. `x` must stay as it is until then. A model that knows no layer's gradient
-        before the end need not take `ready`: see `layer_by_layer`.
+        `ready(i)` is called when `g[layers[i]]` is final: it is complete and does not change before the next call of
+        `gradient`, so that it can be sent during the backward pass. It is called once for every layer before `gradient`
+        returns, in any order, on the caller's thread. `x` must not change until then. A model that knows no layer's
+        gradient before the end may leave out `ready`: see `layer_by_layer`.
         """
         ...
 
     def predict(self, inputs: Array) -> Array:
-        """Scores for each sample, one row each; the predicted class is the largest."""
+        """Return the scores of each sample, one row each; the largest is the predicted class."""
         ...
 
     def evaluate(self, inputs: Array, labels: Array) -> tuple[float, int]:
-        """The loss summed over the samples, and how many were classified right (0 for regression)."""
+        """Return the loss summed over the samples, and how many were classified correctly (0 for regression)."""
         ...
 
 
 def layer_by_layer(model: Model) -> Callable[[Batch, Ready], float]:
-    """`gradient(batch, ready)` for any model, also for one whose `gradient` does not take `ready`.
+    """Return `gradient(batch, ready)` for any model, even if its own `gradient` does not take `ready`.
 
-    Layers that the model has not named are ready when its gradient is. An empty batch has the gradient 0, whatever
-    the model.
+    Layers that the model has not reported are ready when its gradient is. The gradient of an empty batch is 0.
 
     >>> import numpy as np
     >>> from paceline.models.mlp import MLP
@@ -90,8 +89,8 @@ def layer_by_layer(model: Model) -> Callable[[Batch, Ready], float]:
         def once(layer: int) -> None:
             if layer not in waiting:
                 raise ValueError(
-                    f"each of {len(model.layers)} layers, from 0, is ready once in a pass; "
-                    f"{type(model).__name__} said {layer}, left are {sorted(waiting)}"
+                    f"each of the {len(model.layers)} layers must be ready once per pass; "
+                    f"{type(model).__name__} reported {layer}, still expected are {sorted(waiting)}"
                 )
             waiting.remove(layer)
             ready(layer)
@@ -111,11 +110,11 @@ def layer_by_layer(model: Model) -> Callable[[Batch, Ready], float]:
 
 
 def _takes_ready(gradient: Callable[..., Any] | None) -> bool:
-    """Whether it has an argument of that name, or hands all arguments on to a function that has."""
+    """Return True if a function takes `ready`, or passes all arguments on to one that does."""
     while gradient is not None:
         try:
             takes = inspect.signature(gradient, follow_wrapped=False).parameters
-        except (TypeError, ValueError):  # not written in Python
+        except (TypeError, ValueError):  # it is not written in Python
             return False
         if "ready" in takes:
             return takes["ready"].kind is not inspect.Parameter.POSITIONAL_ONLY
@@ -130,28 +129,28 @@ class PartGradient(Protocol):
 
     @property
     def part(self) -> slice:
-        """The part of x; may be empty."""
+        """Return the part of x; may be empty."""
         ...
 
     def __call__(self) -> Array:
-        """The sum, in private memory; the caller may overwrite it."""
+        """Return the sum, in private memory that the caller may overwrite."""
         ...
 
 
 @runtime_checkable
 class FactoredModel(Model, Protocol):
-    """A model whose gradient is a sum of products of short factors, for each sample, that ranks can exchange.
+    """A model whose gradient is a sum of products of short factors, which ranks can exchange instead of the gradient.
 
-    Every rank calls `share_factors` with the same memory; then `gradient(batch)`, for its piece of a batch, leaves the
-    piece's factors there, and `g` as it is. When all ranks have done so, each can compute the summed gradient of a part.
+    Every rank calls `share_factors` with the same memory. Then `gradient(batch)` writes the factors of the rank's piece of
+    a batch there, and leaves `g` alone. When all ranks have done so, each can compute the summed gradient of a part.
     """
 
     def factor_bytes(self, batch: int) -> int:
-        """The memory that the factors of `batch` samples take."""
+        """Return the bytes that the factors of `batch` samples take."""
         ...
 
     def share_factors(self, memory: Array, batch: int, rank: int, ranks: int) -> PartGradient:
-        """Leave factors in `memory` until the next `place`; return the sum for the rank-th of `ranks` parts of x.
+        """Write factors to `memory` until the next `place`; return the gradient of the rank-th of `ranks` parts of x.
 
         `memory`: `factor_bytes(batch)` bytes (uint8). The parts are slices of x, in order, of about the same length.
         No batch may have more than `batch` samples.
@@ -159,14 +158,14 @@ class FactoredModel(Model, Protocol):
         ...
 
 
-# The state of a model as named arrays: what a file holds of it.
+# The state of a model as named arrays, as files hold it.
 
 BUFFER = "buffer."
 FLOATING: dict[str, type[np.float64 | np.complex128]] = {"f": np.float64, "c": np.complex128}
 
 
 def state_of(model: Model) -> dict[str, Array]:
-    """Copies of the parameters, as `x`, and of every buffer.
+    """Return copies of the parameters, as `x`, and of every buffer.
 
     >>> from paceline.models.mlp import MLP
     >>> list(state_of(MLP([2, 3, 1], standardise=True)))
@@ -178,17 +177,17 @@ def state_of(model: Model) -> dict[str, Array]:
 
 
 def put_state(model: Model, state: Mapping[str, Array]) -> None:
-    """Put what `state_of` gave into a model of the same shape."""
+    """Put what `state_of` returned into a model of the same shape."""
     model.x[...] = state["x"]
     for name, buffer in model.buffers.items():
         buffer[...] = state[BUFFER + name]
-    model.place(model.x, model.g)  # parameters that are no views of x catch up
+    model.place(model.x, model.g)  # parameters that are not views of x are updated
 
 
 def flat_buffers(model: Model) -> Array:
-    """A copy of all real and complex numbers in the buffers (BatchNorm's statistics), as one float64 vector.
+    """Return a copy of all real and complex numbers in the buffers (BatchNorm's statistics) as one float64 vector.
 
-    Integers (counters, say) are left out: a mean of them says nothing.
+    Integers, such as counters, are left out: their mean has no meaning.
 
     >>> from paceline.models.mlp import MLP
     >>> net = MLP([2, 3, 1], standardise=True)
@@ -206,7 +205,7 @@ def flat_buffers(model: Model) -> Array:
 
 
 def put_flat_buffers(model: Model, values: Array) -> None:
-    """Put what `flat_buffers` gave into the buffers of a model of the same shape."""
+    """Put what `flat_buffers` returned into the buffers of a model of the same shape."""
     floating = [buffer for buffer in model.buffers.values() if buffer.dtype.kind in FLOATING]
     sizes = [buffer.size * (2 if buffer.dtype.kind == "c" else 1) for buffer in floating]
     if values.shape != (sum(sizes),):

@@ -1,11 +1,11 @@
-"""Forward and backward through a fully connected network, for one batch size, in memory laid out beforehand.
+"""Forward and backward passes of a fully connected network, for one batch size, in memory allocated beforehand.
 
     up:    h_0 = inputs    z_i = h_{i-1} W_i + b_i    a_i = f(z_i)    h_i = a_i, or its normalisation
     down:  d_i = dE/dz_i   dE/dW_i = h_{i-1}^T d_i    dE/db_i = 1^T d_i    d_{i-1} = (d_i W_i^T) f'(z_{i-1})
 
-A step of a small network is as much NumPy's overhead as arithmetic, so every view is made once, every call
-has an `out`, and the slopes of all layers are one call: their activations lie side by side. A row or a column
-is copied to full size before it meets a matrix: broadcasting would copy it too, into memory it allocates.
+In a small network, NumPy's overhead takes as long as the arithmetic. So every view is made once, every call has an
+`out`, and the slopes of all layers are one call, as their activations are adjacent in memory. A row or a column is copied
+to full size before it is combined with a matrix: broadcasting would copy it too, into memory that it allocates.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from paceline.models.mlp import MLP
 
 
-# ---- Activation functions, in place, and their slopes, from the value alone.
+# Activation functions, in place, and their slopes, computed from the value alone.
 #
-# The constants are 0-d arrays of the network's dtype: NumPy takes them a third of a microsecond faster than
-# Python numbers, which in a small network is as much as the arithmetic.
+# The constants are 0-d arrays of the network's dtype: they are a third of a microsecond faster than Python numbers,
+# which in a small network is as long as the arithmetic takes.
 
 DType = np.dtype[Any]
 
@@ -39,7 +39,7 @@ class Activation(NamedTuple):
 
 
 def sigmoid(dtype: DType) -> Activation:
-    """1 / (1 + exp(-z)), through tanh, which cannot overflow.
+    """Return 1 / (1 + exp(-z)), computed with tanh, which cannot overflow.
 
     >>> z = np.array([-1e4, 0.0, 1e4])
     >>> sigmoid(z.dtype).value(z)
@@ -89,20 +89,20 @@ def relu(dtype: DType) -> Activation:
 ACTIVATIONS = {"sigmoid": sigmoid, "tanh": tanh, "relu": relu}
 
 
-# ---- Losses, summed over the samples of a batch, and their gradient at the network's output.
+# Losses, summed over the samples of a batch, and their gradients at the network's output.
 #
-# Terms are added in float64: a sum of many small numbers is the one place of a step where float32 is too short.
+# Terms are added in float64: a sum of many small numbers is the one place in a step where float32 is not precise enough.
 
 Carve = Callable[[tuple[int, ...], np.dtype[Any]], Array]
-"""Gives memory of a shape and dtype, uninitialised."""
+"""Returns uninitialised memory of a shape and dtype."""
 WIDE = np.dtype(np.float64)
 
 
 class Loss(Protocol):
-    """One batch's loss: bound to the output `y`, the targets `t` and the gradient `d` when it is made."""
+    """The loss of one batch, bound to its output `y`, targets `t` and gradient `d`."""
 
     def __call__(self) -> float:
-        """The loss of y against t, its gradient with respect to y in d."""
+        """Return the loss of y against t; write its gradient with respect to y to d."""
         ...
 
 
@@ -162,23 +162,23 @@ LOSSES: dict[str, Callable[[Array, Array, Array, Carve], Loss]] = {
 
 
 def softmax(y: Array) -> None:
-    """Each row of y becomes exp(y) / sum exp(y)."""
+    """Replace each row of y by exp(y) / sum exp(y)."""
     np.subtract(y, y.max(axis=1, keepdims=True), y)
     np.exp(y, y)
     np.divide(y, y.sum(axis=1, keepdims=True), y)
 
 
-# ---- Normalisation of each sample's activations over the units of a layer (Ba, Kiros and Hinton, 2016).
+# Normalisation of each sample's activations over the units of a layer (Ba, Kiros and Hinton, 2016).
 #
 # h = (a - mean a) / sqrt(var a + epsilon)
 #
-# A sample's values depend on no other sample, so the pieces of a batch add up to the whole however it is cut.
+# A sample's values do not depend on other samples, so the pieces of a batch add up to the whole however it is cut.
 
 EPSILON = 1e-5
 
 
 class LayerNorm:
-    """From `a` (rows, units) into `h`, and the gradient back.
+    """Normalisation of `a` (rows, units) into `h`, and of the gradient on its way back.
 
     >>> a, h = np.array([[1.0, 3.0], [10.0, 30.0]]), np.empty((2, 2))
     >>> LayerNorm(a, h, np.empty).forward()
@@ -208,7 +208,7 @@ class LayerNorm:
         np.multiply(h, work, h)  #                                          h = (a - mean a) / sigma
 
     def backward(self, d: Array) -> None:
-        """d = dE/dh becomes dE/da."""
+        """Turn d = dE/dh into dE/da."""
         h, row, row_h, work = self.h, self.row, self.row_h, self.work
         np.matmul(d, self.average, row)  #                                  mean d
         np.multiply(d, h, work)
@@ -224,17 +224,17 @@ class LayerNorm:
 
 ALIGNMENT = 64
 SMALL_PRODUCT = 1_000_000
-"""Multiply-adds up to which OpenBLAS leaves its operands unpacked: 1.4 times as fast for few rows."""
+"""Multiply-adds up to which OpenBLAS does not pack its operands: 1.4 times as fast for few rows."""
 
 FEW_CLASSES = 256
 """Classes up to which one-hot targets are rows of an identity matrix, the fastest way to make them."""
 
 
 class Memory:
-    """The arrays of one network's passes, for batches of up to `rows` samples.
+    """The arrays of a network's passes, for batches of up to `rows` samples.
 
-    The pass of `rows` samples, which must be the first, brings them into being; the passes of smaller
-    batches, which ask for the same arrays in the same order, get the beginnings of the same ones.
+    The pass of `rows` samples, which must be the first, allocates them. The passes of smaller batches ask for the same
+    arrays in the same order, and get the first rows of them.
     """
 
     def __init__(self, rows: int) -> None:
@@ -257,7 +257,7 @@ class Memory:
 class Pass:
     """Everything that a step on `count` samples needs.
 
-    A single sample is computed as two, the second of gradient 0: NumPy has no fast path for the product of a
+    A single sample is computed as two, the second with gradient 0: NumPy has no fast path for the product of a
     column and a row, which alone would take longer than a whole step on sixteen samples.
     """
 
@@ -299,7 +299,9 @@ class Pass:
         activated = all_a.size if net.activated_output else all_a.size - a[-1].size
         self.sloped = all_a[:activated], all_slopes[:activated]
         self.last = (d[-1], slopes[-1]) if net.activated_output else None
-        work = [all_slopes[: layer.size].reshape(layer.shape) for layer in a]  # free until the way down
+        work = [
+            all_slopes[: layer.size].reshape(layer.shape) for layer in a
+        ]  # unused until the backward pass
         values = [activation.value] * len(h) + [activation.value if net.activated_output else None]
         self.up = list(
             zip(net.weights, net.biases, a, values, [*norms, None], [*h, a[-1]], work, strict=True)
@@ -317,8 +319,8 @@ class Pass:
         self.first_parts = [(part, net.weight_gradients[0][part]) for part in parts[0]]
 
     def forward(self, inputs: Array) -> Array:
-        """The inputs as layer 0 sees them; the output is in `self.output`."""
-        h = x = self.prepared(inputs)
+        """Compute `self.output`; return the inputs as layer 0 sees them."""
+        h = x = self.prepare(inputs)
         for w, b, a, value, norm, above, work in self.up:
             np.matmul(h, w, a)
             np.copyto(work, b)
@@ -330,8 +332,8 @@ class Pass:
             h = above
         return x
 
-    def prepared(self, inputs: Array) -> Array:
-        """The inputs as layer 0 sees them: a row a sample, standardised if that is asked for."""
+    def prepare(self, inputs: Array) -> Array:
+        """Return the inputs as layer 0 sees them: one row per sample, standardised if the network does that."""
         x = inputs.reshape(self.shape)
         if self.inputs is not None:
             filled = self.inputs[: len(x)]
@@ -347,7 +349,7 @@ class Pass:
         return x
 
     def loss(self, labels: Array) -> float:
-        """The summed loss of the output that `forward` left, its gradient in the last layer's d."""
+        """Return the summed loss of the output of `forward`; write its gradient to the last layer's d."""
         if self.regression:
             np.copyto(self.targets, labels.reshape(self.targets.shape))
         elif self.few_classes:
@@ -359,6 +361,7 @@ class Pass:
         return self.error()
 
     def gradient(self, inputs: Array, labels: Array, ready: Ready | None = None) -> float:
+        """Write the gradient of these samples to the network's `g`; return their summed loss."""
         x = self.forward(inputs)
         loss = self.loss(labels)
         self.slope(*self.sloped)
@@ -386,7 +389,7 @@ class Pass:
 
 
 def small_parts(shape: tuple[int, ...], rows: int) -> list[slice]:
-    """The parts in which a weight matrix's gradient is computed: small enough for the unpacked product."""
+    """Cut a weight matrix into parts whose gradients are products small enough to be computed unpacked."""
     work = math.prod(shape) * rows
     parts = math.ceil(work / SMALL_PRODUCT) if rows <= 32 and work <= 4 * SMALL_PRODUCT else 1
     cuts = [shape[0] * k // parts for k in range(parts + 1)]

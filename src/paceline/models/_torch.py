@@ -1,6 +1,9 @@
 """Any `torch.nn.Module` as a model: its parameters and gradients are views of two flat NumPy vectors.
 
-`backward` accumulates straight into `g`: an exchange is one message, and both can be in shared memory.
+`backward` accumulates directly into `g`, so that an exchange is one message and both vectors can be in shared memory.
+
+In this file: the loss as a sum over samples, evaluation mode, the parameters and buffers of a module and how they
+follow the flat vectors, the order in which gradients become final, and `TorchModel`, which puts them together.
 """
 
 from __future__ import annotations
@@ -24,9 +27,7 @@ from paceline.data import Batch
 from paceline.errors import UsageError, unknown
 from paceline.models._model import Array, Ready
 
-# ---- Any loss callable as a sum over samples, and what its outputs say about the class.
-
-# Losses that compare entry by entry: the labels are brought to the outputs' shape and dtype.
+# Losses that compare entry by entry: labels are converted to the shape and dtype of the outputs.
 ENTRYWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
 ENTRYWISE_FUNCTIONS = frozenset({
     F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy,
@@ -35,10 +36,10 @@ ENTRYWISE_FUNCTIONS = frozenset({
 
 
 class SummedLoss:
-    """`loss(outputs, labels)`, summed over the samples so that the pieces of a batch add up to the whole.
+    """`loss(outputs, labels)`, summed over the samples, so that the pieces of a batch add up to the whole.
 
-    Without a loss: cross-entropy for classes, mean squared error for real targets. A mean counts each sample
-    once: class weights and `ignore_index` weigh the samples' losses, not the number they are divided by.
+    The default is cross-entropy for classes and mean squared error for values. A mean counts each sample once: class
+    weights and `ignore_index` weight the losses of samples, but do not change the number they are divided by.
     """
 
     def __init__(self, loss: Callable[..., Any] | None, reduction: str) -> None:
@@ -57,18 +58,18 @@ class SummedLoss:
     def __call__(self, outputs: Any, labels: Tensor) -> Tensor:
         count = len(labels)
         if labels.is_floating_point():
-            labels = labels.to(first(outputs).dtype)
+            labels = labels.to(scores_in(outputs).dtype)
         if self.loss is None:
-            scores = first(outputs)
+            scores = scores_in(outputs)
             if labels.is_floating_point():
-                return F.mse_loss(scores, _matched(labels, scores)) * count
+                return F.mse_loss(scores, _match(labels, scores)) * count
             return F.cross_entropy(scores, labels, reduction="sum") / _positions(scores)
         if self.by_class:
-            scores = first(outputs)
+            scores = scores_in(outputs)
             return self.loss(scores, labels) / _positions(scores)  # type: ignore[no-any-return]
         if isinstance(self.loss, ENTRYWISE) or self.loss in ENTRYWISE_FUNCTIONS:
-            outputs = first(outputs)
-            labels = _matched(labels, outputs)
+            outputs = scores_in(outputs)
+            labels = _match(labels, outputs)
         loss = self.loss(outputs, labels)
         if self.reduction == "none":
             return loss.sum()  # type: ignore[no-any-return]
@@ -78,8 +79,8 @@ class SummedLoss:
         return loss.reshape(()) * (1 if self.reduction == "sum" else count)  # type: ignore[no-any-return]
 
     def scores(self, outputs: Any) -> Tensor:
-        """One row a sample, the largest entry its class; one logit or probability becomes two columns."""
-        scores = first(outputs)
+        """Return one row per sample, its largest entry the class; a single logit or probability becomes two columns."""
+        scores = scores_in(outputs)
         if not isinstance(self.loss, (nn.BCELoss, nn.BCEWithLogitsLoss)) or scores.numel() != len(scores):
             return scores
         column = scores.reshape(-1, 1)
@@ -87,27 +88,27 @@ class SummedLoss:
         return torch.cat([other, column], dim=1)
 
 
-def first(outputs: Any) -> Tensor:
-    """The scores in what a module returned: the tensor, the one called logits, or the first of several."""
+def scores_in(outputs: Any) -> Tensor:
+    """Return the scores in what a module returned: the tensor, the one called logits, or the first of several."""
     if isinstance(outputs, Tensor):
         return outputs
     if isinstance(logits := getattr(outputs, "logits", None), Tensor):
         return logits
     if isinstance(outputs, Mapping) and outputs:
-        return first(outputs["logits"] if "logits" in outputs else next(iter(outputs.values())))
+        return scores_in(outputs["logits"] if "logits" in outputs else next(iter(outputs.values())))
     if isinstance(outputs, (tuple, list)) and outputs:
-        return first(outputs[0])
+        return scores_in(outputs[0])
     kind = type(outputs).__name__
     raise UsageError(f"a module must return a tensor, or several with the scores first; got {kind}")
 
 
 def _positions(scores: Tensor) -> int:
-    """Predictions in one sample: 1, or the pixels of an image that is classified pixel by pixel."""
+    """Return the number of predictions per sample: 1, or the pixels where each pixel is classified."""
     return max(1, scores.shape[2:].numel())
 
 
-def _matched(labels: Tensor, scores: Tensor) -> Tensor:
-    """The labels in the shape and dtype of the scores: one-hot where there is a score for each class."""
+def _match(labels: Tensor, scores: Tensor) -> Tensor:
+    """Return the labels in the shape and dtype of the scores: one-hot where there is a score for each class."""
     if labels.shape == scores.shape:
         return labels.to(scores.dtype)
     if labels.numel() == scores.numel():
@@ -119,15 +120,13 @@ def _matched(labels: Tensor, scores: Tensor) -> Tensor:
     )
 
 
-# ---- Modules in evaluation mode for a while, cheaply: an evaluation may come in many small pieces, between steps.
-
-
 @contextmanager
 def evaluation_mode(roots: Iterable[nn.Module]) -> Iterator[None]:
-    """Every part of the modules is in evaluation mode; afterwards each is in the mode that it was in.
+    """Put modules into evaluation mode, and each of their parts back into its former mode at the end.
 
-    A part's mode is one entry of its dictionary, and writing that is forty times as fast as `eval()` and `train()`.
-    Those are called where a class has its own.
+    An evaluation may come in many small pieces between steps, so this must be fast. A part's mode is one entry of its
+    dictionary, and setting that is forty times as fast as `eval()` and `train()`, which are called only where a class
+    overrides them.
 
     >>> net = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(3).eval())
     >>> with evaluation_mode([net]):
@@ -138,7 +137,9 @@ def evaluation_mode(roots: Iterable[nn.Module]) -> Iterator[None]:
     """
     roots = list(roots)
     parts = _parts(roots)
-    plain = all(map(_plain_class, {type(part) for part in parts})) and all(map(_plain, parts))
+    plain = all(map(_has_default_modes, {type(part) for part in parts})) and all(
+        map(_has_no_own_modes, parts)
+    )
     before = [(part, part.training) for part in parts]
     for root in () if plain else roots:
         root.eval()
@@ -160,7 +161,7 @@ def evaluation_mode(roots: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def _parts(roots: list[nn.Module]) -> list[nn.Module]:
-    """What `root.modules()` gives for each, in a fifth of its time."""
+    """Return what `root.modules()` yields for each root, in a fifth of the time."""
     found, more = dict.fromkeys(roots), list(roots)
     while more:
         for part in more.pop()._modules.values():
@@ -170,7 +171,7 @@ def _parts(roots: list[nn.Module]) -> list[nn.Module]:
     return list(found)
 
 
-def _plain_class(kind: type[nn.Module]) -> bool:
+def _has_default_modes(kind: type[nn.Module]) -> bool:
     own, general = kind, nn.Module
     return (
         own.train is general.train
@@ -180,35 +181,33 @@ def _plain_class(kind: type[nn.Module]) -> bool:
     )
 
 
-def _plain(part: nn.Module) -> bool:
+def _has_no_own_modes(part: nn.Module) -> bool:
     state = vars(part)
     return "training" in state and "train" not in state and "eval" not in state
 
 
-# ---- What a module is made of: the parameters that are trained, the layers they form, the state that is kept.
-
 WIDE = (torch.float64, torch.complex128)
-SHORT = (torch.float16, torch.bfloat16)  # MPI or NumPy do not have them: shown as float32
+SHORT = (torch.float16, torch.bfloat16)  # unknown to MPI or NumPy: shown as float32
 
 
 class Parts(NamedTuple):
-    """The trained parameters, the layers that they form in a flat vector of `size` entries, and the state."""
+    """The trained parameters, their layers in a flat vector of `size` entries, and buffers and frozen parameters."""
 
     trained: list[Trained]
     layers: list[slice]
-    kept: dict[str, Kept]
+    state: dict[str, StateTensor]
     size: int
     wide: bool
 
 
 def take_apart(roots: Iterable[tuple[str, nn.Module]]) -> Parts:
-    """Walk through the modules: a layer is a module with trained parameters of its own (its weight and bias).
+    """Find the parts of the modules; a layer is a module with trained parameters of its own (its weight and bias).
 
-    A parameter that stands in several places is counted once. Frozen parameters are kept like buffers.
+    A parameter that is used in several places is counted once. Frozen parameters are treated like buffers.
     """
     trained: list[Trained] = []
     layers: list[slice] = []
-    kept: dict[str, Kept] = {}
+    state: dict[str, StateTensor] = {}
     memories: dict[Any, nn.Parameter] = {}
     seen: set[int] = set()
     size = 0
@@ -220,7 +219,7 @@ def take_apart(roots: Iterable[tuple[str, nn.Module]]) -> Parts:
                 _check(where + name, p)
                 known = memories.setdefault(_memory(p), p)
                 if known is not p:
-                    setattr(part, name, known)  # two parameters in one memory become one
+                    setattr(part, name, known)  # two parameters in the same memory become one
                 if id(known) in seen:
                     continue
                 seen.add(id(known))
@@ -228,28 +227,28 @@ def take_apart(roots: Iterable[tuple[str, nn.Module]]) -> Parts:
                     trained.append(Trained(p, size))
                     size = trained[-1].part.stop
                 else:
-                    kept[where + name] = Kept(part._parameters, name, where + name)
+                    state[where + name] = StateTensor(part._parameters, name, where + name)
             if size > start:
                 layers.append(slice(start, size))
             for name, buffer in part.named_buffers(recurse=False):
                 _check(where + name, buffer)
                 if id(buffer) not in seen:
                     seen.add(id(buffer))
-                    kept[where + name] = Kept(part._buffers, name, where + name)
+                    state[where + name] = StateTensor(part._buffers, name, where + name)
     if not size:
         raise UsageError("a module must have trainable parameters; this one has none")
-    return Parts(trained, layers, kept, size, any(one.p.dtype in WIDE for one in trained))
+    return Parts(trained, layers, state, size, any(one.p.dtype in WIDE for one in trained))
 
 
 class Trained:
-    """A parameter and its part of the flat vectors: a view of it or, where the dtypes differ, a mirror."""
+    """A parameter and its part of the flat vectors: a view of it, or a copy where the dtypes differ (`mirrored`)."""
 
     def __init__(self, p: nn.Parameter, start: int) -> None:
         self.p = p
         self.part = slice(start, start + real(p.detach()).numel())
 
     def point(self, x: Array, g: Array) -> None:
-        """Let the parameter and its gradient be views of the flat vectors; it becomes what `x` says."""
+        """Make the parameter and its gradient views of the flat vectors; the parameter takes its values from `x`."""
         shape = real(self.p.detach()).shape
         self.x = torch.from_numpy(x[self.part]).reshape(shape)
         self.g = torch.from_numpy(g[self.part]).reshape(shape)
@@ -267,7 +266,7 @@ class Trained:
         self._mark = p._version if self.mirrored else p.data_ptr()
 
     def before(self) -> None:
-        """Before a pass: the parameter is what `x` says, unless somebody else has given it other values."""
+        """Prepare a pass: the parameter takes its values from `x`, unless other code has given it new ones."""
         p = self.p
         if not self.mirrored:
             if p.data_ptr() != self._mark:
@@ -281,7 +280,7 @@ class Trained:
             self._show()
 
     def after(self) -> None:
-        """After a backward pass: the gradient is in `g`."""
+        """Finish a backward pass: bring the gradient to `g`."""
         grad = self.p.grad
         if grad is self.g:
             return
@@ -290,7 +289,7 @@ class Trained:
         self.p.grad = None if self.mirrored else self.g
 
     def fetch_gradient(self) -> None:
-        """Between passes: bring a gradient that the user's own code has cleared or replaced to `g`."""
+        """Bring a gradient to `g` that the user's own code has cleared or replaced between passes."""
         grad = self.p.grad
         if grad is self.g or (grad is None and self.mirrored):
             return
@@ -301,7 +300,7 @@ class Trained:
             self.p.grad = grad  # the user's optimizer may need it
 
 
-class Kept:
+class StateTensor:
     """A buffer or a frozen parameter, and the array that shows it."""
 
     def __init__(self, home: Any, name: str, full_name: str) -> None:
@@ -319,37 +318,37 @@ class Kept:
         self.array: Array = (tensor.detach().float() if self.copied else tensor.detach()).numpy()
 
     def push(self) -> None:
-        """Before a pass: bring the array to the module, where it is a copy."""
+        """Copy the array to the module before a pass, where they do not share memory."""
         if self.copied:
             self.tensor.detach().copy_(torch.from_numpy(self.array))
 
     def pull(self) -> bool:
-        """After a pass: bring to the array what the module put into the buffer, or into its place.
+        """Bring to the array what the module wrote to the buffer, or replaced it with, in a pass.
 
-        True where it has another shape or dtype: then the array is a new one.
+        Returns True if the shape or dtype has changed, and so the array is a new one.
         """
         now = self._home[self._name]
-        anew = False
+        changed = False
         if now is not self.tensor and now is not None:
-            if anew := now.shape != self.tensor.shape or now.dtype != self.tensor.dtype:
+            if changed := now.shape != self.tensor.shape or now.dtype != self.tensor.dtype:
                 self._show(now)
             else:
                 self.tensor.detach().copy_(now.detach())
                 self._home[self._name] = self.tensor
         if self.copied:
             self.array[...] = self.tensor.detach().float().numpy()
-        return anew
+        return changed
 
 
 def real(tensor: Tensor) -> Tensor:
-    """A complex tensor as pairs of real numbers; another as it is."""
+    """Return a complex tensor as pairs of real numbers, any other tensor as it is."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def mixed(*numbers: int) -> int:
-    """Numbers that differ anywhere give seeds that differ everywhere (splitmix64).
+def mix(*numbers: int) -> int:
+    """Mix numbers to a seed that is unrelated to the seeds of other numbers (splitmix64).
 
-    >>> mixed(0, 1) != mixed(1, 0)
+    >>> mix(0, 1) != mix(1, 0)
     True
     """
     state = 0
@@ -363,28 +362,26 @@ def mixed(*numbers: int) -> int:
 
 def _check(name: str, tensor: Tensor) -> None:
     if tensor.device.type != "cpu":
-        raise UsageError(f"a module must be on the cpu; {name} is on {tensor.device}")
+        raise UsageError(f"a module must be on the CPU; {name} is on {tensor.device}")
 
 
 def _memory(p: nn.Parameter) -> Any:
-    """Equal for two parameters that are the same numbers in memory."""
+    """Return a key that is equal for two parameters in the same memory."""
     if not p.numel():
         return (id(p),)
     return (p.untyped_storage().data_ptr(), p.storage_offset(), p.shape, p.stride(), p.dtype, p.requires_grad)
 
 
-# ---- When a layer's gradient is final: as soon as every parameter of it has its own, while the backward pass goes on.
-#
-# PyTorch adds up what all uses of a parameter give before it accumulates the sum, once, into the gradient: then
-# that is final. But a backward pass inside the backward pass (a reentrant checkpoint) accumulates for itself, so
-# what looked final may change. The first pass finds out: it watches, and names all layers at its end. Layers whose
-# gradient changed after it looked final are named at the end of every later pass, too.
-#
-# The hooks are the graph's, and go with it. Those on a parameter would cost time ever after, even when removed.
-
-
 class ReadyLayers:
-    """The parameters of each layer, and which layers' gradients are final as soon as they look it."""
+    """Finds out, during a backward pass, when the gradient of a layer is final: when all of its parameters have theirs.
+
+    PyTorch sums the contributions of all uses of a parameter and then accumulates the sum into the gradient, once; that
+    makes it final. But a backward pass inside the backward pass (a reentrant checkpoint) accumulates on its own, so that
+    a gradient may change after it seemed final. The first pass only watches for that, and reports all layers at its
+    end. Layers whose gradient changed are reported at the end of later passes, too.
+
+    The hooks are set on the graph and disappear with it. Hooks on a parameter would cost time forever, even when removed.
+    """
 
     def __init__(self, trained: Sequence[Trained], layers: Sequence[slice]) -> None:
         self._members: list[list[Trained]] = [[] for _ in layers]
@@ -395,12 +392,12 @@ class ReadyLayers:
         self._early: set[int] | None = None
 
     def backward(self, loss: Tensor, ready: Ready) -> set[int]:
-        """`loss.backward()`, with `ready(i)` for the layers that are known to be final; which ones these were."""
+        """Call `loss.backward()`, and `ready(i)` for layers that become final during it; return these layers."""
         early, thread = self._early, get_ident()
         watched = range(len(self._members)) if early is None else early
         before = {i: [Mark(one) for one in self._members[i] if one.p.requires_grad] for i in watched}
         after: dict[int, list[Mark]] = {}
-        said: set[int] = set()
+        reported: set[int] = set()
 
         def accumulated(layer: int, *_: Any) -> None:
             if layer in after or not all(mark.outdated() for mark in before[layer]):
@@ -409,8 +406,10 @@ class ReadyLayers:
                 for member in self._members[layer]:
                     member.after()
             after[layer] = [Mark(member) for member in self._members[layer]]
-            if early is not None and get_ident() == thread:  # deep inside checkpoints PyTorch takes another
-                said.add(layer)
+            if (
+                early is not None and get_ident() == thread
+            ):  # PyTorch uses another thread deep inside checkpoints
+                reported.add(layer)
                 ready(layer)
 
         hooks = []
@@ -418,7 +417,7 @@ class ReadyLayers:
             for layer in watched:
                 for one in self._members[layer]:
                     if one.p.requires_grad:
-                        node = _accumulator(one.p)  # kept: the passes inside this one will use it, too
+                        node = _accumulator(one.p)  # kept alive: passes inside this one use it, too
                         hooks.append((node, node.register_hook(partial(accumulated, layer))))
             loss.backward()  # type: ignore[no-untyped-call]
         finally:
@@ -430,22 +429,22 @@ class ReadyLayers:
             self._early = set(range(len(self._members))) - changed
         elif changed:
             raise RuntimeError(
-                "a layer's gradient must stay as it is once it is ready; in this pass, unlike in the first, "
+                "a layer's gradient must not change once it is ready; in this pass, unlike in the first, "
                 f"it changed afterwards in layers {sorted(changed)}: is there a backward pass, or a hook "
                 "that changes gradients, inside the backward pass? gradient(batch) without ready allows it"
             )
-        return said
+        return reported
 
 
 def _accumulator(p: Tensor) -> Node:
-    """The node that accumulates the parameter's gradient: the end of any graph that it is in."""
+    """Return the node that accumulates the parameter's gradient, in every graph that contains the parameter."""
     graph: Any = p.view_as(p).grad_fn
     node: Node = graph.next_functions[0][0]
     return node
 
 
 class Mark:
-    """A parameter's gradient as it is now."""
+    """The state of a parameter's gradient at one moment."""
 
     __slots__ = ("_grad", "_p", "_version")
 
@@ -454,12 +453,12 @@ class Mark:
         self._version = None if self._grad is None else self._grad._version
 
     def outdated(self) -> bool:
-        """Whether the gradient has been changed, or replaced, since."""
+        """Return True if the gradient has since been changed or replaced."""
         grad = self._p.grad
         return grad is not self._grad or (grad is not None and grad._version != self._version)
 
 
-# Samples that are evaluated at once: enough to fill the arithmetic units, few enough to stay in the cache.
+# Samples evaluated at once: enough to keep the cores busy, few enough to stay in the cache.
 CHUNK = 256
 
 
@@ -475,16 +474,16 @@ class TorchModel:
     [0.0, 0.0, 0.0]
 
     Args:
-        module: on the cpu; its parameters become views of `x`: float32, or float64 where any of them is.
-            Those of another dtype (bfloat16, say) are copied from `x`, their master copy, before each pass.
-        loss: `loss(outputs, labels)`; by default cross-entropy for classes, squared error for real targets.
-        reduction: what the loss does over the samples: "mean", "sum", or "none" (one for each). A loss that
-            has a `reduction` of its own is asked.
-        seed: of the random numbers drawn in the forward pass, dropout's for instance.
-        sample: inputs of a few samples, `(n, *shape)`; lazy modules need them.
-        input_dtype: what the inputs are cast to; by default the dtype of the module's first parameters, or
-            int64 when those are an embedding's.
-        input_shape: of one sample as the module wants it; by default as the data has it.
+        module: on the CPU; its parameters become views of `x`, which is float32, or float64 if any of them is.
+            Parameters of another dtype (bfloat16, say) are copied from `x`, their master copy, before each pass.
+        loss: `loss(outputs, labels)`; by default cross-entropy for classes, squared error for values.
+        reduction: what the loss does over the samples: "mean", "sum", or "none" (one loss per sample). A `reduction`
+            attribute of the loss takes precedence.
+        seed: the seed of random numbers drawn in the forward pass, by dropout for instance.
+        sample: inputs of a few samples, `(n, *shape)`; needed by lazy modules.
+        input_dtype: the dtype that inputs are cast to; by default that of the module's first parameters, or int64
+            when those are an embedding's.
+        input_shape: the shape of one sample as the module expects it; by default that of the data.
     """
 
     x: Array
@@ -513,14 +512,12 @@ class TorchModel:
             module.train()
         self._flatten()
 
-    # ---- the flat vectors
-
     @property
     def g(self) -> Array:
-        """The gradient, flat: of the last `gradient`, or of a backward pass of the user's own.
+        """The gradient, flat: that of the last `gradient`, or of the user's own backward pass.
 
-        `zero_grad()` takes the views of `g` away from the parameters; they get them back when `g` is next read, or in
-        the next `gradient`.
+        `zero_grad()` detaches the parameters' gradients from `g`; they are attached again when `g` is read, and by the
+        next `gradient`.
         """
         if not self._in_pass:
             for one in self._trained:
@@ -550,8 +547,8 @@ class TorchModel:
         """Find the parameters, make `x` and `g`, and move the parameters there."""
         parts = take_apart(self._roots())
         self.layers = parts.layers
-        self.buffers = {name: kept.array for name, kept in parts.kept.items()}
-        self._trained, self._kept = parts.trained, parts.kept
+        self.buffers = {name: tensor.array for name, tensor in parts.state.items()}
+        self._trained, self._state = parts.trained, parts.state
         self._ready_layers = ReadyLayers(parts.trained, parts.layers)
         self._begins = [
             part for _, root in self._roots() for part in root.modules() if hasattr(part, "begin")
@@ -564,7 +561,7 @@ class TorchModel:
             one.point(self.x, self._g)
 
     def place(self, x: Array, g: Array) -> None:
-        """Move parameters and gradient into memory given from outside (a shared window), keeping x."""
+        """Move parameters and gradient into the given memory (a shared window, for instance), keeping their values."""
         for name, array in (("x", x), ("g", g)):
             if array.shape != self.x.shape or array.dtype != self.x.dtype or not array.flags.c_contiguous:
                 raise ValueError(
@@ -581,14 +578,12 @@ class TorchModel:
         for one in self._trained:
             one.point(x, g)
 
-    # ---- the model
-
     def gradient(self, batch: Batch, ready: Ready | None = None) -> float:
         """Fill `g` for this batch; return the loss summed over its samples.
 
-        The first pass with `ready` names all layers at its end. Later ones name a layer as soon as its parameters
-        have their gradients; at the end those that got none, and those whose gradient is accumulated in several
-        passes (reentrant checkpoints).
+        The first pass with `ready` reports all layers at its end. Later passes report a layer as soon as its parameters
+        have their gradients, and at the end layers without a gradient, and those whose gradient is accumulated in
+        several passes (reentrant checkpoints).
         """
         self._in_pass = True
         try:
@@ -601,35 +596,35 @@ class TorchModel:
             self.module.train()
         self._before()
         self._g.fill(0)
-        torch.default_generator.manual_seed(mixed(self.seed, batch.step, batch.offset))
+        torch.default_generator.manual_seed(mix(self.seed, batch.step, batch.offset))
         for number, part in enumerate(self._begins):
-            part.begin(batch, mixed(self.seed, number))  # type: ignore[operator]
+            part.begin(batch, mix(self.seed, number))  # type: ignore[operator]
         with torch.enable_grad():
             loss = self._loss(self.module(self._inputs(batch.inputs)), _labels(batch.labels))
-            said: set[int] = set()
+            reported: set[int] = set()
             if loss.requires_grad:
                 if ready is None:
                     loss.backward()  # type: ignore[no-untyped-call]
                 else:
-                    said = self._ready_layers.backward(loss, ready)
+                    reported = self._ready_layers.backward(loss, ready)
         for one in self._trained:
             one.after()
         self._settle()
         if ready is not None:
             for layer in range(len(self.layers)):
-                if layer not in said:
+                if layer not in reported:
                     ready(layer)
         return loss.item()
 
     def predict(self, inputs: Array) -> Array:
-        """The module's outputs in evaluation mode, one row a sample; the predicted class is the largest."""
+        """Return the module's outputs in evaluation mode, one row per sample; the largest is the predicted class."""
         with self._evaluating():
             rows = [self._loss.scores(self.module(self._inputs(part))) for part in _chunks(inputs)]
             scores = torch.cat(rows)
         return (scores if scores.dtype == torch.float64 else scores.float()).numpy()
 
     def evaluate(self, inputs: Array, labels: Array) -> tuple[float, int]:
-        """The loss summed over the samples, and how many were classified right (0 for regression)."""
+        """Return the loss summed over the samples, and how many were classified correctly (0 for regression)."""
         loss, right = 0.0, 0
         with self._evaluating():
             for part, wanted in zip(_chunks(inputs), _chunks(labels), strict=True):
@@ -640,8 +635,6 @@ class TorchModel:
                     right += int((scores.argmax(1) == target).sum())
         return loss, right
 
-    # ---- around a pass
-
     def _inputs(self, inputs: Array) -> Tensor:
         tensor = torch.from_numpy(_writeable(inputs))
         if self.input_shape is not None:
@@ -649,29 +642,27 @@ class TorchModel:
         return tensor if self.input_dtype is None else tensor.to(self.input_dtype)
 
     def _before(self) -> None:
-        """Bring `x` and the buffers to the module, where they are not its memory."""
+        """Copy `x` and the buffers to the module where they do not share memory."""
         for one in self._trained:
             one.before()
-        for kept in self._kept.values():
-            kept.push()
+        for tensor in self._state.values():
+            tensor.push()
 
     def _settle(self) -> None:
-        """Bring the module's state to the buffers, where they are not its memory."""
-        for name, kept in self._kept.items():
-            if kept.pull():
-                self.buffers[name] = kept.array
+        """Copy the module's state to the buffers where they do not share memory."""
+        for name, tensor in self._state.items():
+            if tensor.pull():
+                self.buffers[name] = tensor.array
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Evaluation mode, no gradients; afterwards every part is in the mode that it was in."""
+        """Switch to evaluation mode without gradients; restore every part's mode at the end."""
         self._before()
         try:
             with evaluation_mode(root for _, root in self._roots()), torch.no_grad():
                 yield
         finally:
             self._settle()
-
-    # ---- to other processes
 
     def __getstate__(self) -> dict[str, Any]:
         self._before()
@@ -682,7 +673,7 @@ class TorchModel:
             "layers",
             "buffers",
             "_trained",
-            "_kept",
+            "_state",
             "_begins",
             "_ready_layers",
         )
@@ -705,7 +696,7 @@ def _input_dtype(module: nn.Module) -> torch.dtype | None:
 
 
 def _writeable(array: Array) -> Array:
-    """The array, or a copy of it where torch could not share its memory."""
+    """Return the array, or a copy where torch cannot share its memory."""
     array = np.asarray(array)
     return array if array.flags.writeable and min(array.strides, default=0) >= 0 else array.copy()
 

@@ -1,4 +1,4 @@
-"""The reference convolutional network, and a dropout whose mask does not depend on who computes it."""
+"""`GlobalDropout`, whose mask does not depend on the number of ranks, and the module of the `cnn` model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from paceline.models._model import Array
 
 
 class GlobalDropout(nn.Module):
-    """Dropout whose mask is a function of the seed, the step and the place in the global batch alone.
+    """Dropout whose mask depends only on the seed, the step and a sample's position in the global batch.
 
-    So p ranks that each take a slice of a batch drop exactly what one process drops. The random numbers are
-    Philox's, which can start at any place of its sequence: no rank draws another's. The samples are on the
-    first axis of the inputs. Outside of a `TorchModel` (nobody calls `begin`) it is `nn.Dropout`.
+    So p ranks that each take a slice of a batch drop exactly what one process drops. The generator is Philox, which can
+    start anywhere in its sequence, so that no rank draws the numbers of another. The first axis of the inputs counts
+    the samples. Outside a `TorchModel`, where `begin` is not called, it behaves like `nn.Dropout`.
 
     >>> piece = Batch(np.empty((2, 3)), np.empty(2), count=2, total=8, offset=4, step=0, epoch=0)
     >>> dropout = GlobalDropout(0.5)
@@ -36,7 +36,7 @@ class GlobalDropout(nn.Module):
         self._seed = self._step = self._offset = self._uses = 0
 
     def begin(self, batch: Batch, seed: int) -> None:
-        """Before each forward pass in training: where the batch stands."""
+        """Note the position of the batch; called before each forward pass in training."""
         self._seed, self._step, self._offset, self._uses = seed, batch.step, batch.offset, 0
         self._count = batch.count
 
@@ -52,7 +52,7 @@ class GlobalDropout(nn.Module):
         return inputs * torch.from_numpy(self._mask(features)).to(inputs.dtype).reshape(inputs.shape)
 
     def _mask(self, features: int) -> Array:
-        """0, or 1 / (1 - p), for each feature of each sample of the batch."""
+        """Return 0 or 1 / (1 - p) for each feature of each sample of the batch."""
         count = self._count
         blocks = -(-features // 8)  # one Philox counter gives 8 numbers of 32 bits; a sample starts a new one
         start = [self._offset * blocks, self._uses, self._step, 0]
@@ -68,7 +68,7 @@ class GlobalDropout(nn.Module):
 
 
 class Cnn(nn.Module):
-    """conv to 8, pool, ReLU, conv to 16, pool, ReLU, dropout, pool, linear to 120, ReLU, linear, log-softmax.
+    """Convolution to 8, pool, ReLU, convolution to 16, pool, ReLU, dropout, pool, linear to 120, ReLU, linear, log-softmax.
 
     Takes (b, height, width), (b, height, width, channels) or (b, channels, height, width).
     """

@@ -1,4 +1,4 @@
-"""What a user's function returned, as a model: a model already, an `nn.Module`, or a module with its loss."""
+"""`make` and `as_model`: models from specs, modules, and pairs of module and loss."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def make(spec: Spec, data: Dataset, *, seed: int = 0, dtype: Any = "float32") -> Model:
-    """The model that a spec stands for. A function of the user's draws its first weights from the seed too.
+    """Make the model that a spec stands for. A function of the user's own draws its initial weights from the seed too.
 
     >>> from paceline.data import load
     >>> from paceline.names import parse
@@ -26,45 +26,45 @@ def make(spec: Spec, data: Dataset, *, seed: int = 0, dtype: Any = "float32") ->
     """
     dtype = np.dtype(dtype)
 
-    def made() -> Model:
+    def make_once() -> Model:
         return as_model(spec.make(data=data, seed=seed, dtype=dtype), data, seed=seed, dtype=dtype)
 
     if spec.target.__module__.startswith("paceline.models."):
-        return made()
+        return make_once()
     if "torch" not in sys.modules:
-        model = made()
+        model = make_once()
         if "torch" not in sys.modules:
             return model
-        # The function has imported torch itself, and drawn weights before there was anything to seed: once more.
+        # The function itself imported torch and drew weights before torch could be seeded, so call it again.
     torch = sys.modules["torch"]
-    with torch.random.fork_rng(devices=[]):  # the generator is the user's: afterwards as it was
+    with torch.random.fork_rng(devices=[]):  # leaves the user's generator as it was
         torch.default_generator.manual_seed(seed)
-        return made()
+        return make_once()
 
 
 def as_model(thing: Any, data: Dataset, *, seed: int = 0, dtype: Any = None) -> Model:
-    """`thing` as a model for `data`: a model as it is; a module or a pair (module, loss) wrapped.
+    """Return `thing` as a model for `data`; a module or a pair (module, loss) is wrapped.
 
-    A module keeps the dtype of its parameters, but `dtype=float64` makes it float64. Torch is imported only
-    where `thing` is made of it.
+    A module keeps the dtype of its parameters, but `dtype=float64` makes it float64. PyTorch is not imported unless
+    `thing` needs it.
     """
-    torch = sys.modules.get("torch")  # whoever made a module has imported it
+    torch = sys.modules.get("torch")  # imported by whoever made a module
     module, loss = thing if isinstance(thing, tuple) and len(thing) == 2 else (thing, None)
     if torch is not None and isinstance(module, torch.nn.Module):
         if dtype is not None and np.dtype(dtype) == np.float64:
             for part in (module, loss):
                 if isinstance(part, torch.nn.Module):
                     part.double()
-        return _fitting(module, loss, data, seed)
+        return _wrap(module, loss, data, seed)
     if isinstance(thing, Model) and not isinstance(thing, type):
         return thing
     raise UsageError(
-        f"a model must be a paceline model, a torch.nn.Module or a pair (module, loss); got {_named(thing)}"
+        f"a model must be a paceline model, a torch.nn.Module or a pair (module, loss); got {_describe(thing)}"
     )
 
 
-def _fitting(module: Any, loss: Any, data: Dataset, seed: int) -> TorchModel:
-    """The module as a model of the data. An image of height x width may be wanted as 1 x height x width."""
+def _wrap(module: Any, loss: Any, data: Dataset, seed: int) -> TorchModel:
+    """Wrap a module; one that cannot take images of height x width is given 1 x height x width."""
     from torch import nn
 
     from paceline.models._torch import TorchModel
@@ -77,7 +77,7 @@ def _fitting(module: Any, loss: Any, data: Dataset, seed: int) -> TorchModel:
     if problem and image is not None and not lazy:
         model.input_shape = image
         if _problem(model, sample, data):
-            model.input_shape = None  # the first problem is the one to tell of
+            model.input_shape = None  # report the first problem
         else:
             problem = ""
     if problem:
@@ -86,20 +86,24 @@ def _fitting(module: Any, loss: Any, data: Dataset, seed: int) -> TorchModel:
 
 
 def _problem(model: TorchModel, sample: Any, data: Dataset) -> str:
-    """What is wrong with the module for samples of this shape and this number of classes, if anything."""
+    """Say what is wrong with the module for samples of this shape and this number of classes; "" if nothing."""
     shape = "x".join(map(str, data.shape)) or "one number"
     try:
         scores = model.predict(sample)
     except (RuntimeError, ValueError, IndexError) as error:
         return f"the module cannot take {data.name}'s samples of {shape}: {str(error).splitlines()[0]}"
     if len(scores) != len(sample):
-        return f"the module must give one row a sample; for 2 samples of {shape} it gave {scores.shape}"
+        return (
+            f"the module must return one row per sample; for 2 samples of {shape} it returned {scores.shape}"
+        )
     if data.classes and scores.ndim == 2 and scores.shape[1] < data.classes:
-        return f"the module gives {scores.shape[1]} scores a sample; {data.name} has {data.classes} classes"
+        return (
+            f"the module returns {scores.shape[1]} scores per sample; {data.name} has {data.classes} classes"
+        )
     return ""
 
 
-def _named(thing: Any) -> str:
+def _describe(thing: Any) -> str:
     if isinstance(thing, type):
         return f"the class {thing.__name__} (call it)"
     if isinstance(thing, tuple):

@@ -1,10 +1,10 @@
-"""The reference convolutional network (PyTorch): two 5x5 convolutions, dropout, two linear layers.
+"""The reference convolutional network in PyTorch: two 5x5 convolutions, dropout, two linear layers.
 
     conv 1->8 5x5, max-pool, ReLU, conv 8->16 5x5, max-pool, ReLU, dropout, max-pool, linear 64->120, ReLU,
     linear 120->10, log-softmax; negative log-likelihood
 
 for 28x28 images of one channel; other sizes, channels and classes change the layers' sizes. `predict` returns
-log-probabilities. Dropout's mask depends on the place of a sample in the global batch, not on the rank.
+log-probabilities. Dropout's mask depends on a sample's position in the global batch, not on the rank.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from paceline.errors import UsageError
 if TYPE_CHECKING:
     from paceline.models._torch import TorchModel
 
-SMALLEST = 20  # pixels a side: two convolutions of 5 and three poolings of 2 leave one
+SMALLEST = 20  # pixels per side: two 5x5 convolutions and three 2x2 poolings leave one
 
 
 def build(data: Dataset, *, dropout: float = 0.5, seed: int = 0, dtype: Any = "float32") -> TorchModel:
-    """The network for the images of `data`, with PyTorch's own initialisation, drawn from the seed."""
+    """Build the network for the images of `data`, with PyTorch's own initialisation, drawn from the seed."""
     channels, height, width, channels_last = _image(data)
     if data.classes < 2:
-        raise UsageError(f"cnn needs classes to tell apart; {data.name} has real labels or one class")
+        raise UsageError(f"cnn needs at least 2 classes; {data.name} has {data.classes or 'values'}")
     try:
         import torch
     except ModuleNotFoundError:

@@ -18,13 +18,11 @@ from paceline.models._factors import Factors, PartGradient, cut_rows, factor_byt
 from paceline.models._model import Array, Ready
 from paceline.models._passes import ACTIVATIONS, LOSSES, Memory, Pass, softmax
 
-# ---- What an mlp's options may be.
-
 
 def check_options(
     sizes: Sequence[int], activation: str, loss: str, regression: bool, normalise: bool, dtype: Any
 ) -> None:
-    """Refuse what makes no network, with a UsageError."""
+    """Check the options of a network; raise a UsageError for the first that is wrong."""
     if len(sizes) < 2 or min(sizes) < 1:
         raise UsageError(f"an mlp's layers must have at least 1 unit each; got {'-'.join(map(str, sizes))}")
     if activation not in ACTIVATIONS:
@@ -35,7 +33,7 @@ def check_options(
         raise UsageError(f"an mlp computes in float32 or float64; got {np.dtype(dtype)}")
     if loss == "cross-entropy" and regression:
         raise UsageError(
-            "cross-entropy needs classes, and these labels are real numbers; choose squared-error"
+            "cross-entropy needs classes, and the labels of these data are values; choose squared-error"
         )
     if loss == "cross-entropy" and sizes[-1] < 2:
         raise UsageError(f"cross-entropy needs at least 2 classes; got {sizes[-1]}")
@@ -45,16 +43,15 @@ def check_options(
         )
 
 
-# ---- The mean and standard deviation of every input over the training samples, read once, a chunk at a time.
-
+# Values that are read at once for the mean and standard deviation of the inputs.
 STANDARDISE_VALUES = 1 << 20
 
 
 def mean_and_std(data: Dataset) -> tuple[Array, Array]:
-    """Of the flattened inputs, in float64; an input that never changes is given the standard deviation 1.
+    """Return mean and standard deviation of every input over the training samples; 1 for an input that never changes.
 
-    Rows are added one after the other, so the result is the same on every machine, whatever its vectors.
-    Chunks are joined as in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
+    Rows are added one after the other, so that the result is the same on every machine, whatever its vector width.
+    Chunks are combined as in Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing
     sample variances", 1979.
     """
     width = math.prod(data.shape)
@@ -70,21 +67,23 @@ def mean_and_std(data: Dataset) -> tuple[Array, Array]:
         mean += shift * (n / (seen + n))
         seen += n
     std = np.sqrt(square / max(seen, 1))
-    std[std <= 1e-7 * np.abs(mean)] = 1  # what rounding leaves of a constant
+    std[std <= 1e-7 * np.abs(mean)] = 1  # a constant, up to rounding
     std[std == 0] = 1
     return mean, std
 
 
+# Samples that are evaluated at once: at most CHUNK_ROWS, and at most CHUNK_VALUES in the widest layer.
 CHUNK_VALUES = 1 << 22
 CHUNK_ROWS = 1024
+# Batch sizes whose passes are kept.
 PASSES = 32
 
 
 class MLP:
-    """Layers of `sizes` units, each fully connected to the one before. `x`: weights, biases, layer by layer.
+    """Layers of `sizes` units, each fully connected to the previous one. `x` holds weights and biases, layer by layer.
 
-    The output is activated like the other layers under `squared-error` (but linear after `relu`, and for real
-    targets), and goes through softmax under `cross-entropy`. `standardise` shifts and scales the inputs by
+    Under `squared-error` the output is activated like the other layers (but is linear after `relu`, and for values);
+    under `cross-entropy` it goes through softmax. `standardise` shifts and scales the inputs by
     `buffers["mean"]` and `buffers["std"]`; `normalise` normalises each sample's activations in every hidden
     layer.
 
@@ -119,7 +118,7 @@ class MLP:
         self.normalise = normalise
         self.dtype = np.dtype(dtype)
         self.activated_output = loss == "squared-error" and activation != "relu" and not regression
-        # Sigmoid's gradients are small: 1/4 at the most in each layer, and once more in an activated output.
+        # Sigmoid's gradients are small: a factor of at most 1/4 in each layer, and again in an activated output.
         self.default_rate = 0.1
         if activation == "sigmoid" and not regression:
             self.default_rate = 2.0 if self.activated_output else 1.0
@@ -132,7 +131,7 @@ class MLP:
         if standardise:
             self.buffers = {"mean": np.zeros(sizes[0], self.dtype), "std": np.ones(sizes[0], self.dtype)}
         self._bind(np.zeros(size, self.dtype), np.zeros(size, self.dtype))
-        _start(self.weights, seed)
+        _draw(self.weights, seed)
 
     def place(self, x: Array, g: Array) -> None:
         """Move parameters and gradient into memory given from outside, keeping the parameters' values.
@@ -155,7 +154,7 @@ class MLP:
         self._bind(x, g)
 
     def gradient(self, batch: Batch, ready: Ready | None = None) -> float:
-        """Fill `g` for this batch; return the loss summed over its samples. Layers are ready from the last to the first.
+        """Fill `g` for this batch; return the loss summed over its samples. The last layer is ready first.
 
         >>> net = MLP([2, 3, 1], regression=True, dtype=np.float64)
         >>> batch = Batch(np.ones((4, 2)), np.zeros(4), 4, 4, 0, 0, 0)
@@ -169,9 +168,9 @@ class MLP:
             raise TypeError(f"inputs must be {self.dtype}, the network's type; got {inputs.dtype}")
         factors = self._factors
         if factors is not None and ready is not None:
-            raise ValueError("a network that shares factors leaves g as it is; no layer of it can be ready")
-        made = self._passes.get(len(inputs)) if factors is None else factors.made(batch)
-        if made is None:
+            raise ValueError("a network that shares factors does not compute g, so no layer can be ready")
+        way = self._passes.get(len(inputs)) if factors is None else factors.find(batch)
+        if way is None:
             if len(inputs) == 0:
                 self.g.fill(0)
                 if ready is not None:
@@ -179,11 +178,11 @@ class MLP:
                         ready(layer)
                 return 0.0
             self._check_labels(labels)
-            made = self._pass(len(inputs)) if factors is None else factors.make(batch)
-        return made.gradient(inputs, labels, ready)
+            way = self._pass(len(inputs)) if factors is None else factors.make(batch)
+        return way.gradient(inputs, labels, ready)
 
     def factor_bytes(self, batch: int) -> int:
-        """The memory that the factors of the gradient of `batch` samples take.
+        """Return the bytes that the factors of the gradient of `batch` samples take.
 
         >>> MLP([784, 128, 64, 10]).factor_bytes(16)
         83840
@@ -191,7 +190,7 @@ class MLP:
         return factor_bytes(self, batch)
 
     def share_factors(self, memory: Array, batch: int, rank: int, ranks: int) -> PartGradient:
-        """From now on leave the factors of the gradient in `memory`, and `g` alone; return the sum of a part.
+        """Write the factors of the gradient to `memory` from now on, not to `g`; return the gradient of a part.
 
         >>> net = MLP([2, 3, 1], regression=True)
         >>> one = Batch(np.ones((1, 2), np.float32), np.zeros(1), 1, 1, 0, 0, 0)
@@ -205,7 +204,7 @@ class MLP:
         return PartGradient(self, self._factors, part)
 
     def predict(self, inputs: Array) -> Array:
-        """Scores for each sample, one row each: the outputs, or under cross-entropy the probabilities.
+        """Return the scores of each sample, one row each: the outputs, or the probabilities under cross-entropy.
 
         >>> MLP([2, 3, 4], loss="cross-entropy").predict(np.ones((5, 2))).sum(axis=1).round(3)
         array([1., 1., 1., 1., 1.], dtype=float32)
@@ -218,7 +217,7 @@ class MLP:
         return scores
 
     def evaluate(self, inputs: Array, labels: Array) -> tuple[float, int]:
-        """The loss summed over the samples, and how many were classified right (0 for regression).
+        """Return the loss summed over the samples, and how many were classified correctly (0 for regression).
 
         >>> loss, right = MLP([2, 3, 4]).evaluate(np.ones((5, 2)), np.zeros(5, int))
         >>> right in (0, 5)
@@ -234,7 +233,7 @@ class MLP:
         return loss, right
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy needs; its views and its working memory are its own."""
+        """Return what a copy needs; it makes its own views and working memory."""
         own = ("weights", "biases", "weight_gradients", "bias_gradients", "_passes", "_memory", "_factors")
         return {name: value for name, value in vars(self).items() if name not in own}
 
@@ -252,7 +251,7 @@ class MLP:
         return [slice(start, min(start + rows, count)) for start in range(0, count, rows)]
 
     def _pass(self, count: int) -> Pass:
-        """The pass for batches of `count`, in the memory of the largest batch so far."""
+        """Return the pass for batches of `count`, in the memory of the largest batch so far."""
         if count not in self._passes:
             if count > self._memory.rows:
                 self._memory = Memory(count)
@@ -276,7 +275,7 @@ class MLP:
         return [part[:-1] for part in parts], [part[-1] for part in parts]
 
     def _shapes(self) -> list[tuple[int, int]]:
-        """Each layer's weights, (inputs, outputs), with the biases as one more row."""
+        """Return the shape of each layer's weights, (inputs, outputs), with the biases as one more row."""
         return [(n + 1, m) for n, m in zip(self.sizes, self.sizes[1:], strict=False)]
 
     def _check_labels(self, labels: Array) -> None:
@@ -297,7 +296,7 @@ def build(
     seed: int = 0,
     dtype: DTypeLike = np.float32,
 ) -> MLP:
-    """Fully connected layers in NumPy: the data's inputs, the hidden units, its classes (or real labels)."""
+    """Build a network from the inputs of the data through hidden layers to its classes (or values)."""
     net = MLP(
         [math.prod(data.shape), *hidden, data.classes or math.prod(data.label_shape)],
         activation=activation,
@@ -313,8 +312,8 @@ def build(
     return net
 
 
-def _start(weights: Iterable[Array], seed: int) -> None:
-    """Uniform within +-sqrt(6 / (inputs + outputs)): Glorot and Bengio, 2010. The same on every machine."""
+def _draw(weights: Iterable[Array], seed: int) -> None:
+    """Draw weights uniformly within +-sqrt(6 / (inputs + outputs)) (Glorot and Bengio, 2010), equal on every machine."""
     random = np.random.default_rng(seed)
     for w in weights:
         bound = math.sqrt(6 / sum(w.shape))

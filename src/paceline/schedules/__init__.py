@@ -1,4 +1,4 @@
-"""How the learning rate goes with the step, one file a schedule; and with the number of ranks."""
+"""Schedules: how the learning rate changes with the step, one file each; and how it grows with the number of ranks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Schedule(Protocol):
     """
 
     def factor(self, step: int, steps: int) -> float:
-        """The factor of step number `step`, from 0, in a run of `steps` steps."""
+        """Return the factor of step number `step`, counted from 0, in a run of `steps` steps."""
         ...
 
 
 def scaled_rate(rate: float, rule: ScalingRule, ranks: int) -> float:
-    """The learning rate when the global batch has grown `ranks` times.
+    """Return the learning rate for a global batch that is `ranks` times as large.
 
-    `linear` keeps the distance that an epoch goes (Goyal et al., "Accurate, large minibatch SGD", 2017);
+    `linear` keeps the distance covered in an epoch (Goyal et al., "Accurate, large minibatch SGD", 2017);
     `square-root` keeps the spread of the steps, and suits adam and rms (Krizhevsky, "One weird trick for
     parallelizing convolutional neural networks", 2014).
 

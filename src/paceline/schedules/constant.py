@@ -1,4 +1,4 @@
-"""The same learning rate throughout."""
+"""A constant learning rate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Constant:
-    """A factor of 1 at every step.
+    """The same learning rate at every step.
 
     >>> Constant().factor(99, 100)
     1.0

@@ -17,7 +17,7 @@ from paceline.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine:
-    """From 1 towards `final`, after `warmup` steps of rising to 1.
+    """Rises to the full rate over `warmup` steps, then falls along half a cosine towards `final` times the full rate.
 
     >>> [round(Cosine(warmup=2, final=0.2).factor(step, 6), 3) for step in range(6)]
     [0.5, 1.0, 1.0, 0.883, 0.6, 0.317]

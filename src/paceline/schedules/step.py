@@ -13,7 +13,7 @@ from paceline.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Multiplied by `times` after each `every` steps.
+    """Multiplies the rate by `times` after every `every` steps.
 
     >>> [Step(every=2, times=0.5).factor(step, 6) for step in range(6)]
     [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]

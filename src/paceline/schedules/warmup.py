@@ -1,4 +1,4 @@
-"""A learning rate that rises in equal parts, then stays: large batches diverge without it.
+"""A learning rate that rises in equal steps and then stays; large batches may diverge without it.
 
     factor(t) = min(1, (t + 1) / steps)
 
@@ -14,7 +14,7 @@ from paceline.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Warmup:
-    """The full rate is reached at the last of the first `steps` steps.
+    """Rises to the full rate over the first `steps` steps.
 
     >>> [Warmup(steps=4).factor(step, 100) for step in range(5)]
     [0.25, 0.5, 0.75, 1.0, 1.0]

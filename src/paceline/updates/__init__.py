@@ -1,4 +1,4 @@
-"""How a gradient changes the parameters: one file an update, in place, on a vector or any slice of it."""
+"""Updates: how a gradient changes the parameters, in place, on a whole vector or any slice of it; one file each."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ State = dict[str, Array]
 class Update(Protocol):
     """A rule that moves `x` against its gradient. Its fields are its hyper-parameters; its memory is `state`.
 
-    Every rule works element by element, so the slices of a vector may be updated apart, each with its own
-    state, by whoever owns them: the result is that of the whole, bit for bit.
+    Every rule works element by element, so that slices of a vector may be updated separately, each with its own state,
+    by the ranks that own them: the result equals that of the whole vector, bit for bit.
 
     >>> import numpy as np
     >>> from paceline.updates.sgd import Sgd
@@ -30,22 +30,20 @@ class Update(Protocol):
     """
 
     def start(self, x: Array) -> State:
-        """The state of one slice before its first step: arrays alone, so that saving it needs no pickle.
+        """Return the state of a slice before its first step: only arrays, so that no pickle is needed to save it.
 
-        A key that starts with an underscore is room to work in: it may be left out of what is saved.
+        A key that starts with an underscore is working memory, which need not be saved.
         """
         ...
 
     def apply(self, x: Array, g: Array, eta: float, state: State, scale: float = 1.0) -> None:
-        """One step of learning rate `eta` against the mean gradient `scale * g`; `g` may be overwritten."""
+        """Take a step of learning rate `eta` against the mean gradient `scale * g`; `g` may be overwritten."""
         ...
 
 
-# ---- What hyper-parameters must satisfy.
-
-
 def not_negative(what: str, value: float) -> None:
-    """
+    """Check that a hyper-parameter is finite and at least 0.
+
     >>> not_negative("weight-decay of sgd", -1)
     Traceback (most recent call last):
     paceline.errors.UsageError: weight-decay of sgd must be at least 0; got -1
@@ -55,7 +53,8 @@ def not_negative(what: str, value: float) -> None:
 
 
 def positive(what: str, value: float) -> None:
-    """
+    """Check that a hyper-parameter is finite and above 0.
+
     >>> positive("epsilon of adam", 0)
     Traceback (most recent call last):
     paceline.errors.UsageError: epsilon of adam must be above 0; got 0
@@ -65,7 +64,8 @@ def positive(what: str, value: float) -> None:
 
 
 def below_one(what: str, value: float) -> None:
-    """
+    """Check that a hyper-parameter is at least 0 and below 1.
+
     >>> below_one("beta of momentum", 1)
     Traceback (most recent call last):
     paceline.errors.UsageError: beta of momentum must be at least 0 and below 1; got 1
@@ -74,11 +74,8 @@ def below_one(what: str, value: float) -> None:
         raise UsageError(f"{what} must be at least 0 and below 1; got {value}")
 
 
-# ---- The gradient of an L2 penalty, added to the gradient.
-
-
 def scale_and_decay(g: Array, scale: float, x: Array, weight_decay: float) -> None:
-    """g becomes scale g + weight_decay x, with no room but its own.
+    """Replace g by scale g + weight_decay x, the gradient with an L2 penalty, without further memory.
 
     >>> g = np.array([2.0])
     >>> scale_and_decay(g, 0.5, np.array([4.0]), 0.25)

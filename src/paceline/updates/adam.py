@@ -1,4 +1,4 @@
-"""Adam: momentum and RMS scaling, both corrected for their start at 0; weight decay apart from them (AdamW).
+"""Adam: momentum and RMS scaling, both corrected for their start at 0, with decoupled weight decay (AdamW).
 
     t <- t + 1
     m <- beta1 m + (1 - beta1) g              x <- x - eta lambda x

@@ -17,7 +17,7 @@ from paceline.updates import Array, State, below_one, not_negative, scale_and_de
 
 @dataclass(frozen=True, kw_only=True)
 class Momentum:
-    """Heavy-ball momentum.
+    """SGD with heavy-ball momentum.
 
     >>> x, update = np.zeros(1), Momentum(beta=0.5)
     >>> state = update.start(x)

@@ -18,7 +18,7 @@ from paceline.updates import Array, State, below_one, not_negative, scale_and_de
 
 @dataclass(frozen=True, kw_only=True)
 class Nesterov:
-    """Nesterov's momentum.
+    """SGD with Nesterov's momentum.
 
     >>> x, update = np.zeros(1), Nesterov(beta=0.5)
     >>> update.apply(x, np.ones(1), 1.0, update.start(x))

@@ -1,4 +1,4 @@
-"""RMS-scaled SGD (RMSprop): each coordinate's step divided by the root mean square of its recent gradients.
+"""RMS-scaled SGD (RMSprop): each coordinate's step is divided by the root mean square of its recent gradients.
 
     s <- rho s + (1 - rho) g^2
     x <- x - eta g / (sqrt(s) + epsilon)
@@ -17,7 +17,7 @@ from paceline.updates import Array, State, below_one, positive
 
 @dataclass(frozen=True, kw_only=True)
 class Rms:
-    """RMSprop. A step's size does not depend on the gradient's, which keeps stale gradients in check.
+    """RMSprop: the size of a step does not depend on that of the gradient, which limits the effect of stale gradients.
 
     >>> x, update = np.zeros(2), Rms(decay=0.75)
     >>> update.apply(x, np.array([100.0, 0.01]), 1.0, update.start(x))

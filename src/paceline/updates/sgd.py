@@ -16,7 +16,7 @@ from paceline.updates import Array, State, not_negative
 
 @dataclass(frozen=True, kw_only=True)
 class Sgd:
-    """Plain SGD: no memory.
+    """Plain stochastic gradient descent.
 
     >>> x, update = np.array([1.0, 2.0]), Sgd()
     >>> update.apply(x, np.array([4.0, 8.0]), 0.5, update.start(x), scale=0.25)
