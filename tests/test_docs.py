@@ -82,9 +82,23 @@ def test_every_command_is_understood(words: str) -> None:
 
 
 def test_the_guide_recommends_what_exists() -> None:
-    guide = (ROOT / "docs/strategies/sync.md").read_text().partition("## When to use it")[2]
+    guide = (
+        (ROOT / "docs/strategies/sync.md").read_text().partition("## When to use it")[2].partition("\n## ")[0]
+    )
     known = {*registry.names("strategies"), *registry.names("collectives"), "exchange", "wait", "compute"}
     assert set(re.findall(r"`([\w-]+)`", guide)) <= known
     assert "a strategy that" not in guide  # name it
-    for page in (ROOT / "docs/strategies").glob("*.md"):
-        assert page.stem in registry.names("strategies")
+    assert {page.stem for page in (ROOT / "docs/strategies").glob("*.md")} == set(
+        registry.names("strategies")
+    )
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/strategies").glob("*.md")), ids=lambda page: page.stem)
+def test_every_strategy_s_page_has_the_same_parts(page: Path) -> None:
+    text = page.read_text()
+    parts = re.findall(r"^## (.*)", text, re.M)
+    assert parts[:3] == ["When to use it", "Options", "Cost"] or parts[:4:3] == ["When to use it", "Cost"]
+    assert "What was measured" in parts
+    listed = re.findall(r"^\| `([\w-]+)` \|", text.partition("## Options")[2].partition("\n## ")[0], re.M)
+    options = spec.options_of(registry.find("strategies", page.stem), "strategies")
+    assert set(listed) == {name.replace("_", "-") for name in options}
