@@ -14,5 +14,5 @@ def work(comm: Any, *, strategies: list[str], model: str, data: str, batch: int)
     found = {}
     for strategy in strategies:
         config = Config(data=data, model=model, strategy=strategy, batch=batch)
-        found[strategy] = measure(Job(config=config, runs=None), comm, seconds=0.05, threads=1)
+        found[strategy] = measure(comm, job=Job(config=config, runs=None), data=None, seconds=0.05, threads=1)
     return found

@@ -233,8 +233,8 @@ def test_run_a_function_of_a_file(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_deadlock_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "run", "deadlock.py", "-n", "2"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("deadlock: 2 of 2 ranks wait")
-    assert re.search(r"rank 1 waits in Recv from rank 0 with any tag at .*deadlock\.py:7", said)
+    assert said.startswith("deadlock: 2 of 2 ranks are waiting")
+    assert re.search(r"rank 1 is waiting in Recv from rank 0 with any tag at .*deadlock\.py:7", said)
 
 
 def test_buffering_is_not_to_be_relied_on(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,7 +244,7 @@ def test_buffering_is_not_to_be_relied_on(here: Path, capsys: pytest.CaptureFixt
     assert main(["simulate", "run", "buffered.py", "-n", "2"]) == 0
     capsys.readouterr()
     assert main(["simulate", "run", "buffered.py", "-n", "2", "--rendezvous"]) == 1
-    assert "waits in Send to rank 1 with tag 0 at" in capsys.readouterr().err
+    assert "is waiting in Send to rank 1 with tag 0 at" in capsys.readouterr().err
 
 
 def test_a_schedule_that_fails_is_one_seed_that_replays_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,7 +285,7 @@ def test_what_strictness_finds_may_be_let_pass(here: Path, capsys: pytest.Captur
     left = "from mpi4py import MPI\nimport numpy as np\nc = MPI.COMM_WORLD\nif c.rank == 0: c.Send(np.zeros(1), 1)\n"
     (here / "left.py").write_text(left)
     assert main(["simulate", "run", "left.py", "-n", "2"]) == 1
-    assert "unmatched: messages that nobody received" in capsys.readouterr().err
+    assert "unmatched messages, sent but never received:" in capsys.readouterr().err
     assert main(["simulate", "run", "left.py", "-n", "2", "--no-strict"]) == 0
 
 

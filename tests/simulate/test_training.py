@@ -380,7 +380,7 @@ def test_errors_of_the_simulation_end_the_run(
     words = ["-n", "3", f"--runs={tmp_path}"]
     assert main(arguments(machine, *words, "--strategy=tests.simulate.training_cases:waits_for_ever")) == 1
     said = capsys.readouterr().err
-    assert said.startswith("paceline train: deadlock: 3 of 3 ranks wait")
+    assert said.startswith("paceline train: deadlock: 3 of 3 ranks are waiting")
     assert "training_cases.py" in said
     assert main(arguments(machine, *words, "--strategy=tests.simulate.training_cases:breaks")) == 1
     said = capsys.readouterr().err

@@ -131,5 +131,5 @@ def test_a_collective_that_relied_on_buffering_would_be_found() -> None:
         comm.Recv(x, (comm.rank - 1) % comm.size)
 
     run(careless, ranks=3)
-    with pytest.raises(Deadlock, match="3 of 3 ranks wait"):
+    with pytest.raises(Deadlock, match="3 of 3 ranks are waiting"):
         run(careless, ranks=3, rendezvous=True)

@@ -13,7 +13,7 @@ import pytest
 from paceline.errors import UsageError
 from paceline.machine import Machine, load_network
 from paceline.vmpi import Curves, Link
-from paceline.vmpi.network import Network, Steps, presets, seconds
+from paceline.vmpi.network import Network, StepCosts, collective_seconds, presets
 
 
 def _flat(*points: Sequence[float]) -> Curves:
@@ -217,19 +217,19 @@ def test_two_levels() -> None:
     ],
 )
 def test_collectives_cost_no_less_than_they_must(name: str, p: int) -> None:
-    steps = Steps(lambda n: 1.0 + n, lambda n: 0.5 * n)
+    steps = StepCosts(lambda n: 1.0 + n, lambda n: 0.5 * n)
     for n in (0, 8, 1e6):
-        told = seconds(name, p, n, steps)
+        told = collective_seconds(name, p, n, steps)
         assert told >= (math.ceil(math.log2(p)) if p > 1 else 0)
         if p > 1 and name != "Barrier":
             assert told >= n / 2  # nobody can have all of it without as many bytes
-    assert seconds(name, p, 1e6, steps) >= seconds(name, p, 8, steps)
+    assert collective_seconds(name, p, 1e6, steps) >= collective_seconds(name, p, 8, steps)
 
 
 def test_long_allreduces_take_the_algorithm_that_sends_least() -> None:
-    steps = Steps(lambda n: 1.0 + n, lambda n: 0.0)
-    assert seconds("Allreduce", 8, 8e9, steps) == pytest.approx(2 * 7 / 8 * 8e9)
-    assert seconds("Allreduce", 8, 0, steps) == 3.0
+    steps = StepCosts(lambda n: 1.0 + n, lambda n: 0.0)
+    assert collective_seconds("Allreduce", 8, 8e9, steps) == pytest.approx(2 * 7 / 8 * 8e9)
+    assert collective_seconds("Allreduce", 8, 0, steps) == 3.0
 
 
 def test_collectives_of_very_many_members() -> None:
@@ -309,7 +309,7 @@ def test_a_machine_comes_back_from_its_file(tmp_path) -> None:  # type: ignore[n
         ({"kind": "costs"}, "is not the file of a machine"),
         ({"format": 99}, "has format 99; this paceline reads 1"),
         ({"eager_limit": None}, "is damaged"),
-        ({"link": {"send": {"2": [[2, 1.0], [1, 1.0]]}}}, "is damaged: a table needs amounts that rise"),
+        ({"link": {"send": {"2": [[2, 1.0], [1, 1.0]]}}}, "is damaged: a table needs increasing amounts"),
         ({"memory": {"copy": {"2": [[1, -1.0]]}}}, "is damaged: a table needs amounts and seconds"),
     ],
 )

@@ -220,8 +220,8 @@ def test_truncation() -> None:
             comm.Recv(np.zeros(4), 0)
 
     assert _refused(program, Truncated) == (
-        f"truncated: 40 bytes with tag 0 of the Send of rank 0 at {_line(program, 'Send')} are more than the 32 bytes of "
-        f"the Recv of rank 1 at {_line(program, 'Recv')}"
+        f"message truncated: 40 bytes with tag 0 from Send of rank 0 at {_line(program, 'Send')} do not fit into the "
+        f"32 bytes of Recv of rank 1 at {_line(program, 'Recv')}"
     )
 
 
@@ -233,8 +233,8 @@ def test_type_mismatch() -> None:
             comm.Recv(np.zeros(2, np.int32), 0)
 
     assert _refused(program, TypeMismatch) == (
-        f"type mismatch: 8 bytes with tag 0 of the Send of rank 0 at {_line(program, 'Send')} are f4, and the Recv of "
-        f"rank 1 at {_line(program, 'Recv')} is for i4"
+        f"type mismatch: 8 bytes with tag 0 from Send of rank 0 at {_line(program, 'Send')} are f4, but Recv of "
+        f"rank 1 at {_line(program, 'Recv')} expects i4"
     )
     vmpi.run(program, ranks=2, strict=False)
 
@@ -260,7 +260,8 @@ def test_a_buffer_changed_while_it_is_sent() -> None:
             comm.Recv(values, 0)
 
     assert _refused(program, BufferChanged) == (
-        f"the buffer of an Isend of rank 0 at {_line(program, 'Isend')} to rank 1 was changed before the message had gone"
+        f"the buffer of Isend of rank 0 at {_line(program, 'Isend')}, to rank 1, was changed before the message had "
+        "been sent"
     )
     vmpi.run(program, ranks=2, strict=False)
 
@@ -276,8 +277,7 @@ def test_a_buffer_changed_while_it_is_received_into() -> None:
             request.Wait()
 
     assert _refused(program, BufferChanged) == (
-        f"the buffer of an Irecv of rank 1 at {_line(program, 'Irecv')} was changed before the message from rank 0 "
-        "was there"
+        f"the buffer of Irecv of rank 1 at {_line(program, 'Irecv')} was changed before the message from rank 0 arrived"
     )
 
 
@@ -304,7 +304,7 @@ def test_a_buffer_changed_in_a_collective() -> None:
         request.Wait()
 
     assert _refused(program, BufferChanged) == (
-        f"a buffer of the Iallreduce of rank 1 at {_line(program, 'Iallreduce')} was changed before it was done"
+        f"a buffer of Iallreduce of rank 1 at {_line(program, 'Iallreduce')} was changed before the call had completed"
     )
 
 
@@ -314,8 +314,8 @@ def test_a_message_that_nobody_receives() -> None:
             comm.Send(np.zeros(3), 1, 6)
 
     assert _refused(program, Unmatched) == (
-        "unmatched: messages that nobody received\n"
-        f"  24 bytes with tag 6 of the Send of rank 0 at {_line(program, 'Send')}"
+        "unmatched messages, sent but never received:\n"
+        f"  24 bytes with tag 6 from Send of rank 0 at {_line(program, 'Send')}"
     )
     vmpi.run(program, ranks=2, strict=False)
 
@@ -326,7 +326,7 @@ def test_a_receive_that_nobody_answers() -> None:
             comm.Irecv(np.zeros(3), 0)
 
     assert _refused(program, Unmatched) == (
-        f"unmatched: receives that no message came for\n  Irecv of rank 1 at {_line(program, 'Irecv')}"
+        f"unmatched receives, for which no message was sent:\n  Irecv of rank 1 at {_line(program, 'Irecv')}"
     )
 
 
@@ -338,8 +338,8 @@ def test_a_request_that_is_never_waited_for() -> None:
             comm.Recv(np.zeros(3), 0)
 
     assert _refused(program, Unfinished) == (
-        "unfinished: what was never waited for, or freed\n"
-        f"  24 bytes with tag 0 of the Isend of rank 0 at {_line(program, 'Isend')}"
+        "unfinished requests, never waited for or freed:\n"
+        f"  24 bytes with tag 0 from Isend of rank 0 at {_line(program, 'Isend')}"
     )
 
 
@@ -348,8 +348,8 @@ def test_a_window_that_is_never_freed() -> None:
         comm.MPI.Win.Allocate_shared(8, comm=comm)
 
     assert _refused(program, Unfinished) == (
-        "unfinished: what was never waited for, or freed\n"
-        f"  window of rank 0, made at {_line(program, 'Allocate_shared')} and never freed"
+        "unfinished requests, never waited for or freed:\n"
+        f"  window of rank 0, allocated at {_line(program, 'Allocate_shared')}"
     )
 
 
@@ -363,9 +363,9 @@ def test_two_that_wait_for_each_other() -> None:
     line = _line(program, "Recv")
     said = _refused(program, Deadlock)
     assert re.sub(r"0\.\d+ ms", "0 ms", re.sub(r"2\.0\d+ ms", "2 ms", said)) == (
-        "deadlock: 2 of 2 ranks wait, and nothing is under way\n"
-        f"  rank 0 waits in Recv from rank 1 with any tag at {line}, 0 ms after the start\n"
-        f"  rank 1 waits in Recv from rank 0 with any tag at {line}, 2 ms after the start"
+        "deadlock: 2 of 2 ranks are waiting, and no message is on its way\n"
+        f"  rank 0 is waiting in Recv from rank 1 with any tag at {line}, 0 ms after the start\n"
+        f"  rank 1 is waiting in Recv from rank 0 with any tag at {line}, 2 ms after the start"
     )
 
 
@@ -378,9 +378,9 @@ def test_sends_that_rely_on_being_buffered() -> None:
     vmpi.run(program, ranks=2)
     said = _refused(program, Deadlock, rendezvous=True)
     line = _line(program, "Send")
-    assert "rank 0 waits in Send to rank 1 with tag 0 at " + line in said
-    assert "rank 1 waits in Send to rank 0 with tag 0 at " + line in said
-    assert f"and has not asked for 8 bytes with tag 0 of the Send of rank 0 at {line}" in said
+    assert "rank 0 is waiting in Send to rank 1 with tag 0 at " + line in said
+    assert "rank 1 is waiting in Send to rank 0 with tag 0 at " + line in said
+    assert f"it has not received 8 bytes with tag 0 from Send of rank 0 at {line}" in said
 
 
 def test_a_collective_to_which_one_does_not_come() -> None:
@@ -389,8 +389,8 @@ def test_a_collective_to_which_one_does_not_come() -> None:
             comm.Allreduce(np.zeros(2), np.zeros(2))
 
     said = _refused(program, Deadlock, ranks=4)
-    assert f"rank 3 waits in Allreduce at {_line(program, 'Allreduce')}" in said
-    assert said.endswith("to Allreduce(op=SUM, bytes=16, type=f8) of 4 ranks did not come: rank 2")
+    assert f"rank 3 is waiting in Allreduce at {_line(program, 'Allreduce')}" in said
+    assert said.endswith("Allreduce(op=SUM, bytes=16, type=f8) of 4 ranks was not called by rank 2")
 
 
 def test_looking_for_ever_is_a_deadlock() -> None:
@@ -400,8 +400,9 @@ def test_looking_for_ever_is_a_deadlock() -> None:
 
     for ranks in (1, 3):
         said = _refused(program, Deadlock, ranks=ranks)
-        assert f"{ranks} of {ranks} ranks look again and again for what nobody sends" in said
-        assert f"rank 0 looks for messages at {_line(program, 'while')}" in said
+        keep = "keeps" if ranks == 1 else "keep"
+        assert f"{ranks} of {ranks} ranks {keep} polling for messages that no rank sends" in said
+        assert f"rank 0 is polling for messages at {_line(program, 'while')}" in said
 
 
 def test_looking_for_what_comes_late_is_none() -> None:
@@ -484,7 +485,7 @@ def test_parts_that_do_not_agree() -> None:
 
     line = _line(program, "Gatherv")
     assert _refused(program, CollectiveMismatch, ranks=3) == (
-        f"in Gatherv, rank 2 sends rank 0 16 bytes of f8 at {line} where rank 0 expects 24 bytes of f8 from rank 2 "
+        f"in Gatherv, rank 2 sends rank 0 16 bytes of f8 at {line}, but rank 0 expects 24 bytes of f8 from rank 2 "
         f"at {line}"
     )
 

@@ -18,7 +18,7 @@ from paceline.errors import UsageError
 from paceline.machine import Machine
 from paceline.machine.costs import costs_of, measure_costs
 from paceline.vmpi import Link
-from paceline.vmpi.curves import Curves, rising
+from paceline.vmpi.curves import Curves, make_monotonic
 
 __all__ = ["calibrate", "costs_of", "measure_costs"]
 
@@ -140,4 +140,4 @@ def _curves(answers: Sequence[dict[str, Any]], name: str) -> Curves:
 def _rising(points: Sequence[Sequence[float]], limit: float = 0) -> list[list[float]]:
     """The points without what noise makes too high, eager messages and others each for themselves."""
     eager = [point for point in points if point[0] <= limit]
-    return rising(eager) + rising(points[len(eager) :])
+    return make_monotonic(eager) + make_monotonic(points[len(eager) :])

@@ -16,7 +16,7 @@ from typing import Any
 from paceline.errors import UsageError
 from paceline.machine.profile import FORMAT, Costs
 from paceline.training.job import Job
-from paceline.vmpi.curves import Curves, rising
+from paceline.vmpi.curves import Curves, make_monotonic
 
 log = logging.getLogger(__name__)
 ALONE = "alone"
@@ -129,7 +129,7 @@ def merged(alone: dict[str, Any], more: dict[str, Any]) -> dict[str, list[list[f
         points.update({float(amount): taken for amount, taken in together})
         known = [[amount, taken] for amount, taken in sorted(points.items()) if taken == taken]  # NaN: none
         if known:
-            found[kind] = rising(known)
+            found[kind] = make_monotonic(known)
     return found
 
 

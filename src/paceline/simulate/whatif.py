@@ -17,9 +17,9 @@ from random import Random
 from typing import Any
 
 from paceline.machine import Machine
-from paceline.vmpi import Compute, Link, Network
+from paceline.vmpi import Compute, Curves, Link, Network
 from paceline.vmpi.compute import MEMORY_PASSES
-from paceline.vmpi.curves import Curves, Table, at
+from paceline.vmpi.curves import Table, interpolate
 from paceline.vmpi.network import Wires
 
 REASONS = ("latency", "bandwidth", "overhead", "memory", "masters", "stragglers", "compute")
@@ -65,7 +65,10 @@ class World:
 def _latency(world: World) -> World:
     def machine(of: Machine) -> Machine:
         link = replace(of.link, flight=_each(of.link.flight, _nothing))
-        waits = {name: _each(curves, lambda t: _less(t, at(t, 0))) for name, curves in of.collectives.items()}
+        waits = {
+            name: _each(curves, lambda t: _less(t, interpolate(t, 0)))
+            for name, curves in of.collectives.items()
+        }
         return replace(of, link=link, collectives=waits)
 
     return _with_machine(world, machine, latency=0.0)
@@ -77,7 +80,10 @@ def _bandwidth(world: World) -> World:
             return _each(curves, lambda table: _levels(table, of.eager_limit))
 
         link = Link(send=starts(of.link.send), flight=starts(of.link.flight), take=starts(of.link.take))
-        alone = {name: _each(curves, lambda t: _level(at(t, 0))) for name, curves in of.collectives.items()}
+        alone = {
+            name: _each(curves, lambda t: _level(interpolate(t, 0)))
+            for name, curves in of.collectives.items()
+        }
         return replace(of, link=link, collectives=alone)
 
     return _with_machine(world, machine, bandwidth=float("inf"), copy_bandwidth=float("inf"))
@@ -198,16 +204,16 @@ def _less(table: Table, seconds: float) -> Table:
     ((0.0, 0.0), (10.0, 3.0))
     """
     far = max(table[-1][0], 1.0)
-    points = table if len(table) > 1 else ((0.0, at(table, 0)), (far, at(table, far)))
+    points = table if len(table) > 1 else ((0.0, interpolate(table, 0)), (far, interpolate(table, far)))
     return tuple((amount, max(0.0, value - seconds)) for amount, value in points)
 
 
 def _starts(table: Table, limit: int) -> tuple[float, float]:
     """Where the lines of short and of long messages start, at 0 bytes."""
     last = max(table[-1][0], limit + 2.0)
-    low, high = at(table, limit + 1), at(table, last)
+    low, high = interpolate(table, limit + 1), interpolate(table, last)
     slope = max(0.0, (high - low) / (last - limit - 1))
-    return at(table, 0), max(0.0, low - slope * (limit + 1))
+    return interpolate(table, 0), max(0.0, low - slope * (limit + 1))
 
 
 def _levels(table: Table, limit: int) -> Table:
@@ -228,4 +234,4 @@ def _slopes(table: Table, limit: int) -> Table:
     """
     short, long = _starts(table, limit)
     amounts = sorted({0.0, float(limit), limit + 1.0, max(table[-1][0], limit + 2.0), *(n for n, _ in table)})
-    return tuple((n, max(0.0, at(table, n) - (short if n <= limit else long))) for n in amounts)
+    return tuple((n, max(0.0, interpolate(table, n) - (short if n <= limit else long))) for n in amounts)

@@ -1,7 +1,8 @@
 # ruff: noqa: N999 (mpi4py's names)
-"""What stands in for the module mpi4py.MPI on simulated ranks.
+"""The module that stands in for mpi4py.MPI on simulated ranks.
 
-In a run (`paceline.vmpi.run`), `from mpi4py import MPI` gives these names: programs written for mpi4py run unchanged.
+During a run (`paceline.vmpi.run`), `from mpi4py import MPI` gives these names, so programs written for mpi4py run
+unchanged.
 
 >>> from paceline import vmpi
 >>> def program(comm):
@@ -19,7 +20,7 @@ import numpy as np
 from greenlet import getcurrent
 
 from paceline.vmpi import constants as _constants
-from paceline.vmpi.buffers import IN_PLACE, Datatype, InPlaceType, named
+from paceline.vmpi.buffers import IN_PLACE, Datatype, InPlaceType, make_datatypes
 from paceline.vmpi.communicator import COMM_NULL, Comm
 from paceline.vmpi.communicator import MatchedMessage as Message
 from paceline.vmpi.constants import (
@@ -29,70 +30,70 @@ from paceline.vmpi.constants import (
     ROOT,
     TAG_UB,
     UNDEFINED,
-    meant,
+    special_numbers,
 )
 from paceline.vmpi.errors import MPIError as Exception  # noqa: A004 (mpi4py's name)
-from paceline.vmpi.groups import CONGRUENT, IDENT, SIMILAR, UNEQUAL
-from paceline.vmpi.groups import Group as _SharedGroup
-from paceline.vmpi.groups import Ranks as Group
+from paceline.vmpi.groups import CONGRUENT, IDENT, SIMILAR, UNEQUAL, CommState, Group
 from paceline.vmpi.operations import OF_OBJECTS, Op
 from paceline.vmpi.requests import REQUEST_NULL, Request, Status
-from paceline.vmpi.requests import Persistent as Prequest
+from paceline.vmpi.requests import PersistentRequest as Prequest
 from paceline.vmpi.windows import Window as Win
 
 
 def enter(comm: Comm) -> Comm:
-    """From now on the running rank's world is `comm`."""
+    """Make `comm` the MPI.COMM_WORLD of the running rank."""
     getcurrent().paceline_world = comm
     return comm
 
 
-def world() -> Comm:
-    """The communicator of all simulated ranks, of the one that is running."""
+def current_world() -> Comm:
+    """Return the MPI.COMM_WORLD of the running rank."""
     found: Comm | None = getattr(getcurrent(), "paceline_world", None)
     if found is None:
         raise RuntimeError(
-            "only a simulated rank has an MPI.COMM_WORLD here: use it in the function given to vmpi.run"
+            "only a simulated rank has an MPI.COMM_WORLD; use it inside the function given to vmpi.run"
         )
     return found
 
 
-def own() -> Comm:
-    """The communicator of the running rank alone."""
+def current_self() -> Comm:
+    """Return the MPI.COMM_SELF of the running rank."""
     running: Any = getcurrent()
     found: Comm | None = getattr(running, "paceline_self", None)
     if found is None:
-        comm = world()
-        found = Comm(_SharedGroup(comm.kernel, (comm.me.number,), "MPI_COMM_SELF"), 0)
+        comm = current_world()
+        found = Comm(CommState(comm.kernel, (comm.me.number,), "MPI_COMM_SELF"), 0)
         running.paceline_self = found
     return found
 
 
-class World(Comm):
-    """MPI.COMM_WORLD: one object for all ranks, which is for each of them its own communicator."""
+class WorldComm(Comm):
+    """MPI.COMM_WORLD: one object for all ranks, which passes everything on to the running rank's communicator."""
 
     __slots__ = ()
 
     def __init__(self) -> None:
-        """Nothing of its own."""
+        """Make it without a state of its own."""
 
     def __getattribute__(self, name: str) -> Any:
-        return object.__getattribute__(self, name) if name.startswith("__") else getattr(world(), name)
+        return (
+            object.__getattribute__(self, name) if name.startswith("__") else getattr(current_world(), name)
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(world(), name, value)
+        setattr(current_world(), name, value)
 
 
-class Own(World):
+class SelfComm(WorldComm):
     """MPI.COMM_SELF."""
 
     __slots__ = ()
 
     def __getattribute__(self, name: str) -> Any:
-        return object.__getattribute__(self, name) if name.startswith("__") else getattr(own(), name)
+        return object.__getattribute__(self, name) if name.startswith("__") else getattr(current_self(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(own(), name, value)
+        setattr(current_self(), name, value)
 
 
 __all__ = [
@@ -103,7 +104,7 @@ __all__ = [
 
 simulated = True
 Intracomm = Comm
-COMM_WORLD, COMM_SELF = World(), Own()
+COMM_WORLD, COMM_SELF = WorldComm(), SelfComm()
 GROUP_EMPTY = Group()
 OP_NULL = Op()
 DATATYPE_NULL = Datatype("MPI_DATATYPE_NULL", "", 0)
@@ -117,12 +118,12 @@ MAX_PROCESSOR_NAME = 256
 buffer = memory = memoryview
 
 globals().update({name: Op(name) for name in OF_OBJECTS})
-globals().update(named())
+globals().update(make_datatypes())
 globals().update({name: value for name, value in vars(_constants).items() if name.startswith("ERR_")})
 
 
 class Info(dict[str, str]):
-    """Hints, which the simulator takes and does not follow."""
+    """Hints, which the simulator accepts and ignores."""
 
     @classmethod
     def Create(cls, items: Any = None) -> Info:
@@ -139,24 +140,24 @@ class Info(dict[str, str]):
 
 
 def numbers() -> dict[str, int]:
-    """MPI's numbers that differ between MPIs, as they are meant here and now."""
-    found = meant()
-    return {"ANY_SOURCE": found.any_source, "ANY_TAG": found.any_tag, "PROC_NULL": found.nobody}
+    """Return the numbers that differ between MPIs, with their current values."""
+    found = special_numbers()
+    return {"ANY_SOURCE": found.any_source, "ANY_TAG": found.any_tag, "PROC_NULL": found.proc_null}
 
 
 def __getattr__(name: str) -> Any:
     known = numbers()
     if name in known:
         return known[name]
-    raise AttributeError(f"the simulator's MPI has no {name}")
+    raise AttributeError(f"the simulator's MPI has no attribute {name!r}")
 
 
 # ---- functions
 
 
 def Wtime() -> float:
-    """The running rank's clock, in virtual seconds."""
-    return world().Wtime()
+    """Return the running rank's clock, in virtual seconds."""
+    return current_world().Wtime()
 
 
 def Wtick() -> float:
@@ -164,7 +165,7 @@ def Wtick() -> float:
 
 
 def Get_processor_name() -> str:
-    comm = world()
+    comm = current_world()
     return f"node{comm.kernel.wires.node[comm.me.number]}"
 
 
@@ -189,7 +190,7 @@ def Is_finalized() -> bool:
 
 
 def Init() -> None:
-    """It is begun when a rank is."""
+    """Do nothing: MPI is initialized when a rank starts."""
 
 
 def Init_thread(required: int = THREAD_MULTIPLE) -> int:
@@ -205,7 +206,7 @@ def Is_thread_main() -> bool:
 
 
 def Finalize() -> None:
-    """It ends when all ranks have ended."""
+    """Do nothing: MPI ends when all ranks have ended."""
 
 
 def Alloc_mem(size: int, info: Any = None) -> memoryview:
@@ -213,7 +214,7 @@ def Alloc_mem(size: int, info: Any = None) -> memoryview:
 
 
 def Free_mem(mem: Any) -> None:
-    """Python gives it back."""
+    """Do nothing: Python frees the memory."""
 
 
 def Get_error_class(errorcode: int) -> int:
@@ -226,7 +227,7 @@ def Get_error_string(errorcode: int) -> str:
 
 
 def Compute_dims(nnodes: int, dims: int | list[int]) -> list[int]:
-    """As equal factors as there are, the largest first.
+    """Return factors of `nnodes` that are as equal as possible, the largest first.
 
     >>> Compute_dims(12, 2), Compute_dims(12, [0, 3])
     ([4, 3], [4, 3])

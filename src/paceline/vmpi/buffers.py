@@ -1,9 +1,9 @@
-"""What can be given as a message's buffer, made into memory: arrays, anything with a buffer, mpi4py's lists.
+"""The buffers of messages: arrays, anything with Python's buffer interface, mpi4py's lists; and datatypes.
 
-array                                all of it
-[array, count], [array, type]        the first `count` elements, of this type
+array                                  the whole array
+[array, count], [array, type]          the first `count` elements, of this type
 [array, count, type]
-[array, counts, displacements, type] for the calls whose name ends in v: see `blocks`
+[array, counts, displacements, type]   for the calls whose name ends in v: see `blocks`
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-# A type of number, whatever C type it is called by: its kind and size, as NumPy spells them.
+# Each type of number, whatever C calls it: its kind and size, as NumPy writes them.
 KINDS = {
     **{letter: np.dtype(letter).str[1:] for letter in "bBhHiIlLqQefdg?"},
     "c": "u1",
@@ -31,7 +31,7 @@ KINDS = {
 
 
 def kind_of(code: str) -> str:
-    """The type of a buffer's elements, from its format.
+    """Return the type of a buffer's elements, from its format.
 
     >>> kind_of("l") == kind_of("q"), kind_of("f"), kind_of("<f")
     (True, 'f4', 'f4')
@@ -41,7 +41,7 @@ def kind_of(code: str) -> str:
 
 
 def memory_of(given: Any) -> tuple[memoryview, str]:
-    """The memory of a message's buffer, contiguous, and the type of its elements.
+    """Return the contiguous memory of a message's buffer and the type of its elements.
 
     >>> view, kind = memory_of([np.arange(6.0), 2])
     >>> view.nbytes, kind
@@ -55,13 +55,13 @@ def memory_of(given: Any) -> tuple[memoryview, str]:
     return view, KINDS.get(view.format) or kind_of(view.format)
 
 
-def put(view: memoryview, data: bytes, start: int = 0) -> None:
-    """Write bytes into memory, from byte `start` on."""
+def write_bytes(view: memoryview, data: bytes, start: int = 0) -> None:
+    """Write bytes into memory, starting at byte `start`."""
     if not data:
         return
     try:
         view.cast("B")[start : start + len(data)] = data
-    except TypeError:  # a complex number, a record: no format that a memoryview can cast
+    except TypeError:  # complex numbers and records, which a memoryview cannot cast
         _as_bytes(view)[start : start + len(data)] = np.frombuffer(data, np.uint8)
 
 
@@ -69,10 +69,10 @@ def _as_bytes(view: memoryview) -> NDArray[np.uint8]:
     return np.asarray(view).reshape(-1).view(np.uint8) if view.nbytes else np.empty(0, np.uint8)
 
 
-def unpacked(given: Any) -> tuple[Any, Any, Any, Any]:
-    """The data, count, displacement and type of one of mpi4py's lists; None where it does not say.
+def unpack_spec(given: Any) -> tuple[Any, Any, Any, Any]:
+    """Return the data, count, displacement and type of one of mpi4py's lists; None for what is missing.
 
-    >>> unpacked(["data", 3, "d"]), unpacked(["data", (3, 1), "d"])
+    >>> unpack_spec(["data", 3, "d"]), unpack_spec(["data", (3, 1), "d"])
     (('data', 3, None, 'd'), ('data', 3, 1, 'd'))
     """
     data, *rest = given
@@ -85,10 +85,10 @@ def unpacked(given: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def _of_list(given: Any) -> tuple[memoryview, str]:
-    """mpi4py's longer ways to give a buffer."""
+    """Return the memory of a buffer that is given as one of mpi4py's lists."""
     if given is None:
         return memoryview(b""), "u1"
-    data, count, start, datatype = unpacked(given)
+    data, count, start, datatype = unpack_spec(given)
     whole = memoryview(data) if data is not None else memoryview(b"")
     if not whole.c_contiguous:
         raise ValueError("a message's buffer must be contiguous")
@@ -100,7 +100,7 @@ def _of_list(given: Any) -> tuple[memoryview, str]:
     first = int(start or 0) * size
     nbytes = max(whole.nbytes - first, 0) if count is None else int(count) * size
     if first < 0 or nbytes < 0 or first + nbytes > whole.nbytes:
-        raise ValueError(f"{nbytes} bytes, from {first} on, are more than the buffer's {whole.nbytes}")
+        raise ValueError(f"{nbytes} bytes from byte {first} on exceed the buffer of {whole.nbytes} bytes")
     flat: Any = _as_bytes(whole)[first : first + nbytes] if nbytes else np.empty(0, np.uint8)
     return memoryview(flat), kind
 
@@ -110,7 +110,7 @@ def _is_type(thing: Any) -> bool:
 
 
 def type_of(datatype: Any) -> tuple[str, int]:
-    """The kind and the bytes of an element of an MPI datatype, or of one of NumPy's letters.
+    """Return the kind and size of an element of an MPI datatype, or of one of NumPy's type letters.
 
     >>> type_of("d")
     ('f8', 8)
@@ -126,12 +126,12 @@ def type_of(datatype: Any) -> tuple[str, int]:
 
 @lru_cache(maxsize=64)
 def poison(nbytes: int) -> bytes:
-    """What fills a buffer that is being received into: read too early it is no number."""
+    """Return the bytes that fill a buffer during a receive: floats read too early are NaN."""
     return b"\xff" * nbytes
 
 
 def blocks(given: Any, members: int, *, writing: bool) -> tuple[list[slice], NDArray[np.uint8], str]:
-    """The part of a buffer for each of `members` ranks, in bytes; the bytes; the type of the elements.
+    """Return the part of a buffer for each of `members` ranks, in bytes, the bytes, and the type of the elements.
 
     >>> parts, data, kind = blocks([np.zeros(6), [1, 2, 3]], 3, writing=True)
     >>> [part.stop - part.start for part in parts], kind
@@ -176,11 +176,8 @@ def _sums(counts: Sequence[int]) -> list[int]:
     return found
 
 
-# ---- Buffers of collectives: memory, and memory that is cut into one block a rank.
-
-
 class Memory:
-    """The bytes of a buffer, where they lie; `kind` is the type of its elements."""
+    """The bytes of a buffer, not copied; `kind` is the type of its elements."""
 
     __slots__ = ("kind", "nbytes", "view")
 
@@ -191,21 +188,21 @@ class Memory:
             raise ValueError("a result cannot be put into a read-only buffer")
 
     def read(self) -> bytes:
-        """A copy."""
+        """Return a copy of the bytes."""
         return self.view.tobytes()
 
     def flat(self) -> NDArray[np.uint8]:
-        """The bytes, where they lie, as an array."""
+        """Return the bytes as an array, without copying them."""
         return np.asarray(self.view).reshape(-1).view(np.uint8) if self.nbytes else np.empty(0, np.uint8)
 
     def write(self, data: Any) -> None:
-        """Put bytes into the memory, from its beginning on, where there are some."""
+        """Write bytes to the start of the memory; None writes nothing."""
         if data is not None:
-            put(self.view, data)
+            write_bytes(self.view, data)
 
 
 class InPlaceType(int):
-    """What stands for "the values are in the buffer for the result already"."""
+    """The type of IN_PLACE: the values are already in the buffer for the result."""
 
     def __repr__(self) -> str:
         return "IN_PLACE"
@@ -215,7 +212,7 @@ IN_PLACE = InPlaceType(-1)
 
 
 def is_in_place(given: Any) -> bool:
-    """Whether this is IN_PLACE, the simulator's or mpi4py's.
+    """Return True if this is IN_PLACE, the simulator's or mpi4py's.
 
     >>> is_in_place(IN_PLACE), is_in_place(-1)
     (True, False)
@@ -223,14 +220,14 @@ def is_in_place(given: Any) -> bool:
     return type(given).__name__ == "InPlaceType"
 
 
-def blocked(given: Any, members: int, *, writing: bool) -> Memory:
-    """A buffer for one block a rank, all of one length: a count that is given with it is a block's.
+def equal_blocks(given: Any, members: int, *, writing: bool) -> Memory:
+    """Return the memory of a buffer with one block of equal length for each rank; a given count is that of a block.
 
-    >>> blocked([np.zeros(6), 2], 3, writing=True).nbytes
+    >>> equal_blocks([np.zeros(6), 2], 3, writing=True).nbytes
     48
     """
     if isinstance(given, (list, tuple)):
-        data, count, start, datatype = unpacked(given)
+        data, count, start, datatype = unpack_spec(given)
         given = [data, None if count is None else int(count) * members, start, datatype]
     memory = Memory(given, writing=writing)
     if memory.nbytes % members:
@@ -238,10 +235,10 @@ def blocked(given: Any, members: int, *, writing: bool) -> Memory:
     return memory
 
 
-def part(whole: Memory, number: int, members: int) -> Memory:
-    """One of the equal parts of a buffer, where it lies.
+def block(whole: Memory, number: int, members: int) -> Memory:
+    """Return one of the equal blocks of a buffer, without copying it.
 
-    >>> part(Memory(np.arange(6.0), writing=True), 1, 3).view.tobytes() == np.array([2.0, 3.0]).tobytes()
+    >>> block(Memory(np.arange(6.0), writing=True), 1, 3).view.tobytes() == np.array([2.0, 3.0]).tobytes()
     True
     """
     each, more = divmod(whole.nbytes, members)
@@ -252,9 +249,7 @@ def part(whole: Memory, number: int, members: int) -> Memory:
     return found
 
 
-# Datatypes: what the elements of a buffer are.
-
-# By NumPy's letters, as mpi4py gives them for a 64-bit system.
+# MPI's datatypes by NumPy's type letters, as in mpi4py on a 64-bit system.
 LETTERS = {
     "c": "CHAR",
     "b": "SIGNED_CHAR INT8_T SINT8_T INTEGER1",
@@ -280,9 +275,9 @@ LETTERS = {
 
 
 class Datatype:
-    """A number, or several in a row.
+    """MPI's description of the elements of a buffer: a number, or several in a row.
 
-    >>> DOUBLE = named()["DOUBLE"]
+    >>> DOUBLE = make_datatypes()["DOUBLE"]
     >>> three = DOUBLE.Create_contiguous(3).Commit()
     >>> DOUBLE.Get_size(), three.Get_size(), three.Get_extent(), DOUBLE.typechar
     (8, 24, (0, 24), 'd')
@@ -322,7 +317,9 @@ class Datatype:
     Create_dup = Dup
 
     def Create_vector(self, *arguments: object) -> NoReturn:
-        raise NotImplementedError("the simulator's datatypes are contiguous: copy the elements into an array")
+        raise NotImplementedError(
+            "the simulator has only contiguous datatypes; copy the elements into an array"
+        )
 
     Create_hvector = Create_indexed = Create_hindexed = Create_struct = Create_subarray = Create_vector
     Create_resized = Create_darray = Create_indexed_block = Create_vector
@@ -335,9 +332,9 @@ class Datatype:
 
     @classmethod
     def fromcode(cls, code: str) -> Datatype:
-        """The datatype of a NumPy type."""
+        """Return the datatype of a NumPy type."""
         letter = np.dtype(code).char
-        found = next((made for made in named().values() if made.typechar == letter), None)
+        found = next((made for made in make_datatypes().values() if made.typechar == letter), None)
         if found is None:
             raise ValueError(f"no MPI datatype is {code!r}")
         return found
@@ -358,8 +355,8 @@ class Datatype:
         return f"<MPI datatype {self.name or self.typechar}>"
 
 
-def named() -> dict[str, Datatype]:
-    """MPI's datatypes, by name."""
+def make_datatypes() -> dict[str, Datatype]:
+    """Return MPI's datatypes, by name."""
     return {
         name: Datatype(f"MPI_{name}", letter, 8 if letter == "p" else np.dtype(letter).itemsize)
         for letter, names in LETTERS.items()

@@ -1,4 +1,9 @@
-"""MPI's own collectives on simulated ranks that move what ranks give, in equal parts."""
+"""MPI's own collectives on simulated ranks.
+
+All ranks meet in a call, the result is made once, and every rank leaves with its part. What the ranks must agree on
+(root, operation, length, type) is compared. Contributions are read where they are and not copied, as long as their
+ranks wait for the result.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.vmpi.buffers import Memory, blocked, blocks, is_in_place, part, poison
+from paceline.vmpi.buffers import Memory, block, blocks, equal_blocks, is_in_place, poison
 from paceline.vmpi.errors import BufferChanged
-from paceline.vmpi.groups import Disagree, Met, meet
-from paceline.vmpi.operations import checked, running, total
-
-# ---- What MPI's collectives share: all meet, the result is made once, everybody leaves with it.
-#
-# What ranks must agree on (root, operation, length, type) is compared; what they give is looked at where it lies, not
-# copied, as long as they wait for the result.
+from paceline.vmpi.groups import CollectiveRequest, Disagreement, meet
+from paceline.vmpi.operations import check_op, combine_all, prefixes
 
 Finish = Callable[[list[Any]], Sequence[Any]]
 
 
-class Together:
-    """A communicator's side of it."""
+class CollectiveBase:
+    """The common part of a communicator's collective calls."""
 
     __slots__ = ()
     rank: int
@@ -33,18 +33,18 @@ class Together:
     def _meet(
         self, name: str, send: Memory | None, finish: Finish, *, into: Memory | None,
         arguments: tuple[Any, ...], nbytes: Any, also: Any = None, take: Callable[[Any], None] | None = None,
-    ) -> Met:  # fmt: skip
-        """Meet with what is sent, and have the result put into `into`, by `take` if that is given.
+    ) -> CollectiveRequest:  # fmt: skip
+        """Contribute `send`, and put the result into `into`, by means of `take` if that is given.
 
-        `also` is given to the meeting along with the bytes.
+        `also`: contributed together with the bytes.
         """
         if take is None and into is not None:
             take = into.write
         given: Any = None if send is None else send.view
-        if name[0] == "I":  # whoever does not wait may change it
+        if name[0] == "I":  # a rank that does not wait may change its buffer
             given = None if send is None else send.read()
             if self.kernel.strict:
-                take = _guarded(send, given, into, take)
+                take = _guard(send, given, into, take)
         return meet(
             self, name, given if also is None else (given, also), finish,
             arguments=arguments, nbytes=nbytes, take=take,
@@ -57,34 +57,34 @@ class Together:
     def _check_same(self, name: str, send: Memory, into: Memory) -> None:
         if send.nbytes != into.nbytes or (send.kind != into.kind and send.nbytes):
             raise ValueError(
-                f"{name} gives as much as it gets; got {send.nbytes} bytes of {send.kind} to send and "
-                f"{into.nbytes} of {into.kind} to receive into"
+                f"{name} receives as much as it sends; got {send.nbytes} bytes of {send.kind} to send and "
+                f"{into.nbytes} bytes of {into.kind} to receive into"
             )
 
     def _check_parts(self, name: str, part: Memory, whole: Memory) -> None:
         if part.nbytes * self.size != whole.nbytes or (part.kind != whole.kind and part.nbytes):
             raise ValueError(
-                f"{name} of {self.size} times {part.nbytes} bytes of {part.kind} needs as many on the other side; "
-                f"got {whole.nbytes} of {whole.kind}"
+                f"{name} of {part.nbytes} bytes of {part.kind} on each of {self.size} ranks needs a buffer of "
+                f"{part.nbytes * self.size} bytes; got {whole.nbytes} bytes of {whole.kind}"
             )
 
 
-def agreed(memory: Memory) -> tuple[tuple[str, Any], ...]:
-    """What ranks must agree on: length and type; nothing has no type."""
+def signature(memory: Memory) -> tuple[tuple[str, Any], ...]:
+    """Return what ranks must agree on: length and type; an empty buffer matches any type."""
     return ("bytes", memory.nbytes), ("type", memory.kind if memory.nbytes else "any")
 
 
-def only(root: int, result: Any, size: int) -> list[Any]:
-    """Results of which only the root's is something."""
+def root_only(root: int, result: Any, size: int) -> list[Any]:
+    """Return the results of all ranks, where only the root has one."""
     found: list[Any] = [None] * size
     found[root] = result
     return found
 
 
-def _guarded(
+def _guard(
     send: Memory | None, data: bytes | None, into: Memory | None, take: Callable[[Any], None] | None
 ) -> Callable[[Any], None]:
-    """While it is under way nobody may write what is sent, nor read or write what it will be received into."""
+    """Check that until the call completes nobody writes the send buffer, or reads or writes the receive buffer."""
     if send is not None and into is not None and np.may_share_memory(send.flat(), into.flat()):
         send = None
     kept = b"" if into is None else into.read()
@@ -97,76 +97,73 @@ def _guarded(
             changed |= into.view.tobytes() != poison(into.nbytes)
             into.write(kept)
         if changed:
-            raise BufferChanged("was changed before it was done")
+            raise BufferChanged("was changed before the call had completed")
         if take is not None:
             take(result)
 
     return check
 
 
-# ---- MPI's own collectives on simulated ranks that combine what ranks give.
-
-
-class Reducing(Together):
-    """Reduce, and all that is like it; the order of the ranks is the order in which they are combined."""
+class Reductions(CollectiveBase):
+    """Reduce and its relatives. Contributions are combined in the order of the ranks."""
 
     __slots__ = ()
 
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = None, root: int = 0) -> None:
         self._reduce("Reduce", sendbuf, recvbuf, op, root).Wait()
 
-    def Ireduce(self, sendbuf: Any, recvbuf: Any, op: Any = None, root: int = 0) -> Met:
+    def Ireduce(self, sendbuf: Any, recvbuf: Any, op: Any = None, root: int = 0) -> CollectiveRequest:
         return self._reduce("Ireduce", sendbuf, recvbuf, op, root)
 
-    def _reduce(self, name: str, sendbuf: Any, recvbuf: Any, op: Any, root: int) -> Met:
+    def _reduce(self, name: str, sendbuf: Any, recvbuf: Any, op: Any, root: int) -> CollectiveRequest:
         self._check_root(root)
         into = Memory(recvbuf, writing=True) if self.rank == root else None
         return self._combine(
-            name, sendbuf, into, op, lambda made, given, kind: only(root, total(given, made, kind), self.size),
+            name, sendbuf, into, op, lambda made, given, kind: root_only(root, combine_all(given, made, kind), self.size),
             (("root", root),),
         )  # fmt: skip
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> None:
         self._allreduce("Allreduce", sendbuf, recvbuf, op).Wait()
 
-    def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> Met:
+    def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> CollectiveRequest:
         return self._allreduce("Iallreduce", sendbuf, recvbuf, op)
 
-    def _allreduce(self, name: str, sendbuf: Any, recvbuf: Any, op: Any) -> Met:
+    def _allreduce(self, name: str, sendbuf: Any, recvbuf: Any, op: Any) -> CollectiveRequest:
         return self._combine(
             name, sendbuf, Memory(recvbuf, writing=True), op,
-            lambda made, given, kind: [total(given, made, kind)] * self.size,
+            lambda made, given, kind: [combine_all(given, made, kind)] * self.size,
         )  # fmt: skip
 
     def Scan(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> None:
         self._scan("Scan", sendbuf, recvbuf, op).Wait()
 
-    def Iscan(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> Met:
+    def Iscan(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> CollectiveRequest:
         return self._scan("Iscan", sendbuf, recvbuf, op)
 
-    def _scan(self, name: str, sendbuf: Any, recvbuf: Any, op: Any) -> Met:
+    def _scan(self, name: str, sendbuf: Any, recvbuf: Any, op: Any) -> CollectiveRequest:
         return self._combine(
             name, sendbuf, Memory(recvbuf, writing=True), op,
-            lambda made, given, kind: [sofar.tobytes() for sofar in running(given, made, kind)],
+            lambda made, given, kind: [sofar.tobytes() for sofar in prefixes(given, made, kind)],
         )  # fmt: skip
 
     def Exscan(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> None:
         self._exscan("Exscan", sendbuf, recvbuf, op).Wait()
 
-    def Iexscan(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> Met:
+    def Iexscan(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> CollectiveRequest:
         return self._exscan("Iexscan", sendbuf, recvbuf, op)
 
-    def _exscan(self, name: str, sendbuf: Any, recvbuf: Any, op: Any) -> Met:
+    def _exscan(self, name: str, sendbuf: Any, recvbuf: Any, op: Any) -> CollectiveRequest:
         return self._combine(
             name, sendbuf, Memory(recvbuf, writing=True), op,
-            lambda made, given, kind: [None, *(sofar.tobytes() for sofar in running(given[:-1], made, kind))]
+            lambda made, given, kind: [None, *(sofar.tobytes() for sofar in prefixes(given[:-1], made, kind))]
             if len(given) > 1 else [None],
         )  # fmt: skip
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> None:
         self._reduce_scatter("Reduce_scatter_block", sendbuf, recvbuf, None, op).Wait()
 
-    def Ireduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> Met:
+    def Ireduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = None) -> CollectiveRequest:
         return self._reduce_scatter("Ireduce_scatter_block", sendbuf, recvbuf, None, op)
 
     def Reduce_scatter(
@@ -176,19 +173,19 @@ class Reducing(Together):
 
     def Ireduce_scatter(
         self, sendbuf: Any, recvbuf: Any, recvcounts: Sequence[int] | None = None, op: Any = None
-    ) -> Met:
+    ) -> CollectiveRequest:
         return self._reduce_scatter("Ireduce_scatter", sendbuf, recvbuf, recvcounts, op)
 
     def _reduce_scatter(
         self, name: str, sendbuf: Any, recvbuf: Any, counts: Sequence[int] | None, op: Any
-    ) -> Met:
+    ) -> CollectiveRequest:
         into = Memory(recvbuf, writing=True)
         send = into if is_in_place(sendbuf) else Memory(sendbuf, writing=False)
         if counts is None and "block" in name:
-            each = part(send, 0, self.size).nbytes
+            each = block(send, 0, self.size).nbytes
             ends = [each * (rank + 1) for rank in range(self.size)]
         elif counts is None:
-            ends = []  # everybody's own length, known when all have come
+            ends = []  # each rank's own length, known when all have called
         else:
             each = np.dtype(send.kind).itemsize
             ends = np.cumsum([int(count) * each for count in counts]).tolist()
@@ -196,46 +193,43 @@ class Reducing(Together):
             raise ValueError(f"{name} of {send.nbytes} bytes cannot be cut into {self.size} parts {counts}")
 
         def finish(given: list[Any]) -> list[Any]:
-            whole = total([data for data, _ in given], op, send.kind)
+            whole = combine_all([data for data, _ in given], op, send.kind)
             stops = ends or np.cumsum([length for _, length in given]).tolist()
             for rank, (start, stop) in enumerate(zip([0, *stops], stops, strict=False)):
                 if stop - start > given[rank][1]:
-                    raise Disagree(
-                        self.rank, f"cuts it into {stop - start} bytes for rank {rank}",
+                    raise Disagreement(
+                        self.rank, f"assigns {stop - start} bytes to rank {rank}",
                         rank, f"receives {given[rank][1]}",
                     )  # fmt: skip
             return [whole[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
 
-        op = checked(op, send.kind)
+        op = check_op(op, send.kind)
         return self._meet(
-            name, send, finish, into=into, arguments=(("op", op.name), *agreed(send)), nbytes=send.nbytes,
+            name, send, finish, into=into, arguments=(("op", op.name), *signature(send)), nbytes=send.nbytes,
             also=send.nbytes if send is into and not ends else into.nbytes,
         )  # fmt: skip
 
     def _combine(
         self, name: str, sendbuf: Any, into: Memory | None, op: Any,
         make: Callable[[Any, list[Any], str], Sequence[Any]], arguments: tuple[Any, ...] = (),
-    ) -> Met:  # fmt: skip
+    ) -> CollectiveRequest:  # fmt: skip
         if is_in_place(sendbuf):
             if into is None:
-                raise ValueError(f"only the root of a {name} gives its buffer in place")
+                raise ValueError(f"only the root of a {name} may use IN_PLACE")
             send = into
         else:
             send = Memory(sendbuf, writing=False)
             if into is not None:
                 self._check_same(name, send, into)
-        op = checked(op, send.kind)
+        op = check_op(op, send.kind)
         return self._meet(
             name, send, lambda given: make(op, given, send.kind), into=into,
-            arguments=(*arguments, ("op", op.name), *agreed(send)), nbytes=send.nbytes,
+            arguments=(*arguments, ("op", op.name), *signature(send)), nbytes=send.nbytes,
         )  # fmt: skip
 
 
-# ---- MPI's own collectives on simulated ranks whose parts have different lengths: those whose name ends in v.
-
-
 class Parts:
-    """A buffer with a part for every rank: which bytes are whose."""
+    """A buffer with a part for every rank."""
 
     __slots__ = ("data", "kind", "memory", "slices")
 
@@ -247,13 +241,13 @@ class Parts:
         return [each.stop - each.start for each in self.slices]
 
     def of(self, rank: int) -> Memory:
-        """The part of one rank, where it lies."""
+        """Return the part of one rank, without copying it."""
         found = Memory(self.data[self.slices[rank]], writing=False)
         found.kind = self.kind
         return found
 
     def take(self, rows: Any) -> None:
-        """Put every rank's bytes into its part."""
+        """Write every rank's bytes into its part."""
         if rows is not None:
             for where, row in zip(self.slices, rows, strict=True):
                 self.data[where] = _bytes(row)
@@ -264,9 +258,9 @@ def _bytes(row: Any) -> NDArray[np.uint8]:
 
 
 def _check(sender: int, sent: int, sent_kind: str, receiver: int, wanted: int, kind: str) -> None:
-    """What one rank sends another must be what that expects."""
+    """Raise if one rank does not send what another expects."""
     if sent != wanted or (sent and sent_kind != kind):
-        raise Disagree(
+        raise Disagreement(
             sender, f"sends rank {receiver} {sent} bytes of {sent_kind}",
             receiver, f"expects {wanted} bytes of {kind} from rank {sender}",
         )  # fmt: skip
@@ -276,18 +270,18 @@ def _longest(given: list[Any]) -> int:
     return max(int(also[0]) for _, also in given)
 
 
-class Uneven(Together):
-    """Gatherv, Scatterv, Allgatherv, Alltoallv."""
+class UnevenCollectives(CollectiveBase):
+    """Gatherv, Scatterv, Allgatherv, Alltoallv: parts of different lengths."""
 
     __slots__ = ()
 
     def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
         self._gatherv("Gatherv", sendbuf, recvbuf, root).Wait()
 
-    def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Met:
+    def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> CollectiveRequest:
         return self._gatherv("Igatherv", sendbuf, recvbuf, root)
 
-    def _gatherv(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> Met:
+    def _gatherv(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> CollectiveRequest:
         self._check_root(root)
         parts = Parts(recvbuf, self.size, writing=True) if self.rank == root else None
         send = parts.of(root) if parts and is_in_place(sendbuf) else Memory(sendbuf, writing=False)
@@ -296,7 +290,7 @@ class Uneven(Together):
             wanted, kind = given[root][1][2:]
             for rank, (_, (sent, sent_kind, *_)) in enumerate(given):
                 _check(rank, sent, sent_kind, root, wanted[rank], kind)
-            return only(root, [data for data, _ in given], self.size)
+            return root_only(root, [data for data, _ in given], self.size)
 
         return self._meet_parts(
             name, send, finish, parts, (("root", root),),
@@ -306,10 +300,10 @@ class Uneven(Together):
     def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
         self._scatterv("Scatterv", sendbuf, recvbuf, root).Wait()
 
-    def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Met:
+    def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> CollectiveRequest:
         return self._scatterv("Iscatterv", sendbuf, recvbuf, root)
 
-    def _scatterv(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> Met:
+    def _scatterv(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> CollectiveRequest:
         self._check_root(root)
         parts = Parts(sendbuf, self.size, writing=False) if self.rank == root else None
         into = None if parts and is_in_place(recvbuf) else Memory(recvbuf, writing=True)
@@ -336,10 +330,10 @@ class Uneven(Together):
     def Allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
         self._allgatherv("Allgatherv", sendbuf, recvbuf).Wait()
 
-    def Iallgatherv(self, sendbuf: Any, recvbuf: Any) -> Met:
+    def Iallgatherv(self, sendbuf: Any, recvbuf: Any) -> CollectiveRequest:
         return self._allgatherv("Iallgatherv", sendbuf, recvbuf)
 
-    def _allgatherv(self, name: str, sendbuf: Any, recvbuf: Any) -> Met:
+    def _allgatherv(self, name: str, sendbuf: Any, recvbuf: Any) -> CollectiveRequest:
         parts = Parts(recvbuf, self.size, writing=True)
         send = parts.of(self.rank) if is_in_place(sendbuf) else Memory(sendbuf, writing=False)
 
@@ -357,10 +351,10 @@ class Uneven(Together):
     def Alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
         self._alltoallv("Alltoallv", sendbuf, recvbuf).Wait()
 
-    def Ialltoallv(self, sendbuf: Any, recvbuf: Any) -> Met:
+    def Ialltoallv(self, sendbuf: Any, recvbuf: Any) -> CollectiveRequest:
         return self._alltoallv("Ialltoallv", sendbuf, recvbuf)
 
-    def _alltoallv(self, name: str, sendbuf: Any, recvbuf: Any) -> Met:
+    def _alltoallv(self, name: str, sendbuf: Any, recvbuf: Any) -> CollectiveRequest:
         parts = Parts(recvbuf, self.size, writing=True)
         send = parts if is_in_place(sendbuf) else Parts(sendbuf, self.size, writing=False)
 
@@ -382,22 +376,22 @@ class Uneven(Together):
     def _meet_parts(
         self, name: str, send: Memory, finish: Callable[[list[Any]], list[Any]], parts: Parts | None,
         arguments: tuple[Any, ...], also: tuple[Any, ...],
-    ) -> Met:  # fmt: skip
+    ) -> CollectiveRequest:  # fmt: skip
         return self._meet(
             name, send, finish, into=parts.memory if parts else None, take=parts.take if parts else None,
             arguments=arguments, nbytes=_longest, also=also,
         )  # fmt: skip
 
 
-class Collectives(Reducing, Uneven):
-    """Calls that all ranks of a communicator make together; those that begin with I do not wait."""
+class CollectiveCalls(Reductions, UnevenCollectives):
+    """The collective calls of a communicator; those that begin with I do not wait."""
 
     __slots__ = ()
 
     def Barrier(self) -> None:
         meet(self, "Barrier", None, lambda given: given).Wait()
 
-    def Ibarrier(self) -> Met:
+    def Ibarrier(self) -> CollectiveRequest:
         return meet(self, "Ibarrier", None, lambda given: given)
 
     # ---- one to all, all to one
@@ -405,10 +399,10 @@ class Collectives(Reducing, Uneven):
     def Bcast(self, buf: Any, root: int = 0) -> None:
         self._bcast("Bcast", buf, root).Wait()
 
-    def Ibcast(self, buf: Any, root: int = 0) -> Met:
+    def Ibcast(self, buf: Any, root: int = 0) -> CollectiveRequest:
         return self._bcast("Ibcast", buf, root)
 
-    def _bcast(self, name: str, buf: Any, root: int) -> Met:
+    def _bcast(self, name: str, buf: Any, root: int) -> CollectiveRequest:
         self._check_root(root)
         mine = self.rank == root
         memory = Memory(buf, writing=not mine)
@@ -417,46 +411,46 @@ class Collectives(Reducing, Uneven):
             memory if mine else None,
             lambda given: [bytes(given[root])] * self.size,
             into=None if mine else memory,
-            arguments=(("root", root), *agreed(memory)),
+            arguments=(("root", root), *signature(memory)),
             nbytes=memory.nbytes,
         )
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
         self._gather("Gather", sendbuf, recvbuf, root).Wait()
 
-    def Igather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Met:
+    def Igather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> CollectiveRequest:
         return self._gather("Igather", sendbuf, recvbuf, root)
 
-    def _gather(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> Met:
+    def _gather(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> CollectiveRequest:
         self._check_root(root)
         into = None
         if self.rank == root:
-            into = blocked(recvbuf, self.size, writing=True)
-            send = part(into, root, self.size) if is_in_place(sendbuf) else Memory(sendbuf, writing=False)
+            into = equal_blocks(recvbuf, self.size, writing=True)
+            send = block(into, root, self.size) if is_in_place(sendbuf) else Memory(sendbuf, writing=False)
             self._check_parts(name, send, into)
         else:
             send = Memory(sendbuf, writing=False)
 
         def finish(given: list[Any]) -> list[Any]:
-            return only(root, b"".join(given), self.size)
+            return root_only(root, b"".join(given), self.size)
 
         return self._meet(
-            name, send, finish, into=into, arguments=(("root", root), *agreed(send)), nbytes=send.nbytes
+            name, send, finish, into=into, arguments=(("root", root), *signature(send)), nbytes=send.nbytes
         )
 
     def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
         self._scatter("Scatter", sendbuf, recvbuf, root).Wait()
 
-    def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Met:
+    def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> CollectiveRequest:
         return self._scatter("Iscatter", sendbuf, recvbuf, root)
 
-    def _scatter(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> Met:
+    def _scatter(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> CollectiveRequest:
         self._check_root(root)
         send = into = None
         if self.rank == root:
-            send = blocked(sendbuf, self.size, writing=False)
+            send = equal_blocks(sendbuf, self.size, writing=False)
         if send is not None and is_in_place(recvbuf):
-            each = part(send, root, self.size)
+            each = block(send, root, self.size)
         else:
             each = into = Memory(recvbuf, writing=True)
             if send is not None:
@@ -472,7 +466,7 @@ class Collectives(Reducing, Uneven):
             send,
             finish,
             into=into,
-            arguments=(("root", root), *agreed(each)),
+            arguments=(("root", root), *signature(each)),
             nbytes=nbytes * self.size,
         )
 
@@ -481,28 +475,28 @@ class Collectives(Reducing, Uneven):
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
         self._allgather("Allgather", sendbuf, recvbuf).Wait()
 
-    def Iallgather(self, sendbuf: Any, recvbuf: Any) -> Met:
+    def Iallgather(self, sendbuf: Any, recvbuf: Any) -> CollectiveRequest:
         return self._allgather("Iallgather", sendbuf, recvbuf)
 
-    def _allgather(self, name: str, sendbuf: Any, recvbuf: Any) -> Met:
-        into = blocked(recvbuf, self.size, writing=True)
-        send = part(into, self.rank, self.size) if is_in_place(sendbuf) else Memory(sendbuf, writing=False)
+    def _allgather(self, name: str, sendbuf: Any, recvbuf: Any) -> CollectiveRequest:
+        into = equal_blocks(recvbuf, self.size, writing=True)
+        send = block(into, self.rank, self.size) if is_in_place(sendbuf) else Memory(sendbuf, writing=False)
         self._check_parts(name, send, into)
 
         def finish(given: list[Any]) -> list[Any]:
             return [b"".join(given)] * self.size
 
-        return self._meet(name, send, finish, into=into, arguments=agreed(send), nbytes=send.nbytes)
+        return self._meet(name, send, finish, into=into, arguments=signature(send), nbytes=send.nbytes)
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
         self._alltoall("Alltoall", sendbuf, recvbuf).Wait()
 
-    def Ialltoall(self, sendbuf: Any, recvbuf: Any) -> Met:
+    def Ialltoall(self, sendbuf: Any, recvbuf: Any) -> CollectiveRequest:
         return self._alltoall("Ialltoall", sendbuf, recvbuf)
 
-    def _alltoall(self, name: str, sendbuf: Any, recvbuf: Any) -> Met:
-        into = blocked(recvbuf, self.size, writing=True)
-        send = into if is_in_place(sendbuf) else blocked(sendbuf, self.size, writing=False)
+    def _alltoall(self, name: str, sendbuf: Any, recvbuf: Any) -> CollectiveRequest:
+        into = equal_blocks(recvbuf, self.size, writing=True)
+        send = into if is_in_place(sendbuf) else equal_blocks(sendbuf, self.size, writing=False)
         self._check_same(name, send, into)
         each = into.nbytes // self.size
 
@@ -510,4 +504,4 @@ class Collectives(Reducing, Uneven):
             table = np.frombuffer(b"".join(given), np.uint8).reshape(self.size, self.size, each)
             return [table[:, rank].tobytes() for rank in range(self.size)]
 
-        return self._meet(name, send, finish, into=into, arguments=agreed(into), nbytes=into.nbytes)
+        return self._meet(name, send, finish, into=into, arguments=signature(into), nbytes=into.nbytes)

@@ -9,19 +9,19 @@ from typing import Any, NoReturn
 import numpy as np
 
 from paceline.vmpi.buffers import memory_of
-from paceline.vmpi.collectives import Collectives
+from paceline.vmpi.collectives import CollectiveCalls
 from paceline.vmpi.constants import COMM_TYPE_SHARED, UNDEFINED
 from paceline.vmpi.errors import Aborted, mpi_error
-from paceline.vmpi.failures import Survival
-from paceline.vmpi.groups import CONGRUENT, IDENT, SIMILAR, UNEQUAL, Group, Met, Ranks, meet
+from paceline.vmpi.failures import SurvivalCalls
+from paceline.vmpi.groups import CONGRUENT, IDENT, SIMILAR, UNEQUAL, CollectiveRequest, CommState, Group, meet
 from paceline.vmpi.matching import Message, first_unexpected, match, post, take_unexpected
-from paceline.vmpi.objects import Objects, received
-from paceline.vmpi.requests import Persistent, Receiving, Request, tell
-from paceline.vmpi.windows import Windows
+from paceline.vmpi.objects import ObjectCalls, receive_matched
+from paceline.vmpi.requests import PersistentRequest, ReceiveRequest, Request, fill_status
+from paceline.vmpi.windows import WindowCalls
 
 
 class Probing:
-    """A communicator's calls that look for a message: it has come, and no receive has asked for it."""
+    """A communicator's probes: they find messages that have arrived and that no receive has taken."""
 
     __slots__ = ()
     context: int
@@ -32,7 +32,7 @@ class Probing:
     def Iprobe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> bool:
         found = self._found(source, tag)
         if found is None:
-            self.kernel.polled(self.me)
+            self.kernel.count_poll(self.me)
             return False
         _tell(status, found)
         return True
@@ -51,7 +51,7 @@ class Probing:
     ) -> MatchedMessage | None:
         found = self._found(source, tag)
         if found is None:
-            self.kernel.polled(self.me)
+            self.kernel.count_poll(self.me)
             return None
         _tell(status, found)
         return MatchedMessage(self.me, found)
@@ -63,26 +63,26 @@ class Probing:
         return found
 
     def _found(self, source: int | None, tag: int | None) -> Message | None:
-        """The message that a receive would take; from nobody there always is one, an empty one."""
+        """Return the message that a receive would take; from MPI.PROC_NULL that is an empty one."""
         kernel = self.kernel
-        meant = kernel.meant
-        source = None if source == meant.any_source else source
+        special = kernel.special
+        source = None if source == special.any_source else source
         if source is not None and not 0 <= source < self.size:
-            return self._from_nobody(source)
-        kernel.look(self.me)
-        found = first_unexpected(self.me, self.context, source, None if tag == meant.any_tag else tag)
+            return self._empty_message(source)
+        kernel.take_arrived(self.me)
+        found = first_unexpected(self.me, self.context, source, None if tag == special.any_tag else tag)
         if found is None and kernel.faults is not None:
-            kernel.faults.losses.probing(self, source)
+            kernel.faults.detector.probing(self, source)
         return found
 
-    def _from_nobody(self, source: int) -> Message:
-        meant = self.kernel.meant
-        if source != meant.nobody:
+    def _empty_message(self, source: int) -> Message:
+        special = self.kernel.special
+        if source != special.proc_null:
             raise mpi_error(
-                "ERR_RANK", f"rank {source} is none of the {self.size} ranks, from 0, of this communicator"
+                "ERR_RANK", f"rank {source} does not exist; this communicator has ranks 0 to {self.size - 1}"
             )
         empty = Message(
-            self.me, "", source, None, None, 0, "", (self.context, source), meant.any_tag, True, 0.0
+            self.me, "", source, None, None, 0, "", (self.context, source), special.any_tag, True, 0.0
         )
         empty.Free()
         return empty
@@ -90,15 +90,15 @@ class Probing:
 
 def _tell(status: Any, found: Message) -> None:
     if status is not None:
-        tell(status, found.to[1], found.tag, found.nbytes)
+        fill_status(status, found.to[1], found.tag, found.nbytes)
 
 
 class MatchedMessage:
-    """A message that Mprobe has taken out: only this receives it."""
+    """A message found by Mprobe: only this object can receive it."""
 
     def __init__(self, rank: Any, message: Message) -> None:
         self._rank, self._message = rank, message
-        if message.name:  # not the one that nobody sent
+        if message.name:  # not the empty one of MPI.PROC_NULL
             take_unexpected(rank, *message.to, message.tag)
 
     def Recv(self, buf: Any, status: Any = None) -> None:
@@ -106,14 +106,14 @@ class MatchedMessage:
 
     def Irecv(self, buf: Any) -> Request:
         message = self._message
-        receive = Receiving(self._rank, "Imrecv", buf, message.to[1], message.tag)
+        receive = ReceiveRequest(self._rank, "Imrecv", buf, message.to[1], message.tag)
         match(self._rank, receive, message)
         return receive
 
     Mrecv, Imrecv = Recv, Irecv
 
     def irecv(self) -> Request:
-        return received(self._rank, self._message)
+        return receive_matched(self._rank, self._message)
 
     def recv(self, status: Any = None) -> Any:
         return self.irecv().wait(status)
@@ -138,40 +138,39 @@ class PersistentCalls:
 
     __slots__ = ()
 
-    def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Persistent:
+    def Send_init(self, buf: Any, dest: int, tag: int = 0) -> PersistentRequest:
         return self._repeated("Isend", buf, dest, tag)
 
-    def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> Persistent:
+    def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> PersistentRequest:
         return self._repeated("Issend", buf, dest, tag)
 
     Rsend_init = Bsend_init = Send_init
 
-    def Recv_init(self, buf: Any, source: int | None = None, tag: int | None = None) -> Persistent:
+    def Recv_init(self, buf: Any, source: int | None = None, tag: int | None = None) -> PersistentRequest:
         return self._repeated("Irecv", buf, source, tag)
 
-    def Allreduce_init(self, sendbuf: Any, recvbuf: Any, op: Any = None, info: Any = None) -> Persistent:
+    def Allreduce_init(
+        self, sendbuf: Any, recvbuf: Any, op: Any = None, info: Any = None
+    ) -> PersistentRequest:
         return self._repeated("Iallreduce", sendbuf, recvbuf, op)
 
-    def Bcast_init(self, buf: Any, root: int = 0, info: Any = None) -> Persistent:
+    def Bcast_init(self, buf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
         return self._repeated("Ibcast", buf, root)
 
-    def Barrier_init(self, info: Any = None) -> Persistent:
+    def Barrier_init(self, info: Any = None) -> PersistentRequest:
         return self._repeated("Ibarrier")
 
-    def _repeated(self, name: str, *arguments: Any) -> Persistent:
+    def _repeated(self, name: str, *arguments: Any) -> PersistentRequest:
         comm: Any = self
         call = getattr(comm, name)
-        return Persistent(comm.me, lambda: call(*arguments))
+        return PersistentRequest(comm.me, lambda: call(*arguments))
 
 
-# ---- What can be asked of a communicator, and how others are made from a part of its ranks.
-
-
-class Communicators:
-    """Names, groups, and communicators made from groups."""
+class CommManagement:
+    """A communicator's name, its group, and communicators made from groups."""
 
     __slots__ = ()
-    group: Any
+    state: Any
     kernel: Any
     me: Any
     members: Any
@@ -180,7 +179,7 @@ class Communicators:
 
     @property
     def MPI(self) -> Any:
-        """The names that go with this communicator: what stands in for mpi4py.MPI."""
+        """The module that stands in for mpi4py.MPI during the run."""
         return self.kernel.MPI
 
     def Get_name(self) -> str:
@@ -198,14 +197,14 @@ class Communicators:
     def Get_topology(self) -> int:
         return UNDEFINED
 
-    def Get_group(self) -> Ranks:
-        return Ranks(self.members, self.me.number)
+    def Get_group(self) -> Group:
+        return Group(self.members, self.me.number)
 
-    def Create(self, group: Ranks) -> Any:
-        """A communicator of the ranks of a group; all ranks of this one call it, with the same group."""
+    def Create(self, group: Group) -> Any:
+        """Make a communicator of the ranks of a group. All ranks of this communicator call it, with the same group."""
 
         def finish(given: list[Any]) -> list[Any]:
-            made: dict[Any, Group] = {}
+            made: dict[Any, CommState] = {}
             found: list[Any] = []
             for rank, members in enumerate(given):
                 number = self.members[rank]
@@ -213,27 +212,27 @@ class Communicators:
                     found.append(None)
                     continue
                 if members not in made:
-                    made[members] = Group(self.kernel, members, "")
+                    made[members] = CommState(self.kernel, members, "")
                 found.append((made[members], members.index(number)))
             return found
 
         met = meet(self, "Create", tuple(group.members), finish, free_of_charge=True)
         met.Wait()
-        return self._made(met.result)
+        return self._make_comm(met.result)
 
-    def Create_group(self, group: Ranks, tag: int = 0) -> Any:
-        """A communicator of the ranks of a group; only these call it."""
+    def Create_group(self, group: Group, tag: int = 0) -> Any:
+        """Make a communicator of the ranks of a group. Only the members of the group call it."""
         members = tuple(group.members)
         if self.me.number not in members:
-            return self._made(None)
-        key, forming = (members, tag), self.group.forming
-        made, missing = forming.get(key) or (Group(self.kernel, members, ""), len(members))
+            return self._make_comm(None)
+        key, forming = (members, tag), self.state.forming
+        made, missing = forming.get(key) or (CommState(self.kernel, members, ""), len(members))
         forming[key] = made, missing - 1
         if missing == 1:
             del forming[key]
-        return self._made((made, members.index(self.me.number)))
+        return self._make_comm((made, members.index(self.me.number)))
 
-    def _made(self, found: Any) -> Any:
+    def _make_comm(self, found: Any) -> Any:
         return COMM_NULL if found is None else Comm(*found)
 
     def Clone(self) -> Any:
@@ -242,35 +241,35 @@ class Communicators:
     def Dup_with_info(self, info: Any) -> Any:
         return self.Dup()  # type: ignore[attr-defined]
 
-    def Idup(self, info: Any = None) -> tuple[Any, Met]:
-        """A duplicate, to be used when the request is done."""
+    def Idup(self, info: Any = None) -> tuple[Any, CollectiveRequest]:
+        """Return a duplicate, which may be used when the request is done."""
 
         made: Any = Comm.__new__(Comm)
 
-        def take(found: Group) -> None:
+        def take(found: CommState) -> None:
             Comm.__init__(made, found, self.rank)
 
-        def finish(given: list[Any]) -> list[Group]:
-            return [Group(self.kernel, self.members, self.name)] * len(given)
+        def finish(given: list[Any]) -> list[CommState]:
+            return [CommState(self.kernel, self.members, self.name)] * len(given)
 
         return made, meet(self, "Idup", None, finish, free_of_charge=True, take=take)
 
     @classmethod
     def Compare(cls, comm1: Any, comm2: Any) -> int:
-        if comm1.group is comm2.group:
+        if comm1.state is comm2.state:
             return IDENT
-        same = Ranks.Compare(Ranks(comm1.members), Ranks(comm2.members))
+        same = Group.Compare(Group(comm1.members), Group(comm2.members))
         return {IDENT: CONGRUENT, SIMILAR: SIMILAR}.get(same, UNEQUAL)
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
-        """End the simulation, whatever the others do."""
+        """End the simulation, whatever the other ranks are doing."""
         raise Aborted(errorcode)
 
     def Get_parent(self) -> Any:
-        return self._made(None)
+        return self._make_comm(None)
 
     def Set_errhandler(self, errhandler: Any) -> None:
-        """Errors are exceptions, always."""
+        """Do nothing: errors are always exceptions."""
 
     def Delete_attr(self, keyval: int) -> None:
         self._attributes.pop(keyval, None)  # type: ignore[attr-defined]
@@ -288,7 +287,6 @@ class PointToPoint(Probing):
         "_free",
         "calls",
         "context",
-        "group",
         "kernel",
         "key",
         "me",
@@ -296,18 +294,19 @@ class PointToPoint(Probing):
         "name",
         "rank",
         "size",
+        "state",
     )
 
-    def __init__(self, group: Group, rank: int) -> None:
-        self.group = group
-        self.kernel = group.kernel
+    def __init__(self, state: CommState, rank: int) -> None:
+        self.state = state
+        self.kernel = state.kernel
         self.rank = rank
-        self.members = group.members
-        self.size = len(group.members)
-        self.context = group.context
-        self.key = (group.context, rank)
-        self.me = group.kernel.ranks[group.members[rank]]
-        self.name = group.name
+        self.members = state.members
+        self.size = len(state.members)
+        self.context = state.context
+        self.key = (state.context, rank)
+        self.me = state.kernel.ranks[state.members[rank]]
+        self.name = state.name
         self.calls = 0
         self._attributes: dict[int, Any] = {}
         self._free = False
@@ -337,7 +336,7 @@ class PointToPoint(Probing):
         wires = kernel.wires
         node = wires.node[number]
         eager = not (synchronous or kernel.rendezvous)
-        if node == wires.node[other] and not wires.jittered:  # most messages: `wires.send`, written out
+        if node == wires.node[other] and not wires.jittered:  # most messages: `wires.send`, inlined
             eager = eager and nbytes <= wires.limit_inside
             costs = wires.inside[node].get(nbytes) or wires.inside_costs(node, nbytes)
             own, arrives, taking = costs[0 if eager else 1]
@@ -346,25 +345,25 @@ class PointToPoint(Probing):
         else:
             eager = eager and wires.eager(number, other, nbytes)
             if eager:
-                kernel.go_first(me)  # a card is to be shared in the order of time
+                kernel.let_earlier_go(me)  # a network card is shared in the order of time
             me.t, arrives, taking = wires.send(number, other, nbytes, me.t, eager)
         data: Any = None
         if kernel.carries is None or kernel.carries(kind, nbytes):
-            # What was only announced stays where it is until it is asked for.
+            # An announced message stays in the sender's memory until the receiver fetches it.
             data = view.tobytes() if eager or kernel.strict else view
         message = Message(me, name, dest, view, data, nbytes, kind, self.key, tag, eager, taking)
         kernel.messages += 1
         kernel.bytes += nbytes
         latest = me.latest
-        if arrives < latest.get(other, 0.0):  # messages of one pair do not overtake each other
+        if arrives < latest.get(other, 0.0):  # messages between the same two ranks keep their order
             arrives = latest[other]
         else:
             latest[other] = arrives
-        if kernel.faults is not None and kernel.faults.keeps(self, message, other, arrives):
+        if kernel.faults is not None and kernel.faults.intercept(self, message, other, arrives):
             return message
         receiver = kernel.ranks[other]
         heappush(receiver.inbox, (arrives, next(kernel.sequence), message))
-        if receiver.waiting and arrives < receiver.wake:  # `kernel.put`, written out
+        if receiver.waiting and arrives < receiver.wake:  # `kernel.schedule`, inlined
             receiver.wake = arrives
             receiver.version = version = receiver.version + 1
             at = arrives if arrives > receiver.t else receiver.t
@@ -374,15 +373,15 @@ class PointToPoint(Probing):
     Rsend, Irsend = Send, Isend
 
     def _nothing(self, peer: Any, name: str) -> Request:
-        """A message to or from nobody: done at once."""
-        if peer != self.kernel.meant.nobody:
+        """Return the request of a message to or from MPI.PROC_NULL, which is done at once."""
+        if peer != self.kernel.special.proc_null:
             raise mpi_error(
-                "ERR_RANK", f"rank {peer} is none of the {self.size} ranks, from 0, of this communicator"
+                "ERR_RANK", f"rank {peer} does not exist; this communicator has ranks 0 to {self.size - 1}"
             )
         if "recv" not in name.lower():
             return Message(self.me, name, peer, None, None, 0, "", self.key, 0, True, 0.0)
-        request = Receiving(self.me, name, bytearray(), None, None)
-        request.deliver(None, 0, peer, self.kernel.meant.any_tag)
+        request = ReceiveRequest(self.me, name, bytearray(), None, None)
+        request.deliver(None, 0, peer, self.kernel.special.any_tag)
         return request
 
     # ---- receiving
@@ -395,16 +394,16 @@ class PointToPoint(Probing):
     ) -> Request:
         kernel, me = self.kernel, self.me
         if source is not None and not 0 <= source < self.size:
-            if source != kernel.meant.any_source:
+            if source != kernel.special.any_source:
                 return self._nothing(source, name)
             source = None
-        if tag == kernel.meant.any_tag:
+        if tag == kernel.special.any_tag:
             tag = None
-        receive = Receiving(me, name, buf, source, tag)
+        receive = ReceiveRequest(me, name, buf, source, tag)
         me.t += kernel.wires.post
         post(me, self.context, receive)
         if kernel.faults is not None:
-            kernel.faults.losses.posted(self, receive)
+            kernel.faults.detector.posted(self, receive)
         return receive
 
     def Sendrecv(
@@ -426,11 +425,11 @@ class PointToPoint(Probing):
     # ---- the clock
 
     def Wtime(self) -> float:
-        """This rank's clock, in virtual seconds."""
+        """Return this rank's clock, in virtual seconds."""
         return self.me.t  # type: ignore[no-any-return]
 
     def Compute(self, seconds: float) -> None:
-        """Let this rank compute for so long."""
+        """Let this rank compute for this many seconds."""
         if not seconds >= 0:
             raise ValueError(f"seconds must be at least 0; got {seconds}")
         me = self.me
@@ -438,7 +437,7 @@ class PointToPoint(Probing):
         me.t = me.t + seconds if me.pace is None else me.pace(me.t, seconds)
 
     def Work(self, kind: str, amount: float) -> None:
-        """Let this rank do work of a kind that the compute model knows."""
+        """Let this rank do an amount of work, whose time the compute model knows."""
         me = self.me
         compute = self.kernel.compute
         if compute is not None:
@@ -446,19 +445,21 @@ class PointToPoint(Probing):
             me.t = me.t + seconds if me.pace is None else me.pace(me.t, seconds)
 
     def Pass(self) -> None:
-        """Let every rank that is earlier go first: before reading or writing memory that ranks share."""
-        self.kernel.go_first(self.me)
+        """Let ranks with an earlier clock run first: to be called before reading or writing memory that ranks share."""
+        self.kernel.let_earlier_go(self.me)
 
     def Step(self) -> None:
-        """Begin the next step: what faults at a step are counted by."""
+        """Begin the next step, as counted by `fail_at(step=…)`."""
         self.me.steps += 1
         at_step = self.kernel.at_step
         if at_step is not None:
             at_step(self.me)
 
 
-class Comm(Collectives, Objects, PersistentCalls, Windows, Communicators, Survival, PointToPoint):
-    """A communicator of simulated ranks, as mpi4py's look."""
+class Comm(
+    CollectiveCalls, ObjectCalls, PersistentCalls, WindowCalls, CommManagement, SurvivalCalls, PointToPoint
+):
+    """A communicator of simulated ranks, with the interface of mpi4py's."""
 
     __slots__ = ()
     COMM_TYPE_SHARED = COMM_TYPE_SHARED
@@ -471,19 +472,19 @@ class Comm(Collectives, Objects, PersistentCalls, Windows, Communicators, Surviv
 
     @property
     def time_only(self) -> bool:
-        """Whether nothing is computed, and large messages carry no values."""
+        """True if only time is simulated: nothing is computed, and some messages carry no contents."""
         return self.kernel.time_only  # type: ignore[no-any-return]
 
     @property
     def node_of(self) -> tuple[int, ...]:
         """The node of every rank of this communicator."""
-        return self.group.node_of  # type: ignore[no-any-return]
+        return self.state.node_of  # type: ignore[no-any-return]
 
     # ---- all together
 
     def Dup(self, info: Any = None) -> Comm:
-        def finish(given: list[Any]) -> list[Group]:
-            return [Group(self.kernel, self.members, self.name)] * self.size
+        def finish(given: list[Any]) -> list[CommState]:
+            return [CommState(self.kernel, self.members, self.name)] * self.size
 
         met = meet(self, "Dup", None, finish, free_of_charge=True)
         met.Wait()
@@ -499,14 +500,14 @@ class Comm(Collectives, Objects, PersistentCalls, Windows, Communicators, Surviv
                 if color == UNDEFINED:
                     continue
                 side.sort()
-                group = Group(self.kernel, tuple(self.members[rank] for _, rank in side), self.name)
+                group = CommState(self.kernel, tuple(self.members[rank] for _, rank in side), self.name)
                 for number, (_, rank) in enumerate(side):
                     found[rank] = (group, number)
             return found
 
         met = meet(self, "Split", (color, key), finish, free_of_charge=True)
         met.Wait()
-        return self._made(met.result)  # type: ignore[no-any-return]
+        return self._make_comm(met.result)  # type: ignore[no-any-return]
 
     def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Comm:
         color = self.node_of[self.rank] if split_type != UNDEFINED else UNDEFINED
@@ -525,7 +526,7 @@ class Comm(Collectives, Objects, PersistentCalls, Windows, Communicators, Surviv
         return not self._free
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Comm) and other.group is self.group
+        return isinstance(other, Comm) and other.state is self.state
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -548,13 +549,13 @@ class Comm(Collectives, Objects, PersistentCalls, Windows, Communicators, Surviv
 
 
 class NullComm(Comm):
-    """The communicator that a rank gets when it is in no part: equal to every communicator that was freed."""
+    """MPI.COMM_NULL: what a rank gets that is in no part of a split; equal to every freed communicator."""
 
     __slots__ = ()
-    group = None  # type: ignore[assignment]
+    state = None  # type: ignore[assignment]
 
     def __init__(self) -> None:
-        """Of nobody."""
+        """Make a communicator without ranks."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

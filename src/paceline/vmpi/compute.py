@@ -1,7 +1,8 @@
-"""What computing costs: seconds by kind and amount of work, and what makes ranks slower than that.
+"""What computing costs: seconds by kind and amount of work, and what slows ranks down.
 
-A rank shares memory and clock speed with the other ranks of its node, so tables are by how many there are. More ranks
-than cores take turns. On top of it a rank may be slow all the time, uneven from one piece of work to the next, or pause.
+A rank shares memory bandwidth and clock speed with the other ranks of its node, so costs depend on their number. More
+ranks than cores take turns. In addition, a rank may be slow all the time, vary from one piece of work to the next, or
+pause.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from paceline.vmpi.curves import Curves
 
 # Passes over memory. Jitter is not applied to them: they vary little, and there are many of them.
 MEMORY_PASSES = frozenset({"combine", "recombine", "sum", "copy", "cold"})
-KEPT = 1 << 16  # amounts whose costs are remembered
+CACHED = 1 << 16  # amounts whose costs are cached
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
     """How long work takes on the ranks of a simulation.
 
-    `work`: for each kind `Curves`, or points `[[amount, seconds], …]` whatever the number of ranks, or the seconds of
-    one unit. A kind that is not there takes no time.
+    `work`: for each kind of work `Curves`, or points `[[amount, seconds], …]` for any number of ranks, or the seconds
+    of one unit. Work of a kind that is missing takes no time.
 
     >>> compute = Compute(work={"gradient": [[1, 1e-4], [64, 1e-3]], "update": 1e-9}, slow={1: 4.0})
     >>> ranks = compute.start(node=[0, 0])
@@ -38,16 +39,16 @@ class Compute:
 
     work: Mapping[str, Any] = field(default_factory=dict)
     cores: int | None = None
-    """Of a node; None: enough for its ranks."""
+    """The cores of a node; None: enough for its ranks."""
     slow: Mapping[int, float] = field(default_factory=dict)
-    """Ranks that take so many times as long."""
+    """Ranks that take this many times as long."""
     jitter: float = 0.0
-    """Each piece of work takes its time times a log-normal random number with this sigma and mean 1."""
+    """The time of each piece of work is multiplied by a log-normal random number with this sigma and mean 1."""
     pauses: tuple[float, float] | None = None
-    """How many a second of computing, and how long each."""
+    """Pauses per second of computing, and the length of each."""
 
     def __post_init__(self) -> None:
-        curves = {kind: _curves(kind, given) for kind, given in self.work.items()}
+        curves = {kind: _make_curves(kind, given) for kind, given in self.work.items()}
         object.__setattr__(self, "work", curves)
         if self.cores is not None and self.cores < 1:
             raise UsageError(f"cores must be at least 1; got {self.cores}")
@@ -61,13 +62,13 @@ class Compute:
         if self.pauses is not None and not all(0 < value < math.inf for value in self.pauses):
             raise UsageError(f"pauses need a rate and a length above 0; got {self.pauses}")
 
-    def start(self, node: Sequence[int], seed: int = 0) -> Working:
-        """The ranks of one run, of which each is on the node given; the same seed gives the same unevenness."""
-        return Working(self, node, seed)
+    def start(self, node: Sequence[int], seed: int = 0) -> RankCompute:
+        """Start a run whose ranks are on these nodes; the same seed gives the same random numbers."""
+        return RankCompute(self, node, seed)
 
 
-class Working:
-    """The ranks of one run, at work. What one of them is told does not depend on when the others ask."""
+class RankCompute:
+    """The computing of one run. The times of one rank do not depend on when the others ask for theirs."""
 
     def __init__(self, compute: Compute, node: Sequence[int], seed: int) -> None:
         self._work = compute.work
@@ -84,7 +85,7 @@ class Working:
         self._until = [self._next_pause(rank) for rank in range(ranks)] if self._pauses else []
 
     def seconds(self, kind: str, amount: float, rank: int) -> float:
-        """How long this rank takes for `amount` of a kind of work, this time."""
+        """Return how long this rank takes for `amount` of a kind of work, this time."""
         known = self._known[rank]
         seconds = known.get((kind, amount))
         if seconds is None:
@@ -108,30 +109,30 @@ class Working:
         curves = self._work.get(kind)
         busy = ranks if self._cores is None else min(ranks, self._cores)
         seconds = 0.0 if curves is None or amount <= 0 else curves.at(amount, busy) * (ranks / busy)
-        if len(known) >= KEPT:
+        if len(known) >= CACHED:
             known.clear()
         known[kind, amount] = seconds
         return seconds
 
     def _next_pause(self, rank: int) -> float:
-        """Seconds of computing until the next pause."""
+        """Return the seconds of computing until the next pause."""
         assert self._pauses is not None
         self._pause_drawn[rank] = drawn = (self._pause_drawn[rank] + STEP) & MASK
         return -math.log(_uniform(drawn)) / self._pauses[0]
 
 
-def _curves(kind: str, given: Any) -> Curves:
+def _make_curves(kind: str, given: Any) -> Curves:
     if isinstance(given, Curves):
         return given
     try:
         return Curves.of({1: [[1, given]] if isinstance(given, int | float) else given})
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"the cost of {kind} must be seconds, or points [[amount, seconds], …] with amounts that rise: {error}"
+            f"the cost of {kind} must be seconds, or points [[amount, seconds], …] with increasing amounts: {error}"
         ) from None
 
 
-# Numbers that look random, from a number that grows: 16 bytes a rank, where random.Random takes 2,500.
+# Pseudo-random numbers from a counter: 16 bytes a rank, where random.Random takes 2,500.
 # Steele, Lea, Flood, Fast splittable pseudorandom number generators (2014).
 MASK = (1 << 64) - 1
 STEP = 0x9E3779B97F4A7C15
@@ -146,5 +147,5 @@ def _mixed(number: int) -> int:
 
 
 def _uniform(number: int) -> float:
-    """Between 0 and 1, and neither of them."""
+    """Return a number strictly between 0 and 1."""
     return ((_mixed(number) >> 12) + 0.5) / (1 << 52)

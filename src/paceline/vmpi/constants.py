@@ -1,4 +1,4 @@
-"""MPI's numbers that stand for something, as the simulator spells them; mpi4py's own, of any MPI, are taken as well."""
+"""MPI's constants in the simulator. The numbers of the real mpi4py, which differ between MPIs, are understood too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = -4
 COMM_TYPE_SHARED = 1
 LOCK_EXCLUSIVE, LOCK_SHARED = 1, 2
 TAG_UB = (1 << 31) - 1
-# Open MPI's numbers for what goes wrong, with windows and when a process dies among them.
+# Open MPI's numbers of error classes, including those of windows and of failed processes.
 (
     ERR_BUFFER, ERR_COUNT, ERR_TYPE, ERR_TAG, ERR_COMM, ERR_RANK, ERR_REQUEST, ERR_ROOT, ERR_GROUP, ERR_OP, ERR_TOPOLOGY,
     ERR_DIMS, ERR_ARG, ERR_UNKNOWN, ERR_TRUNCATE, ERR_OTHER, ERR_INTERN, ERR_IN_STATUS, ERR_PENDING,
@@ -22,23 +22,23 @@ ERR_WIN, ERR_RMA_SYNC, ERR_RMA_SHARED = 53, 47, 71
 ERR_PROC_FAILED, ERR_PROC_FAILED_PENDING, ERR_REVOKED = 75, 76, 77
 
 
-class Meant(NamedTuple):
-    """Which number means any source, any tag, nobody."""
+class SpecialNumbers(NamedTuple):
+    """The numbers of ANY_SOURCE, ANY_TAG and PROC_NULL."""
 
     any_source: int
     any_tag: int
-    nobody: int
+    proc_null: int
 
 
-def meant() -> Meant:
-    """The simulator's numbers, or those of the real mpi4py.MPI where that has been imported: they differ between MPIs.
+def special_numbers() -> SpecialNumbers:
+    """Return the simulator's numbers, or those of the real mpi4py.MPI if that has been imported.
 
-    A program sees the one or the other, never both: in a run, what stands in for mpi4py.MPI gives out these numbers.
+    A program never sees both: during a run, the module that stands in for mpi4py.MPI has these numbers.
 
-    >>> meant().any_source < 0
+    >>> special_numbers().any_source < 0
     True
     """
     module = sys.modules.get("mpi4py.MPI")
     if module is None:
-        return Meant(ANY_SOURCE, ANY_TAG, PROC_NULL)
-    return Meant(int(module.ANY_SOURCE), int(module.ANY_TAG), int(module.PROC_NULL))
+        return SpecialNumbers(ANY_SOURCE, ANY_TAG, PROC_NULL)
+    return SpecialNumbers(int(module.ANY_SOURCE), int(module.ANY_TAG), int(module.PROC_NULL))

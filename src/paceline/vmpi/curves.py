@@ -1,7 +1,8 @@
-"""Measured curves: seconds by amount, for each number of ranks that were at it together on a node.
+"""Measured curves: seconds by amount, for each number of ranks of a node that worked at the same time.
 
-Between two amounts a straight line; below the first amount the first value; above the last the last line goes on.
-Between two numbers of ranks a straight line in log2 of the number; outside the nearest curve.
+Between two amounts values are interpolated linearly; below the first amount the first value holds; above the last
+amount the last line continues. Between two numbers of ranks values are interpolated linearly in log2 of the number;
+outside, the nearest curve is used.
 """
 
 from __future__ import annotations
@@ -29,35 +30,35 @@ class Curves:
 
     @classmethod
     def of(cls, by_ranks: Mapping[Any, Sequence[Sequence[float]]]) -> Curves:
-        """From lists, as JSON has them; raises ValueError where they are no table."""
+        """Make curves from lists, as in JSON; raise ValueError if they are not valid tables."""
         tables = {int(ranks): _table(points) for ranks, points in by_ranks.items()}
         if not tables or min(tables) < 1:
             raise ValueError("a table needs a number of ranks that is at least 1")
         return cls(dict(sorted(tables.items())))
 
     def lists(self) -> dict[str, list[list[float]]]:
-        """The same as JSON has it."""
+        """Return the curves as lists, for JSON."""
         return {str(ranks): [list(point) for point in table] for ranks, table in self.tables.items()}
 
     def at(self, amount: float, ranks: int) -> float:
-        """Seconds for `amount` when `ranks` ranks of a node are at it."""
+        """Return the seconds for `amount` when `ranks` ranks of a node work at the same time."""
         known = list(self.tables)
         above = bisect_left(known, ranks)
         if above == len(known):
-            return at(self.tables[known[-1]], amount)
+            return interpolate(self.tables[known[-1]], amount)
         more = known[above]
         if above == 0 or more == ranks:
-            return at(self.tables[more], amount)
+            return interpolate(self.tables[more], amount)
         fewer = known[above - 1]
         share = math.log2(ranks / fewer) / math.log2(more / fewer)
-        low, high = at(self.tables[fewer], amount), at(self.tables[more], amount)
+        low, high = interpolate(self.tables[fewer], amount), interpolate(self.tables[more], amount)
         return low + share * (high - low)
 
 
-def at(table: Table, amount: float) -> float:
-    """The value of one table; a table of one point is proportional to the amount.
+def interpolate(table: Table, amount: float) -> float:
+    """Return the value of one table at `amount`; a table of one point is proportional to the amount.
 
-    >>> at(((64, 0.5), (128, 1.0)), 96), at(((64, 0.5),), 128)
+    >>> interpolate(((64, 0.5), (128, 1.0)), 96), interpolate(((64, 0.5),), 128)
     (0.75, 1.0)
     """
     if len(table) == 1:
@@ -70,10 +71,10 @@ def at(table: Table, amount: float) -> float:
     return low + (amount - a) / (b - a) * (high - low)
 
 
-def rising(points: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Measured points, by amounts that rise, without what noise makes too high: more does not take less.
+def make_monotonic(points: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Lower the points that noise made too high: a larger amount cannot take less time.
 
-    >>> rising([[1, 5.0], [2, 3.0], [4, 4.0]])
+    >>> make_monotonic([[1, 5.0], [2, 3.0], [4, 4.0]])
     [[1, 3.0], [2, 3.0], [4, 4.0]]
     """
     least, found = math.inf, []
@@ -86,7 +87,7 @@ def rising(points: Sequence[Sequence[float]]) -> list[list[float]]:
 def _table(points: Sequence[Sequence[float]]) -> Table:
     table = tuple((float(amount), float(seconds)) for amount, seconds in points)
     if not table or any(b[0] <= a[0] for a, b in pairwise(table)):
-        raise ValueError("a table needs amounts that rise")
+        raise ValueError("a table needs increasing amounts")
     if any(not 0 <= value < math.inf for point in table for value in point):
         raise ValueError("a table needs amounts and seconds that are at least 0")
     return table

@@ -1,6 +1,6 @@
-"""What the simulator refuses: mistakes that a real MPI may let pass, hang on, or crash with.
+"""Errors of a simulated program: mistakes that a real MPI may ignore, hang on, or crash with.
 
-Each says which ranks, which operations, and in which lines of the program.
+Each message names the ranks, the operations and the lines of the program.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from paceline.vmpi import constants as _constants
 
 
 class SimulationError(Exception):
-    """A program did on simulated ranks what no MPI program may do."""
+    """A program on simulated ranks broke a rule of MPI."""
 
 
 class Deadlock(SimulationError):  # noqa: N818
-    """Ranks wait for each other, and nothing is under way that could wake one of them."""
+    """Ranks wait for each other, and nothing is on its way that could wake one of them."""
 
 
 class BufferChanged(SimulationError):  # noqa: N818
@@ -24,27 +24,27 @@ class BufferChanged(SimulationError):  # noqa: N818
 
 
 class Unmatched(SimulationError):  # noqa: N818
-    """A message that nobody received, or a receive that nobody answered, at the end."""
+    """A message was never received, or a receive never got a message."""
 
 
 class Unfinished(SimulationError):  # noqa: N818
-    """A request that was never waited for, or tested until it was done."""
+    """A request was never waited for, or tested until it was done."""
 
 
 class Truncated(SimulationError):  # noqa: N818
-    """A message that is longer than the buffer it was received into."""
+    """A message is longer than the buffer of its receive."""
 
 
 class TypeMismatch(SimulationError):  # noqa: N818
-    """A message of one type of number, received as another."""
+    """A message of one type of number was received as another."""
 
 
 class CollectiveMismatch(SimulationError):  # noqa: N818
-    """Ranks of one communicator that call different collectives, or the same with other arguments."""
+    """Ranks of one communicator call different collectives, or the same one with different arguments."""
 
 
 class RankFailed(SimulationError):  # noqa: N818
-    """A rank raised an exception: the simulation ends, as a job does. The exception is this one's cause."""
+    """A rank raised an exception, which ends the simulation. The exception is the cause of this one."""
 
     def __init__(self, rank: int, ranks: int, error: BaseException) -> None:
         super().__init__(f"rank {rank} of {ranks} failed: {type(error).__name__}: {error}")
@@ -53,14 +53,14 @@ class RankFailed(SimulationError):  # noqa: N818
 
 
 class Aborted(SystemExit):
-    """A rank has called Abort: it ends, and with it all others."""
+    """A rank has called Abort, which ends all ranks."""
 
     def __str__(self) -> str:
         return f"Abort({self.code})"
 
 
 class MPIError(RuntimeError):
-    """What MPI itself reports, and a program may catch: mpi4py's `MPI.Exception`, on simulated ranks.
+    """An error that MPI itself reports and a program may catch: mpi4py's `MPI.Exception`, on simulated ranks.
 
     >>> error = mpi_error("ERR_PROC_FAILED", "rank 3 was killed")
     >>> error.Get_error_class() == _constants.ERR_PROC_FAILED, str(error)
@@ -68,7 +68,7 @@ class MPIError(RuntimeError):
     """
 
     pending = False
-    """Whether the request goes on: a receive from anybody, of whom one has died."""
+    """True if the request stays active: a receive from any source, when one of the possible senders has died."""
 
     def __init__(self, text: str, error_class: int) -> None:
         RuntimeError.__init__(self, text)
@@ -92,7 +92,7 @@ class MPIError(RuntimeError):
 
 
 def mpi_error(name: str, text: str) -> MPIError:
-    """The error of this class; also one of the real mpi4py's, where a program has imported that and catches its."""
+    """Make an error of this class; it is also one of the real mpi4py's, if the program has imported that."""
     module = sys.modules.get("mpi4py.MPI")
     real = getattr(module, "Exception", None)
     said = f"MPI_{name}: {text}"

@@ -1,7 +1,23 @@
-"""What goes wrong in one run: messages that are late or lost, ranks that are slow, paused or killed.
+"""The effects of faults in one run, and how the surviving ranks continue (ULFM, with mpi4py 4.1's names).
 
-A run without faults has none of this: `Faults` puts itself between the kernel and the network, and gives a pace of its own
-to every rank that it slows down or kills.
+Faults: messages are late or lost, ranks are slow, paused or killed. `Faults` puts itself between the kernel and the
+network, and gives every rank that it slows down or kills a `Pace`. A run without faults uses none of this.
+
+What the other ranks see of a dead rank, or of a revoked communicator:
+
+    a call that waits for a dead rank, or a collective that it should take part in: ERR_PROC_FAILED
+    a receive from any source: ERR_PROC_FAILED_PENDING, until the death is acknowledged
+    any call on a revoked communicator, pending or new: ERR_REVOKED
+
+Ranks learn of it through a notice that arrives like a message: what arrives before the notice still counts.
+
+    try:
+        comm.Allreduce(mine, total)
+    except MPI.Exception as error:         # ERR_PROC_FAILED on some ranks, ERR_REVOKED on others
+        comm.Revoke()                      # ranks that still wait for someone stop waiting
+        comm = comm.Shrink()               # the surviving ranks
+
+Bland et al., Post-failure recovery of MPI communication capability (2013).
 """
 
 from __future__ import annotations
@@ -14,31 +30,19 @@ from typing import Any, NamedTuple, NoReturn
 
 from greenlet import GreenletExit
 
-from paceline.vmpi import sites as _sites
-from paceline.vmpi.buffers import put
+from paceline.vmpi import sites
+from paceline.vmpi.buffers import write_bytes
 from paceline.vmpi.errors import MPIError, mpi_error
-from paceline.vmpi.groups import Group, Meeting, Met, Ranks
+from paceline.vmpi.groups import CollectiveRequest, CommState, Group, Meeting
 from paceline.vmpi.matching import Data, Message
 from paceline.vmpi.requests import withdraw
-from paceline.vmpi.sites import site, spelled
 
-# ---- What becomes of the others' calls when a rank has died, or a communicator was revoked.
-#
-# who waits for a dead rank, or in a collective that it should take part in: ERR_PROC_FAILED
-# who waits for anybody: ERR_PROC_FAILED_PENDING, until the death is acknowledged
-# on a revoked communicator, in all that is under way and all that comes: ERR_REVOKED
-#
-# Ranks learn of it by a notice that comes to them as messages do: what was sent before, and is there before it, counts.
-# Runs without faults have none of this.
-#
-# Bland et al., Post-failure recovery of MPI communication capability (2013).
-
-# Receives that end with the error, as nobody has their request to wait on.
+# Receives that end with the error, because the program has no request to wait for.
 BLOCKING = ("Recv", "Sendrecv (recv)")
 
 
 class Notice:
-    """Something that a rank hears of when it takes it in."""
+    """News that a rank learns when it takes it in."""
 
     __slots__ = ("heard",)
 
@@ -49,38 +53,38 @@ class Notice:
         self.heard(rank)
 
 
-class Losses:
-    """Which rank has heard of which deaths and revocations, and the requests that fail for it."""
+class FailureDetector:
+    """Which rank knows of which deaths and revocations, and the requests that fail because of them."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
         self._kernel = faults.kernel
         self._dead: dict[int, list[int]] = {}
-        """For each rank: the dead that it has heard of, in this order."""
+        """For each rank: the dead ranks that it knows of, in the order in which it learned of them."""
         self._seen: dict[tuple[int, int], int] = {}
-        """For each communicator and rank: how many of the dead it has acknowledged."""
+        """For each communicator and rank: how many of these deaths it has acknowledged."""
         self._revoked: set[tuple[int, int]] = set()
-        """Communicators and ranks that have heard."""
+        """The (context, rank) pairs that know of a revocation."""
         self._revoking: dict[int, float] = {}
-        """Communicators, and when all their ranks will have heard."""
+        """The revoked communicators, and when all their ranks will know."""
         self._places: dict[int, dict[int, int]] = {}
 
-    # ---- what a communicator asks before it waits for others
+    # ---- questions of a communicator before it waits for others
 
     def known(self, comm: Any) -> list[int]:
-        """The dead of a communicator that its rank has heard of, by their numbers in the world."""
-        return self._known(comm.me, comm.group)
+        """Return the dead ranks of a communicator that its rank knows of, by their numbers in the world."""
+        return self._known(comm.me, comm.state)
 
     def acknowledged(self, comm: Any) -> list[int]:
-        """Those of them that it has acknowledged."""
+        """Return those that its rank has acknowledged."""
         return self.known(comm)[: self._seen.get((comm.context, comm.me.number), 0)]
 
     def is_revoked(self, comm: Any) -> bool:
-        """Whether it has heard that the communicator was revoked."""
+        """Return True if the rank knows that the communicator was revoked."""
         return (comm.context, comm.me.number) in self._revoked
 
     def begin(self, comm: Any, name: str) -> bool:
-        """Come to a call of all, unless that is in vain. True: leave it out, quietly."""
+        """Check that a collective call can succeed, or raise. Return True if it should be skipped silently."""
         self._faults.check(comm.me)
         dead = self.known(comm)
         if name.endswith("Free"):
@@ -91,16 +95,16 @@ class Losses:
         return False
 
     def posted(self, comm: Any, receive: Any) -> None:
-        """A receive was posted: where nothing can come for it, it is done, with an error."""
+        """Complete a newly posted receive with an error if no message can arrive for it."""
         self._faults.check(comm.me)
         if self.is_revoked(comm):
             _forget(receive)
             self._refuse(comm, receive.name)
         for dead in self.known(comm):
-            self._lose(comm.me, comm.group, receive, dead)
+            self._lose(comm.me, comm.state, receive, dead)
 
     def sent(self, comm: Any, message: Any, dest: Any) -> bool:
-        """A message was sent: whether there is somebody to receive it."""
+        """Return True if a message that was sent has a living receiver."""
         if self.is_revoked(comm):
             _forget(message)
             self._refuse(comm, message.name)
@@ -112,7 +116,7 @@ class Losses:
         return bool(dest.alive)
 
     def probing(self, comm: Any, source: int | None) -> None:
-        """No message was found: is there any use in waiting for one?"""
+        """Raise if a probe that found no message waits for a dead rank."""
         name = "Probe"
         self._faults.check(comm.me)
         self._refuse(comm, name)
@@ -131,51 +135,51 @@ class Losses:
     # ---- a rank has died
 
     def died(self, rank: Any, known: float) -> None:
-        """Let the others know; who is sending to the dead rank, and waits until it receives, fails then."""
+        """Notify the other ranks, and fail the sends that wait for the dead rank to receive."""
         number = rank.number
         for other in self._kernel.ranks:
             if other.alive:
-                self._kernel.put(other, known, Notice(lambda hearing: self._hear(hearing, number)))
+                self._kernel.schedule(other, known, Notice(lambda hearing: self._hear(hearing, number)))
         for message in _unreceived(rank):
             self._fail_for(number, message)
 
     def unsent(self, sender: int, receive: Any) -> None:
-        """A receive has taken a message whose sender died before it had sent the data."""
+        """Fail a receive whose sender died after announcing the message and before sending its data."""
         self._fail_for(sender, receive)
 
     def _hear(self, rank: Any, dead: int) -> None:
         self._dead.setdefault(rank.number, []).append(dead)
-        groups = self._kernel.groups
+        states = self._kernel.states
         contexts = {context for context, _ in rank.posted} | set(rank.wild)
         for context in contexts:
-            if dead in self._place(groups[context]):
+            if dead in self._place(states[context]):
                 for receive in _receives(rank, context):
-                    self._lose(rank, groups[context], receive, dead)
-        for group in list(groups.values()):
-            if group.meetings and dead in self._place(group):
-                for met in self._meetings(rank, group):
-                    _fail(met, self._failure(rank, met.name, dead, met.made))
+                    self._lose(rank, states[context], receive, dead)
+        for state in list(states.values()):
+            if state.meetings and dead in self._place(state):
+                for met in self._meetings(rank, state):
+                    _fail(met, self._failure(rank, met.name, dead, met.origin))
 
-    def _lose(self, rank: Any, group: Any, receive: Any, dead: int) -> None:
-        """A receive that waits, and may wait for a dead rank."""
+    def _lose(self, rank: Any, state: Any, receive: Any, dead: int) -> None:
+        """Fail a receive if it waits for a dead rank."""
         source = receive.wanted_source
-        if receive.done or (source is not None and group.members[source] != dead):
+        if receive.done or (source is not None and state.members[source] != dead):
             return
-        if source is None and self._known(rank, group).index(dead) < self._seen.get(
-            (group.context, rank.number), 0
+        if source is None and self._known(rank, state).index(dead) < self._seen.get(
+            (state.context, rank.number), 0
         ):
             return
         if source is not None or receive.name in BLOCKING:
             withdraw(rank, receive)
-            _fail(receive, self._failure(rank, receive.name, dead, receive.made))
+            _fail(receive, self._failure(rank, receive.name, dead, receive.origin))
             return
-        # It stays where it is: somebody else may still send.
-        receive.error = self._failure(rank, receive.name, dead, receive.made, "ERR_PROC_FAILED_PENDING")
+        # It stays posted: another rank may still send.
+        receive.error = self._failure(rank, receive.name, dead, receive.origin, "ERR_PROC_FAILED_PENDING")
         receive.error.pending = True
         receive.done = True
 
     def acknowledge(self, comm: Any, most: int | None) -> int:
-        """Receives from anybody wait again, for those who live; how many of the dead are acknowledged."""
+        """Let receives from any source wait again; return how many deaths are acknowledged."""
         dead, key = self.known(comm), (comm.context, comm.me.number)
         count = len(dead) if most is None else min(max(most, 0), len(dead))
         self._seen[key] = count = max(count, self._seen.get(key, 0))
@@ -187,28 +191,30 @@ class Losses:
     # ---- a communicator is revoked
 
     def revoke(self, comm: Any) -> None:
-        """Let all ranks of a communicator know that it is of no use any more."""
-        group, ranks = comm.group, self._kernel.ranks
-        if group.context not in self._revoking:
-            reach = comm.me.t + self._kernel.wires.collective("Bcast", group.members, 0)
-            self._revoking[group.context] = reach
-            for rank in (ranks[number] for number in group.members):
+        """Notify all ranks of a communicator that it was revoked."""
+        state, ranks = comm.state, self._kernel.ranks
+        if state.context not in self._revoking:
+            reach = comm.me.t + self._kernel.wires.collective("Bcast", state.members, 0)
+            self._revoking[state.context] = reach
+            for rank in (ranks[number] for number in state.members):
                 if rank.alive and rank is not comm.me:
-                    self._kernel.put(rank, reach, Notice(lambda hearing: self._hear_revoked(hearing, group)))
+                    self._kernel.schedule(
+                        rank, reach, Notice(lambda hearing: self._hear_revoked(hearing, state))
+                    )
                 for message in _unreceived(rank):
-                    if message.to[0] == group.context:
+                    if message.to[0] == state.context:
                         self._fail_later(message, reach, self._revocation)
-        self._hear_revoked(comm.me, group)
+        self._hear_revoked(comm.me, state)
 
-    def _hear_revoked(self, rank: Any, group: Any) -> None:
-        if (group.context, rank.number) in self._revoked:
+    def _hear_revoked(self, rank: Any, state: Any) -> None:
+        if (state.context, rank.number) in self._revoked:
             return
-        self._revoked.add((group.context, rank.number))
-        for receive in _receives(rank, group.context):
+        self._revoked.add((state.context, rank.number))
+        for receive in _receives(rank, state.context):
             withdraw(rank, receive)
-            receive.done = False  # as one from anybody is, while a death is not acknowledged
+            receive.done = False  # a receive from any source is done while a death is not acknowledged
             _fail(receive, self._revocation(receive))
-        for met in self._meetings(rank, group):
+        for met in self._meetings(rank, state):
             _fail(met, self._revocation(met))
 
     def _refuse(self, comm: Any, name: str) -> None:
@@ -219,14 +225,14 @@ class Losses:
 
     def _fail_for(self, dead: int, request: Any) -> None:
         def failure(request: Any) -> MPIError:
-            return self._failure(request.rank, request.name, dead, request.made)
+            return self._failure(request.rank, request.name, dead, request.origin)
 
         self._fail_later(request, self._faults.dead[dead].known, failure)
 
     def _fail_later(self, request: Any, at: float, error: Callable[[Any], MPIError]) -> None:
         rank = request.rank
         if rank.alive:
-            self._kernel.put(rank, max(at, rank.t), Notice(lambda _: _fail(request, error(request))))
+            self._kernel.schedule(rank, max(at, rank.t), Notice(lambda _: _fail(request, error(request))))
 
     def _failure(
         self, rank: Any, name: str, dead: int, made: Any = None, kind: str = "ERR_PROC_FAILED"
@@ -235,37 +241,37 @@ class Losses:
 
     def _revocation(self, request: Any) -> MPIError:
         return self._said(
-            "ERR_REVOKED", request.rank, request.name, request.made, "the communicator was revoked"
+            "ERR_REVOKED", request.rank, request.name, request.origin, "the communicator was revoked"
         )
 
     def _said(self, kind: str, rank: Any, name: str, made: Any, what: str) -> MPIError:
-        line = _sites.spelled(_sites.site() if made is None else made)
+        line = sites.format_site(sites.find_site() if made is None else made)
         return mpi_error(kind, f"{what}; rank {rank.number} noticed in {name} at {line}")
 
-    # ---- who is where
+    # ---- ranks and communicators
 
-    def _known(self, rank: Any, group: Any) -> list[int]:
-        places = self._place(group)
+    def _known(self, rank: Any, state: Any) -> list[int]:
+        places = self._place(state)
         return [number for number in self._dead.get(rank.number, ()) if number in places]
 
-    def _place(self, group: Any) -> dict[int, int]:
-        """The members' ranks in a group, by their numbers in the world."""
-        found = self._places.get(group.context)
+    def _place(self, state: Any) -> dict[int, int]:
+        """Return the rank of each member in a communicator, by its number in the world."""
+        found = self._places.get(state.context)
         if found is None:
-            found = self._places[group.context] = {number: rank for rank, number in enumerate(group.members)}
+            found = self._places[state.context] = {number: rank for rank, number in enumerate(state.members)}
         return found
 
-    def _meetings(self, rank: Any, group: Any) -> Iterator[Any]:
-        """A rank's part in the calls of all that others have not come to."""
-        place = self._place(group).get(rank.number)
+    def _meetings(self, rank: Any, state: Any) -> Iterator[Any]:
+        """Yield a rank's requests in collective calls that other ranks have not made yet."""
+        place = self._place(state).get(rank.number)
         if place is not None:
-            for meeting in list(group.meetings.values()):
+            for meeting in list(state.meetings.values()):
                 if isinstance(meeting, Meeting) and meeting.requests[place] is not None:
                     yield meeting.requests[place]
 
 
 def _receives(rank: Any, context: int) -> list[Any]:
-    """A rank's receives that wait, of one communicator."""
+    """Return the posted receives of a rank in one communicator."""
     found = list(rank.wild.get(context, ()))
     for (of, _), queue in rank.posted.items():
         if of == context:
@@ -274,14 +280,14 @@ def _receives(rank: Any, context: int) -> list[Any]:
 
 
 def _unreceived(rank: Any) -> list[Any]:
-    """Messages to a rank whose senders wait until it receives them."""
+    """Return the messages to a rank whose senders wait until it receives them."""
     every = [message for queue in rank.unexpected.values() for message in queue]
     every += [thing for _, _, thing in rank.inbox if hasattr(thing, "sender")]
     return [message for message in every if not message.eager]
 
 
 def _fail(request: Any, error: MPIError) -> None:
-    """End a request with an error; what it should have changed stays as it was."""
+    """Complete a request with an error; its buffer stays unchanged."""
     if request.done:
         return
     if request.receives:
@@ -302,17 +308,17 @@ def _forget(request: Any) -> None:
 
 
 def _give_back(receive: Any) -> None:
-    if receive.kept is not None:
-        put(receive.view, receive.kept)
-        receive.kept = None
+    if receive.saved is not None:
+        write_bytes(receive.view, receive.saved)
+        receive.saved = None
 
 
 class Killed(GreenletExit):  # type: ignore[misc]
-    """Unwinds a rank that is killed, from wherever it is."""
+    """Unwinds a rank that is killed, wherever it is."""
 
 
 class Death(NamedTuple):
-    """When a rank died, when others know, and in which of its steps it was."""
+    """When a rank died, when the others know, and in which step it was."""
 
     time: float
     known: float
@@ -320,10 +326,11 @@ class Death(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
-    """Messages between `a` and `b`, sent from `at` to `until`, come later: by `extra(now, way)` seconds.
+class LinkFault:
+    """A delay of messages between `a` and `b` that are sent from `at` to `until`: by `extra(now, way)` seconds.
 
-    `way`: how long the message would be on its way. `cut`: why; one that is on its way at `at` is late, too.
+    `way`: how long the message would take. `cut`: set if the link is cut, the reason in words; messages that are on
+    their way at `at` are then late too.
     """
 
     a: Collection[int]
@@ -335,18 +342,18 @@ class Rule:
     cut: str = ""
 
     def is_between(self, source: int, dest: int) -> bool:
-        """Whether messages from one rank to another are meant."""
+        """Return True if messages from one rank to another are affected."""
         if source in self.a and dest in self.b:
             return True
         return not self.one_way and source in self.b and dest in self.a
 
-    def late(self, source: int, dest: int, now: float, way: float) -> float:
-        """How much later a message comes."""
-        meant = self.is_between(source, dest) and self._in_force(now, way)
-        return self.extra(now, way) if meant else 0.0
+    def extra_delay(self, source: int, dest: int, now: float, way: float) -> float:
+        """Return how much later a message arrives."""
+        applies = self.is_between(source, dest) and self._in_force(now, way)
+        return self.extra(now, way) if applies else 0.0
 
-    def late_among(self, members: Sequence[int], now: float, way: float) -> float:
-        """How much later a collective of MPI's own ends."""
+    def collective_delay(self, members: Sequence[int], now: float, way: float) -> float:
+        """Return how much later one of MPI's own collectives ends."""
         if not self._in_force(now, way):
             return 0.0
         some = next((member for member in members if member in self.a), None)
@@ -358,29 +365,29 @@ class Rule:
 
 
 class Faults:
-    """Everything that goes wrong in a run, and everything that already has."""
+    """The faults of a run: those to come, and those that have happened."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
-        self.rules: list[Rule] = []
+        self.link_faults: list[LinkFault] = []
         self.random = random.Random(f"{kernel.seed} faults").random
         self.dies: dict[int, float] = {}
-        """When a rank will be killed."""
+        """When each of these ranks will be killed."""
         self.detection: dict[int, float] = {}
-        """How long after that the others know."""
+        """How long after its death the others learn of it."""
         self.steps: dict[int, int] = {}
-        """In which step a rank will be killed."""
+        """In which step each of these ranks will be killed."""
         self.dead: dict[int, Death] = {}
         self.lost: list[tuple[str, str]] = []
-        """What was lost for ever, and why."""
-        self.losses = Losses(self)
-        self.rescues: dict[tuple[str, int, int], Rescue] = {}
-        """Calls of those who live that not all of them have come to."""
-        self.rescued: dict[tuple[str, int, int], int] = {}
+        """What was lost for good, and why."""
+        self.detector = FailureDetector(self)
+        self.agreements: dict[tuple[str, int, int], Agreement] = {}
+        """Calls of the surviving ranks that some of them have not made yet."""
+        self.agreement_calls: dict[tuple[str, int, int], int] = {}
         kernel.wires = FaultyWires(kernel.wires, self)
 
     def pace(self, number: int) -> Pace:
-        """The pace of a rank, to be changed."""
+        """Return the pace of a rank, for changing it."""
         rank = self.kernel.ranks[number]
         if rank.pace is None:
             rank.pace = Pace(rank, self)
@@ -389,34 +396,34 @@ class Faults:
 
     # ---- messages
 
-    def late(self, source: int, dest: int, now: float, way: float) -> float:
-        """How much later than it would a message comes; infinite where it never does."""
+    def extra_delay(self, source: int, dest: int, now: float, way: float) -> float:
+        """Return how much later a message arrives; infinity if it never does."""
         extra = 0.0
-        for rule in self.rules:
-            extra += rule.late(source, dest, now, way)
+        for fault in self.link_faults:
+            extra += fault.extra_delay(source, dest, now, way)
         return extra
 
-    def late_among(self, name: str, members: Sequence[int], now: float, end: float) -> float:
-        """The same for a collective of MPI's own: when it ends."""
+    def collective_delay(self, name: str, members: Sequence[int], now: float, end: float) -> float:
+        """Return when one of MPI's own collectives ends."""
         extra = 0.0
-        for rule in self.rules:
-            found = rule.late_among(members, now, end - now)
+        for fault in self.link_faults:
+            found = fault.collective_delay(members, now, end - now)
             if found == inf:
-                self.lost.append((f"{name} of {len(members):,} ranks", rule.cut))
+                self.lost.append((f"{name} of {len(members):,} ranks", fault.cut))
             extra += found
         return end + extra
 
-    def keeps(self, comm: Any, message: Any, dest: int, arrives: float) -> bool:
-        """Whether a message that was sent will not come to anybody."""
+    def intercept(self, comm: Any, message: Any, dest: int, arrives: float) -> bool:
+        """Return True if a message that was sent will never arrive."""
         rank = self.kernel.ranks[dest]
-        if not self.losses.sent(comm, message, rank):
+        if not self.detector.sent(comm, message, rank):
             return True
         if arrives == inf:
             self.lose(rank, message)
         return arrives == inf
 
-    def spared(self) -> list[str]:
-        """What was to kill a rank, and did not: it had ended before, or takes no steps."""
+    def describe_unused(self) -> list[str]:
+        """Describe the kills that never happened: the rank had ended before, or takes no steps."""
         ranks = self.kernel.ranks
         never = [
             f"fail_at(rank={rank}, step={step}) never happened: rank {rank} began {ranks[rank].steps:,} steps"
@@ -430,69 +437,70 @@ class Faults:
         ]
 
     def excuses(self) -> bool:
-        """Whether something happened after which requests and messages may well be left over."""
-        return bool(self.dead or self.lost or self.losses.any_revoked)
+        """Return True if something happened that explains leftover requests and messages."""
+        return bool(self.dead or self.lost or self.detector.any_revoked)
 
     def lose(self, dest: Any, thing: Any) -> None:
-        """Something that comes never: a message on a link that is cut, or whose sender is dead."""
+        """Record something that never arrives: a message on a cut link, or one whose sender is dead."""
         if isinstance(thing, Data):
             message: Any = thing.message
         elif isinstance(thing, Message):
             message = thing
-        else:  # a sender's own waiting for it, or a collective, which is said elsewhere
+        else:  # the sender's own wait for it, or a collective, which is recorded in `collective_delay`
             return
         sender = message.sender.number
         if sender in self.dead and isinstance(thing, Data):
-            self.losses.unsent(sender, thing.receive)
+            self.detector.unsent(sender, thing.receive)
             return
-        for rule in self.rules:
-            if rule.cut and rule.until == inf and rule.is_between(sender, dest.number):
-                self.lost.append((message.spelled(), rule.cut))
+        for fault in self.link_faults:
+            if fault.cut and fault.until == inf and fault.is_between(sender, dest.number):
+                self.lost.append((message.describe(), fault.cut))
                 return
 
-    def told(self) -> str:
-        """What was lost, for whoever waits for it in vain."""
+    def describe_losses(self) -> str:
+        """Describe what was lost, for the report of a deadlock."""
         by_link: dict[str, list[str]] = {}
         for what, why in self.lost:
             by_link.setdefault(why, []).append(what)
         return "".join(
-            f"\n{why} for good, and lost on it" + _sites.listed(things) for why, things in by_link.items()
+            f"\n{why} and never restored; lost on it:" + sites.format_list(things)
+            for why, things in by_link.items()
         )
 
     # ---- death
 
     def check(self, rank: Any) -> None:
-        """Kill a rank whose time has come."""
+        """Kill a rank if its time has come."""
         if rank.t >= self.dies.get(rank.number, inf):
             self.die(rank, self.dies[rank.number])
 
     def begin_step(self, rank: Any) -> None:
-        """Told by the kernel of every step."""
+        """Kill a rank if it begins the step in which it is to die."""
         if self.steps.get(rank.number) == rank.steps - 1:
             self.die(rank, rank.t)
 
     def die(self, rank: Any, time: float) -> NoReturn:
-        """Kill a rank, in its own greenlet: it does nothing any more."""
+        """Kill a rank, from its own greenlet."""
         number = rank.number
         if rank.alive:
             known = time + self.detection.get(number, 0.0)
             self.dead[number] = Death(time, known, rank.steps - 1 if rank.steps else None)
             self.dies[number] = time
             rank.alive, rank.t, rank.value = False, time, None
-            self.losses.died(rank, known)
-            for rescue in list(self.rescues.values()):
-                rescue.try_to_end()
+            self.detector.died(rank, known)
+            for agreement in list(self.agreements.values()):
+                agreement.try_to_end()
         raise Killed
 
     def describe(self, number: int) -> str:
-        """How a rank died."""
+        """Describe the death of a rank."""
         time, _, step = self.dead[number]
         in_step = "" if step is None else f" in its step {step}"
         return f"rank {number} was killed {1e3 * time:.6g} ms after the start{in_step}"
 
 
-def faults_of(kernel: Any) -> Faults:
-    """What goes wrong in a kernel's run, from now on."""
+def get_faults(kernel: Any) -> Faults:
+    """Return the faults of a kernel's run, made on first use."""
     if kernel.faults is None:
         kernel.faults = Faults(kernel)
         kernel.at_step = kernel.faults.begin_step
@@ -501,7 +509,7 @@ def faults_of(kernel: Any) -> Faults:
 
 
 class FaultyWires:
-    """The network of a run in which things go wrong: see `paceline.vmpi.wires.Wires`."""
+    """The network of a run with faults: see `paceline.vmpi.network.Wires`."""
 
     jittered = True
 
@@ -520,26 +528,26 @@ class FaultyWires:
         if source in faults.dies:
             faults.check(faults.kernel.ranks[source])
         free, arrives, taking = self._inner.send(source, dest, nbytes, now, eager)
-        return free, arrives + faults.late(source, dest, now, arrives - now), taking
+        return free, arrives + faults.extra_delay(source, dest, now, arrives - now), taking
 
     def fetch(self, source: int, dest: int, nbytes: int, now: float) -> tuple[float, float, float]:
         faults = self._faults
         if source in faults.dead and faults.dead[source].time <= now:
             return inf, 0.0, inf
         arrives, taking, released = self._inner.fetch(source, dest, nbytes, now)
-        extra = faults.late(source, dest, now, arrives - now)
+        extra = faults.extra_delay(source, dest, now, arrives - now)
         return arrives + extra, taking, released + extra
 
 
 class Pace:
-    """How fast a rank computes, when: called with its clock and the seconds that work would take, says when it is done."""
+    """How fast a rank computes: called with its clock and the seconds of some work, returns when the work is done."""
 
     def __init__(self, rank: Any, faults: Faults) -> None:
         self._rank, self._faults = rank, faults
         self.windows: list[tuple[float, float, float]] = []
-        """From when to when it takes how many times as long; infinitely long: not at all."""
+        """(start, stop, factor): from start to stop, work takes `factor` times as long; infinity is a pause."""
         self.spread = 0.0
-        """Work takes up to so much of itself longer, at random."""
+        """Work takes up to 1 + `spread` times as long, at random."""
 
     def __call__(self, now: float, seconds: float) -> float:
         if self.spread:
@@ -567,8 +575,8 @@ class Pace:
         return now
 
 
-class Pausing:
-    """Comes to a rank that is to do nothing for a while: it goes on when it has been taken in."""
+class PauseEvent:
+    """Pauses a rank that takes it in."""
 
     __slots__ = ("until",)
 
@@ -579,8 +587,8 @@ class Pausing:
         rank.t = max(rank.t, self.until)
 
 
-class Dying:
-    """Comes to a rank that is to be killed at this moment, and is waiting."""
+class KillEvent:
+    """Kills a rank that is waiting when its time has come."""
 
     __slots__ = ()
 
@@ -591,61 +599,61 @@ class Dying:
 Given = dict[int, Any]
 
 
-class Survival:
-    """The calls of a communicator that work when some of its ranks are dead."""
+class SurvivalCalls:
+    """The calls of a communicator that work when some of its ranks are dead (ULFM)."""
 
     __slots__ = ()
 
     def Revoke(self) -> None:
-        """Let everything that is under way on this communicator, and that comes, fail on all its ranks."""
-        _faults(self).losses.revoke(self)
+        """Make all pending and future calls on this communicator fail, on all its ranks."""
+        _faults(self).detector.revoke(self)
 
     def Is_revoked(self) -> bool:
-        """Whether this rank has heard that somebody revoked it."""
+        """Return True if this rank knows that the communicator was revoked."""
         faults = _me(self).kernel.faults
-        return faults is not None and faults.losses.is_revoked(self)
+        return faults is not None and faults.detector.is_revoked(self)
 
     def Get_failed(self) -> Any:
-        """The group of the dead that this rank has heard of."""
+        """Return the group of the dead ranks that this rank knows of."""
         kernel = _me(self).kernel
-        kernel.look(_me(self))
-        return Ranks(() if kernel.faults is None else kernel.faults.losses.known(self), _me(self).number)
+        kernel.take_arrived(_me(self))
+        return Group(() if kernel.faults is None else kernel.faults.detector.known(self), _me(self).number)
 
     def Ack_failed(self, num_to_ack: int | None = None) -> int:
-        """Receives from anybody wait again, though some are dead; returns how many of the dead are acknowledged."""
+        """Let receives from any source wait again although some ranks are dead; return how many are acknowledged."""
         faults = _me(self).kernel.faults
-        return 0 if faults is None else faults.losses.acknowledge(self, num_to_ack)
+        return 0 if faults is None else faults.detector.acknowledge(self, num_to_ack)
 
     def Agree(self, flag: int) -> int:
-        """All flags of those who live, bit by bit `and`ed; an error on all where a death is not acknowledged by all."""
+        """Return the bitwise AND of the flags of the living ranks; raise on all if some have not acknowledged a death."""
         faults = _faults(self)
-        met = _rescue(self, "Agree", (int(flag), set(faults.losses.acknowledged(self))), _agree)
+        met = _agreement_call(self, "Agree", (int(flag), set(faults.detector.acknowledged(self))), _agree)
         met.Wait()
         agreed, unseen = met.result
         if unseen:
-            line = spelled(site())
+            line = sites.format_site(sites.find_site())
             told = faults.describe(unseen[0])
             raise mpi_error("ERR_PROC_FAILED", f"{told}; rank {_me(self).number} noticed in Agree at {line}")
         return int(agreed)
 
     def Shrink(self) -> Any:
-        """A communicator of those who live, in the same order."""
-        met = _rescue(self, "Shrink", None, _shrink)
+        """Make a communicator of the living ranks, in the same order."""
+        met = _agreement_call(self, "Shrink", None, _shrink)
         met.Wait()
         return type(self)(*met.result)
 
 
-class Rescue:
-    """A call that ends when all members of a group who live have come to it."""
+class Agreement:
+    """A call that ends when all living members of a communicator have made it."""
 
-    def __init__(self, faults: Faults, group: Group, finish: Callable[[Rescue, Given], Given]) -> None:
-        self.faults, self.group, self._finish = faults, group, finish
-        self._requests: dict[int, Met] = {}
+    def __init__(self, faults: Faults, state: CommState, finish: Callable[[Agreement, Given], Given]) -> None:
+        self.faults, self.state, self._finish = faults, state, finish
+        self._requests: dict[int, CollectiveRequest] = {}
         self._given: Given = {}
         self._latest = 0.0
 
-    def come(self, rank: Any, name: str, given: Any) -> Met:
-        self._requests[rank.number] = met = Met(rank, name, None)
+    def come(self, rank: Any, name: str, given: Any) -> CollectiveRequest:
+        self._requests[rank.number] = met = CollectiveRequest(rank, name, None)
         self._given[rank.number] = given
         self._latest = max(self._latest, rank.t)
         self.try_to_end()
@@ -653,22 +661,24 @@ class Rescue:
 
     @property
     def dead(self) -> list[int]:
-        return [number for number in self.group.members if number in self.faults.dead]
+        return [number for number in self.state.members if number in self.faults.dead]
 
     def try_to_end(self) -> None:
         kernel, faults = self.faults.kernel, self.faults
-        living = tuple(number for number in self.group.members if number not in faults.dead)
+        living = tuple(number for number in self.state.members if number not in faults.dead)
         if not all(number in self._requests for number in living):
             return
-        faults.rescues = {key: rescue for key, rescue in faults.rescues.items() if rescue is not self}
-        # Twice all to all, as an agreement is, and not before everybody can know who is dead.
+        faults.agreements = {
+            key: agreement for key, agreement in faults.agreements.items() if agreement is not self
+        }
+        # An agreement costs two allreduces, and cannot end before everyone can know who is dead.
         end = max([self._latest, *(faults.dead[number].known for number in self.dead)])
         if len(living) > 1:
             end += 2 * kernel.wires.collective("Allreduce", living, 8)
         results = self._finish(self, {number: self._given[number] for number in living})
         for number in living:
             self._requests[number].result = results[number]
-            kernel.put(kernel.ranks[number], end, self._requests[number])
+            kernel.schedule(kernel.ranks[number], end, self._requests[number])
 
 
 def _me(comm: Any) -> Any:
@@ -676,29 +686,31 @@ def _me(comm: Any) -> Any:
 
 
 def _faults(comm: Any) -> Faults:
-    return faults_of(comm.me.kernel)
+    return get_faults(comm.me.kernel)
 
 
-def _rescue(comm: Any, name: str, given: Any, finish: Callable[[Rescue, Given], Given]) -> Met:
+def _agreement_call(
+    comm: Any, name: str, given: Any, finish: Callable[[Agreement, Given], Given]
+) -> CollectiveRequest:
     faults = _faults(comm)
     faults.check(comm.me)
-    counted = (name, comm.group.context, comm.me.number)
-    call = faults.rescued[counted] = faults.rescued.get(counted, -1) + 1
-    key = (name, comm.group.context, call)
-    rescue = faults.rescues.get(key)
-    if rescue is None:
-        rescue = faults.rescues[key] = Rescue(faults, comm.group, finish)
-    return rescue.come(comm.me, name, given)
+    counted = (name, comm.state.context, comm.me.number)
+    call = faults.agreement_calls[counted] = faults.agreement_calls.get(counted, -1) + 1
+    key = (name, comm.state.context, call)
+    agreement = faults.agreements.get(key)
+    if agreement is None:
+        agreement = faults.agreements[key] = Agreement(faults, comm.state, finish)
+    return agreement.come(comm.me, name, given)
 
 
-def _agree(rescue: Rescue, given: Given) -> Given:
+def _agree(agreement: Agreement, given: Given) -> Given:
     flag = -1
     for mine, _ in given.values():
         flag &= mine
-    unseen = [dead for dead in rescue.dead if any(dead not in seen for _, seen in given.values())]
+    unseen = [dead for dead in agreement.dead if any(dead not in seen for _, seen in given.values())]
     return dict.fromkeys(given, (flag, unseen))
 
 
-def _shrink(rescue: Rescue, given: Given) -> Given:
-    group = Group(rescue.group.kernel, tuple(given), rescue.group.name)
-    return {number: (group, rank) for rank, number in enumerate(given)}
+def _shrink(agreement: Agreement, given: Given) -> Given:
+    state = CommState(agreement.state.kernel, tuple(given), agreement.state.name)
+    return {number: (state, rank) for rank, number in enumerate(given)}

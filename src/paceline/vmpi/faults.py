@@ -1,15 +1,15 @@
-"""What can go wrong in a simulation: ranks that die, stop or are slow, links that are cut or slow, messages that are late.
+"""Faults for a simulation: ranks die, stop or are slow; links are cut or slow; messages are late.
 
     run(program, ranks=8, faults=[fail_at(rank=3, step=100), slow(rank=5, by=4)])
 
-or from a script, a Python file with such calls and nothing to import:
+or from a script, a Python file with such calls, which needs no imports:
 
     fail_at(rank=3, step=100)
     for r in range(4):
         delay(dest=r, by=0.001, at=2, until=3)
 
-Times are virtual seconds from the start; `until=None` is for ever. Ends of a link are ranks, `node(k)` for all ranks of a
-node, or None for anybody. What the others see of a rank that died is what ULFM has them see (`paceline.vmpi.survival`).
+Times are virtual seconds from the start; `until=None` means forever. The ends of a link are ranks, `node(k)` for all
+ranks of a node, or None for all ranks. What the other ranks see of a dead one: see `paceline.vmpi.failures`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.errors import UsageError
-from paceline.vmpi.failures import Dying, Pausing, Rule, faults_of
+from paceline.vmpi.failures import KillEvent, LinkFault, PauseEvent, get_faults
 
 __all__ = [
     "Fault",
@@ -37,19 +37,16 @@ __all__ = [
 ]
 
 
-# ---- Everything that can go wrong, each a value with `prepare(kernel)`; `paceline.vmpi.faults` says what they mean.
-
-
 class Fault(Protocol):
-    """Something that goes wrong."""
+    """Something that goes wrong in a run."""
 
     def prepare(self, kernel: Any) -> None:
-        """Arrange for it in a run that has not begun."""
+        """Set up the fault in a run that has not started."""
         ...
 
 
 @dataclass(frozen=True)
-class node:  # noqa: N801 (a word of the scripts)
+class node:  # noqa: N801 (a name used in scripts)
     """All ranks of a node, from 0, as one end of a link.
 
     >>> CutLink(a=node(0), b=node(1), at=2).a
@@ -73,20 +70,20 @@ class FailAt:
 
     def __post_init__(self) -> None:
         if (self.step is None) == (self.time is None):
-            raise UsageError(f"fail_at needs a step or a time; got step={self.step}, time={self.time}")
+            raise UsageError(f"fail_at needs either a step or a time; got step={self.step}, time={self.time}")
         _at_least_0("step of fail_at", self.step)
         _at_least_0("time of fail_at", self.time)
         _at_least_0("detected of fail_at", self.detected)
 
     def prepare(self, kernel: Any) -> None:
-        faults, number = faults_of(kernel), _rank("fail_at", self.rank, kernel)
+        faults, number = get_faults(kernel), _rank("fail_at", self.rank, kernel)
         faults.detection[number] = self.detected
         faults.pace(number)
         if self.step is not None:
             faults.steps[number] = min(self.step, faults.steps.get(number, self.step))
         if self.time is not None:
             faults.dies[number] = min(self.time, faults.dies.get(number, inf))
-            kernel.put(kernel.ranks[number], self.time, Dying())
+            kernel.schedule(kernel.ranks[number], self.time, KillEvent())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +100,8 @@ class CutLink:
 
     def prepare(self, kernel: Any) -> None:
         until = inf if self.until is None else self.until
-        told = f"the link between {_spelled(self.a)} and {_spelled(self.b)} was cut {1e3 * self.at:.6g} ms after the start"
+        ends = f"{_describe_end(self.a)} and {_describe_end(self.b)}"
+        told = f"the link between {ends} was cut {1e3 * self.at:.6g} ms after the start"
         _add(kernel, "cut_link", self.a, self.b, self.at, until, lambda now, way: until - now, cut=told)
 
 
@@ -145,7 +143,7 @@ class Slow:
             kernel.ranks[number].slow *= self.by
         else:
             until = inf if self.until is None else self.until
-            faults_of(kernel).pace(number).windows.append((self.at, until, self.by))
+            get_faults(kernel).pace(number).windows.append((self.at, until, self.by))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,8 +179,8 @@ class Pause:
 
     def prepare(self, kernel: Any) -> None:
         number, end = _rank("pause", self.rank, kernel), self.at + self.seconds
-        faults_of(kernel).pace(number).windows.append((self.at, end, inf))
-        kernel.put(kernel.ranks[number], self.at, Pausing(end))
+        get_faults(kernel).pace(number).windows.append((self.at, end, inf))
+        kernel.schedule(kernel.ranks[number], self.at, PauseEvent(end))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +195,7 @@ class Shuffle:
         _at_least_0("work of shuffle", self.work)
 
     def prepare(self, kernel: Any) -> None:
-        faults = faults_of(kernel)
+        faults = get_faults(kernel)
         _add(kernel, "shuffle", None, None, 0.0, inf, lambda now, way: self.most * faults.random())
         for rank in kernel.ranks:
             faults.pace(rank.number).spread = self.work
@@ -208,8 +206,8 @@ def _add(
     **more: Any,
 ) -> None:  # fmt: skip
     ends = (_ranks(name, a, kernel), _ranks(name, b, kernel))
-    rule = Rule(a=ends[0], b=ends[1], at=at, until=until, extra=extra, **more)
-    faults_of(kernel).rules.append(rule)
+    fault = LinkFault(a=ends[0], b=ends[1], at=at, until=until, extra=extra, **more)
+    get_faults(kernel).link_faults.append(fault)
 
 
 def _ranks(name: str, end: End, kernel: Any) -> Collection[int]:
@@ -220,7 +218,7 @@ def _ranks(name: str, end: End, kernel: Any) -> Collection[int]:
     found = frozenset(rank for rank, place in enumerate(kernel.wires.node) if place == end.number)
     if not found:
         raise UsageError(
-            f"{name}: there is no node {end.number}; there are {max(kernel.wires.node) + 1}, from 0"
+            f"{name}: there is no node {end.number}; the nodes are 0 to {max(kernel.wires.node)}"
         )
     return found
 
@@ -228,11 +226,11 @@ def _ranks(name: str, end: End, kernel: Any) -> Collection[int]:
 def _rank(name: str, rank: Any, kernel: Any) -> int:
     ranks = len(kernel.ranks)
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < ranks:
-        raise UsageError(f"{name} has rank {rank!r}; there are {ranks} ranks, from 0")
+        raise UsageError(f"{name}: there is no rank {rank!r}; the ranks are 0 to {ranks - 1}")
     return rank
 
 
-def _spelled(end: End) -> str:
+def _describe_end(end: End) -> str:
     return "all ranks" if end is None else f"node {end.number}" if isinstance(end, node) else f"rank {end}"
 
 
@@ -257,7 +255,7 @@ def _factor(name: str, by: Any) -> None:
 def fail_at(
     *, rank: int, step: int | None = None, time: float | None = None, detected: float = 1e-3
 ) -> FailAt:
-    """Kill a rank when it begins a step (counted from 0), or at a time; the others know `detected` seconds later.
+    """Kill a rank when it begins a step (counted from 0) or at a time; the others learn of it `detected` seconds later.
 
     >>> from paceline.vmpi import run
     >>> def program(comm):
@@ -272,42 +270,42 @@ def fail_at(
 
 
 def cut_link(a: End, b: End, *, at: float = 0.0, until: float | None = None) -> CutLink:
-    """Hold messages between `a` and `b` until the link is back; they are lost where it never is."""
+    """Hold back messages between `a` and `b` until the link is restored; without `until` they are lost."""
     return CutLink(a=a, b=b, at=at, until=until)
 
 
 def delay(
     *, source: End = None, dest: End = None, by: float, at: float = 0.0, until: float | None = None
 ) -> Delay:
-    """Let messages from `source` to `dest` come `by` seconds later."""
+    """Delay messages from `source` to `dest` by `by` seconds."""
     return Delay(source=source, dest=dest, by=by, at=at, until=until)
 
 
 def slow(*, rank: int, by: float, at: float = 0.0, until: float | None = None) -> Slow:
-    """Let a rank take `by` times as long for what it computes."""
+    """Make a rank compute `by` times as slowly."""
     return Slow(rank=rank, by=by, at=at, until=until)
 
 
 def slow_link(a: End, b: End, *, by: float, at: float = 0.0, until: float | None = None) -> SlowLink:
-    """Let messages between `a` and `b` be on their way `by` times as long."""
+    """Make messages between `a` and `b` take `by` times as long."""
     return SlowLink(a=a, b=b, by=by, at=at, until=until)
 
 
 def pause(*, rank: int, at: float, seconds: float) -> Pause:
-    """Let a rank do nothing at all for so long, as a stopped process does."""
+    """Stop a rank for some seconds, like a stopped process."""
     return Pause(rank=rank, at=at, seconds=seconds)
 
 
 def shuffle(*, most: float, work: float = 1.0) -> Shuffle:
-    """Let every message come up to `most` seconds later, and all computing take up to 1 + `work` times as long, at random.
+    """Delay every message by up to `most` seconds, and slow all computing by a factor of up to 1 + `work`, at random.
 
-    What is drawn follows from the run's seed: each seed is another schedule of the same program.
+    The random numbers follow from the seed of the run: each seed gives another schedule of the same program.
     """
     return Shuffle(most=most, work=work)
 
 
 def load_faults(path: str | Path) -> list[Fault]:
-    """What a script says goes wrong: a Python file in which `fail_at` and the others, and `node`, need no import."""
+    """Read faults from a script: a Python file in which `fail_at` and the others, and `node`, need no import."""
     found: list[Fault] = []
 
     def kept(make: Callable[..., Fault]) -> Callable[..., None]:
@@ -316,7 +314,7 @@ def load_faults(path: str | Path) -> list[Fault]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(f"cannot read the faults of {path}: {why}") from None
     names = {make.__name__: kept(make) for make in WORDS}
     try:
@@ -330,7 +328,7 @@ WORDS: tuple[Callable[..., Fault], ...] = (fail_at, cut_link, delay, slow, slow_
 
 
 def _line(error: BaseException, path: str) -> int:
-    """The line of the script at which it failed."""
+    """Return the line of the script at which it failed."""
     line = error.lineno if isinstance(error, SyntaxError) and error.lineno else 0
     trace = error.__traceback__
     while trace is not None:

@@ -1,4 +1,4 @@
-"""What the ranks of one communicator share: who they are, and the calls in which all of them meet."""
+"""Groups of ranks, what the ranks of one communicator share, and the collective calls in which they meet."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-from paceline.vmpi import sites as _sites
+from paceline.vmpi import sites
 from paceline.vmpi.constants import UNDEFINED
 from paceline.vmpi.errors import BufferChanged, CollectiveMismatch
 from paceline.vmpi.requests import Request
@@ -14,12 +14,12 @@ from paceline.vmpi.requests import Request
 IDENT, CONGRUENT, SIMILAR, UNEQUAL = range(4)
 
 
-class Ranks:
-    """Some ranks, in an order.
+class Group:
+    """An ordered set of ranks: mpi4py's MPI.Group. Members are numbered as in the world.
 
-    >>> all_of_them = Ranks(range(6), me=1)
-    >>> odd = all_of_them.Incl([1, 3, 5])
-    >>> odd.Get_size(), odd.Get_rank(), odd.Translate_ranks([0, 2], all_of_them)
+    >>> everyone = Group(range(6), me=1)
+    >>> odd = everyone.Incl([1, 3, 5])
+    >>> odd.Get_size(), odd.Get_rank(), odd.Translate_ranks([0, 2], everyone)
     (3, 0, [1, 5])
     """
 
@@ -37,36 +37,36 @@ class Ranks:
     size = property(Get_size)
     rank = property(Get_rank)
 
-    def Incl(self, ranks: Sequence[int]) -> Ranks:
-        return Ranks([self.members[rank] for rank in ranks], self._me)
+    def Incl(self, ranks: Sequence[int]) -> Group:
+        return Group([self.members[rank] for rank in ranks], self._me)
 
-    def Excl(self, ranks: Sequence[int]) -> Ranks:
+    def Excl(self, ranks: Sequence[int]) -> Group:
         left_out = set(ranks)
-        return Ranks([member for rank, member in enumerate(self.members) if rank not in left_out], self._me)
+        return Group([member for rank, member in enumerate(self.members) if rank not in left_out], self._me)
 
-    def Translate_ranks(self, ranks: Sequence[int] | None = None, group: Ranks | None = None) -> list[int]:
-        """Which ranks of the other group these of this group are."""
+    def Translate_ranks(self, ranks: Sequence[int] | None = None, group: Group | None = None) -> list[int]:
+        """Return the ranks in the other group of these ranks of this group."""
         theirs = {} if group is None else {member: place for place, member in enumerate(group.members)}
         wanted = range(len(self.members)) if ranks is None else ranks
         return [rank if rank < 0 else theirs.get(self.members[rank], UNDEFINED) for rank in wanted]
 
     @classmethod
-    def Union(cls, group1: Ranks, group2: Ranks) -> Ranks:
+    def Union(cls, group1: Group, group2: Group) -> Group:
         known = set(group1.members)
         return cls([*group1.members, *(one for one in group2.members if one not in known)], group1._me)
 
     @classmethod
-    def Intersection(cls, group1: Ranks, group2: Ranks) -> Ranks:
+    def Intersection(cls, group1: Group, group2: Group) -> Group:
         known = set(group2.members)
         return cls([one for one in group1.members if one in known], group1._me)
 
     @classmethod
-    def Difference(cls, group1: Ranks, group2: Ranks) -> Ranks:
+    def Difference(cls, group1: Group, group2: Group) -> Group:
         known = set(group2.members)
         return cls([one for one in group1.members if one not in known], group1._me)
 
     @classmethod
-    def Compare(cls, group1: Ranks, group2: Ranks) -> int:
+    def Compare(cls, group1: Group, group2: Group) -> int:
         if tuple(group1.members) == tuple(group2.members):
             return IDENT
         return SIMILAR if sorted(group1.members) == sorted(group2.members) else UNEQUAL
@@ -75,7 +75,7 @@ class Ranks:
         self.members = ()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Ranks) and tuple(self.members) == tuple(other.members)
+        return isinstance(other, Group) and tuple(self.members) == tuple(other.members)
 
     def __bool__(self) -> bool:
         return True
@@ -83,8 +83,8 @@ class Ranks:
     __hash__ = None  # type: ignore[assignment]
 
 
-class Group:
-    """The members of one communicator, by their numbers in the world, and its context."""
+class CommState:
+    """What all ranks of one communicator share: its members, by their numbers in the world, and its context."""
 
     def __init__(self, kernel: Any, members: Sequence[int], name: str) -> None:
         self.kernel = kernel
@@ -92,20 +92,20 @@ class Group:
         self.context: int = next(kernel.contexts)
         self.name = name
         self.meetings: dict[int, Meeting] = {}
-        self.forming: dict[Any, tuple[Group, int]] = {}
-        """Groups of some of the members: who is not there yet."""
+        self.forming: dict[Any, tuple[CommState, int]] = {}
+        """Communicators being made from some of the members, and how many have not called yet."""
         self.freed = 0
-        kernel.groups[self.context] = self
+        kernel.states[self.context] = self
 
     @cached_property
     def node_of(self) -> tuple[int, ...]:
-        """The node of each member: one tuple for all of them."""
+        """The node of each member: one tuple, shared by all ranks."""
         node = self.kernel.wires.node
         return tuple(node[member] for member in self.members)
 
 
-class Met(Request):
-    """One rank's part in a call of all: done when everybody has come and the result is there, and `take` has got it."""
+class CollectiveRequest(Request):
+    """One rank's part in a collective call: done when every rank has called, and `take` has received the result."""
 
     __slots__ = ("result", "take")
 
@@ -120,12 +120,12 @@ class Met(Request):
             try:
                 take(self.result)
             except BufferChanged as error:
-                self.error = BufferChanged(f"a buffer of the {self.spelled()} {error}")
+                self.error = BufferChanged(f"a buffer of {self.describe()} {error}")
         self.done = True
 
 
-class Disagree(Exception):  # noqa: N818 (it is no failure yet)
-    """Two ranks of a call of all want different things, which shows only when all have come: who, and what each says."""
+class Disagreement(Exception):  # noqa: N818 (turned into a CollectiveMismatch)
+    """Two ranks of a collective call contradict each other, which shows only when all have called."""
 
     def __init__(self, one: int, ones: str, other: int, others: str) -> None:
         super().__init__()
@@ -133,26 +133,26 @@ class Disagree(Exception):  # noqa: N818 (it is no failure yet)
 
 
 class Meeting:
-    """One call in which all members of a group take part."""
+    """One collective call: which ranks have called so far, and what each contributed."""
 
     __slots__ = ("arguments", "given", "latest", "missing", "requests")
 
     def __init__(self, arguments: tuple[Any, ...], size: int) -> None:
         self.arguments = arguments
         self.given: list[Any] = [None] * size
-        self.requests: list[Met | None] = [None] * size
+        self.requests: list[CollectiveRequest | None] = [None] * size
         self.latest = 0.0
         self.missing = size
 
-    def lacking(self, group: Group) -> str:
-        """Who has not come."""
+    def describe_missing(self, state: CommState) -> str:
+        """Say which ranks have not made the call."""
         absent = [
-            str(number)
-            for number, request in zip(group.members, self.requests, strict=True)
+            f"rank {number}"
+            for number, request in zip(state.members, self.requests, strict=True)
             if request is None
         ]
         some = ", ".join(absent[:8]) + (f" and {len(absent) - 8:,} more" if len(absent) > 8 else "")
-        return f"to {_called(self.arguments)} of {len(group.members):,} ranks did not come: rank {some}"
+        return f"{_format_call(self.arguments)} of {len(state.members):,} ranks was not called by {some}"
 
 
 def meet(
@@ -165,34 +165,35 @@ def meet(
     nbytes: int | Callable[[list[Any]], int] = 0,
     free_of_charge: bool = False,
     take: Callable[[Any], None] | None = None,
-) -> Met:
-    """Come to the next meeting of a communicator with what one has; the request is done when all have come.
+) -> CollectiveRequest:
+    """Take part in the next collective call of a communicator; the request is done when every rank has called.
 
-    `finish` makes everybody's result from what all have given, in rank order, once. `arguments` must be the same on
-    every rank; `nbytes`: what one rank hands in, for the cost, or how to find it in what all have given. `take` is
-    called with this rank's result when it is there.
+    `given`: this rank's contribution. `finish` is called once, with the contributions of all ranks in rank order, and
+    returns the result of each. `arguments` must be the same on every rank. `nbytes`: the bytes that one rank
+    contributes, for the cost, or a function that finds them in the contributions. `take` is called with this rank's
+    result when it is there. `free_of_charge`: the call takes no time beyond waiting for the last rank.
     """
-    group: Group = comm.group
+    state: CommState = comm.state
     rank = comm.me
     kernel = rank.kernel
-    if kernel.faults is not None and kernel.faults.losses.begin(comm, name):
-        left_out = Met(rank, name, None)
+    if kernel.faults is not None and kernel.faults.detector.begin(comm, name):
+        left_out = CollectiveRequest(rank, name, None)
         left_out.done = True
         return left_out
-    request = Met(rank, name, take)
+    request = CollectiveRequest(rank, name, take)
     call = comm.calls
     comm.calls = call + 1
-    meeting = group.meetings.get(call)
+    meeting = state.meetings.get(call)
     asked = (name, *arguments)
-    size = len(group.members)
+    size = len(state.members)
     if meeting is None:
-        meeting = group.meetings[call] = Meeting(asked, size)
-        kernel.meetings[meeting] = group
+        meeting = state.meetings[call] = Meeting(asked, size)
+        kernel.meetings[meeting] = state
     elif meeting.arguments != asked:
         other = next(found for found in meeting.requests if found is not None)
         raise CollectiveMismatch(
-            f"rank {rank.number} calls {_called(asked)} at {_sites.spelled(_sites.site())} where rank "
-            f"{other.rank.number} calls {_called(meeting.arguments)} at {_sites.spelled(other.made)}"
+            f"rank {rank.number} calls {_format_call(asked)} at {sites.format_site(sites.find_site())}, but rank "
+            f"{other.rank.number} calls {_format_call(meeting.arguments)} at {sites.format_site(other.origin)}"
         )
     meeting.given[comm.rank] = given
     meeting.requests[comm.rank] = request
@@ -201,40 +202,40 @@ def meet(
     meeting.missing -= 1
     if meeting.missing:
         return request
-    del group.meetings[call]
+    del state.meetings[call]
     del kernel.meetings[meeting]
     try:
         results = finish(meeting.given)
-    except Disagree as found:
-        raise CollectiveMismatch(_disagreeing(name, meeting, found)) from None
+    except Disagreement as found:
+        raise CollectiveMismatch(_describe_disagreement(name, meeting, found)) from None
     end = meeting.latest
     if not free_of_charge and size > 1:
         handed = nbytes if isinstance(nbytes, int) else nbytes(meeting.given)
-        end += kernel.wires.collective(_blocking(name), group.members, handed)
+        end += kernel.wires.collective(_blocking(name), state.members, handed)
         if kernel.faults is not None:
-            end = kernel.faults.late_among(name, group.members, meeting.latest, end)
-    for member, met, result in zip(group.members, meeting.requests, results, strict=True):
+            end = kernel.faults.collective_delay(name, state.members, meeting.latest, end)
+    for member, met, result in zip(state.members, meeting.requests, results, strict=True):
         assert met is not None
         met.result = result
-        kernel.put(kernel.ranks[member], end, met)
+        kernel.schedule(kernel.ranks[member], end, met)
     return request
 
 
 def _blocking(name: str) -> str:
-    """Which call's costs are this one's: a call that does not wait costs what the one that waits does."""
+    """Return the blocking call of this name: a non-blocking collective costs as much."""
     return name[1:].capitalize() if name[0] == "I" else name.capitalize()
 
 
-def _called(asked: tuple[Any, ...]) -> str:
-    """A call in words; an argument is a pair of its name and its value."""
+def _format_call(asked: tuple[Any, ...]) -> str:
+    """Format a call; an argument is a pair of its name and its value."""
     words = [f"{word[0]}={word[1]}" if isinstance(word, tuple) else str(word) for word in asked[1:]]
     return f"{asked[0]}({', '.join(words)})" if words else str(asked[0])
 
 
-def _disagreeing(name: str, meeting: Meeting, found: Disagree) -> str:
+def _describe_disagreement(name: str, meeting: Meeting, found: Disagreement) -> str:
     said = []
     for member, words in found.sides:
         request = meeting.requests[member]
         assert request is not None
-        said.append(f"rank {request.rank.number} {words} at {_sites.spelled(request.made)}")
-    return f"in {name}, " + " where ".join(said)
+        said.append(f"rank {request.rank.number} {words} at {sites.format_site(request.origin)}")
+    return f"in {name}, " + ", but ".join(said)

@@ -1,12 +1,12 @@
-"""The virtual clock: which rank goes on next, and what comes to whom, when.
+"""The virtual clock: which rank runs next, and what arrives where, and when.
 
-    every rank has its own clock, and an inbox of what is on its way to it, by the time of its arrival
-    computing, and what calls cost, move the clock of the rank that does it
-    who waits takes in what arrives, in order of time, until what it waits for is there
-    always the rank that is earliest goes on: so nothing can arrive in anybody's past
+    every rank has its own clock, and an inbox of what is on its way to it, ordered by arrival time
+    computing and calls advance the clock of the rank that performs them
+    a waiting rank takes in what arrives, in order of time, until what it waits for is there
+    the rank with the earliest clock always runs next, so nothing can arrive in the past of another rank
 
-Ranks are greenlets: only one runs at a time, and it runs until it waits. The same seed gives the same order of events,
-another seed breaks ties between events at the same time differently; with seed 0 who came first goes first.
+Ranks are greenlets: only one runs at a time, and it runs until it waits. The same seed gives the same order of events;
+another seed breaks ties between simultaneous events differently. With seed 0 the event that was scheduled first wins.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from weakref import WeakValueDictionary
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from paceline.vmpi import sites as _sites
-from paceline.vmpi.constants import meant
+from paceline.vmpi import sites
+from paceline.vmpi.constants import special_numbers
 from paceline.vmpi.errors import Deadlock, RankFailed, Unfinished, Unmatched
 
-# ---- What is wrong when ranks cannot go on, or have ended and left something over.
+# Reports: deadlocks, and what finished ranks have left behind.
 
 
 def check_end(kernel: Any) -> None:
-    """Nobody goes on any more: all must have ended, and nothing may be left over."""
+    """Raise if ranks are still waiting, or have left messages or requests behind, when no rank can continue."""
     waiting = [rank for rank in kernel.ranks if rank.alive and not rank.greenlet.dead]
     if waiting:
-        _stuck(
-            kernel, waiting, f"{len(waiting):,} of {len(kernel.ranks):,} ranks wait, and nothing is under way"
-        )
+        are = "is" if len(waiting) == 1 else "are"
+        count = f"{len(waiting):,} of {len(kernel.ranks):,} ranks"
+        _report_deadlock(kernel, waiting, f"{count} {are} waiting, and no message is on its way")
     if not kernel.strict or (kernel.faults is not None and kernel.faults.excuses()):
         return
     for rank in kernel.ranks:
@@ -45,77 +45,97 @@ def check_end(kernel: Any) -> None:
 
 
 def check_polling(kernel: Any, often: int) -> None:
-    """Ranks look for what nobody sends: all that have not ended wait or have looked often, and nothing is on its way."""
+    """Raise if no rank can make progress: each one is waiting or has polled `often` times, and nothing is on its way."""
     living = [rank for rank in kernel.ranks if rank.alive and not rank.greenlet.dead]
     for rank in living:
-        if rank.inbox or not ((rank.waiting and rank.wake == inf) or rank.in_vain >= often):
+        if rank.inbox or not ((rank.waiting and rank.wake == inf) or rank.empty_polls >= often):
             return
-    looking = sum(rank.in_vain >= often for rank in living)
-    _stuck(
-        kernel, living,
-        f"{looking:,} of {len(kernel.ranks):,} ranks look again and again for what nobody sends",
-    )  # fmt: skip
+    looking = sum(rank.empty_polls >= often for rank in living)
+    keep = "keeps" if looking == 1 else "keep"
+    count = f"{looking:,} of {len(kernel.ranks):,} ranks"
+    _report_deadlock(kernel, living, f"{count} {keep} polling for messages that no rank sends")
 
 
-def _stuck(kernel: Any, waiting: list[Any], why: str) -> NoReturn:
-    said = []
+def _report_deadlock(kernel: Any, waiting: list[Any], why: str) -> NoReturn:
+    lines = []
     for rank in waiting:
-        where = _sites.spelled(_place(rank))
-        doing = rank.doing if isinstance(rank.doing, str) else rank.doing.wanted()
-        how = "looks for messages" if rank.in_vain and not rank.waiting else f"waits in {doing or 'a call'}"
-        said.append(f"rank {rank.number} {how} at {where}, {1e3 * rank.t:.6g} ms after the start")
+        where = sites.format_site(_place(rank))
+        doing = rank.doing if isinstance(rank.doing, str) else rank.doing.describe_wait()
+        polls = rank.empty_polls and not rank.waiting
+        how = "is polling for messages" if polls else f"is waiting in {doing or 'a call'}"
+        lines.append(f"rank {rank.number} {how} at {where}, {1e3 * rank.t:.6g} ms after the start")
         there = [message for queue in rank.unexpected.values() for message in queue]
         if there:
             more = f", and {len(there) - 1:,} more" if len(there) > 1 else ""
-            said.append(f"  and has not asked for {there[0].spelled()}{more}")
+            lines.append(f"  it has not received {there[0].describe()}{more}")
     dead = [rank.number for rank in kernel.ranks if not rank.alive]
-    gone = f" ({', '.join(f'rank {number}' for number in dead[:8])} had been killed)" if dead else ""
-    lost = "" if kernel.faults is None else kernel.faults.told()
-    lacking = "".join(f"\n  {meeting.lacking(group)}" for meeting, group in kernel.meetings.items())
-    raise Deadlock(f"deadlock: {why}{gone}{_sites.listed(said)}{lacking}{lost}")
+    gone = f" (killed earlier: {', '.join(f'rank {number}' for number in dead[:8])})" if dead else ""
+    lost = "" if kernel.faults is None else kernel.faults.describe_losses()
+    missing = "".join(f"\n  {meeting.describe_missing(state)}" for meeting, state in kernel.meetings.items())
+    raise Deadlock(f"deadlock: {why}{gone}{sites.format_list(lines)}{missing}{lost}")
 
 
 def _place(rank: Any) -> Any:
-    """Where a rank is in the user's program."""
+    """Return where a rank is in the user's program."""
     if rank.greenlet is not getcurrent():
-        return _sites.of_greenlet(rank.greenlet)
-    return _sites.of_frame(sys._getframe(1))
+        return sites.greenlet_site(rank.greenlet)
+    return sites.frame_site(sys._getframe(1))
 
 
 def _check_rank(rank: Any) -> None:
-    """Nothing may be left over of a rank that has ended."""
-    while rank.inbox:  # what came for a receive that nobody has waited for is no message without a receive
+    """Raise if a rank that has ended left messages or requests behind."""
+    while rank.inbox:  # a message for a receive that was never waited for does have a receive
         rank.inbox.pop(0)[2].arrive(rank)
     left = [message for queue in rank.unexpected.values() for message in queue]
     left = [message for message in left if message.sender.alive]
     if left:
         raise Unmatched(
-            "unmatched: messages that nobody received" + _sites.listed(message.spelled() for message in left)
+            "unmatched messages, sent but never received:"
+            + sites.format_list(message.describe() for message in left)
         )
     if rank.open:
         receives = [request for request in rank.open.values() if not request.done and request.receives]
         if receives:
             raise Unmatched(
-                "unmatched: receives that no message came for"
-                + _sites.listed(request.spelled() for request in receives)
+                "unmatched receives, for which no message was sent:"
+                + sites.format_list(request.describe() for request in receives)
             )
         raise Unfinished(
-            "unfinished: what was never waited for, or freed"
-            + _sites.listed(request.spelled() for request in rank.open.values())
+            "unfinished requests, never waited for or freed:"
+            + sites.format_list(request.describe() for request in rank.open.values())
         )
 
 
-# After so many looks in vain it is looked into whether anybody could still send something.
-IN_VAIN = 20_000
+# After this many tests or probes that found nothing, check whether any rank could still send something.
+POLLS_BEFORE_CHECK = 20_000
 
 
 class Rank:
-    """One simulated rank: its clock, what is on its way to it, and what it waits for."""
+    """One simulated rank: its clock, what is on its way to it, and what it is waiting for."""
 
     __slots__ = (
-        "alive", "doing", "error", "greenlet", "in_vain", "inbox", "kernel", "latest", "number", "open", "pace", "posted",
-        "sent_then", "slow",
-        "steps", "t", "unexpected", "value", "version", "waiting", "wake", "wild",
+        "alive",
+        "doing",
+        "empty_polls",
+        "error",
+        "greenlet",
+        "inbox",
+        "kernel",
+        "latest",
+        "messages_at_poll",
+        "number",
+        "open",
+        "pace",
+        "posted",
+        "slow",
+        "steps",
+        "t",
+        "unexpected",
+        "value",
+        "version",
+        "waiting",
+        "wake",
+        "wild",
     )  # fmt: skip
 
     def __init__(self, kernel: Kernel, number: int) -> None:
@@ -128,23 +148,23 @@ class Rank:
         self.version = 0
         self.greenlet: Any = None
         self.posted: dict[tuple[int, int], deque[Any]] = {}
-        """Receives that wait for a message, by context and source, in the order they were posted."""
+        """Receives without a message yet, by context and source, in the order they were posted."""
         self.wild: dict[int, list[Any]] = {}
         """Receives from any source, by context, in the order they were posted."""
         self.unexpected: dict[tuple[int, int], deque[Any]] = {}
-        """Messages that have arrived and that no receive has asked for."""
+        """Messages that have arrived and match no receive yet."""
         self.open: dict[int, Any] = {}
-        """Requests that are not done or were not waited for."""
+        """Requests that are not done or have not been waited for."""
         self.latest: dict[int, float] = {}
         self.slow = 1.0
         self.pace: Callable[[float, float], float] | None = None
-        """Where faults change how fast it computes, or end it: when work of so many seconds is done."""
+        """Set where faults slow this rank down or kill it: maps a start time and seconds of work to the end time."""
         self.steps = 0
         self.alive = True
         self.doing: Any = ""
-        """What it waits in, or last waited in: a name, or the request."""
-        self.in_vain = self.sent_then = 0
-        """How often it has looked in vain since anybody sent anything, and how many messages had been sent by then."""
+        """What the rank is waiting in, or last waited in: the name of a call, or a request."""
+        self.empty_polls = self.messages_at_poll = 0
+        """Polls that found nothing since any rank last sent a message, and how many messages had been sent by then."""
         self.value: Any = None
         self.error: BaseException | None = None
 
@@ -171,21 +191,21 @@ class Kernel:
         self.time_only = carries is not None
         self.seed = seed
         self.faults: Any = None
-        """What goes wrong (`paceline.vmpi.failures.Faults`), in runs where something does."""
-        self.groups: WeakValueDictionary[int, Any] = WeakValueDictionary()
-        """The groups of communicators that are in use, by context."""
+        """The faults of this run (`paceline.vmpi.failures.Faults`), if it has any."""
+        self.states: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        """The communicators in use, by context."""
         self.ranks = [Rank(self, number) for number in range(ranks)]
         self.heap: list[tuple[float, float, int, int]] = []
-        """(time, tie, rank, version) of every rank that will go on."""
+        """(time, tie, rank, version) of every rank that can run."""
         self.tie = count().__next__ if seed == 0 else random.Random(seed).random
         self.sequence = count()
         self.contexts = count()
         self.messages = self.bytes = 0
         self.meetings: dict[Any, Any] = {}
-        """Calls of all ranks of a group to which not all have come, and the group."""
-        self.meant = meant()
+        """Collective calls that some ranks have not reached yet, and their communicators."""
+        self.special = special_numbers()
         self.at_step: Callable[[Rank], None] | None = None
-        """Told of every step that a rank begins."""
+        """Called for every step that a rank begins."""
         self.hub: Any = None
         self.MPI: Any = None
         """The module that stands in for mpi4py.MPI during the run."""
@@ -194,11 +214,11 @@ class Kernel:
     # ---- running
 
     def run(self, functions: Sequence[Callable[[], Any]]) -> None:
-        """Let every rank run its function, to the end of all of them."""
+        """Run the function of every rank until all ranks have ended."""
         self.hub = getcurrent()
         for rank, function in zip(self.ranks, functions, strict=True):
             rank.greenlet = greenlet(self._body(rank, function), self.hub)
-            rank.greenlet.switch()  # begun here, its stack starts at the bottom, not where another one happens to be
+            rank.greenlet.switch()  # started here, its stack begins at the bottom and not on top of another rank's
             heappush(self.heap, (rank.t, self.tie(), rank.number, rank.version))
         try:
             while (following := self._next()) is not None:
@@ -229,7 +249,7 @@ class Kernel:
         return body
 
     def _end_all(self) -> None:
-        """Unwind the ranks that have not ended: they get a GreenletExit where they wait."""
+        """Unwind the ranks that have not ended, by raising GreenletExit where they wait."""
         for rank in self.ranks:
             if rank.greenlet and not rank.greenlet.dead:
                 rank.alive = False
@@ -238,7 +258,7 @@ class Kernel:
             rank.open.clear()
 
     def _next(self, entry: tuple[float, float, int, int] | None = None) -> Rank | None:
-        """The rank that goes on, at its time; None where nobody will. `entry`: the first of the heap, taken off it."""
+        """Return the rank that runs next, with its clock set, or None. `entry`: an entry already taken off the heap."""
         heap, ranks = self.heap, self.ranks
         while entry is not None or heap:
             time, _, number, version = heappop(heap) if entry is None else entry
@@ -254,9 +274,9 @@ class Kernel:
     # ---- waiting
 
     def wait(self, rank: Rank, request: Any) -> None:
-        """Take in what comes to a rank, in order of time, until a request is done; meanwhile others go on.
+        """Take in what arrives for a rank, in order of time, until a request is done; other ranks run meanwhile.
 
-        Written out at length: half of all time of a simulation is spent here.
+        Written without helper functions: half the time of a simulation is spent here.
         """
         inbox, heap, ranks = rank.inbox, self.heap, self.ranks
         while not request.done:
@@ -296,7 +316,7 @@ class Kernel:
                 heappop(inbox)[2].arrive(rank)
 
     def progress(self, rank: Rank) -> None:
-        """Take in the next thing that comes to a rank, when it comes."""
+        """Wait for the next thing to arrive for a rank, and take it in."""
         inbox, heap = rank.inbox, self.heap
         if inbox:
             at = max(inbox[0][0], rank.t)
@@ -313,7 +333,7 @@ class Kernel:
             heappop(inbox)[2].arrive(rank)
 
     def sleep(self, rank: Rank, until: float) -> None:
-        """Let others go on; come back at `until`, or when something arrives for a rank that is waiting."""
+        """Let other ranks run; return at `until`, or when something arrives for this rank while it is waiting."""
         rank.wake = until
         rank.version += 1
         if until < inf:
@@ -322,30 +342,30 @@ class Kernel:
         if following is not rank:
             (self.hub if following is None else following.greenlet).switch()
 
-    def go_first(self, rank: Rank) -> None:
-        """Let every rank that is earlier than this one go first."""
+    def let_earlier_go(self, rank: Rank) -> None:
+        """Let every rank whose clock is earlier run first."""
         heap = self.heap
         if heap and heap[0][0] < rank.t:
             self.sleep(rank, rank.t)
 
-    def look(self, rank: Rank) -> None:
-        """Take in everything that has come to a rank by now."""
-        self.go_first(rank)
+    def take_arrived(self, rank: Rank) -> None:
+        """Take in everything that has arrived for a rank by now."""
+        self.let_earlier_go(rank)
         inbox = rank.inbox
         while inbox and inbox[0][0] <= rank.t:
             heappop(inbox)[2].arrive(rank)
 
-    def polled(self, rank: Rank) -> None:
-        """A rank has looked for something in vain: that takes time, and cannot go on for ever when nobody sends."""
+    def count_poll(self, rank: Rank) -> None:
+        """Charge a rank for a poll that found nothing, and check now and then whether anything can still arrive."""
         rank.t += self.wires.poll
-        if rank.sent_then != self.messages:
-            rank.sent_then, rank.in_vain = self.messages, 0
-        rank.in_vain += 1
-        if rank.in_vain % IN_VAIN == 0:
-            check_polling(self, IN_VAIN)
+        if rank.messages_at_poll != self.messages:
+            rank.messages_at_poll, rank.empty_polls = self.messages, 0
+        rank.empty_polls += 1
+        if rank.empty_polls % POLLS_BEFORE_CHECK == 0:
+            check_polling(self, POLLS_BEFORE_CHECK)
 
-    def put(self, dest: Rank, at: float, thing: Any) -> None:
-        """Put something on its way to a rank: its `arrive(rank)` is called when the rank takes it in."""
+    def schedule(self, dest: Rank, at: float, thing: Any) -> None:
+        """Send something on its way to a rank: its `arrive(rank)` is called when the rank takes it in."""
         if at == inf:
             self.faults.lose(dest, thing)
             return

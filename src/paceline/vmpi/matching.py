@@ -1,10 +1,10 @@
-"""Messages on their way, and which receive takes which: MPI's rules.
+"""Messages, and which receive takes which: MPI's matching rules.
 
-    a message that arrives goes to the receive that was posted first of those that match it, or waits
-    a receive that is posted takes the message that arrived first of those that match it, or waits
-    between two ranks, messages of one communicator arrive in the order they were sent
+    an arriving message goes to the first posted receive that matches it, or waits
+    a posted receive takes the first arrived message that matches it, or waits
+    between two ranks, messages of one communicator arrive in the order in which they were sent
 
-All of it happens when the receiving rank is in a call of its communicator: nobody takes in messages while computing.
+Matching happens while the receiving rank is in a call of its communicator: no rank takes in messages while computing.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections import deque
 from typing import Any
 
 from paceline.vmpi.errors import BufferChanged, Truncated, TypeMismatch
-from paceline.vmpi.requests import Receiving, Request
+from paceline.vmpi.requests import ReceiveRequest, Request
 
 ANY = None
 
 
 class Message(Request):
-    """One message, and the request of whoever sent it.
+    """One message, and the request of its sender.
 
-    `data` are its bytes as they were when it was sent (None where they are not carried, the memory itself where they are
-    neither sent yet nor watched); until it is waited for, its
-    buffer must stay as it is. `to`: the context and the sender's rank in it. It arrives with its data if it is `eager`;
-    else it is announced, and the data come when they are asked for.
+    `data`: its bytes when it was sent; None if they are not carried; the memory itself if the message is only
+    announced and buffers are not checked. The buffer must not change until the request has been waited for. `to`: the
+    context and the sender's rank in it. An `eager` message arrives with its data; any other is announced, and its data
+    are fetched by the receiver.
     """
 
     __slots__ = (
@@ -50,37 +50,38 @@ class Message(Request):
         self.done = self.eager = eager
         self.taking = taking
         self.spent = False
-        self.made = self.error = None
+        self.origin = self.error = None
         if rank.kernel.strict:
             self.view = view
             self.watch()
 
     @property
     def sender(self) -> Any:
-        """The rank that sent it."""
+        """The rank that sent the message."""
         return self.rank
 
     def _finish(self, status: Any) -> None:
         super()._finish(status)
-        if self.made is not None and self.data is not None and self.view is not None:
+        if self.origin is not None and self.data is not None and self.view is not None:
             if self.view.tobytes() != self.data:
                 raise BufferChanged(
-                    f"the buffer of an {self.described()} to rank {self.dest} was changed before the message had gone"
+                    f"the buffer of {self.describe_request()}, to rank {self.dest}, was changed before the message "
+                    "had been sent"
                 )
             self.view = None
 
-    def described(self) -> str:
-        """The request, and where it was made."""
-        return super().spelled()
+    def describe_request(self) -> str:
+        """Describe the request and where it was started."""
+        return super().describe()
 
-    def wanted(self) -> str:
+    def describe_wait(self) -> str:
         return f"{self.name} to rank {self.dest} with tag {self.tag}"
 
     def Cancel(self) -> None:
-        raise NotImplementedError("a send cannot be cancelled; MPI 4 has given it up, too")
+        raise NotImplementedError("a send cannot be cancelled (deprecated in MPI 4)")
 
     def arrive(self, rank: Any) -> None:
-        """The receiving rank takes note of it."""
+        """Match the message with a receive, or queue it as unexpected."""
         to, tag = self.to, self.tag
         queue = rank.posted.get(to)
         if queue:
@@ -116,24 +117,24 @@ class Message(Request):
             waiting = rank.unexpected[to] = deque()
         waiting.append(self)
 
-    def spelled(self) -> str:
-        """What it is, and where it was sent."""
-        return f"{self.nbytes:,} bytes with tag {self.tag} of the {self.described()}"
+    def describe(self) -> str:
+        """Describe the message and where it was sent."""
+        return f"{self.nbytes:,} bytes with tag {self.tag} from {self.describe_request()}"
 
 
 def _first_of(receives: Any, tag: int) -> tuple[Any, int]:
-    """The receive, of those in a row, that takes this tag, and its place."""
+    """Return the first receive that takes this tag, and its index."""
     for place, receive in enumerate(receives):
         if receive.wanted_tag is ANY or receive.wanted_tag == tag:
             return receive, place
     return None, 0
 
 
-def post(rank: Any, context: int, receive: Receiving) -> None:
-    """A receive is there from now on: it takes a message that has come before, or waits for one."""
+def post(rank: Any, context: int, receive: ReceiveRequest) -> None:
+    """Post a receive: it takes a message that has already arrived, or waits for one."""
     source = receive.wanted_source
     if source is ANY:
-        rank.kernel.look(rank)  # what has come by now, and nothing else, can be taken at once
+        rank.kernel.take_arrived(rank)  # only what has arrived by now can be taken at once
         message = take_unexpected(rank, context, ANY, receive.wanted_tag)
         if message is None:
             receive.order = next(rank.kernel.sequence)
@@ -156,7 +157,7 @@ def post(rank: Any, context: int, receive: Receiving) -> None:
 
 
 def first_unexpected(rank: Any, context: int, source: int | None, tag: int | None) -> Message | None:
-    """The message that arrived first, of those that wait and match."""
+    """Return the unexpected message that arrived first among those that match."""
     found: Message | None = None
     keys = [(context, source)] if source is not ANY else [key for key in rank.unexpected if key[0] == context]
     for key in keys:
@@ -169,7 +170,7 @@ def first_unexpected(rank: Any, context: int, source: int | None, tag: int | Non
 
 
 def take_unexpected(rank: Any, context: int, source: int | None, tag: int | None) -> Message | None:
-    """The same, and it does not wait any longer."""
+    """Return it, and remove it from the queue of unexpected messages."""
     found = first_unexpected(rank, context, source, tag)
     if found is not None:
         queue = rank.unexpected[found.to]
@@ -180,17 +181,18 @@ def take_unexpected(rank: Any, context: int, source: int | None, tag: int | None
     return found
 
 
-def match(rank: Any, receive: Receiving, message: Message) -> None:
-    """This receive takes this message."""
+def match(rank: Any, receive: ReceiveRequest, message: Message) -> None:
+    """Let a receive take a message."""
     kernel = rank.kernel
-    receive.done, receive.error = False, None  # one from anybody may have been told that somebody is dead
+    receive.done, receive.error = False, None  # a receive from any source may have failed with a rank's death
     if message.nbytes > receive.nbytes:
         receive.error = Truncated(
-            f"truncated: {message.spelled()} are more than the {receive.nbytes:,} bytes of the {receive.spelled()}"
+            f"message truncated: {message.describe()} do not fit into the {receive.nbytes:,} bytes of "
+            f"{receive.describe()}"
         )
     elif kernel.strict and message.kind != receive.kind and message.nbytes:
         receive.error = TypeMismatch(
-            f"type mismatch: {message.spelled()} are {message.kind}, and the {receive.spelled()} is for {receive.kind}"
+            f"type mismatch: {message.describe()} are {message.kind}, but {receive.describe()} expects {receive.kind}"
         )
     data: Any = None if receive.error is not None else message.data
     length = min(message.nbytes, receive.nbytes)
@@ -200,20 +202,20 @@ def match(rank: Any, receive: Receiving, message: Message) -> None:
         return
     sender = message.sender
     if kernel.wires.contended(sender.number, rank.number):
-        kernel.go_first(rank)  # a card is to be shared in the order of time
+        kernel.let_earlier_go(rank)  # a network card is shared in the order of time
     if data.__class__ is memoryview:
         data = data.tobytes()
     arrives, taking, released = kernel.wires.fetch(sender.number, rank.number, message.nbytes, rank.t)
-    kernel.put(sender, released, _Released(message))
+    kernel.schedule(sender, released, _Released(message))
     if arrives <= rank.t:
         rank.t += taking
         receive.deliver(data, length, message.to[1], message.tag)
     else:
-        kernel.put(rank, arrives, Data(receive, message, data, length, taking))
+        kernel.schedule(rank, arrives, Data(receive, message, data, length, taking))
 
 
 class _Released:
-    """The sender of a message that was asked for hears that it was taken."""
+    """Tells the sender of an announced message that it was taken."""
 
     __slots__ = ("message",)
 
@@ -225,12 +227,12 @@ class _Released:
 
 
 class Data:
-    """The data of a message that was asked for."""
+    """The data of an announced message, on their way to the receiver."""
 
     __slots__ = ("data", "message", "nbytes", "receive", "taking")
 
     def __init__(
-        self, receive: Receiving, message: Message, data: bytes | None, nbytes: int, taking: float
+        self, receive: ReceiveRequest, message: Message, data: bytes | None, nbytes: int, taking: float
     ) -> None:
         self.receive, self.message = receive, message
         self.data, self.nbytes, self.taking = data, nbytes, taking

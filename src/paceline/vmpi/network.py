@@ -1,9 +1,11 @@
-"""What messages cost: latency, bandwidth, the ends' own time, one network card a node, shared memory inside it.
+"""What messages cost: latency, bandwidth, each end's own time, one network card a node, shared memory inside it.
 
-    between nodes     o + L + n/B + o: each end's own time, the way, and the bytes through the cards
-    one card a node   each way one message after the other, of whichever rank of the node
-    above the limit   announced first (o + L), asked for by the receiver (L + o), then as above
-    inside a node     by the tables of a machine, typical or measured; no card has part in it
+    between nodes     o + L + n/B + o: each end's own time, the latency, and the bytes through the cards
+    one card a node   in each direction one message at a time, of any rank of the node
+    above the limit   announced first (o + L), requested by the receiver (L + o), then as above
+    inside a node     by the tables of a node, typical or measured; no card is involved
+
+`Network` describes a network; `Wires` is a network in use by one run.
 
 Culler et al., LogP (1993); Alexandrov et al., LogGP (1995).
 """
@@ -123,17 +125,17 @@ class Network:
     latency: float
     """Seconds from the sender's card to the receiver's."""
     bandwidth: float
-    """Bytes a second through a node's card, each way."""
+    """Bytes a second through a node's card, in each direction."""
     overhead: float = 1 * US
-    """Seconds of the sender's own time, and of the receiver's, for a message."""
+    """Seconds of the sender's own time, and of the receiver's, for each message."""
     copy_bandwidth: float = math.inf
-    """Bytes a second that either end copies in its own time; infinite where the card reads the user's memory."""
+    """Bytes a second that each end copies in its own time; infinite if the card reads the user's memory."""
     eager_limit: int = 65536
-    """Bytes up to which a message is sent before the receiver asks for it."""
+    """The longest message, in bytes, that is sent before the receiver asks for it."""
     ranks_per_node: int | None = 1
     """None: all ranks are on one node."""
     cores: int | None = None
-    """Of a node. None: on one node those of the machine that was measured, else enough for the node's ranks."""
+    """The cores of a node. None: with a single node those of the machine that was measured, else enough for its ranks."""
     jitter: float = 0.0
     """Every latency is multiplied by a log-normal random number with this sigma."""
     node: Node | None = None
@@ -156,22 +158,22 @@ class Network:
 
     @classmethod
     def named(cls, name: str, **changes: Any) -> Network:
-        """One of the networks that have a name: loopback, 1gbe, 10gbe, 100gbe, infiniband."""
+        """Return a network by name (loopback, 1gbe, 10gbe, 100gbe, infiniband), with changes."""
         found = presets().get(name)
         if found is None:
             raise unknown("network", name, presets())
         return replace(found, **changes)
 
     def wires(self, ranks: int, random: random.Random | None = None) -> Wires:
-        """The network in use by one run of `ranks` ranks; `random` is where jitter comes from."""
+        """Return the network in use by one run of `ranks` ranks; `random` is the source of jitter."""
         return Wires(self, ranks, random)
 
     def nodes(self, ranks: int) -> int:
-        """How many nodes so many ranks are on."""
+        """Return the number of nodes for this number of ranks."""
         return -(-ranks // (self.ranks_per_node or ranks))
 
     def node_cores(self, measured: int) -> int | None:
-        """The cores of each node, where a machine of so many was measured; None: enough.
+        """Return the cores of each node, given those of the machine that was measured; None: enough.
 
         >>> Network.named("loopback").node_cores(2), Network.named("10gbe", ranks_per_node=16).node_cores(2)
         (2, None)
@@ -179,10 +181,10 @@ class Network:
         return self.cores if self.cores is not None else measured if self.ranks_per_node is None else None
 
     def __str__(self) -> str:
-        """As the command line spells it, a machine's tables left out."""
+        """Return the network as on the command line, without the tables of a node."""
         preset = presets().get(self.name)
         words = [
-            f"{_dashed(name)}={_spelled(name, getattr(self, name))}"
+            f"{_dashed(name)}={_format_option(name, getattr(self, name))}"
             for name in (*UNITS, "ranks_per_node", "cores", "jitter")
             if getattr(self, name)
             != (getattr(preset, name) if preset else None if name == "cores" else math.nan)
@@ -191,17 +193,17 @@ class Network:
 
 
 def presets() -> dict[str, Network]:
-    """The networks that have a name.
+    """Return the networks that have a name.
 
-    Latencies are such that, with both ends' own time, a small message takes what ping-pongs between two hosts and one
-    switch are commonly published to take; bandwidths are the line's less what headers take.
+    Latencies are chosen so that a small message, with the own time of both ends, takes as long as commonly published
+    ping-pongs between two hosts and one switch; bandwidths are those of the line without the headers.
     """
     gbit = 1e9 / 8
     return {
-        # Everything on this one node; the figures of a network are never used.
+        # All ranks on one node; the figures of the network are never used.
         "loopback": Network(name="loopback", latency=0.0, bandwidth=math.inf, ranks_per_node=None),
-        # TCP through the kernel. NetPIPE over one gigabit switch: 40 to 60 us; the card's gathering of interrupts has
-        # most of it. A kernel's way through TCP is about 5 us of either end.
+        # TCP through the kernel. NetPIPE over one gigabit switch: 40 to 60 us, most of it interrupt coalescing in the
+        # card. The kernel's TCP takes about 5 us at each end.
         "1gbe": Network(
             name="1gbe",
             latency=40 * US,
@@ -217,7 +219,7 @@ def presets() -> dict[str, Network]:
             overhead=2 * US,
             copy_bandwidth=6e9,
         ),
-        # TCP through the kernel at about 10 us, one stream held to 6 GB/s by the ends' copying, as `btl tcp` is.
+        # TCP through the kernel at about 10 us, one stream limited to 6 GB/s by copying at the ends, as `btl tcp` is.
         # With RoCE (UCX): 100gbe:latency=1us,overhead=0.7us,copy-bandwidth=inf, 2 to 3 us.
         "100gbe": Network(
             name="100gbe",
@@ -226,8 +228,8 @@ def presets() -> dict[str, Network]:
             overhead=1.5 * US,
             copy_bandwidth=6e9,
         ),
-        # HDR, 200 Gbit/s, 98 % of it data at 4096 bytes a packet; osu_latency gives 1.0 to 1.3 us from C. mpi4py adds
-        # about half a microsecond at either end. NDR: infiniband:bandwidth=49GB/s.
+        # HDR, 200 Gbit/s, 98 % of it data with packets of 4096 bytes; osu_latency gives 1.0 to 1.3 us from C. mpi4py adds
+        # about half a microsecond at each end. NDR: infiniband:bandwidth=49GB/s.
         "infiniband": Network(
             name="infiniband",
             latency=0.8 * US,
@@ -242,7 +244,7 @@ def _dashed(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _spelled(name: str, value: Any) -> str:
+def _format_option(name: str, value: Any) -> str:
     unit = {id(TIMES): "s", id(RATES): "B/s"}.get(id(UNITS[name][0]), "") if name in UNITS else ""
     return "all" if value is None else f"{value}{unit}"
 
@@ -343,31 +345,31 @@ def _number(what: str, text: str) -> float:
     return number
 
 
-# ---- What MPI's own collectives cost, by the textbook's algorithms: of those that a library may choose, the cheapest.
+# MPI's own collectives, by textbook algorithms; of those that a library may choose, the cheapest is assumed.
 #
 # Barrier                            dissemination: log2 p rounds
-# Bcast, Reduce                      a binomial tree; or scattered and gathered, combined on the way
+# Bcast, Reduce                      a binomial tree; or scatter and allgather, reduce-scatter and gather
 # Allreduce                          recursive doubling, Rabenseifner's, or a ring
 # Allgather, Gather, Scatter         recursive doubling or a ring; binomial trees
-# Alltoall                           Bruck's, or pair by pair
+# Alltoall                           Bruck's, or pairwise
 #
 # Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH (2005).
 
 
-class Steps(NamedTuple):
-    """Seconds of an exchange, and of combining, by bytes."""
+class StepCosts(NamedTuple):
+    """Seconds of one exchange, and of combining two arrays, by bytes."""
 
     exchange: Callable[[float], float]
     combine: Callable[[float], float]
 
 
-def seconds(name: str, p: int, n: float, steps: Steps) -> float:
-    """Seconds that p ranks take for the collective called `name`.
+def collective_seconds(name: str, p: int, n: float, steps: StepCosts) -> float:
+    """Return the seconds that p ranks take for the collective called `name`.
 
-    n: the bytes that each hands in; of Scatter and Alltoall the whole of a rank's buffer, p blocks.
+    n: the bytes that each rank contributes; for Scatter and Alltoall a rank's whole buffer, p blocks.
 
-    >>> gigabit = Steps(lambda n: 50e-6 + 8e-9 * n, lambda n: 0.2e-9 * n)
-    >>> round(seconds("Barrier", 8, 0, gigabit), 6), round(seconds("Allreduce", 8, 8, gigabit), 6)
+    >>> gigabit = StepCosts(lambda n: 50e-6 + 8e-9 * n, lambda n: 0.2e-9 * n)
+    >>> round(collective_seconds("Barrier", 8, 0, gigabit), 6), round(collective_seconds("Allreduce", 8, 8, gigabit), 6)
     (0.00015, 0.00015)
     """
     if p <= 1:
@@ -376,15 +378,14 @@ def seconds(name: str, p: int, n: float, steps: Steps) -> float:
     exchange, combine = steps
 
     def halving() -> float:
-        """The whole of n, cut in halves in every round: what scatters, and backwards what gathers."""
+        """Return the cost of n bytes halved in every round: a scatter or, backwards, a gather."""
         return sum(exchange(n / 2**k) for k in range(1, rounds + 1))
 
     def halves_combined() -> float:
         return sum(combine(n / 2**k) for k in range(1, rounds + 1))
 
-    uneven = (
-        0.0 if p & (p - 1) == 0 else exchange(n) + combine(n)
-    )  # those beyond a power of two, before and after
+    # The ranks beyond a power of two, before and after.
+    uneven = 0.0 if p & (p - 1) == 0 else exchange(n) + combine(n)
     if name == "Barrier":
         return rounds * exchange(0)
     if name in ("Bcast", "Ibcast"):
@@ -405,19 +406,19 @@ def seconds(name: str, p: int, n: float, steps: Steps) -> float:
         return halving()
     if name in ("Alltoall", "Alltoallv"):
         return min(rounds * exchange(n / 2), (p - 1) * exchange(n / p))
-    # Allgather, and all that lets everybody know a little of everybody else (Split, Dup, windows …)
+    # Allgather, and calls in which every rank learns a little about every other (Split, Dup, windows …)
     return min(sum(exchange(n * 2**k) for k in range(rounds)), (p - 1) * exchange(n))
 
 
-KEPT = 1 << 16  # sizes whose costs are remembered
+CACHED = 1 << 16  # sizes whose costs are cached
 PIECE = 1 << 16  # bytes that are copied at a time
-SHARING = 1 << 14  # bytes from which a copy takes longer when others copy, too
-WINDOW = 3  # how many times the length of a copy it is remembered after its end
+SHARING = 1 << 14  # bytes from which a copy takes longer when other ranks copy at the same time
+WINDOW = 3  # a copy counts as concurrent for this many times its length after its end
 MOST_TAKERS = 256
 
 
 class Wires:
-    """What the simulator's kernel asks about messages. Called for each of them: plain floats, nothing made per call."""
+    """A network in use by one run: when messages are sent, arrive and are taken, and when each card is free."""
 
     def __init__(self, network: Network, ranks: int, random: random.Random | None = None) -> None:
         each = network.ranks_per_node or max(ranks, 1)
@@ -432,33 +433,33 @@ class Wires:
         self._on_node = [min(each, ranks - node * each) for node in range(count)]
         by_number: dict[int, dict[int, Any]] = {number: {} for number in self._on_node}
         self.inside = [by_number[number] for number in self._on_node]
-        """For each node, by bytes, as far as asked for: what `inside_costs` says."""
-        # Each card is free from these times on, and again in the gaps before them, which few cards have.
+        """For each node, by bytes: cached results of `inside_costs`."""
+        # Each card is free from these times on, and in the gaps before them, which few cards have.
         self._out, self._in = [0.0] * count, [0.0] * count
         self._gaps_out: dict[int, list[tuple[float, float]]] = {}
         self._gaps_in: dict[int, list[tuple[float, float]]] = {}
-        # When each node's copies of long messages end, or have ended.
+        # The end times of each node's copies of long messages.
         self._copying: dict[int, deque[float]] = {}
         self._sigma = network.jitter if random is not None else 0.0
         self.jittered = self._sigma > 0
-        """Whether messages of one pair could overtake each other."""
+        """True if messages between the same two ranks could overtake each other."""
         self._draw: Callable[[float, float], float] = random.lognormvariate if random is not None else _one
         self._groups: dict[int, tuple[Sequence[int], int, int]] = {}
         self._collectives: dict[tuple[str, int, int, int, int], float] = {}
 
     def contended(self, source: int, dest: int) -> bool:
-        """Whether a card has part in it, which others may want at the same time."""
+        """Return True if the message goes through a card, which other ranks may need at the same time."""
         return self.node[source] != self.node[dest]
 
     def eager(self, source: int, dest: int, nbytes: int) -> bool:
-        """Whether the message is sent before the receiver asks for it."""
+        """Return True if the message is sent before the receiver asks for it."""
         inside = self.node[source] == self.node[dest]
         return nbytes <= (self.limit_inside if inside else self._limit)
 
     def send(
         self, source: int, dest: int, nbytes: int, now: float, eager: bool
     ) -> tuple[float, float, float]:
-        """When the sender's call returns, when message or announcement is there, the receiver's own time to take it."""
+        """Return when the sender's call returns, when the message or its announcement arrives, the receiver's own time."""
         a, b = self.node[source], self.node[dest]
         if a == b:
             costs = self.inside[a].get(nbytes)
@@ -479,7 +480,7 @@ class Wires:
             return free, free + latency, 0.0
         copying, first, passing = self._parts(nbytes)
         ready = now + self._overhead + first
-        # Through both cards at once, as far as they are free: the first byte is there after the latency.
+        # Through both cards at once, if they are free: the first byte arrives after the latency.
         leaves = _reserve(self._out, self._gaps_out, a, ready, passing, now, False)
         late = leaves > ready or self._sigma > 0
         there = _reserve(self._in, self._gaps_in, b, leaves + latency, passing, now, late)
@@ -487,7 +488,7 @@ class Wires:
         return now + self._overhead + copying, comes, self._overhead + copying
 
     def fetch(self, source: int, dest: int, nbytes: int, now: float) -> tuple[float, float, float]:
-        """When the data of an announced message are there, the receiver's own time, when the sender has done with it."""
+        """Return when the data of an announced message arrive, the receiver's own time, and when the sender is released."""
         a, b = self.node[source], self.node[dest]
         if a == b:
             costs = self.inside[a].get(nbytes)
@@ -499,18 +500,16 @@ class Wires:
             return now, taking, now + taking + flight
         latency = self._latency * self._draw(0.0, self._sigma) if self._sigma else self._latency
         copying, first, passing = self._parts(nbytes)
-        ready = (
-            now + self._overhead + latency + self._overhead + first
-        )  # asked for, and the sender has understood
+        ready = now + self._overhead + latency + self._overhead + first  # the request has reached the sender
         leaves = _reserve(self._out, self._gaps_out, a, ready, passing, now, True)
         there = _reserve(self._in, self._gaps_in, b, leaves + latency, passing, now, True)
         comes = there + first + (passing - copying if passing > copying else 0.0)
         return comes, self._overhead + copying, leaves + passing
 
     def _shared_taking(self, node: int, by_takers: list[float], now: float) -> float:
-        """Seconds to copy a long message while others of the node do the same.
+        """Return the seconds to copy a long message while other ranks of the node do the same.
 
-        Whoever has just done so counts as well: ranks that exchange do it at the same time, but ask one after the other.
+        Ranks that have just copied count as well: ranks that exchange copy at the same time, but ask one by one.
         """
         until = self._copying.get(node)
         if until is None:
@@ -524,22 +523,22 @@ class Wires:
         return taking
 
     def _parts(self, nbytes: int) -> tuple[float, float, float]:
-        """Seconds that an end copies, that it copies before the first bytes can go on, that a card is held.
+        """Return the seconds that an end copies, that it copies before the first bytes can leave, and that a card is held.
 
-        Copying goes on piece by piece while the card sends, or receives: only a piece of it is waited for.
+        Copying and sending or receiving overlap, piece by piece: only the first piece is waited for.
         """
         pieces = nbytes if nbytes < PIECE else PIECE
         return nbytes * self._per_copied, pieces * self._per_copied, nbytes * self._per_byte
 
     def collective(self, name: str, members: Sequence[int], nbytes: int) -> float:
-        """Seconds that MPI's own collective takes the members, each of which hands in `nbytes`, from the last's coming."""
+        """Return the seconds of MPI's own collective from the last member's call on, with `nbytes` from each member."""
         known = self._groups.get(id(members))
         if known is None or known[0] is not members:
             on_node: dict[int, int] = {}
             for rank in members:
                 on_node[self.node[rank]] = on_node.get(self.node[rank], 0) + 1
             known = (members, len(on_node), max(on_node.values(), default=1))
-            self._groups[id(members)] = known  # with the members themselves: nobody else can have their id
+            self._groups[id(members)] = known  # holding the members keeps their id from being reused
         _, nodes, largest = known
         key = (name, len(members), nodes, largest, nbytes)
         found = self._collectives.get(key)
@@ -568,19 +567,19 @@ class Wires:
             measured = costs.collectives.get(name)
             if measured is not None:
                 return measured.at(n, ranks)
-            steps = Steps(inside, combine)
-            found, like = seconds(name, ranks, n, steps), costs.collectives.get("Allreduce")
+            steps = StepCosts(inside, combine)
+            found, like = collective_seconds(name, ranks, n, steps), costs.collectives.get("Allreduce")
             if like is None:
                 return found
-            # The library is faster inside than its messages are from Python: by as much as where it was measured.
-            return found * min(1.0, like.at(n, ranks) / seconds("Allreduce", ranks, n, steps))
+            # A collective of the library is faster than messages sent from Python, by the factor that was measured.
+            return found * min(1.0, like.at(n, ranks) / collective_seconds("Allreduce", ranks, n, steps))
 
         if nodes <= 1:
             return in_node(name, members, nbytes)
-        return _two_level(name, members, nodes, largest, nbytes, in_node, Steps(between, combine))
+        return _two_level(name, members, nodes, largest, nbytes, in_node, StepCosts(between, combine))
 
     def inside_costs(self, node: int, nbytes: int) -> tuple[Any, Any, list[float] | None]:
-        """(send, flight, take) of an eager message and of an announced one; take of a long one, by how many take."""
+        """Return (send, flight, take) of an eager and of an announced message, and take of a long one by takers."""
         link, limit, ranks = self._node.link, self.limit_inside, self._on_node[node]
         by_takers = None
 
@@ -592,7 +591,7 @@ class Wires:
             costs = (of(nbytes), (own, flight, of(nbytes)[2]))
         else:
             own, flight, _ = of(limit)
-            # Copying in is taken to last as long as copying out.
+            # Copying in is assumed to take as long as copying out.
             more = max(0.0, of(nbytes)[2] - of(limit + 1)[2])
             costs = ((own + more, flight, of(nbytes)[2]), of(nbytes))
             if nbytes >= SHARING and len(link.take.tables) > 1:
@@ -600,7 +599,7 @@ class Wires:
                     link.take.at(nbytes, max(takers, 1)) for takers in range(min(ranks, MOST_TAKERS) + 1)
                 ]
         kept = self.inside[node]
-        if len(kept) >= KEPT:
+        if len(kept) >= CACHED:
             kept.clear()
         kept[nbytes] = found = (*costs, by_takers)
         return found
@@ -615,9 +614,9 @@ def _reserve(
     now: float,
     early: bool,
 ) -> float:
-    """When a message that is ready can begin to pass through a card; it holds it for `passing`.
+    """Return when a message that is ready can begin to pass through a card, and reserve the card for `passing`.
 
-    `early`: it is reserved before its time, so that another one may still come in before it: the gap is kept.
+    `early`: the card is reserved ahead of time, so another message may still go first: the gap is remembered.
     """
     begin = free[card]
     if ready >= begin:
@@ -644,29 +643,31 @@ def _two_level(
     largest: int,
     nbytes: float,
     in_node: Callable[[str, int, float], float],
-    between: Steps,
+    between: StepCosts,
 ) -> float:
-    """First inside the nodes, then between one rank of each, then inside the nodes again."""
+    """Return the cost of a collective inside the nodes, then between one rank of each, then inside the nodes again."""
     every = nbytes * members
     if name in ("Barrier", "Allreduce", "Reduce_scatter", "Scan", "Exscan"):
         down = "Barrier" if name == "Barrier" else "Bcast"
         up = "Barrier" if name == "Barrier" else "Reduce"
         return (
             in_node(up, largest, nbytes)
-            + seconds(name, nodes, nbytes, between)
+            + collective_seconds(name, nodes, nbytes, between)
             + in_node(down, largest, nbytes)
         )
     if name == "Bcast":
-        return seconds(name, nodes, nbytes, between) + in_node(name, largest, nbytes)
+        return collective_seconds(name, nodes, nbytes, between) + in_node(name, largest, nbytes)
     if name == "Reduce":
-        return in_node(name, largest, nbytes) + seconds(name, nodes, nbytes, between)
+        return in_node(name, largest, nbytes) + collective_seconds(name, nodes, nbytes, between)
     if name == "Gather":
-        return in_node(name, largest, nbytes) + seconds(name, nodes, nbytes * largest, between)
+        return in_node(name, largest, nbytes) + collective_seconds(name, nodes, nbytes * largest, between)
     if name == "Scatter":
-        return seconds(name, nodes, nbytes, between) + in_node(name, largest, nbytes / nodes)
-    if name == "Alltoall":  # every byte that leaves the node goes through its one card
-        return in_node(name, largest, nbytes / nodes) + seconds(name, nodes, nbytes * largest, between)
-    gathered = seconds("Allgather", nodes, nbytes * largest, between)
+        return collective_seconds(name, nodes, nbytes, between) + in_node(name, largest, nbytes / nodes)
+    if name == "Alltoall":  # every byte that leaves the node goes through its single card
+        return in_node(name, largest, nbytes / nodes) + collective_seconds(
+            name, nodes, nbytes * largest, between
+        )
+    gathered = collective_seconds("Allgather", nodes, nbytes * largest, between)
     return in_node("Gather", largest, nbytes) + gathered + in_node("Bcast", largest, every)
 
 

@@ -1,4 +1,4 @@
-"""Operations that combine what ranks give: MPI's own, by name, and those made from a Python function."""
+"""Reduction operations: MPI's own, by name, and those made from a Python function."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.comm.operations import UFUNCS
+from paceline.vmpi.buffers import Memory
 
 Function = Callable[[Any, Any, Any], None]
 
@@ -35,7 +36,7 @@ def _min_at(a: Any, b: Any) -> Any:
     return a if a[0] < b[0] else b
 
 
-# What the operations do to Python's objects.
+# The operations on Python objects.
 OF_OBJECTS: dict[str, Callable[[Any, Any], Any]] = {
     "SUM": operator.add,
     "PROD": operator.mul,
@@ -55,7 +56,7 @@ OF_OBJECTS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class Op:
-    """An operation: one of MPI's, or made from a function of two buffers and a type that leaves its result in the second.
+    """An operation: one of MPI's, or made from a function of two buffers and a type that writes into the second.
 
     >>> Op("SUM")(2, 3), Op("MAX")(2, 3)
     (5, 3)
@@ -75,7 +76,7 @@ class Op:
 
     @classmethod
     def Create(cls, function: Function, commute: bool = False) -> Op:
-        return cls("an own operation", function, commute)
+        return cls("a user-defined operation", function, commute)
 
     def Free(self) -> None:
         self.name, self._function, self.ufunc = "", None, None
@@ -93,20 +94,18 @@ class Op:
         return bool(self.name)
 
     def __call__(self, a: Any, b: Any) -> Any:
-        """What the operation makes of two objects."""
+        """Apply the operation to two objects."""
         if self._function is not None:
             raise TypeError("an operation made from a function of buffers cannot be applied to objects")
         return OF_OBJECTS[self.name](a, b)
 
     def Reduce_local(self, inbuf: Any, inoutbuf: Any) -> None:
         """inoutbuf <- inbuf op inoutbuf."""
-        from paceline.vmpi.buffers import Memory
-
         given, into = Memory(inbuf, writing=False), Memory(inoutbuf, writing=True)
-        into.write(total([given.view, into.view], self, into.kind))
+        into.write(combine_all([given.view, into.view], self, into.kind))
 
     def into(self, lower: NDArray[Any], upper: NDArray[Any]) -> NDArray[Any]:
-        """`lower op upper`, in the memory of one of them."""
+        """Compute `lower op upper` in the memory of one of them, and return that."""
         if self.ufunc is not None:
             self.ufunc(lower, upper, out=lower)
             return lower
@@ -121,19 +120,19 @@ class Op:
 
 
 class _Foreign:
-    """mpi4py's own operation, where that has been imported."""
+    """An operation of the real mpi4py, where that has been imported."""
 
     def __init__(self, op: Any) -> None:
         self._op = op
-        self.name = "an operation of mpi4py's"
+        self.name = "an operation of mpi4py"
 
     def into(self, lower: NDArray[Any], upper: NDArray[Any]) -> NDArray[Any]:
         self._op.Reduce_local(lower, upper)
         return upper
 
 
-def checked(op: Any, kind: str) -> Any:
-    """An operation that can combine elements of this kind."""
+def check_op(op: Any, kind: str) -> Any:
+    """Return an operation that can combine elements of this kind, or raise."""
     if op is None:
         return SUM
     if not isinstance(op, Op):
@@ -159,18 +158,18 @@ def _check(ufunc: np.ufunc, kind: str, name: str) -> None:
         raise TypeError(f"{name} cannot combine elements of type {kind}") from None
 
 
-def total(rows: Sequence[Any], op: Any, kind: str) -> memoryview:
-    """What all ranks gave, combined in the order of the ranks, as bytes.
+def combine_all(rows: Sequence[Any], op: Any, kind: str) -> memoryview:
+    """Combine the contributions of all ranks in rank order, and return the bytes.
 
-    >>> total([np.array([1, 2]), np.array([3, 4])], SUM, "i8").cast("q").tolist()
+    >>> combine_all([np.array([1, 2]), np.array([3, 4])], SUM, "i8").cast("q").tolist()
     [4, 6]
     """
-    return _last(running(rows, op, kind))
+    return _last(prefixes(rows, op, kind))
 
 
 def _last(found: Iterator[NDArray[Any]]) -> memoryview:
     value = next(found)
-    for value in found:  # noqa: B007 (the last one is asked for)
+    for value in found:  # noqa: B007 (only the last one is used)
         pass
     return _bytes(value)
 
@@ -179,8 +178,8 @@ def _bytes(values: Any) -> memoryview:
     return memoryview(values.view(np.uint8))
 
 
-def running(rows: Sequence[Any], op: Any, kind: str) -> Iterator[NDArray[Any]]:
-    """What the first rank gave; the first two combined; the first three … each is overwritten by the next."""
+def prefixes(rows: Sequence[Any], op: Any, kind: str) -> Iterator[NDArray[Any]]:
+    """Yield the first contribution, the first two combined, the first three … each overwritten by the next."""
     dtype = np.dtype(kind)
     sofar = np.frombuffer(rows[0], dtype).copy()
     yield sofar

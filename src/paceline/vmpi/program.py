@@ -1,4 +1,7 @@
-"""`paceline.vmpi.run`: a function of a communicator, on simulated ranks."""
+"""Running programs on simulated ranks: a function of a communicator, or a script written for mpi4py.
+
+During a run, `from mpi4py import MPI` gives the simulator's module (`paceline.vmpi.MPI`), so programs need no change.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from paceline.vmpi import MPI
 from paceline.vmpi.communicator import Comm
 from paceline.vmpi.compute import Compute
 from paceline.vmpi.errors import Aborted
-from paceline.vmpi.groups import Group
+from paceline.vmpi.groups import CommState
 from paceline.vmpi.kernel import Kernel
 from paceline.vmpi.network import Network, parse_network
 
@@ -31,16 +34,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a simulation."""
+    """The outcome of a simulation."""
 
     values: list[Any] = field(repr=False)
-    """What the function returned, by rank."""
+    """The return value of each rank."""
     seconds: float
-    """Virtual time at which the last rank ended."""
+    """The virtual time at which the last rank ended."""
     clocks: list[float] = field(repr=False)
-    """When each rank ended."""
+    """The virtual time at which each rank ended."""
     messages: int
-    """Point-to-point messages of all ranks."""
+    """The number of point-to-point messages of all ranks."""
     bytes: int
     killed: dict[int, float] = field(default_factory=dict)
     """Ranks that were killed, and when."""
@@ -60,11 +63,13 @@ def run(
 ) -> Outcome:
     """Run `function(comm, *arguments)` on `ranks` simulated ranks of this one process, in virtual time.
 
-    `comm` has mpi4py's buffer interface; `comm.Compute(seconds)` lets a rank compute, `comm.Wtime()` is its clock. The
-    same seed gives the same result to the bit; another one explores another order of what happens at the same time.
-    `network`: a name with options (`"10gbe:ranks-per-node=4"`) or a `Network`. `strict`: changed buffers, mismatched
-    types and what is left over at the end are errors. `rendezvous`: no message is buffered, so that a program that
-    relies on it stops in a Deadlock. `faults`: see `paceline.vmpi.faults`.
+    `comm` has mpi4py's interface; in addition `comm.Compute(seconds)` lets a rank compute. `comm.Wtime()` is its clock.
+
+    `network`: a name with options (`"10gbe:ranks-per-node=4"`) or a `Network`. `compute`: what `comm.Work` costs.
+    `seed`: the same seed gives the same result, bit for bit; another one orders simultaneous events differently.
+    `faults`: see `paceline.vmpi.faults`. `strict`: changed buffers, mismatched types and anything left over at the end
+    are errors. `rendezvous`: no message is buffered, so a program that relies on buffering ends in a Deadlock.
+    `carries`: for simulating time only; decides which messages carry their contents, by kind ("f4") and bytes.
 
     >>> import numpy as np
     >>> def ring(comm):
@@ -88,15 +93,15 @@ def run(
     kernel = Kernel(ranks, wires, computing, seed=seed, strict=strict, rendezvous=rendezvous, carries=carries)
     for fault in faults:
         fault.prepare(kernel)
-    world = Group(kernel, range(ranks), "MPI_COMM_WORLD")
+    world = CommState(kernel, range(ranks), "MPI_COMM_WORLD")
 
     def body(rank: int) -> Callable[[], Any]:
         return lambda: function(MPI.enter(Comm(world, rank)), *arguments)
 
-    with _little_collecting(), replace_mpi4py(function) as kernel.MPI:
+    with _rare_garbage_collection(), replace_mpi4py(function) as kernel.MPI:
         kernel.run([body(rank) for rank in range(ranks)])
     if kernel.faults is not None:
-        for sentence in kernel.faults.spared():
+        for sentence in kernel.faults.describe_unused():
             log.warning(sentence)
     clocks = [rank.t for rank in kernel.ranks]
     return Outcome(
@@ -107,8 +112,8 @@ def run(
 
 
 @contextmanager
-def _little_collecting() -> Iterator[None]:
-    """Messages leave no cycles, and looking for some in the memory of thousands of ranks takes most of the time."""
+def _rare_garbage_collection() -> Iterator[None]:
+    """Collect garbage rarely: messages form no cycles, and searching the memory of thousands of ranks is slow."""
     before = gc.get_threshold()
     gc.set_threshold(200_000, 50, 100)
     try:
@@ -118,7 +123,10 @@ def _little_collecting() -> Iterator[None]:
 
 
 class Script:
-    """A file, ready to be run by simulated ranks.
+    """A program written for mpi4py, to be run unchanged by simulated ranks, each with its own global names.
+
+    The file is compiled once. Every rank executes it as `__main__`, with `arguments` in `sys.argv`; or executes it as
+    a module, and calls a `function` of it with the communicator.
 
     >>> import tempfile
     >>> from paceline.vmpi import run
@@ -137,10 +145,10 @@ class Script:
         self.function = function
         self.arguments = list(arguments)
         self.name = "__main__" if function is None else file.stem
-        self._code = compiled(file)
+        self._code = compile_script(file)
 
     def __call__(self, comm: Any) -> Any:
-        """One rank."""
+        """Run the program on one rank."""
         names: dict[str, Any] = {
             "__name__": self.name,
             "__file__": str(self.file),
@@ -149,13 +157,13 @@ class Script:
         getcurrent().paceline_names = names
         try:
             exec(self._code, names)
-            return None if self.function is None else self._called(names)(comm, *self.arguments)
+            return None if self.function is None else self._find_function(names)(comm, *self.arguments)
         except SystemExit as end:
             if end.code not in (None, 0) or isinstance(end, Aborted):
                 raise
             return None
 
-    def _called(self, names: dict[str, Any]) -> Callable[..., Any]:
+    def _find_function(self, names: dict[str, Any]) -> Callable[..., Any]:
         assert self.function is not None
         found = names.get(self.function)
         if not callable(found):
@@ -164,11 +172,11 @@ class Script:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Let Python look as it does for a program that was started by itself."""
+        """Set `sys.argv`, `sys.path` and `sys.modules` as for a program started by Python itself."""
         argv, path, before = sys.argv, sys.path[:], sys.modules.get(self.name)
         sys.argv = [str(self.file), *self.arguments]
         sys.path.insert(0, str(self.file.absolute().parent))
-        sys.modules[self.name] = _Running(self.name)
+        sys.modules[self.name] = _RankModule(self.name)
         try:
             yield
         finally:
@@ -179,8 +187,8 @@ class Script:
                 sys.modules[self.name] = before
 
 
-class _Running(ModuleType):
-    """The module of the rank that is running: what looks for it (pickle, dataclasses) finds that rank's own names."""
+class _RankModule(ModuleType):
+    """The module of the rank that is running: pickle and dataclasses find that rank's own names in it."""
 
     def __getattribute__(self, name: str) -> Any:
         names = getattr(getcurrent(), "paceline_names", None)
@@ -194,8 +202,8 @@ class _Running(ModuleType):
             raise AttributeError(f"module {names['__name__']!r} has no attribute {name!r}") from None
 
 
-def compiled(file: Path) -> CodeType:
-    """The program, or a refusal of what is none."""
+def compile_script(file: Path) -> CodeType:
+    """Compile a file, or raise UsageError if it is not a Python program."""
     try:
         text = file.read_bytes()
     except OSError as error:
@@ -213,7 +221,7 @@ _MISSING: Any = object()
 
 
 def make_module() -> ModuleType:
-    """A module that looks like mpi4py.MPI; its numbers are those of the real one, if that was imported.
+    """Make a module that looks like mpi4py.MPI; it has the numbers of the real one, if that has been imported.
 
     >>> make_module().Get_library_version()
     'paceline.vmpi: simulated ranks in virtual time'
@@ -226,7 +234,7 @@ def make_module() -> ModuleType:
 
 @contextmanager
 def replace_mpi4py(*functions: Callable[..., Any]) -> Iterator[ModuleType]:
-    """`from mpi4py import MPI` gives the stand-in; so do the names that the functions' modules have for mpi4py's.
+    """Let `from mpi4py import MPI`, and names already bound to mpi4py in the functions' modules, give the simulator's.
 
     >>> with replace_mpi4py() as MPI:
     ...     from mpi4py import MPI as found
@@ -259,10 +267,10 @@ def replace_mpi4py(*functions: Callable[..., Any]) -> Iterator[ModuleType]:
 def _names(
     functions: tuple[Callable[..., Any], ...], real: ModuleType, module: ModuleType
 ) -> list[tuple[dict[str, Any], str, Any, Any]]:
-    """Where something of the real module is bound to a name: the names, which, what it is, what is to be there.
+    """Find names bound to something of the real module: the namespace, the name, the value, its replacement.
 
-    The functions' own modules are looked at, and all others, other than mpi4py's, in which it is called MPI: everything
-    in them that is the real one's, as `comm = MPI.COMM_WORLD` is.
+    Searched are the functions' own modules, and all modules except mpi4py's in which the real module is called MPI:
+    everything in them that belongs to the real module, as in `comm = MPI.COMM_WORLD`.
     """
     instead = {id(real): module}
     for name, thing in vars(real).items():
@@ -284,7 +292,7 @@ def _names(
 
 
 def _globals(function: Any) -> dict[str, Any] | None:
-    """The names that a function, a method, a partial or a callable object sees as global."""
+    """Return the global names of a function, a method, a partial or a callable object."""
     while hasattr(function, "func") and hasattr(function, "args"):
         function = function.func
     function = getattr(function, "__wrapped__", function)

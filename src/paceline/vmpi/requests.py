@@ -6,19 +6,17 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.vmpi import sites as _sites
-from paceline.vmpi.buffers import memory_of, poison, put, type_of
-from paceline.vmpi.constants import UNDEFINED, meant
+from paceline.vmpi import sites
+from paceline.vmpi.buffers import memory_of, poison, type_of, write_bytes
+from paceline.vmpi.constants import UNDEFINED, special_numbers
 from paceline.vmpi.errors import BufferChanged, MPIError
-
-# ---- What is told of a message that was received.
 
 
 class Status:
-    """Where a message came from, with which tag, and how long it was.
+    """The source, tag and length of a received message.
 
     >>> status = Status()
-    >>> tell(status, source=3, tag=7, nbytes=16)
+    >>> fill_status(status, source=3, tag=7, nbytes=16)
     >>> status.Get_source(), status.Get_tag(), status.Get_count(), status.Get_count("d")
     (3, 7, 16, 2)
     """
@@ -57,8 +55,8 @@ class Status:
         self.error = error
 
 
-def tell(status: Any, source: int, tag: int, nbytes: int) -> None:
-    """Fill a status: the simulator's, or mpi4py's own."""
+def fill_status(status: Any, source: int, tag: int, nbytes: int) -> None:
+    """Fill a status, the simulator's or mpi4py's own."""
     status.Set_source(source)
     status.Set_tag(tag)
     if isinstance(status, Status):
@@ -68,11 +66,8 @@ def tell(status: Any, source: int, tag: int, nbytes: int) -> None:
         status.Set_elements(getattr(module, "real", module).BYTE, nbytes)
 
 
-# ---- Waiting for several requests at once.
-
-
-class Several:
-    """A request's calls for a list of requests; those that are done with, and null ones, are passed over."""
+class RequestLists:
+    """The calls of a request that take a list of requests; null and finished requests are skipped."""
 
     __slots__ = ()
 
@@ -107,9 +102,9 @@ class Several:
         live = _live(requests)
         if live and not all(request.done for request in live):
             kernel = live[0].rank.kernel
-            kernel.look(live[0].rank)
+            kernel.take_arrived(live[0].rank)
             if not all(request.done for request in live):
-                kernel.polled(live[0].rank)
+                kernel.count_poll(live[0].rank)
                 return False
         for number, request in enumerate(requests):
             if request:
@@ -122,12 +117,12 @@ class Several:
         if not live:
             return UNDEFINED, True
         rank = live[0].rank
-        rank.kernel.look(rank)
+        rank.kernel.take_arrived(rank)
         for number, request in enumerate(requests):
             if request and request.done:
                 request._finish(status)
                 return number, True
-        rank.kernel.polled(rank)
+        rank.kernel.count_poll(rank)
         return UNDEFINED, False
 
     @classmethod
@@ -136,10 +131,10 @@ class Several:
         if not live:
             return None
         rank = live[0].rank
-        rank.kernel.look(rank)
+        rank.kernel.take_arrived(rank)
         done = _finish_done(requests, statuses)
         if not done:
-            rank.kernel.polled(rank)
+            rank.kernel.count_poll(rank)
         return done
 
     @classmethod
@@ -178,11 +173,11 @@ def _live(requests: Sequence[Any]) -> list[Any]:
 
 
 def _until_some(live: list[Any], name: str) -> None:
-    """Take in what has come; then, if nothing is done, what comes next, until something is."""
+    """Wait until at least one request is done."""
     rank = live[0].rank
     kernel = rank.kernel
     rank.doing = name
-    kernel.look(rank)
+    kernel.take_arrived(rank)
     while not any([request.done for request in live]):  # noqa: C419 (a list is faster)
         kernel.progress(rank)
 
@@ -194,10 +189,10 @@ def _finish_done(requests: Sequence[Any], statuses: Any) -> list[int]:
     return done
 
 
-class Request(Several):
-    """Something under way; `done` once it is, `spent` once it was waited for: then it is as MPI's null request."""
+class Request(RequestLists):
+    """An operation in progress: `done` when it is complete, `spent` when it has been waited for (then it is null)."""
 
-    __slots__ = ("done", "error", "made", "name", "rank", "spent")
+    __slots__ = ("done", "error", "name", "origin", "rank", "spent")
     receives = False
 
     def __init__(self, rank: Any, name: str) -> None:
@@ -205,50 +200,51 @@ class Request(Several):
         self.name = name
         self.done = self.spent = False
         self.error: BaseException | None = None
-        self.made: Any = None
+        self.origin: Any = None
         if rank.kernel.strict:
             self.watch()
 
     def watch(self) -> None:
-        """Note where it was made; it must be waited for."""
-        self.made = _sites.site()
+        """Remember where the request was started; it must be waited for."""
+        self.origin = sites.find_site()
         self.rank.open[id(self)] = self
 
     # ---- for the kernel
 
     def arrive(self, rank: Any) -> None:
-        """It is done: the rank has been told."""
+        """Complete the request."""
         self.done = True
 
     def _finish(self, status: Any) -> None:
-        """What is left to do once it is done, and the caller knows: to check it, to fill a status."""
+        """Finish a request that is done: raise its error, fill the status."""
         self.spent = True
-        if self.made is not None:
+        if self.origin is not None:
             self.rank.open.pop(id(self), None)
         if self.error is not None:
             self._fail(self.error)
         if status is not None:
-            tell(status, UNDEFINED, UNDEFINED, 0)
+            fill_status(status, UNDEFINED, UNDEFINED, 0)
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, MPIError) and error.pending:
-            self.rank.kernel.look(self.rank)
-            if self.error is None:  # a message has come for it after all
+            self.rank.kernel.take_arrived(self.rank)
+            if self.error is None:  # a message has arrived after all
                 self.rank.kernel.wait(self.rank, self)
                 return
             self.spent = False
-            if self.made is not None:
+            if self.origin is not None:
                 self.rank.open[id(self)] = self
         raise error
 
-    def spelled(self) -> str:
-        return f"{self.name} of rank {self.rank.number} at {_sites.spelled(self.made)}"
+    def describe(self) -> str:
+        """Describe the request and where it was started."""
+        return f"{self.name} of rank {self.rank.number} at {sites.format_site(self.origin)}"
 
-    def wanted(self) -> str:
-        """What it waits for, in words."""
+    def describe_wait(self) -> str:
+        """Describe what the request is waiting for."""
         return self.name
 
-    # ---- mpi4py's
+    # ---- calls of mpi4py
 
     def Wait(self, status: Any = None) -> bool:
         if self.spent:
@@ -257,7 +253,7 @@ class Request(Several):
             rank = self.rank
             rank.doing = self
             rank.kernel.wait(rank, self)
-        if self.made is None and self.error is None and status is None:  # the short way
+        if self.origin is None and self.error is None and status is None:  # the common case
             self.spent = True
         else:
             self._finish(status)
@@ -268,32 +264,32 @@ class Request(Several):
             return _nothing(status)
         rank = self.rank
         if not self.done:
-            rank.kernel.look(rank)
+            rank.kernel.take_arrived(rank)
             if not self.done:
-                rank.kernel.polled(rank)
+                rank.kernel.count_poll(rank)
                 return False
         self._finish(status)
         return True
 
     def Get_status(self, status: Any = None) -> bool:
         if not self.done:
-            self.rank.kernel.look(self.rank)
+            self.rank.kernel.take_arrived(self.rank)
             if not self.done:
-                self.rank.kernel.polled(self.rank)
+                self.rank.kernel.count_poll(self.rank)
         return self.done
 
     def Free(self) -> None:
-        """Forget it: it goes on, and nobody will know when it is done."""
+        """Forget the request; the operation goes on."""
         self.spent = True
         self.rank.open.pop(id(self), None)
 
     def __bool__(self) -> bool:
         return not self.spent
 
-    # ---- mpi4py's for objects
+    # ---- objects
 
     def message(self) -> Any:
-        """The object that has come; None where it is none that was waited for."""
+        """Return the object that was received, if this is the receive of an object."""
         return None
 
     def wait(self, status: Any = None) -> Any:
@@ -306,22 +302,22 @@ class Request(Several):
 
 
 def _nothing(status: Any) -> bool:
-    """There was nothing to wait for: MPI's empty status."""
+    """Return at once, with MPI's empty status."""
     if status is not None:
-        anything = meant()
-        tell(status, anything.any_source, anything.any_tag, 0)
+        anything = special_numbers()
+        fill_status(status, anything.any_source, anything.any_tag, 0)
     return True
 
 
-class Receiving(Request):
-    """A message that is to come. Until it is done its buffer is the message's."""
+class ReceiveRequest(Request):
+    """A receive. Its buffer belongs to it until it is done."""
 
     __slots__ = (
         "count",
-        "kept",
         "kind",
         "nbytes",
         "order",
+        "saved",
         "source",
         "tag",
         "view",
@@ -330,13 +326,13 @@ class Receiving(Request):
     )
     receives = True
     order: int
-    kept: bytes | None
-    made: Any
+    saved: bytes | None
+    origin: Any
 
     def __init__(self, rank: Any, name: str, buffer: Any, source: int | None, tag: int | None) -> None:
         self.rank, self.name = rank, name
         self.done = self.spent = False
-        self.error = self.made = self.kept = None
+        self.error = self.origin = self.saved = None
         self.view, self.kind = view, _ = memory_of(buffer)
         if view.readonly:
             raise ValueError("a message cannot be received into a read-only buffer")
@@ -344,66 +340,66 @@ class Receiving(Request):
         self.wanted_source, self.wanted_tag = source, tag
         if rank.kernel.strict:
             self.watch()
-            if not rank.kernel.time_only:  # memory that nobody looks at is one for all ranks
+            if not rank.kernel.time_only:  # memory without contents is shared by all ranks
                 self._guard()
 
-    def wanted(self) -> str:
+    def describe_wait(self) -> str:
         source = "any rank" if self.wanted_source is None else f"rank {self.wanted_source}"
         tag = "any tag" if self.wanted_tag is None else f"tag {self.wanted_tag}"
         return f"{self.name} from {source} with {tag}"
 
     def _guard(self) -> None:
-        """Fill the buffer with what is no number: whoever reads it too early sees it, whoever writes it is seen."""
+        """Fill the buffer with NaNs, so that reading it too early is visible and writing it is detected."""
         if self.nbytes:
-            self.kept = self.view.tobytes()
-            put(self.view, poison(self.nbytes))
+            self.saved = self.view.tobytes()
+            write_bytes(self.view, poison(self.nbytes))
 
     def deliver(self, data: bytes | None, nbytes: int, source: int, tag: int) -> None:
-        """The message is there."""
-        view, kept = self.view, self.kept
+        """Complete the receive with the contents of a message."""
+        view, kept = self.view, self.saved
         if kept is not None:
             if view.tobytes() != poison(self.nbytes):
                 self.error = BufferChanged(
-                    f"the buffer of an {self.spelled()} was changed before the message from rank {source} was there"
+                    f"the buffer of {self.describe()} was changed before the message from rank {source} arrived"
                 )
-            put(view, kept if data is None else kept[nbytes:], 0 if data is None else nbytes)
-            self.kept = None
+            write_bytes(view, kept if data is None else kept[nbytes:], 0 if data is None else nbytes)
+            self.saved = None
         if data:
             try:
                 view.cast("B")[:nbytes] = data
             except TypeError:
-                put(view, data)
+                write_bytes(view, data)
         self.source, self.tag, self.count = source, tag, nbytes
         self.done = True
 
     def _finish(self, status: Any) -> None:
         super()._finish(None)
         if status is not None:
-            tell(status, self.source, self.tag, self.count)
+            fill_status(status, self.source, self.tag, self.count)
 
     def Cancel(self) -> None:
-        """Take it back, if no message has come for it."""
+        """Cancel the receive, if no message has arrived for it."""
         if not self.done:
-            self.rank.kernel.look(self.rank)
+            self.rank.kernel.take_arrived(self.rank)
         if not self.done:
             withdraw(self.rank, self)
-            if self.kept is not None:
-                put(self.view, self.kept)
-                self.kept = None
+            if self.saved is not None:
+                write_bytes(self.view, self.saved)
+                self.saved = None
             self.source, self.tag, self.count = UNDEFINED, UNDEFINED, 0
             self.done = True
 
 
-def withdraw(rank: Any, receive: Receiving) -> None:
-    """Take back a receive for which nothing has come."""
+def withdraw(rank: Any, receive: ReceiveRequest) -> None:
+    """Remove a posted receive from the queues of its rank."""
     for queue in (*rank.posted.values(), *rank.wild.values()):
         if receive in queue:
             queue.remove(receive)
             return
 
 
-class Persistent(Request):
-    """A call that is made anew by every Start; between its end and the next Start there is nothing to wait for."""
+class PersistentRequest(Request):
+    """A call that every Start repeats; between its end and the next Start there is nothing to wait for."""
 
     __slots__ = ("_call", "_current")
 
@@ -418,7 +414,7 @@ class Persistent(Request):
         self._current = self._call()
 
     @classmethod
-    def Startall(cls, requests: Sequence[Persistent]) -> None:
+    def Startall(cls, requests: Sequence[PersistentRequest]) -> None:
         for request in requests:
             request.Start()
 
@@ -446,7 +442,7 @@ class Persistent(Request):
 
 
 class NullRequest(Request):
-    """The request that is done with: equal to every other that is."""
+    """MPI.REQUEST_NULL: equal to every request that has been waited for."""
 
     __slots__ = ()
 

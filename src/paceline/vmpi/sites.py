@@ -1,4 +1,4 @@
-"""Where in the user's program an operation was started: kept as it is found, put into words when it is asked for."""
+"""Where in the user's program an operation was started: stored compactly, and formatted when an error needs it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _inside: dict[CodeType, bool] = {}
 
 
 def _is_inside(code: CodeType) -> bool:
-    """Whether this is the simulator's own code, or the wrapper that counts messages and writes calls down."""
+    """Return True if this code only passes calls on."""
     found = _inside.get(code)
     if found is None:
         found = _inside[code] = code.co_filename.startswith(_PASSES_ON)
     return found
 
 
-def site() -> Site:
-    """The innermost place outside the simulator that is being executed."""
+def find_site() -> Site:
+    """Return the innermost place outside the simulator that is being executed."""
     frame: FrameType = sys._getframe(2)
     while True:
         code = frame.f_code
@@ -35,22 +35,22 @@ def site() -> Site:
         frame = frame.f_back
 
 
-def of_greenlet(greenlet: Any) -> Site | None:
-    """Where a greenlet that is not running will go on, outside the simulator."""
-    return of_frame(greenlet.gr_frame)
+def greenlet_site(greenlet: Any) -> Site | None:
+    """Return where a greenlet that is not running will continue, outside the simulator."""
+    return frame_site(greenlet.gr_frame)
 
 
-def of_frame(frame: FrameType | None) -> Site | None:
-    """The innermost place outside the simulator, from a frame outwards."""
+def frame_site(frame: FrameType | None) -> Site | None:
+    """Return the innermost place outside the simulator, from a frame outwards."""
     while frame is not None and _is_inside(frame.f_code):
         frame = frame.f_back
     return None if frame is None else (frame.f_code, frame.f_lasti)
 
 
-def spelled(where: Site | None) -> str:
-    """A site as file:line.
+def format_site(where: Site | None) -> str:
+    """Format a site as file:line.
 
-    >>> spelled(None)
+    >>> format_site(None)
     'an unknown line'
     """
     if where is None:
@@ -65,10 +65,10 @@ def spelled(where: Site | None) -> str:
     return f"{Path(path.parent.name) / path.name}:{line}"
 
 
-def listed(sentences: Iterable[str], most: int = 8) -> str:
-    """Sentences, one below the other; of very many only the first.
+def format_list(sentences: Iterable[str], most: int = 8) -> str:
+    """Format sentences one per line; of a long list only the first ones.
 
-    >>> listed(["one", "two", "three"], most=2)
+    >>> format_list(["one", "two", "three"], most=2)
     '\\n  one\\n  two\\n  … and 1 more'
     """
     every = list(sentences)

@@ -1,7 +1,7 @@
-"""Memory that the ranks of one node share: one array for all, and who may use it when.
+"""Windows of shared memory: one array for the ranks of a node, and the calls that synchronize access to it.
 
-A rank's loads and stores take no virtual time and cannot be seen: ranks that have something to tell each other through the
-memory call `Sync`, `Lock`, `Fence` or a barrier, as MPI wants it, and there the earlier rank goes first.
+Loads and stores take no virtual time and are not observed. Ranks that communicate through the memory call `Sync`,
+`Lock`, `Fence` or a barrier, as MPI requires; in these calls the rank with the earlier clock goes first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.vmpi import sites as _sites
+from paceline.vmpi import sites
 from paceline.vmpi.constants import LOCK_EXCLUSIVE, LOCK_SHARED
 from paceline.vmpi.errors import mpi_error
 from paceline.vmpi.groups import meet
@@ -20,7 +20,7 @@ from paceline.vmpi.requests import Request
 
 
 class _Shared:
-    """What the ranks of one window share."""
+    """The memory and the locks of one window."""
 
     def __init__(self, sizes: list[int], units: list[int]) -> None:
         self.memory: NDArray[np.uint8] = np.zeros(max(sum(sizes), 1), np.uint8)
@@ -31,25 +31,25 @@ class _Shared:
 
 
 class _Lock:
-    """Who has a part of the window locked, and who waits for it."""
+    """The lock of one part of a window, and the ranks that wait for it."""
 
     def __init__(self) -> None:
         self.shared = self.exclusive = 0
         self.queue: deque[tuple[Request, bool]] = deque()
 
     def grant(self, at: float) -> None:
-        """Let in whoever is next and may come."""
+        """Grant the lock to the next waiting ranks that may have it."""
         while self.queue and not self.exclusive and not (self.queue[0][1] and self.shared):
             request, alone = self.queue.popleft()
             if alone:
                 self.exclusive = 1
             else:
                 self.shared += 1
-            request.rank.kernel.put(request.rank, at, request)
+            request.rank.kernel.schedule(request.rank, at, request)
 
 
 class Window:
-    """A window of shared memory: every rank's part lies behind that of the rank before it.
+    """A window of shared memory, in which the parts of the ranks follow each other in rank order.
 
     >>> from paceline import vmpi
     >>> def program(comm):
@@ -70,37 +70,39 @@ class Window:
     def __init__(self, comm: Any, shared: _Shared) -> None:
         self._comm, self._shared = comm, shared
         self._held: dict[int, bool] = {}
-        self.made: Any = None
+        self.origin: Any = None
 
     @classmethod
     def Allocate_shared(cls, size: int, disp_unit: int = 1, info: Any = None, *, comm: Any) -> Window:
         window: Window = comm.Allocate_shared(size, disp_unit)
         if comm.kernel.strict:
-            window.made = _sites.site()
+            window.origin = sites.find_site()
             comm.me.open[id(window)] = window
         return window
 
     def Shared_query(self, rank: int) -> tuple[memoryview, int]:
         shared = self._used()
-        if rank == self._comm.kernel.meant.nobody:  # the first rank that has some
+        if rank == self._comm.kernel.special.proc_null:  # the first rank with a part that is not empty
             parts = shared.parts
             rank = next((rank for rank, part in enumerate(parts) if part.stop > part.start), 0)
         if not 0 <= rank < len(shared.parts):
-            raise ValueError(f"rank {rank} is not one of the {len(shared.parts)} ranks of this window")
+            raise ValueError(
+                f"rank {rank} does not exist; this window has ranks 0 to {len(shared.parts) - 1}"
+            )
         part: Any = shared.memory[shared.parts[rank]]
         return memoryview(part), shared.units[rank]
 
     def tomemory(self) -> memoryview:
         return self.Shared_query(self._comm.rank)[0]
 
-    # ---- who may use it when
+    # ---- synchronization
 
     def Lock(self, rank: int, lock_type: int = LOCK_EXCLUSIVE, assertion: int = 0) -> None:
         shared = self._used()
         if rank in self._held:
-            raise mpi_error("ERR_RMA_SYNC", f"the part of rank {rank} is locked by this rank already")
+            raise mpi_error("ERR_RMA_SYNC", f"this rank has already locked the part of rank {rank}")
         me, alone = self._comm.me, lock_type != LOCK_SHARED
-        me.kernel.go_first(me)
+        me.kernel.let_earlier_go(me)
         lock = shared.locks.setdefault(rank, _Lock())
         request = Request(me, "Win.Lock")
         lock.queue.append((request, alone))
@@ -111,9 +113,9 @@ class Window:
     def Unlock(self, rank: int) -> None:
         shared = self._used()
         if rank not in self._held:
-            raise mpi_error("ERR_RMA_SYNC", f"the part of rank {rank} is not locked by this rank")
+            raise mpi_error("ERR_RMA_SYNC", f"this rank has not locked the part of rank {rank}")
         me = self._comm.me
-        me.kernel.go_first(me)
+        me.kernel.let_earlier_go(me)
         lock = shared.locks[rank]
         if self._held.pop(rank):
             lock.exclusive = 0
@@ -122,10 +124,10 @@ class Window:
         lock.grant(me.t)
 
     def Sync(self) -> None:
-        """Let every rank that is earlier go first: what it wrote is seen, what comes later is not."""
+        """Let ranks with an earlier clock run first: what they wrote is visible, what is written later is not."""
         self._used()
         me = self._comm.me
-        me.kernel.go_first(me)
+        me.kernel.let_earlier_go(me)
 
     def Lock_all(self, assertion: int = 0) -> None:
         self._used()
@@ -150,17 +152,17 @@ class Window:
     def Get_group(self) -> Any:
         return self._comm.Get_group()
 
-    # ---- the end of it
+    # ---- freeing
 
     def Free(self) -> None:
-        """Give the memory back. Views of it must not be used any more. Collective."""
+        """Free the memory. Views of it must no longer be used. Collective."""
         self._used()
         self._comm.me.open.pop(id(self), None)
         meet(self._comm, "Win.Free", None, lambda given: given, free_of_charge=True).Wait()
         self._shared = None  # type: ignore[assignment]
 
-    def spelled(self) -> str:
-        return f"window of rank {self._comm.me.number}, made at {_sites.spelled(self.made)} and never freed"
+    def describe(self) -> str:
+        return f"window of rank {self._comm.me.number}, allocated at {sites.format_site(self.origin)}"
 
     def __bool__(self) -> bool:
         return self._shared is not None
@@ -171,13 +173,13 @@ class Window:
         return self._shared
 
 
-class Windows:
-    """A communicator's windows."""
+class WindowCalls:
+    """The call of a communicator that allocates a window."""
 
     __slots__ = ()
 
     def Allocate_shared(self, nbytes: int, disp_unit: int = 1) -> Window:
-        """Memory of all ranks of this communicator, which must be on one node; `nbytes` of it are this rank's part."""
+        """Allocate memory shared by the ranks of this communicator, all on one node; `nbytes` are this rank's part."""
         comm: Any = self
         if nbytes < 0:
             raise ValueError(f"nbytes must be at least 0; got {nbytes}")
@@ -189,7 +191,8 @@ class Windows:
         nodes = comm.node_of
         if any(node != nodes[0] for node in nodes):
             raise mpi_error(
-                "ERR_RMA_SHARED", f"the {len(nodes)} ranks of the communicator are on {len(set(nodes))} nodes"
+                "ERR_RMA_SHARED",
+                f"shared memory needs all ranks on one node; the {len(nodes)} ranks are on {len(set(nodes))} nodes",
             )
         met = meet(comm, "Win.Allocate_shared", (nbytes, disp_unit), finish, free_of_charge=True)
         met.Wait()
