@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from paceline.report.document import (
-    Axis,
-    Bar,
-    Bars,
-    Column,
-    Columns,
-    Curve,
-    Document,
-    Lines,
-    Section,
-    Table,
-    Text,
-)
+from paceline.figures import Axis, Bar, Bars, Curve, Histogram, Lines
+from paceline.report.document import Column, Document, Section, Table, Text
 
 RING, NATIVE, MASTERS = (
     "sync:allreduce=ring",
     "sync:allreduce=native",
     "parameter-server:masters=2,rule=gap-aware",
 )
-RANKS = Axis(label="ranks", log=True)
+RANKS = Axis(label="ranks", log=True, base=2)
 
 
 def speedup() -> Lines:
@@ -29,11 +18,11 @@ def speedup() -> Lines:
     ranks = (1.0, 2.0, 4.0, 8.0, 16.0)
     return Lines(
         name="speedup-1", title="Speedup against ranks", caption="Against the fastest serial row.",
-        x=RANKS, y=Axis(label="speedup against one process", log=True),
+        x=RANKS, y=Axis(label="speedup against one process", log=True, base=2),
         curves=(
             Curve(label="ideal", strategy="ideal", x=(1, 16), y=(1, 16), origin="ideal"),
             Curve(label=RING, strategy=RING, x=ranks, y=(0.98, 1.8, 3.1, 4.2, 3.9), low=(0.97, 1.7, 2.9, 3.6, 2.2),
-                  high=(0.99, 1.9, 3.3, 4.8, 4.1), hollow=(False,) * 3 + (True,) * 2),
+                  high=(0.99, 1.9, 3.3, 4.8, 4.1), oversubscribed=(False,) * 3 + (True,) * 2),
             Curve(label=NATIVE, strategy=NATIVE, x=ranks, y=(0.97, 1.7, 2.8, 3.2, None)),
             Curve(label=MASTERS, strategy=MASTERS, x=(4, 8), y=(1.4, 2.2), notes=("", "1 of 3 diverged")),
             Curve(label=f"{RING} (simulated)", strategy=RING, x=ranks, y=(1, 1.9, 3.6, 6.2, 9.1), origin="simulated"),
@@ -73,7 +62,7 @@ def split() -> Bars:
             Bar(label=f"{RING}, 4 ranks", strategy=RING, parts=(1.1, 0.5, 0.2, 0.1), low=1.7, high=2.1,
                 words="1.90 s  2.32x"),
             Bar(label=f"{MASTERS}, 8 ranks *", strategy=MASTERS, parts=(0.9, 1.6, 0.01, 0.1), words="2.61 s  diverged",
-                hollow=True),
+                oversubscribed=True),
             Bar(label=f"{RING}, 64 ranks (simulated: ethernet-10g)", strategy=RING, parts=(0.1, 0.6, 0.1, 0.02),
                 words="0.820 s  5.37x", simulated=True),
         ),
@@ -101,8 +90,8 @@ def accuracy() -> Bars:
             label="serial, 1 rank", strategy="serial", parts=(0.915,), low=0.911, high=0.917, words="91.50 %"
         ),
         Bar(label=f"{RING}, 4 ranks", strategy=RING, parts=(0.914,), words="91.40 %", simulated=True),
-        Bar(label=f"{MASTERS}, 8 ranks *", strategy=MASTERS, parts=(0.1,), words="10.00 %", hollow=True),
-        Bar(label="psgd, 8 ranks *", strategy="psgd", parts=(0.921,), words="92.10 %", hollow=True),
+        Bar(label=f"{MASTERS}, 8 ranks *", strategy=MASTERS, parts=(0.1,), words="10.00 %", oversubscribed=True),
+        Bar(label="psgd, 8 ranks *", strategy="psgd", parts=(0.921,), words="92.10 %", oversubscribed=True),
     )
     return Bars(
         name="accuracy-1", title="Test accuracy", caption="",
@@ -111,10 +100,10 @@ def accuracy() -> Bars:
     )  # fmt: skip
 
 
-def ages() -> Columns:
+def ages() -> Histogram:
     """A histogram with all that is above in its last column."""
     heights = tuple(0.6**k for k in range(1, 16))
-    return Columns(
+    return Histogram(
         name="ages-1", title=f"Staleness: {MASTERS}, 8 ranks", caption="Share of all updates.",
         x=Axis(label="updates by others meanwhile"), y=Axis(label="share of updates", percent=True), strategy=MASTERS,
         labels=(*(str(k) for k in range(14)), "14 to 31"), heights=heights, tail=True,

@@ -1,0 +1,657 @@
+"""Descriptions of figures put onto matplotlib axes; ticks, legends and layout are matplotlib's.
+
+A figure is laid out for a width; its height follows from what is in it. Below `NARROW` points it is for a phone: labels
+stand above their bars instead of beside them. Each value has a `Hit`: a place that a page can attach words to.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from paceline.figures.description import Axis, Bar, Bars, Curve, Figure, Histogram, Lines, Origin
+from paceline.figures.palette import (
+    FAINT,
+    GREY,
+    INK,
+    ORIGINS,
+    PUBLISHED,
+    Style,
+    kind_colour,
+    style_of,
+    variant_of,
+)
+
+FONT = "DejaVu Sans"
+NARROW = 500.0
+LINE = 1.25  # from one line of text to the next, in font sizes
+# A curve of more points than FEW has markers at some of them only, and at most HITS places that tell a value.
+FEW, HITS = 16, 120
+# An ideal line reaches at most this far above the other curves; it does not flatten them.
+BEYOND = 1.5
+THICK, HATCH, PALE = 15.0, "////", 0.4  # bars: thickness in points; simulated; oversubscribed
+OVERSUBSCRIBED = "more ranks than cores"
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A place of a drawing that tells a value, in points from the upper left corner; a circle if it has no size."""
+
+    x: float
+    y: float
+    words: str
+    width: float = 0.0
+    height: float = 0.0
+
+
+@dataclass
+class Drawing:
+    """What one description needs on a page: axes, their height in points, the legend's entries, and its values."""
+
+    axes: Any
+    size: float
+    height: float = 0.0
+    handles: list[Any] = field(default_factory=list)
+    values: list[tuple[float, float, float, float, str]] = field(default_factory=list)
+    """Two corners in data coordinates (the same one twice: a point), and what is told there."""
+
+    def hits(self) -> list[Hit]:
+        """Return where the values are, once the page has its layout."""
+        page = self.axes.get_figure()
+        tall = 72 * page.get_figheight()
+        found = []
+        for x0, y0, x1, y1, words in self.values:
+            (left, first), (right, second) = (
+                self.axes.transData.transform([(x0, y0), (x1, y1)]) * 72 / page.dpi
+            )
+            if (x0, y0) == (x1, y1):
+                found.append(Hit(float(left), float(tall - first), words))
+            else:
+                width, height = max(right - left, 2.0), abs(second - first)
+                found.append(
+                    Hit(float(left), float(tall - max(first, second)), words, float(width), float(height))
+                )
+        return found
+
+
+def blank_page(width: float, height: float = 300.0, *, layout: str = "none") -> Any:
+    """Return an empty matplotlib figure of a size in points."""
+    from matplotlib.figure import Figure as Page
+
+    return Page(figsize=(width / 72, height / 72), dpi=72, layout=layout)
+
+
+def draw_page(
+    grid: Sequence[Sequence[Figure]],
+    width: float,
+    *,
+    among: Sequence[str] = (),
+    size: float = 12.0,
+    title: str = "",
+    margin: float = 2.0,
+) -> tuple[Any, list[Hit]]:
+    """Draw figures in rows and columns on one page with one legend; return the matplotlib figure and the hits.
+
+    `among`: all names of the document, as `palette.style_of` takes them. `margin`: around everything, in points.
+    """
+    columns = len(grid[0])
+    page = blank_page(width, 1000.0 * len(grid), layout="constrained")
+    page.get_layout_engine().set(
+        w_pad=margin / 72, h_pad=margin / 72, wspace=0.02 * (columns > 1), hspace=0.02 * (len(grid) > 1)
+    )
+    rows = page.subplots(len(grid), columns, squeeze=False)
+    drawings = [
+        [
+            _draw(one, axes, (width - 2 * margin) / columns, among, size)
+            for one, axes in zip(line, row, strict=True)
+        ]
+        for line, row in zip(grid, rows, strict=True)
+    ]
+    every = [drawing for line in drawings for drawing in line]
+    if title:
+        words = "\n".join(wrap(title, size + 1, width - 2 * margin, bold=True))
+        page.suptitle(words, x=margin / width, ha="left", fontsize=size + 1, weight="bold", color=INK)
+    if len(every) > 1:
+        for drawing, one in zip(every, (one for line in grid for one in line), strict=True):
+            drawing.axes.set_title(one.title, loc="center", fontsize=size, color=INK)
+    unique = {handle.get_label(): handle for drawing in every for handle in drawing.handles}
+    _add_legend(page, list(unique.values()), width, margin, size)
+    _fit(page, drawings)
+    return page, [hit for drawing in every for hit in drawing.hits()]
+
+
+def _draw(figure: Figure, axes: Any, width: float, among: Sequence[str], size: float) -> Drawing:
+    axes.set_facecolor("none")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.tick_params(colors=GREY, labelcolor=INK, labelsize=size, length=3, pad=3)
+    axes.set_axisbelow(True)
+    drawing = Drawing(axes, size)
+    if isinstance(figure, Lines):
+        _draw_lines(figure, drawing, width, among)
+    elif isinstance(figure, Bars):
+        _draw_bars(figure, drawing, width, among)
+    else:
+        _draw_histogram(figure, drawing, width, among)
+    return drawing
+
+
+def _fit(page: Any, drawings: Sequence[Sequence[Drawing]]) -> None:
+    """Make the page as high as its axes, labels and legend need, and leave out x ticks whose labels would touch."""
+    layout = page.get_layout_engine()
+    layout.execute(page)
+    wanted = sum(max(drawing.height for drawing in row) for row in drawings)
+    there = sum(row[0].axes.get_position().height for row in drawings) * page.get_figheight() * 72
+    page.set_figheight(page.get_figheight() + (wanted - there) / 72)
+    for row in drawings:
+        for drawing in row:
+            _thin_ticks(drawing.axes.xaxis, drawing.size)
+    layout.execute(page)
+    page.set_layout_engine("none")
+
+
+def _thin_ticks(axis: Any, size: float) -> None:
+    from matplotlib.ticker import FixedLocator
+
+    low, high = sorted(axis.get_view_interval())
+    ticks = [
+        (t.get_loc(), t.label1.get_window_extent()) for t in axis.get_major_ticks() if t.label1.get_text()
+    ]
+    kept: list[tuple[float, Any]] = []
+    for place, box in ticks:
+        if low <= place <= high and (not kept or box.x0 >= kept[-1][1].x1 + 0.6 * size):
+            kept.append((place, box))
+    if kept and ticks[-1][0] <= high:  # the last one stays
+        kept = [one for one in kept if one[1].x1 + 0.6 * size <= ticks[-1][1].x0] + ticks[-1:]
+    axis.set_major_locator(FixedLocator([place for place, _ in kept]))
+
+
+def _add_legend(page: Any, handles: Sequence[Any], width: float, margin: float, size: float) -> None:
+    """Put a legend below everything, in as many columns as fit."""
+    if not handles:
+        return
+    for handle in handles:
+        handle.set_label("\n".join(wrap(handle.get_label(), size, width - 2 * margin - 3.5 * size)))
+    for columns in range(min(len(handles), 6), 0, -1):
+        legend = page.legend(
+            handles=_by_rows(handles, columns), loc="outside lower left", ncols=columns, frameon=False, fontsize=size,
+            labelcolor=INK, handlelength=2.2, columnspacing=1.5, handletextpad=0.6, labelspacing=0.3,
+            borderpad=0, borderaxespad=margin / size, alignment="left",
+        )  # fmt: skip
+        if columns == 1 or legend.get_window_extent().width * 72 / page.dpi <= width - 2 * margin:
+            return
+        legend.remove()
+
+
+def _by_rows(handles: Sequence[Any], columns: int) -> list[Any]:
+    """Reorder entries so that matplotlib, which fills columns, shows them row by row.
+
+    >>> _by_rows("abcde", 3)
+    ['a', 'd', 'b', 'e', 'c']
+    """
+    return [handle for column in range(columns) for handle in handles[column::columns]]
+
+
+# ---- axes
+
+
+def limits(axis: Axis, values: Iterable[float], *, margin: float = 0.05) -> tuple[float, float]:
+    """Return where an axis begins and ends: at its bounds, or at the values with a margin.
+
+    >>> limits(Axis(label="a", bounds=(0, None)), [1, 9], margin=0.1)
+    (0.0, 9.9)
+    """
+    usable = [v for v in values if math.isfinite(v) and (v > 0 or not axis.log)]
+    bounds = [v if v is not None and (v > 0 or not axis.log) else None for v in axis.bounds]
+    usable += [v for v in bounds if v is not None]
+    low, high = (min(usable), max(usable)) if usable else (1.0, 2.0)
+    if axis.log:
+        low, high = (low / 1.5, high * 1.5) if low == high else (low, high)
+        room = (high / low) ** margin
+        found = [low / room, high * room]
+    else:
+        if low == high:
+            low, high = (low - 0.5 * abs(low), high + 0.5 * abs(high)) if low else (0.0, 1.0)
+        room = (high - low) * margin
+        found = [0.0 if 0 <= low < 0.15 * high else low - room, high + room]
+        if axis.percent and high <= 1:
+            found[1] = min(found[1], 1 + room / 2)
+    first, last = (float(end if bound is None else bound) for end, bound in zip(found, bounds, strict=True))
+    return (first, last) if first < last else (found[0], found[1])
+
+
+def _set_ticks(mpl_axis: Any, axis: Axis) -> None:
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    low, high = sorted(mpl_axis.get_view_interval())
+    if axis.ticks is not None:
+        locator: Any = FixedLocator(axis.ticks)
+    elif axis.log and axis.base == 2:
+        locator = LogLocator(base=2)
+    elif axis.log:
+        decades = math.log10(high / low)
+        locator = LogLocator(
+            subs=(1,) if decades > 3 else (1, 2, 5) if decades > 1 else (1, 1.5, 2, 3, 4, 5, 6, 8)
+        )
+    else:
+        locator = MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10])
+    mpl_axis.set_major_locator(locator)
+    mpl_axis.set_major_formatter(FuncFormatter(lambda value, _: axis.spell_tick(value)))
+    mpl_axis.set_minor_locator(NullLocator())
+
+
+def _set_scale(set_scale: Any, axis: Axis) -> None:
+    if axis.log:
+        set_scale("log", base=axis.base)
+
+
+# ---- curves
+
+
+def _draw_lines(figure: Lines, drawing: Drawing, width: float, among: Sequence[str]) -> None:
+    axes, size = drawing.axes, drawing.size
+    drawing.height = 230.0 if width < NARROW else min(0.42 * width, 330.0)
+    _set_scale(axes.set_xscale, figure.x)
+    _set_scale(axes.set_yscale, figure.y)
+    xs, ys = _extent(figure)
+    axes.set_xlim(limits(figure.x, xs, margin=0.04))
+    axes.set_ylim(limits(figure.y, ys, margin=0.06))
+    _set_ticks(axes.xaxis, figure.x)
+    _set_ticks(axes.yaxis, figure.y)
+    axes.grid(color=FAINT, linewidth=0.7)
+    axes.set_xlabel("\n".join(wrap(figure.x.label, size, width)), fontsize=size, color=GREY)
+    label = "\n".join(wrap(figure.y.label, size, width - 4 * size))
+    axes.set_title(label, loc="left", fontsize=size, color=GREY)
+    for curve in figure.curves:
+        own = style_of(curve.strategy, among)
+        _draw_curve(figure, curve, variant_of(own, curve.strategy, among, curve.variant), drawing)
+    if figure.band is not None:
+        axes.axhspan(*figure.band, color=GREY, alpha=0.12, linewidth=0, zorder=0.5)
+    _add_origins(figure, drawing)
+    if figure.level is not None:
+        axes.axhline(figure.level[0], color=INK, linewidth=1, dashes=(2, 2), zorder=1.5)
+        drawing.handles.append(_line(label=figure.level[1], color=INK, linewidth=1, dashes=(2, 2)))
+
+
+def _draw_curve(figure: Lines, curve: Curve, style: Style, drawing: Drawing) -> None:
+    axes, origin = drawing.axes, ORIGINS[curve.origin]
+    xs = [_drawable(x, figure.x.log) for x in curve.x]
+    ys = [_drawable(y, figure.y.log) for y in curve.y]
+    line, marker = _line_look(curve.origin, style), _marker_look(curve.origin, style)
+    if curve.joined:
+        axes.plot(xs, ys, **line)
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    inside = [
+        k for k, (x, y) in enumerate(zip(xs, ys, strict=True)) if left <= x <= right and low <= y <= high
+    ]
+    if curve.low is not None and curve.high is not None:
+        _draw_spread(axes, curve, xs, line["color"])
+    crowded = curve.oversubscribed or (False,) * len(xs)
+    if origin.marked:
+        shown = inside if len(inside) <= FEW else inside[:: -(-len(inside) // 8)]
+        for hollow in (False, True):
+            some = [k for k in shown if crowded[k] == hollow]
+            look = marker | (HOLLOW if hollow else {})
+            if some:
+                axes.plot([xs[k] for k in some], [ys[k] for k in some], clip_on=False, **look)
+    for k, words in enumerate(curve.captions or ()):
+        if words and k in inside:
+            axes.annotate(
+                words, (xs[k], ys[k]), xytext=(0, -0.9 * drawing.size), textcoords="offset points", ha="center",
+                va="top", color=style.colour, fontsize=drawing.size - 2, zorder=6,
+                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
+            )  # fmt: skip
+    if curve.stops is not None and curve.stops in inside:
+        axes.plot(
+            [xs[curve.stops]],
+            [ys[curve.stops]],
+            marker="|",
+            markersize=22,
+            color=style.colour,
+            markeredgewidth=1.6,
+        )
+    for k in inside[:: max(1, -(-len(inside) // HITS))]:
+        drawing.values.append((xs[k], ys[k], xs[k], ys[k], _point_words(figure, curve, k)))
+    handle = line if curve.joined else {"linestyle": "none"}
+    if origin.marked:
+        hollow_look = HOLLOW if curve.oversubscribed and all(curve.oversubscribed) else {}
+        handle = {**{k: v for k, v in marker.items() if k != "linestyle"}, **hollow_look, **handle}
+    drawing.handles.append(_line(label=curve.label, **handle))
+
+
+def _extent(figure: Lines) -> tuple[list[float], list[float]]:
+    """Return every x, and every y with its spread: what the axes must hold."""
+    xs = [x for curve in figure.curves for x, y in zip(curve.x, curve.y, strict=True) if y is not None]
+    ours = [y for curve in figure.curves if curve.origin != "ideal" for y in curve.y if y is not None]
+    ideal = [y for curve in figure.curves if curve.origin == "ideal" for y in curve.y if y is not None]
+    if ours and ideal and not figure.y.log:
+        ideal = [min(max(ideal), BEYOND * max(*ours, min(ideal)))]
+    spreads = [y for c in figure.curves for y in (*(c.low or ()), *(c.high or ())) if y is not None]
+    levels = [*((figure.level[0],) if figure.level is not None else ()), *(figure.band or ())]
+    return xs, [*ours, *ideal, *spreads, *levels]
+
+
+def _drawable(value: float | None, log: bool) -> float:
+    """Return a value that can be drawn, or NaN, which is a gap."""
+    return math.nan if value is None or not math.isfinite(value) or (log and value <= 0) else float(value)
+
+
+def _draw_spread(axes: Any, curve: Curve, xs: list[float], colour: str) -> None:
+    """Draw the spread over seeds: a band along a line, and whiskers if there are few points."""
+    bottom, top = axes.get_ylim()
+    lows = [math.nan if low is None else max(low, bottom) for low in curve.low or ()]
+    highs = [math.nan if high is None else min(high, top) for high in curve.high or ()]
+    if curve.joined:
+        axes.fill_between(xs, lows, highs, color=colour, alpha=0.15, linewidth=0, zorder=1.2)
+    if len(xs) <= FEW:
+        for x, low, high in zip(xs, lows, highs, strict=True):
+            if low < high:
+                axes.plot(
+                    [x, x], [low, high], color=colour, linewidth=1.1, marker="_", markersize=6, zorder=2
+                )
+
+
+def _point_words(figure: Lines, curve: Curve, k: int) -> str:
+    value = curve.y[k]
+    words = f"{curve.label}\n{figure.x.name}: {figure.x.spell(curve.x[k])}"
+    words += "" if value is None else f"\n{figure.y.name}: {figure.y.spell(value)}"
+    words += _spread_words(figure.y, curve.low and curve.low[k], curve.high and curve.high[k])
+    if curve.oversubscribed is not None and curve.oversubscribed[k]:
+        words += f"\n{OVERSUBSCRIBED}"
+    if curve.notes is not None and curve.notes[k]:
+        words += f"\n{curve.notes[k]}"
+    return words
+
+
+def _spread_words(axis: Axis, low: float | None, high: float | None, before: str = "") -> str:
+    return (
+        ""
+        if low is None or high is None or low == high
+        else f" ({before}{axis.spell(low)} to {axis.spell(high)})"
+    )
+
+
+HOLLOW = {"markerfacecolor": "white", "fillstyle": "full"}
+
+
+def _line_look(origin: Origin, style: Style) -> dict[str, Any]:
+    look = ORIGINS[origin]
+    dash = style.dash if look.dash is None else look.dash
+    line = {"color": GREY if origin == "ideal" else style.colour, "linewidth": look.width, "zorder": 2.5}
+    return line | ({"dashes": dash} if dash else {"linestyle": "-", "solid_capstyle": "round"})
+
+
+def _marker_look(origin: Origin, style: Style) -> dict[str, Any]:
+    look: dict[str, Any] = {
+        "linestyle": "none", "marker": style.marker, "markersize": 6.5, "color": style.colour,
+        "markeredgecolor": style.colour, "markeredgewidth": 1.3, "zorder": 3,
+    }  # fmt: skip
+    if origin == "published":
+        marker = PUBLISHED[style.variant % len(PUBLISHED)]
+        return look | {"marker": marker, "markersize": 8, "markeredgewidth": 1.8}
+    return look | ({"fillstyle": "bottom", "markerfacecoloralt": "white"} if ORIGINS[origin].half else {})
+
+
+def _add_origins(figure: Lines, drawing: Drawing) -> None:
+    """Add what the looks of origins and oversubscribed points mean to the legend, where the labels do not say it."""
+    curves, style = figure.curves, Style(colour=GREY, marker="o", dash=(), variant=0)
+    kinds = [kind for kind in ("measured", "simulated", "published") if kind in {c.origin for c in curves}]
+    unsaid = [c for c in curves if c.origin in ("simulated", "published") and c.origin not in c.label.lower()]
+    if len(kinds) > 1 and unsaid:
+        for kind in kinds:
+            marker = {k: v for k, v in _marker_look(kind, style).items() if k != "linestyle"}
+            drawing.handles.append(_line(label=kind, **{**marker, **_line_look(kind, style)}))
+    if any(any(curve.oversubscribed or ()) for curve in curves):
+        drawing.handles.append(
+            _line(label=f"hollow: {OVERSUBSCRIBED}", **_marker_look("measured", style) | HOLLOW)
+        )
+
+
+def _line(**look: Any) -> Any:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], **look)
+
+
+# ---- bars
+
+
+def _draw_bars(figure: Bars, drawing: Drawing, width: float, among: Sequence[str]) -> None:
+    axes, size, narrow = drawing.axes, drawing.size, width < NARROW
+    stacked = len(figure.kinds) > 1
+    dots = figure.dots or (not stacked and (figure.x.bounds[0] or 0) > 0)
+    labels = [wrap(bar.label, size, width - 12 if narrow else 0.36 * width) for bar in figure.bars]
+    texts = [len(lines) * LINE * size for lines in labels]
+    heights = [text + THICK + 9 if narrow else max(text, THICK) + 6 for text in texts]
+    ends = [sum(heights[: k + 1]) for k in range(len(heights))]
+    drawing.height = sum(heights) + 4  # a data unit of y is a point
+    middles = [
+        end - THICK / 2 - 5 if narrow else end - height / 2 for end, height in zip(ends, heights, strict=True)
+    ]
+    if not stacked:
+        _set_scale(axes.set_xscale, figure.x)
+    low, high = _bar_limits(figure, dots)
+    axes.set_xlim(low, high)
+    axes.set_ylim(max(drawing.height, 1.0), 0)
+    _set_ticks(axes.xaxis, figure.x)
+    axes.grid(axis="x", color=FAINT, linewidth=0.7)
+    axes.spines["left"].set_visible(not dots and not narrow)
+    axes.set_yticks([] if narrow else middles, [] if narrow else ["\n".join(lines) for lines in labels])
+    axes.tick_params(axis="y", length=0, pad=6)
+    axes.set_xlabel("\n".join(wrap(figure.x.label, size, width)), fontsize=size, color=GREY, loc="left")
+    for bar, lines, middle in zip(figure.bars, labels, middles, strict=True):
+        if narrow:
+            axes.annotate(
+                "\n".join(lines), (0, middle - THICK / 2), xycoords=("axes fraction", "data"), xytext=(0, 3),
+                textcoords="offset points", fontsize=size, color=INK, ha="left", va="bottom",
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+            )  # fmt: skip
+        colour = style_of(bar.strategy, among).colour
+        if dots:
+            _draw_dot(figure, bar, middle, colour, drawing)
+        else:
+            _draw_parts(figure, bar, middle, colour, drawing, width)
+    _add_bar_legend(figure, drawing, dots=dots)
+
+
+def _bar_limits(figure: Bars, dots: bool) -> tuple[float, float]:
+    ends = [max(sum(bar.parts), bar.high or 0.0) for bar in figure.bars]
+    ends += [bar.low for bar in figure.bars if bar.low is not None]
+    ends += [] if dots else [0.0]
+    ends += [figure.level[0]] if figure.level is not None else []
+    low, high = limits(figure.x, ends, margin=0.0)
+    return (low if dots or figure.x.log else min(low, 0.0)), high
+
+
+def _draw_dot(figure: Bars, bar: Bar, y: float, colour: str, drawing: Drawing) -> None:
+    axes, value = drawing.axes, sum(bar.parts)
+    low, high = axes.get_xlim()
+    look = _dot_look(colour, simulated=bar.simulated, oversubscribed=bar.oversubscribed)
+    if not low <= value <= high:
+        look |= {"marker": "<" if value < low else ">", "fillstyle": "full"}
+    at = min(max(value, low), high)
+    axes.plot([at], [y], clip_on=False, zorder=4, **look)
+    _draw_whisker(axes, bar, y)
+    # The words are in a column of their own: a line may cross the place beside the dot.
+    axes.annotate(
+        bar.words, (1, y), xycoords=("axes fraction", "data"), xytext=(14, 0), textcoords="offset points",
+        fontsize=drawing.size, color=INK, va="center",
+    )  # fmt: skip
+    words = (
+        f"{bar.label}\n{figure.x.name}: {figure.x.spell(value)}{_spread_words(figure.x, bar.low, bar.high)}"
+    )
+    words += f"\n{OVERSUBSCRIBED}" if bar.oversubscribed else ""
+    drawing.values.append((at, y, at, y, words))
+
+
+def _draw_parts(figure: Bars, bar: Bar, y: float, colour: str, drawing: Drawing, width: float) -> None:
+    axes, stacked, whole, at = drawing.axes, len(figure.kinds) > 1, sum(bar.parts), 0.0
+    low, high = axes.get_xlim()
+    spread = _spread_words(figure.x, bar.low, bar.high, "in all " if stacked else "")
+    for kind, part in zip(figure.kinds, bar.parts, strict=True):
+        fill, ink = kind_colour(kind) if stacked else (colour, "#ffffff")
+        look: dict[str, Any] = {"facecolor": fill, "linewidth": 0}
+        if bar.simulated:
+            look |= {"hatch": HATCH, "edgecolor": "#ffffff99"}
+        elif bar.oversubscribed:
+            look |= {"facecolor": (fill, PALE), "edgecolor": fill, "linewidth": 0.8}
+        axes.barh(y, part, left=at, height=THICK, **look)
+        # A share is written in its part if there is room: bars have about half of a wide page.
+        if stacked and whole and part / (high - low) * width * (0.75 if width < NARROW else 0.5) >= 34:
+            behind = {"facecolor": fill, "edgecolor": "none", "pad": 1.0} if bar.simulated else None
+            axes.text(
+                at + part / 2, y, f"{100 * part / whole:.0f} %", fontsize=drawing.size - 2, ha="center",
+                va="center_baseline", color=INK if bar.oversubscribed else ink, bbox=behind,
+            ).set_in_layout(False)  # fmt: skip
+        words = f"{bar.label}\n{kind if stacked else figure.x.name}: {figure.x.spell(part)}{spread}"
+        words += f"\n{OVERSUBSCRIBED}" if bar.oversubscribed else ""
+        drawing.values.append((max(at, low), y - THICK / 2, at + part, y + THICK / 2, words))
+        at += part
+    end = max(min(max(whole, low), high), _draw_whisker(axes, bar, y))
+    axes.annotate(
+        bar.words,
+        (end, y),
+        xytext=(7, 0),
+        textcoords="offset points",
+        fontsize=drawing.size,
+        color=INK,
+        va="center",
+    )
+
+
+def _draw_whisker(axes: Any, bar: Bar, y: float) -> float:
+    """Draw the spread of a bar; return where it ends, or minus infinity without one."""
+    low, high = axes.get_xlim()
+    if bar.low is None or bar.high is None or bar.low >= bar.high or bar.high <= low:
+        return -math.inf
+    ends = [max(bar.low, low), min(bar.high, high)]
+    axes.plot(ends, [y, y], color=INK, linewidth=1.2, marker="|", markersize=7, zorder=3, clip_on=False)
+    return ends[1]
+
+
+def _dot_look(colour: str, *, simulated: bool, oversubscribed: bool) -> dict[str, Any]:
+    look: dict[str, Any] = {
+        "linestyle": "none", "marker": "o", "markersize": 8, "color": colour, "markeredgecolor": colour,
+        "markeredgewidth": 1.5,
+    }  # fmt: skip
+    if oversubscribed:
+        return look | {"markerfacecolor": "white"}
+    return look | ({"fillstyle": "bottom", "markerfacecoloralt": "white"} if simulated else {})
+
+
+def _add_bar_legend(figure: Bars, drawing: Drawing, *, dots: bool) -> None:
+    from matplotlib.patches import Patch
+
+    handles = drawing.handles
+    if len(figure.kinds) > 1:
+        handles += [Patch(facecolor=kind_colour(kind)[0], label=kind) for kind in figure.kinds]
+    if any(bar.simulated for bar in figure.bars):
+        look = _dot_look(GREY, simulated=True, oversubscribed=False)
+        hatched: dict[str, Any] = {"facecolor": GREY, "edgecolor": "white", "hatch": HATCH, "linewidth": 0}
+        handles.append(
+            _line(label="half: simulated", **look) if dots else Patch(label="hatched: simulated", **hatched)
+        )
+    if any(bar.oversubscribed for bar in figure.bars):
+        look = _dot_look(GREY, simulated=False, oversubscribed=True)
+        pale: dict[str, Any] = {"facecolor": (GREY, PALE), "edgecolor": GREY, "linewidth": 0.8}
+        handles.append(
+            _line(label=f"hollow: {OVERSUBSCRIBED}", **look)
+            if dots
+            else Patch(label=f"pale: {OVERSUBSCRIBED}", **pale)
+        )
+    if figure.level is not None:
+        drawing.axes.axvline(figure.level[0], color=INK, linewidth=1, dashes=(2, 2), zorder=2.5)
+        handles.append(_line(label=figure.level[1], color=INK, linewidth=1, dashes=(2, 2)))
+
+
+# ---- histograms
+
+
+def _draw_histogram(figure: Histogram, drawing: Drawing, width: float, among: Sequence[str]) -> None:
+    axes, size, count = drawing.axes, drawing.size, len(figure.labels)
+    drawing.height = 130.0 if width < NARROW else 150.0
+    tops = [max(pair) for pair in zip(figure.heights, figure.high or figure.heights, strict=True)]
+    _set_scale(axes.set_yscale, figure.y)
+    axes.set_ylim(limits(figure.y, [0.0, *tops], margin=0.08))
+    # Few columns are not made as wide as the page.
+    axes.set_xlim(-0.6, max(count, min(width / 70, 12)) - 0.4)
+    _set_ticks(axes.yaxis, figure.y)
+    axes.grid(axis="y", color=FAINT, linewidth=0.7)
+    axes.set_title(figure.y.label, loc="left", fontsize=size, color=GREY)
+    axes.set_xlabel(figure.x.label, fontsize=size, color=GREY, loc="left")
+    columns = axes.bar(
+        range(count), figure.heights, width=0.82, color=style_of(figure.strategy, among).colour
+    )
+    if figure.tail and count:
+        columns[-1].set_facecolor("#aaaaaa")
+    room = 0.9 * width / max(axes.get_xlim()[1], 1)
+    widest = max((text_width(label, size) for label in figure.labels[:-1]), default=0.0) + 8
+    places = sorted({*range(0, count, max(1, math.ceil(widest / room))), count - 1}) if count else []
+    axes.set_xticks(places)
+    axes.xaxis.set_major_formatter(lambda place, _: figure.labels[round(place)])
+    bottom, top = axes.get_ylim()
+    for k, (label, height) in enumerate(zip(figure.labels, figure.heights, strict=True)):
+        low, high = (figure.low or figure.heights)[k], (figure.high or figure.heights)[k]
+        if low < high:
+            axes.plot([k, k], [low, high], color=INK, linewidth=1.1, marker="_", markersize=6)
+        shown = f"{100 * height:.1f} %" if figure.y.percent else figure.y.spell(height)
+        if text_width(shown, size - 2) < room - 4:
+            axes.annotate(
+                shown, (k, tops[k]), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=size - 2,
+                color=INK,
+            )  # fmt: skip
+        words = f"{figure.x.label}: {label}\n{figure.y.name}: {figure.y.spell(height)}"
+        drawing.values.append((k - 0.5, bottom, k + 0.5, top, words + _spread_words(figure.y, low, high)))
+
+
+# ---- text
+
+# Where a line may be broken: before a word, after the punctuation of an option, after a hyphen between letters.
+_PIECES = re.compile(r"(?<=\s)(?=\S)|(?<=[:=,/])(?=\S)|(?<=\w-)(?=\w)")
+
+
+@cache
+def _font(size: float, bold: bool) -> Any:
+    from matplotlib.font_manager import FontProperties
+
+    return FontProperties(family=FONT, size=size, weight="bold" if bold else "normal")
+
+
+@cache
+def text_width(line: str, size: float, *, bold: bool = False) -> float:
+    """Return the width of a line of text in points, as matplotlib measures it.
+
+    >>> 20 < text_width("ranks", 10) < 32
+    True
+    """
+    from matplotlib.textpath import text_to_path
+
+    width, _, _ = text_to_path.get_text_width_height_descent(line, _font(size, bold), False)
+    return float(width)
+
+
+def wrap(words: str, size: float, room: float, *, bold: bool = False) -> list[str]:
+    """Break text into lines no wider than `room`: at blanks, else after punctuation of an option, else anywhere.
+
+    >>> wrap("sync:allreduce=ring, 4 ranks", 10, 100)
+    ['sync:allreduce=', 'ring, 4 ranks']
+    >>> wrap("", 10, 100)
+    ['']
+    """
+    lines = [""]
+    for piece in _PIECES.split(" ".join(words.split())):
+        if text_width((lines[-1] + piece).rstrip(), size, bold=bold) > room and lines[-1]:
+            lines.append("")
+        lines[-1] += piece
+        while text_width(lines[-1].rstrip(), size, bold=bold) > room and len(lines[-1]) > 1:
+            fits = max(
+                k
+                for k in range(1, len(lines[-1]))
+                if k == 1 or text_width(lines[-1][:k], size, bold=bold) <= room
+            )
+            lines[-1:] = [lines[-1][:fits], lines[-1][fits:]]
+    return [line.rstrip() for line in lines]
