@@ -90,7 +90,13 @@ def accuracy() -> Bars:
             label="serial, 1 rank", strategy="serial", parts=(0.915,), low=0.911, high=0.917, words="91.50 %"
         ),
         Bar(label=f"{RING}, 4 ranks", strategy=RING, parts=(0.914,), words="91.40 %", simulated=True),
-        Bar(label=f"{MASTERS}, 8 ranks *", strategy=MASTERS, parts=(0.1,), words="10.00 %", oversubscribed=True),
+        Bar(
+            label=f"{MASTERS}, 8 ranks *",
+            strategy=MASTERS,
+            parts=(0.1,),
+            words="10.00 %",
+            oversubscribed=True,
+        ),
         Bar(label="psgd, 8 ranks *", strategy="psgd", parts=(0.921,), words="92.10 %", oversubscribed=True),
     )
     return Bars(

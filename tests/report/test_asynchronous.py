@@ -13,12 +13,13 @@ from paceline.compare.rows import Row, rows_of
 from paceline.compare.staleness import BARS, Staleness, staleness_of
 from paceline.compare.target import target_of
 from paceline.compare.verdict import best, notes, remarks, verdict
+from paceline.figures import Bars, Histogram
 from paceline.record import Run
 from paceline.report import document_of
-from paceline.report._ages import ages
-from paceline.report._results import COLUMNS, cells
-from paceline.report.accuracy import accuracy
-from paceline.report.document import Bars, Columns, Table
+from paceline.report.document import Table
+from paceline.report.learning import accuracy
+from paceline.report.results import COLUMNS, cells
+from paceline.report.staleness import staleness
 from tests.report.conftest import altered, on_two_ranks
 
 WHY = "the loss has risen to 7.5, from 2.3 at first in epoch 1"
@@ -63,13 +64,13 @@ def tried(runs: list[Run], folder: Path, *ways: tuple[object, ...]) -> list[Row]
         (
             [("serial", 1.0, 0.93), ("sync", 2.0, 0.93), ("hogwild", 0.5, 0.2), ("psgd", 1.5, 0.2)],
             "serial",
-            "Nothing as good was faster than serial; nearest came sync, 2 ranks, in 2.00 s, at 0.50 times its speed; "
+            "Nothing as good was faster than serial; closest was sync, 2 ranks, in 2.00 s, at 0.50 times its speed; "
             "hogwild, 2 ranks, is faster, at 20.00 %, which is guessing.",
         ),
         (
             [("serial", 1.0, 0.93), ("hogwild", 0.5, 0.2), ("psgd", 0.1, 0.9, WHY)],
             "serial",
-            "Nothing was as good as serial, 93.00 %; nearest came hogwild, 2 ranks, at 20.00 %, which is guessing.",
+            "Nothing was as good as serial, 93.00 %; closest was hogwild, 2 ranks, at 20.00 %, which is guessing.",
         ),
         (
             [("serial", 3.0, 0.93), ("sync", 2.0, 0.93), ("parameter-server", 9.0, 0.96)],
@@ -134,7 +135,7 @@ def test_what_is_far_below_does_not_flatten_the_rest(runs: list[Run], tmp_path: 
     (drawn,) = section.blocks
     assert isinstance(drawn, Bars)
     assert drawn.x.bounds == pytest.approx((0.919, 0.931))
-    assert "; an arrow: far below." in drawn.caption
+    assert "; an arrow means far below." in drawn.caption
     assert {bar.strategy: bar.words for bar in drawn.bars}["hogwild"] == "10.00 %"
 
 
@@ -191,10 +192,10 @@ def test_ages_of_several_runs_are_added_up(runs: list[Run], tmp_path: Path) -> N
         {"staleness": {"histogram": [0, 1], "pieces": [other]}, "gradients_dropped": 1.0},
     ]
     rows = rows_of([altered(runs[0], tmp_path, strategy="sync", threads=2, findings=one) for one in found])
-    section = ages(rows, 1)
+    section = staleness(rows, 1)
     assert section is not None
     _, drawn, every, pieces = section.blocks
-    assert isinstance(drawn, Columns)
+    assert isinstance(drawn, Histogram)
     assert (drawn.labels, drawn.heights) == (("0", "1", "2"), (0.1, 0.6, 0.3))
     assert (drawn.low, drawn.high) == ((0.0, 5 / 9, 0.0), (1 / 9, 1.0, 3 / 9))
     assert drawn.caption == "Mean 1.2, largest 2; 10 updates; the lines are the spread over the runs."

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UsageError
+from paceline.figures import Bars, Histogram, Lines
 from paceline.record import Run, find_runs
 from paceline.report import bench_section, document_of
-from paceline.report._results import COLUMNS
-from paceline.report.document import Bars, Columns, Document, Lines, Table, Text
+from paceline.report.document import Document, Table, Text
+from paceline.report.results import COLUMNS
 from paceline.study.context import Context, context_of
 from tests.report.conftest import altered, on_two_ranks, rewrite, table
 from tests.simulate.costs import PROCESSOR
@@ -125,7 +126,7 @@ def test_targets(matrix: Path, runs: list[Run]) -> None:
     context = Context(target_accuracy=0.3)
     assert "target of 2.00 %, as asked for" in said(document_of(found, target=0.02, context=context))
     nobody = said(document_of(found, target=1.0))
-    assert "Nothing reached the target of 100.00 %, as asked for; nearest came " in nobody
+    assert "Nothing reached the target of 100.00 %, as asked for; closest was " in nobody
     for wrong in (0.0, 92.0):
         with pytest.raises(UsageError, match=r"must be above 0 and at most 1; got"):
             document_of(runs, target=wrong)
@@ -175,7 +176,7 @@ def test_two_machines(matrix: Path, tmp_path: Path) -> None:
     assert notes[1].endswith("on one of theirs")
     assert both.sections[0].sections == first.sections[0].sections  # nothing of the other's is mixed in
     shown = table(both, "environment")
-    assert [column.name for column in shown.columns] == ["what", "machine 1", "machine 2"]
+    assert [column.name for column in shown.columns] == ["fact", "machine 1", "machine 2"]
     facts = {row[0]: row[1:] for row in shown.rows}
     assert facts["processor"] == (PROCESSOR, "one of theirs")
     assert facts["cores"] == ("4", "64")
@@ -201,7 +202,7 @@ def test_a_report_on_one_run_is_short(matrix: Path, runs: list[Run]) -> None:
     assert said(page).startswith("serial, 1 rank")
     assert page.summary[0].title == "iris, mlp:6"
     longer = document_of([next(run for run in find_runs([matrix]) if run.config["strategy"] == "serial")])
-    assert [b.name for b in longer.blocks() if isinstance(b, (Lines, Bars, Columns))] == [
+    assert [b.name for b in longer.blocks() if isinstance(b, (Lines, Bars, Histogram))] == [
         "loss-time-1",
         "validation-time-1",
         "time-split-1",
@@ -268,7 +269,7 @@ def test_the_benchmark_beside_theory_and_mpi() -> None:
 @pytest.mark.parametrize("text", ["[]", "{}", '{"benchmark": "allreduce", "dtype": "f4", "jobs": [{}]}', "x"])
 def test_what_is_no_benchmark_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text)
-    with pytest.raises(UsageError, match=r"a\.json is no "):
+    with pytest.raises(UsageError, match=r"a\.json is not "):
         bench_section(tmp_path / "a.json")
 
 

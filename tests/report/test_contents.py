@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.figures import Bars, Curve, Figure, Histogram, Lines
 from paceline.record import find_runs
 from paceline.report import document_of
-from paceline.report.document import Bars, Columns, Curve, Document, Figure, Lines, Section
+from paceline.report.document import Document, Section
 from tests.report.conftest import FORETOLD, MATRIX, NODES, rewrite, table
 
 KINDS = ("compute", "exchange", "wait", "update")
@@ -48,7 +49,7 @@ def page(matrix: Path) -> Document:
 
 
 def figures(page: Document) -> dict[str, Figure]:
-    found = [block for block in page.blocks() if isinstance(block, (Lines, Bars, Columns))]
+    found = [block for block in page.blocks() if isinstance(block, (Lines, Bars, Histogram))]
     assert len({figure.name for figure in found}) == len(found)
     return {figure.name: figure for figure in found}
 
@@ -106,7 +107,7 @@ def test_times_and_speedups(page: Document, raw: dict[str, list[Raw]]) -> None:
         several = max(map(len, members)) > 1
         assert_points(curve, [value(some, seconds) for some in members], several)
         assert (curve.origin == "simulated") == ("(simulated" in curve.label)
-        assert curve.hollow == tuple(False for _ in curve.x)
+        assert curve.oversubscribed == tuple(False for _ in curve.x)
         if curve.strategy == "serial":
             continue
         base = serial["simulated" if curve.origin == "simulated" else ""]
@@ -199,7 +200,7 @@ def test_time_split(page: Document, raw: dict[str, list[Raw]]) -> None:
 
 
 def test_staleness(page: Document, raw: dict[str, list[Raw]]) -> None:
-    drawn = [figure for figure in figures(page).values() if isinstance(figure, Columns)]
+    drawn = [figure for figure in figures(page).values() if isinstance(figure, Histogram)]
     knowing = [label for label, some in raw.items() if "staleness" in some[0]["findings"]]
     assert {figure.title.removeprefix("Staleness of ") for figure in drawn} == set(knowing)
     assert len(knowing) == 3  # hogwild, the same simulated, parameter-server
@@ -278,13 +279,13 @@ def test_rows_of_one_strategy_are_told_apart(matrix: Path, tmp_path: Path) -> No
     page = document_of(find_runs([tmp_path]))
     for name in ("loss-time-1", "loss-samples-1", "validation-time-1"):
         found = lines(page, name)
-        crowded = {label: all(curve.hollow or ()) for label, curve in found.items()}
+        crowded = {label: all(curve.oversubscribed or ()) for label, curve in found.items()}
         assert crowded == {
             f"sync:allreduce=ring, {words}": "*" in words for words in ("2 ranks", "3 ranks", "4 ranks *")
         }
         assert len({curve.variant for curve in found.values()}) == 3
     (curve,) = (curve for curve in lines(page, "accuracy-1").values() if curve.origin == "measured")
-    assert curve.hollow == (False, False, True)
+    assert curve.oversubscribed == (False, False, True)
 
 
 def test_nothing_is_empty(page: Document) -> None:

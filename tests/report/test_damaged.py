@@ -55,7 +55,7 @@ HARMS: dict[str, tuple[Harm, str]] = {
     "cores": (edited("environment.json", cores=None), "cores is None"),
     "nodes": (edited("environment.json", nodes={"ranks": [0, 1], "cores": [4]}), "nodes is {"),
     "simulated": (edited("config.json", simulated={}), "simulated is {}"),
-    "bytes": (lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe"), "config.json is no JSON"),
+    "bytes": (lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe"), "config.json is not JSON"),
 }
 
 
@@ -97,7 +97,7 @@ def test_what_masters_wrote_is_looked_at(
 def test_what_is_damaged_inside_is_said(
     runs: list[Run], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from paceline.report.curves import samples_seen
+    from paceline.report.learning import samples_seen
 
     folder = tmp_path / "run"
     shutil.copytree(runs[0].folder, folder)

@@ -9,12 +9,13 @@ import pytest
 
 from paceline.compare import laws
 from paceline.compare.rows import rows_of
+from paceline.figures import Lines
+from paceline.figures.drawing import _extent
 from paceline.record import Run, find_runs
 from paceline.record.environment import layout
-from paceline.report._draw_lines import _values
-from paceline.report._series import series_of
-from paceline.report.document import Lines, Section, Table, Text
+from paceline.report.document import Section, Table, Text
 from paceline.report.scaling import fits_of, scaling
+from paceline.report.series import series_of
 from tests.report.conftest import altered, rewrite
 
 RANKS = [2, 4, 8, 16]
@@ -114,7 +115,7 @@ def test_batches_that_are_as_many_on_any_ranks_are_amdahls(
 def test_where_both_laws_miss_by_the_same_neither_is_nearer(
     runs: list[Run], tmp_path: Path, seconds: list[float]
 ) -> None:
-    """Faster than as many times as ranks, both say S = p; as fast as one process, both S = 1."""
+    """Faster than ideal, both say S = p; as fast as one process, both S = 1."""
     times = dict(zip((1, 2, 4, 8), seconds, strict=True))
     _, table = blocks(scaling(rows_of(scaled(runs, tmp_path, "psgd", times)), 1))
     ((*_, missed, _, missed_too, nearer),) = table.rows
@@ -128,15 +129,15 @@ def test_what_is_oversubscribed_is_drawn_hollow_and_not_fitted(runs: list[Run], 
     figure, table = blocks(scaling(rows, 1))
     assert table.rows[0][2] == pytest.approx(0.1)
     curve = next(curve for curve in figure.curves if curve.label == "sync")
-    assert curve.hollow == (False, False, True)
+    assert curve.oversubscribed == (False, False, True)
     assert "Hollow: more ranks than cores" in figure.caption
 
 
 @pytest.mark.parametrize(
     ("times", "why"),
     [
-        ({1: 10.0, 2: 6.0, 32: 5.0}, "it takes 2 numbers of ranks above 1, there is 1 (with a core each)"),
-        ({2: 6.0, 4: 5.0}, "sync: there is no serial run to measure against."),
+        ({1: 10.0, 2: 6.0, 32: 5.0}, "it takes 2 numbers of ranks above 1, there is 1 (not counting those with more ranks than cores)"),
+        ({2: 6.0, 4: 5.0}, "sync: there is no serial run to compare with."),
     ],
 )
 def test_too_few_points_are_not_fitted(
@@ -168,10 +169,10 @@ def test_what_diverged_is_a_gap(runs: list[Run], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("whole", "stopped", "why"),
     [
-        ([1], [2, 4], "rows with runs that diverged are not fitted, and all did"),
-        ([1, 2, 4], [2, 4], "rows with runs that diverged are not fitted, and each has some"),
-        ([2, 4], [1], "the serial runs that there are to measure against diverged"),
-        ([1, 2], [4], "it takes 2 numbers of ranks above 1, there is 1 (without runs that diverged)"),
+        ([1], [2, 4], "all runs diverged"),
+        ([1, 2, 4], [2, 4], "every row has runs that diverged"),
+        ([2, 4], [1], "the serial runs to compare with diverged"),
+        ([1, 2], [4], "it takes 2 numbers of ranks above 1, there is 1 (not counting runs that diverged)"),
     ],
 )
 def test_why_nothing_is_fitted_where_runs_diverged(
@@ -231,7 +232,7 @@ def test_simulated_ranks_that_share_cores_are_not_fitted(runs: list[Run], tmp_pa
         figure, table = blocks(scaling(rows, 1))
         assert (table.rows[0][2] == pytest.approx(0.1)) == crowded
         curve = next(curve for curve in figure.curves if curve.origin == "simulated")
-        assert curve.hollow == (False, False, crowded)
+        assert curve.oversubscribed == (False, False, crowded)
 
 
 def test_records_of_simulated_ranks_tell_what_a_node_is(matrix: Path) -> None:
@@ -247,7 +248,7 @@ def test_the_ideal_is_drawn_where_it_is_seen(runs: list[Run], tmp_path: Path) ->
         rows = rows_of(scaled(runs, tmp_path, "sync", times))
         figure = next(b for b in scaling(rows, 1).blocks if isinstance(b, Lines) and b.name == "speedup-1")  # type: ignore[union-attr]
         ideal = [curve for curve in figure.curves if curve.origin == "ideal"]
-        assert bool(ideal) == seen == ("as many times as there are ranks" in figure.caption)
+        assert bool(ideal) == seen == ("ideal scaling" in figure.caption)
         if seen:
-            _, ys = _values(figure)
+            _, ys = _extent(figure)
             assert pytest.approx(max(ys)) == 1.5 * 10 / 6  # and not 4

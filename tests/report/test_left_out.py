@@ -13,8 +13,8 @@ import pytest
 from paceline.cli import main
 from paceline.record import Run
 from paceline.report import document_of
-from paceline.report._sheet import Sheet
 from paceline.report.document import Document, Text
+from paceline.report.pdf import Pages
 from paceline.study.context import Context, Failed
 from tests.report.conftest import altered, rewrite, table
 
@@ -88,7 +88,7 @@ def test_every_page_says_what_was_left_out(
         f"{folder / runs[0].folder.name / 'summary.json'} is damaged: train_seconds is -5",
         f"{folder / 'study.json'}: target_accuracy must be a fraction above 0 and at most 1; got 95",
     ]
-    title = "Left out of this report, because damaged: 2"
+    title = "Left out of this report because damaged: 2"
     text = re.sub(r"\\(?=[_|<>~*`\[\]])", "", report(folder, tmp_path / "a.md"))
     assert text.endswith(f"**{title}**\n\n{lines[0]}\n\n{lines[1]}\n")
     assert "9500" not in text
@@ -97,7 +97,7 @@ def test_every_page_says_what_was_left_out(
     for words in (title, *lines):
         assert f">{words}<" in page
     drawn: list[str] = []
-    monkeypatch.setattr(Sheet, "text", lambda sheet, x, y, words, size, **look: drawn.append(words))
+    monkeypatch.setattr(Pages, "put", lambda pages, x, y, words, size, **look: drawn.append(words))
     assert main(["report", str(folder), "-o", str(tmp_path / "a.pdf")]) == 0
     assert title in drawn
     printed = "".join(drawn).replace(" ", "")  # lines are broken anywhere
@@ -109,10 +109,10 @@ def test_many_are_folded(folder: Path, runs: list[Run], tmp_path: Path) -> None:
         copy = altered(runs[2], folder)
         (copy.folder / "steps.npz").unlink()
     text = report(folder, tmp_path / "a.md")
-    assert "<details><summary>Left out of this report, because damaged: 7</summary>\n\n" in text
+    assert "<details><summary>Left out of this report because damaged: 7</summary>\n\n" in text
     assert text.count(" has no steps.npz") == 5
     page = report(folder, tmp_path / "a.html")
-    assert "<details><summary>Left out of this report, because damaged: 7</summary><p" in page
+    assert "<details><summary>Left out of this report because damaged: 7</summary><p" in page
 
 
 def test_nothing_is_said_where_nothing_was_left_out(runs: list[Run], tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from paceline.record import Run
 from paceline.report import document_of
-from paceline.report._published import STOPPED
 from paceline.report.document import Document, Table
+from paceline.report.study import STOPPED
 from paceline.report.writing import write, write_tables
 from paceline.study.context import Context, Published
 from tests.report.conftest import altered, table

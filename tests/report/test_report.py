@@ -8,11 +8,12 @@ from paceline import UsageError
 from paceline.compare.rows import Row, problem_of, rows_of
 from paceline.compare.verdict import verdict
 from paceline.compare.words import seconds
+from paceline.figures import Bars
 from paceline.record import Run
 from paceline.report import document_of, write_report
-from paceline.report._results import COLUMNS, cells
-from paceline.report.accuracy import accuracy
-from paceline.report.document import Bars, Text
+from paceline.report.document import Text
+from paceline.report.learning import accuracy
+from paceline.report.results import COLUMNS, cells
 from tests.report.conftest import altered, on_two_ranks
 
 
@@ -113,7 +114,7 @@ def test_accuracies_that_do_not_differ_are_not_drawn(runs: list[Run], tmp_path: 
         altered(runs[0], tmp_path, test_accuracy=value, strategy="sync") for value in (0.9305, 0.9, 1.0)
     )
     assert drawn(rows_of([one, same])) == Text(
-        lines=("Test accuracy is the same for all, to a tenth of a point: from 93.00 % to 93.05 %.",)
+        lines=("Test accuracy is the same for all rows, to a tenth of a point: from 93.00 % to 93.05 %.",)
     )
     apart = drawn(rows_of([one, other]))
     assert isinstance(apart, Bars)
@@ -134,7 +135,7 @@ def test_accuracies_that_do_not_differ_are_not_drawn(runs: list[Run], tmp_path: 
         ),
         (
             {"serial": 2.0, "sync": 4.0, "sync:balance=true": 5.0},
-            "Nothing was faster than serial; nearest came sync, 2 ranks, in 4.00 s, at 0.50 times its speed.",
+            "Nothing was faster than serial; closest was sync, 2 ranks, in 4.00 s, at 0.50 times its speed.",
         ),
         (
             {"serial": 3.0, "sync": 2.0},

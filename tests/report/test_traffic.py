@@ -13,10 +13,10 @@ import pytest
 from paceline import fit
 from paceline.compare.rows import rows_of
 from paceline.compare.theory import epoch_samples, epochs_of
+from paceline.figures import Lines
 from paceline.record import Run, find_runs
 from paceline.report import document_of
-from paceline.report._data import table_of
-from paceline.report.document import Lines, Section, Table
+from paceline.report.document import Section, Table, data_of
 from paceline.report.traffic import traffic
 from tests.report.conftest import altered, rewrite, table
 from tests.simulate.costs import COSTS
@@ -96,9 +96,9 @@ def test_one_unit_for_every_strategy(tmp_path: Path, settings: dict[str, Any]) -
                 label
             )  # how often is written with three decimals
     assert figure is not None
-    assert (figure.y.label, told.columns[1].name) == ("MB an epoch", "bytes an epoch")
+    assert (figure.y.label, told.columns[1].name) == ("MB per epoch", "bytes per epoch")
     assert f"in an epoch ({one:,})" in figure.caption
-    for name, at, value, *_ in table_of(figure).rows:
+    for name, at, value, *_ in data_of(figure).rows:
         strategy, _, rest = str(name).partition(" (")
         row = by_label[f"{strategy}, {at:g} ranks ({rest.removesuffix(': theory')}"]
         assert 1e6 * value == pytest.approx(row[2 if rest.endswith("theory") else 1])  # type: ignore[operator]

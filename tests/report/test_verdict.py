@@ -11,8 +11,8 @@ from paceline.compare.rows import rows_of
 from paceline.compare.verdict import best, notes, verdict
 from paceline.record import Run
 from paceline.report import document_of
-from paceline.report._results import ALONE
 from paceline.report.document import Document, Table, Text
+from paceline.report.results import ALONE
 from tests.report.conftest import altered
 
 
@@ -65,7 +65,7 @@ def test_serial_wins_where_more_ranks_are_slower(runs: list[Run], tmp_path: Path
     assert fastest is not None
     assert fastest.strategy == "serial"
     assert verdict(rows)[0].startswith(
-        "Nothing was faster than serial; nearest came sync, 2 ranks, in 8.00 s"
+        "Nothing was faster than serial; closest was sync, 2 ranks, in 8.00 s"
     )
 
 
@@ -85,7 +85,7 @@ def test_who_reached_the_target_on_one_rank_alone(runs: list[Run], tmp_path: Pat
     assert said(page)[1].endswith(": serial, 1 rank, in 4.00 s; not reached by psgd on more than one rank.")
     page = document_of(made(runs, tmp_path, *ways[1:]), target=0.9)
     assert said(page)[1] == (
-        "Nothing on more than one rank reached the target of 90.00 %, as asked for; nearest came psgd, 2 ranks, 50.00 %."
+        "Nothing on more than one rank reached the target of 90.00 %, as asked for; closest was psgd, 2 ranks, 50.00 %."
     )
 
 
@@ -159,4 +159,4 @@ def test_many_remarks_are_folded(runs: list[Run], tmp_path: Path, count: int, fo
         b for b in document_of(found).blocks() if isinstance(b, Text) and any(" parts" in x for x in b.lines)
     ]
     assert (len(block.lines), block.folded) == (count, folded)
-    assert block.title == (f"What the runs say of themselves ({count})" if folded else "")
+    assert block.title == (f"Remarks in the records ({count})" if folded else "")

@@ -13,13 +13,13 @@ import pytest
 
 from paceline import UsageError
 from paceline.cli import main
+from paceline.figures import settings
 from paceline.record import Run
-from paceline.report._pdf_table import GAP, TableLayout
-from paceline.report._sheet import Sheet
 from paceline.report.document import Column, Document, Section, Table, Text
 from paceline.report.html import html_page
-from paceline.report.pdf import pdf_bytes
+from paceline.report.pdf import GAP, HEIGHT, LEFT, WIDTH, Pages, TableLayout, pdf_bytes
 from paceline.report.writing import check, write, write_figures, write_tables
+from tests.figures.seen import seen_texts
 from tests.report import documents
 
 
@@ -70,9 +70,23 @@ def test_a_pdf_has_pages(report: Document, tmp_path: Path) -> None:
     assert len(re.findall(rb"/Type /Page\b", (tmp_path / "a.pdf").read_bytes())) >= 4
 
 
+def test_no_text_of_a_pdf_leaves_its_page(report: Document) -> None:
+    with settings("test"):
+        pages = Pages(report)
+        pages.write()
+        seen = [found for page in pages.pages for found in seen_texts(page)]
+    for words, box in seen:
+        assert LEFT - 2 <= box.x0 < box.x1 <= WIDTH - LEFT + 2, words
+        assert 0 <= box.y0 < box.y1 <= HEIGHT, words
+    written = "".join(words for words, _ in seen).replace("\n", "").replace(" ", "")
+    for figure in report.figures():
+        assert figure.title.replace(" ", "") in written
+        assert figure.x.label.replace(" ", "") in written
+
+
 def test_long_tables_take_several_pages_with_their_headings(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[str] = []
-    monkeypatch.setattr(Sheet, "text", lambda sheet, x, y, words, size, **look: drawn.append(words))
+    monkeypatch.setattr(Pages, "put", lambda pages, x, y, words, size, **look: drawn.append(words))
     rows = tuple((f"row {number}", number) for number in range(150))
     columns = (Column(name="what"), Column(name="ranks", kind="count"))
     table = Table(name="t", title="Long", columns=columns, rows=rows)
@@ -90,12 +104,12 @@ def test_wide_tables_are_made_to_fit() -> None:
         rows=(tuple(f"long value {k} of a row" for k in range(14)),),
     )  # fmt: skip
     layout = TableLayout(wide, 500.0)
-    assert sum(layout._widths) + GAP * 14 <= 500.1
-    cells = ["".join(lines).replace(" ", "") for lines in layout._cells[0]]
+    assert sum(layout.widths) + GAP * 14 <= 500.1
+    cells = ["".join(lines).replace(" ", "") for lines in layout.cells[0]]
     assert cells == [f"longvalue{k}ofarow" for k in range(14)]  # broken, and nothing lost
 
 
-def test_tables_and_data_are_csv_with_raw_values(report: Document, tmp_path: Path) -> None:
+def test_tables_and_data_are_csv_with_raw_extent(report: Document, tmp_path: Path) -> None:
     made = write_tables(report, tmp_path / "tables")
     assert len(made) == 8
     with (tmp_path / "tables/runs-1.csv").open(newline="") as file:
@@ -175,7 +189,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
         (["a"], [], "unknown format"),
         (["gone/a.html"], [], "cannot write .*a.html: there is no folder .*gone"),
         (["folder.html"], [], "it is a folder"),
-        ([], ["file"], "cannot write into .*file: it is no folder"),
+        ([], ["file"], "cannot write into .*file: it is not a folder"),
         ([], ["gone/figures"], "there is no folder"),
         (["/proc/a.html"], [], "cannot write /proc/a.html: "),
     ):

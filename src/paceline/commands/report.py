@@ -91,15 +91,9 @@ def _print_results(document: Document) -> None:
 
 
 def _print_table(table: Table) -> None:
-    from paceline.report._spelling import spelled
+    from paceline import text
 
     table = table.seen()
-    lines = [[column.name for column in table.columns]]
-    lines += [[spelled(v, c) for v, c in zip(row, table.columns, strict=True)] for row in table.rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = (
-            cell.ljust(width) if column.kind == "text" else cell.rjust(width)
-            for cell, width, column in zip(line, widths, table.columns, strict=True)
-        )
-        print(("  " + "  ".join(cells)).rstrip())
+    justify = "".join("l" if column.kind == "text" else "r" for column in table.columns)
+    headings = [column.name for column in table.columns]
+    print(text.table(table.cells(), headings, justify=justify, indent=2))

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from paceline.figures.description import Axis, Bar, Bars, Curve, Figure, Histogram, Lines, Origin
 from paceline.figures.palette import (
@@ -78,7 +78,7 @@ class Drawing:
         return found
 
 
-def blank_page(width: float, height: float = 300.0, *, layout: str = "none") -> Any:
+def blank_page(width: float, height: float, *, layout: Literal["constrained"] | None = None) -> Any:
     """Return an empty matplotlib figure of a size in points."""
     from matplotlib.figure import Figure as Page
 
@@ -98,30 +98,45 @@ def draw_page(
 
     `among`: all names of the document, as `palette.style_of` takes them. `margin`: around everything, in points.
     """
-    columns = len(grid[0])
     page = blank_page(width, 1000.0 * len(grid), layout="constrained")
     page.get_layout_engine().set(
-        w_pad=margin / 72, h_pad=margin / 72, wspace=0.02 * (columns > 1), hspace=0.02 * (len(grid) > 1)
+        w_pad=margin / 72,
+        h_pad=min(margin, 6.0) / 72,
+        wspace=0.02 * (len(grid[0]) > 1),
+        hspace=0.02 * (len(grid) > 1),
     )
-    rows = page.subplots(len(grid), columns, squeeze=False)
+    drawings = draw_on(page, grid, width, among=among, size=size, title=title, margin=margin)
+    _fit(page, drawings)
+    return page, [hit for row in drawings for drawing in row for hit in drawing.hits()]
+
+
+def draw_on(
+    page: Any,
+    grid: Sequence[Sequence[Figure]],
+    width: float,
+    *,
+    among: Sequence[str] = (),
+    size: float = 12.0,
+    title: str = "",
+    margin: float = 2.0,
+) -> list[list[Drawing]]:
+    """Draw figures on a matplotlib figure or subfigure of this width, which lays them out."""
+    rows = page.subplots(len(grid), len(grid[0]), squeeze=False)
+    room = width - 2 * margin
     drawings = [
-        [
-            _draw(one, axes, (width - 2 * margin) / columns, among, size)
-            for one, axes in zip(line, row, strict=True)
-        ]
+        [_draw(one, axes, room / len(line), among, size) for one, axes in zip(line, row, strict=True)]
         for line, row in zip(grid, rows, strict=True)
     ]
-    every = [drawing for line in drawings for drawing in line]
     if title:
-        words = "\n".join(wrap(title, size + 1, width - 2 * margin, bold=True))
+        words = "\n".join(wrap(title, size + 1, room, bold=True))
         page.suptitle(words, x=margin / width, ha="left", fontsize=size + 1, weight="bold", color=INK)
+    every = [drawing for row in drawings for drawing in row]
     if len(every) > 1:
         for drawing, one in zip(every, (one for line in grid for one in line), strict=True):
             drawing.axes.set_title(one.title, loc="center", fontsize=size, color=INK)
     unique = {handle.get_label(): handle for drawing in every for handle in drawing.handles}
     _add_legend(page, list(unique.values()), width, margin, size)
-    _fit(page, drawings)
-    return page, [hit for drawing in every for hit in drawing.hits()]
+    return drawings
 
 
 def _draw(figure: Figure, axes: Any, width: float, among: Sequence[str], size: float) -> Drawing:
@@ -359,7 +374,8 @@ def _point_words(figure: Lines, curve: Curve, k: int) -> str:
     value = curve.y[k]
     words = f"{curve.label}\n{figure.x.name}: {figure.x.spell(curve.x[k])}"
     words += "" if value is None else f"\n{figure.y.name}: {figure.y.spell(value)}"
-    words += _spread_words(figure.y, curve.low and curve.low[k], curve.high and curve.high[k])
+    if curve.low is not None and curve.high is not None:
+        words += _spread_words(figure.y, curve.low[k], curve.high[k])
     if curve.oversubscribed is not None and curve.oversubscribed[k]:
         words += f"\n{OVERSUBSCRIBED}"
     if curve.notes is not None and curve.notes[k]:
@@ -530,7 +546,7 @@ def _draw_whisker(axes: Any, bar: Bar, y: float) -> float:
         return -math.inf
     ends = [max(bar.low, low), min(bar.high, high)]
     axes.plot(ends, [y, y], color=INK, linewidth=1.2, marker="|", markersize=7, zorder=3, clip_on=False)
-    return ends[1]
+    return float(ends[1])
 
 
 def _dot_look(colour: str, *, simulated: bool, oversubscribed: bool) -> dict[str, Any]:
@@ -576,7 +592,7 @@ def _draw_histogram(figure: Histogram, drawing: Drawing, width: float, among: Se
     drawing.height = 130.0 if width < NARROW else 150.0
     tops = [max(pair) for pair in zip(figure.heights, figure.high or figure.heights, strict=True)]
     _set_scale(axes.set_yscale, figure.y)
-    axes.set_ylim(limits(figure.y, [0.0, *tops], margin=0.08))
+    axes.set_ylim(limits(figure.y, [0.0, *tops], margin=0.15))
     # Few columns are not made as wide as the page.
     axes.set_xlim(-0.6, max(count, min(width / 70, 12)) - 0.4)
     _set_ticks(axes.yaxis, figure.y)
@@ -611,7 +627,7 @@ def _draw_histogram(figure: Histogram, drawing: Drawing, width: float, among: Se
 # ---- text
 
 # Where a line may be broken: before a word, after the punctuation of an option, after a hyphen between letters.
-_PIECES = re.compile(r"(?<=\s)(?=\S)|(?<=[:=,/])(?=\S)|(?<=\w-)(?=\w)")
+BREAKS = re.compile(r"(?<=\s)(?=\S)|(?<=[:=/])(?=\S)|(?<=,)(?=[^\d\s])|(?<=\w-)(?=\w)")
 
 
 @cache
@@ -643,7 +659,7 @@ def wrap(words: str, size: float, room: float, *, bold: bool = False) -> list[st
     ['']
     """
     lines = [""]
-    for piece in _PIECES.split(" ".join(words.split())):
+    for piece in BREAKS.split(" ".join(words.split())):
         if text_width((lines[-1] + piece).rstrip(), size, bold=bold) > room and lines[-1]:
             lines.append("")
         lines[-1] += piece

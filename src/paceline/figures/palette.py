@@ -38,19 +38,6 @@ COLLECTIVES = {
     "native": ("#000000", "P"),
     "auto": ("#56B4E9", "*"),
 }
-# Until each strategy declares its own.
-DECLARED = {
-    "serial": ("#000000", "o"),
-    "sync": ("#0072B2", "s"),
-    "parameter-server": ("#D55E00", "^"),
-    "psgd": ("#009E73", "D"),
-    "hogwild": ("#CC79A7", "v"),
-    "local-sgd": ("#E69F00", "P"),
-    "weight-average": ("#56B4E9", "X"),
-    "main-worker": ("#882255", "<"),
-    "elastic": ("#999933", ">"),
-    "gossip": ("#332288", "p"),
-}
 # For names without a look of their own; which one a name gets depends on the name alone.
 OTHERS = (("#117733", "h"), ("#AA4499", "d"), ("#661100", "H"), ("#6699CC", "*"), ("#44AA99", "8"))
 MARKERS = ("o", "s", "D", "^", "v", "<", ">", "h", "d", "p", "H", "*", "8", "X", "P")
@@ -192,7 +179,7 @@ def _declared(name: str) -> tuple[str, str] | None:
         strategy = names.find("strategies", name)
     except (ImportError, AttributeError, UsageError):  # of another package, which is broken
         return None
-    colour, marker = DECLARED.get(name, _other(name))
+    colour, marker = _other(name)
     return getattr(strategy, "colour", "") or colour, getattr(strategy, "marker", "") or marker
 
 

@@ -1,4 +1,4 @@
-"""The results of `paceline bench allreduce --json FILE`, beside the theory and MPI's own."""
+"""The results of `paceline bench allreduce --json FILE`, beside the model and MPI's own Allreduce."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.question import spell
 from paceline.errors import UsageError
-from paceline.report.document import Axis, Block, Column, Curve, Lines, Section, Table, Value
+from paceline.figures import Axis, Curve, Lines
+from paceline.report.document import Block, Column, Section, Table, Value
+from paceline.text import size
 
 CAPTION = (
-    "Median of the calls, a call lasting until its last rank is done; the band goes from the 10th to the 90th percentile. "
-    "Without markers: the model's time, alpha for each message, beta for each byte, gamma for each byte combined. native "
+    "Median of the calls; a call lasts until its last rank is done. The band goes from the 10th to the 90th percentile. "
+    "Without markers: the model's time, with alpha per message, beta per byte sent and gamma per byte combined. native "
     "is MPI's own Allreduce."
 )
-# Whose model is that of another one, on one node: in the table alone.
-OTHERS = ("auto", "hierarchical", "native")
+# On one node these have the model of another collective: it is in the table only.
+UNMODELLED = ("auto", "hierarchical", "native")
 KEYS = ("ranks", "cores", "oversubscribed", "mpi", "cells")
 
 
 def bench_section(path: str | Path, number: int = 1) -> Section:
-    """What the file of a benchmark says, a figure for each number of ranks: for `paceline report --bench FILE`.
+    """Return the section of one benchmark's file, with a figure for each rank count: for `paceline report --bench FILE`.
 
-    `number`: which one of several files it is, for figures of different names.
-
-    A file that is no such result is refused:
+    `number` distinguishes the names of the figures of several files. Other files are refused:
 
     >>> bench_section("nowhere.json")
     Traceback (most recent call last):
@@ -46,10 +45,10 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
     except ValueError as error:
-        raise UsageError(f"{path} is no JSON: {error}") from None
+        raise UsageError(f"{path} is not JSON: {error}") from None
     good = isinstance(found, dict) and found.get("benchmark") == "allreduce" and "dtype" in found
     if not good or not all(key in job for job in found.get("jobs", [{}]) for key in KEYS):
-        raise UsageError(f"{path} is no result of `paceline bench allreduce --json`")
+        raise UsageError(f"{path} is not a result of `paceline bench allreduce --json`")
     result: dict[str, Any] = found
     return result
 
@@ -69,11 +68,11 @@ def _figure(job: dict[str, Any], dtype: str, name: str) -> Lines:
                 y=tuple(1e6 * cell["median"] for cell in cells),
                 low=tuple(1e6 * cell["p10"] for cell in cells),
                 high=tuple(1e6 * cell["p90"] for cell in cells),
-                hollow=tuple(bool(job["oversubscribed"]) for _ in cells),
-                notes=tuple("" if cell["right"] else "a wrong sum" for cell in cells),
+                oversubscribed=tuple(bool(job["oversubscribed"]) for _ in cells),
+                notes=tuple("" if cell["right"] else "wrong sum" for cell in cells),
             )
         )
-        if algorithm not in OTHERS and all(cell["model"] is not None for cell in cells):
+        if algorithm not in UNMODELLED and all(cell["model"] is not None for cell in cells):
             y = tuple(1e6 * cell["model"] for cell in cells)
             curves.append(Curve(label=f"{algorithm}: model", strategy=algorithm, x=x, y=y, origin="theory"))
     crowded = " More ranks than cores: the times say little." if job["oversubscribed"] else ""
@@ -82,7 +81,7 @@ def _figure(job: dict[str, Any], dtype: str, name: str) -> Lines:
         title=f"Allreduce of {dtype} on {job['ranks']} ranks",
         caption=f"{job['cores']} cores, {job['mpi']}. {CAPTION}{crowded}",
         x=Axis(
-            label="size of the array",
+            label="array size",
             log=True,
             sizes=True,
             ticks=tuple(sorted({x for c in curves for x in c.x})),
@@ -110,7 +109,7 @@ def _table(job: dict[str, Any], name: str) -> Table:
             Column(name="formula (messages)", kind="count"),
         ),
         rows=tuple(_line(cell) for cell in job["cells"]),
-        caption="Bus bandwidth: size / time * 2 (p - 1) / p. Bytes and messages are counted, beside the formula's.",
+        caption="Bus bandwidth: size / time * 2 (p - 1) / p. Bytes and messages: counted, and by the formula.",
         folded=True,
     )
 
@@ -119,7 +118,7 @@ def _line(cell: dict[str, Any]) -> tuple[Value, ...]:
     formula = cell["formula"]
     sent, told = _most(cell["sent"]), (None, None) if formula is None else _most(formula)
     return (
-        spell(cell["size"]),
+        size(cell["size"]),
         cell["algorithm"],
         *(1e6 * cell[key] for key in ("median", "p10", "p90")),
         None if cell["model"] is None else 1e6 * cell["model"],
@@ -132,5 +131,5 @@ def _line(cell: dict[str, Any]) -> tuple[Value, ...]:
 
 
 def _most(pairs: list[list[int]]) -> tuple[int, int]:
-    """Messages and bytes of the rank that has most of each."""
+    """Return the messages and bytes of the rank with the most of each."""
     return max(pair[0] for pair in pairs), max(pair[1] for pair in pairs)

@@ -1,32 +1,38 @@
-"""Records into a report: which sections there are, in which order."""
+"""Records into a report: its sections and their order, the diagnosis, and the environment of the runs."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 from paceline.compare.rows import Row, rows_of, titles_of
 from paceline.compare.target import target_of, target_told
 from paceline.compare.verdict import notes, remarks
+from paceline.diagnosis import Cause, Diagnosis, diagnose
 from paceline.errors import UsageError
 from paceline.record import Run
-from paceline.report._ages import ages
-from paceline.report._diagnosis import diagnosis
-from paceline.report._environment import environment, left_out
-from paceline.report._published import failed_for, published, published_for
-from paceline.report._results import results
-from paceline.report._split import time_split
-from paceline.report._summary import costs, summary
-from paceline.report.accuracy import accuracy
-from paceline.report.curves import curves
-from paceline.report.document import Block, Document, Section, Text, foldable
-from paceline.report.failed import cell_of, failed_section, telling
+from paceline.report.document import Block, Column, Document, Section, Table, Text, Value, foldable
+from paceline.report.learning import accuracy, learning
+from paceline.report.results import costs, results, summary, time_split
 from paceline.report.scaling import scaling
+from paceline.report.staleness import staleness
+from paceline.report.study import (
+    describe_cell,
+    differing_settings,
+    failed_for,
+    failed_section,
+    published,
+    published_for,
+)
 from paceline.report.traffic import traffic
 from paceline.study.context import Context, Failed
 
 TITLE = "paceline report"
+CAUSES = "Shown for each strategy: its main cause. The table has all causes."
+Machine = tuple[str, int]
 
 
 def document_of(
@@ -36,11 +42,11 @@ def document_of(
     target: float | None = None,
     title: str | None = None,
 ) -> Document:
-    """A report on some runs: a section for each problem, and the environment.
+    """Return a report on some runs: a section for each problem, and the environment.
 
-    `context`: what a study says beside its runs (`paceline.study.context.context_of`): title, question, target, published
-    figures, failed cells. `target`: the accuracy to be reached, a fraction; else the study's, else one point below the best
-    serial accuracy on the validation samples.
+    `context`: what a study says besides its runs (`paceline.study.context.context_of`): title, question, target, published
+    figures, failed cells. `target`: the accuracy to reach, as a fraction; by default the study's, or one point below the
+    best serial accuracy on the validation samples.
 
     >>> import tempfile
     >>> from paceline import fit
@@ -56,7 +62,7 @@ def document_of(
         raise UsageError(f"a target accuracy must be above 0 and at most 1; got {target:g}")
     if not runs and not context.failed:
         raise UsageError("there are no complete runs to report on")
-    said: list[Text] = _asked(context)
+    top: list[Text] = _questions(context)
     sections: list[Section] = []
     left = list(context.failed)
     problems = [list(group) for _, group in groupby(rows_of(runs), key=lambda row: row.problem)]
@@ -67,21 +73,21 @@ def document_of(
         name = titles[rows[0].problem]
         section, words = _problem(rows, number, context, target, failed)
         sections.append(replace(section, title=name))
-        said.append(Text(kind="verdict", title=name, lines=words))
+        top.append(Text(kind="verdict", title=name, lines=words))
     if left:
-        names = telling(context.failed, runs)
+        names = differing_settings(context.failed, runs)
         sections.append(failed_section(left, names))
-        said.append(Text(kind="verdict", lines=summary((), None, left, names)))
+        top.append(Text(kind="verdict", lines=summary((), None, left, names)))
     if runs:
         sections.append(environment(runs, context.left_out))
     elif context.left_out:
         sections.append(Section(title="Left out", blocks=(left_out(context.left_out),)))
     named = context.title or " / ".join(dict.fromkeys(one.title for one in context.studies if one.title))
-    return Document(title=title or named or TITLE, summary=tuple(said), sections=tuple(sections))
+    return Document(title=title or named or TITLE, summary=tuple(top), sections=tuple(sections))
 
 
-def _asked(context: Context) -> list[Text]:
-    """The question of the study, or, of several studies, each's under its title."""
+def _questions(context: Context) -> list[Text]:
+    """Return the question of the study; of several studies, each question with its title."""
     if context.question or not any(one.question for one in context.studies):
         return [Text(lines=(context.question,))] if context.question else []
     lines = (": ".join(filter(None, (one.title, one.question))) for one in context.studies if one.question)
@@ -91,31 +97,33 @@ def _asked(context: Context) -> list[Text]:
 def _problem(
     rows: list[Row], number: int, context: Context, given: float | None, failed: Sequence[Failed]
 ) -> tuple[Section, tuple[str, ...]]:
-    """The section of one problem, and what is said of it at the top."""
+    """Return the section of one problem, and the sentences about it at the top."""
     asked, words = (given, "as asked for") if given is not None else target_told(rows, context)
     target = target_of(rows, asked, words)
-    target = None if len(rows) == 1 and asked is None else target  # one row has nobody to be compared with
+    target = (
+        None if len(rows) == 1 and asked is None else target
+    )  # a single row has nothing to be compared with
     theirs = published_for(rows, context.published)
     blocks: list[Block] = [results(rows, failed, number)]
-    names = telling(failed, (run for row in rows for run in row.members))
+    names = differing_settings(failed, (run for row in rows for run in row.members))
     if failed:
-        lines = (f"Failed: {cell_of(cell, names)}: {cell.why}" for cell in failed)
-        blocks.append(Text(kind="note", lines=tuple(lines)))
-    if told := notes(rows):
-        blocks.append(Text(kind="note", lines=tuple(told)))
-    if told := remarks(rows):
-        blocks.append(foldable(told, f"What the runs say of themselves ({len(told)})"))
-    bought = costs(rows, target)
+        why = (f"Failed: {describe_cell(cell, names)}: {cell.why}" for cell in failed)
+        blocks.append(Text(kind="note", lines=tuple(why)))
+    if found := notes(rows):
+        blocks.append(Text(kind="note", lines=tuple(found)))
+    if found := remarks(rows):
+        blocks.append(foldable(found, f"Remarks in the records ({len(found)})"))
+    lines = costs(rows, target)
     sections = [
-        Section(title="What each strategy costs", blocks=(Text(kind="list", lines=bought),))
-        if bought
+        Section(title="What each strategy costs", blocks=(Text(kind="list", lines=lines),))
+        if lines
         else None,
         diagnosis(rows, number),
         scaling(rows, number, theirs),
         accuracy(rows, number, theirs),
-        curves(rows, number, target),
+        learning(rows, number, target),
         Section(title="Where the time went", blocks=(time_split(rows, number),)),
-        ages(rows, number),
+        staleness(rows, number),
         traffic(rows, number),
         published(rows, theirs, number),
     ]
@@ -127,3 +135,129 @@ def _problem(
         sections=tuple(one for one in sections if one is not None),
     )
     return section, summary(rows, target, failed, names)
+
+
+# ---- the diagnosis
+
+
+def diagnosis(rows: Sequence[Row], number: int) -> Section | None:
+    """Return the section of one problem: each strategy's main cause, and a table of all; None with only serial runs."""
+    found = diagnose([run for row in rows for run in row.members])
+    if not found:
+        return None
+    several = any(len(one.causes) > 1 for one in found)
+    blocks: list[Block] = [Text(kind="note", lines=(CAUSES,))] if several else []
+    for one in found:
+        blocks.append(Text(lines=(f"{one.summary.rstrip('.')}.",)))
+        blocks.append(Text(kind="list", lines=(_sentence(one.causes[0]),)))
+    if several:
+        blocks.append(_cause_table(found, number))
+    return Section(title="Why it stops scaling here", blocks=tuple(blocks))
+
+
+def _sentence(cause: Cause) -> str:
+    advice = f" Try {cause.advice}." if cause.advice else ""
+    return f"{cause.rule}: {cause.words.rstrip('.')}.{advice}"
+
+
+def _cause_table(found: Sequence[Diagnosis], number: int) -> Table:
+    return Table(
+        name=f"diagnosis-{number}",
+        title="All causes",
+        columns=(
+            Column(name="strategy"),
+            Column(name="ranks", kind="count"),
+            Column(name="cause"),
+            Column(name="share", kind="percent"),
+            Column(name="of"),
+            Column(name="explanation"),
+            Column(name="advice"),
+        ),
+        rows=tuple(
+            (
+                one.strategy + (f" (simulated: {one.simulated})" if one.simulated else ""),
+                cause.ranks,
+                cause.rule,
+                cause.share,
+                None if cause.share is None else "accuracy" if cause.of_accuracy else "time",
+                cause.words,
+                cause.advice,
+            )
+            for one in found
+            for cause in one.causes
+        ),
+        folded=True,
+    )
+
+
+# ---- the environment
+
+
+def environment(runs: Sequence[Run], damaged: Sequence[str] = ()) -> Section:
+    """Return a table with a column for each machine (a processor and its cores), and what was left out."""
+    machines: dict[Machine, dict[str, dict[str, None]]] = {}
+    for run in runs:
+        found = run.environment
+        machine = (found["processor"], found["cores"])
+        facts = machines.setdefault(machine, defaultdict(dict))
+        for name, value in _facts(found):
+            facts[name].update({value: None} if value else {})
+    names = [
+        name
+        for name in dict.fromkeys(name for facts in machines.values() for name in facts)
+        if any(facts[name] for facts in machines.values())
+    ]
+    if len(machines) == 1 and len(next(iter(machines.values()))["host"]) == 1:
+        names.remove("host")  # a single machine needs no name
+    rows: list[tuple[Value, ...]] = [
+        (name, *("; ".join(facts[name]) or None for facts in machines.values())) for name in names
+    ]
+    many = len(machines) > 1
+    heads = [f"machine {number}" if many else "" for number in range(1, len(machines) + 1)]
+    return Section(
+        title="Environment",
+        blocks=(
+            Table(
+                name="environment",
+                title="",
+                columns=(Column(name="fact"), *(Column(name=head or "machine") for head in heads)),
+                rows=tuple(rows),
+            ),
+            *((left_out(damaged),) if damaged else ()),
+        ),
+    )
+
+
+def left_out(damaged: Sequence[str]) -> Text:
+    """Return what was left out of the report, and why.
+
+    >>> left_out(["runs/a/summary.json is damaged: ranks is 0"]).title
+    'Left out of this report because damaged: 1'
+    """
+    title = f"Left out of this report because damaged: {len(damaged)}"
+    return replace(foldable(damaged, title), title=title)
+
+
+def _facts(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the facts about one run's machine, in the order of the table."""
+    simulated = found.get("simulated")
+    library = " ".join((found["mpi"] or "").partition(",")[0].split())
+    return [
+        ("processor", found["processor"]),
+        ("cores", str(found["cores"])),
+        ("nodes", _nodes(found)),
+        ("host", str(found.get("host") or "")),
+        ("system", found["system"]),
+        ("MPI", library),
+        ("Python", found["python"]),
+        ("paceline", str(found.get("paceline") or "")),
+        *((name, str(number)) for name, number in found["packages"].items()),
+        ("BLAS", str(found.get("blas") or "")),
+        ("simulated", str(simulated["machine"]) if simulated else ""),
+    ]
+
+
+def _nodes(found: dict[str, Any]) -> str:
+    """Describe the nodes; empty for a single one."""
+    cores = (found.get("nodes") or {}).get("cores") or ()
+    return f"{len(cores)}, of {' and '.join(map(str, sorted(set(cores))))} cores" if len(cores) > 1 else ""

@@ -1,169 +1,114 @@
-"""What a report is before it is written in any format: sections of text, tables and figures, each with its own data.
+"""A report before it is written in any format: sections of text, tables and figures, each with its own data.
 
-Whoever fills a report makes these; whoever writes one (HTML, Markdown, PDF, pictures, CSV) reads nothing else. So all
-formats say the same, and the data of a figure can be held against the records it came from.
+The modules that fill a report make these; the modules that write one (HTML, Markdown, PDF, CSV) read nothing else. So all
+formats say the same, and the data of a figure can be compared with the records that it came from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from paceline import text
+from paceline.figures import Axis, Bars, Figure, Histogram, Lines
+
 Value = str | int | float | None
-# How a curve came about; a reader must be able to tell them apart without colour.
-Origin = Literal["measured", "simulated", "fit", "ideal", "theory", "published"]
+Kind = Literal["text", "count", "seconds", "times", "percent", "megabytes", "number"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Curve:
-    """Points of one thing, by rising x; None in `y` is a gap.
-
-    >>> curve = Curve(label="sync", strategy="sync", x=(1, 2), y=(1.0, 1.8), low=(1.0, 1.7), high=(1.0, 1.9))
-    >>> curve.origin, curve.joined
-    ('measured', True)
-    """
-
-    label: str
-    """As the legend has it."""
-    strategy: str
-    """Whose colour it has: a strategy in its full spelling, or any other name that keeps its colour."""
-    x: tuple[float, ...]
-    y: tuple[float | None, ...]
-    low: tuple[float | None, ...] | None = None
-    """With `high`: the spread over seeds, the least and the most."""
-    high: tuple[float | None, ...] | None = None
-    origin: Origin = "measured"
-    joined: bool = True
-    """Whether a line goes through the points."""
-    variant: int = 0
-    """Which of several curves of one strategy and origin in a figure: told apart by marker, dash and shade."""
-    hollow: tuple[bool, ...] | None = None
-    """Points to mark as not to be trusted: more ranks than cores."""
-    notes: tuple[str, ...] | None = None
-    """To each point what hovering says besides its values."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Axis:
-    """A labelled axis; `label` has the unit in it: "training time (s)"."""
-
-    label: str
-    log: bool = False
-    """Logarithmic, to the base of 2 where the values are ranks."""
-    ticks: tuple[float, ...] | None = None
-    percent: bool = False
-    """Values are fractions, shown as per cent."""
-    sizes: bool = False
-    """Values are bytes, shown as KiB, MiB …"""
-    bounds: tuple[float | None, float | None] = (None, None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lines:
-    """Curves over one pair of axes."""
-
-    name: str
-    """Unique in the document, fit for a file name: "speedup-1"."""
-    title: str
-    caption: str
-    x: Axis
-    y: Axis
-    curves: tuple[Curve, ...]
-    level: tuple[float, str] | None = None
-    """A horizontal line with its words: the target accuracy."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bar:
-    """One bar: its parts follow each other; `low` and `high` are the spread of their sum over seeds."""
-
-    label: str
-    strategy: str
-    parts: tuple[float, ...]
-    low: float | None = None
-    high: float | None = None
-    words: str = ""
-    """Written at its end."""
-    simulated: bool = False
-    hollow: bool = False
-    """Not to be trusted: more ranks than cores."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bars:
-    """Lying bars, one below the other, of one part each (in their strategy's colour) or of several (`kinds`)."""
-
-    name: str
-    title: str
-    caption: str
-    x: Axis
-    kinds: tuple[str, ...]
-    """What the parts are; one name where a bar has one part."""
-    bars: tuple[Bar, ...]
-    dots: bool = False
-    """A dot at the value in the place of a bar, the spread beside it: for accuracies, whose axis (`x.bounds`) does not
-    begin at 0. Bars have one part each; a value below the axis is drawn as an arrow at its start, its `words` say it."""
-    level: tuple[float, str] | None = None
-    """A standing line with its words: the target, what serial came to."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Columns:
-    """A histogram: standing bars over whole numbers, the last perhaps for all that is above."""
-
-    name: str
-    title: str
-    caption: str
-    x: Axis
-    y: Axis
-    strategy: str
-    labels: tuple[str, ...]
-    heights: tuple[float, ...]
-    low: tuple[float, ...] | None = None
-    """With `high`: the spread over seeds."""
-    high: tuple[float, ...] | None = None
-    tail: bool = False
-    """Whether the last column stands for all that is above the others: to be told apart from them."""
-
-
-Figure = Lines | Bars | Columns
+SPELLINGS: dict[str, Callable[[float], str]] = {
+    "count": lambda value: f"{value:,.0f}",
+    "seconds": text.seconds,
+    "times": text.times,
+    "percent": text.percent,
+    "megabytes": text.megabytes,
+    "number": lambda value: f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}",
+}
+# The sign of a row's mark, for readers who cannot see its colour.
+SIGNS = {"best": "★", "diverged": "↯", "failed": "✗", "simulated": "≈", "published": "†"}
+# More notes than these are folded.
+GLANCE = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A table's column: its heading, and how its values are spelled."""
+    """A table's column: its heading, and the kind of its values, which decides how they are spelled."""
 
     name: str
     """With its unit: "time (s)"."""
-    kind: Literal["text", "count", "seconds", "times", "percent", "megabytes", "number"] = "text"
+    kind: Kind = "text"
     unseen: bool = False
-    """Whether pages do without it, since the caption says what is in it; CSV has it."""
+    """True if pages leave it out, because the caption says what is in it; CSV has it."""
+
+    def spell(self, value: Value) -> str:
+        """Spell a value for readers; text in a column of numbers stays as it is.
+
+        >>> Column(name="test accuracy", kind="percent").spell(0.9134), Column(name="s", kind="times").spell("diverged")
+        ('91.34 %', 'diverged')
+        >>> Column(name="ranks", kind="count").spell(None)
+        ''
+        """
+        if value is None:
+            return ""
+        if isinstance(value, str):
+            return value
+        if value != value or value in (float("inf"), float("-inf")):
+            return str(value)
+        return SPELLINGS[self.kind](value) if self.kind in SPELLINGS else str(value)
+
+    @property
+    def raw_name(self) -> str:
+        """The heading over values as they are, whose unit may be different.
+
+        >>> [Column(name=n, kind=k).raw_name for n, k in (("MB sent", "megabytes"), ("accuracy (%)", "percent"))]
+        ['bytes sent', 'accuracy (fraction)']
+        """
+        if self.kind == "megabytes":
+            return re.sub(r"\bMB\b", "bytes", self.name)
+        if self.kind == "percent":
+            return re.sub(r"\s*(\(%\)|\bin %|%)$", "", self.name) + " (fraction)"
+        return self.name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Values as they are; how they are spelled is their column's matter. CSV has them unspelled."""
+    """Values as they are; their column spells them for pages, and CSV has them as they are."""
 
     name: str
-    """Unique in the document, fit for a file name."""
+    """Unique in the document and usable as a file name."""
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Value, ...], ...]
     caption: str = ""
     marks: tuple[str, ...] = ()
-    """To each row one of "", "best", "diverged", "failed", "simulated", "published"; () for none."""
+    """For each row "" or one of "best", "diverged", "failed", "simulated", "published"; () for none."""
     folded: bool = False
-    """Whether a page shows it only when asked for: the values of a figure, pieces of a master."""
+    """True if a page shows it only on request, such as the values of a figure."""
 
     def seen(self) -> Table:
-        """The same with those columns alone that pages have."""
+        """Return the table with only those columns that pages show."""
         rows = (zip(row, self.columns, strict=True) for row in self.rows)
         return replace(
             self,
             columns=tuple(column for column in self.columns if not column.unseen),
             rows=tuple(tuple(value for value, column in row if not column.unseen) for row in rows),
         )
+
+    def cells(self) -> list[list[str]]:
+        """Return every value as readers see it, row by row."""
+        return [
+            [column.spell(value) for value, column in zip(row, self.columns, strict=True)]
+            for row in self.rows
+        ]
+
+    def mark(self, row: int) -> str:
+        """Return the mark of a row, or an empty string."""
+        return self.marks[row] if row < len(self.marks) else ""
+
+    def used_marks(self) -> list[str]:
+        """Return the marks that the table has, in a fixed order."""
+        return [mark for mark in SIGNS if mark in self.marks]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,17 +118,13 @@ class Text:
     lines: tuple[str, ...]
     kind: Literal["paragraphs", "list", "note", "verdict"] = "paragraphs"
     title: str = ""
-    """What they are about, where no heading says it."""
+    """The subject, if no heading names it."""
     folded: bool = False
-    """Whether a page shows them only when asked for, in the place of which it has the title."""
-
-
-# So many notes are read at a glance.
-GLANCE = 4
+    """True if a page shows only the title until a reader asks for the rest."""
 
 
 def foldable(lines: Sequence[str], title: str) -> Text:
-    """Notes, folded under a title where there are many.
+    """Return notes, folded under a title if there are many.
 
     >>> foldable(["a"], "Notes").folded, foldable(["a"] * 5, "Notes").title
     (False, 'Notes')
@@ -205,6 +146,12 @@ class Section:
     note: str = ""
     """Below the heading: all other settings of a problem."""
 
+    def every_block(self) -> Iterator[Block]:
+        """Yield its blocks and those of the sections in it, in order."""
+        yield from self.blocks
+        for section in self.sections:
+            yield from section.every_block()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
@@ -221,13 +168,104 @@ class Document:
     sections: tuple[Section, ...]
 
     def blocks(self) -> Iterator[Block]:
-        """Every block, in order."""
+        """Yield every block, in order."""
         yield from self.summary
         for section in self.sections:
-            yield from _inside(section)
+            yield from section.every_block()
+
+    def figures(self) -> list[Figure]:
+        """Return every figure, in order."""
+        return [block for block in self.blocks() if not isinstance(block, Text | Table)]
 
 
-def _inside(section: Section) -> Iterator[Block]:
-    yield from section.blocks
-    for inner in section.sections:
-        yield from _inside(inner)
+# ---- the data of a figure
+
+
+def data_of(figure: Figure) -> Table:
+    """Return the data of a figure as a table: one row for each point, bar or column.
+
+    >>> from paceline.figures import Curve
+    >>> curve = Curve(label="sync", strategy="sync", x=(1, 2), y=(1.0, 1.8))
+    >>> lines = Lines(name="s", title="", caption="", x=Axis(label="ranks"), y=Axis(label="speedup"), curves=(curve,))
+    >>> [column.name for column in data_of(lines).columns], data_of(lines).rows
+    (['curve', 'ranks', 'speedup'], (('sync', 1, 1.0), ('sync', 2, 1.8)))
+    """
+    if isinstance(figure, Lines):
+        columns, rows = _data_of_lines(figure)
+    elif isinstance(figure, Bars):
+        columns, rows = _data_of_bars(figure)
+    else:
+        columns, rows = _data_of_histogram(figure)
+    used = [k for k in range(len(columns)) if any(row[k] not in (None, "") for row in rows) or k < 2]
+    return Table(
+        name=figure.name,
+        title=figure.title,
+        columns=tuple(columns[k] for k in used),
+        rows=tuple(tuple(row[k] for k in used) for row in rows),
+        folded=True,
+    )
+
+
+def _data_of_lines(figure: Lines) -> tuple[list[Column], list[tuple[Value, ...]]]:
+    x, y = _kind(figure.x), _kind(figure.y)
+    across = figure.x.label + " (bytes)" * figure.x.sizes
+    columns = [
+        Column(name="curve"), Column(name=across, kind=x), Column(name=figure.y.label, kind=y),
+        Column(name="lowest", kind=y), Column(name="highest", kind=y), Column(name="origin"), Column(name="note"),
+    ]  # fmt: skip
+    several = len({curve.origin for curve in figure.curves}) > 1
+    rows: list[tuple[Value, ...]] = []
+    for curve in figure.curves:
+        for k, at in enumerate(curve.x):
+            crowded = curve.oversubscribed is not None and curve.oversubscribed[k]
+            rows.append(
+                (
+                    curve.label,
+                    at,
+                    curve.y[k],
+                    None if curve.low is None else curve.low[k],
+                    None if curve.high is None else curve.high[k],
+                    curve.origin if several else "",
+                    _note(crowded, "" if curve.notes is None else curve.notes[k]),
+                )
+            )
+    return columns, rows
+
+
+def _data_of_bars(figure: Bars) -> tuple[list[Column], list[tuple[Value, ...]]]:
+    kind = _kind(figure.x)
+    _, bracket, unit = figure.x.label.rpartition(" (")
+    names = [f"{name} ({unit}" if bracket else name for name in figure.kinds]
+    names = names if len(names) > 1 else [figure.x.label]
+    columns = [
+        Column(name="bar"), *(Column(name=name, kind=kind) for name in names), Column(name="lowest", kind=kind),
+        Column(name="highest", kind=kind), Column(name="origin"), Column(name="note"),
+    ]  # fmt: skip
+    rows: list[tuple[Value, ...]] = [
+        (
+            *(bar.label, *bar.parts, bar.low, bar.high, "simulated" if bar.simulated else ""),
+            "; ".join(filter(None, (bar.words, _note(bar.oversubscribed)))),
+        )
+        for bar in figure.bars
+    ]
+    return columns, rows
+
+
+def _data_of_histogram(figure: Histogram) -> tuple[list[Column], list[tuple[Value, ...]]]:
+    kind = _kind(figure.y)
+    columns = [
+        Column(name=figure.x.label), Column(name=figure.y.label, kind=kind), Column(name="lowest", kind=kind),
+        Column(name="highest", kind=kind),
+    ]  # fmt: skip
+    none = (None,) * len(figure.labels)
+    return columns, list(
+        zip(figure.labels, figure.heights, figure.low or none, figure.high or none, strict=True)
+    )
+
+
+def _kind(axis: Axis) -> Kind:
+    return "percent" if axis.percent else "number"
+
+
+def _note(crowded: bool, words: str = "") -> str:
+    return "; ".join(filter(None, ("more ranks than cores" if crowded else "", words)))

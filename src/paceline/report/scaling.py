@@ -1,44 +1,53 @@
-"""Time and speedup against the number of ranks, and the laws that come nearest to them."""
+"""Time and speedup against the number of ranks, and the scaling laws fitted to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isclose
 
 from paceline.compare import laws
 from paceline.compare.rows import Row
 from paceline.compare.theory import grows
-from paceline.report._series import CURVES, Series, series_of, several_ranks
-from paceline.report.document import Axis, Block, Column, Curve, Lines, Section, Table, Text
+from paceline.figures import Axis, Curve, Lines
+from paceline.report.document import Block, Column, Section, Table, Text
+from paceline.report.series import (
+    CURVES,
+    Series,
+    ValueAndSpread,
+    curve_of,
+    has_several_ranks,
+    published_curves,
+    ranks_axis,
+    series_of,
+)
 from paceline.study.context import Published
 
 TIME = (
     "Mean over the seeds; the band goes from the fastest run to the slowest. Both axes are logarithmic: perfect scaling "
     "is a straight line down."
 )
-SPEEDUP = "How many times as fast as the fastest serial row, which has 1; the band is the spread over seeds."
-IDEAL = "In grey: as many times as there are ranks."
-LAW = "Without markers: of each strategy the law that its setting calls for (table)."
-# Below this speedup nothing comes near as many times as there are ranks: that line would leave no room for the curves.
+SPEEDUP = "Speed relative to the fastest serial row, which is 1; the band is the spread over seeds."
+IDEAL = "In grey: ideal scaling, as many times as fast as there are ranks."
+LAW = "Without markers: for each strategy, the law that suits its setting (see the table)."
+# Below this speedup nothing comes near ideal scaling: that line would leave no room for the curves.
 SEEN = 0.5
-HOLLOW = " Hollow: more ranks than cores, which say nothing about scaling and are in no fit."
+HOLLOW = " Hollow: more ranks than cores; these points say nothing about scaling and are not fitted."
 TABLE = (
-    "Which law is for a setting goes by the work between two exchanges. Amdahl, S = 1 / (s + (1 - s) / p), is for work "
-    "that stays the same: ranks that share one --batch; batches that are updates of their own, as many on any number of "
-    "ranks (parameter-server, hogwild, gossip); one average at the end (psgd). Gustafson, S = p - s (p - 1), is for work "
-    "that grows with the ranks: a shared batch by --batch-per-rank, or whole batches on each rank between two averages "
-    "(weight-average, local-sgd, elastic); there S is the samples a second against serial's. s above 100 %: slower than "
-    "one process. RMS: how far the law is from the points, in times serial's speed; where both miss by the same, neither "
-    "is nearer."
+    "Which law suits a setting depends on the work between two exchanges. Amdahl, S = 1 / (s + (1 - s) / p), is for work "
+    "that stays the same: ranks that share one --batch, strategies in which every batch is an update of its own, and those "
+    "that average once at the end. Gustafson, S = p - s (p - 1), is for work that grows with the ranks: a shared batch set "
+    "by --batch-per-rank, or whole batches on each rank between two averages; S is then the samples per second relative to "
+    "serial. s above 100 %: slower than one process. RMS: the distance of the law from the points, in multiples of "
+    "serial's speed; if both laws are equally far, neither is nearer."
 )
-# Two laws miss the points by the same where their misses differ by less than this part, or by less than this.
+# Two laws are equally far from the points if their distances differ by less than this part, or by less than this.
 ALIKE, NOTHING = 0.01, 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fits:
-    """Both laws for one series, and which one its setting calls for; or why there are none."""
+    """Both laws fitted to one series, and the one that suits its setting; or why there are none."""
 
     series: Series
     suits: laws.Law
@@ -47,8 +56,8 @@ class Fits:
 
 
 def scaling(rows: Sequence[Row], number: int, published: Sequence[Published] = ()) -> Section | None:
-    """The section of one problem; None where no strategy was tried on several numbers of ranks."""
-    if not several_ranks(rows):
+    """Return the section of one problem; None if no strategy ran on several rank counts."""
+    if not has_several_ranks(rows):
         return None
     found = [one for one in series_of(rows) if one.strategy != "serial"]
     fitted = [fits_of(one, rows) for one in found]
@@ -69,7 +78,7 @@ def scaling(rows: Sequence[Row], number: int, published: Sequence[Published] = (
 
 
 def fits_of(one: Series, rows: Sequence[Row]) -> Fits:
-    """The laws that come nearest to a series: to rows that did not diverge and whose ranks have a core each."""
+    """Fit both laws to a series: to rows that did not diverge and whose ranks have a core each."""
     suits: laws.Law = "Gustafson" if grows(one.rows[0].members[0]) else "Amdahl"
     points = [row for row in one.rows if row.speedup is not None and not row.oversubscribed]
     why_not = _without_speedup(one, rows)
@@ -77,8 +86,12 @@ def fits_of(one: Series, rows: Sequence[Row]) -> Fits:
         return Fits(series=one, suits=suits, refused=why_not)
     why_not = laws.refusal([row.ranks for row in points])
     if why_not:
-        left = ["with a core each"] if any(row.oversubscribed for row in one.rows) else []
-        left += ["without runs that diverged"] if any(row.diverged for row in one.rows) else []
+        left = (
+            ["not counting those with more ranks than cores"]
+            if any(row.oversubscribed for row in one.rows)
+            else []
+        )
+        left += ["not counting runs that diverged"] if any(row.diverged for row in one.rows) else []
         return Fits(series=one, suits=suits, refused=why_not + (f" ({', '.join(left)})" if left else ""))
     ranks = [row.ranks for row in points]
     scaled = scaled_speedups(points, rows)
@@ -90,24 +103,24 @@ def fits_of(one: Series, rows: Sequence[Row]) -> Fits:
 
 
 def _without_speedup(one: Series, rows: Sequence[Row]) -> str | None:
-    """Why no row of a series has a speedup; None where one has."""
+    """Return why no row of a series has a speedup, or None if one has."""
     if any(row.speedup is not None for row in one.rows):
         return None
     serial = [
         row for row in rows if row.strategy == "serial" and (one.origin == "simulated" or not row.simulated)
     ]
     if not serial:
-        return "there is no serial run to measure against"
+        return "there is no serial run to compare with"
     if all(row.diverged for row in serial):
-        return "the serial runs that there are to measure against diverged"
+        return "the serial runs to compare with diverged"
     if all(row.diverged for row in one.rows):
         some = any(len(row.diverged) < row.runs for row in one.rows)
-        return f"rows with runs that diverged are not fitted, and {'each has some' if some else 'all did'}"
-    return "its times are none"
+        return "every row has runs that diverged" if some else "all runs diverged"
+    return "its times are unknown"
 
 
 def scaled_speedups(points: Sequence[Row], rows: Sequence[Row]) -> list[float]:
-    """Samples a second against the fastest serial row's: Gustafson's speedup, of work that may have grown."""
+    """Return samples per second relative to the fastest serial row: Gustafson's speedup, of work that may grow."""
     serial = [row for row in rows if row.strategy == "serial" and row.samples_per_second and not row.diverged]
     own = [row for row in serial if bool(row.simulated) == bool(points[0].simulated)] or serial
     base = max((row.samples_per_second or 0.0 for row in own), default=0.0)
@@ -115,34 +128,6 @@ def scaled_speedups(points: Sequence[Row], rows: Sequence[Row]) -> list[float]:
         row.samples_per_second / base if row.samples_per_second and base else row.speedup or 0.0
         for row in points
     ]
-
-
-def ranks_axis(counts: Sequence[int], label: str = "ranks") -> Axis:
-    """Numbers of ranks, each twice the one before equally far from it, with a tick at each that there is."""
-    return Axis(label=label, log=True, ticks=tuple(float(count) for count in sorted(set(counts))))
-
-
-def curve_of(one: Series, values: Sequence[tuple[float | None, float | None, float | None]]) -> Curve:
-    """A series as a curve over its ranks: to each row its value, the least and the most."""
-    spread = any(row.runs > 1 for row in one.rows)
-    return Curve(
-        label=one.label,
-        strategy=one.strategy,
-        x=tuple(float(row.ranks) for row in one.rows),
-        y=tuple(value for value, _, _ in values),
-        low=tuple(low for _, low, _ in values) if spread else None,
-        high=tuple(high for _, _, high in values) if spread else None,
-        origin=one.origin,
-        variant=one.variant,
-        hollow=tuple(row.oversubscribed for row in one.rows),
-        notes=tuple(_note(row) for row in one.rows),
-    )
-
-
-def _note(row: Row) -> str:
-    words = [f"{row.runs} run{'' if row.runs == 1 else 's'}"]
-    words += ["diverged"] if row.diverged else []
-    return ", ".join(words)
 
 
 def _times(rows: Sequence[Row], number: int, published: Sequence[Published], crowded: str) -> Lines:
@@ -167,35 +152,6 @@ def _times(rows: Sequence[Row], number: int, published: Sequence[Published], cro
     )
 
 
-def published_curves(
-    published: Sequence[Published], field: str, place: Callable[[Published], int]
-) -> list[Curve]:
-    """Published figures as curves of their own, one for each strategy, thing and source; of those that tell their ranks."""
-    groups: dict[tuple[str, str, str], list[Published]] = {}
-    for figure in published:
-        if getattr(figure, field) is not None and figure.ranks:
-            what = figure.what if field == "seconds" else ""
-            groups.setdefault((figure.strategy, what, figure.source), []).append(figure)
-    several = len({source for _, _, source in groups}) > 1
-    found = []
-    for (strategy, what, source), figures in groups.items():
-        figures = sorted(figures, key=place)
-        x = tuple(float(place(figure)) for figure in figures)
-        whose = f"published: {source}" if several and source else "published"
-        found.append(
-            Curve(
-                label=", ".join(filter(None, (strategy, what, whose))),
-                strategy=strategy,
-                x=x,
-                y=tuple(getattr(figure, field) for figure in figures),
-                origin="published",
-                joined=len(set(x)) == len(x),
-                notes=tuple("; ".join(filter(None, (figure.setting, source))) for figure in figures),
-            )
-        )
-    return found
-
-
 def _speedups(found: Sequence[Series], fitted: Sequence[Fits], number: int, crowded: str) -> Lines:
     curves = [curve_of(one, [speedup_range(row) for row in one.rows]) for one in found]
     most = max(row.ranks for one in found for row in one.rows)
@@ -203,9 +159,7 @@ def _speedups(found: Sequence[Series], fitted: Sequence[Fits], number: int, crow
     highest = max((value for curve in curves for value in curve.y if value is not None), default=0.0)
     held = IDEAL if highest >= SEEN else ""
     if held:
-        curves.append(
-            Curve(label="as many times as ranks", strategy="ideal", x=ideal, y=ideal, origin="ideal")
-        )
+        curves.append(Curve(label="ideal", strategy="ideal", x=ideal, y=ideal, origin="ideal"))
     drawn = [one for one in fitted if one.fits] if len(found) <= CURVES else []
     for one in drawn:
         law = next(each for each in one.fits if each.law == one.suits)
@@ -225,13 +179,13 @@ def _speedups(found: Sequence[Series], fitted: Sequence[Fits], number: int, crow
         title="Speedup against ranks",
         caption=" ".join(filter(None, (SPEEDUP, held, LAW if drawn else ""))) + crowded,
         x=ranks_axis([1, *(row.ranks for one in found for row in one.rows)]),
-        y=Axis(label="speedup (times serial's speed)", bounds=(0.0, None)),
+        y=Axis(label="speedup (relative to serial)", bounds=(0.0, None)),
         curves=tuple(curves),
     )
 
 
-def speedup_range(row: Row) -> tuple[float | None, float | None, float | None]:
-    """A row's speedup, that of its slowest run and of its fastest."""
+def speedup_range(row: Row) -> ValueAndSpread:
+    """Return a row's speedup, that of its slowest run, and that of its fastest."""
     if row.speedup is None:
         return None, None, None
     serial = row.speedup * row.train_seconds
@@ -240,7 +194,7 @@ def speedup_range(row: Row) -> tuple[float | None, float | None, float | None]:
 
 
 def smooth(most: int) -> list[float]:
-    """Numbers of ranks from 1 on, close enough for a smooth curve on a logarithmic axis.
+    """Return rank counts from 1 on, close enough for a smooth curve on a logarithmic axis.
 
     >>> smooth(2)[0], smooth(2)[-1]
     (1.0, 2.0)
@@ -250,10 +204,10 @@ def smooth(most: int) -> list[float]:
 
 
 def _nearer(fits: Sequence[laws.Fit]) -> str:
-    """The law that misses the points by less; neither where both miss them by the same, or are the same."""
+    """Return the law nearer to the points; "neither" if both are equally far, or equal."""
     first, second = fits
     same = isclose(first.residual, second.residual, rel_tol=ALIKE, abs_tol=NOTHING)
-    if same or first.serial == second.serial == 0:  # then both say S = p
+    if same or first.serial == second.serial == 0:  # then S = p by both
         return "neither"
     return first.law if first.residual < second.residual else second.law
 
@@ -268,7 +222,7 @@ def _table(fitted: Sequence[Fits], number: int) -> Table:
         title="Serial fraction",
         columns=(
             Column(name="strategy"),
-            Column(name="for this setting"),
+            Column(name="suits this setting"),
             Column(name="Amdahl's s", kind="percent"),
             Column(name="RMS (Amdahl)", kind="number"),
             Column(name="Gustafson's s", kind="percent"),

@@ -1,4 +1,4 @@
-"""What the ranks sent, beside what the formulas say."""
+"""The messages that the ranks sent, beside what the formulas predict."""
 
 from __future__ import annotations
 
@@ -8,32 +8,30 @@ from statistics import fmean
 from paceline.compare.rows import Row
 from paceline.compare.theory import epoch_samples, epochs_of, theory_of
 from paceline.compare.words import label
-from paceline.report._series import Series, series_of
-from paceline.report.document import Axis, Block, Column, Curve, Lines, Section, Table, Value
-from paceline.report.scaling import curve_of, ranks_axis
+from paceline.figures import Axis, Curve, Lines
+from paceline.report.document import Block, Column, Section, Table, Value
+from paceline.report.series import Series, curve_of, ranks_axis, series_of
 from paceline.strategies import Traffic
 
-# Bytes have too many figures for an axis.
-MB = 1e6
-# What all rows are of.
+MB = 1e6  # bytes have too many figures for an axis
 EPOCH = (
-    "Of all ranks together, for as many samples as one process computes in an epoch{}, whichever ranks compute them: the "
-    "same for all strategies, with --batch and with --batch-per-rank."
+    "All ranks together, for as many samples as one process computes in an epoch{}: the same amount of work for all "
+    "strategies, with --batch and with --batch-per-rank."
 )
 TABLE = (
-    " Counted: what was handed to MPI in messages; a call of MPI's own collectives is one message of its array. What goes "
-    "through shared memory, factors of small batches' gradients too, is no message. Formula: how often, x the numbers that "
-    "all ranks send then; n parameters, p ranks; a turn is a batch on each rank; weights that are averaged go with one "
-    "number more. Of runs that were stopped only where all were."
+    " Counted: messages handed to MPI; a call of one of MPI's own collectives counts as one message of its array. Data "
+    "passed through shared memory, such as the factors of small batches' gradients, is not counted. Formula: how often, "
+    "times the numbers that all ranks send each time; n parameters, p ranks; a turn is one batch on each rank; averaged "
+    "weights are sent with one more number. Runs that were stopped count only if all runs of the row were."
 )
 FIGURE = (
-    " Of MPI's own collectives: what was handed to them. The band is the spread over seeds. Without markers: what the "
-    "formula says."
+    " For MPI's own collectives: the arrays handed to them. The band is the spread over seeds. Without markers: the "
+    "formula's prediction."
 )
 
 
 def traffic(rows: Sequence[Row], number: int) -> Section | None:
-    """The section of one problem; None where there never was anybody to send to."""
+    """Return the section of one problem; None if every run had one rank."""
     several = [row for row in rows if row.ranks > 1]
     if not several:
         return None
@@ -47,13 +45,13 @@ def traffic(rows: Sequence[Row], number: int) -> Section | None:
     return Section(title="Messages", blocks=tuple(blocks))
 
 
-def an_epoch(row: Row, what: str) -> list[float]:
-    """Of each run: bytes_sent or messages_sent for the samples of an epoch of one process."""
+def per_epoch(row: Row, what: str) -> list[float]:
+    """Return bytes_sent or messages_sent of each run, for the samples of an epoch of one process."""
     return [run.summary.get(what, 0) / epochs_of(run) for run in row.whole]
 
 
 def _theory(row: Row) -> Traffic:
-    """What those runs should have sent in such an epoch: their mean, as that of what they sent."""
+    """Return what those runs should have sent in such an epoch, as a mean over them."""
     runs = row.whole
     told = [theory_of(run) for run in runs]
     known = list(zip(told, map(epochs_of, runs), strict=True))
@@ -70,23 +68,23 @@ def _figure(rows: Sequence[Row], theories: dict[Row, Traffic], number: int, unit
     curves: list[Curve] = []
     for one in series_of(rows):
         if len(one.rows) > 1 and any(row.bytes_sent for row in one.rows):
-            spans = [[sent / MB for sent in an_epoch(row, "bytes_sent")] for row in one.rows]
+            spans = [[sent / MB for sent in per_epoch(row, "bytes_sent")] for row in one.rows]
             curves.append(curve_of(one, [(fmean(span), min(span), max(span)) for span in spans]))
             curves += _expected(one, theories)
     if not curves:
         return None
     return Lines(
         name=f"bytes-{number}",
-        title="MB sent an epoch against ranks",
+        title="MB sent per epoch against ranks",
         caption=unit + FIGURE,
         x=ranks_axis([int(x) for curve in curves for x in curve.x]),
-        y=Axis(label="MB an epoch", log=all(y for curve in curves for y in curve.y)),
+        y=Axis(label="MB per epoch", log=all(y for curve in curves for y in curve.y)),
         curves=tuple(curves),
     )
 
 
 def _expected(one: Series, theories: dict[Row, Traffic]) -> list[Curve]:
-    known = [(row, told.bytes) for row in one.rows if (told := theories[row]).bytes is not None]
+    known = [(row, sent) for row in one.rows if (sent := theories[row].bytes) is not None]
     if len(known) < 2:
         return []
     return [
@@ -104,26 +102,26 @@ def _expected(one: Series, theories: dict[Row, Traffic]) -> list[Curve]:
 def _table(rows: Sequence[Row], theories: dict[Row, Traffic], number: int, unit: str) -> Table:
     return Table(
         name=f"messages-{number}",
-        title="An epoch: counted, and by the formulas",
+        title="Per epoch: counted and predicted",
         columns=(
             Column(name="row"),
-            Column(name="bytes an epoch", kind="number"),
+            Column(name="bytes per epoch", kind="number"),
             Column(name="theory (bytes)", kind="number"),
-            Column(name="messages an epoch", kind="number"),
+            Column(name="messages per epoch", kind="number"),
             Column(name="theory (messages)", kind="number"),
-            Column(name="formula, numbers of all ranks"),
+            Column(name="formula, numbers sent by all ranks"),
         ),
         rows=tuple(_line(row, theories[row]) for row in rows),
         caption=unit + TABLE,
     )
 
 
-def _line(row: Row, told: Traffic) -> tuple[Value, ...]:
+def _line(row: Row, expected: Traffic) -> tuple[Value, ...]:
     return (
         label(row),
-        fmean(an_epoch(row, "bytes_sent")),
-        told.bytes,
-        fmean(an_epoch(row, "messages_sent")),
-        told.messages,
-        told.words,
+        fmean(per_epoch(row, "bytes_sent")),
+        expected.bytes,
+        fmean(per_epoch(row, "messages_sent")),
+        expected.messages,
+        expected.words,
     )

@@ -1,29 +1,32 @@
-"""A report into files: whole or not at all, and what cannot be written is said before any work."""
+"""A report into files: each is written whole or not at all, and what cannot be written is refused before any work."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from paceline.errors import UsageError
-from paceline.files import cannot, check_folder, check_place
+from paceline.figures import png, svg
+from paceline.figures.palette import names_in
+from paceline.files import cannot, check_folder, check_place, replacing
 from paceline.record import Run
-from paceline.report import pictures
-from paceline.report._data import table_of
-from paceline.report._written import Written, put
 from paceline.report.contents import document_of
-from paceline.report.csv import csv_text
-from paceline.report.document import Block, Document, Figure, Table, Text
+from paceline.report.document import Document, Table, Text, data_of
 from paceline.report.html import html_page
 from paceline.report.markdown import markdown_page
-from paceline.report.palette import strategies_of
 from paceline.report.pdf import pdf_bytes
 
 FORMATS = (".html", ".md", ".pdf")
+# The list of what reports have put into a folder: each file's name and the checksum of its content.
+LIST = ".paceline-report.json"
 
 
 def write(document: Document, path: Path) -> None:
-    """Write a report in the format that its name ends with; a Markdown report's figures go to `NAME-figures` beside it.
+    """Write a report in the format of its name's ending; a Markdown report's figures go to `NAME-figures` beside it.
 
     >>> import tempfile
     >>> from paceline.report.document import Text
@@ -47,7 +50,7 @@ def write(document: Document, path: Path) -> None:
         return
     else:
         folder = _figures_of(path)
-        if folder.is_dir() or any(True for _ in _figures(document)):
+        if folder.is_dir() or document.figures():
             check([], [folder])
             write_figures(document, folder, formats=("svg",))
         text = markdown_page(document, folder.name)
@@ -55,30 +58,29 @@ def write(document: Document, path: Path) -> None:
 
 
 def write_figures(document: Document, folder: Path, *, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
-    """A picture of each figure, in each of the formats; the folder is made where there is none.
+    """Write a picture of each figure in each of the formats; create the folder if necessary.
 
-    Pictures that an earlier report left there are removed, as `Written` says.
+    Pictures that an earlier report left there are removed, as `Written` explains.
     """
-    among = strategies_of(document)
-    made = []
-    _make(folder)
+    among = names_in(document.figures())
+    written = []
+    _create(folder)
     with Written(folder, formats) as files:
-        for figure in _figures(document):
+        for figure in document.figures():
             for kind in formats:
-                drawn = (
-                    pictures.png(figure, among) if kind == "png" else pictures.svg(figure, among)[0].encode()
-                )
-                made.append(files.put(f"{figure.name}.{kind}", drawn))
-    return made
+                drawn = png(figure, among) if kind == "png" else svg(figure, among)[0].encode()
+                written.append(files.put(f"{figure.name}.{kind}", drawn))
+    return written
 
 
 def write_tables(document: Document, folder: Path) -> list[Path]:
-    """A CSV file of each table and of each figure's data; the folder is made where there is none.
+    """Write a CSV file of each table and of each figure's data; create the folder if necessary.
 
-    Tables that an earlier report left there are removed, as `Written` says.
+    Tables that an earlier report left there are removed, as `Written` explains.
     """
-    _make(folder)
-    tables = [table_of(block) if not isinstance(block, Table) else block for block in _with_data(document)]
+    _create(folder)
+    blocks = [block for block in document.blocks() if not isinstance(block, Text)]
+    tables = [block if isinstance(block, Table) else data_of(block) for block in blocks]
     with Written(folder, ("csv",)) as files:
         return [
             files.put(f"{table.name}.csv", csv_text(table).encode(errors="surrogateescape"))
@@ -87,7 +89,7 @@ def write_tables(document: Document, folder: Path) -> list[Path]:
 
 
 def write_report(runs: Sequence[Run], path: Path) -> None:
-    """Write a report on some runs to `path`, whole or not at all; its folder must be there.
+    """Write a report on some runs to `path`, whole or not at all; its folder must exist.
 
     >>> write_report([], Path("report.html"))
     Traceback (most recent call last):
@@ -98,7 +100,7 @@ def write_report(runs: Sequence[Run], path: Path) -> None:
 
 
 def check(files: Iterable[Path], folders: Iterable[Path] = ()) -> None:
-    """Refuse what could not be written: no such format, no such folder, no right to write there."""
+    """Refuse files and folders that could not be written: unknown format, missing folder, no permission."""
     for path in files:
         if path.suffix not in FORMATS:
             raise UsageError(f"unknown format of {path}; its name must end with one of {', '.join(FORMATS)}")
@@ -110,13 +112,13 @@ def check(files: Iterable[Path], folders: Iterable[Path] = ()) -> None:
 
 
 def _check_new(folder: Path) -> None:
-    """A folder that is there, or can be made where it is asked for."""
+    """Refuse a folder that neither exists nor can be created."""
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"cannot write into {folder}: it is no folder")
+        raise UsageError(f"cannot write into {folder}: it is not a folder")
     check_folder(folder, folder if folder.is_dir() else folder.parent)
 
 
-def _make(folder: Path) -> None:
+def _create(folder: Path) -> None:
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
@@ -124,14 +126,97 @@ def _make(folder: Path) -> None:
 
 
 def _figures_of(path: Path) -> Path:
-    """Where the figures of a Markdown report go."""
+    """Return the folder for the figures of a Markdown report."""
     return path.with_name(f"{path.stem}-figures")
 
 
-def _figures(document: Document) -> Iterator[Figure]:
-    return (block for block in document.blocks() if not isinstance(block, Text | Table))
+def csv_text(table: Table) -> str:
+    """Return a table as CSV with values as they are (seconds, fractions, bytes); marks of rows are a last column.
+
+    >>> from paceline.report.document import Column
+    >>> table = Table(name="t", title="", columns=(Column(name="strategy"), Column(name="MB sent", kind="megabytes")),
+    ...     rows=(("sync:a=1,b=2", 1_500_000),), marks=("best",))
+    >>> print(csv_text(table), end="")
+    strategy,bytes sent,mark
+    "sync:a=1,b=2",1500000,best
+    """
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    marked = any(table.marks)
+    writer.writerow([*(column.raw_name for column in table.columns), *(["mark"] if marked else [])])
+    for number, row in enumerate(table.rows):
+        cells = ["" if value is None else value for value in row]
+        writer.writerow([*cells, *([table.mark(number)] if marked else [])])
+    return file.getvalue()
 
 
-def _with_data(document: Document) -> Iterator[Table | Figure]:
-    blocks: Iterator[Block] = document.blocks()
-    return (block for block in blocks if not isinstance(block, Text))
+class Written:
+    """Writes the files of one report into a folder; at the end, removes those of the same kinds of an earlier report.
+
+    A file is removed only if it is in the folder's own list and unchanged since it was written.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as name:
+    ...     for names in (("a.csv", "b.csv", "c.csv"), ("a.csv",)):
+    ...         with Written(Path(name), ("csv",)) as files:
+    ...             made = [files.put(one, b"1") for one in names]
+    ...         _ = (Path(name) / "c.csv").write_text("mine") if len(names) > 1 else None
+    ...     sorted(path.name for path in Path(name).glob("*.csv"))
+    ['a.csv', 'c.csv']
+    """
+
+    def __init__(self, folder: Path, kinds: Sequence[str]) -> None:
+        self.folder, self._kinds = folder, {f".{kind}" for kind in kinds}
+        self._before = _read_list(folder / LIST)
+        self._written: dict[str, str] = {}
+
+    def __enter__(self) -> Written:
+        return self
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        others = {name: sum_ for name, sum_ in self._before.items() if Path(name).suffix not in self._kinds}
+        if failed is not None:
+            others = self._before  # the earlier report's files are still there
+        else:
+            for name in self._before.keys() - others.keys() - self._written.keys():
+                self._remove(self.folder / name, self._before[name])
+        text = json.dumps({**others, **self._written}, indent=0, sort_keys=True)
+        put(self.folder / LIST, f"{text}\n".encode())
+
+    def put(self, name: str, content: bytes) -> Path:
+        """Write a file, whole or not at all."""
+        path = put(self.folder / name, content)
+        self._written[name] = _checksum(content)
+        return path
+
+    def _remove(self, path: Path, expected: str) -> None:
+        try:
+            if path.is_file() and not path.is_symlink() and _checksum(path.read_bytes()) == expected:
+                path.unlink()
+        except OSError as error:
+            raise UsageError(f"cannot remove {path}: {(error.strerror or str(error)).lower()}") from None
+
+
+def put(path: Path, content: bytes) -> Path:
+    """Write a file, whole or not at all."""
+    try:
+        with replacing(path) as file:
+            file.write(content)
+    except OSError as error:
+        raise cannot(path, error) from None
+    return path
+
+
+def _read_list(path: Path) -> dict[str, str]:
+    """Read a folder's list, without names that lead out of the folder."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: str(sum_) for name, sum_ in found.items() if Path(name).name == name and name != LIST}
+
+
+def _checksum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

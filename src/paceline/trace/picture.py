@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UsageError
+from paceline.figures.palette import FAINT, GREY, INK, KINDS
 from paceline.record import Run
-from paceline.report.palette import FAINT, GREY, INK, KINDS
 from paceline.trace.timeline import Span, Timeline, only, step_finder, timeline_of
 
-COLOURS = {**{kind: colour for kind, (colour, _) in KINDS.items()}, "evaluation": "#bbbbbb"}
+COLOURS = {kind: colour for kind, (colour, _) in KINDS.items()}
 # How many steps are shown where none are named, how many ranks at most, and how many messages before they only confuse.
 STEPS, ROWS, MESSAGES = 3, 32, 120
 FORMATS = (".svg", ".png", ".pdf")

@@ -1,4 +1,4 @@
-"""How old gradients were when they were applied: a histogram for each row that knows, and a table of the pieces."""
+"""The age of gradients when they were applied: a histogram for each row that recorded it, and tables."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ from collections.abc import Sequence
 
 from paceline.compare.rows import Row
 from paceline.compare.staleness import Bar, Staleness, staleness_of
-from paceline.compare.words import label, ranges
-from paceline.report._series import chosen
-from paceline.report.document import Axis, Block, Column, Columns, Section, Table, Text, Value
+from paceline.compare.words import label
+from paceline.figures import Axis, Histogram
+from paceline.report.document import Block, Column, Section, Table, Text, Value
+from paceline.report.series import choose_rows
+from paceline.text import ranges
 
-# So many histograms at most; the table has all rows.
+# At most this many histograms; the table has all rows.
 HISTOGRAMS = 6
 WHAT = (
-    "How many updates others had made to the parameters between when they were sent for a gradient to be computed and when "
-    "that gradient was applied (tau): the share of all updates for each number."
+    "Staleness (tau) is the number of updates that other workers made to the parameters while a gradient was computed. The "
+    "columns show the share of all updates for each number."
 )
-GAP = "mean gap: the root mean square distance that the parameters had moved meanwhile."
+GAP = "mean gap: the root mean square distance that the parameters moved in the meantime."
 
 
-def ages(rows: Sequence[Row], number: int) -> Section | None:
-    """The section of one problem; None where nobody knows."""
+def staleness(rows: Sequence[Row], number: int) -> Section | None:
+    """Return the section of one problem; None if no run recorded it."""
     known = [(row, row.staleness) for row in rows if row.staleness is not None]
     if not known:
         return None
-    shown, which = chosen([row for row, _ in known], HISTOGRAMS)
+    shown, which = choose_rows([row for row, _ in known], HISTOGRAMS)
     blocks: list[Block] = [Text(kind="note", lines=(f"{WHAT} {which}".rstrip(),))]
     for place, row in enumerate(shown, 1):
         if row.staleness is not None:
@@ -35,23 +37,23 @@ def ages(rows: Sequence[Row], number: int) -> Section | None:
     return Section(title="Staleness", blocks=tuple(blocks))
 
 
-def _histogram(row: Row, found: Staleness, name: str) -> Columns:
+def _histogram(row: Row, found: Staleness, name: str) -> Histogram:
     bars = found.bars()
     low = high = None
     each = [one for run in row.members if (one := staleness_of([run.summary])) is not None]
     if len(each) > 1:
         shares = [[share_of(one, bar) for one in each] for bar in bars]
         low, high = tuple(map(min, shares)), tuple(map(max, shares))
-    tail = "; the last column is all that is above" if bars[-1].tail else ""
+    tail = "; the last column is everything above" if bars[-1].tail else ""
     spread = "; the lines are the spread over the runs" if low is not None else ""
-    return Columns(
+    return Histogram(
         name=name,
         title=f"Staleness of {label(row)}",
         caption=f"Mean {found.mean:.1f}, largest {found.largest:,}; {found.updates:,} updates{tail}{spread}.",
-        x=Axis(label="updates old (tau)"),
-        y=Axis(label="share of the updates (%)", percent=True, bounds=(0.0, None)),
+        x=Axis(label="staleness (updates)"),
+        y=Axis(label="share of updates (%)", percent=True, bounds=(0.0, None)),
         strategy=row.strategy,
-        labels=tuple(_spelled(bar) for bar in bars),
+        labels=tuple(_spell_bar(bar) for bar in bars),
         heights=tuple(bar.share for bar in bars),
         low=low,
         high=high,
@@ -60,7 +62,7 @@ def _histogram(row: Row, found: Staleness, name: str) -> Columns:
 
 
 def share_of(found: Staleness, bar: Bar) -> float:
-    """Of one run's updates, those in a bar.
+    """Return the share of one run's updates that fall into a bar.
 
     >>> share_of(Staleness({0: 3, 2: 1}), Bar(1, 4, 0.0))
     0.25
@@ -71,7 +73,7 @@ def share_of(found: Staleness, bar: Bar) -> float:
     return within / found.updates
 
 
-def _spelled(bar: Bar) -> str:
+def _spell_bar(bar: Bar) -> str:
     if bar.tail:
         return f"≥ {bar.first}"
     return str(bar.first) if bar.first == bar.last else f"{bar.first}-{bar.last}"

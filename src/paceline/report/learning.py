@@ -1,0 +1,333 @@
+"""What was learned: accuracy against workers, loss and accuracy as training goes on, and the time to a target accuracy."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+
+from paceline.compare.rows import Row
+from paceline.compare.target import Target, known_points, reached
+from paceline.compare.theory import workers
+from paceline.compare.verdict import divergence, quality
+from paceline.compare.words import label
+from paceline.errors import UsageError
+from paceline.figures import Axis, Bar, Bars, Curve, Lines
+from paceline.record import Run
+from paceline.report.document import Block, Section, Text
+from paceline.report.series import Series, choose_rows, published_curves, ranks_axis, series_of, variants_of
+from paceline.study.context import Published
+from paceline.text import count, percent, seconds
+
+log = logging.getLogger(__name__)
+
+# If the longest run takes this many times as long as the shortest, the time axis is logarithmic.
+FAR = 20
+MEAN = (
+    "A point is the end of an epoch, mean over the seeds; the band goes from the lowest value to the highest."
+)
+OWN_PART = (
+    " Where models are averaged only at the end, the loss until then is that of rank 0's part of the data, and only the "
+    "average is validated."
+)
+LEFT = " Runs that diverged are left out if other runs of their row did not."
+TO_TARGET = (
+    "Seconds of training until the end of the first epoch with at least that accuracy on the validation samples; nothing "
+    "is interpolated. Mean over the runs that reached it; the line goes from the fastest to the slowest."
+)
+# Accuracies further below the best than this are not drawn to scale: the others could not be distinguished.
+NEAR = 0.1
+SAME = 0.001
+WORKERS = (
+    "Accuracy on the test samples at the end, mean over the seeds; the band goes from the worst run to the best. Workers "
+    "are the ranks that compute gradients."
+)
+HOLLOW = " Hollow: more ranks than cores."
+
+
+# ---- accuracy at the end
+
+
+def accuracy(rows: Sequence[Row], number: int, published: Sequence[Published] = ()) -> Section | None:
+    """Return the section of one problem; None if no accuracy is known."""
+    known = [row for row in rows if row.accuracy is not None]
+    theirs = [figure for figure in published if figure.of == "test"]
+    if not known:
+        return None
+    found = [one for one in series_of(known) if one.strategy != "serial"]
+    curves = published_curves(theirs, "accuracy", lambda figure: workers(figure.strategy, figure.ranks))
+    block: Block
+    if any(len(one.rows) > 1 for one in found) or (curves and found):
+        block = _accuracy_lines(series_of(known), curves, number)
+    elif len(known) > 1:
+        block = _accuracy_dots(known, number)
+    else:
+        return None
+    return Section(title="Accuracy", blocks=(block,))
+
+
+def _accuracy_lines(found: Sequence[Series], more: Sequence[Curve], number: int) -> Lines:
+    curves = [_accuracy_curve(one) for one in found if one.strategy != "serial"]
+    serial = [one.rows for one in found if one.strategy == "serial" and one.origin == "measured"]
+    serial = serial or [one.rows for one in found if one.strategy == "serial"]
+    values = [row.accuracy for rows in serial for row in rows if row.accuracy is not None]
+    best = max(values, default=None)
+    curves += [_accuracy_curve(one) for one in found if one.strategy == "serial"]
+    every = [*curves, *more]
+    return Lines(
+        name=f"accuracy-{number}",
+        title="Accuracy against workers",
+        caption=WORKERS + (HOLLOW if any(any(curve.oversubscribed or ()) for curve in curves) else ""),
+        x=ranks_axis([int(x) for curve in every for x in curve.x], "workers"),
+        y=accuracy_axis("test accuracy (%)", every),
+        curves=tuple(every),
+        level=None if best is None else (best, f"serial, {percent(best)}"),
+    )
+
+
+def accuracy_axis(label: str, curves: Sequence[Curve]) -> Axis:
+    """Return an axis in percent that ends at 100 if values come near it."""
+    highest = max(
+        (value for curve in curves for value in (*curve.y, *(curve.high or ())) if value is not None),
+        default=0,
+    )
+    return Axis(label=label, percent=True, bounds=(None, 1.0 if highest > 0.9 else None))
+
+
+def _accuracy_curve(one: Series) -> Curve:
+    rows = sorted(one.rows, key=lambda row: row.workers)
+    spans = [row.accuracy_range or (None, None) for row in rows]
+    spread = any(row.runs > 1 for row in rows)
+    return Curve(
+        label=one.label,
+        strategy=one.strategy,
+        x=tuple(float(row.workers) for row in rows),
+        y=tuple(row.accuracy for row in rows),
+        low=tuple(low for low, _ in spans) if spread else None,
+        high=tuple(high for _, high in spans) if spread else None,
+        origin=one.origin,
+        variant=one.variant,
+        oversubscribed=tuple(row.oversubscribed for row in rows),
+        notes=tuple(_accuracy_note(row) for row in rows),
+    )
+
+
+def _accuracy_note(row: Row) -> str:
+    words = [count(row.ranks, "rank"), count(row.runs, "run")]
+    return ", ".join([*words, *filter(None, [divergence(row)])])
+
+
+def _accuracy_dots(rows: Sequence[Row], number: int) -> Block:
+    """Return a dot and a spread for each row; one sentence if nothing differs."""
+    spans = {row: row.accuracy_range for row in rows if row.accuracy_range is not None}
+    least_shown = max(row.accuracy or 0.0 for row in rows) - NEAR
+    near = [span for row, span in spans.items() if (row.accuracy or 0.0) >= least_shown]
+    low, high = max(min(span[0] for span in near), least_shown), max(span[1] for span in near)
+    if high - low < SAME and len(near) == len(spans):
+        same = percent(low) if percent(low) == percent(high) else f"from {percent(low)} to {percent(high)}"
+        return Text(lines=(f"Test accuracy is the same for all rows, to a tenth of a point: {same}.",))
+    room = max(0.1 * (high - low), (0.01 - (high - low)) / 2)  # never less than a point wide
+    bounds = (max(low - room, 0.0), min(high + room, 1.0))
+    several = "; the line goes from the worst run to the best" if any(row.runs > 1 for row in rows) else ""
+    far = "; an arrow means far below" if len(near) < len(spans) else ""
+    return Bars(
+        name=f"accuracy-{number}",
+        title="Test accuracy of each row",
+        caption=f"On the test samples at the end, mean over the seeds{several}{far}. The axis does not begin at 0.",
+        x=Axis(label="test accuracy (%)", percent=True, bounds=bounds),
+        kinds=("accuracy",),
+        bars=tuple(_accuracy_bar(row) for row in rows),
+        dots=True,
+    )
+
+
+def _accuracy_bar(row: Row) -> Bar:
+    low, high = (row.accuracy_range if row.runs > 1 else None) or (None, None)
+    same = low is None or high is None or percent(low) == percent(high)
+    spread = "" if same else f" ({100 * (low or 0):.2f} to {100 * (high or 0):.2f})"
+    return Bar(
+        label=label(row),
+        strategy=row.strategy,
+        parts=(row.accuracy or 0.0,),
+        low=low,
+        high=high,
+        words=f"{quality(row)}{spread}",
+        simulated=bool(row.simulated),
+        oversubscribed=row.oversubscribed,
+    )
+
+
+# ---- as training goes on
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """The end of an epoch of one run."""
+
+    seconds: float
+    samples: float
+    loss: float | None
+    accuracy: float | None
+
+
+def learning(rows: Sequence[Row], number: int, target: Target | None) -> Section | None:
+    """Return the section of one problem; None if there is nothing to draw."""
+    shown, which = choose_rows([row for row in rows if not row.timed_only])
+    points = {row: points_of(row) for row in shown}
+    points = {row: runs for row, runs in points.items() if max(map(len, runs), default=0) > 1}
+    variants = variants_of(list(points))
+    apart = any(row.facts.averages and row.facts.interval is None for row in points)
+    caption = " ".join(filter(None, (MEAN, which))) + (OWN_PART if apart else "")
+    caption += LEFT if any(0 < len(row.diverged) < row.runs for row in points) else ""
+    level = None if target is None else (target.accuracy, f"target {percent(target.accuracy)}")
+    blocks: list[Block] = []
+    for against in (
+        ("time", "samples") if len(points) > 1 else ("time",)
+    ):  # for one row it would be the same curve again
+        for what in ("loss", "accuracy"):
+            drawn = [
+                one
+                for row, runs in points.items()
+                if (one := _curve(row, runs, against, what, variants[row])) is not None
+            ]
+            if any(len(curve.x) > 1 for curve in drawn):
+                blocks.append(_lines(drawn, against, what, number, "" if blocks else caption, level))
+    if target is not None and (bars := to_target(rows, number, target)) is not None:
+        blocks.append(bars)
+    return Section(title="Learning", blocks=tuple(blocks)) if blocks else None
+
+
+def points_of(row: Row) -> list[list[Point]]:
+    """Return the ends of the epochs of each run; of those that did not diverge, if there are any."""
+    return [run_points(run) for run in row.whole]
+
+
+def run_points(run: Run) -> list[Point]:
+    """Return the ends of a run's epochs, with the samples that all ranks had computed until then."""
+    seen = samples_seen(run)
+    return [
+        Point(
+            seconds=epoch["train_seconds"],
+            samples=samples,
+            loss=epoch["loss"],
+            accuracy=epoch["validation_accuracy"],
+        )
+        for epoch, samples in zip(run.epochs, seen, strict=True)
+    ]
+
+
+def samples_seen(run: Run) -> list[float]:
+    """Return the samples that all ranks had computed by the end of each epoch.
+
+    They are counted in the log of every step of every rank. Without that log, each epoch counts the same.
+    """
+    ends = [epoch["epoch"] for epoch in run.epochs]
+    if not ends:
+        return []
+    try:
+        logged, counts = run.steps["epoch"], run.steps["count"]
+    except UsageError as error:
+        log.warning("%s: its samples are estimated from its epochs", error)
+        c = run.config
+        each = c.get("samples") or 0 if c["draws"] is None else c["draws"] * run.summary["global_batch"]
+        return [float((end + 1) * each) for end in ends]
+    per_epoch = np.bincount(logged, weights=counts, minlength=max(ends) + 1)
+    so_far = np.cumsum(per_epoch)
+    return [*(float(so_far[end]) for end in ends[:-1]), float(so_far[-1])]
+
+
+def _lines(
+    drawn: Sequence[Curve],
+    against: str,
+    what: str,
+    number: int,
+    caption: str,
+    level: tuple[float, str] | None,
+) -> Lines:
+    last = [curve.x[-1] for curve in drawn]
+    if against == "time":
+        x = Axis(label="training time (s)", log=max(last) > FAR * min(last) > 0)
+    else:
+        x = Axis(label="samples computed by all ranks")
+    if what == "loss":
+        name, title, y, level = "loss", "Training loss", Axis(label="mean training loss of the epoch"), None
+    else:
+        name, title = "validation", "Validation accuracy"
+        y = accuracy_axis("validation accuracy (%)", drawn)
+    return Lines(
+        name=f"{name}-{against}-{number}",
+        title=f"{title} against {against}",
+        caption=caption,
+        x=x,
+        y=y,
+        curves=tuple(drawn),
+        level=level,
+    )
+
+
+def _curve(row: Row, runs: list[list[Point]], against: str, what: str, variant: int) -> Curve | None:
+    """Return the curve over the epochs that all runs have and whose value is known in all of them."""
+    at = []
+    for together in zip(*runs, strict=False):
+        values = [value for point in together if (value := getattr(point, what)) is not None]
+        if len(values) == len(together):
+            place = fmean(point.seconds if against == "time" else point.samples for point in together)
+            at.append((place, fmean(values), min(values), max(values)))
+    if not at:
+        return None
+    words = divergence(row)
+    return Curve(
+        label=label(row) + (f", {words}" if words else ""),
+        strategy=row.strategy,
+        x=tuple(place for place, *_ in at),
+        y=tuple(mean for _, mean, *_ in at),
+        low=tuple(low for _, _, low, _ in at) if len(runs) > 1 else None,
+        high=tuple(high for *_, high in at) if len(runs) > 1 else None,
+        origin="simulated" if row.simulated else "measured",
+        variant=variant,
+        oversubscribed=(row.oversubscribed,) * len(at),
+    )
+
+
+def to_target(rows: Sequence[Row], number: int, target: Target) -> Bars | None:
+    """Return a bar for each row: when it reached the target; None if fewer than two rows can say, or none did."""
+    found = [reached(row, target) for row in rows if not row.timed_only]
+    found = [one for one in found if one.best is not None]
+    if len(found) < 2 or not any(one.seconds for one in found):
+        return None
+    if all(len(known_points(run)) == 1 for one in found for run in one.row.members):
+        return None  # it would repeat the training time
+    bars = []
+    for one in found:
+        mean, row = one.mean, one.row
+        if mean is None:
+            words = f"not reached; at best {percent(one.best or 0.0)}"
+        else:
+            words = f"{seconds(mean)} s"
+            words += (
+                "" if len(one.seconds) == row.runs else f"; reached by {len(one.seconds)} of {row.runs} runs"
+            )
+        words += f"; {divergence(row)}" if row.diverged else ""
+        bars.append(
+            Bar(
+                label=label(row),
+                strategy=row.strategy,
+                parts=(mean or 0.0,),
+                low=min(one.seconds) if len(one.seconds) > 1 else None,
+                high=max(one.seconds) if len(one.seconds) > 1 else None,
+                words=words,
+                simulated=bool(row.simulated),
+                oversubscribed=row.oversubscribed,
+            )
+        )
+    return Bars(
+        name=f"to-target-{number}",
+        title=f"Time to {percent(target.accuracy)}",
+        caption=f"The target is {target}. {TO_TARGET}",
+        x=Axis(label="training time (s)"),
+        kinds=("seconds",),
+        bars=tuple(bars),
+    )

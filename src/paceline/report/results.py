@@ -1,0 +1,248 @@
+"""What a problem's runs achieved: the table of results, where the time went, and the sentences at the top of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.compare.rows import KINDS, Row
+from paceline.compare.target import Reached, Target, reached
+from paceline.compare.verdict import as_good, best, divergence, quality, real, reference, simulated, verdict
+from paceline.compare.words import label, mark
+from paceline.figures import Axis, Bar, Bars
+from paceline.report.document import Column, Table, Value
+from paceline.report.series import series_of
+from paceline.report.study import describe_cell
+from paceline.study.context import Failed
+from paceline.text import megabytes, percent, seconds, times
+
+# The most important columns come first: a narrow screen shows those.
+COLUMNS = (
+    Column(name="strategy"),
+    Column(name="ranks", kind="count"),
+    Column(name="time (s)", kind="seconds"),
+    Column(name="speedup", kind="times"),
+    Column(name="test accuracy", kind="percent"),
+    Column(name="samples/s", kind="count"),
+    Column(name="MB sent", kind="megabytes"),
+    Column(name="threads", kind="count"),
+    Column(name="runs", kind="count"),
+    Column(name="seeds", kind="count"),
+)
+NOTE = (
+    "Each row shows means over its runs. The tinted row is the fastest one that learned something, did not diverge, and "
+    "whose accuracy is within one point of the best serial row (or of the best row, if there is no serial one). "
+    "time: training only, without evaluation. samples/s: all samples of a row's runs divided by all their seconds. "
+    "speedup: relative to the fastest serial row. MB sent: by all ranks together. threads: per rank."
+)
+ALONE = "On one rank every strategy computes the same as serial. Such a row is never tinted, and its speedup is noise."
+OVER = "* more ranks than cores: not a measure of scaling."
+SIMULATED = (
+    "Simulated times are predictions: what the strategy's own code would take on that network, by a model of the cost of "
+    "messages and computing. Accuracies come from gradients that were really computed. Speedups are relative to a "
+    "simulated serial row if there is one."
+)
+SPLIT = (
+    "Seconds of training, mean over ranks and runs. compute: preparing batches and computing gradients; exchange: messages "
+    "and copies; wait: waiting for slower ranks; update: changing the parameters. At the end of a bar: the training time "
+    "(of the slowest rank) and the speedup. The line is the spread over the runs."
+)
+# At most this many things are listed by name.
+NAMED = 3
+
+
+# ---- the table
+
+
+def results(rows: Sequence[Row], failed: Sequence[Failed], number: int) -> Table:
+    """Return the table of one problem: a line for each row, then a line for each failed cell."""
+    fastest = [best(some) for some in (real(rows), simulated(rows)) if len(some) > 1]
+    caption = [
+        NOTE if number == 1 else "",
+        ALONE if any(row.alone for row in rows) else "",
+        OVER if any(row.oversubscribed for row in rows) else "",
+        SIMULATED if simulated(rows) else "",
+    ]
+    return Table(
+        name=f"results-{number}",
+        title="",
+        columns=COLUMNS,
+        rows=(*map(cells, rows), *map(_failed, failed)),
+        caption=" ".join(filter(None, caption)),
+        marks=(*(_mark(row, fastest) for row in rows), *("failed" for _ in failed)),
+    )
+
+
+def cells(row: Row) -> tuple[Value, ...]:
+    """Return a row's values, in the order of COLUMNS."""
+    return (
+        row.strategy + mark(row),
+        f"{row.ranks} *" if row.oversubscribed else row.ranks,
+        row.train_seconds,
+        divergence(row) or row.speedup,
+        row.accuracy if row.accuracy is not None else quality(row) or None,
+        row.samples_per_second,
+        row.bytes_sent,
+        row.threads,
+        row.runs,
+        row.seeds,
+    )
+
+
+def _failed(cell: Failed) -> tuple[Value, ...]:
+    settings = cell.settings
+    ranks = settings.get("ranks")
+    words = " (simulated)" if settings.get("simulated") else ""
+    known = (
+        f"{settings.get('strategy', '')}{words}",
+        ranks if isinstance(ranks, int) else None,
+        None,
+        "failed",
+    )
+    return (*known, *(None for _ in COLUMNS[len(known) :]))
+
+
+def _mark(row: Row, fastest: Sequence[Row | None]) -> str:
+    if row.diverged:
+        return "diverged"
+    return "best" if row in fastest else "simulated" if row.simulated else ""
+
+
+# ---- where the time went
+
+
+def time_split(rows: Sequence[Row], number: int) -> Bars:
+    """Return a bar for each row: the time its ranks spent on each kind of work."""
+    return Bars(
+        name=f"time-split-{number}",
+        title="Compute, exchange, wait and update",
+        caption=SPLIT,
+        x=Axis(label="seconds per rank"),
+        kinds=KINDS,
+        bars=tuple(_bar(row) for row in rows),
+    )
+
+
+def _bar(row: Row) -> Bar:
+    sums = [sum(run.summary["seconds"][kind] for kind in KINDS) for run in row.members]
+    gain = divergence(row) or ("" if row.speedup is None else times(row.speedup))
+    return Bar(
+        label=label(row),
+        strategy=row.strategy,
+        parts=tuple(row.split[kind] for kind in KINDS),
+        low=min(sums) if len(sums) > 1 else None,
+        high=max(sums) if len(sums) > 1 else None,
+        words=f"{seconds(row.train_seconds)} s  {gain}".rstrip(),
+        simulated=bool(row.simulated),
+        oversubscribed=row.oversubscribed,
+    )
+
+
+# ---- sentences
+
+
+def summary(
+    rows: Sequence[Row], target: Target | None, failed: Sequence[Failed], names: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return the sentences about one problem. `names`: the settings that distinguish failed cells."""
+    sentences = [*verdict(rows)] if rows else []
+    if target is not None:
+        words = f"the target of {target}"  # where it comes from is explained once
+        for some, begin in _real_and_simulated(rows):
+            if some and (sentence := first_to_reach(some, target, begin, words)):
+                sentences.append(sentence)
+                words = f"the target of {percent(target.accuracy)}"
+    if failed:
+        named = [f"{describe_cell(cell, names)}: {cell.why}" for cell in failed[:NAMED]]
+        more = f"; and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
+        cells_ = "cell" if len(failed) == 1 else "cells"
+        sentences.append(f"{len(failed)} {cells_} failed: {'; '.join(named)}{more}.")
+    return tuple(sentences)
+
+
+def _real_and_simulated(rows: Sequence[Row]) -> list[tuple[list[Row], str]]:
+    """Return the real rows and the simulated ones with a known accuracy, each with the beginning of a sentence."""
+    known = [row for row in simulated(rows) if not row.timed_only]
+    return [(real(rows), ""), (known, "Simulated: ")]
+
+
+def first_to_reach(rows: Sequence[Row], target: Target, begin: str, words: str) -> str:
+    """Say which row reached the target first, when serial did, and which strategies never did.
+
+    Empty if every row ran alone: which one is first is then chance.
+    """
+    single = {row.strategy for row in rows if row.alone and reached(row, target).all}
+    rows = [row for row in rows if not row.alone]
+    if not rows:
+        return ""
+    when = sorted((found for row in rows if (found := reached(row, target)).all), key=_mean)
+    if not when:
+        nearest = max((reached(row, target) for row in rows), key=lambda found: found.best or 0.0)
+        came = "" if nearest.best is None else f"; closest was {label(nearest.row)}, {percent(nearest.best)}"
+        what = "nothing on more than one rank" if single else "nothing"
+        return f"{begin}{what if begin else what.capitalize()} reached {words}{came}."
+    first, rest = when[0], when[1:]
+    sentence = f"{begin}{'first' if begin else 'First'} to reach {words}: {label(first.row)}, in {seconds(_mean(first))} s"
+    serial = next((found for found in rest if found.row.strategy == "serial"), None)
+    if serial is not None:
+        sentence += f"; serial took {seconds(_mean(serial))} s"
+    arrived = {found.row.strategy for found in when}
+    never = [
+        f"{one} on more than one rank" if one in single else one
+        for one in dict.fromkeys(row.strategy for row in rows)
+        if one not in arrived
+    ]
+    if never:
+        more = f" and {len(never) - NAMED} more" if len(never) > NAMED else ""
+        sentence += f"; not reached by {', '.join(never[:NAMED])}{more}"
+    return f"{sentence}."
+
+
+def _mean(found: Reached) -> float:
+    return found.mean or 0.0
+
+
+def costs(rows: Sequence[Row], target: Target | None) -> tuple[str, ...]:
+    """Say what each strategy costs compared with serial: time, bytes, accuracy and time to the target of its best row.
+
+    The best row is the fastest that is as accurate as serial, or else the fastest that learned something. A row with one
+    rank is used only if there is no other.
+    """
+    lines = []
+    for some, _ in _real_and_simulated(rows):
+        serial = [row for row in some if row.strategy == "serial" and not row.diverged and not row.guessed]
+        than = reference(some) if serial else None
+        for one in series_of([row for row in some if row.strategy != "serial"]):
+            several = [row for row in one.rows if not row.alone] or list(one.rows)
+            measure = than or reference(several)
+            good = [row for row in several if as_good(row, measure)]
+            row = min(
+                good or several,
+                key=lambda row: (len(row.diverged) / row.runs, row.guessed, row.train_seconds),
+            )
+            lines.append(_cost(row, than, target))
+    return tuple(lines)
+
+
+def _cost(row: Row, than: Row | None, target: Target | None) -> str:
+    words = [f"{seconds(row.train_seconds)} s"]
+    if row.speedup is not None:
+        words[0] += f" ({row.speedup:.2f} times as fast as serial)"
+    words.append(f"{megabytes(row.bytes_sent)} MB sent" if row.bytes_sent else "nothing sent")
+    if row.diverged:
+        words.append(divergence(row))
+    elif row.guessed:
+        words.append("nothing learned")
+    elif than is not None and row.accuracy is not None and than.accuracy is not None:
+        lost = 100 * (than.accuracy - row.accuracy)
+        words.append(
+            "same accuracy as serial"
+            if abs(lost) < 0.05
+            else f"{abs(lost):.1f} points of accuracy {'lost' if lost > 0 else 'gained'}"
+        )
+    elif quality(row):
+        words.append(f"accuracy {quality(row)}" if row.accuracy is not None else quality(row))
+    if target is not None and not row.timed_only:
+        found = reached(row, target)
+        at = f"{percent(target.accuracy)} "
+        words.append(at + (f"after {seconds(found.mean or 0.0)} s" if found.all else "not reached"))
+    return f"{label(row)}: {', '.join(words)}"

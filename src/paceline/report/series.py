@@ -1,0 +1,134 @@
+"""Rows that belong together in a figure: those of one strategy by ranks, as curves, and a selection of many."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from paceline.compare.rows import Row
+from paceline.compare.words import mark
+from paceline.figures import Axis, Curve, Origin
+from paceline.study.context import Published
+from paceline.text import count
+
+# More curves than these cannot be distinguished in one figure.
+CURVES = 8
+ValueAndSpread = tuple[float | None, float | None, float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Rows of one strategy, by ranks; of one number of threads if there are several rows for the same ranks."""
+
+    label: str
+    strategy: str
+    origin: Origin
+    rows: tuple[Row, ...]
+    variant: int = 0
+    """Its number among those with the same strategy and origin, which differ in threads or network."""
+
+
+def series_of(rows: Sequence[Row]) -> list[Series]:
+    """Group all rows, serial ones too, by strategy and by what was simulated."""
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row.strategy, row.simulated].append(row)
+    found: list[Series] = []
+    for (strategy, _), members in groups.items():
+        twice = max(Counter(row.ranks for row in members).values()) > 1
+        for threads in sorted({row.threads for row in members}) if twice else [None]:
+            some = [row for row in members if threads in (None, row.threads)]
+            origin: Origin = "simulated" if some[0].simulated else "measured"
+            words = "" if threads is None else f", {count(threads, 'thread')}"
+            found.append(
+                Series(
+                    label=f"{strategy}{words}{mark(some[0])}",
+                    strategy=strategy,
+                    origin=origin,
+                    rows=tuple(sorted(some, key=lambda row: row.ranks)),
+                    variant=sum((one.strategy, one.origin) == (strategy, origin) for one in found),
+                )
+            )
+    return found
+
+
+def variants_of(rows: Sequence[Row]) -> dict[Row, int]:
+    """Number the rows of each strategy and origin by ranks, for figures with one curve per row."""
+    seen: Counter[tuple[str, bool]] = Counter()
+    found = {}
+    for row in sorted(rows, key=lambda row: (row.ranks, row.threads, row.simulated)):
+        group = (row.strategy, bool(row.simulated))
+        found[row] = seen[group]
+        seen[group] += 1
+    return found
+
+
+def has_several_ranks(rows: Sequence[Row]) -> bool:
+    """Return True if any strategy ran on several rank counts; otherwise there is no curve to draw."""
+    return any(len(one.rows) > 1 for one in series_of(rows) if one.strategy != "serial")
+
+
+def choose_rows(rows: Sequence[Row], most: int = CURVES) -> tuple[list[Row], str]:
+    """Choose as many rows as one figure can show; return them, and which they are if some are left out.
+
+    From many rows, choose for each strategy the one with the most ranks that still have a core each.
+    """
+    if len(rows) <= most:
+        return list(rows), ""
+    found = []
+    for one in series_of(rows):
+        trusted = [row for row in one.rows if not row.oversubscribed] or one.rows
+        found.append(trusted[-1])
+    return found, "Shown for each strategy: the row with the most ranks that have a core each."
+
+
+def ranks_axis(counts: Sequence[int], label: str = "ranks") -> Axis:
+    """Return a logarithmic axis with a tick at each rank count."""
+    return Axis(label=label, log=True, base=2, ticks=tuple(float(number) for number in sorted(set(counts))))
+
+
+def curve_of(one: Series, values: Sequence[ValueAndSpread]) -> Curve:
+    """Return a series as a curve over its ranks; `values` has for each row its value, the lowest and the highest."""
+    spread = any(row.runs > 1 for row in one.rows)
+    return Curve(
+        label=one.label,
+        strategy=one.strategy,
+        x=tuple(float(row.ranks) for row in one.rows),
+        y=tuple(value for value, _, _ in values),
+        low=tuple(low for _, low, _ in values) if spread else None,
+        high=tuple(high for _, _, high in values) if spread else None,
+        origin=one.origin,
+        variant=one.variant,
+        oversubscribed=tuple(row.oversubscribed for row in one.rows),
+        notes=tuple(count(row.runs, "run") + (", diverged" if row.diverged else "") for row in one.rows),
+    )
+
+
+def published_curves(
+    published: Sequence[Published], field: str, place: Callable[[Published], int]
+) -> list[Curve]:
+    """Return published figures with a rank count as curves, one for each strategy, quantity and source."""
+    groups: dict[tuple[str, str, str], list[Published]] = {}
+    for figure in published:
+        if getattr(figure, field) is not None and figure.ranks:
+            what = figure.what if field == "seconds" else ""
+            groups.setdefault((figure.strategy, what, figure.source), []).append(figure)
+    several = len({source for _, _, source in groups}) > 1
+    found = []
+    for (strategy, what, source), figures in groups.items():
+        figures = sorted(figures, key=place)
+        x = tuple(float(place(figure)) for figure in figures)
+        whose = f"published: {source}" if several and source else "published"
+        found.append(
+            Curve(
+                label=", ".join(filter(None, (strategy, what, whose))),
+                strategy=strategy,
+                x=x,
+                y=tuple(getattr(figure, field) for figure in figures),
+                origin="published",
+                joined=len(set(x)) == len(x),
+                notes=tuple("; ".join(filter(None, (figure.setting, source))) for figure in figures),
+            )
+        )
+    return found
