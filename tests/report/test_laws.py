@@ -136,7 +136,10 @@ def test_what_is_oversubscribed_is_drawn_hollow_and_not_fitted(runs: list[Run], 
 @pytest.mark.parametrize(
     ("times", "why"),
     [
-        ({1: 10.0, 2: 6.0, 32: 5.0}, "it takes 2 numbers of ranks above 1, there is 1 (not counting those with more ranks than cores)"),
+        (
+            {1: 10.0, 2: 6.0, 32: 5.0},
+            "it takes 2 numbers of ranks above 1, there is 1 (not counting those with more ranks than cores)",
+        ),
         ({2: 6.0, 4: 5.0}, "sync: there is no serial run to compare with."),
     ],
 )

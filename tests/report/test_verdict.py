@@ -64,9 +64,7 @@ def test_serial_wins_where_more_ranks_are_slower(runs: list[Run], tmp_path: Path
     fastest = best(rows)
     assert fastest is not None
     assert fastest.strategy == "serial"
-    assert verdict(rows)[0].startswith(
-        "Nothing was faster than serial; closest was sync, 2 ranks, in 8.00 s"
-    )
+    assert verdict(rows)[0].startswith("Nothing was faster than serial; closest was sync, 2 ranks, in 8.00 s")
 
 
 def test_nothing_but_one_rank(runs: list[Run], tmp_path: Path) -> None:
