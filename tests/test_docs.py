@@ -46,6 +46,21 @@ def test_links_and_files(page: Path) -> None:
         assert (ROOT / "src/paceline" / path).exists(), f"{page.name} names {path}"
 
 
+def _anchor(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+    return re.sub(r"[^\w -]", "", words).strip().replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_into_pages(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]*)\)", page.read_text()):
+        text = re.sub(r"```.*?```", "", (page.parent / target if target else page).read_text(), flags=re.S)
+        assert anchor in map(_anchor, re.findall(r"^#+ (.*)", text, re.M)), (
+            f"{page.name} links to {target}#{anchor}"
+        )
+
+
 def commands() -> list[str]:
     """Every `paceline …` of the documentation, in a block or between backticks."""
     found = []

@@ -17,6 +17,7 @@ def test_the_programs_of_the_page_run() -> None:
     names: dict[str, object] = {}
     exec(compile(program, PAGE.name, "exec"), names)
     assert names["fitted"].test_accuracy > 0.5
+    assert names["biases"].tolist() == [3.0] * 10
     assert names["model"].layers == [slice(0, 64 * 32 + 32), slice(64 * 32 + 32, 64 * 32 + 32 + 330)]
     assert names["Net"]()(torch.ones(3, 8, 8)).shape == (3, 10)
     assert names["done"] == [[0, 1], [1, 0]]
