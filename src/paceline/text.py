@@ -1,16 +1,17 @@
 """Text that people read: one spelling for every quantity, lists of words, tables and progress bars.
 
-Quantities: `seconds`, `duration`, `percent`, `share`, `times`, `megabytes`, `amount`, `size`, `number`.
-Words: `count`, `join`, `ranges`. Terminal: `table`, `progress` (both drawn by rich).
+Quantities: `seconds`, `duration`, `clock_time`, `percent`, `share`, `times`, `megabytes`, `amount`, `size`, `number`.
+Words: `count`, `join`, `ranges`. Terminal: `table`, `Bar`, `progress` (drawn by rich).
 """
 
 from __future__ import annotations
 
 import io
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 
 def seconds(value: float) -> str:
@@ -175,6 +176,71 @@ def table(
     return "\n".join(line.rstrip() for line in file.getvalue().split("\n")[:-1])
 
 
+class Bar:
+    """A progress bar on the last line of a terminal, with lines of text above it.
+
+    It is drawn only from inside `draw`, with no thread of its own, at most ten times a second and, where drawing is slow,
+    only once a second, so that it does not slow down what it shows.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        *,
+        width: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+        from rich.text import Text
+
+        class Terminal(Console):
+            def show_cursor(self, show: bool = True) -> bool:
+                return False  # a process that is killed would leave the cursor hidden
+
+        class Beam(BarColumn):
+            def render(self, task: Task) -> Any:
+                return Text("") if task.total is None else super().render(task)
+
+        stream = sys.stderr if stream is None else stream
+        console = Terminal(file=stream, width=width, force_terminal=True, legacy_windows=False)
+        columns: tuple[ProgressColumn, ...] = (
+            TextColumn("{task.description}", markup=False),
+            Beam(bar_width=None),
+            TextColumn("{task.fields[after]}", markup=False),
+        )
+        self._progress = Progress(
+            *columns, console=console, auto_refresh=False, transient=True, expand=True,
+            redirect_stdout=False, redirect_stderr=False,
+        )  # fmt: skip
+        self._task = self._progress.add_task("", after="", total=None)
+        self._clock = clock
+        self._due = clock()
+
+    def is_due(self) -> bool:
+        """Return True if the next call of `draw` will draw."""
+        return self._clock() >= self._due
+
+    def draw(self, done: float = 0, total: float | None = None, *, before: str = "", after: str = "") -> None:
+        """Draw the bar, if it is time or all is done, with text on both sides; without a total, only the text."""
+        start = self._clock()
+        if start < self._due and done != total:
+            return
+        self._progress.start()
+        self._progress.update(self._task, completed=done, total=total, description=before, after=after)
+        self._progress.refresh()
+        self._due = start + min(1.0, max(0.1, 200 * (self._clock() - start)))
+
+    def write(self, line: str) -> None:
+        """Write a line above the bar."""
+        self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Remove the bar; `draw` shows it again."""
+        self._progress.stop()
+        self._due = self._clock()
+
+
 @contextmanager
 def progress(
     description: str, total: float, *, stream: TextIO | None = None, quiet: bool = False
@@ -187,10 +253,19 @@ def progress(
     if quiet or not stream.isatty():
         yield lambda done: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    bar = Bar(stream)
+    try:
+        yield lambda done: bar.draw(done, total, before=description, after=f"{done:,} of {total:,}")
+    finally:
+        bar.close()
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=stream), transient=True) as bar:
-        task = bar.add_task(description, total=total)
-        yield lambda done: bar.update(task, completed=done)
+
+def clock_time(seconds_: float) -> str:
+    """Spell seconds as a clock shows them.
+
+    >>> clock_time(65.2), clock_time(3600)
+    ('1:05', '1:00:00')
+    """
+    minutes, whole = divmod(round(seconds_), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"

@@ -136,7 +136,7 @@ def _end(args: argparse.Namespace, folder: Folder, runs: Sequence[Path], state: 
 def _list(folder: Folder, cells: list[Cell], spell: Callable[[Cell], str], retry: bool) -> int:
     """What is there and what would be run, in order."""
     from paceline.study.run import state_of
-    from paceline.training.progress import clock_time
+    from paceline.text import clock_time
 
     state = state_of(folder, cells, retry=retry)
     for cell in cells:

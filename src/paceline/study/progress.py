@@ -1,16 +1,16 @@
-"""How far a study is: a line for each cell that ends and, on a terminal, a bar below them."""
+"""The progress of a study: a line for each run that ends and, on a terminal, a bar below them."""
 
 from __future__ import annotations
 
-import shutil
 import time
 from typing import TextIO
 
-from paceline.training.progress import clock_time
+from paceline import text
+from paceline.text import clock_time
 
 
 class Lines:
-    """A line a cell, for logs; `total` cells in all, `done` of which were done before.
+    """One line per cell, for logs; `total` cells in all, `done` of which were done before.
 
     >>> import sys
     >>> lines = Lines(sys.stdout, total=12, done=3)
@@ -25,62 +25,54 @@ class Lines:
         self.done = done
 
     def begin(self, cell: str, left: float | None) -> None:
-        """A cell has been started."""
+        """Handle the start of a cell, with an estimate of the seconds left."""
 
     def tick(self) -> None:
-        """It is still running."""
+        """Handle the passing of time while a cell is running."""
 
     def end(self, cell: str, outcome: str, left: float | None) -> None:
-        """It has ended."""
+        """Write the line of a cell that has ended."""
         self.done += 1
         rest = "" if left is None or self.done == self.total else f"  ({clock_time(left)} left)"
-        self.stream.write(f"{self.done:>{len(str(self.total))}}/{self.total}  {cell}: {outcome}{rest}\n")
-        self.stream.flush()
+        self._write(f"{self.done:>{len(str(self.total))}}/{self.total}  {cell}: {outcome}{rest}")
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Handle the end of the study."""
+
+    def _write(self, line: str) -> None:
+        self.stream.write(line + "\n")
+        self.stream.flush()
 
 
 class Bar(Lines):
-    """The same above a bar: cells done, the one that is running, the time that all will take."""
+    """The same lines above a bar: cells done, the time left, and the cell that is running."""
 
     def __init__(self, stream: TextIO, *, total: int, done: int) -> None:
         super().__init__(stream, total=total, done=done)
-        self._cell = ""
+        self._bar = text.Bar(stream)
+        self._cell, self._began = "", 0.0
         self._left: float | None = None
-        self._began = self._drawn = 0.0
 
     def begin(self, cell: str, left: float | None) -> None:
-        """Draw the bar for it."""
+        """Draw the bar for a cell."""
         self._cell, self._left, self._began = cell, left, time.monotonic()
-        self._draw()
+        self.tick()
 
     def tick(self) -> None:
-        """Draw the bar again, if it is time."""
-        if time.monotonic() - self._drawn >= 0.5:
-            self._draw()
-
-    def end(self, cell: str, outcome: str, left: float | None) -> None:
-        """Write the line where the bar was."""
-        self.close()
-        super().end(cell, outcome, left)
+        """Draw the bar, if it is time."""
+        taken = time.monotonic() - self._began
+        left = "" if self._left is None else f"  {clock_time(max(0.0, self._left - taken))} left"
+        after = f"{self.done}/{self.total}{left}  {self._cell} ({clock_time(taken)})"
+        self._bar.draw(self.done, self.total, after=after)
 
     def close(self) -> None:
-        """Take the bar away."""
-        self.stream.write("\r\x1b[K")
-        self.stream.flush()
+        """Remove the bar."""
+        self._bar.close()
 
-    def _draw(self) -> None:
-        self._drawn = time.monotonic()
-        taken = self._drawn - self._began
-        left = "" if self._left is None else f"  {clock_time(max(0.0, self._left - taken))} left"
-        width = shutil.get_terminal_size().columns - 1
-        full = 20 * self.done // max(self.total, 1)
-        line = f"[{'#' * full}{'.' * (20 - full)}] {self.done}/{self.total}{left}  {self._cell} ({clock_time(taken)})"
-        self.stream.write("\r\x1b[K" + line[:width])
-        self.stream.flush()
+    def _write(self, line: str) -> None:
+        self._bar.write(line)
 
 
 def on(stream: TextIO, *, total: int, done: int) -> Lines:
-    """What suits the stream."""
+    """Return what shows the progress of a study on a stream: a bar if it is a terminal."""
     return (Bar if stream.isatty() else Lines)(stream, total=total, done=done)
