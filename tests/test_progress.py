@@ -85,7 +85,8 @@ def test_a_bar_that_takes_long_is_drawn_less_often() -> None:
     bar = Bar(stream, epochs=1, steps=1000, samples=1000, width=80, clock=clock)
     for step in range(1000):
         bar.step(step, 1.0)
-    assert 4 <= stream.getvalue().count("left") <= 6  # in 10 seconds
+    seconds = moment[0]
+    assert seconds / 1.2 <= stream.getvalue().count("left") <= seconds  # once a second
 
 
 def test_lines_are_above_the_bar_and_the_bar_leaves_a_clean_line() -> None:
@@ -107,7 +108,7 @@ def test_what_is_counted_is_shown_on_a_terminal_only() -> None:
             show(50)
         if stream.isatty():
             assert "decoding" in stream.getvalue()
-            assert "50 of 200" in plain(stream.getvalue())
+            assert "50/200" in plain(stream.getvalue())
             assert stream.getvalue().endswith("\x1b[1A\x1b[2K")
         else:
             assert stream.getvalue() == ""

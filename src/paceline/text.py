@@ -226,8 +226,8 @@ class Bar:
         start = self._clock()
         if start < self._due and done != total:
             return
-        self._progress.start()
         self._progress.update(self._task, completed=done, total=total, description=before, after=after)
+        self._progress.start()
         self._progress.refresh()
         self._due = start + min(1.0, max(0.1, 200 * (self._clock() - start)))
 
@@ -255,7 +255,7 @@ def progress(
         return
     bar = Bar(stream)
     try:
-        yield lambda done: bar.draw(done, total, before=description, after=f"{done:,} of {total:,}")
+        yield lambda done: bar.draw(done, total, before=description, after=f"{done:,}/{total:,}")
     finally:
         bar.close()
 
