@@ -13,15 +13,15 @@ from paceline import fit
 from paceline.data import load
 from paceline.errors import UsageError
 from paceline.machine import Costs, Machine, load_network
-from paceline.simulate.bottleneck import Point, limit, main_reason
-from paceline.simulate.case import Bench, Length
-from paceline.simulate.measured import measured, title, values
+from paceline.simulate.bottleneck import Point, find_limit, main_reason
+from paceline.simulate.case import RunLength, Workload
+from paceline.simulate.measured import describe, find_measured, to_values
 from paceline.simulate.options import Options
 from paceline.simulate.scaling import Curve, Growth, Prediction, Scaling
 from paceline.simulate.scaling_plot import plot
 from paceline.simulate.scaling_table import table
 from paceline.simulate.training import simulate
-from paceline.simulate.whatif import REASONS, World
+from paceline.simulate.whatif import REASONS, Scenario
 from paceline.training.config import Config
 from paceline.training.job import Job
 from paceline.vmpi import Compute, Curves, Network
@@ -46,7 +46,7 @@ def bench(
     work: dict[str, Any] | None = None,
     options: dict[str, Any] | None = None,
     **config: Any,
-) -> Bench:
+) -> Workload:
     """The network of `mlp:8` on iris, a sample of which takes 100 us; nothing else costs anything."""
     costs = Costs(
         processor="made for a test",
@@ -57,7 +57,7 @@ def bench(
         },
     )
     settings = {"data": "iris", "model": "mlp:8", "batch": 32, "epochs": 2, **config}
-    return Bench(
+    return Workload(
         config=Config(**settings),
         data=load("iris"),
         costs=costs,
@@ -66,8 +66,10 @@ def bench(
     )
 
 
-def predicted(on: Bench, *strategies: str, ranks: tuple[int, ...] = (1, 2, 4, 8), **how: Any) -> Prediction:
-    return Scaling(bench=on, strategies=strategies, ranks=ranks, **how).predict()
+def predicted(
+    on: Workload, *strategies: str, ranks: tuple[int, ...] = (1, 2, 4, 8), **how: Any
+) -> Prediction:
+    return Scaling(workload=on, strategies=strategies, ranks=ranks, **how).predict()
 
 
 def test_nothing_is_lost_where_nothing_costs_anything() -> None:
@@ -90,7 +92,7 @@ def test_figures_are_those_of_simulated_runs(strategy: str, tmp_path: Path) -> N
     [point] = curve.points
     on.costs.save(tmp_path / "costs.json")
     options = Options(network="1gbe", machine=str(tmp_path / "costs.json"), compute=False)
-    length = on.way(strategy, 4).length()
+    length = on.candidate(strategy, 4).length()
 
     def trained(**changes: Any) -> float:
         """As `paceline train --on sim --no-compute` has it."""
@@ -101,7 +103,7 @@ def test_figures_are_those_of_simulated_runs(strategy: str, tmp_path: Path) -> N
     samples = length.epochs * 120 if length.draws is None else length.draws * 16
     assert point.samples_per_second == pytest.approx(samples / seconds)
     assert point.step_seconds == pytest.approx(
-        seconds / length.batches * (1 if "sync" in strategy else on.way(strategy, 4).workers)
+        seconds / length.batches * (1 if "sync" in strategy else on.candidate(strategy, 4).workers)
     )
 
 
@@ -146,7 +148,7 @@ def test_what_was_made_slow_is_told_with_its_figures() -> None:
     assert point.step_seconds == pytest.approx(14 * 5e-3 + 4 * 100 * US)
     assert point.without["latency"] == pytest.approx(4 * 100 * US)
     assert "the latency of 14 messages one after the other, 5 ms each" in curve.told
-    assert "without it the speedup would be 8.00x and not 0.05x" in curve.told
+    assert "without it the speedup would be 8.00x instead of 0.05x" in curve.told
 
 
 def test_what_hides_behind_the_first_reason_is_told_next() -> None:
@@ -162,9 +164,7 @@ def test_where_it_stops_and_that_the_next_rank_says_why() -> None:
     [curve] = predicted(bench("1gbe:latency=20ms"), RING).curves
     assert curve.limit is not None
     assert (curve.limit.at.ranks, curve.limit.shown.ranks, curve.limit.half) == (1, 2, 2)
-    assert curve.told.startswith(
-        "is on no number of ranks faster than on one; efficiency is below 50 % from 2 ranks"
-    )
+    assert curve.told.startswith("is never faster than on one rank; efficiency is below 50 % from 2 ranks")
     assert "at 2 ranks a step takes" in curve.told
 
 
@@ -175,15 +175,15 @@ def point(ranks: int, speedup: float, **more: Any) -> Point:
 def test_staleness_is_a_reason_while_time_still_falls() -> None:
     points = [point(2, 1.5, accuracy=0.92, staleness=0.5), point(4, 2.5, accuracy=0.915, staleness=3.0)]
     points += [point(8, 4.0, accuracy=0.80, staleness=7.0), point(16, 4.5, accuracy=0.1, staleness=15.0)]
-    found = limit(points, 0.92)
+    found = find_limit(points, 0.92)
     assert (found.at.ranks, found.shown.ranks, found.reason) == (4, 8, "staleness")
-    assert limit(points[:2], 0.92).reason is None
+    assert find_limit(points[:2], 0.92).reason is None
     # What learns less only where it is not faster any more stops for another reason.
     slow = [point(2, 3.0, accuracy=0.92), point(4, 2.0, accuracy=0.1)]
-    assert limit(slow, 0.92).at.ranks == 2
-    assert limit(slow, 0.92).reason is None
+    assert find_limit(slow, 0.92).at.ranks == 2
+    assert find_limit(slow, 0.92).reason is None
     without = [replace(each, staleness=None) for each in points]
-    assert limit(without, 0.92).reason == "accuracy"
+    assert find_limit(without, 0.92).reason == "accuracy"
 
 
 def test_accuracy_is_computed_and_sync_learns_what_serial_learns() -> None:
@@ -195,8 +195,8 @@ def test_accuracy_is_computed_and_sync_learns_what_serial_learns() -> None:
     [four] = server.points
     assert four.accuracy is not None
     assert four.staleness == pytest.approx(2, abs=0.5)  # three workers
-    whole = on.run(on.way("parameter-server:rule=plain", 4), on.way("parameter-server:rule=plain", 4).world,
-                   Length(epochs=3, draws=None, batches=45), time_only=False)  # fmt: skip
+    whole = on.run(on.candidate("parameter-server:rule=plain", 4), on.candidate("parameter-server:rule=plain", 4).scenario,
+                   RunLength(epochs=3, draws=None, batches=45), time_only=False)  # fmt: skip
     assert four.accuracy == whole.test_accuracy
 
 
@@ -218,7 +218,7 @@ def test_what_cannot_run_is_left_out_and_said() -> None:
 def test_too_many_messages_are_not_simulated() -> None:
     [curve] = predicted(bench("10gbe"), RING, ranks=(4, 8, 16), most=150).curves
     assert [each.ranks for each in curve.points] == [4, 8]
-    assert "at most 150 are simulated (--messages)" in curve.left_out[16]
+    assert "the limit is 150 (--messages)" in curve.left_out[16]
     # With nothing known of fewer ranks, they are tried first.
     [alone] = predicted(bench("10gbe"), RING, ranks=(64,), most=150).curves
     assert not alone.points
@@ -234,7 +234,7 @@ def test_a_strategy_that_can_never_run_is_refused() -> None:
 def test_a_world_without_a_cost_differs_in_that_cost_alone(reason: str) -> None:
     compute = Compute(work={"gradient": 1.0, "copy": 1.0}, slow={2: 3.0}, jitter=0.5)
     network = Network.named("10gbe", jitter=0.1, node=Machine.typical())
-    world = World(network=network, compute=compute, masters=1, pieces=3, batch=6)
+    world = Scenario(network=network, compute=compute, masters=1, pieces=3, batch=6)
     changed = world.without(reason)
     assert changed != world
     same = {
@@ -277,11 +277,15 @@ def made(*, accuracy: bool = False) -> Prediction:
         for p in (1, 2, 4)
     )
     curve = Curve(
-        strategy=RING, points=points, left_out={8: "too much"}, limit=limit(points), told="rises. because"
+        strategy=RING,
+        points=points,
+        left_out={8: "too much"},
+        limit=find_limit(points),
+        told="rises. because",
     )
     on = bench()
-    serial = on.way("serial", 1)
-    return Prediction(serial=serial.timed(serial.world, serial.length()), serial_accuracy=0.95 if accuracy else None,
+    serial = on.candidate("serial", 1)
+    return Prediction(serial=serial.measure(serial.scenario, serial.length()), serial_accuracy=0.95 if accuracy else None,
                       curves=(curve,))  # fmt: skip
 
 
@@ -306,26 +310,26 @@ def test_measured_points_are_those_of_the_same_work(tmp_path: Path, caplog: pyte
     record(tmp_path, RING, 2, 2.0, batch=64)
     record(tmp_path, RING, 2, 3.0, simulated={"network": "10gbe"})
     record(tmp_path, "sync", 2, 4.0)
-    found = measured([tmp_path], bench().config, [RING], serial=1000.0)
+    found = find_measured([tmp_path], bench().config, [RING], serial=1000.0)
     assert [(each.ranks, each.runs, each.speedup, each.against) for each in found] == [
         (2, 2, 0.16, "serial, simulated"),
         (4, 1, 0.24, "serial, simulated"),
     ]
     assert [each.oversubscribed for each in found] == [False, True]
     record(tmp_path, "serial", 1, 80.0)
-    found = measured([tmp_path], bench().config, [RING], serial=1000.0)
+    found = find_measured([tmp_path], bench().config, [RING], serial=1000.0)
     assert [(each.speedup, each.against) for each in found] == [
         (2.0, "serial, measured"),
         (3.0, "serial, measured"),
     ]
     assert not caplog.records
-    assert measured([tmp_path], bench(batch=16).config, [RING], serial=1.0) == ()
+    assert find_measured([tmp_path], bench(batch=16).config, [RING], serial=1.0) == ()
     assert "has this data, model and batch" in caplog.text
 
 
 def test_the_picture_shows_every_line_and_the_measured_points(tmp_path: Path) -> None:
     record(tmp_path / "runs", RING, 2, 150.0)
-    real = measured([tmp_path / "runs"], bench().config, [RING], serial=100.0)
+    real = find_measured([tmp_path / "runs"], bench().config, [RING], serial=100.0)
     files = [tmp_path / "scaling.svg", tmp_path / "scaling.png"]
     plot("a title", made(accuracy=True), real, files)
     text = files[0].read_text()
@@ -341,8 +345,8 @@ def test_the_picture_shows_every_line_and_the_measured_points(tmp_path: Path) ->
 def test_the_table_and_the_json_hold_all_of_it(tmp_path: Path) -> None:
     record(tmp_path / "runs", RING, 4, 240.0)
     prediction, on = made(accuracy=True), bench("10gbe:ranks-per-node=4", options={"slow": "1:2x"})
-    real = measured([tmp_path / "runs"], on.config, [RING], serial=100.0)
-    said = table(title(on), prediction, real)
+    real = find_measured([tmp_path / "runs"], on.config, [RING], serial=100.0)
+    said = table(describe(on), prediction, real)
     assert (
         "iris, mlp:8, batch 32; 10gbe:ranks-per-node=4, 4 ranks a node, slow 1:2x; computing as on made for a test"
         in said
@@ -350,7 +354,7 @@ def test_the_table_and_the_json_hold_all_of_it(tmp_path: Path) -> None:
     assert "latency, 60 %" in said
     assert "2.40x*" in said
     assert "more ranks than cores" in said
-    found = json.loads(json.dumps(values(on, prediction, real)))
+    found = json.loads(json.dumps(to_values(on, prediction, real)))
     [curve] = found["strategies"]
     assert curve["limit"]["reason"] == "latency"
     assert curve["points"][2]["lost"] == {"latency": 0.6}

@@ -154,7 +154,10 @@ def test_simulated_cells_are_checked_as_such() -> None:
     [line] = mistakes(
         [Cell(config=Config(data="iris"), ranks=2, options=Options(slow="2:4x"), part="part 1")]
     )
-    assert line == "part 1, sync on 2 ranks simulated on loopback: slow has rank 2; there are 2 ranks, from 0"
+    assert (
+        line
+        == "part 1, sync on 2 ranks simulated on loopback: slow: there is no rank 2; the ranks are 0 to 1"
+    )
 
 
 def test_every_list_is_an_axis(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def _exit_status(error: Any) -> int:
 
 
 def _cost(outcomes: list[Outcome], ranks: int) -> str:
-    from paceline.simulate.bottleneck import amount, duration
+    from paceline.text import amount, duration
 
     seconds = sorted(outcome.seconds for outcome in outcomes)
     took = duration(seconds[0])

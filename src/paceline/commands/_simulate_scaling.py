@@ -82,8 +82,8 @@ def main(args: argparse.Namespace) -> int:
     from paceline.launch import limit_threads
     from paceline.machine import load_network
     from paceline.record import find_runs
-    from paceline.simulate.case import Bench, check, named
-    from paceline.simulate.measured import measured, title, values
+    from paceline.simulate.case import Workload, check_job, normalize_name
+    from paceline.simulate.measured import describe, find_measured, to_values
     from paceline.simulate.scaling import Scaling
     from paceline.simulate.scaling_plot import plot
     from paceline.simulate.scaling_table import table
@@ -91,7 +91,7 @@ def main(args: argparse.Namespace) -> int:
     from paceline.training.job import Job
 
     tell = _Teller(args.quiet)
-    strategies = [named(text) for text in args.strategies or ["sync"]]
+    strategies = [normalize_name(text) for text in args.strategies or ["sync"]]
     find_runs(args.measured)
     load_network(options.network)
     _folder(args.out)
@@ -101,7 +101,7 @@ def main(args: argparse.Namespace) -> int:
         for name in ("serial", *strategies)
     }
     for name, job in jobs.items():
-        check(job, [1] if name == "serial" else ranks)
+        check_job(job, [1] if name == "serial" else ranks)
     costs = {}
     try:
         with limit_threads(config.threads or 1):
@@ -112,7 +112,7 @@ def main(args: argparse.Namespace) -> int:
         print(f"paceline simulate: {failed}", file=sys.stderr)
         return 1
     alone = costs["serial"]
-    bench = Bench(
+    bench = Workload(
         config=config,
         data=data,
         costs=alone,
@@ -121,7 +121,7 @@ def main(args: argparse.Namespace) -> int:
         options=options,
     )
     scaling = Scaling(
-        bench=bench,
+        workload=bench,
         strategies=strategies,
         ranks=ranks,
         accuracy=args.accuracy,
@@ -132,12 +132,12 @@ def main(args: argparse.Namespace) -> int:
         prediction = scaling.predict()
     finally:
         tell("")
-    points = measured(args.measured, config, strategies, prediction.serial.samples_per_second)
-    told = values(bench, prediction, points)
+    points = find_measured(args.measured, config, strategies, prediction.serial.samples_per_second)
+    told = to_values(bench, prediction, points)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "scaling.json").write_text(json_text(told) + "\n")
-    plot(title(bench), prediction, points, [args.out / "scaling.svg", args.out / "scaling.png"])
-    print(json_text(told) if args.json else table(title(bench), prediction, points))
+    plot(describe(bench), prediction, points, [args.out / "scaling.svg", args.out / "scaling.png"])
+    print(json_text(told) if args.json else table(describe(bench), prediction, points))
     if not args.json:
         print(f"\nfigure: {args.out / 'scaling.svg'}")
     return 0

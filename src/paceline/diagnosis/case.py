@@ -15,7 +15,7 @@ from paceline.compare.theory import facts_of
 from paceline.diagnosis.place import Place, place_of
 from paceline.diagnosis.timing import Line, Timing, given_line, line_of, timing_of
 from paceline.record import Run
-from paceline.simulate.bottleneck import POINT, Limit, Point, limit
+from paceline.simulate.bottleneck import POINT, Limit, Point, find_limit
 from paceline.strategies import Facts
 from paceline.text import count
 
@@ -193,7 +193,7 @@ class Case:
                 ranks=1, step_seconds=1.0, samples_per_second=1.0, speedup=1.0, accuracy=LEARNED
             )  # fmt: skip
             points = [alone, *points]
-        return limit(points, LEARNED)
+        return find_limit(points, LEARNED)
 
     @cached_property
     def at(self) -> Scale:
@@ -206,7 +206,7 @@ class Case:
             return good[-1]
         several = [point for point in self._points if point.ranks > 1]
         if stops.at.ranks == 1 and stops.reason not in ("staleness", "accuracy") and several:
-            stops = limit(several)
+            stops = find_limit(several)
         return next((scale for scale in good if scale.ranks >= stops.shown.ranks), good[-1])
 
     @cached_property

@@ -8,7 +8,7 @@ from paceline.diagnosis.case import Case
 from paceline.diagnosis.findings import Cause, Diagnosis
 from paceline.diagnosis.rules import RULES, divergence, grown_batch, scales_well
 from paceline.diagnosis.timing import PARTS
-from paceline.simulate.bottleneck import Limit, where
+from paceline.simulate.bottleneck import Limit, describe_limit
 from paceline.text import count, duration, join, share, times
 
 UNKNOWN = "unexplained"
@@ -114,7 +114,7 @@ def _limited(case: Case, limit: Limit) -> tuple[str, str]:
     """Say where it stops scaling; ranks that share cores are not said to get faster."""
     by_ranks = {scale.ranks: scale for scale in case.scales}
     here = by_ranks.get(limit.at.ranks)
-    stops, _, used = where(limit).partition("; ")
+    stops, _, used = describe_limit(limit).partition("; ")
     if _less(case):
         lost = [scale.ranks for scale in case.scales if not scale.diverged and case.loss(scale) is not None]
         up_to = "" if here is None else f" (on {here.ranks} it is {times(limit.at.speedup)} as fast)"

@@ -1,7 +1,7 @@
-"""One case of a prediction: so many steps of a way of training on so many simulated ranks, with nothing computed.
+"""One case of a prediction: a few steps of a strategy on simulated ranks, with nothing computed.
 
-Virtual time has no noise, so a few steps tell what all of them take. What comes before the first one is simulated alone, in
-a run of no steps, and taken off.
+Virtual time has no noise, so a few steps show how long all of them take. The start-up before the first step is
+simulated separately, in a run without steps, and subtracted.
 """
 
 from __future__ import annotations
@@ -17,156 +17,158 @@ from paceline.machine import Costs, make_compute
 from paceline.models import Model
 from paceline.simulate.options import Options
 from paceline.simulate.training import Simulation
-from paceline.simulate.whatif import World
+from paceline.simulate.whatif import Scenario
 from paceline.strategies import Strategy
 from paceline.training.config import Config
 from paceline.training.fitted import Fitted
 from paceline.training.job import Job, Train, batch_of, strategy_of
 from paceline.vmpi import Compute, Network
 
-# Steps of ranks that go in step; with what varies at random so many that it evens out.
+# Steps to simulate where all ranks take the same steps: without random variation, and with it.
 FEW, VARIED = 4, 32
-# Whole batches of each worker where they do not: enough for queues to have become what they are.
+# Whole batches of each worker otherwise: enough for queues to settle.
 TURNS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Length:
+class RunLength:
     """How much of a run is simulated."""
 
     epochs: int
     draws: int | None
     batches: int
-    """In all of it."""
+    """Batches in all of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """What a simulated part of a run took."""
+    """The time and traffic of a simulated part of a run."""
 
     seconds: float
-    """A step that all ranks take together, or a rank's own whole batch."""
+    """Seconds of a step that all ranks take together, or of a rank's own whole batch."""
     samples_per_second: float
     messages: float
-    """Of all ranks together in such a step."""
+    """Messages of all ranks together in such a step."""
     bytes: float
     steps: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bench:
-    """What all cases of a prediction have in common: the work, what it costs, and the network."""
+class Workload:
+    """What all cases of a prediction have in common: the work, its costs, and the network."""
 
     config: Config
     data: Dataset
     costs: Costs
-    """What the work of one rank alone costs."""
+    """The costs of the work of a single rank."""
     network: Network
     own_costs: Mapping[str, Costs] = field(default_factory=dict)
-    """What work costs under strategies that make something else of it."""
+    """The costs of strategies whose work differs."""
     options: Options = field(default_factory=Options)
 
     @cached_property
     def model(self) -> Model:
-        """One for all ranks of all cases: it is not trained."""
+        """One model for all ranks of all cases: it is not trained."""
         return self.job("serial", self.config).build(self.data)
 
     def costs_of(self, strategy: str) -> Costs:
-        """What work costs under a strategy."""
+        """Return the costs of the work of a strategy."""
         return self.own_costs.get(strategy, self.costs)
 
-    def way(self, strategy: str, ranks: int) -> Way:
-        """How `strategy` would train on so many ranks; a refusal where it could not."""
+    def candidate(self, strategy: str, ranks: int) -> Candidate:
+        """Return a strategy on a number of ranks; raise UsageError if it cannot run there."""
         job = self.job(strategy, self.config)
         _, made = job.check(ranks)
         if isinstance(made, Strategy):
             made.check_nodes(self.network.nodes(ranks))
             made.check_model(ranks, self.model)
-        return Way(self, strategy, made, ranks)
+        return Candidate(self, strategy, made, ranks)
 
     def job(self, strategy: str, config: Config) -> Job:
-        """A run of it that leaves no record."""
+        """Return the job of a strategy, without a record."""
         return Job(config=replace(config, strategy=strategy), data=self.data, runs=None)
 
-    def run(self, way: Way, world: World, length: Length, *, time_only: bool = True) -> Fitted:
-        """Simulate."""
+    def run(
+        self, candidate: Candidate, scenario: Scenario, length: RunLength, *, time_only: bool = True
+    ) -> Fitted:
+        """Simulate a part of a run."""
         config = replace(self.config, epochs=length.epochs, draws=length.draws)
-        job = self.job(way.name, config)
-        parts = replace(job, model=self.model if time_only else None).prepare(way.ranks)
+        job = self.job(candidate.name, config)
+        parts = replace(job, model=self.model if time_only else None).prepare(candidate.ranks)
         threads = config.threads or 1
-        simulation = _InWorld(
-            job=job, ranks=way.ranks, options=self.options, network=world.network, costs=self.costs_of(way.name),
-            threads=threads, parts=parts, time_only=time_only, world=world,
+        simulation = _InScenario(
+            job=job, ranks=candidate.ranks, options=self.options, network=scenario.network,
+            costs=self.costs_of(candidate.name), threads=threads, parts=parts, time_only=time_only, scenario=scenario,
         )  # fmt: skip
         with limit_threads(threads), simulation:
             return simulation.run((), None)
 
 
 @dataclass
-class _InWorld(Simulation):
-    """A simulation of what computing costs in a given world."""
+class _InScenario(Simulation):
+    """A simulation with the computing costs of a scenario."""
 
-    world: World
+    scenario: Scenario
 
     def _compute(self) -> Compute:
-        return self.world.compute
+        return self.scenario.compute
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way of training on one number of ranks."""
+class Candidate:
+    """One strategy on one number of ranks."""
 
-    bench: Bench
+    workload: Workload
     name: str
     strategy: Strategy | Train
     ranks: int
 
     @property
     def whole_batches(self) -> bool:
-        """Whether each rank computes whole batches."""
+        """True if each rank computes whole batches."""
         return bool(getattr(self.strategy, "whole_batches", False))
 
     @property
     def masters(self) -> int:
-        """Ranks that compute no gradients."""
+        """The number of ranks that compute no gradients."""
         return self.ranks - self.workers
 
     @property
     def workers(self) -> int:
-        """Ranks that do."""
+        """The number of ranks that compute gradients."""
         if self.ranks == 1 or not isinstance(self.strategy, Strategy):
             return self.ranks
         return self.strategy.workers(self.ranks)
 
     @property
     def batch(self) -> int:
-        """Samples of all ranks in a step, or of each where they compute whole batches."""
-        return batch_of(self.bench.config, self.strategy, self.ranks)
+        """Samples of all ranks in a step, or of each rank if they compute whole batches."""
+        return batch_of(self.workload.config, self.strategy, self.ranks)
 
     @property
     def together(self) -> int:
-        """Batches that make a step: one, or one of each worker where they compute whole ones."""
+        """Batches in a step: one, or one for each worker if they compute whole batches."""
         return self.workers if self.whole_batches else 1
 
     @property
     def batches_per_epoch(self) -> int:
-        """Of all ranks together."""
-        return self.bench.config.draws or -(-len(self.bench.data.train) // self.batch)
+        """Batches of all ranks together in an epoch."""
+        return self.workload.config.draws or -(-len(self.workload.data.train) // self.batch)
 
     @property
-    def whole_run(self) -> Length:
-        """All of what was asked for."""
-        config = self.bench.config
+    def whole_run(self) -> RunLength:
+        """The length of the complete run."""
+        config = self.workload.config
         epochs = max(config.epochs, 1)
-        return Length(epochs=epochs, draws=config.draws, batches=epochs * self.batches_per_epoch)
+        return RunLength(epochs=epochs, draws=config.draws, batches=epochs * self.batches_per_epoch)
 
     @property
     def is_serial_sgd(self) -> bool:
-        """Whether it learns what serial SGD learns with the same batch, to rounding."""
+        """True if it learns what serial SGD learns with the same batch, up to rounding."""
         return bool(getattr(self.strategy, "equals_serial", False))
 
-    def used(self, length: Length) -> float:
-        """The part of the workers' turns for which there is a batch."""
+    def used(self, length: RunLength) -> float:
+        """Return the fraction of the workers' turns for which there is a batch."""
         strategy = self.strategy
         if not self.whole_batches or not isinstance(strategy, Strategy) or strategy.own_data:
             return 1.0  # with its own data a rank's last batch is smaller, not missing
@@ -174,55 +176,57 @@ class Way:
         return each / (-(-each // self.workers) * self.workers) if each else 1.0
 
     @property
-    def world(self) -> World:
-        """What it is simulated on."""
-        bench = self.bench
-        slow = {rank: factor for rank, factor in bench.options.slowness.items() if rank < self.ranks}
-        costs = bench.costs_of(self.name)
-        jitter = bench.options.jitter if self.ranks > 1 else 0.0  # nobody waits: what varies evens out
+    def scenario(self) -> Scenario:
+        """The scenario to simulate it in."""
+        workload = self.workload
+        slow = {rank: factor for rank, factor in workload.options.slowness.items() if rank < self.ranks}
+        costs = workload.costs_of(self.name)
+        jitter = (
+            workload.options.jitter if self.ranks > 1 else 0.0
+        )  # a single rank waits for no other: variation evens out
         compute = make_compute(
-            bench.network.node, costs, slow=slow, jitter=jitter,
-            cores=bench.network.node_cores(costs.cores),
+            workload.network.node, costs, slow=slow, jitter=jitter,
+            cores=workload.network.node_cores(costs.cores),
         )  # fmt: skip
-        return World(
-            network=bench.network,
+        return Scenario(
+            network=workload.network,
             compute=compute,
             masters=self.masters,
             pieces=None if self.whole_batches else self.workers,
             batch=self.batch,
-            parameters=bench.model.x.size,
+            parameters=workload.model.x.size,
         )
 
-    def length(self, most: int | None = None) -> Length:
-        """How much to simulate: at most so many batches, though never less than the least that says something."""
-        world = self.world
+    def length(self, most: int | None = None) -> RunLength:
+        """Return how much to simulate: at most `most` batches, but never less than is meaningful."""
+        scenario = self.scenario
         if not self.whole_batches:
-            steps = VARIED if world.compute.jitter or world.network.jitter else FEW
+            steps = VARIED if scenario.compute.jitter or scenario.network.jitter else FEW
             steps = max(1, steps if most is None else min(steps, most))
-            return Length(epochs=1, draws=steps, batches=steps)
+            return RunLength(epochs=1, draws=steps, batches=steps)
         every = self.strategy.interval() if isinstance(self.strategy, Strategy) else 1
         real = self.whole_run
-        if every is None:  # what they send, they send once, at the end
+        if every is None:  # the ranks exchange once, at the end
             return real
         wanted = TURNS * self.workers if most is None else min(TURNS * self.workers, most)
         turns = every * max(1, wanted // (every * self.workers))
         if turns * self.workers >= real.batches:
             return real
-        return Length(epochs=1, draws=turns * self.workers, batches=turns * self.workers)
+        return RunLength(epochs=1, draws=turns * self.workers, batches=turns * self.workers)
 
-    def timed(self, world: World, length: Length, before: Fitted | None = None) -> Timing:
-        """What a step takes in a world; `before`: a run of none there, where it is known."""
-        bench = self.bench
-        before = before or bench.run(self, world, self.none())
-        whole = bench.run(self, world, length)
+    def measure(self, scenario: Scenario, length: RunLength, before: Fitted | None = None) -> Timing:
+        """Simulate a part of a run in a scenario; `before`: a run without steps there, if it is known."""
+        workload = self.workload
+        before = before or workload.run(self, scenario, self.no_steps())
+        whole = workload.run(self, scenario, length)
         seconds = whole.train_seconds - before.train_seconds
         if seconds <= 0:
             raise UsageError(
-                f"{self.name} on {self.ranks} ranks takes no time at all: nothing in it costs any"
+                f"{self.name} on {self.ranks} ranks takes no time at all: none of its costs is known"
             )
         samples = length.batches * self.batch
         if length.draws is None:
-            samples = length.epochs * len(bench.data.train)
+            samples = length.epochs * len(workload.data.train)
         steps = length.batches / self.together
         return Timing(
             seconds=seconds / steps,
@@ -232,13 +236,13 @@ class Way:
             steps=max(1, round(steps)),
         )
 
-    def none(self) -> Length:
-        """A run of no steps."""
-        return Length(epochs=0, draws=self.bench.config.draws, batches=0)
+    def no_steps(self) -> RunLength:
+        """Return the length of a run without steps."""
+        return RunLength(epochs=0, draws=self.workload.config.draws, batches=0)
 
 
-def check(job: Job, ranks: Sequence[int]) -> None:
-    """Refuse what cannot be simulated, or could run on none of these numbers of ranks."""
+def check_job(job: Job, ranks: Sequence[int]) -> None:
+    """Raise UsageError if a job cannot be simulated, or can run on none of these numbers of ranks."""
     if job.launcher() == "torch":
         raise UsageError(
             f"{job.name()} shares memory between processes of its own, which cannot be simulated; leave out backend=torch"
@@ -253,10 +257,10 @@ def check(job: Job, ranks: Sequence[int]) -> None:
     raise refused or UsageError("no number of ranks was given")
 
 
-def named(strategy: str) -> str:
-    """The strategy in the one spelling that records have.
+def normalize_name(strategy: str) -> str:
+    """Return a strategy's name as it is written in records.
 
-    >>> named("sync:allreduce=auto"), named("sync:allreduce=ring")
+    >>> normalize_name("sync:allreduce=auto"), normalize_name("sync:allreduce=ring")
     ('sync', 'sync:allreduce=ring')
     """
     from paceline.training.job import strategy_name

@@ -1,4 +1,4 @@
-"""The speedups of real runs, to stand beside predicted ones."""
+"""The speedups of real runs beside predicted ones, and a prediction as JSON values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from paceline.machine import Machine
 from paceline.record import Run, find_runs
 from paceline.simulate.bottleneck import Point
-from paceline.simulate.case import Bench
+from paceline.simulate.case import Workload
 from paceline.simulate.scaling import Curve, Prediction
 from paceline.training.config import Config
 
@@ -30,17 +30,17 @@ class Measured:
     samples_per_second: float
     speedup: float
     against: str
-    """What it is compared with: serial runs that were measured too, or the simulated one."""
+    """What it is compared with: measured serial runs, or the simulated one."""
     oversubscribed: bool
-    """More ranks than cores: the time says little about scaling."""
+    """True if there were more ranks than cores: the time says little about scaling."""
 
 
-def measured(
+def find_measured(
     places: Iterable[str | Path], config: Config, strategies: Sequence[str], serial: float
 ) -> tuple[Measured, ...]:
-    """Those of the runs in some folders that did the same work: data, model, and batch, under one of the strategies.
+    """Find the runs in some folders that did the same work (data, model, batch) with one of the strategies.
 
-    `serial`: samples a second of the simulated serial run, for where none was measured.
+    `serial`: samples a second of the simulated serial run, used if no serial run was measured.
     """
     places = list(places)
     groups: dict[tuple[str, int], list[Run]] = defaultdict(list)
@@ -80,52 +80,52 @@ def _rate(runs: list[Run]) -> float:
     return fmean(run.summary["samples_per_second"] for run in runs)
 
 
-# ---- A prediction as JSON values, with all that it depends on.
-
 FORMAT = 1
 
 
-def title(bench: Bench) -> str:
-    """What is predicted, in a line."""
-    config, data = bench.config, bench.data
+def describe(workload: Workload) -> str:
+    """Describe what is predicted, in one line."""
+    config, data = workload.config, workload.data
     batch = (
         f"batch {config.batch or 64}"
         if config.batch_per_rank is None
         else f"batch {config.batch_per_rank} a rank"
     )
-    on_node = bench.network.ranks_per_node
+    on_node = workload.network.ranks_per_node
     nodes = "all ranks on one node" if on_node is None else f"{on_node} rank{'s' * (on_node > 1)} a node"
-    slow = f", slow {bench.options.slow}" if bench.options.slow else ""
-    uneven = f", jitter {bench.options.jitter:g}" if bench.options.jitter else ""
-    machine = None if bench.network.node is None else Machine.of_network(bench.network)
+    slow = f", slow {workload.options.slow}" if workload.options.slow else ""
+    uneven = f", jitter {workload.options.jitter:g}" if workload.options.jitter else ""
+    machine = None if workload.network.node is None else Machine.of_network(workload.network)
     inside = (
         f"; messages in a node as on {machine.processor}" if machine is not None and machine.processor else ""
     )
-    computing = f"; computing as on {bench.costs.processor}" if bench.costs.processor else ""
-    return f"{data.name}, {config.model}, {batch}; {bench.network}, {nodes}{slow}{uneven}{inside}{computing}"
+    computing = f"; computing as on {workload.costs.processor}" if workload.costs.processor else ""
+    return (
+        f"{data.name}, {config.model}, {batch}; {workload.network}, {nodes}{slow}{uneven}{inside}{computing}"
+    )
 
 
-def values(bench: Bench, prediction: Prediction, points: Sequence[Measured]) -> dict[str, Any]:
-    """Everything, as JSON has it."""
+def to_values(workload: Workload, prediction: Prediction, points: Sequence[Measured]) -> dict[str, Any]:
+    """Return a prediction as JSON values, with everything that it depends on."""
     from paceline.record.environment import environment
 
     return {
         "simulated": "scaling",
         "format": FORMAT,
-        "title": title(bench),
-        "config": {name: value for name, value in asdict(bench.config).items() if name != "strategy"},
-        "samples": len(bench.data.train),
-        "parameters": bench.model.x.size,
-        "network": str(bench.network),
-        "slow": bench.options.slow,
-        "jitter": bench.options.jitter,
+        "title": describe(workload),
+        "config": {name: value for name, value in asdict(workload.config).items() if name != "strategy"},
+        "samples": len(workload.data.train),
+        "parameters": workload.model.x.size,
+        "network": str(workload.network),
+        "slow": workload.options.slow,
+        "jitter": workload.options.jitter,
         "serial": {**asdict(prediction.serial), "accuracy": prediction.serial_accuracy},
         "strategies": [_curve(curve) for curve in prediction.curves],
         "measured": [asdict(point) for point in points],
-        "machine": Machine.of_network(bench.network).values(),
-        "costs": bench.costs.values(),
-        "own_costs": {name: costs.values() for name, costs in bench.own_costs.items()},
-        "environment": environment(threads=bench.config.threads or 1),
+        "machine": Machine.of_network(workload.network).values(),
+        "costs": workload.costs.values(),
+        "own_costs": {name: costs.values() for name, costs in workload.own_costs.items()},
+        "environment": environment(threads=workload.config.threads or 1),
     }
 
 

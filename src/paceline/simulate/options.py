@@ -1,4 +1,4 @@
-"""What is to be simulated: the settings of `--on sim` and `fit(on="sim")`, their defaults and their help, in one place."""
+"""The settings of a simulated run, `--on sim` and `fit(on="sim")`: their defaults, help and checks, in one place."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Options:
 
     network: str = _setting(
         "loopback",
-        "a network by name, with options (10gbe:ranks-per-node=4), or a machine's file: all ranks on it",
+        "a network by name, with options (10gbe:ranks-per-node=4), or a machine's file, with all ranks on that machine",
         "NETWORK",
     )
     machine: str | None = _setting(
         None,
-        "what each node is: a machine's file, or the folder of an earlier simulated run, whose costs of computing "
-        "are taken as well",
+        "what each node is: a machine's file, or the folder of an earlier simulated run, whose computing costs are "
+        "used as well",
         "FILE",
     )
     slow: str = _setting("", "ranks that compute slower than the others, and how much", "RANK:FACTORx[,...]")
@@ -43,10 +43,10 @@ class Options:
         "computing times vary at random by this fraction (sigma, log-normal; default: as they did when measured)",
         "FRACTION",
     )
-    compute: bool = _setting(True, "compute nothing: simulate time alone, with no losses and no accuracies")
-    faults: str | None = _setting(None, "a script of what goes wrong: fail_at(rank=3, step=100)", "FILE")
+    compute: bool = _setting(True, "simulate only time and compute nothing: no losses, no accuracies")
+    faults: str | None = _setting(None, "a script with faults, such as fail_at(rank=3, step=100)", "FILE")
     rendezvous: bool = _setting(False, "send no message before its receiver asks for it")
-    recalibrate: bool = _setting(False, "measure anew what computing costs on this machine")
+    recalibrate: bool = _setting(False, "measure again what computing costs on this machine")
 
     def __post_init__(self) -> None:
         if not isinstance(self.network, str) or not self.network:
@@ -86,22 +86,22 @@ class Options:
         return found
 
     def check(self, ranks: int) -> None:
-        """Refuse slow ranks that there are none of.
+        """Raise UsageError if a slow rank does not exist.
 
         >>> Options(slow="8:2x").check(ranks=8)
         Traceback (most recent call last):
-        paceline.errors.UsageError: slow has rank 8; there are 8 ranks, from 0
+        paceline.errors.UsageError: slow: there is no rank 8; the ranks are 0 to 7
         """
         for rank in self.slowness:
             if rank >= ranks:
-                raise UsageError(f"slow has rank {rank}; there are {ranks} ranks, from 0")
+                raise UsageError(f"slow: there is no rank {rank}; the ranks are 0 to {ranks - 1}")
 
 
 NAMES = tuple(setting.name for setting in dataclasses.fields(Options))
 
 
 def options_of(on: str, given: Mapping[str, Any]) -> Options | None:
-    """The simulation's settings of those given; None where the ranks are real, which have none of them.
+    """Return the simulation's settings; None for real ranks, for which none may be given.
 
     >>> options_of("mpi", {"network": "10gbe"})
     Traceback (most recent call last):

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.simulate.bottleneck import POINT, SHORT, times
+from paceline.simulate.bottleneck import POINT, SHORT
 from paceline.simulate.measured import Measured
 from paceline.simulate.scaling import Curve, Prediction
+from paceline.text import times
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; markers and line styles tell the same.
 STYLES = (

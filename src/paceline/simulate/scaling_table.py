@@ -7,9 +7,10 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
 
-from paceline.simulate.bottleneck import LITTLE, SHORT, Point, times
+from paceline.simulate.bottleneck import LITTLE, SHORT, Point
 from paceline.simulate.measured import Measured
 from paceline.simulate.scaling import Curve, Prediction
+from paceline.text import times
 
 WIDE = 110
 HEADINGS = {

@@ -1,12 +1,12 @@
-"""What if one thing cost nothing? The same network, machine and computing, with one cost taken away.
+"""What if one thing cost nothing? A scenario is a network, a machine and computing, with some costs removed.
 
-latency      messages are there at once, however far; MPI's own collectives wait for nobody
+latency      messages arrive at once; MPI's own collectives have no start-up time
 bandwidth    bytes pass through cards and shared memory in no time
-overhead     neither end spends time of its own on a message
-memory       gradients are added up and copied in no time
-masters      those who keep the parameters need no time for what they do
-stragglers   no rank is slow, nothing varies
-compute      computing is divided as well as can be: a p-th of what one process takes, or of a whole batch all of it
+overhead     neither end spends its own time on a message
+memory       gradients are summed and copied in no time
+masters      the ranks that hold the parameters need no time for their work
+stragglers   no rank is slow, and nothing varies
+compute      computing is divided perfectly: a p-th of what one process takes, or its time for a whole batch
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from paceline.vmpi.curves import Table, interpolate
 from paceline.vmpi.network import Wires
 
 REASONS = ("latency", "bandwidth", "overhead", "memory", "masters", "stragglers", "compute")
-NO_TIME = 1e-12  # how slow a rank is that needs no time: a factor must be above 0
+NO_TIME = 1e-12  # the slowness of a rank that needs no time: a factor must be above 0
 COMPUTING = ("gradient", "factors", "part", "update")
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
-    """What a case is simulated on."""
+class Scenario:
+    """The network and the computing of a simulation, and what the strategy makes of them."""
 
     network: Network
     compute: Compute
     masters: int = 0
-    """The first so many ranks keep the parameters and compute no gradients."""
+    """The number of ranks, the first ones, that hold the parameters and compute no gradients."""
     pieces: int | None = None
-    """Among how many ranks a batch is divided; None: each computes whole batches."""
+    """The number of ranks that divide a batch; None: each computes whole batches."""
     batch: int = 1
     parameters: int = 1
 
     def has(self, reason: str) -> bool:
-        """Whether there is anything to take away."""
+        """Return True if the scenario has this cost."""
         network, compute = self.network, self.compute
         if reason == "masters":
             return self.masters > 0
@@ -49,20 +49,20 @@ class World:
             return bool(compute.slow or compute.jitter or compute.pauses or network.jitter)
         return True
 
-    def without(self, *reasons: str) -> World:
-        """The same with these costs taken away.
+    def without(self, *reasons: str) -> Scenario:
+        """Return the scenario without these costs.
 
-        >>> world = World(network=Network.named("10gbe"), compute=Compute(slow={1: 4.0}))
-        >>> world.without("latency").network.latency, world.without("stragglers").compute.slow
+        >>> scenario = Scenario(network=Network.named("10gbe"), compute=Compute(slow={1: 4.0}))
+        >>> scenario.without("latency").network.latency, scenario.without("stragglers").compute.slow
         (0.0, {})
         """
         changed = self
         for reason in reasons:
-            changed = _TAKEN_AWAY[reason](changed)
+            changed = _REMOVE[reason](changed)
         return changed
 
 
-def _latency(world: World) -> World:
+def _latency(scenario: Scenario) -> Scenario:
     def machine(of: Machine) -> Machine:
         link = replace(of.link, flight=_each(of.link.flight, _nothing))
         waits = {
@@ -71,10 +71,10 @@ def _latency(world: World) -> World:
         }
         return replace(of, link=link, collectives=waits)
 
-    return _with_machine(world, machine, latency=0.0)
+    return _with_machine(scenario, machine, latency=0.0)
 
 
-def _bandwidth(world: World) -> World:
+def _bandwidth(scenario: Scenario) -> Scenario:
     def machine(of: Machine) -> Machine:
         def starts(curves: Curves) -> Curves:
             return _each(curves, lambda table: _levels(table, of.eager_limit))
@@ -86,49 +86,49 @@ def _bandwidth(world: World) -> World:
         }
         return replace(of, link=link, collectives=alone)
 
-    return _with_machine(world, machine, bandwidth=float("inf"), copy_bandwidth=float("inf"))
+    return _with_machine(scenario, machine, bandwidth=float("inf"), copy_bandwidth=float("inf"))
 
 
-def _overhead(world: World) -> World:
+def _overhead(scenario: Scenario) -> Scenario:
     def machine(of: Machine) -> Machine:
         def rest(curves: Curves) -> Curves:
             return _each(curves, lambda table: _slopes(table, of.eager_limit))
 
-        # Looking in vain keeps its price: who looks for nothing would look for ever at one point of time.
+        # A poll still costs time: without it, a polling rank would never advance its clock.
         return replace(of, post=0.0, link=replace(of.link, send=rest(of.link.send), take=rest(of.link.take)))
 
-    return _with_machine(world, machine, overhead=0.0)
+    return _with_machine(scenario, machine, overhead=0.0)
 
 
-def _memory(world: World) -> World:
-    free = _with_machine(world, lambda of: replace(of, memory={}))
-    work = {kind: curves for kind, curves in world.compute.work.items() if kind not in MEMORY_PASSES}
-    return replace(free, compute=replace(world.compute, work=work))
+def _memory(scenario: Scenario) -> Scenario:
+    free = _with_machine(scenario, lambda of: replace(of, memory={}))
+    work = {kind: curves for kind, curves in scenario.compute.work.items() if kind not in MEMORY_PASSES}
+    return replace(free, compute=replace(scenario.compute, work=work))
 
 
-def _masters(world: World) -> World:
-    slow = {**world.compute.slow, **dict.fromkeys(range(world.masters), NO_TIME)}
-    values = {each.name: getattr(world.network, each.name) for each in fields(Network)}
-    network = _MastersAtOnce(**values, masters=world.masters)
-    return replace(world, network=network, compute=replace(world.compute, slow=slow))
+def _masters(scenario: Scenario) -> Scenario:
+    slow = {**scenario.compute.slow, **dict.fromkeys(range(scenario.masters), NO_TIME)}
+    values = {each.name: getattr(scenario.network, each.name) for each in fields(Network)}
+    network = _InstantMasterNetwork(**values, masters=scenario.masters)
+    return replace(scenario, network=network, compute=replace(scenario.compute, slow=slow))
 
 
-def _stragglers(world: World) -> World:
-    compute = replace(world.compute, slow={}, jitter=0.0, pauses=None)
-    return replace(world, compute=compute, network=replace(world.network, jitter=0.0))
+def _stragglers(scenario: Scenario) -> Scenario:
+    compute = replace(scenario.compute, slow={}, jitter=0.0, pauses=None)
+    return replace(scenario, compute=compute, network=replace(scenario.network, jitter=0.0))
 
 
-def _compute(world: World) -> World:
-    work, share = dict(world.compute.work), world.pieces or 1
-    alone = _alone(work, "gradient", world.batch), _alone(work, "update", world.parameters)
-    if world.pieces is None:
-        return replace(world, compute=replace(world.compute, work=_one_rank(work), cores=None))
+def _compute(scenario: Scenario) -> Scenario:
+    work, share = dict(scenario.compute.work), scenario.pieces or 1
+    alone = _alone(work, "gradient", scenario.batch), _alone(work, "update", scenario.parameters)
+    if scenario.pieces is None:
+        return replace(scenario, compute=replace(scenario.compute, work=_one_rank(work), cores=None))
     for kind, seconds in zip(COMPUTING, (alone[0], alone[0], 0.0, alone[1]), strict=True):
         work[kind] = Curves.of({1: [[0, seconds / share], [1, seconds / share]]})
-    return replace(world, compute=replace(world.compute, work=work, cores=None))
+    return replace(scenario, compute=replace(scenario.compute, work=work, cores=None))
 
 
-_TAKEN_AWAY: dict[str, Callable[[World], World]] = {
+_REMOVE: dict[str, Callable[[Scenario], Scenario]] = {
     "latency": _latency,
     "bandwidth": _bandwidth,
     "overhead": _overhead,
@@ -140,17 +140,17 @@ _TAKEN_AWAY: dict[str, Callable[[World], World]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class _MastersAtOnce(Network):
-    """A network on which the first ranks need no time to send and to take in."""
+class _InstantMasterNetwork(Network):
+    """A network on which the first ranks need no time to send and to receive."""
 
     masters: int = 0
 
     def wires(self, ranks: int, random: Random | None = None) -> Wires:
-        return _NoTimeAtMasters(self, ranks, random)
+        return _InstantMasterWires(self, ranks, random)
 
 
-class _NoTimeAtMasters(Wires):
-    def __init__(self, network: _MastersAtOnce, ranks: int, random: Random | None) -> None:
+class _InstantMasterWires(Wires):
+    def __init__(self, network: _InstantMasterNetwork, ranks: int, random: Random | None) -> None:
         super().__init__(network, ranks, random)
         self._masters = network.masters
 
@@ -165,9 +165,9 @@ class _NoTimeAtMasters(Wires):
         return arrives, 0.0 if dest < self._masters else taking, released
 
 
-def _with_machine(world: World, change: Callable[[Machine], Machine], **of_network: Any) -> World:
-    machine = change(Machine.of_network(world.network))
-    return replace(world, network=replace(world.network, node=machine, **of_network))
+def _with_machine(scenario: Scenario, change: Callable[[Machine], Machine], **of_network: Any) -> Scenario:
+    machine = change(Machine.of_network(scenario.network))
+    return replace(scenario, network=replace(scenario.network, node=machine, **of_network))
 
 
 def _alone(work: dict[str, Curves], kind: str, amount: float) -> float:
@@ -175,14 +175,14 @@ def _alone(work: dict[str, Curves], kind: str, amount: float) -> float:
 
 
 def _one_rank(work: dict[str, Curves]) -> dict[str, Curves]:
-    """What work costs a rank that has its node for itself; passes over memory as before."""
+    """Return the costs of a rank that has its node to itself; passes over memory are unchanged."""
     return {
         kind: curves if kind in MEMORY_PASSES else Curves({1: curves.tables[min(curves.tables)]})
         for kind, curves in work.items()
     }
 
 
-# ---- tables: a level part up to the eager limit, another above it, and what grows with the bytes
+# Tables have a constant part up to the eager limit, another above it, and a part that grows with the bytes.
 
 
 def _each(curves: Curves, change: Callable[[Table], Table]) -> Curves:
@@ -198,7 +198,7 @@ def _nothing(table: Table) -> Table:
 
 
 def _less(table: Table, seconds: float) -> Table:
-    """The table, lower by so much, and nowhere below 0.
+    """Subtract a constant from a table, nowhere going below 0.
 
     >>> _less(((0.0, 2.0), (10.0, 5.0)), 2.0)
     ((0.0, 0.0), (10.0, 3.0))
@@ -209,7 +209,7 @@ def _less(table: Table, seconds: float) -> Table:
 
 
 def _starts(table: Table, limit: int) -> tuple[float, float]:
-    """Where the lines of short and of long messages start, at 0 bytes."""
+    """Return the costs of short and of long messages, extrapolated to 0 bytes."""
     last = max(table[-1][0], limit + 2.0)
     low, high = interpolate(table, limit + 1), interpolate(table, last)
     slope = max(0.0, (high - low) / (last - limit - 1))
@@ -217,7 +217,7 @@ def _starts(table: Table, limit: int) -> tuple[float, float]:
 
 
 def _levels(table: Table, limit: int) -> Table:
-    """What is left of messages without bytes.
+    """Return the table without the cost of the bytes.
 
     >>> _levels(((0.0, 1.0), (4.0, 5.0), (5.0, 17.0), (10.0, 22.0)), limit=4)
     ((0.0, 1.0), (4.0, 1.0), (5.0, 12.0), (6.0, 12.0))
@@ -227,7 +227,7 @@ def _levels(table: Table, limit: int) -> Table:
 
 
 def _slopes(table: Table, limit: int) -> Table:
-    """What is left of messages that cost nothing but for their bytes.
+    """Return the table with only the cost of the bytes.
 
     >>> _slopes(((0.0, 1.0), (4.0, 5.0), (5.0, 17.0), (10.0, 22.0)), limit=4)
     ((0.0, 0.0), (4.0, 4.0), (5.0, 5.0), (10.0, 10.0))
