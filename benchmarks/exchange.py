@@ -24,9 +24,10 @@ import numpy as np
 from where import where
 
 from paceline import launch
-from paceline.bench.question import read_sizes, spell
+from paceline.bench import read_sizes
 from paceline.collectives import make_exchange
 from paceline.comm import mpi
+from paceline.text import size as spell_size
 
 NAMES = ("shared-memory", "native", "ring", "recursive-doubling", "rabenseifner", "hierarchical", "naive")
 CORES = os.cpu_count() or 1
@@ -139,7 +140,7 @@ def rank_main(args: argparse.Namespace) -> None:
 def print_table(ranks: int, nbytes: int, times: dict[str, list[float]], library: str) -> None:
     medians = {name: float(np.median(values)) for name, values in times.items()}
     crowded = "" if ranks <= CORES else " (more ranks than cores: the times say little)"
-    print(f"\n{ranks} ranks on {CORES} cores, {spell(nbytes)}, {library}{crowded}")
+    print(f"\n{ranks} ranks on {CORES} cores, {spell_size(nbytes)}, {library}{crowded}")
     print(f"{'':22}{'median us':>12}{'p10':>10}{'p90':>10}{'calls':>8}{'/ Allreduce':>13}{'/ gloo':>9}")
     for name, values in sorted(times.items(), key=lambda item: medians[item[0]]):
         low, high = np.percentile(values, [10, 90])

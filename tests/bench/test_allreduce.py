@@ -12,20 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import names as registry
-from paceline.bench import allreduce
-from paceline.bench._table import table
-from paceline.bench.fit import SIZES
-from paceline.bench.question import read_ranks, read_sizes, spell
+from paceline.bench import read_ranks, read_sizes
+from paceline.bench.machine import SIZES
+from paceline.commands import bench
+from paceline.commands.bench import table
 from paceline.compare.laws import fit_line
 from paceline.errors import UsageError
+from paceline.text import size
 
 STARTS_RANKS = True
 
 
 def arguments(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    allreduce.add_arguments(parser)
-    return parser.parse_args(words)
+    bench.add_arguments(parser)
+    return parser.parse_args(["allreduce", *words])
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, dict[str, A
     """One real benchmark of every collective on 2 and 3 ranks; status, result and the folder of its files."""
     folder = tmp_path_factory.mktemp("bench")
     files = ["--json", str(folder / "result.json"), "--plot", str(folder / "result.svg")]
-    status = allreduce.main(arguments("-n", "2,3", "--sizes", "4,437544", "--seconds", "0.01", *files))
+    status = bench.main(arguments("-n", "2,3", "--sizes", "4,437544", "--seconds", "0.01", *files))
     return status, json.loads((folder / "result.json").read_text()), folder
 
 
@@ -80,8 +81,8 @@ def test_the_picture_has_every_name(measured: Any) -> None:
     _, _, folder = measured
     picture = (folder / "result.svg").read_text()
     assert "<svg" in picture
-    for words in ("ring", "shared-memory", "bus bandwidth in GB/s", "time in us", "size of the array"):
-        assert f"<!-- {words} -->" in picture, words
+    for words in ("ring", "shared-memory", "bus bandwidth (GB/s)", "time (us)", "array size", "427.3 KiB"):
+        assert f">{words}</text>" in picture, words
 
 
 def test_the_table_has_a_line_for_every_cell(measured: Any) -> None:
@@ -105,8 +106,8 @@ def test_a_wrong_sum_or_count_is_said_and_is_the_exit_status(
     _, result, _ = measured
     first = result["jobs"][0]
     other = {**result, "jobs": [{**first, "cells": [{**first["cells"][0], **wrong}]}]}
-    monkeypatch.setattr(allreduce, "run", lambda question: other)
-    assert allreduce.main(arguments()) == (verdict != "right")
+    monkeypatch.setattr("paceline.bench.run", lambda question: other)
+    assert bench.main(arguments()) == (verdict != "right")
     assert capsys.readouterr().out.rstrip().endswith(verdict)
 
 
@@ -120,54 +121,54 @@ def test_a_collective_without_a_formula_is_measured_all_the_same(measured: Any) 
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("-ntwo", "-n takes numbers of ranks like 2,4,8; got 'two'"),
-        ("-n2,,4", "-n takes numbers of ranks"),
-        ("-n-2", "-n takes numbers of ranks"),
+        ("-ntwo", "-n takes rank counts such as 2,4,8; got 'two'"),
+        ("-n2,,4", "-n takes rank counts"),
+        ("-n-2", "-n takes rank counts"),
         ("-n1", "an allreduce needs at least 2 ranks; got 1"),
-        ("--sizes=big", "sizes are given like 1KiB..64MiB or 4096,437544,16MiB; got 'big'"),
-        ("--sizes=1XB", "sizes are given like"),
-        ("--sizes=", "sizes are given like"),
+        ("--sizes=big", "sizes must look like 1KiB..64MiB or 4096,437544,16MiB; got 'big'"),
+        ("--sizes=1XB", "sizes must look like"),
+        ("--sizes=", "sizes must look like"),
         ("--sizes=8KiB..4KiB", "sizes must rise from at least 1 byte; got '8KiB..4KiB'"),
         ("--sizes=0", "sizes must rise from at least 1 byte"),
         ("--sizes=1.0001KiB", "sizes must be whole bytes; got '1.0001KiB'"),
         ("--sizes=6", "sizes must be multiples of float32's 4 bytes; got 6"),
         ("--algorithms=ring,rng", "unknown collective 'rng'; choose one of auto, hierarchical, naive"),
-        ("--dtype=float99", "dtype must be one of NumPy's numbers; got 'float99'"),
-        ("--dtype=str", "dtype must be one of NumPy's numbers; got 'str'"),
+        ("--dtype=float99", "dtype must be a NumPy number type; got 'float99'"),
+        ("--dtype=str", "dtype must be a NumPy number type; got 'str'"),
         ("--repeats=0", "repeats must be at least 1; got 0"),
-        ("--seconds=0", "seconds must be more than 0 and have an end; got 0"),
-        ("--seconds=nan", "seconds must be more than 0 and have an end; got nan"),
-        ("--seconds=inf", "seconds must be more than 0 and have an end; got inf"),
-        ("--json=/nowhere/at/all.json", "--json must be a file in a folder that exists"),
-        ("--json=/tmp", "--json must be a file in a folder that exists; got /tmp"),
+        ("--seconds=0", "seconds must be positive and finite; got 0"),
+        ("--seconds=nan", "seconds must be positive and finite; got nan"),
+        ("--seconds=inf", "seconds must be positive and finite; got inf"),
+        ("--json=/nowhere/at/all.json", "--json must be a file in an existing folder"),
+        ("--json=/tmp", "--json must be a file in an existing folder; got /tmp"),
         ("--plot=picture.bmp", "--plot must end in .png, .svg, .pdf; got picture.bmp"),
-        ("--plot=/nowhere/picture.png", "--plot must be a file in a folder that exists"),
+        ("--plot=/nowhere/picture.png", "--plot must be a file in an existing folder"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_starts(
     word: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(allreduce, "run", lambda question: pytest.fail("ranks were started"))
+    monkeypatch.setattr("paceline.bench.run", lambda question: pytest.fail("ranks were started"))
     with pytest.raises(UsageError, match=re.escape(message)) as raised:
-        allreduce.main(arguments(word))
+        bench.main(arguments(word))
     assert "\n" not in str(raised.value)
 
 
 def test_inside_a_job_no_rank_starts_a_benchmark_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allreduce, "run", lambda question: pytest.fail("ranks were started"))
+    monkeypatch.setattr("paceline.bench.run", lambda question: pytest.fail("ranks were started"))
     for name, value in {"SIZE": "4", "LOCAL_SIZE": "4", "LOCAL_RANK": "1", "RANK": "1"}.items():
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
-    assert allreduce.main(arguments("-n2")) == 2
+    assert bench.main(arguments("-n2")) == 2
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     with pytest.raises(UsageError, match="bench starts its ranks itself: -n 4, not mpiexec of Open MPI"):
-        allreduce.main(arguments("-n2"))
+        bench.main(arguments("-n2"))
 
 
 def test_ranks_and_sizes() -> None:
     assert read_ranks("8, 2,8") == (8, 2)
     assert read_sizes("1KiB..64MiB") == tuple(1024 * 4**k for k in range(9))
     assert read_sizes("2MB, 1.5 KiB,3") == (3, 1536, 2_000_000)
-    assert [spell(size) for size in (3, 1536, 1 << 30)] == ["3 B", "1.5 KiB", "1 GiB"]
+    assert [size(value) for value in (3, 1536, 1 << 30)] == ["3 B", "1.5 KiB", "1 GiB"]
 
 
 @settings(deadline=None)

@@ -1,97 +1,132 @@
-"""`paceline bench allreduce`: every collective at every size, on this machine, beside the theory.
+"""The allreduce benchmark: every collective at every size, on real ranks, beside its formula and the model.
 
-For each: the median, 10th and 90th percentile of the time (a call lasts until its last rank is done); the
-bandwidths that nccl-tests defines, algbw = size / time and busbw = algbw * 2(p-1)/p; messages and bytes
-that the busiest rank really sent, beside the formula; the time that the alpha-beta-gamma model gives; and
-whether the sums are right.
+For each: the 10th, 50th and 90th percentile of the time (a call lasts until its last rank is done); the bandwidths that
+nccl-tests defines, algbw = size / time and busbw = algbw * 2(p-1)/p; messages and bytes that each rank sent, beside the
+formula; the time by the alpha-beta-gamma model; and whether the sums are correct.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-from dataclasses import asdict
+import math
+import re
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from paceline import names as registry
-from paceline.bench.question import PICTURES, Question, check_file, read_ranks, read_sizes
-from paceline.errors import UsageError
+from paceline import launch, names
+from paceline.bench.machine import measure_machine
+from paceline.collectives import CostModel, allreduce, cost, has_cost
+from paceline.comm import Recorded, mpi_of
+from paceline.errors import UsageError, unknown
+from paceline.record.environment import environment
 
-EPILOG = """
-examples:
-  paceline bench allreduce -n 2,4,8
-  paceline bench allreduce -n 4 --sizes 437544,16MiB --algorithms ring,native --plot ring.svg
+Array = NDArray[Any]
 
-columns: algbw = size / time, busbw = algbw * 2(p-1)/p, as nccl-tests defines them; messages and bytes are
-those that the busiest rank sent, counted, beside what the formula says (for native: calls of MPI, and bytes
-handed to it); model is alpha * rounds + beta * bytes + gamma * bytes combined.
-"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to measure, and where the result goes."""
-    parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("-n", dest="ranks", default="2,4,8", help="numbers of ranks; default: 2,4,8")
-    parser.add_argument(
-        "--sizes", default="1KiB..64MiB", help="a list or a range of bytes; default: 1KiB..64MiB"
-    )
-    parser.add_argument("--algorithms", help="names, with commas between; default: all")
-    parser.add_argument("--dtype", default="float32", help="default: float32")
-    parser.add_argument("--repeats", type=int, default=100, help="calls of each, at most; default: 100")
-    parser.add_argument("--seconds", type=float, default=0.3, help="for the calls of each; default: 0.3")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .png, .svg or .pdf")
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+STEP = 4  # the factor between the sizes of a range
 
 
-def main(args: argparse.Namespace) -> int:
-    """Measure; print the table; 1 if a sum was wrong or a count was not the formula's."""
-    from paceline.bench._table import table
-    from paceline.launch import world
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What to measure: which collectives, on how many ranks, with how many bytes, how often."""
 
-    if (here := world()) is not None:  # each rank of that job would start a benchmark of its own
-        if here.rank != 0:
-            return 2
-        raise UsageError(f"bench starts its ranks itself: -n {here.size}, not {here.launcher}")
-    names = registry.names("collectives") if args.algorithms is None else args.algorithms.split(",")
-    question = Question(
-        ranks=read_ranks(args.ranks),
-        sizes=read_sizes(args.sizes),
-        algorithms=tuple(dict.fromkeys(name.strip() for name in names)),
-        dtype=args.dtype,
-        repeats=args.repeats,
-        seconds=args.seconds,
-    )
-    check_file("--json", args.json)
-    check_file("--plot", args.plot, PICTURES)
-    result = run(question)
-    sys.stdout.write(table(result) + "\n")
-    if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
-    if args.plot is not None:
-        from paceline.bench._plot import plot
+    ranks: tuple[int, ...]
+    sizes: tuple[int, ...]
+    algorithms: tuple[str, ...]
+    dtype: str
+    repeats: int
+    seconds: float
 
-        plot(result, args.plot)
-    cells = [cell for job in result["jobs"] for cell in job["cells"]]
-    return 0 if all(cell["right"] and cell["as_formula"] is not False for cell in cells) else 1
+    def __post_init__(self) -> None:
+        try:
+            kind = np.dtype(self.dtype)
+        except TypeError:
+            raise UsageError(f"dtype must be a NumPy number type; got {self.dtype!r}") from None
+        if kind.kind not in "iufc":
+            raise UsageError(f"dtype must be a NumPy number type; got {self.dtype!r}")
+        for ranks in self.ranks:
+            if ranks < 2:
+                raise UsageError(f"an allreduce needs at least 2 ranks; got {ranks}")
+        for name in self.algorithms:
+            if name not in names.names("collectives"):
+                raise unknown("collective", name, names.names("collectives"))
+        for size in self.sizes:
+            if size < 1 or size % kind.itemsize:
+                raise UsageError(
+                    f"sizes must be multiples of {self.dtype}'s {kind.itemsize} bytes; got {size}"
+                )
+        if self.repeats < 1:
+            raise UsageError(f"repeats must be at least 1; got {self.repeats}")
+        if not (self.seconds > 0 and math.isfinite(self.seconds)):
+            raise UsageError(f"seconds must be positive and finite; got {self.seconds:g}")
+
+
+def read_ranks(text: str) -> tuple[int, ...]:
+    """Read rank counts, in the order given.
+
+    >>> read_ranks("2,4,8")
+    (2, 4, 8)
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise UsageError(f"-n takes rank counts such as 2,4,8; got {text!r}")
+    return tuple(dict.fromkeys(int(word) for word in words))
+
+
+def read_sizes(text: str) -> tuple[int, ...]:
+    """Read sizes in bytes: a list, or a range in which each is four times the one before.
+
+    >>> read_sizes("1KiB..64KiB,437544")
+    (1024, 4096, 16384, 65536, 437544)
+    """
+    sizes: set[int] = set()
+    for word in text.split(","):
+        first, dots, last = word.partition("..")
+        low = _read_bytes(first, text)
+        high = _read_bytes(last, text) if dots else low
+        if low < 1 or high < low:
+            raise UsageError(f"sizes must rise from at least 1 byte; got {word!r}")
+        while low <= high:
+            sizes.add(low)
+            low *= STEP
+    return tuple(sorted(sizes))
+
+
+def _read_bytes(word: str, text: str) -> int:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", word)
+    if match is None or match[2].upper() not in UNITS:
+        raise UsageError(f"sizes must look like 1KiB..64MiB or 4096,437544,16MiB; got {text!r}")
+    size = float(match[1]) * UNITS[match[2].upper()]
+    if size != int(size):
+        raise UsageError(f"sizes must be whole bytes; got {word.strip()!r}")
+    return int(size)
+
+
+def check_file(option: str, path: Path | None, endings: tuple[str, ...] = ()) -> None:
+    """Refuse a file that could not be written after the measurement."""
+    if path is None:
+        return
+    if endings and path.suffix.lower() not in endings:
+        raise UsageError(f"{option} must end in {', '.join(endings)}; got {path}")
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise UsageError(f"{option} must be a file in an existing folder; got {path}")
+
+
+# ---- the measurement
 
 
 def run(question: Question) -> dict[str, Any]:
-    """Start the ranks, once for each number of them; return what was measured, with the theory beside it."""
-    from paceline.record.environment import environment
-
+    """Start the ranks, once for each rank count; return the measurements, with the theory beside them."""
     jobs = [_job(question, ranks) for ranks in question.ranks]
     return {"benchmark": "allreduce", **asdict(question), "environment": environment(threads=1), "jobs": jobs}
 
 
 def _job(question: Question, ranks: int) -> dict[str, Any]:
-    from paceline import launch
-    from paceline.bench._ranks import measure
-
     arguments = {k: v for k, v in asdict(question).items() if k != "ranks"}
     try:
         job = launch.call(measure, arguments, ranks=ranks, threads=1)
@@ -104,9 +139,7 @@ def _job(question: Question, ranks: int) -> dict[str, Any]:
 
 
 def _with_theory(cell: dict[str, Any], p: int, itemsize: int, machine: dict[str, float]) -> dict[str, Any]:
-    """A measured cell with its statistics, bandwidths, formula and model."""
-    from paceline.collectives import CostModel, cost, has_cost
-
+    """Return a measured cell with its statistics, bandwidths, formula and model."""
     low, median, high = np.percentile(cell["seconds"], [10, 50, 90]).tolist()
     n, name = cell["size"] // itemsize, cell["algorithm"]
     formula = model = None
@@ -125,3 +158,76 @@ def _with_theory(cell: dict[str, Any], p: int, itemsize: int, machine: dict[str,
         "as_formula": None if formula is None else formula == cell["sent"],
         "model": model,
     }
+
+
+# ---- on each rank
+
+
+def measure(
+    comm: Any, *, sizes: list[int], algorithms: list[str], dtype: str, repeats: int, seconds: float
+) -> dict[str, Any]:
+    """Measure every algorithm at every size: seconds of each call, what each rank sent, whether the sums are right.
+
+    A call takes as long as its slowest rank. The algorithms take turns, so that a noisy moment affects all of them.
+    """
+    machine = measure_machine(comm)
+    cells: list[dict[str, Any]] = []
+    for size in sizes:
+        cells += _measure_size(comm, size // np.dtype(dtype).itemsize, algorithms, dtype, repeats, seconds)
+    library = " ".join(
+        mpi_of(comm).Get_library_version().strip("\0 \n").splitlines()[0].split(",")[0].split()
+    )
+    return {"machine": asdict(machine), "mpi": library, "cells": cells}
+
+
+def _measure_size(
+    comm: Any, n: int, algorithms: list[str], dtype: str, repeats: int, seconds: float
+) -> list[dict[str, Any]]:
+    send = (np.arange(n) % 3 + comm.Get_rank()).astype(dtype)
+    recv = np.empty_like(send)
+    calls = {name: _call(name, send, recv) for name in algorithms}
+    cells, times = {}, {}
+    for name, call in calls.items():
+        seen = Recorded(comm)
+        recv[...] = 0
+        (first,) = _slowest(comm, [_timed(comm, call, seen)])
+        cells[name] = {
+            "size": send.nbytes,
+            "algorithm": name,
+            "sent": comm.gather([seen.counts.messages, seen.counts.bytes]),
+            "right": all(comm.allgather(_is_sum(recv, comm.Get_size()))),
+        }
+        times[name] = _slowest(
+            comm, [_timed(comm, call) for _ in range(3 if first < seconds else 1)]
+        ).tolist()
+    wanted = {name: min(repeats, int(seconds / min(first))) for name, first in times.items()}
+    for turn in range(max(wanted.values())):
+        for name, call in calls.items():
+            if turn >= 3 and turn < wanted[name]:
+                times[name].append(_timed(comm, call))
+    for name, cell in cells.items():
+        cell["seconds"] = _slowest(comm, times[name]).tolist()
+    return list(cells.values())
+
+
+def _call(name: str, send: Array, recv: Array) -> Callable[[Any], None]:
+    return lambda comm: allreduce(send, recv, comm, algorithm=name)
+
+
+def _timed(comm: Any, call: Callable[[Any], None], seen: Any = None) -> float:
+    """Return the seconds of one call on `comm`, or on `seen`, which counts its messages."""
+    comm.Barrier()
+    start = time.perf_counter()
+    call(comm if seen is None else seen)
+    return time.perf_counter() - start
+
+
+def _slowest(comm: Any, seconds: list[float]) -> Array:
+    longest = np.array(seconds)
+    comm.Allreduce(mpi_of(comm).IN_PLACE, longest, mpi_of(comm).MAX)
+    return longest
+
+
+def _is_sum(recv: Array, p: int) -> bool:
+    whole = p * (np.arange(recv.size) % 3) + p * (p - 1) // 2
+    return bool(np.array_equal(recv, whole.astype(recv.dtype)))

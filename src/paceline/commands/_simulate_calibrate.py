@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline import text
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Measure; print what was found."""
-    from paceline.bench.question import check_file, read_ranks
+    from paceline.bench import check_file, read_ranks
     from paceline.machine.calibration import SECONDS, calibrate, check_ranks
 
     seconds = SECONDS if args.seconds is None else args.seconds
@@ -72,7 +73,7 @@ def told(machine: Machine) -> str:
     for name, nbytes in (("Barrier", 0), ("Allreduce", SMALL), ("Allreduce", LARGE)):
         curves = machine.collectives.get(name)
         if curves is not None:
-            words = "MPI's Barrier, us" if name == "Barrier" else f"MPI's {name} of {_size(nbytes)}, us"
+            words = "MPI's Barrier, us" if name == "Barrier" else f"MPI's {name} of {text.size(nbytes)}, us"
             rows[words] = [_us(curves.at(nbytes, count)) for count in counts]
     for name, words in (("combine", "a + b"), ("sum", "adding up rows"), ("copy", "copying")):
         curves = machine.memory.get(name)
@@ -80,13 +81,9 @@ def told(machine: Machine) -> str:
             rows[f"{words}, GB/s a rank"] = [
                 f"{1e-9 * LARGE / curves.at(LARGE, count):.2f}" for count in counts
             ]
-    wide = max(map(len, rows))
-    cells = max(len(cell) for row in rows.values() for cell in row)
-    lines = [
-        "  ".join([name.ljust(wide), *(cell.rjust(cells) for cell in row)]) for name, row in rows.items()
-    ]
-    head = f"{machine.processor}, {machine.cores} cores, {machine.mpi}; up to {_size(machine.eager_limit)} are sent unasked"
-    return "\n".join([head, *lines])
+    eager = text.size(machine.eager_limit)
+    head = f"{machine.processor}, {machine.cores} cores, {machine.mpi}; messages up to {eager} are sent eagerly"
+    return f"{head}\n{text.table([(name, *cells) for name, cells in rows.items()])}"
 
 
 def _message(machine: Machine, nbytes: int, ranks: int) -> float:
@@ -96,9 +93,3 @@ def _message(machine: Machine, nbytes: int, ranks: int) -> float:
 
 def _us(seconds: float) -> str:
     return f"{1e6 * seconds:.1f}"
-
-
-def _size(nbytes: int) -> str:
-    from paceline.bench.question import spell
-
-    return spell(nbytes)

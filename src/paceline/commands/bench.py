@@ -1,19 +1,147 @@
-"""`paceline bench`: measurements of this machine."""
+"""`paceline bench`: measure the collectives on this machine."""
 
 from __future__ import annotations
 
 import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from paceline.bench import allreduce
+from paceline import names, text
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.figures import Lines
+
+EPILOG = """
+examples:
+  paceline bench allreduce -n 2,4,8
+  paceline bench allreduce -n 4 --sizes 437544,16MiB --algorithms ring,native --plot ring.svg
+
+columns: algbw = size / time, busbw = algbw * 2(p-1)/p, as nccl-tests defines them; messages and bytes are
+those that the busiest rank sent, counted and by the formula (for native: calls of MPI, and bytes handed to
+it); model is alpha * rounds + beta * bytes + gamma * bytes combined.
+"""
+HEADINGS = (
+    *("size", "algorithm", "median us", "p10", "p90", "algbw GB/s", "busbw GB/s", "model us", "calls"),
+    *("messages", "formula", "bytes", "formula", "result"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to measure."""
+    """Add what to measure, and where the result goes."""
     kinds = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
     about = "every collective at every size, against the theory and against MPI's own"
-    allreduce.add_arguments(kinds.add_parser("allreduce", help=about, description=about))
+    parser = kinds.add_parser("allreduce", help=about, description=about)
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("-n", dest="ranks", default="2,4,8", help="rank counts; default: 2,4,8")
+    parser.add_argument(
+        "--sizes", default="1KiB..64MiB", help="a list or a range of bytes; default: 1KiB..64MiB"
+    )
+    parser.add_argument("--algorithms", help="names separated by commas; default: all")
+    parser.add_argument("--dtype", default="float32", help="default: float32")
+    parser.add_argument("--repeats", type=int, default=100, help="most calls of each; default: 100")
+    parser.add_argument("--seconds", type=float, default=0.3, help="for the calls of each; default: 0.3")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the result: .png, .svg or .pdf")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure."""
-    return allreduce.main(args)
+    """Measure; print the table; return 1 if a sum was wrong or a count differs from the formula."""
+    from paceline.bench import Question, check_file, read_ranks, read_sizes, run
+    from paceline.figures import FORMATS
+    from paceline.launch import world
+
+    if (here := world()) is not None:  # each rank of that job would start a benchmark of its own
+        if here.rank != 0:
+            return 2
+        raise UsageError(f"bench starts its ranks itself: -n {here.size}, not {here.launcher}")
+    algorithms = names.names("collectives") if args.algorithms is None else args.algorithms.split(",")
+    question = Question(
+        ranks=read_ranks(args.ranks),
+        sizes=read_sizes(args.sizes),
+        algorithms=tuple(dict.fromkeys(name.strip() for name in algorithms)),
+        dtype=args.dtype,
+        repeats=args.repeats,
+        seconds=args.seconds,
+    )
+    check_file("--json", args.json)
+    check_file("--plot", args.plot, FORMATS)
+    result = run(question)
+    print(table(result))
+    if args.json is not None:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    if args.plot is not None:
+        draw(result, args.plot)
+    cells = [cell for job in result["jobs"] for cell in job["cells"]]
+    return 0 if all(cell["right"] and cell["as_formula"] is not False for cell in cells) else 1
+
+
+def table(result: dict[str, Any]) -> str:
+    """Return the result as text, with a table for each rank count."""
+    return "\n\n".join(_block(job, result["dtype"]) for job in result["jobs"])
+
+
+def _block(job: dict[str, Any], dtype: str) -> str:
+    machine = job["machine"]
+    crowded = "; more ranks than cores: the times say little" if job["oversubscribed"] else ""
+    head = (
+        f"{text.count(job['ranks'], 'rank')} on {text.count(job['cores'], 'core')}, {dtype}, {job['mpi']}{crowded}\n"
+        f"call {1e6 * machine['call']:.1f} us, alpha {1e6 * machine['alpha']:.2f} us per message, "
+        f"beta {1e9 * machine['beta']:.3f} ns per byte sent, gamma {1e9 * machine['gamma']:.3f} ns per byte combined"
+    )
+    rows: list[tuple[str, ...]] = []
+    size = ""
+    for cell in job["cells"]:
+        first, *others = _row(cell)
+        rows += [()] if size and first != size else []
+        rows.append(("" if first == size else first, *others))
+        size = first
+    return f"{head}\n{text.table(rows, HEADINGS, justify='rl')}"
+
+
+def _row(cell: dict[str, Any]) -> tuple[str, ...]:
+    messages, sent = (max(pair[k] for pair in cell["sent"]) for k in (0, 1))
+    formula = cell["formula"]
+    verdict = "wrong" if not cell["right"] else "unlike formula" if cell["as_formula"] is False else "right"
+    return (
+        text.size(cell["size"]),
+        cell["algorithm"],
+        *(f"{1e6 * cell[key]:.1f}" for key in ("median", "p10", "p90")),
+        *(f"{1e-9 * cell[key]:.3f}" for key in ("algbw", "busbw")),
+        "-" if cell["model"] is None else f"{1e6 * cell['model']:.1f}",
+        str(len(cell["seconds"])),
+        str(messages),
+        "-" if formula is None else str(max(pair[0] for pair in formula)),
+        str(sent),
+        "-" if formula is None else str(max(pair[1] for pair in formula)),
+        verdict,
+    )
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Draw time and bus bandwidth against the size, with a column for each rank count."""
+    from paceline.figures import save
+    from paceline.report.allreduce import bandwidths, times
+
+    jobs, dtype = result["jobs"], result["dtype"]
+    above = [_titled(job, times(job, dtype, "")) for job in jobs]
+    below = [replace(bandwidths(job, dtype, ""), title="") for job in jobs]
+    title = f"Allreduce of {dtype}: median time with the 10th to 90th percentile, and bus bandwidth"
+    save([_with_one_scale(above), _with_one_scale(below)], [path], title=title, width=max(390.0 * len(jobs), 600.0))
+
+
+def _titled(job: dict[str, Any], figure: Lines) -> Lines:
+    crowded = " (more ranks than cores)" if job["oversubscribed"] else ""
+    title = f"{text.count(job['ranks'], 'rank')} on {text.count(job['cores'], 'core')}{crowded}"
+    return replace(figure, title=title)
+
+
+def _with_one_scale(row: list[Lines]) -> list[Lines]:
+    """Give all figures of a row the same range of y."""
+    values = [y for figure in row for c in figure.curves for y in (*c.y, *(c.low or ()), *(c.high or ())) if y]
+    low, high = row[0].y.bounds[0], 1.05 * max(values)
+    bounds = (min(values) / 1.2, 1.2 * max(values)) if low is None else (low, high)
+    return [replace(figure, y=replace(figure.y, bounds=bounds)) for figure in row]

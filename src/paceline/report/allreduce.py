@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def bench_section(path: str | Path, number: int = 1) -> Section:
     blocks: list[Block] = []
     for place, job in enumerate(result["jobs"], 1):
         name = f"allreduce-{number}-{place}"
-        blocks += [_figure(job, result["dtype"], name), _table(job, f"{name}-values")]
+        blocks += [times(job, result["dtype"], name), _table(job, f"{name}-values")]
     where = result.get("environment", {}).get("processor", "an unknown processor")
     return Section(title="Allreduce benchmark", blocks=tuple(blocks), note=f"{result['dtype']}, on {where}")
 
@@ -53,7 +54,8 @@ def _read(path: Path) -> dict[str, Any]:
     return result
 
 
-def _figure(job: dict[str, Any], dtype: str, name: str) -> Lines:
+def times(job: dict[str, Any], dtype: str, name: str) -> Lines:
+    """Return the time of each collective against the size, with the model's time."""
     curves = []
     for algorithm in dict.fromkeys(cell["algorithm"] for cell in job["cells"]):
         cells = sorted(
@@ -89,6 +91,18 @@ def _figure(job: dict[str, Any], dtype: str, name: str) -> Lines:
         y=Axis(label="time (us)", log=True),
         curves=tuple(curves),
     )
+
+
+def bandwidths(job: dict[str, Any], dtype: str, name: str) -> Lines:
+    """Return the bus bandwidth of each collective against the size."""
+    figure = times(job, dtype, name)
+    rates = {(cell["algorithm"], float(cell["size"])): 1e-9 * cell["busbw"] for cell in job["cells"]}
+    curves = (
+        replace(curve, y=tuple(rates[curve.strategy, x] for x in curve.x), low=None, high=None)
+        for curve in figure.curves
+        if curve.origin == "measured"
+    )
+    return replace(figure, y=Axis(label="bus bandwidth (GB/s)", bounds=(0.0, None)), curves=tuple(curves))
 
 
 def _table(job: dict[str, Any], name: str) -> Table:

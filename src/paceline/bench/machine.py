@@ -1,7 +1,6 @@
-"""What this machine's messages and sums cost, measured on all ranks at once: they share its memory.
+"""The cost of messages and sums on this machine, measured on all ranks at once, since they share its memory.
 
-A ping-pong goes both ways at a time between neighbours, since in a collective every rank sends and receives
-at a time.
+In the ping-pong, neighbours send to each other at the same time, as the ranks of a collective do.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ SECONDS = 0.05  # for each size
 
 
 def measure_machine(comm: Any) -> CostModel:
-    """alpha, beta, gamma and the cost of a call; collective. With an odd rank out, that one only computes."""
+    """Measure alpha, beta, gamma and the cost of a call; collective. With an odd rank count, the last only computes."""
     p = comm.Get_size()
     passes, sums = [], []
     for size in SIZES:
@@ -68,7 +67,7 @@ def _sum(size: int) -> Callable[[], None]:
 
 
 def _median_of(comm: Any, work: Callable[[], None], *, together: bool = False) -> float:
-    """Seconds of `work`, done by all ranks as often as fits the time; after a barrier if `together`."""
+    """Return the median seconds of `work`, repeated on all ranks at once; after a barrier if `together`."""
     trial = [_seconds(comm, work, together) for _ in range(5)]
     repeats = np.array([np.clip(SECONDS / max(float(np.median(trial)), 1e-7), 5, 2000)], int)
     comm.Bcast(repeats)
