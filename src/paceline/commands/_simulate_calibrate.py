@@ -82,7 +82,9 @@ def told(machine: Machine) -> str:
                 f"{1e-9 * LARGE / curves.at(LARGE, count):.2f}" for count in counts
             ]
     eager = text.size(machine.eager_limit)
-    head = f"{machine.processor}, {machine.cores} cores, {machine.mpi}; messages up to {eager} are sent eagerly"
+    head = (
+        f"{machine.processor}, {machine.cores} cores, {machine.mpi}; messages up to {eager} are sent eagerly"
+    )
     return f"{head}\n{text.table([(name, *cells) for name, cells in rows.items()])}"
 
 

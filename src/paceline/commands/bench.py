@@ -130,7 +130,12 @@ def draw(result: dict[str, Any], path: Path) -> None:
     above = [_titled(job, times(job, dtype, "")) for job in jobs]
     below = [replace(bandwidths(job, dtype, ""), title="") for job in jobs]
     title = f"Allreduce of {dtype}: median time with the 10th to 90th percentile, and bus bandwidth"
-    save([_with_one_scale(above), _with_one_scale(below)], [path], title=title, width=max(390.0 * len(jobs), 600.0))
+    save(
+        [_with_one_scale(above), _with_one_scale(below)],
+        [path],
+        title=title,
+        width=max(390.0 * len(jobs), 600.0),
+    )
 
 
 def _titled(job: dict[str, Any], figure: Lines) -> Lines:
@@ -141,7 +146,9 @@ def _titled(job: dict[str, Any], figure: Lines) -> Lines:
 
 def _with_one_scale(row: list[Lines]) -> list[Lines]:
     """Give all figures of a row the same range of y."""
-    values = [y for figure in row for c in figure.curves for y in (*c.y, *(c.low or ()), *(c.high or ())) if y]
+    values = [
+        y for figure in row for c in figure.curves for y in (*c.y, *(c.low or ()), *(c.high or ())) if y
+    ]
     low, high = row[0].y.bounds[0], 1.05 * max(values)
     bounds = (min(values) / 1.2, 1.2 * max(values)) if low is None else (low, high)
     return [replace(figure, y=replace(figure.y, bounds=bounds)) for figure in row]

@@ -134,7 +134,9 @@ def draw_on(
     if len(every) > 1:
         for drawing, one in zip(every, (one for line in grid for one in line), strict=True):
             label = drawing.axes.get_title(loc="left")
-            drawing.axes.set_title("\n".join(filter(None, (one.title, label))), loc="left", fontsize=size, color=INK)
+            drawing.axes.set_title(
+                "\n".join(filter(None, (one.title, label))), loc="left", fontsize=size, color=INK
+            )
     unique = {handle.get_label(): handle for drawing in every for handle in drawing.handles}
     _add_legend(page, list(unique.values()), width, margin, size)
     return drawings
