@@ -85,7 +85,7 @@ def train(run: Run, watch: Any = None) -> float:
     from paceline.data import Batches, chunks
     from paceline.models import make
     from paceline.names import parse
-    from paceline.strategies.parameter_server._placement import place
+    from paceline.strategies.parameter_server import place
     from paceline.strategies.parameter_server.rules import Arrival
     from paceline.training.job import made
 

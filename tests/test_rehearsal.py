@@ -7,7 +7,7 @@ import pytest
 from paceline.comm.clocks import TracedStopwatch
 from paceline.comm.counting import Recorded
 from paceline.comm.tracing import Events
-from paceline.worker.rehearsal import unrecorded
+from paceline.worker.worker import unrecorded
 from tests.ranks import on_ranks
 
 

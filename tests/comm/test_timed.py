@@ -12,7 +12,7 @@ from paceline.collectives import allreduce, nodes
 from paceline.comm import Recorded, channel, pretend_nodes
 from paceline.comm.operations import Charged, operation
 from paceline.comm.torch_processes import Processes
-from paceline.vectors import SHORT, room, rows
+from paceline.vectors import SHORT, room, shared_memory
 from tests.comm.timed import Timed
 
 FLOAT = np.dtype(np.float32)
@@ -106,11 +106,10 @@ def test_memory_that_nobody_looks_at_is_one_for_all_ranks() -> None:
 
 
 def test_rows_that_nobody_looks_at_are_one_row() -> None:
-    like = np.zeros(LONG, FLOAT)
-    all_in_one = rows(Timed(time_only=True), 5, like)
+    all_in_one = shared_memory((5, LONG), FLOAT)
     assert all_in_one.shape == (5, LONG)
     assert np.shares_memory(all_in_one[0], all_in_one[4])
-    assert not np.shares_memory(*rows(Timed(), 2, like))
+    assert not np.shares_memory(*shared_memory((2, SHORT // 4), FLOAT))
 
 
 def test_the_shared_memory_collective_tells_its_copies_and_its_sum() -> None:

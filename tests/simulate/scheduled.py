@@ -13,8 +13,8 @@ from paceline.machine import Costs, load_network
 from paceline.simulate.model import copied
 from paceline.simulate.options import Options
 from paceline.simulate.training import Simulated, Simulation
-from paceline.strategies.parameter_server._owned import APPLIED, DROPPED
-from paceline.strategies.parameter_server._placement import place
+from paceline.strategies.parameter_server import place
+from paceline.strategies.parameter_server._pieces import APPLIED, DROPPED
 from paceline.training.config import Config
 from paceline.training.fitted import Fitted
 from paceline.training.job import Job, Parts

@@ -13,9 +13,11 @@ from paceline.data import Batch
 from paceline.errors import UsageError
 from paceline.models import FactoredModel, Model
 from paceline.models.mlp import MLP
-from paceline.simulate.model import CostedUpdate, copied, kind_of
+from paceline.simulate.model import copied, kind_of
 from paceline.simulate.model import costed as plainly
 from paceline.updates.momentum import Momentum
+from paceline.vectors import Meter, vector
+from paceline.worker import apply_update, start_update
 
 RNG = np.random.default_rng(0)
 BATCH = Batch(RNG.random((6, 5)).astype(np.float32), np.arange(6) % 3, 6, 9, 0, 0, 0)
@@ -77,7 +79,7 @@ def test_the_same_gradient_and_its_cost() -> None:
     model = costed(copied(net), clock)
     model.place(net.x.copy(), np.empty_like(net.g))
     assert model.gradient(BATCH) == net.gradient(BATCH)
-    assert (model.g == net.g).all()
+    assert (np.asarray(model.g) == net.g).all()
     assert (clock.work, clock.now, clock.steps) == ([("gradient", 6)], 6, 1)
     assert model.evaluate(BATCH.inputs, BATCH.labels) == net.evaluate(BATCH.inputs, BATCH.labels)
     assert (model.predict(BATCH.inputs) == net.predict(BATCH.inputs)).all()
@@ -121,21 +123,35 @@ def test_factors_and_parts_have_their_own_costs() -> None:
     np.testing.assert_allclose(part(), net.g[part.part], rtol=1e-5)
     elements = part.part.stop - part.part.start
     assert clock.work == [("factors", 6), ("part", 6 * elements)]
-    model.place(model.x.copy(), model.g.copy())
+    model.place(np.array(model.x), np.array(model.g))
     model.gradient(whole)
     assert clock.work[-1] == ("gradient", 6)
 
 
-def test_a_hollow_model_costs_the_same_and_touches_nothing() -> None:
+@pytest.mark.parametrize("time_only", [False, True])
+def test_vectors_are_changed_in_place_as_those_of_a_real_model_are(time_only: bool) -> None:
+    net, clock = MLP([5, 40, 3]), Clock()
+    model = costed(net, clock, time_only=time_only)
+    model.gradient(BATCH)
+    before, nbytes = np.array(net.g), net.g.nbytes
+    model.g *= 2.0
+    model.x += model.g
+    assert clock.work[1:] == [("copy", nbytes), ("combine", nbytes)]
+    assert (net.g == (before if time_only else 2 * before)).all()
+    with pytest.raises(AttributeError, match=r"g is changed in place, or moved with place\(x, g\)"):
+        model.g = np.zeros(3)
+
+
+def test_a_time_only_model_costs_the_same_and_touches_nothing() -> None:
     net = MLP([5, 4, 3])
     x, g = net.x.copy(), net.g.copy()
     clocks = [Clock(), Clock()]
     time_only, full = costed(net, clocks[0], time_only=True), costed(MLP([5, 4, 3]), clocks[1])
     for model in (time_only, full):
         assert isinstance(model, FactoredModel)
-        update = CostedUpdate(Momentum(), model._comm, time_only=model.time_only)  # type: ignore[attr-defined]
         assert math.isnan(model.gradient(BATCH)) == (model is time_only)
-        update.apply(model.x, model.g, 0.1, update.start(model.x))
+        update = Momentum()
+        apply_update(update, model.x, model.g, 0.1, start_update(update, model.x))
         model.evaluate(BATCH.inputs, BATCH.labels)
         model.gradient(BATCH, ready=lambda layer: None)
         part = model.share_factors(np.zeros(model.factor_bytes(9), np.uint8), 9, rank=0, ranks=2)
@@ -152,12 +168,10 @@ def test_a_hollow_model_costs_the_same_and_touches_nothing() -> None:
 def test_the_update_is_charged_by_its_elements() -> None:
     clock = Clock()
     plain = Momentum()
-    update = CostedUpdate(plain, clock)
-    x, expected = np.ones(7), np.ones(7)
-    update.apply(x[:4], np.ones(4), 0.5, update.start(x[:4]))
+    x, expected = vector(np.ones(7), Meter(clock.Work)), np.ones(7)
+    apply_update(plain, x[:4], np.ones(4), 0.5, start_update(plain, x[:4]))
     plain.apply(expected[:4], np.ones(4), 0.5, plain.start(expected[:4]))
-    assert (x == expected).all()
-    assert update.plain is plain
+    assert (np.asarray(x) == expected).all()
     assert clock.work == [("update", 4)]
 
 

@@ -251,7 +251,7 @@ def talk(world: Any, rounds: int, few: int) -> list[dict[str, Any]]:
         draw = np.random.default_rng((5, world.rank))
         start = draw.normal(size=size).astype(dtype)
         x, w = start.copy(), 1 / world.size
-        mail = Mail(x, world, slots=1 + world.rank % 2)
+        mail = Mail(lambda more, x=x: np.empty(x.size + more, x.dtype), world, slots=1 + world.rank % 2)
         for _ in range(rounds):
             while (message := mail.next()) is not None:
                 w = merge(x, w, message)

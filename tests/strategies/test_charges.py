@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,101 +11,135 @@ import numpy as np
 import pytest
 
 from paceline import names as spec
+from paceline.comm.clocks import Stopwatch
 from paceline.data import Batches, load
 from paceline.models.mlp import build
 from paceline.schedules.constant import Constant
-from paceline.strategies._shared_x import SharedX
+from paceline.simulate.model import costed, kind_of
 from paceline.strategies.parameter_server._chief import Dealer, first_batch
-from paceline.strategies.parameter_server._master import KEPT, Marks
-from paceline.strategies.parameter_server._owned import Gradient, Owned
-from paceline.strategies.parameter_server._placement import Piece
+from paceline.strategies.parameter_server._master import Outbox
+from paceline.strategies.parameter_server._pieces import KEPT, Gradient, Marks, Owned, Piece
 from paceline.strategies.parameter_server.rules.plain import Plain
 from paceline.updates.sgd import Sgd
-from paceline.worker import Worker
+from paceline.vectors import Meter
+from paceline.worker import SharedX, Worker, apply_update
 from tests.comm.timed import Timed
 
 
-class Plainly:
-    """An update as the simulator wraps it: whoever charges by himself must take what is inside."""
+class Clock:
+    """As much of a simulated communicator as a model needs; `work`: the kinds and amounts that it was charged."""
 
-    def __init__(self, plain: Any) -> None:
-        self.plain = plain
+    def __init__(self) -> None:
+        self.work: list[tuple[str, float]] = []
 
-    def start(self, x: np.ndarray) -> dict[str, np.ndarray]:
-        raise AssertionError("charged twice")
+    def Work(self, kind: str, amount: float) -> None:  # noqa: N802 (a name of the simulator's)
+        self.work.append((kind, amount))
 
-    def apply(self, *_: Any) -> None:
-        raise AssertionError("charged twice")
+    def Step(self) -> None: ...  # noqa: N802
 
 
-def worker(charge: Callable[[str, float], None], **settings: Any) -> Worker:
+def worker(clock: Clock, *, time_only: bool = False, **settings: Any) -> Worker:
     iris = load("iris")
+    net = build(iris, 8)
     given = {
-        "comm": None, "model": build(iris, 8), "data": iris, "update": Sgd(), "schedule": Constant(), "rate": 0.1,
-        "batches": Batches(iris.train, batch=20, draws=4), "epochs": 2,
+        "comm": None, "model": costed(net, clock, kind_of(net, time_only=time_only)), "data": iris, "update": Sgd(),
+        "schedule": Constant(), "rate": 0.1, "batches": Batches(iris.train, batch=20, draws=4), "epochs": 2,
     }  # fmt: skip
-    return Worker(**{**given, **settings}, charge=charge)
+    return Worker(**{**given, **settings}, meter=Meter(clock.Work, time_only))
 
 
 X = 67 * 4  # the bytes of that network's parameters, in float32
+STEPS = {("update", 67): 8}
 
 
+@pytest.mark.parametrize("time_only", [False, True])
 @pytest.mark.parametrize(
     ("strategy", "expected"),
     [
         # Each of 8 turns: into the message, the mean, and back.
-        ("weight-average", {("copy", X + 4): 8, ("copy", X): 16}),
-        # The centre at first; each of 4 pulls: into the message, the mean, six passes.
-        ("elastic:every=2", {("copy", X + 4): 4, ("copy", X): 5, ("combine", 6 * X): 4}),
-        ("local-sgd:every=4", {("copy", X + 4): 2, ("copy", X): 4}),
+        ("weight-average", {**STEPS, ("copy", X): 24}),
+        # The centre at first; each of 4 pulls: into the message, the mean, alpha (x - c) and p alpha (m - c).
+        ("elastic:every=2", {**STEPS, ("copy", X): 1 + 4 * 4, ("combine", X): 4 * 4}),
+        ("local-sgd:every=4", {**STEPS, ("copy", X): 6}),
         (
             "local-sgd:every=4,outer-momentum=0.9",
-            {("copy", X + 4): 2, ("copy", X): 5, ("combine", X): 2, ("update", 67): 2},
+            {("update", 67): 10, ("copy", X): 7, ("combine", X): 2},
         ),
-        ("psgd", {("copy", X + 4): 1, ("copy", X): 2}),
-        ("serial", {}),
-        ("sync", {}),
+        ("psgd", {**STEPS, ("copy", X): 3}),
+        ("serial", STEPS),
+        ("sync", STEPS),
     ],
 )
-def test_copies_and_mixtures(strategy: str, expected: dict[tuple[str, float], int]) -> None:
-    told: Counter[tuple[str, float]] = Counter()
-    me = worker(lambda kind, amount: told.update([(kind, amount)]))
+def test_copies_and_mixtures(strategy: str, time_only: bool, expected: dict[tuple[str, float], int]) -> None:
+    clock = Clock()
+    me = worker(clock, time_only=time_only)
     spec.parse("strategies", strategy).make().train(me)
-    assert told == expected
+    charged = Counter(work for work in clock.work if work[0] not in ("gradient", "evaluate"))
+    assert charged == expected
     assert len(me.history) == 2
 
 
-def test_what_a_master_does_is_told_once() -> None:
-    told: list[tuple[str, float]] = []
-    me = worker(lambda *work: told.append(work), update=Plainly(Sgd()))
+def test_what_a_master_does_is_charged_once() -> None:
+    clock = Clock()
+    me = worker(clock)
     me.model.x[:] = 1.0
     said = [Gradient(step=0, count=2), Gradient(step=1, count=2)]
     piece = Piece(number=0, master=0, part=slice(0, 40), layers=(0,))
     owned = Owned(me, piece, Plain(), 2, said, array("d"))
     owned.g[0] = 4.0
+    clock.work.clear()
     owned.apply(0)
-    assert told == [("rule", 40)]
-    assert np.allclose(owned.x, 1 - 0.1 * 4 / 2)
+    assert clock.work == [("rule", 40)]
+    assert np.allclose(np.asarray(owned.x), 1 - 0.1 * 4 / 2)
     assert np.array_equal(owned.answer(0), owned.x)
-    told.clear()
+    clock.work.clear()
     owned.add(0)
     owned.add(1)
     owned.apply_round()
-    assert told == [("copy", 160), ("combine", 160), ("rule", 40)]
+    assert clock.work == [("copy", 160), ("combine", 160), ("rule", 40)]
 
 
 def test_without_computing_a_master_only_counts() -> None:
-    told: list[tuple[str, float]] = []
-    me = worker(lambda *work: told.append(work), update=Plainly(None), time_only=True)
+    clock = Clock()
+    me = worker(clock, update=None, time_only=True)
     said, rows = [Gradient(step=0, count=2)] * 3, array("d")
     owned = Owned(me, Piece(0, 0, slice(0, 40), (0,)), Plain(), 3, said, rows)
-    before = owned.x.copy()
+    before = np.array(owned.x)
+    clock.work.clear()
     for w in (0, 1, 1):
         owned.apply(w)
         owned.answer(w)
-    assert told == [("rule", 40)] * 3
-    assert np.array_equal(owned.x, before)
+    assert clock.work == [("rule", 40)] * 3
+    assert np.array_equal(np.asarray(owned.x), before, equal_nan=True)
     assert rows[4::6].tolist() == [0, 1, 0]  # tau
+
+
+def test_a_master_keeps_no_copy_of_what_has_arrived() -> None:
+    class Sent:
+        def __init__(self) -> None:
+            self.arrived = False
+
+        def Test(self) -> bool:  # noqa: N802
+            return self.arrived
+
+        def Wait(self) -> None:  # noqa: N802
+            self.arrived = True
+
+    class Comm:
+        def Isend(self, values: Any, dest: int, tag: int) -> Sent:  # noqa: N802
+            sent.append(Sent())
+            return sent[-1]
+
+    sent: list[Sent] = []
+    outbox = Outbox(Comm(), first=1)
+    for epoch in range(100):
+        outbox.send_copy(np.zeros(10), tag=3, master=0)
+        if epoch >= 2:
+            sent[epoch - 2].arrived = True
+        assert len(outbox.copies) <= 3
+    outbox.complete_copies()
+    assert not outbox.copies
+    assert all(one.arrived for one in sent)
 
 
 @pytest.mark.parametrize("share", ["static", "dynamic"])
@@ -141,10 +174,13 @@ def test_marks() -> None:
 
     def train(piece: Values, to: int) -> list[int]:
         made = []
+        kept = marks._marks[pieces.index(piece)]
         while piece.arrivals < to:
             piece.arrivals += 1
             piece.x[:] = piece.arrivals
-            made += [piece.arrivals] if marks.arrived(piece) else []
+            before = max(kept)
+            marks.arrived(piece)
+            made += [piece.arrivals] if max(kept) > before else []
         return made
 
     assert train(first, 35) == [10, 20, 30]
@@ -161,9 +197,13 @@ def test_marks() -> None:
     assert (first.x[0], second.x[0]) == (0, 0)
 
 
+def watch() -> Stopwatch:
+    return Stopwatch(lambda: 0.0)
+
+
 def test_in_a_shared_x_everything_takes_its_time_first_and_earlier_ranks_go_before() -> None:
     comm = Timed(node_of=(0, 0, 0))
-    shared = SharedX(np.ones(10, np.float32), comm)
+    shared = SharedX(np.ones(10, np.float32), comm, watch())
     comm.told.clear()
     x = np.zeros(10, np.float32)
     shared.read(x)
@@ -176,11 +216,10 @@ def test_in_a_shared_x_everything_takes_its_time_first_and_earlier_ranks_go_befo
             comm.told.append("applied")
             super().apply(*arguments, **named)
 
-    update = shared.in_time(Plainly(Noting()))
     with shared.writing() as there:
-        update.apply(there, np.full(10, 2.0, np.float32), 0.25, update.start(there), 1.0)
+        apply_update(Noting(), there, np.full(10, 2.0, np.float32), 0.25, {}, 1.0)
     assert comm.told == ["pass", ("update", 10), "pass", "applied"]
-    assert shared.x.tolist() == [0.5] * 10
+    assert np.asarray(shared.x).tolist() == [0.5] * 10
     assert (list(shared.taus), shared.overlapping) == ([0], 0)
     shared.free()
 
@@ -196,18 +235,20 @@ def test_updates_of_others_between_read_and_write_are_counted() -> None:
 
     comm.Dup = lambda: comm
     comm.Pass = others_go
-    shared = SharedX(np.ones(4), comm)
+    shared = SharedX(np.ones(4), comm, watch())
     other.shared = shared
-    update = shared.in_time(Plainly(Sgd()))
     shared.read(np.empty(4))
     with shared.writing() as x:
-        update.apply(x, np.ones(4), 0.5, {}, 1.0)
+        apply_update(Sgd(), x, np.ones(4), 0.5, {}, 1.0)
     assert other.updates == 3  # before the read, before the write, and before the end of the write
     assert list(shared.taus) == [2]
     assert shared.overlapping == 1
 
 
-def test_real_updates_are_made_as_they_are() -> None:
-    shared = SharedX(np.ones(4), Timed())
-    update = Sgd()
-    assert shared.in_time(update) is update
+def test_real_ranks_share_a_plain_array() -> None:
+    class Real(Timed):
+        Pass = Work = None  # type: ignore[assignment]
+
+    comm: Any = Real()
+    comm.Dup = lambda: comm
+    assert type(SharedX(np.ones(4), comm, watch()).x) is np.ndarray

@@ -15,7 +15,7 @@ from paceline.models.mlp import MLP
 from paceline.record import Run
 from paceline.report import write_report
 from paceline.strategies.parameter_server import ParameterServer
-from paceline.strategies.parameter_server._owned import APPLIED, DROPPED, LEFT, RESTORED
+from paceline.strategies.parameter_server._pieces import APPLIED, DROPPED, LEFT, RESTORED
 from paceline.training.config import Config
 from paceline.training.job import Job
 from paceline.training.replaying import as_in

@@ -5,6 +5,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.launch import mpi
+
+
+def kept(request: Any) -> Any:
+    """A request of a class that Python has made: whoever times it makes no other one of it."""
+    Kept = type("Kept", (mpi().Request,), {})
+    return Kept.__new__(Kept, request)
+
 
 class Watched:
     """An MPI communicator; its duplicates note into the same lists. `left`: messages that nobody received."""
@@ -23,13 +31,13 @@ class Watched:
 
     def Isend(self, buffer: Any, dest: int, tag: int = 0) -> Any:
         self.notes["sent"][dest] = self.notes["sent"].get(dest, 0) + 1
-        request = self._comm.Isend(buffer, dest, tag)
+        request = kept(self._comm.Isend(buffer, dest, tag))
         self.notes["requests"].append(request)
         return request
 
     def Irecv(self, buffer: Any, source: int, tag: int = 0) -> Any:
         self.notes["received"][source] = self.notes["received"].get(source, 0) + 1
-        request = self._comm.Irecv(buffer, source, tag)
+        request = kept(self._comm.Irecv(buffer, source, tag))
         self.notes["requests"].append(request)
         return request
 

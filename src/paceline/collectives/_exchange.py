@@ -55,13 +55,16 @@ class Exchange(Protocol):
     ) -> None: ...
 
 
-def make_exchange(name: str, model: Model, comm: Any, batch: int | None = None) -> Exchange:
+def make_exchange(
+    name: str, model: Model, comm: Any, batch: int | None = None, *, whole: bool = False
+) -> Exchange:
     """Make the exchange that belongs to the collective called `name`. Collective; every rank gets rank 0's x.
 
     `batch`: samples in a global batch, given by a caller that uses no gradient except the one that `reduce` returns.
     The ranks of one node may then exchange factors, and model.g is not used.
+    `whole`: every rank makes the whole update, so that `part` is everything.
     """
-    if comm is None or comm.Get_size() == 1:
+    if whole or comm is None or comm.Get_size() == 1:
         return Replicated(model, comm, name)
     if name == "auto":
         layout = nodes(channel(comm))
@@ -144,7 +147,7 @@ class InWindow(_Closing):
             return
         self._closed = True
         if not self._node.time_only:
-            self._model.place(self._model.x.copy(), self._own_g())
+            self._model.place(np.array(self._model.x), self._own_g())
         self._forget()
         del self._x, self._rest
         self._shared.fence()

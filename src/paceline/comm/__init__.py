@@ -1,6 +1,7 @@
 """Communicators with mpi4py's interface, and what paceline adds to them.
 
 counting          a communicator that counts messages and bytes (`Recorded`)
+timing            calls that go on the clock of their rank by themselves
 tracing           every call with its times, for `--trace`
 channel           the private duplicate of a communicator that collectives use, with scratch and shared memory
 operations        reduction operations as functions of two arrays

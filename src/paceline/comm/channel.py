@@ -71,7 +71,7 @@ class Channel:
     def copy(self, into: NDArray[Any], values: NDArray[Any]) -> None:
         """Copy `values` into an array."""
         if not self._kept.is_lost(into.dtype, into.nbytes):
-            into[...] = values
+            np.asarray(into)[...] = np.asarray(values)  # not charged by the vectors themselves
         self.charge("copy", into.nbytes)
 
     def charge(self, kind: str, amount: float) -> None:

@@ -4,63 +4,105 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 KINDS = ("compute", "exchange", "wait", "update", "evaluation")
+# While one of these is under way, a call of the communicator is a part of it. The seconds of "setup" are not counted.
+CLOSED = frozenset({"exchange", "wait", "evaluation", "setup"})
 
 
 class Stopwatch:
-    """A clock whose every lap assigns the time since the last one to a kind of work: no second is counted twice or lost.
+    """Gives every second to the kind of work that is under way, so that none is counted twice or lost.
 
-    >>> ticks = iter([0.0, 2.0, 5.0])
+    At first and between calls that say otherwise a rank is doing "update".
+
+    >>> ticks = iter([0.0, 2.0, 5.0, 6.0])
     >>> watch = Stopwatch(lambda: next(ticks))
-    >>> watch.lap("compute"), watch.lap("exchange")
-    (2.0, 3.0)
-    >>> watch.seconds["exchange"]
-    3.0
+    >>> watch.switch("exchange"), watch.switch("update")
+    ('update', 'exchange')
+    >>> watch.lap("compute"), watch.seconds["update"], watch.seconds["exchange"], watch.seconds["compute"]
+    (1.0, 2.0, 3.0, 1.0)
     """
 
-    __slots__ = ("clock", "last", "seconds")
+    __slots__ = ("clock", "kind", "last", "seconds", "waits")
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], waits: str = "exchange") -> None:
         self.clock = clock
         self.seconds = dict.fromkeys(KINDS, 0.0)
+        self.kind = "update"
+        """What is under way."""
+        self.waits = waits
+        """The kind of calls that wait for other ranks: "wait", or "exchange" where waiting is worked out afterwards."""
         self.last = clock()
 
+    def switch(self, kind: str) -> str:
+        """Begin another kind of work; return the one that ends."""
+        now, ended = self.clock(), self.kind
+        if ended != "setup":
+            self.seconds[ended] += now - self.last
+        self.last, self.kind = now, kind
+        return ended
+
     def lap(self, kind: str) -> float:
-        """Assign the time since the last lap to `kind` and return it."""
+        """Give the time since the last switch or lap to `kind`, whatever was under way."""
         now = self.clock()
         elapsed = now - self.last
         self.last = now
         self.seconds[kind] += elapsed
         return elapsed
 
+    @contextmanager
+    def during(self, kind: str) -> Iterator[None]:
+        """Give the time of a block to `kind`, unless it is a part of an exchange, an evaluation or the preparations."""
+        if self.kind in CLOSED:
+            yield
+            return
+        before = self.switch(kind)
+        try:
+            yield
+        finally:
+            self.switch(before)
+
     def restart(self) -> None:
-        """Leave the time since the last lap uncounted."""
+        """Let the time since the last switch go uncounted."""
         self.last = self.clock()
 
     def training(self) -> float:
-        """Return the seconds of everything except evaluation."""
+        """Return the seconds of everything but evaluation."""
         return sum(seconds for kind, seconds in self.seconds.items() if kind != "evaluation")
 
 
 class TracedStopwatch(Stopwatch):
-    """A stopwatch that reports every lap to a function: its kind, start and end.
+    """A stopwatch that reports every span of time: its kind, when it began and when it ended.
 
-    >>> ticks, laps = iter([0.0, 2.0]), []
-    >>> TracedStopwatch(lambda: next(ticks), lambda *lap: laps.append(lap)).lap("compute"), laps
-    (2.0, [('compute', 0.0, 2.0)])
+    >>> ticks, spans = iter([0.0, 2.0, 3.0]), []
+    >>> watch = TracedStopwatch(lambda: next(ticks), lambda *span: spans.append(span))
+    >>> watch.switch("compute"), watch.lap("compute"), spans
+    ('update', 1.0, [('update', 0.0, 2.0), ('compute', 2.0, 3.0)])
     """
 
     __slots__ = ("_report",)
 
-    def __init__(self, clock: Callable[[], float], report: Callable[[str, float, float], None]) -> None:
-        super().__init__(clock)
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        report: Callable[[str, float, float], None],
+        waits: str = "exchange",
+    ) -> None:
+        super().__init__(clock, waits)
         self._report = report
+
+    def switch(self, kind: str) -> str:
+        start = self.last
+        ended = super().switch(kind)
+        if ended != "setup":
+            self._report(ended, start, self.last)
+        return ended
 
     def lap(self, kind: str) -> float:
         start = self.last

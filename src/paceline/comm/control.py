@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.comm.clocks import Stopwatch
+from paceline.comm.timing import Waiting
 from paceline.errors import AgreedError, UsageError
 
 Made = TypeVar("Made")
@@ -116,10 +118,13 @@ class Control:
     ([2.0], 1)
     """
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: Any, watch: Stopwatch | None = None) -> None:
+        """`watch`: where the calls are timed, as waiting for other ranks."""
         self.size: int = 1 if comm is None else comm.Get_size()
         self.rank: int = 0 if comm is None else comm.Get_rank()
         self._comm = getattr(comm, "bare", comm).Dup() if self.size > 1 else None
+        if self._comm is not None and watch is not None:
+            self._comm = Waiting(self._comm, watch)
 
     def total(self, values: Array) -> Array:
         """Return the sum of all ranks' values on every rank."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from paceline.comm.timing import Timer
     from paceline.comm.tracing import Tracer
 
 # Calls of mpi4py's buffer interface that send their first argument to `dest`, that receive, that wait for requests.
@@ -147,11 +148,19 @@ class Recorded:
     Traffic(messages=1, bytes=40)
     """
 
-    def __init__(self, comm: Any, counts: Counts | None = None, tracer: Tracer | None = None) -> None:
+    def __init__(
+        self,
+        comm: Any,
+        counts: Counts | None = None,
+        tracer: Tracer | None = None,
+        timer: Timer | None = None,
+    ) -> None:
         self.bare: Any = comm.bare if isinstance(comm, Recorded) else comm
         self.counts = Counts() if counts is None else counts
         self.tracer = tracer
         """Records every call with its times; None if calls are not traced."""
+        self.timer = timer
+        """Times the calls of this communicator and of those made from it; None if they are not timed."""
 
     def __getattr__(self, name: str) -> Any:
         # Called once for each name: the result is stored on the instance.
@@ -171,6 +180,8 @@ class Recorded:
             return call
         if self.tracer is not None:
             wrapped = self.tracer.wrap(name, wrapped)
+        if self.timer is not None:
+            wrapped = self.timer.wrap(name, wrapped)
         self.__dict__[name] = wrapped
         return wrapped
 
@@ -210,6 +221,6 @@ class Recorded:
         def made(*arguments: Any, **named: Any) -> Any:
             comm = call(*arguments, **named)
             tracer = None if self.tracer is None else self.tracer.of_new(comm)
-            return Recorded(comm, self.counts, tracer) if comm else comm
+            return Recorded(comm, self.counts, tracer, self.timer) if comm else comm
 
         return made

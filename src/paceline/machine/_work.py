@@ -19,7 +19,7 @@ from paceline.collectives import Factored, factors_pay, make_exchange
 from paceline.comm import mpi_of
 from paceline.data import Batch, Batches, chunks
 from paceline.training.job import Parts
-from paceline.worker.steps import COLUMNS, Steps
+from paceline.worker import COLUMNS, Steps
 
 Array = NDArray[Any]
 Points = list[list[float]]
@@ -153,9 +153,8 @@ def _updates(me: Steps, elements: int) -> Callable[[float], list[float]]:
         g, found = me.model.g[part], []
         me.watch.restart()
         for done in itertools.count():
-            before = me.watch.seconds["update"]
             me.step(g, 1, part)
-            found.append(me.watch.seconds["update"] - before)
+            found.append(me.watch.lap("update"))
             if done >= 1 and time.perf_counter() > until:
                 return found[WARM:] or found
         raise AssertionError
@@ -260,11 +259,11 @@ def _steps(comm: Any, loop: Loop, exchange: Any, reduce: Callable[[], Any], seco
     me.watch.restart()
     for done, batch in enumerate(loop.batches, start=1):
         me.gradient(batch)
-        g = reduce()
-        me.watch.lap("exchange")
+        with me.watch.during("exchange"):
+            g = reduce()
         me.step(g, batch.total, exchange.part)
-        exchange.publish()
-        me.watch.lap("exchange")
+        with me.watch.during("exchange"):
+            exchange.publish()
         if done == FIRST:
             one = np.array([(time.perf_counter() - start) / done])
             comm.Allreduce(mpi_of(comm).IN_PLACE, one, mpi_of(comm).MAX)

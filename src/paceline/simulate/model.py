@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from paceline.data import Batch
 from paceline.errors import UsageError
 from paceline.models import FactoredModel, Model, PartGradient, Ready, layer_by_layer
-from paceline.updates import State, Update
+from paceline.vectors import Meter, vector
 
 Array = NDArray[Any]
 # Of the seconds of a gradient the forward pass takes about a third; the layers share the rest.
@@ -29,7 +29,7 @@ def kind_of(model: Model, *, time_only: bool = False) -> type[Costed]:
 
     `time_only`: nothing is computed; x and g are room of the right size, and other ranks may have the same model.
     """
-    kinds = (HollowFactored, Hollow) if time_only else (CostedFactored, Costed)
+    kinds = (TimeOnlyFactored, TimeOnly) if time_only else (CostedFactored, Costed)
     return kinds[not isinstance(model, FactoredModel)]
 
 
@@ -41,7 +41,7 @@ def costed(
 ) -> Model:
     """`model` on the clock of `comm`. `before` is called before every gradient."""
     made = (kind_of(model) if kind is None else kind)(model, comm, before)
-    return cast(Model, made)  # whose x and g are to be moved with `place` alone
+    return cast(Model, made)  # whose x and g are moved with `place` alone
 
 
 def copied(model: Model) -> Model:
@@ -71,6 +71,8 @@ class Costed:
         self._comm = comm
         self._before = before
         self._by_layer: Callable[[Batch, Ready], float] | None = None
+        self._meter = Meter(comm.Work, self.time_only)
+        self._see(model.x, model.g)
 
     def __getattr__(self, name: str) -> Any:
         if name == "plain":  # not made yet: a copy in the making
@@ -79,13 +81,37 @@ class Costed:
 
     @property
     def x(self) -> Array:
-        """The parameters."""
-        return self.plain.x
+        """The parameters, as a vector on the rank's clock."""
+        self._refresh()
+        return self._vectors[0]
+
+    @x.setter
+    def x(self, value: Array) -> None:
+        self._check_same("x", value)
 
     @property
     def g(self) -> Array:
-        """The gradient."""
-        return self.plain.g
+        """The gradient, as a vector on the rank's clock."""
+        self._refresh()
+        return self._vectors[1]
+
+    @g.setter
+    def g(self, value: Array) -> None:
+        self._check_same("g", value)
+
+    def _check_same(self, name: str, value: Array) -> None:
+        """Accept what `model.g *= 2` assigns, the vector itself."""
+        if value is not getattr(self, name):
+            raise AttributeError(f"{name} is changed in place, or moved with place(x, g)")
+
+    def _refresh(self) -> None:
+        """See the memory that the model has now."""
+        if self._memory[0] is not self.plain.x or self._memory[1] is not self.plain.g:
+            self._see(self.plain.x, self.plain.g)
+
+    def _see(self, x: Array, g: Array) -> None:
+        self._memory = (x, g)
+        self._vectors = (vector(x, self._meter), vector(g, self._meter))
 
     @property
     def layers(self) -> Sequence[slice]:
@@ -99,7 +125,7 @@ class Costed:
 
     def place(self, x: Array, g: Array) -> None:
         """Move parameters and gradient."""
-        self.plain.place(x, g)
+        self.plain.place(np.asarray(x), np.asarray(g))
         self._kind = "gradient"
 
     def gradient(self, batch: Batch, ready: Ready | None = None) -> float:
@@ -175,29 +201,22 @@ class _Part:
         return found
 
 
-class Hollow(Costed):
+class TimeOnly(Costed):
     """A model that only charges. It has no loss: that is no number."""
 
     time_only = True
 
     def __init__(self, model: Model, comm: Any, before: Callable[[], None] | None = None) -> None:
         super().__init__(model, comm, None)
-        self._x, self._g = model.x, model.g
         self._backward = range(len(model.layers) - 1, -1, -1)
 
-    @property
-    def x(self) -> Array:
-        """Room of the size of the parameters."""
-        return self._x
-
-    @property
-    def g(self) -> Array:
-        """Room of the size of the gradient."""
-        return self._g
+    def _refresh(self) -> None:
+        """Keep what was shown: the model itself belongs to all ranks."""
 
     def place(self, x: Array, g: Array) -> None:
-        """Show another room."""
-        self._x, self._g, self._kind = x, g, "gradient"
+        """Show other memory."""
+        self._see(np.asarray(x), np.asarray(g))
+        self._kind = "gradient"
 
     def _compute(self, batch: Batch, ready: Ready | None = None) -> float:
         if ready is not None:
@@ -211,7 +230,7 @@ class Hollow(Costed):
         return math.nan, 0
 
 
-class HollowFactored(Hollow, CostedFactored):
+class TimeOnlyFactored(TimeOnly, CostedFactored):
     """The same of a model that can share factors."""
 
     def share_factors(self, memory: Array, batch: int, rank: int, ranks: int) -> PartGradient:
@@ -219,7 +238,7 @@ class HollowFactored(Hollow, CostedFactored):
         self._kind = "factors"
         model = copied(self.plain)  # sharing would change the one that all ranks have
         assert isinstance(model, FactoredModel)
-        return _Part(_Nothing(model.share_factors(memory, batch, rank, ranks).part, self._g), self)
+        return _Part(_Nothing(model.share_factors(memory, batch, rank, ranks).part, self._memory[1]), self)
 
 
 class _Nothing:
@@ -231,25 +250,6 @@ class _Nothing:
 
     def __call__(self) -> Array:
         return self._room
-
-
-class CostedUpdate:
-    """An update that charges the rank's clock with `update`, by the elements; `plain` is the update itself."""
-
-    def __init__(self, update: Update, comm: Any, *, time_only: bool = False) -> None:
-        self.plain = update
-        self._comm = comm
-        self._time_only = time_only
-
-    def start(self, x: Array) -> State:
-        """The state of a slice; none where nothing is computed."""
-        return {} if self._time_only else self.plain.start(x)
-
-    def apply(self, x: Array, g: Array, eta: float, state: State, scale: float = 1.0) -> None:
-        """One step, on the clock."""
-        if not self._time_only:
-            self.plain.apply(x, g, eta, state, scale)
-        self._comm.Work("update", x.size)
 
 
 # ---- The parameters of many ranks, in memory that is one for all of them as long as they are equal.

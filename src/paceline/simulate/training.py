@@ -17,13 +17,13 @@ from paceline.machine import Costs, Machine, load_network, make_compute
 from paceline.models import Model
 from paceline.record import Run
 from paceline.record.environment import environment
-from paceline.simulate.model import PAYS, Costed, CostedUpdate, Pool, Room, copied, costed, kind_of, moved
+from paceline.simulate.model import PAYS, Costed, Pool, Room, copied, costed, kind_of, moved
 from paceline.simulate.options import Options
 from paceline.strategies import Strategy
 from paceline.training.fitted import Fitted
 from paceline.training.job import Job, Parts, strategy_of
 from paceline.training.rank import Show, train_at
-from paceline.vectors import carried
+from paceline.vectors import Meter, carried
 from paceline.vmpi import Compute, Network
 from paceline.vmpi.errors import RankFailed, SimulationError
 from paceline.vmpi.program import run
@@ -201,15 +201,14 @@ class Simulated:
         self.threads = simulation.threads
         self.time_only = simulation.time_only
         self.clock: Callable[[], float] = comm.Wtime
-        self.charge: Callable[[str, float], None] = comm.Work
+        self.meter: Meter | None = Meter(comm.Work, simulation.time_only)
 
     def origin(self) -> float:
         return 0.0
 
     def prepare(self, job: Job) -> Parts:
         of = self._simulation
-        update = CostedUpdate(of.parts.update, self.comm, time_only=self.time_only)
-        return of.parts._replace(model=of.model(self.comm), update=update)
+        return of.parts._replace(model=of.model(self.comm))
 
     def folder(self, job: Job) -> Path | None:
         return self._simulation.folder()

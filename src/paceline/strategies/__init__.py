@@ -10,15 +10,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline import names as registry
+from paceline.errors import UsageError, unknown
 from paceline.strategies._facts import Change, Facts, Load, Traffic, Trouble, epoch_samples, passes_of
 
 if TYPE_CHECKING:
     from paceline.models import Model
     from paceline.worker import Worker
 
-__all__ = ["Change", "Facts", "Load", "Strategy", "Traffic", "Trouble", "epoch_samples", "passes_of"]
+__all__ = [
+    "Change", "Facts", "Load", "Strategy", "Traffic", "Trouble", "at_least", "check_collective", "epoch_samples",
+    "passes_of", "summarize_staleness",
+]  # fmt: skip
 
 
 class Strategy(ABC):
@@ -112,13 +120,54 @@ class Strategy(ABC):
         """Refuse, with a UsageError, a number of ranks that it cannot use; called before any message."""
 
     def check_nodes(self, nodes: int) -> None:  # noqa: B027
-        """Refuse a number of nodes that it cannot use, where that is known before the ranks are started."""
+        """Refuse a number of nodes that this strategy cannot use, if it is known before the ranks are started."""
 
-    def check_update(self, update: str) -> None:  # noqa: B027
-        """Refuse an update that would have no effect in this strategy; called before any message."""
+    def check_update(self, update: str, *, elementwise: bool = True) -> None:  # noqa: B027
+        """Refuse an update that this strategy cannot use; called before any message.
+
+        `elementwise`: the update may be applied to slices of the parameters.
+        """
 
     def check_data(self, ranks: int, batch: int, samples: int) -> None:  # noqa: B027
-        """Refuse a number of training samples that it cannot divide; called before any message."""
+        """Refuse a batch that this strategy cannot take from this many training samples; called before any message."""
 
     def check_model(self, ranks: int, model: Model) -> None:  # noqa: B027
-        """Refuse a model that it cannot train on so many ranks; called before any message, on every rank."""
+        """Refuse a model that this strategy cannot train on these ranks; called before any message, on every rank."""
+
+
+def check_collective(name: str) -> None:
+    """Refuse the name of a collective that does not exist.
+
+    >>> check_collective("rng")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    paceline.errors.UsageError: unknown collective 'rng'; choose one of auto, hierarchical, naive, native, ...
+    """
+    if name not in registry.names("collectives"):
+        raise unknown("collective", name, registry.names("collectives"))
+
+
+def at_least(least: int, what: str, value: int) -> None:
+    """Refuse a value below the least that is possible.
+
+    >>> at_least(1, "every of elastic", 0)
+    Traceback (most recent call last):
+    paceline.errors.UsageError: every of elastic must be at least 1; got 0
+    """
+    if value < least:
+        raise UsageError(f"{what} must be at least {least}; got {value}")
+
+
+def summarize_staleness(tau: NDArray[Any]) -> dict[str, Any]:
+    """Summarize how many updates old gradients were when they were applied; `histogram`: how many were 0, 1, 2 … old.
+
+    >>> summarize_staleness(np.array([0, 1, 1, 4]))
+    {'mean': 1.5, 'median': 1.0, 'largest': 4, 'histogram': [1, 2, 0, 0, 1]}
+    """
+    if not tau.size:
+        return {"mean": 0.0, "median": 0.0, "largest": 0, "histogram": []}
+    return {
+        "mean": float(tau.mean()),
+        "median": float(np.median(tau)),
+        "largest": int(tau.max()),
+        "histogram": np.bincount(tau.astype(np.int64)).tolist(),
+    }

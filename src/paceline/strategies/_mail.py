@@ -3,52 +3,52 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.comm.control import Control
-from paceline.vectors import is_time_only, room
 
 Array = NDArray[Any]
-WEIGHT = np.dtype(np.float64)
-# So many ranks tell each other, at the end, how many messages each has sent to whom; more look until all have come.
+# Up to this many ranks tell each other, at the end, how many messages each has sent to whom; more look until all have come.
 FEW = 1024
 
 
 class Envelope:
-    """The memory of one message: a weight and a vector."""
+    """The memory of one message: a weight of 64 bits and a vector. `vector(more)` makes memory for it.
 
-    def __init__(self, like: Array, comm: Any = None) -> None:
-        nbytes = WEIGHT.itemsize + like.nbytes
-        if is_time_only(comm):  # which carries bytes, but no long vectors of numbers
-            self.message: Array = room(comm, nbytes // like.itemsize, like.dtype)
-        else:
-            self.message = np.empty(nbytes, np.uint8)
-        data = self.message.view(np.uint8)
-        self.weight: Array = data[: WEIGHT.itemsize].view(WEIGHT)
-        self.x: Array = data[WEIGHT.itemsize :].view(like.dtype)
+    >>> envelope = Envelope(lambda more: np.zeros(3 + more, np.float32))
+    >>> envelope.weight[0] = 0.1
+    >>> envelope.message.nbytes, envelope.x.size, float(envelope.weight[0])
+    (20, 3, 0.1)
+    """
+
+    def __init__(self, vector: Callable[[int], Array]) -> None:
+        first = max(1, 8 // vector(0).itemsize)
+        self.message = vector(first)
+        self.weight: Array = self.message[:first].view(np.float64)
+        self.x: Array = self.message[first:]
         self.request: Any = None
 
 
 class Mail:
     """Non-blocking messages of one rank: up to `slots` under way from it, each in memory of its own; one comes in.
 
-    All messages of `comm` must be these. Receiving starts when one is there, so that no receive is left over at the end.
+    No other messages may use `comm`. Receiving starts when a message is there, so that no receive is left over at the end.
     """
 
-    def __init__(self, like: Array, comm: Any, *, slots: int) -> None:
+    def __init__(self, vector: Callable[[int], Array], comm: Any, *, slots: int) -> None:
         self._comm = comm
-        self._out = [Envelope(like, comm) for _ in range(slots)]
-        self._in = Envelope(like, comm)
+        self._out = [Envelope(vector) for _ in range(slots)]
+        self._in = Envelope(vector)
         self.sent: Counter[int] = Counter()
-        """Messages put on the way, by rank."""
+        """Messages sent, by rank."""
         self.received = 0
 
     def free(self) -> Envelope | None:
-        """An envelope whose last message has gone, if there is one."""
+        """Return an envelope whose last message has gone, if there is one."""
         for envelope in self._out:
             if envelope.request is None or envelope.request.Test():
                 envelope.request = None
@@ -56,12 +56,12 @@ class Mail:
         return None
 
     def send(self, envelope: Envelope, dest: int) -> None:
-        """Put a message on its way; its memory is MPI's until `free` gives it again."""
+        """Send a message; its memory is MPI's until `free` returns it again."""
         envelope.request = self._comm.Isend(envelope.message, dest=dest)
         self.sent[dest] += 1
 
     def next(self) -> Envelope | None:
-        """A message that has arrived completely, or None; it may be overwritten and holds until the next call."""
+        """Return a message that has arrived completely, or None; it may be overwritten and holds until the next call."""
         arriving = self._in
         if arriving.request is None:
             if not self._comm.Iprobe():
@@ -74,7 +74,7 @@ class Mail:
         return arriving
 
     def wait(self) -> Envelope:
-        """The next message, waited for: to be called only where one is known to be under way."""
+        """Wait for the next message: to be called only if one is known to be under way."""
         arriving = self._in
         if arriving.request is None:
             arriving.request = self._comm.Irecv(arriving.message)
@@ -84,15 +84,17 @@ class Mail:
         return arriving
 
     def rest(self, control: Control) -> Iterator[Envelope]:
-        """What is still under way to this rank, when no rank sends any more. Collective, and so is going through it."""
+        """Go through what is still under way to this rank, when all ranks have stopped sending. Collective."""
         size = self._comm.Get_size()
         if size > FEW:
             control.wait()
-            return self._until_all_have_come(control)
+            yield from self._until_all_have_come(control)
+            return
         sent = np.zeros(size, np.int64)
         sent[list(self.sent)] = list(self.sent.values())
         under_way = int(control.total(sent)[self._comm.Get_rank()]) - self.received
-        return (self.wait() for _ in range(under_way))
+        for _ in range(under_way):
+            yield self.wait()
 
     def _until_all_have_come(self, control: Control) -> Iterator[Envelope]:
         sent, received = 1, 0

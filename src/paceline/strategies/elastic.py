@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from paceline.errors import UsageError
-from paceline.strategies._averaging import Array, OnOwnData, Together, at_least, check_collective, validate_as
-from paceline.strategies._vectors import copy_of, put
+from paceline.strategies import at_least, check_collective
+from paceline.strategies._averaging import OnOwnData
 from paceline.updates import positive
 
 if TYPE_CHECKING:
@@ -64,30 +64,15 @@ class Elastic(OnOwnData):
     def train(self, me: Worker) -> None:
         me.broadcast()
         x, p, turns = me.model.x, me.size, (me.last_epoch + 1) * me.shares.own_turns
-        c, together = copy_of(me, x), Together(me, self.allreduce)  # x_1 = … = x_p = c
+        c, mean = x.copy(), me.mean(self.allreduce)  # x_1 = … = x_p = c
         alpha = BETA / p if self.moving_rate is None else self.moving_rate
         for epoch in me.epochs():
             for batch in me.own_batches(epoch):
                 me.gradient(batch)
                 me.step(me.model.g, batch.count)  # x_i <- x_i - eta grad f(x_i; B_i)
                 if (batch.step + 1) % self.every == 0 or batch.step + 1 == turns:
-                    m = together.mean(x)
-                    if not me.time_only:
-                        pull(x, c, m, alpha, p)
-                    me.charge("combine", 6 * x.nbytes)
-                    me.watch.lap("exchange")
-            if validate_as(me, epoch, c):
-                put(me, c, x)
-
-
-def pull(x: Array, c: Array, m: Array, alpha: float, p: int) -> None:
-    """Towards each other: this rank's x and the centre, of p ranks whose mean is m.
-
-    >>> import numpy as np
-    >>> x, c = np.array([4.0]), np.array([0.0])
-    >>> pull(x, c, m=np.array([2.0]), alpha=0.25, p=2)
-    >>> x, c
-    (array([3.]), array([1.]))
-    """
-    x -= alpha * (x - c)  # x_i <- x_i - alpha (x_i - c)
-    c += p * alpha * (m - c)  # c <- c + p alpha (m - c)
+                    m = mean(x)
+                    x -= alpha * (x - c)  # x_i <- x_i - alpha (x_i - c)
+                    c += p * alpha * (m - c)  # c <- c + p alpha (m - c)
+            if me.validate(epoch, shown=c):
+                c[:] = x

@@ -15,17 +15,16 @@ Blot et al., Gossip training for deep learning (2016); Kempe et al., Gossip-base
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.collectives import allreduce
 from paceline.errors import UsageError
 from paceline.strategies import Load, Strategy, Traffic
 from paceline.strategies._mail import Envelope, Mail
-from paceline.strategies._vectors import copy_of, put
 from paceline.strategies.serial import Serial
 
 if TYPE_CHECKING:
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 # Messages of one rank that may be under way at once; where none is free the rank goes on without sending.
 SLOTS = 2
-# A rank whose weight has fallen so far below its fair share keeps it until something comes in: what it would send
-# weighs nothing, and halving without end comes to 0. So no more than ten messages pile up from one rank at a slow one.
+# A rank whose weight has fallen this far below its fair share keeps it until something comes in: what it would send
+# weighs nothing, and halving without end comes to 0. So at most ten messages of one rank pile up at a slow one.
 LEAST = 2.0**-10
 
 
@@ -73,90 +72,82 @@ class Gossip(Strategy):
             Serial().train(me)
             return
         me.broadcast()  # x the same on every rank
-        x, w = me.model.x, 1 / me.size
-        own = copy_of(me, x)
-        allreduce(own, own, me.comm)  # the first one makes what the others use: not a part of training
-        put(me, own, x)
-        comm = me.comm.Dup()  # where all messages are these
-        mail = Mail(x, comm, slots=SLOTS)
-        me.watch.restart()
+        x, own, w = me.model.x, me.vector(), 1 / me.size
+        with me.preparation():  # of which the first sum is a part: it makes what the others use
+            own[:] = x
+            me.allreduce(own)
+            own[:] = x
+            comm = me.comm.Dup()  # for these messages alone
+            mail = Mail(me.vector, comm, slots=SLOTS)
         draw = np.random.default_rng((me.seed, me.rank))
-        unsent = 0
+        light = busy = 0  # messages that were not sent: too little weight, earlier ones still under way
         for epoch in me.epochs():
-            put(me, x, own)  # on from this rank's own model
+            x[:] = own  # on from this rank's own model
             for turn, batch in enumerate(me.turns(epoch), 1):
                 while (message := mail.next()) is not None:
-                    w = self._merged(me, w, message)
-                me.watch.lap("exchange")
+                    w = merge(x, w, message)
                 me.gradient(batch)  # g <- sum over B of grad f(x_i)
                 me.step(me.model.g, batch.count)  # x_i <- x_i - eta g / |B|
-                if turn % self.every == 0:
-                    envelope = mail.free() if w >= LEAST / me.size else None
-                    if envelope is None:
-                        unsent += 1
-                    else:
-                        w = self._halved(me, w, envelope)
-                        mail.send(envelope, dest=(me.rank + int(draw.integers(1, me.size))) % me.size)
-                me.watch.lap("exchange")
-            under_way = mail.rest(me.control)
-            me.watch.lap("wait")
-            for message in under_way:
-                w = self._merged(me, w, message)
+                if turn % self.every:
+                    continue
+                if w < LEAST / me.size:
+                    light += 1
+                elif (envelope := mail.free()) is None:
+                    busy += 1
+                else:
+                    w /= 2  # w_i <- w_i / 2
+                    envelope.weight[0], envelope.x[:] = w, x
+                    mail.send(envelope, dest=(me.rank + int(draw.integers(1, me.size))) % me.size)
+            for message in mail.rest(me.control):
+                w = merge(x, w, message)
             mail.flush()
-            put(me, own, x)
-            if not me.time_only:
-                x *= w
-            me.charge("copy", x.nbytes)
+            own[:] = x
+            x *= w
             me.allreduce(x)  # x <- sum of w_i x_i
             self._note(me, own, w)
             if me.validate(epoch):  # set back: all ranks start anew from there
-                put(me, own, x)
+                own[:] = x
                 w = 1 / me.size
-        self._tell(me, mail, unsent)
+        self._tell(me, mail, light, busy)
         comm.Free()
 
-    def _merged(self, me: Worker, w: float, message: Envelope) -> float:
-        """Take a message in; the new weight. Where time alone is simulated weights stay as they are."""
-        me.charge("combine", 3 * me.model.x.nbytes)
-        return w if me.time_only else merge(me.model.x, w, message)
-
-    def _halved(self, me: Worker, w: float, envelope: Envelope) -> float:
-        """w_i <- w_i / 2, and (x_i, w_i) into an envelope."""
-        if not me.time_only:
-            w /= 2
-            envelope.weight[...] = w
-        put(me, envelope.x, me.model.x)
-        return w
-
     def _note(self, me: Worker, own: Array, w: float) -> None:
-        """How far apart the ranks' models are at the end of an epoch, and what each weighs."""
-        apart = 0.0 if me.time_only else w * float(np.square(own - me.model.x, dtype=np.float64).sum())
-        weights = me.control.gather(np.array([w]))
-        in_all = float(me.control.total(np.array([apart]))[0])
-        if not me.time_only:
+        """Note how far apart the ranks' models are at the end of an epoch, and what each weighs."""
+        with me.evaluation():
+            apart = w * float(np.square(own - me.model.x, dtype=np.float64).sum())
+            weights = me.control.gather(np.array([w]))
+            in_all = float(me.control.total(np.array([apart]))[0])
             mean = float(np.linalg.norm(me.model.x)) or 1.0
-            me.findings.setdefault("disagreement", []).append(float(np.sqrt(in_all)) / mean)
-        if weights and not me.time_only:
-            me.findings.setdefault("weights", []).append(np.concatenate(weights).tolist())
-        me.watch.lap("evaluation")
+            if (
+                weights and not np.isnan(np.concatenate(weights)).any()
+            ):  # unknown where time alone is simulated
+                me.findings.setdefault("weights", []).append(np.concatenate(weights).tolist())
+                me.findings.setdefault("disagreement", []).append(math.sqrt(in_all) / mean)
 
-    def _tell(self, me: Worker, mail: Mail, unsent: int) -> None:
-        sent, received, unsent = map(
-            int, me.control.total(np.array([mail.sent.total(), mail.received, unsent]))
-        )
-        me.findings["messages"] = {"sent": sent, "received": received, "not_sent": unsent}
-        if np.isfinite(me.findings.get("disagreement", [np.nan])[-1]):
-            put_off = f", {unsent:,} put off because earlier ones were still under way" if unsent else ""
+    def _tell(self, me: Worker, mail: Mail, light: int, busy: int) -> None:
+        mine = np.array([mail.sent.total(), mail.received, light, busy])
+        sent, received, light, busy = map(int, me.control.total(mine))
+        me.findings["messages"] = {
+            "sent": sent,
+            "received": received,
+            "not_sent": light + busy,
+            "not_sent_low_weight": light,
+            "not_sent_under_way": busy,
+        }
+        apart = me.findings.get("disagreement", [math.nan])[-1]
+        if math.isfinite(apart):
+            why = [f"{busy:,} not sent because earlier ones were still under way"] if busy else []
+            why += [f"{light:,} not sent because the rank's weight was too low"] if light else []
             me.remarks.append(
-                f"{sent:,} messages{put_off}; "
-                f"at the end the ranks' models were {me.findings['disagreement'][-1]:.1%} of |x| from their mean"
+                f"{', '.join([f'{sent:,} messages', *why])}; "
+                f"at the end the ranks' models were {apart:.1%} of |x| from their mean"
             )
 
 
 def merge(x: Array, w: float, message: Envelope) -> float:
     """x <- (w x + w' x') / (w + w'), in place; returns w + w'. The message is used up.
 
-    >>> x, message = np.array([0.0, 4.0]), Envelope(np.zeros(2))
+    >>> x, message = np.array([0.0, 4.0]), Envelope(lambda more: np.zeros(2 + more))
     >>> message.x[...], message.weight[...] = 4.0, 0.125
     >>> merge(x, 0.375, message), x
     (0.5, array([1., 4.]))

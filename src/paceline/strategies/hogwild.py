@@ -25,13 +25,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from paceline.errors import UsageError, unknown
-from paceline.strategies import Load, Strategy, Traffic
-from paceline.strategies._ages import summed_up
+from paceline.strategies import Load, Strategy, Traffic, summarize_staleness
 from paceline.strategies.serial import Serial
 
 if TYPE_CHECKING:
-    from paceline.strategies._shared_x import SharedX
-    from paceline.worker import Worker
+    from paceline.worker import SharedX, Worker
 
 BACKENDS = ("mpi", "torch")
 
@@ -81,45 +79,25 @@ class Hogwild(Strategy):
         if me.size == 1:
             Serial().train(me)
             return
-        from paceline.strategies._shared_x import SharedX
-
         me.broadcast()  # x the same on every node
-        shared = SharedX(me.model.x, me.comm)
-        me.update = shared.in_time(me.update)
-        me.watch.restart()  # what a window takes to make is the start of a run, not a step of it
-        for epoch in me.epochs():
-            for turn, batch in enumerate(me.turns(epoch), 1):
-                shared.read(me.model.x)  # y <- x
-                me.watch.lap("exchange")
-                me.gradient(batch)  # g <- sum over B of grad f(y)
-                if batch.count:
-                    with shared.writing() as x:
-                        me.step(me.model.g, batch.count, x=x)  # x <- x - eta g / |B|
-                if shared.several_nodes and turn % self.every == 0:
-                    self._average(me, shared)
-            self._meet(me, shared)  # nobody writes x any more
-            self._average(me, shared, at_rest=True)
-            self._meet(me, shared)
-            shared.read(me.model.x)
-            if me.validate(epoch) and shared.is_first:
-                shared.put(me.model.x)  # back to the last good parameters
-            self._meet(me, shared)  # nobody writes x before all have read it
-        self._tell(me, shared)
-        shared.free()
-
-    def _meet(self, me: Worker, shared: SharedX) -> None:
-        shared.meet()
-        me.watch.lap("wait")
-
-    def _average(self, me: Worker, shared: SharedX, *, at_rest: bool = False) -> None:
-        ours = shared.mean()  # s, m: on the first rank of each of several nodes
-        if ours is not None:
-            was, mean = ours
-            if at_rest:
-                shared.put(mean)  # x_k <- m, the same bits everywhere
-            else:
-                shared.add(was, mean)  # x_k <- x_k + (m - s)
-        me.watch.lap("exchange")
+        with me.shared_x() as shared:
+            for epoch in me.epochs():
+                for turn, batch in enumerate(me.turns(epoch), 1):
+                    shared.read(me.model.x)  # y <- x
+                    me.gradient(batch)  # g <- sum over B of grad f(y)
+                    if batch.count:
+                        with shared.writing() as x:
+                            me.step(me.model.g, batch.count, x=x)  # x <- x - eta g / |B|
+                    if turn % self.every == 0:
+                        shared.average()  # x_k <- x_k + (m - s)
+                shared.meet()  # no rank writes x any more
+                shared.average(at_rest=True)  # x_k <- m, the same bits everywhere
+                shared.meet()
+                shared.read(me.model.x)
+                if me.validate(epoch):
+                    shared.put(me.model.x)  # back to the last good parameters
+                shared.meet()  # no rank writes x before all have read it
+            self._tell(me, shared)
 
     def _tell(self, me: Worker, shared: SharedX) -> None:
         taus = me.control.gather(np.array(shared.taus, np.int64))
@@ -129,7 +107,7 @@ class Hogwild(Strategy):
             ranks = np.repeat(np.arange(me.size), [len(of_rank) for of_rank in taus])
             me.tables["staleness"] = {"rank": ranks, "tau": tau}
             if tau.size:
-                me.findings["staleness"] = summed_up(tau)
+                me.findings["staleness"] = summarize_staleness(tau)
                 me.findings["overlapping_updates"] = overlapped
                 me.remarks.append(
                     f"a gradient was {tau.mean():.1f} updates old on average and {tau.max()} at most; "

@@ -18,24 +18,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from paceline.strategies import Change, Load, Traffic, Trouble
-from paceline.strategies._averaging import (
-    OnOwnData,
-    Together,
-    at_least,
-    averages_traffic,
-    check_collective,
-    validate_as,
-)
-from paceline.strategies._vectors import copy_of, put
+from numpy.typing import NDArray
+
+from paceline.strategies import Change, Load, Traffic, Trouble, at_least, check_collective
+from paceline.strategies._averaging import OnOwnData, averages_traffic
 from paceline.updates import below_one, positive
 from paceline.updates.nesterov import Nesterov
+from paceline.worker import apply_update, start_update
 
 if TYPE_CHECKING:
-    from paceline.data import Batch
     from paceline.worker import Worker
+
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +41,7 @@ class LocalSgd(OnOwnData):
     every: int | None = 10
     """Steps of each rank between averages; none: only at the end of the run."""
     warmup: int = 0
-    """Steps of each rank, at first, in which gradients are averaged in the place of weights."""
+    """Steps of each rank, at first, in which gradients are averaged instead of weights."""
     outer_momentum: float = 0.0
     """Nesterov's momentum on what the rounds change; DiLoCo's is 0.9."""
     outer_lr: float = 1.0
@@ -88,66 +84,53 @@ class LocalSgd(OnOwnData):
 
     def train(self, me: Worker) -> None:
         me.broadcast()  # x the same on every rank
-        together, turns = Together(me, self.allreduce), (me.last_epoch + 1) * me.shares.own_turns
-        current = Round(self, me, together)
+        mean, turns = me.mean(self.allreduce), (me.last_epoch + 1) * me.shares.own_turns
+        current = Round(self, me)
         for epoch in me.epochs():
             for batch in me.own_batches(epoch):
                 me.gradient(batch)
                 if batch.step < self.warmup:
-                    me.step(*together.total(me.model.g, batch.count))  # x <- x - eta mean_i grad f(x; B_i)
+                    me.step(*mean.total(me.model.g, batch.count))  # x <- x - eta mean_i grad f(x; B_i)
                     if batch.step + 1 == self.warmup:
                         current.begin()
                     continue
                 me.step(me.model.g, batch.count)  # x_i <- x_i - eta grad f(x_i; B_i)
-                current.took(batch)
+                current.steps += 1
+                current.moved |= batch.count > 0
                 if current.steps == self.every or batch.step + 1 == turns:
-                    current.end()
-            if (
-                current.steps
-            ):  # in the middle of a round: its average is looked at, and training goes on without it
-                back = validate_as(me, epoch, together.glimpse(me.model.x, current.moved))
-            else:
-                back = me.validate(epoch)
-            if back:
-                current = Round(self, me, together)  # whose momentum is 0
+                    current.end(mean(me.model.x, current.moved))
+            # In the middle of a round its average is evaluated, and training goes on without it.
+            shown = mean.preview(me.model.x, current.moved) if current.steps else None
+            if me.validate(epoch, shown=shown):
+                current = Round(self, me)  # whose momentum is 0
 
 
 class Round:
     """From one average to the next: where it began, how far it is, and what the outer momentum remembers."""
 
-    def __init__(self, options: LocalSgd, me: Worker, together: Together) -> None:
-        self._me = me
-        self._together = together
-        self._outer = Nesterov(beta=options.outer_momentum)
-        self._nu = options.outer_lr
+    def __init__(self, options: LocalSgd, me: Worker) -> None:
+        self._own = me.model.x
+        self._outer, self._nu = Nesterov(beta=options.outer_momentum), options.outer_lr
         self._plain = options.outer_momentum == 0 and options.outer_lr == 1
-        self._v = {} if self._plain or me.time_only else self._outer.start(me.model.x)
-        self._x = me.model.x if self._plain else copy_of(me, me.model.x)
-        self.steps, self.moved = 0, False
+        self._x = self._own if self._plain else self._own.copy()
+        self._v = {} if self._plain else start_update(self._outer, self._x)
+        self.steps = 0
+        """Steps taken, and turns without a batch."""
+        self.moved = False
+        """True if this rank had a batch: a rank that had none does not count in the average."""
 
     def begin(self) -> None:
         """Start from the parameters as they are."""
-        put(self._me, self._x, self._me.model.x)
+        self._x[:] = self._own
         self.steps, self.moved = 0, False
 
-    def took(self, batch: Batch) -> None:
-        """A step was taken, or a turn had no batch: a rank that had none in a round does not count in its average."""
-        self.steps, self.moved = self.steps + 1, self.moved or batch.count > 0
-
-    def end(self) -> None:
-        """Average; go on from there."""
-        me = self._me
-        mean = self._together.mean(me.model.x, self.moved)
+    def end(self, mean: Array) -> None:
+        """Go on from the average."""
         if self._plain:
-            put(me, me.model.x, mean)  # x <- mean_i x_i
+            self._own[:] = mean  # x <- mean_i x_i
         else:
-            if not me.time_only:
-                delta = self._x - mean  # Delta <- x - mean_i x_i
-                self._outer.apply(
-                    self._x, delta, self._nu, self._v
-                )  # v <- mu v + Delta; x <- x - nu (Delta + mu v)
-            me.charge("combine", mean.nbytes)
-            me.charge("update", mean.size)
-            put(me, me.model.x, self._x)
-        me.watch.lap("exchange")
+            delta = self._x - mean  # Delta <- x - mean_i x_i
+            # v <- mu v + Delta; x <- x - nu (Delta + mu v)
+            apply_update(self._outer, self._x, delta, self._nu, self._v)
+            self._own[:] = self._x
         self.steps, self.moved = 0, False

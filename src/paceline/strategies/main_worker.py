@@ -17,11 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-
 from paceline.errors import UsageError
 from paceline.strategies import Load, Strategy, Traffic
-from paceline.strategies._vectors import put, vector
 
 if TYPE_CHECKING:
     from paceline.worker import Worker
@@ -63,36 +60,26 @@ class MainWorker(Strategy):
 
     def _main(self, me: Worker, epoch: int) -> None:
         x = me.model.x
-        message = vector(me, more=1)  # a change and, for the eye, a piece's part of the mean loss
+        message = me.vector(more=1)  # a change and, to show progress, a piece's part of the mean loss
         for step in range(me.steps_per_epoch):
             loss = 0.0
             for worker in range(1, me.size):
                 me.comm.Recv(message, source=worker)
-                me.watch.lap("wait")
-                if not me.time_only:
-                    x += message[:-1]  # x <- x + |B_i|/|B| d_i
-                me.charge("combine", x.nbytes)
+                x += message[:-1]  # x <- x + |B_i|/|B| d_i
                 loss += float(message[-1])
-                me.watch.lap("update")
             for worker in range(1, me.size):
                 me.comm.Send(x, dest=worker)
-            me.watch.lap("exchange")
             me.tell(epoch * me.steps_per_epoch + step, loss)
 
     def _work(self, me: Worker, epoch: int) -> None:
         x = me.model.x
-        start, message = vector(me), vector(me, more=1)
+        start, message = me.vector(), me.vector(more=1)
         for batch in me.batches(epoch, rank=me.rank - 1, ranks=me.size - 1):
-            put(me, start, x)
+            start[:] = x
             loss = me.gradient(batch)  # g_i <- sum over B_i of grad f(x)
             me.step(me.model.g, batch.count)  # x_i <- x - eta g_i / |B_i|
-            if not me.time_only:
-                np.subtract(x, start, message[:-1])  # d_i <- x_i - x
-                message[:-1] *= batch.count / batch.total  # |B_i|/|B| d_i
-                message[-1] = loss / batch.total
-            me.charge("combine", x.nbytes)
-            me.charge("copy", x.nbytes)
-            me.watch.lap("update")
+            message[:-1] = x - start  # d_i <- x_i - x
+            message[:-1] *= batch.count / batch.total  # |B_i|/|B| d_i
+            message[-1] = loss / batch.total
             me.comm.Send(message, dest=0)
             me.comm.Recv(x, source=0)
-            me.watch.lap("exchange")

@@ -20,15 +20,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from paceline.strategies._averaging import Array, OnOwnData, Together, check_collective
-from paceline.strategies._vectors import put
+from paceline.strategies import check_collective
+from paceline.strategies._averaging import OnOwnData
 from paceline.updates import not_negative
 from paceline.worker.evaluation import score
 
 if TYPE_CHECKING:
     from paceline.worker import Worker
 
+Array = NDArray[Any]
 COLUMNS = ("epochs", "loss", "converged", "diverged", "test_loss", "test_accuracy")
 
 
@@ -54,7 +56,7 @@ class Psgd(OnOwnData):
 
     def train(self, me: Worker) -> None:
         me.broadcast()  # x_1 = … = x_p
-        x, together = me.model.x, Together(me, self.allreduce)
+        x, average = me.model.x, me.mean(self.allreduce)
         epoch, before, loss = -1, math.inf, math.nan
         converged = moved = False
         for epoch in me.epochs():
@@ -73,21 +75,21 @@ class Psgd(OnOwnData):
         if epoch < 0:
             return
         me.control.wait()
-        me.watch.lap("wait")
         healthy = moved and me.diverged is None
         counts = healthy if me.control.total(np.array([healthy]).astype(float))[0] else moved
-        mean = together.mean(x, counts)  # x <- (x_1 + … + x_p) / p, of those that did not diverge
-        alone = score(me.model, me.data.test).means(me.data.classes)
-        put(me, x, mean)
+        mean = average(x, counts)  # (x_1 + … + x_p) / p, of those that did not diverge
+        with me.evaluation():
+            alone = score(me.model, me.data.test).means(me.data.classes)
+        x[:] = mean  # x <- the average
         mine = (epoch + 1, loss if moved else None, converged, me.diverged is not None, *alone)
         parts = me.control.gather(np.array([[math.nan if value is None else value for value in mine]]))
         diverged = me.control.vote(me.diverged is not None)
         if diverged.ranks and me.diverged is None:
             me.stop(f"the loss of part {diverged.first} has run away or stands still")
         me.validate(epoch, guarded=False)
-        average = me.test()
+        tested = me.test()
         if me.rank == 0:
-            report(me, np.concatenate(parts), average, converging=self.tolerance is not None)
+            report(me, np.concatenate(parts), tested, converging=self.tolerance is not None)
 
 
 def report(me: Worker, parts: Array, average: tuple[float | None, float | None], *, converging: bool) -> None:

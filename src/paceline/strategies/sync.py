@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from paceline import names as registry
-from paceline.errors import UsageError, unknown
-from paceline.strategies import Change, Load, Strategy, Traffic, Trouble
+from paceline.errors import UsageError
+from paceline.strategies import Change, Load, Strategy, Traffic, Trouble, check_collective
 from paceline.strategies._traffic import exchange_traffic
 
 if TYPE_CHECKING:
@@ -51,8 +50,7 @@ class Sync(Strategy):
     marker: ClassVar[str] = "s"
 
     def __post_init__(self) -> None:
-        if self.allreduce not in registry.names("collectives"):
-            raise unknown("collective", self.allreduce, registry.names("collectives"))
+        check_collective(self.allreduce)
 
     def even_pieces(self) -> bool:
         return not self.balance

@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from paceline.strategies._averaging import OnOwnData, Together, check_collective
-from paceline.strategies._vectors import put
+from paceline.strategies import check_collective
+from paceline.strategies._averaging import OnOwnData
 
 if TYPE_CHECKING:
     from paceline.worker import Worker
@@ -38,10 +38,10 @@ class WeightAverage(OnOwnData):
 
     def train(self, me: Worker) -> None:
         me.broadcast()  # x_1 = … = x_p
-        x, together = me.model.x, Together(me, self.allreduce)
+        x, mean = me.model.x, me.mean(self.allreduce)
         for epoch in me.epochs():
             for batch in me.own_batches(epoch):
                 me.gradient(batch)
                 me.step(me.model.g, batch.count)  # x_i <- x_i - eta grad f(x_i; B_i)
-                put(me, x, together.mean(x, batch.count > 0))  # x_i <- (x_1 + … + x_p) / p
+                x[:] = mean(x, batch.count > 0)  # x_i <- (x_1 + … + x_p) / p
             me.validate(epoch)

@@ -19,7 +19,7 @@ from paceline.schedules import Schedule
 from paceline.strategies import Strategy
 from paceline.training import replaying
 from paceline.training.config import Config
-from paceline.updates import Update
+from paceline.updates import Update, is_elementwise
 from paceline.worker import Worker
 
 Train = Callable[[Worker], None]
@@ -79,7 +79,7 @@ class Job:
         strategy = self.chosen()
         if isinstance(strategy, Strategy):
             strategy.check(ranks)
-        made("updates", self.config.update)
+        update = made("updates", self.config.update)
         made("schedules", self.config.schedule)
         if self.model is None:
             spec.parse("models", self.config.model)
@@ -91,7 +91,7 @@ class Job:
             )
         if isinstance(strategy, Strategy):
             strategy.check_data(ranks, batch, len(data.train))
-            strategy.check_update(self.config.update)
+            strategy.check_update(self.config.update, elementwise=is_elementwise(update))
             if strategy.whole_batches and self.config.lr_scaling != "none":
                 raise UsageError(
                     f"lr-scaling={self.config.lr_scaling} is for a global batch that grows with the ranks; "

@@ -28,9 +28,8 @@ from paceline.strategies import Facts, Load, Strategy
 from paceline.training.fitted import Fitted
 from paceline.training.job import Job, Parts, Train, batch_of, built_in
 from paceline.training.progress import Progress
-from paceline.worker import COLUMNS, Worker
-from paceline.worker.evaluation import Epoch
-from paceline.worker.steps import free_of_charge
+from paceline.vectors import Meter
+from paceline.worker import COLUMNS, Epoch, Worker
 
 __all__ = ["Fitted", "Job", "train", "train_at"]
 
@@ -109,7 +108,8 @@ class Place(Protocol):
     time_only: bool
     """Whether time alone is simulated, and nothing computed."""
     clock: Callable[[], float]
-    charge: Callable[[str, float], None]
+    meter: Meter | None
+    """Where a simulated rank's vectors are charged."""
 
     def origin(self) -> float:
         """The reading of this rank's clock at the moment that all ranks count from. Collective."""
@@ -149,7 +149,7 @@ class Process:
         self.comm = comm
         self.threads = threads
         self.clock = time.perf_counter
-        self.charge: Callable[[str, float], None] = free_of_charge
+        self.meter: Meter | None = None
         self._nodes: dict[str, list[int]] | None = None  # known with the folder
 
     def origin(self) -> float:
@@ -241,6 +241,7 @@ def train_at(place: Place, job: Job, progress: Show | None) -> Fitted:
 
     if folder is not None:
         place.agreed(start)
+    in_step = getattr(strategy, "in_step", True)
     origin = place.origin()
     events = Events(place.clock, event_limit(ranks)) if job.trace else None
     tracer = None if events is None else Tracer(events, comm)
@@ -259,8 +260,8 @@ def train_at(place: Place, job: Job, progress: Show | None) -> Fitted:
         on_step=shown.step if shown is not None else None,
         on_epoch=on_epoch if rank == 0 else None,
         clock=place.clock,
-        charge=place.charge,
-        time_only=place.time_only,
+        meter=place.meter,
+        in_step=in_step,
         origin=origin,
         events=events,
     )
@@ -269,7 +270,7 @@ def train_at(place: Place, job: Job, progress: Show | None) -> Fitted:
     _remark(me)
     traffic = (0, 0) if counted is None else (counted.counts.bytes, counted.counts.messages)
     tested = me.test()
-    found = collect(me, traffic, in_step=getattr(strategy, "in_step", True))
+    found = collect(me, traffic, in_step=in_step)
     if events is not None:
         _keep(me, events)
     fitted = Fitted(

@@ -78,8 +78,7 @@ def check(config: Config, ranks: int, samples: int, replayable: bool) -> None:
 
 def _check_order(run: Run) -> None:
     """Refuse an order that is not the one that was recorded: its replay would wait for ever."""
-    from paceline.strategies.parameter_server._owned import EVENTS
-    from paceline.strategies.parameter_server._staleness import digest
+    from paceline.strategies.parameter_server import EVENTS, digest
 
     updates = run.updates
     missing = [name for name in ("master", *EVENTS) if name not in updates]

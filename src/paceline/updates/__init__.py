@@ -18,8 +18,9 @@ State = dict[str, Array]
 class Update(Protocol):
     """A rule that moves `x` against its gradient. Its fields are its hyper-parameters; its memory is `state`.
 
-    Every rule works element by element, so that slices of a vector may be updated separately, each with its own state,
-    by the ranks that own them: the result equals that of the whole vector, bit for bit.
+    An update that works element by element may be applied to slices of a vector separately, each with its own state, by
+    the ranks that own them: the result equals that of the whole vector, bit for bit. One that does not, because it clips
+    the gradient by its norm for example, has a class attribute `elementwise = False` and is given whole vectors only.
 
     >>> import numpy as np
     >>> from paceline.updates.sgd import Sgd
@@ -39,6 +40,19 @@ class Update(Protocol):
     def apply(self, x: Array, g: Array, eta: float, state: State, scale: float = 1.0) -> None:
         """Take a step of learning rate `eta` against the mean gradient `scale * g`; `g` may be overwritten."""
         ...
+
+
+def is_elementwise(update: Any) -> bool:
+    """Return True if an update may be applied to slices of a vector; those that do not say otherwise may.
+
+    >>> from paceline.updates.sgd import Sgd
+    >>> is_elementwise(Sgd())
+    True
+    """
+    return bool(getattr(update, "elementwise", True))
+
+
+# ---- What hyper-parameters must satisfy.
 
 
 def not_negative(what: str, value: float) -> None:

@@ -1,4 +1,4 @@
-"""Notices that training has diverged: a loss that is no number any more, or that has run away."""
+"""Noticing that training has diverged: a loss that is NaN or infinite, has run away or stands still."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ log = logging.getLogger(__name__)
 FAR = 3.0
 # Losses of different batches that differ by less than this part of their mean stand still, unless they are low.
 STILL, LOW = 1e-4, 0.25
-# So many batches of an epoch say that its losses are all the same.
+# At least this many batches are needed to say that an epoch's losses are all the same.
 ENOUGH = 8
 
 
 def alike(batches: float, total: float, squares: float) -> bool:
-    """Whether the losses of enough batches were all the same, from how many there were, their sum and that of squares.
+    """Return True if the losses of enough batches were all the same: from their number, their sum and that of squares.
 
     >>> alike(23, 23 * 0.5, 23 * 0.25), alike(2, 1.0, 0.5), alike(8, 8 * 0.5, 8 * 0.26)
     (True, False, False)
@@ -30,11 +30,11 @@ def alike(batches: float, total: float, squares: float) -> bool:
 
 
 class Guard:
-    """Watches losses; `horizon` is over how many of them, about, they are averaged.
+    """Watches losses, averaged over about `horizon` of them.
 
     A loss has run away when its mean is three times what it was at first, or three times the best mean so far and no
-    better than at first. It also notices a network that is saturated: whatever the batch, the loss is the same, and not a
-    low one; with a horizon of one loss (an epoch's, say) whoever knows the batches tells it so.
+    better than at first. The guard also notices a saturated network: whatever the batch, the loss is the same, and not a
+    low one; with a horizon of one loss (an epoch's, say) the caller, who knows the batches, has to say so.
 
     >>> guard = Guard(horizon=1)
     >>> [guard.see(loss) for loss in (2.3, 0.4, 0.5)]
@@ -54,15 +54,15 @@ class Guard:
         self._begun = first
         self.mean = 0.0
         self._seen = 0
-        self._level, self._alike = math.inf, 0  # the last losses, so many of them, were all about this
+        self._level, self._alike = math.inf, 0  # the last losses were all about this, and how many they were
         self.still = False
-        """Whether what was wrong is that the loss stands still."""
+        """True if what was wrong is that the loss stands still."""
         self._first = self._best = math.inf
 
     def see(self, loss: float, *, same: bool = False) -> str | None:
-        """Take note of a loss; what is wrong with it, in words, if training has diverged.
+        """Take note of a loss; return what is wrong with it, in words, if training has diverged.
 
-        `same`: it is the mean of losses that were all the same, whatever the batch, and that changed nothing.
+        `same`: it is the mean of losses that were all the same, whatever the batch, and changed nothing.
         """
         if not math.isfinite(loss):
             return f"the loss is {loss}"
@@ -83,49 +83,49 @@ class Guard:
         return f"the loss stands still at {level:.3g}, whatever the batch," if self.still else None
 
     def forget(self) -> None:
-        """The parameters have been set back: what comes is compared with the best mean so far."""
+        """Compare with the best mean so far from now on: the parameters have been set back."""
         self._seen, self.mean, self._alike, self.still = self.horizon, self._best, 0, False
 
 
 class Recovery:
-    """What to do about a loss that has run away, at the ends of epochs: `stop`, `halve` or `ignore`.
+    """Acts on a loss that has run away, at the end of an epoch: `stop`, `halve` or `ignore`.
 
     >>> x, recovery = np.ones(2), Recovery("halve")
     >>> recovery.keep(x)
-    >>> recovery.act(0.7, x, "epoch 1", told=False)
+    >>> recovery.act(0.7, x, "epoch 1", warn=False)
     False
     >>> x += 5
-    >>> recovery.act(math.nan, x, "epoch 2", told=False), x
+    >>> recovery.act(math.nan, x, "epoch 2", warn=False), x
     (True, array([1., 1.]))
     """
 
     def __init__(self, kind: str) -> None:
         self.stopped: str | None = None
         """Why training has stopped, in words."""
-        self.told: list[str] = []
-        """What was said: every time that the loss ran away, and what was done about it."""
+        self.messages: list[str] = []
+        """Every time that the loss ran away, and what was done about it."""
         self._kind = kind
         self._guard = Guard(horizon=1)
         self._good: Array | None = None
         self._start: Array | None = None
 
     def keep(self, x: Array) -> None:
-        """The parameters before the first step are good."""
+        """Keep the parameters before the first step: they are good."""
         if self._kind == "halve" and self._good is None:
             self._good, self._start = x.copy(), x.copy()
 
-    def stop(self, why: str, *, told: bool) -> None:
-        """Training ends here."""
+    def stop(self, why: str, *, warn: bool) -> None:
+        """End training; `warn`: say so in the log."""
         self.stopped = why
-        if told:
+        if warn:
             log.warning(
                 "training has diverged: %s; it stops here (a smaller --lr, or --on-divergence halve)", why
             )
 
-    def act(self, loss: float, x: Array, when: str, *, told: bool, same: bool = False) -> bool:
-        """See a loss; whether x has been set back, to be trained on with half the learning rate.
+    def act(self, loss: float, x: Array, when: str, *, warn: bool, same: bool = False) -> bool:
+        """Take note of a loss; return True if x was set back, to go on with half the learning rate.
 
-        `same`: as `Guard.see` has it.
+        `same`: see `Guard.see`.
         """
         wrong = self._guard.see(loss, same=same)
         if wrong is None:
@@ -133,15 +133,15 @@ class Recovery:
                 np.copyto(self._good, x)
             return False
         if self._kind == "stop":
-            self.stop(f"{wrong} in {when}", told=told)
+            self.stop(f"{wrong} in {when}", warn=warn)
             return False
-        # A network that stands still has perhaps done so since before the last time that nothing was noticed.
+        # A network that stands still may have done so since before the last parameters that were kept.
         to, name = (self._start, "start") if self._guard.still else (self._good, "last good parameters")
         back = to is not None
         then = f"back to the {name} with half the learning rate" if back else "ignored"
-        self.told.append(f"{wrong} in {when}; {then}")
-        if told:
-            log.warning("training has diverged: %s", self.told[-1])
+        self.messages.append(f"{wrong} in {when}; {then}")
+        if warn:
+            log.warning("training has diverged: %s", self.messages[-1])
         if to is not None:
             np.copyto(x, to)
             self._guard.forget()

@@ -1,20 +1,23 @@
-"""What a rank does alone: go through its batches, compute gradients, take steps, and log each on its clock."""
+"""What a rank does alone: go through its batches, compute gradients, take steps, and log each of them."""
 
 from __future__ import annotations
 
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from paceline.comm.clocks import Stopwatch, TracedStopwatch
 from paceline.comm.tracing import Events
 from paceline.data import Batch, Batches, Shares
 from paceline.models import Model, Ready, layer_by_layer
 from paceline.schedules import Schedule
-from paceline.updates import Update
+from paceline.updates import State, Update
+from paceline.vectors import charge_whole, is_unknown
 from paceline.worker.evaluation import ratio
 
 Array = NDArray[Any]
@@ -22,12 +25,8 @@ WHOLE = slice(None)
 COLUMNS = ("step", "epoch", "loss", "count", "compute", "exchange", "update", "wait", "start")
 
 
-def free_of_charge(kind: str, amount: float) -> None:
-    """Work takes the time that it takes: only a simulator has to be told of it."""
-
-
 class Steps:
-    """The part of a Worker that needs nobody else."""
+    """The part of a Worker that needs no other rank."""
 
     def __init__(
         self,
@@ -42,7 +41,7 @@ class Steps:
         epochs: int,
         on_step: Callable[[int, float], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
-        charge: Callable[[str, float], None] = free_of_charge,
+        in_step: bool = True,
         origin: float | None = None,
         events: Events | None = None,
     ) -> None:
@@ -56,12 +55,11 @@ class Steps:
         self.steps_per_epoch = batches.steps_per_epoch
         self.steps = epochs * batches.steps_per_epoch
         self.log = array("d")
-        self.watch = Stopwatch(clock) if events is None else TracedStopwatch(clock, events.lap)
+        # Where ranks go in step, what each waited is worked out from their exchanges at the end of the run.
+        waits = "exchange" if in_step else "wait"
+        self.watch = Stopwatch(clock, waits) if events is None else TracedStopwatch(clock, events.lap, waits)
         self.origin = self.watch.last if origin is None else origin
         """The reading of the clock that the steps' starts are counted from: the same moment on all ranks."""
-        self.charge = charge
-        """Says that work was done outside the model and the update, of a kind and an amount: a simulator's clock goes by
-        it, a real one has gone on by itself."""
         self._schedule = schedule
         self._epochs = epochs
         self._on_step = on_step
@@ -69,11 +67,8 @@ class Steps:
         self._step = 0
         self._loss = 0.0
         self._epoch_sums = [0.0, 0]
-        self._epoch_losses = [
-            0.0,
-            0.0,
-            0.0,
-        ]  # of the batches' mean losses: how many, their sum, the sum of their squares
+        # Of the batches' mean losses: how many, their sum, the sum of their squares.
+        self._epoch_losses = [0.0, 0.0, 0.0]
         self._by_layer: Callable[[Batch, Ready], float] | None = None
 
     @property
@@ -83,20 +78,52 @@ class Steps:
 
     @property
     def epoch_loss(self) -> float:
-        """The mean loss of this rank's own batches of the present epoch; 0 where it had none."""
+        """The mean loss of this rank's own batches of the present epoch; 0 if it had none."""
         return ratio(*self._epoch_sums) or 0.0
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds so far by kind: compute, exchange, wait, update, evaluation."""
+        return dict(self.watch.seconds)
+
+    @property
+    def train_seconds(self) -> float:
+        """Seconds so far of everything but evaluation."""
+        return self.watch.training()
+
+    def vector(self, more: int = 0, *, dtype: DTypeLike | None = None) -> Array:
+        """Return uninitialised memory as long as `model.x`, and `more` elements; of another type if one is given."""
+        x = self.model.x
+        return np.empty_like(x, dtype=dtype, shape=(x.size + more,))
+
+    def vectors(self, count: int) -> Array:
+        """Return `count` such vectors, the rows of a matrix."""
+        x = self.model.x
+        return np.empty_like(x, shape=(count, x.size))
+
+    @contextmanager
+    def preparation(self) -> Iterator[None]:
+        """Leave what is done in this block out of the run's seconds: it is the start of a run, not a step of it."""
+        with self.watch.during("setup"):
+            yield
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Count what is done in this block as evaluation: it is no part of the seconds of training."""
+        with self.watch.during("evaluation"):
+            yield
+
     def batches(self, epoch: int, *, rank: int | None = None, ranks: int | None = None) -> Iterator[Batch]:
-        """This rank's piece of each global batch of an epoch: of `size` pieces the `rank`-th, or as given."""
+        """Go through this rank's piece of each global batch: of `size` pieces the `rank`-th, or as given."""
         mine = (self.rank if rank is None else rank, self.size if ranks is None else ranks)
         return self.logged(self.shares.pieces(epoch, *mine))
 
     def turns(self, epoch: int) -> Iterator[Batch]:
-        """Whole batches of an epoch, dealt out to the ranks; each has as many turns, the last perhaps empty."""
+        """Go through whole batches, dealt out to the ranks; all ranks have as many turns, the last perhaps empty."""
         return self.logged(self.shares.dealt(epoch))
 
     def own_batches(self, epoch: int) -> Iterator[Batch]:
-        """Whole batches of this rank's own part of the data; each rank has as many, the last perhaps empty."""
+        """Go through whole batches of this rank's own part of the data; all ranks have as many, the last perhaps empty."""
         return self.logged(self.shares.own(epoch), each=self.steps_per_epoch / self.shares.own_turns)
 
     def logged(self, batches: Iterable[Batch], *, each: float = 1) -> Iterator[Batch]:
@@ -107,11 +134,14 @@ class Steps:
         watch, seconds, log, origin = self.watch, self.watch.seconds, self.log, self.origin
         sums, means = self._epoch_sums, self._epoch_losses
         sums[:], means[:] = (0.0, 0), (0.0, 0.0, 0.0)
+        watch.switch("compute")  # fetching samples is a part of computing
         for batch in batches:
             compute, exchange, update = seconds["compute"], seconds["exchange"], seconds["update"]
             wait, start = seconds["wait"], watch.last - origin
             self._step = int(batch.step * each)
+            watch.switch("update")
             yield batch
+            watch.switch("compute")
             log.extend((
                 batch.step, batch.epoch, self._loss, batch.count,
                 seconds["compute"] - compute, seconds["exchange"] - exchange, seconds["update"] - update,
@@ -123,6 +153,7 @@ class Steps:
                 mean = self._loss / batch.count
                 means[:] = means[0] + 1, means[1] + mean, means[2] + mean * mean
                 self.tell(self._step, mean)
+        watch.switch("update")
 
     def tell(self, step: int, loss: float) -> None:
         """Show how far the run is: which of its batches was done, with what mean loss."""
@@ -134,6 +165,8 @@ class Steps:
 
         `ready(i)` is called as soon as the gradient of layer i is final, while the pass goes on.
         """
+        watch = self.watch
+        watch.switch("compute")
         if ready is not None:
             if self._by_layer is None:
                 self._by_layer = layer_by_layer(self.model)
@@ -143,29 +176,40 @@ class Steps:
         else:
             self.model.g.fill(0)
             self._loss = 0.0
-        self.watch.lap("compute")
+        watch.switch("update")
         return self._loss
 
     def eta(self, step: int | None = None) -> float:
-        """The learning rate of the present step of the run, or of the one given."""
+        """Return the learning rate of the present step of the run, or of the one given."""
         return self.rate * self.shape(step)
 
     def shape(self, step: int | None = None) -> float:
-        """What the schedule multiplies the learning rate by, at the present step of the run or at the one given."""
+        """Return the schedule's factor on the learning rate, at the present step of the run or at the one given."""
         return self._schedule.factor(self._step if step is None else step, self.steps)
 
-    def step(self, g: Array, count: int, part: slice = WHOLE, *, x: Array | None = None) -> None:
-        """x[part] <- update(x[part], g / count); `g` is used up. Nothing where `count` is 0: no samples, no step.
+    def step(self, g: Array, count: float, part: slice = WHOLE, *, x: Array | None = None) -> None:
+        """x[part] <- update(x[part], g / count); `g` is used up. Nothing if `count` is 0: no samples, no step.
 
-        `x`: the model's, or another vector (one that ranks share, say) in its place.
+        `x`: another vector than the model's, such as one that ranks share.
         """
         if count == 0:
-            self.watch.lap("update")
             return
         x = (self.model.x if x is None else x)[part]
         key = (part.start, part.stop)
         state = self._states.get(key)
         if state is None:
-            state = self._states[key] = self.update.start(x)
-        self.update.apply(x, g, self.eta(), state, 1.0 / count)
-        self.watch.lap("update")
+            state = self._states[key] = start_update(self.update, x)
+        apply_update(self.update, x, g, self.eta(), state, 1.0 / count)
+
+
+def start_update(update: Update, x: Array) -> State:
+    """Return the state of an update before its first step on `x`."""
+    return {} if is_unknown(x) else update.start(np.asarray(x))
+
+
+def apply_update(update: Update, x: Array, g: Array, eta: float, state: State, scale: float = 1.0) -> None:
+    """Take a step of an update, which the simulator charges by the elements of x."""
+    if type(x) is np.ndarray:
+        update.apply(x, g, eta, state, scale)
+    else:
+        charge_whole("update", x.size, update.apply, x, g, eta, state, scale)

@@ -25,19 +25,38 @@ import numpy as np
 
 from paceline.errors import UsageError
 from paceline.models import flat_buffers
-from paceline.strategies import Change, Load, Strategy, Traffic, Trouble
-from paceline.strategies.parameter_server import _messages as messages
+from paceline.strategies import Change, Load, Strategy, Traffic, Trouble, at_least
 from paceline.strategies.parameter_server._chief import Chief, Dealer, first_batch, help_to_finish
 from paceline.strategies.parameter_server._disciplines import maker
-from paceline.strategies.parameter_server._master import Master
-from paceline.strategies.parameter_server._outbox import Outbox
-from paceline.strategies.parameter_server._placement import Piece, check, place
-from paceline.strategies.parameter_server._staleness import rule_of, told
+from paceline.strategies.parameter_server._master import (
+    BUFFERS,
+    COUNT,
+    HEADER,
+    LAST_COUNT,
+    LAST_LOSS,
+    LAST_STEP,
+    NEXT,
+    PIECES,
+    STEP,
+    Inbox,
+    Master,
+)
+from paceline.strategies.parameter_server._pieces import (
+    EVENTS,
+    Piece,
+    check_placement,
+    digest,
+    place,
+    record_events,
+)
+from paceline.strategies.parameter_server.rules import make_rule
 
 if TYPE_CHECKING:
     from paceline.data import Batch
     from paceline.models import Model
     from paceline.worker import Worker
+
+__all__ = ["EVENTS", "Inbox", "ParameterServer", "Piece", "digest", "place"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +71,9 @@ class ParameterServer(Strategy):
     share: Literal["static", "dynamic"] = "static"
     """Which batches a worker gets: its share of each epoch, or the next whenever it is free."""
     bound: int | None = None
-    """No worker may be more than so many batches ahead of the slowest (stale-synchronous)."""
+    """No worker may be more than this many batches ahead of the slowest (stale-synchronous)."""
     backup: int = 0
-    """Synchronous rounds that do without the so many slowest gradients."""
+    """Synchronous rounds that do without this many of the slowest gradients."""
 
     whole_batches: ClassVar[bool] = True
     in_step: ClassVar[bool] = False
@@ -64,15 +83,13 @@ class ParameterServer(Strategy):
     marker: ClassVar[str] = "^"
 
     def __post_init__(self) -> None:
-        rule_of(self.rule)
-        if self.masters < 1:
-            raise UsageError(f"masters must be at least 1; got {self.masters}")
-        for name, value in (("bound", self.bound), ("backup", self.backup)):
-            if value is not None and value < 0:
-                raise UsageError(f"{name} must be at least 0; got {value}")
+        make_rule(self.rule)
+        at_least(1, "masters", self.masters)
+        at_least(0, "bound", self.bound or 0)
+        at_least(0, "backup", self.backup)
         if self.bound is not None and self.backup:
             raise UsageError(
-                "bound and backup exclude each other: with backup nobody is ahead; give one of them"
+                "bound and backup exclude each other: with backup no worker is ahead; give one of them"
             )
 
     def check(self, ranks: int) -> None:
@@ -91,7 +108,7 @@ class ParameterServer(Strategy):
 
     def traffic(self, load: Load) -> Traffic:
         x, workers, batches = load.parameters * load.itemsize, load.ranks - self.masters, load.steps
-        header = 8 * (self.masters * messages.BUFFERS + load.buffers)  # all masters' headers of a gradient
+        header = 8 * (self.masters * BUFFERS + load.buffers)  # all masters' headers of a gradient
         sent = batches * (2 * x + header + 8) + workers * header + (self.masters - 1) * 16
         parts = ", and the other masters' parts at the end of every epoch" if self.masters > 1 else ""
         words = f"{load.per_epoch(batches)} x 2 n: for every gradient, with headers{parts}"
@@ -140,8 +157,13 @@ class ParameterServer(Strategy):
             found.append(Change(options={"backup": amount}, why="each round leaves out the slowest"))
         return found
 
-    def check_update(self, update: str) -> None:
-        rule = rule_of(self.rule)
+    def check_update(self, update: str, *, elementwise: bool = True) -> None:
+        if not elementwise and (self.masters > 1 or self.placement == "layers"):
+            raise UsageError(
+                f"--update {update} needs the whole vector, and masters update pieces of it; "
+                "choose masters=1,placement=even, or another strategy"
+            )
+        rule = make_rule(self.rule)
         if getattr(rule, "own_momentum", False) and update.partition(":")[0] != "sgd":
             raise UsageError(
                 f"rule={self.rule} has a momentum of its own: --update must be sgd; got {update}"
@@ -153,83 +175,113 @@ class ParameterServer(Strategy):
             )
 
     def check_model(self, ranks: int, model: Model) -> None:
-        check(model.layers, self.masters, self.placement)
+        check_placement(model.layers, self.masters, self.placement)
 
     def train(self, me: Worker) -> None:
         me.broadcast()  # x the same on every rank
-        comm = me.comm.Dup()
+        with me.preparation():
+            comm = me.comm.Dup()
         workers = me.size - self.masters
         pieces = place(me.model.layers, self.masters, self.placement)
         master = None
-        me.watch.restart()
         if me.rank < self.masters:
             chief = None
             if me.rank == 0:
                 dealer = Dealer(self.share, workers, me.steps_per_epoch, me.steps)
                 chief = Chief(me, dealer, workers, len(pieces))
-            rule = rule_of(self.rule)
-            master = Master(
-                me, comm, pieces, self.masters, rule, maker(workers, self.bound, self.backup), chief
-            )
+            disciplines = maker(workers, self.bound, self.backup)
+            master = Master(me, comm, pieces, self.masters, make_rule(self.rule), disciplines, chief)
             master.serve()
         else:
             first = first_batch(self.share, me.rank - self.masters, me.steps_per_epoch, me.steps)
-            self._work(me, comm, pieces, first)
+            work(me, comm, pieces, self.masters, first)
         me.control.wait()
-        me.watch.lap("wait")
-        if master is not None:
-            master.end()
-        else:
-            me.control.total(np.zeros(len(pieces), np.int64))
-            help_to_finish(me)
-        me.broadcast()  # the complete model, from rank 0
-        told(me, pieces, master)
-        me.follow_first()
-        comm.Free()
-        me.watch.lap("evaluation")
+        with me.evaluation():
+            if master is not None:
+                master.end()
+            else:
+                me.control.total(np.zeros(len(pieces), np.int64))
+                help_to_finish(me)
+            me.broadcast()  # the complete model, from rank 0
+            record_events(me, pieces, [] if master is None else master.log)
+            me.follow_first()
+            comm.Free()
 
-    def _work(self, me: Worker, comm: Any, pieces: list[Piece], first: int) -> None:
-        """One worker: gradient, send, receive, go on, until master 0 has no more batches for it."""
-        x, step = me.model.x, np.array([first])
-        outbox = Outbox(comm, me.model, pieces)
-        requests = outbox.requests
-        header = np.zeros(messages.BUFFERS + flat_buffers(me.model).size)
-        header[messages.LAST_STEP] = -1
 
-        def announce(now: int, count: int) -> None:
-            header[messages.STEP], header[messages.COUNT], header[messages.BUFFERS :] = (
-                now,
-                count,
-                flat_buffers(me.model),
-            )
-            for master in range(self.masters):
-                told = header if master == 0 else header[: messages.BUFFERS]
-                requests.append(comm.Isend(told, dest=master, tag=messages.HEADER))
+def work(me: Worker, comm: Any, pieces: list[Piece], masters: int, first: int) -> None:
+    """Be a worker: gradient, send, receive, go on, until master 0 has no more batches for it."""
+    x, step = me.model.x, np.array([first])
+    gradient = Sending(comm, me.model, pieces)
+    requests = gradient.requests
+    header = np.zeros(BUFFERS + flat_buffers(me.model).size)
+    header[LAST_STEP] = -1
 
-        def given() -> Iterator[Batch]:
-            while step[0] >= 0:
-                yield me.shares.whole(int(step[0]))
+    def announce(now: int, count: int) -> None:
+        header[STEP], header[COUNT], header[BUFFERS:] = now, count, flat_buffers(me.model)
+        for master in range(masters):
+            part = header if master == 0 else header[:BUFFERS]
+            requests.append(comm.Isend(part, dest=master, tag=HEADER))
 
-        for batch in me.logged(given()):
-            announce(batch.step, batch.count)
-            outbox.begin()
-            me.watch.lap("exchange")
-            loss = me.gradient(batch, outbox.ready)  # g <- gradient at x_then, sent layer by layer
-            requests.append(comm.Irecv(step, source=0, tag=messages.NEXT))
-            for piece in pieces:
-                requests.append(
-                    comm.Irecv(x[piece.part], source=piece.master, tag=messages.PIECES + piece.number)
-                )
-            outbox.rest()
-            me.watch.lap("exchange")
-            type(requests[0]).Waitall(requests)  # x_then <- x
-            requests.clear()
-            me.watch.lap("wait")
-            header[messages.LAST_STEP], header[messages.LAST_LOSS], header[messages.LAST_COUNT] = (
-                batch.step,
-                loss,
-                batch.count,
-            )
-        announce(-1, 0)
-        outbox.leave()
-        type(requests[0]).Waitall(requests)
+    def given() -> Iterator[Batch]:
+        while step[0] >= 0:
+            yield me.shares.whole(int(step[0]))
+
+    for batch in me.logged(given()):
+        announce(batch.step, batch.count)
+        gradient.begin()
+        loss = me.gradient(batch, gradient.ready)  # g <- gradient at x_then, sent layer by layer
+        requests.append(comm.Irecv(step, source=0, tag=NEXT))
+        for piece in pieces:
+            requests.append(comm.Irecv(x[piece.part], source=piece.master, tag=PIECES + piece.number))
+        gradient.send_rest()
+        type(requests[0]).Waitall(requests)  # x_then <- x
+        requests.clear()
+        header[LAST_STEP], header[LAST_LOSS], header[LAST_COUNT] = batch.step, loss, batch.count
+    announce(-1, 0)
+    gradient.leave()
+    type(requests[0]).Waitall(requests)
+
+
+class Sending:
+    """A worker's gradient on its way to the masters: each piece as soon as its layers are ready.
+
+    `ready(layer)` sends what became complete with that layer; but what the last layer completes waits for `send_rest`. So
+    every piece is sent once, and the receives of the new values, which overwrite x, can be posted between the end of the
+    backward pass, which reads x, and the last of the sends that they answer.
+    """
+
+    def __init__(self, comm: Any, model: Model, pieces: list[Piece]) -> None:
+        self._comm, self._model, self._pieces = comm, model, pieces
+        self._of_layer = [
+            [piece for piece in pieces if layer in piece.layers] for layer in range(len(model.layers))
+        ]
+        self.requests: list[Any] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a new gradient."""
+        self._lacking = [len(piece.layers) for piece in self._pieces]
+        self._unready = len(self._of_layer)
+
+    def ready(self, layer: int) -> None:
+        """Take note that a layer's gradient is final."""
+        self._unready -= 1
+        for piece in self._of_layer[layer] if self._unready else ():
+            self._lacking[piece.number] -= 1
+            if self._lacking[piece.number] == 0:
+                self._send(piece)
+
+    def send_rest(self) -> None:
+        """Send what has not been sent."""
+        for piece in self._pieces:
+            if self._lacking[piece.number]:
+                self._send(piece)
+
+    def leave(self) -> None:
+        """Send nothing to the masters that wait for a gradient."""
+        for piece in self._pieces:
+            self._send(piece, 0)
+
+    def _send(self, piece: Piece, count: int | None = None) -> None:
+        g = self._model.g[piece.part][:count]
+        self.requests.append(self._comm.Isend(g, dest=piece.master, tag=PIECES + piece.number))

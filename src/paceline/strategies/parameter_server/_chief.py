@@ -1,4 +1,4 @@
-"""What master 0 does beside its own pieces: deals out batches, watches the loss, evaluates the model while others work."""
+"""What master 0 does beside its own pieces: deal out batches, guard the loss, evaluate the model while others work."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.models import flat_buffers, put_flat_buffers
-from paceline.worker import Worker
-from paceline.worker.divergence import Guard
-from paceline.worker.evaluation import Score, ratio, samples_for, score_together, scored
+from paceline.worker import Guard, Score, Worker
+from paceline.worker.evaluation import ratio, samples_for, score_together, scored
 
 Array = NDArray[Any]
 log = logging.getLogger(__name__)
@@ -103,8 +102,8 @@ class Chief:
         self._done += 1
         self.me.tell(self._done - 1, loss / count)
 
-    def watch(self, loss: float, lately: Callable[[], str]) -> None:
-        """Act on a batch's mean loss that has run away; `lately` says how stale gradients were."""
+    def guard(self, loss: float, lately: Callable[[], str]) -> None:
+        """Act on a batch's mean loss that has run away; `lately` describes how stale gradients were."""
         if self.me.on_divergence == "ignore" or self.dealer.stopped:
             return
         wrong = self._guard.see(loss)
@@ -128,37 +127,36 @@ class Chief:
         parts.append((part, values))
         if len(parts) == self._pieces:
             self._queue.append(epoch)
-            self._ended[epoch] = self.me.watch.training()
+            self._ended[epoch] = self.me.train_seconds
 
     @property
     def pressed(self) -> bool:
-        """Whether too many complete models wait to be evaluated."""
+        """True if too many complete models wait to be evaluated."""
         return len(self._queue) > 2 and len(self._queue) * self.me.model.x.nbytes > ROOM
 
     @property
     def may_work(self) -> bool:
-        """Whether there is something to evaluate, and time for it."""
+        """True if there is something to evaluate, and time for it."""
         if not self._queue:
             return False
-        watch = self.me.watch
-        return watch.seconds["evaluation"] <= PART * watch.training() or self.pressed
+        return self.me.seconds["evaluation"] <= PART * self.me.train_seconds or self.pressed
 
     def work(self) -> None:
         """Evaluate a few samples of the oldest complete model that is waiting for it."""
         epoch = self._queue[0]
-        if self._going is None:
-            self.assemble(epoch)
-            model, self._so_far = self.me.model, Score(0.0, 0, 0)
-            self._going = scored(model, samples_for(model, self.me.data.validation, size=LITTLE))
-        found = next(self._going, None)
-        if found is not None:
-            self._so_far = found
-        else:
-            self._going = None
-            self._queue.popleft()
-            self._scores[epoch] = self._so_far
-            self._report()
-        self.me.watch.lap("evaluation")
+        with self.me.evaluation():
+            if self._going is None:
+                self.assemble(epoch)
+                model, self._so_far = self.me.model, Score(0.0, 0, 0)
+                self._going = scored(model, samples_for(model, self.me.data.validation, size=LITTLE))
+            found = next(self._going, None)
+            if found is not None:
+                self._so_far = found
+            else:
+                self._going = None
+                self._queue.popleft()
+                self._scores[epoch] = self._so_far
+                self._report()
 
     def assemble(self, epoch: int) -> None:
         """Put the model of an epoch's end, and the workers' buffers, into `me.model`."""
@@ -205,4 +203,3 @@ def help_to_finish(me: Worker) -> None:
     """What the other ranks do while rank 0 is in `Chief.finish`. Collective."""
     for _ in range(int(me.control.broadcast(np.zeros(1, np.int64))[0])):
         evaluated_together(me)
-        me.watch.lap("evaluation")

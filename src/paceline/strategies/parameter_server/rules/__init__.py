@@ -1,4 +1,4 @@
-"""What a master does with a stale gradient before the run's update applies it, one file a rule."""
+"""What a master does with a stale gradient before the run's update applies it: one file per rule."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
+
+from paceline import names as spec
+from paceline.errors import UsageError
 
 Array = NDArray[Any]
 State = dict[str, Array]
@@ -55,11 +58,25 @@ class Rule(Protocol):
     def correct(self, g: Array, x: Array, arrival: Arrival, state: State) -> float:
         """Change the summed gradient `g` in place; return the factor on the learning rate.
 
-        A rule that makes the whole step itself moves `x` and returns 0; it says `whole_step = True`, so that nobody asks
-        for an update that would have no part in it.
+        A rule that makes the whole step itself moves `x` and returns 0; it has `whole_step = True`, so that an update
+        which would have no part in it is refused.
         """
         ...
 
     def show(self, x: Array, out: Array, worker: int, state: State) -> None:
         """Fill `out`, what the worker gets to compute its next gradient with."""
         ...
+
+
+def make_rule(text: str) -> Rule:
+    """Make a rule from its words, its options separated by slashes.
+
+    >>> make_rule("clip:norm=2")
+    Clip(norm=2.0)
+    """
+    rule = spec.parse("rules", text.replace("/", ",") if ":" in text else text).make()
+    if isinstance(rule, type) or not isinstance(rule, Rule):
+        raise UsageError(
+            f"{text} is not a rule: it makes a {type(rule).__name__} without start, correct and show"
+        )
+    return rule

@@ -1,0 +1,315 @@
+"""The pieces of the parameters: which master owns which, a piece at its master, and the record of its updates."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.collectives import cut
+from paceline.errors import UsageError
+from paceline.strategies import summarize_staleness
+from paceline.strategies.parameter_server.rules import Arrival, Rule
+
+if TYPE_CHECKING:
+    from paceline.updates import Update
+    from paceline.worker import Worker
+
+Array = NDArray[Any]
+# A row for each thing that happened at a master, in order; replaying them all gives the same parameters.
+EVENTS = ("event", "piece", "worker", "step", "tau", "gap")
+APPLIED, DROPPED, LEFT, RESTORED = range(4)
+TYPES = {"event": np.uint8, "piece": np.uint32, "worker": np.int32, "step": np.int64, "tau": np.uint32}
+# The gap of a piece with at least this many parameters is estimated from an eighth of them.
+MANY = 4096
+# Marks that are kept of each piece: the start, and the last ones.
+KEPT = 4
+Placement = Literal["layers", "even"]
+# The even parts of x begin at multiples of this many numbers: cache lines of float32.
+ALIGNED = 16
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of x that one master owns."""
+
+    number: int
+    master: int
+    part: slice
+    layers: tuple[int, ...]
+    """The layers that it holds, or holds a part of: its gradient is complete when theirs are."""
+
+
+def place(layers: Sequence[slice], masters: int, placement: Placement) -> list[Piece]:
+    """Divide x, which has these layers, among masters 0 … masters-1.
+
+    `layers`: every layer has one owner; the largest go first, each to the master that has least (Graham, 1969), the
+    last of several: master 0, which has other things to do, ends up with little.
+    `even`: one contiguous part for each master, equally long.
+
+    >>> net = [slice(0, 100), slice(100, 130), slice(130, 140)]
+    >>> [(piece.master, piece.part) for piece in place(net, 2, "layers")]
+    [(1, slice(0, 100, None)), (0, slice(100, 130, None)), (0, slice(130, 140, None))]
+    >>> [(piece.master, piece.part, piece.layers) for piece in place(net, 2, "even")]
+    [(0, slice(0, 80, None), (0,)), (1, slice(80, 140, None), (0, 1, 2))]
+    """
+    size = layers[-1].stop
+    if placement == "even":
+        parts = cut(size, masters, align=ALIGNED if size >= 4 * ALIGNED * masters else 1)
+        return [
+            Piece(m, m, part, tuple(i for i, layer in enumerate(layers) if _overlap(layer, part)))
+            for m, part in enumerate(parts)
+        ]
+    load = [0] * masters
+    owner = [0] * len(layers)
+    for i in sorted(range(len(layers)), key=lambda i: layers[i].start - layers[i].stop):
+        owner[i] = max(range(masters), key=lambda m: (-load[m], m))
+        load[owner[i]] += layers[i].stop - layers[i].start
+    return [Piece(i, owner[i], layer, (i,)) for i, layer in enumerate(layers)]
+
+
+def check_placement(layers: Sequence[slice], masters: int, placement: Placement) -> None:
+    """Refuse more masters than there are pieces to own."""
+    if placement == "layers" and masters > len(layers):
+        raise UsageError(
+            f"{masters} masters cannot each own a layer of a model that has {len(layers)}; "
+            f"choose at most {len(layers)} masters, or placement=even"
+        )
+    if masters > layers[-1].stop:
+        raise UsageError(f"{masters} masters cannot divide {layers[-1].stop} parameters")
+
+
+def _overlap(one: slice, other: slice) -> bool:
+    return bool(one.start < other.stop and other.start < one.stop)
+
+
+@dataclass
+class Gradient:
+    """What a worker said of the gradient that it is sending."""
+
+    step: int = -1
+    count: int = 0
+
+
+def spread_out(values: Array) -> Array:
+    """Return a view of some of many values, enough to estimate their mean square: every eighth block of 16.
+
+    Reading all of them would take a tenth of a master's time; the blocks are cache lines of float32.
+
+    >>> spread_out(np.arange(5.0)).size, spread_out(np.arange(27_344.0)).shape
+    (5, (214, 16))
+    """
+    if values.size < MANY:
+        return values
+    return values[: values.size // 16 * 16].reshape(-1, 16)[::8]
+
+
+class Owned:
+    """One piece, with room for a gradient from every worker and for what every worker was last sent."""
+
+    def __init__(
+        self, me: Worker, piece: Piece, rule: Rule, workers: int, said: list[Gradient], log: array[float]
+    ):
+        self.piece = piece
+        self.x = me.model.x[piece.part].copy()
+        self.g = np.empty_like(self.x, shape=(workers, self.x.size))
+        self.sent = np.empty_like(self.g)
+        me.perform("copy", 0, np.copyto, self.sent, self.x)
+        self.arrivals = 0
+        self.halved = 1.0
+        self._me, self._rule, self._said, self._log = me, rule, said, log
+        self._update: Update = me.update
+        self._drift = np.asarray(np.zeros_like(self.x))
+        self._needs_drift = getattr(rule, "needs_drift", True)
+        self._sample = spread_out(np.asarray(self.x))
+        self._shown = np.asarray(self.sent)
+        self._shown_sample = [spread_out(row) for row in self._shown]
+        self._apart = np.empty_like(self._sample)
+        self._total = np.empty_like(self.x)
+        self._count = 0
+        self._version = self._era = 0
+        self._sent_version = [0] * workers
+        self._sent_era = [0] * workers
+        self._arrival = Arrival(worker=0, tau=0, drift=self._drift, gap=0.0, scale=1.0, eta=0.0)
+        me.perform("start", 0, self._begin, self.x)
+
+    def _begin(self, x: Array) -> None:
+        self._rule_state = self._rule.start(x, len(self.sent))
+        self._update_state = self._update.start(x)
+
+    # ---- what a discipline does with it
+
+    def fresh(self, worker: int) -> bool:
+        return self._sent_version[worker] == self._version and not self.outdated(worker)
+
+    def apply(self, worker: int) -> None:
+        """x <- update(x, rule(g)), with a gradient that may be stale; not one of parameters that were given up."""
+        if self.outdated(worker):
+            self.drop(worker)
+            return
+        tau = self._version - self._sent_version[worker]
+        self._change(worker, self.g[worker], self._said[worker].count, tau)
+        self._note(APPLIED, worker, tau, self._arrival.gap)
+
+    def add(self, worker: int) -> None:
+        if self._count:
+            self._total += self.g[worker]
+        else:
+            self._total[:] = self.g[worker]
+        self._count += self._said[worker].count
+        self._note(APPLIED, worker, 0, 0.0)
+
+    def apply_round(self) -> None:
+        self._change(0, self._total, self._count, 0)
+        self._count = 0
+
+    def drop(self, worker: int) -> None:
+        self._note(DROPPED, worker, self._version - self._sent_version[worker], 0.0)
+
+    # ---- what its master does with it
+
+    def outdated(self, worker: int) -> bool:
+        """Return True if the worker computed with values from before the last restoration."""
+        return self._sent_era[worker] != self._era
+
+    def answer(self, worker: int) -> Array:
+        """Return the present values as the rule shows them to this worker, in memory that stays until it answers."""
+        sent = self.sent[worker]
+        self._me.perform("show", 0, self._show, self.x, sent, worker)  # charged with the rule
+        self._sent_version[worker], self._sent_era[worker] = self._version, self._era
+        return sent  # type: ignore[no-any-return]
+
+    def _show(self, x: Array, sent: Array, worker: int) -> None:
+        self._rule.show(x, sent, worker, self._rule_state)
+
+    def restore(self, x: Array) -> None:
+        """Go back to earlier values, with half the learning rate and no memory of the gradients since."""
+        self.x[:] = x
+        self.halved /= 2
+        self._era += 1
+        self._count = 0
+        self._me.perform("start", 0, self._begin, self.x)
+
+    def _change(self, worker: int, g: Array, count: int, tau: int) -> None:
+        self._me.perform("rule", self.x.size, self._apply_rule, self.x, g, worker, count, tau)
+        self._version += 1
+
+    def _apply_rule(self, x: Array, g: Array, worker: int, count: int, tau: int) -> None:
+        arrival = self._arrival
+        arrival.worker, arrival.tau, arrival.scale, arrival.gap = worker, tau, 1.0 / count, 0.0
+        arrival.shape = self.halved * self._me.shape(min(self.arrivals - 1, self._me.steps - 1))
+        arrival.eta = self._me.rate * arrival.shape
+        if self._needs_drift:
+            np.subtract(x, self._shown[worker], self._drift)  #             x - x_then
+        if tau:
+            some = np.subtract(self._sample, self._shown_sample[worker], self._apart)
+            arrival.gap = math.sqrt(float(np.vdot(some, some)) / some.size)
+        factor = self._rule.correct(g, x, arrival, self._rule_state)
+        if factor is None:
+            raise TypeError(
+                f"correct of {type(self._rule).__name__} must return a factor on eta (1.0: none); got None"
+            )
+        if factor:  # 0: the rule has made the whole step itself
+            self._update.apply(x, g, arrival.eta * factor, self._update_state, arrival.scale)
+
+    def _note(self, event: int, worker: int, tau: int, gap: float) -> None:
+        self._log.extend((event, self.piece.number, worker, self._said[worker].step, tau, gap))
+
+
+class Marks:
+    """The parameters as they were now and then: what a master goes back to when the loss has run away.
+
+    A mark is made of each piece every `every` of its gradients. By its number it is nearly the same moment on every master:
+    mark 0 is the start.
+    """
+
+    def __init__(self, pieces: Sequence[Owned], every: int) -> None:
+        self._pieces, self._every = pieces, every
+        self._marks: list[dict[int, Array]] = [{0: owned.x.copy()} for owned in pieces]
+        self._good = 0
+
+    def arrived(self, owned: Owned) -> None:
+        """Count a gradient of a piece; make a mark of it if it is time."""
+        number, rest = divmod(owned.arrivals, self._every)
+        if rest:
+            return
+        place = self._pieces.index(owned)
+        marks = self._marks[place]
+        marks[number] = owned.x.copy()
+        if len(marks) > KEPT:
+            del marks[min(marks.keys() - {0})]  # the start is kept
+        if place == 0:  # the mark before this one is good: the loss has not run away since
+            self._good = max(self._good, number - 1)
+
+    def good(self, *, from_start: bool) -> int:
+        """Return the mark to go back to."""
+        if from_start:
+            self._good = 0
+        return self._good
+
+    def restore(self, mark: int) -> None:
+        """Go back to a mark; those made since are then of the same values."""
+        for owned, marks in zip(self._pieces, self._marks, strict=True):
+            owned.restore(marks[mark])
+            for later in [m for m in marks if m > mark]:
+                marks[later] = owned.x.copy()
+
+
+# ---- The record of all masters.
+
+
+def record_events(me: Worker, pieces: list[Piece], log: Sequence[float]) -> None:
+    """Gather the log of every master, record it, and summarize staleness in words. Collective."""
+    everything = me.control.gather(np.array(log).reshape(-1, len(EVENTS)))
+    if me.rank != 0:
+        return
+    table = np.concatenate(everything)
+    columns = {name: table[:, i].astype(TYPES.get(name, np.float32)) for i, name in enumerate(EVENTS)}
+    columns["master"] = np.repeat(
+        np.arange(len(everything), dtype=np.uint32), [len(rows) for rows in everything]
+    )
+    me.tables["updates"] = columns
+    applied, dropped = columns["event"] == APPLIED, columns["event"] == DROPPED
+    tau = columns["tau"][applied]
+    me.findings["gradients_applied"] = round(int(applied.sum()) / len(pieces))
+    me.findings["gradients_dropped"] = round(int(dropped.sum()) / len(pieces))
+    me.findings["order"] = digest(columns)
+    me.findings["staleness"] = {
+        **_staleness(columns, applied),
+        "pieces": [
+            {
+                "master": piece.master,
+                "layers": list(piece.layers),
+                "parameters": piece.part.stop - piece.part.start,
+                **_staleness(columns, applied & (columns["piece"] == piece.number)),
+            }
+            for piece in pieces
+        ],
+    }
+    if tau.size:
+        count = me.findings["gradients_dropped"]
+        lost = f"; {count:,} gradient{'s' * (count != 1)} not applied" if dropped.any() else ""
+        me.remarks.append(f"staleness: {tau.mean():.1f} updates on average, at most {tau.max()}{lost}")
+
+
+def digest(columns: dict[str, Array]) -> str:
+    """Return what identifies an order of events: a replay of a damaged one would wait for ever."""
+    found = hashlib.sha256()
+    for name in ("master", *EVENTS[:4]):
+        found.update(np.ascontiguousarray(columns[name], np.int64).tobytes())
+    return found.hexdigest()
+
+
+def _staleness(columns: dict[str, Array], which: Array) -> dict[str, Any]:
+    gap = columns["gap"][which]
+    gap = gap[np.isfinite(gap)]  # a run that blew up has infinite ones
+    return {
+        **summarize_staleness(columns["tau"][which]),
+        "mean_gap": float(gap.mean()) if gap.size else 0.0,
+    }

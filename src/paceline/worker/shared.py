@@ -1,0 +1,134 @@
+"""One x that all ranks of a node read and write without a lock, and what can be known of how they meet in it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.collectives import nodes, peers
+from paceline.collectives.hierarchical import between
+from paceline.comm import channel
+from paceline.comm.clocks import Stopwatch
+from paceline.comm.shared import CACHE_LINE, SharedMemory, padded
+from paceline.vectors import Meter, vector
+
+Array = NDArray[Any]
+BEGUN, DONE = 0, 1
+
+
+class SharedX:
+    """A copy of `start`, the same on every rank, in memory of the node's ranks. Making and freeing are collective.
+
+    Beside x each rank has a cache line with two counters that only it writes: how many updates it has begun and how
+    many it has done. Reading all of them before and after costs microseconds and tells how old a gradient was when it
+    was applied, and whether another update was under way at the same time.
+
+    In the simulator only one rank runs at a time, until it waits, and no rank waits here. So before a rank looks at what
+    others write, or writes, it lets the ranks go first that are behind it in time; and what it does takes effect at the
+    end of the time that it takes.
+    """
+
+    def __init__(self, start: Array, comm: Any, watch: Stopwatch) -> None:
+        self._watch = watch
+        self._own = own = channel(comm)
+        self._time_only = own.time_only
+        node, layout = own.node, nodes(own)
+        self._memory = SharedMemory(node.bare, padded(start.nbytes) + node.size * CACHE_LINE, node.events)
+        self._x: Array = self._memory.memory[: start.nbytes].view(start.dtype)
+        rows = self._memory.memory[padded(start.nbytes) :].view(np.int64).reshape(node.size, -1)
+        self._counters: Array = rows[:, :2]
+        self._mine = self._counters[node.rank]
+        self._mine[...] = 0
+        self._done_before = 0
+        self._let_others: Callable[[], object] | None = getattr(own.bare, "Pass", None)
+        self.x = self._x
+        """The shared parameters; in the simulator their operations let earlier ranks go first."""
+        if self._let_others is not None:
+            self.x = vector(self._x, Meter(self._take_time, self._time_only))
+        self.taus = array("l")
+        """For each update of this rank: how many others' were done between its read of x and its write."""
+        self.overlapping = 0
+        """Updates of this rank during which another of its node's ranks wrote x too."""
+        self.several_nodes = layout.count > 1
+        self.is_first = node.rank == 0
+        """True on the first rank of each node."""
+        self._share = node.size / own.size
+        self._peers = peers(own) if self.several_nodes else None
+        if self.is_first:
+            own.copy(self._x, start)
+        self.meet()
+
+    def meet(self) -> None:
+        """Wait for the node's ranks; what each wrote before, all read afterwards."""
+        with self._watch.during("wait"):
+            self._memory.fence()
+
+    def read(self, x: Array) -> None:
+        """x <- the shared x, each number once, as it is at that moment."""
+        self._watch.switch("exchange")
+        self._take_time("copy", x.nbytes)
+        self._done_before = self._others(DONE)
+        if not self._time_only:
+            np.copyto(np.asarray(x), self._x)
+        self._watch.switch("update")
+
+    @contextmanager
+    def writing(self) -> Iterator[Array]:
+        """Yield the shared x, to be changed by what this rank has computed from its last `read`."""
+        if self._let_others is not None:
+            self._let_others()
+        done = self._others(DONE)
+        self.taus.append(done - self._done_before)
+        self._mine[BEGUN] += 1
+        yield self.x
+        if self._let_others is not None:  # simulated: the write was now, at the end of its time
+            self.taus[-1] = self._others(DONE) - self._done_before
+        self._mine[DONE] += 1
+        self.overlapping += self._others(BEGUN) > done
+
+    def _others(self, which: int) -> int:
+        return int(self._counters[:, which].sum()) - int(self._mine[which])
+
+    def average(self, *, at_rest: bool = False) -> None:
+        """Bring the nodes' x closer: x <- x + (mean - x as it was), while others write it.
+
+        The mean is weighted by the nodes' ranks. `at_rest`: no rank writes, so x <- mean, the same bits on every node.
+        Only the first rank of each of several nodes does anything.
+        """
+        if self._peers is None or not self.is_first:
+            return
+        own, size, dtype = self._own, self._x.size, self._x.dtype
+        with self._watch.during("exchange"):
+            was, mean = own.room(size, dtype), own.room(size, dtype)
+            self._take_time("copy", 2 * self._x.nbytes)
+            if not self._time_only:
+                np.copyto(was, self._x)
+                np.multiply(was, dtype.type(self._share), mean)  # p_k / p x_k
+            between(mean, self._peers, own.operation(np.add, dtype, mean.nbytes))  # sum over k
+            if at_rest:
+                own.copy(self._x, mean)
+                return
+            self._take_time("combine", 2 * mean.nbytes)
+            if not self._time_only:
+                self._x += np.subtract(mean, was, mean)
+
+    def put(self, x: Array) -> None:
+        """The shared x <- x, on the first rank of each node, while no rank reads or writes it."""
+        if self.is_first:
+            self._own.copy(self._x, x)
+
+    def _take_time(self, kind: str, amount: float) -> None:
+        self._own.charge(kind, amount)
+        if self._let_others is not None:
+            self._let_others()
+
+    def free(self) -> None:
+        """Give the memory back."""
+        self._memory.fence()
+        del self.x, self._x, self._counters, self._mine
+        self._memory.free()

@@ -1,0 +1,394 @@
+"""What a strategy is handed: its communicator, model, batches, update and record."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.collectives import make_exchange, prepare_sum
+from paceline.comm import Recorded
+from paceline.comm.clocks import Stopwatch
+from paceline.comm.control import Control
+from paceline.comm.timing import Timer
+from paceline.comm.tracing import Events
+from paceline.data import Batches, Dataset
+from paceline.models import Model
+from paceline.schedules import Schedule
+from paceline.updates import Update, is_elementwise
+from paceline.vectors import Meter, charge_whole, vector
+from paceline.worker.averaging import Mean
+from paceline.worker.divergence import Recovery, alike
+from paceline.worker.evaluation import Epoch, Score, agree_on_buffers, ratio, score_together
+from paceline.worker.shared import SharedX
+from paceline.worker.steps import COLUMNS, Steps
+
+Array = NDArray[Any]
+# The part by which the square of the parameters' norm changes in an epoch in which they do not move.
+UNMOVED = 1e-6
+
+
+class Exchange:
+    """A gradient exchange on the worker's clock; `part` is what this rank updates of the parameters."""
+
+    def __init__(self, inner: Any, watch: Stopwatch, meter: Meter | None) -> None:
+        self._inner = inner
+        self._watch, self._meter = watch, meter
+        self.part: slice = inner.part
+
+    def reduce(self) -> Array:
+        """Return the sum of all ranks' gradients over `part`; the caller may overwrite it."""
+        self._watch.switch("exchange")
+        g: Array = self._inner.reduce()
+        self._watch.switch("update")
+        return g if self._meter is None else vector(np.asarray(g), self._meter)
+
+    def publish(self) -> None:
+        """Give this rank's part of the parameters to every rank."""
+        self._watch.switch("exchange")
+        self._inner.publish()
+        self._watch.switch("update")
+
+
+class Worker(Steps):
+    """One rank of a run, as strategies see it.
+
+    A strategy is a function of a Worker: it walks through `epochs()` and `batches(epoch)`, computes with
+    `gradient(batch)`, communicates over `comm` (mpi4py's buffer interface) or with `exchange(…)`, changes the
+    parameters with `step(…)`, and calls `validate(epoch)` when the model is complete. What a strategy found out goes
+    into `findings` (JSON values), `tables` (arrays) and `remarks` (lines to tell the user): rank 0's are recorded.
+
+    >>> from paceline.data import load
+    >>> from paceline.models.mlp import build
+    >>> from paceline.schedules.constant import Constant
+    >>> from paceline.updates.sgd import Sgd
+    >>> iris = load("iris")
+    >>> me = Worker(comm=None, model=build(iris, 8), data=iris, batches=Batches(iris.train, batch=10), update=Sgd(),
+    ...             schedule=Constant(), rate=0.1, epochs=2)
+    >>> for epoch in me.epochs():
+    ...     for batch in me.batches(epoch):
+    ...         _ = me.gradient(batch)
+    ...         me.step(me.model.g, batch.total)
+    ...     _ = me.validate(epoch)
+    >>> me.history[1].loss < me.history[0].loss
+    True
+    """
+
+    def __init__(
+        self,
+        *,
+        comm: Any,
+        model: Model,
+        data: Dataset,
+        batches: Batches,
+        update: Update,
+        schedule: Schedule,
+        rate: float,
+        epochs: int,
+        on_divergence: str = "stop",
+        replay: Any = None,
+        on_step: Callable[[int, float], None] | None = None,
+        on_epoch: Callable[[Epoch], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        meter: Meter | None = None,
+        in_step: bool = True,
+        origin: float | None = None,
+        events: Events | None = None,
+    ) -> None:
+        """`meter`: where simulated vectors are charged; None: on real ranks work takes the time that it takes."""
+        super().__init__(
+            rank=comm.Get_rank() if comm is not None else 0,
+            size=comm.Get_size() if comm is not None else 1,
+            model=model,
+            batches=batches,
+            update=update,
+            schedule=schedule,
+            rate=rate,
+            epochs=epochs,
+            on_step=on_step,
+            clock=clock,
+            in_step=in_step,
+            origin=origin,
+            events=events,
+        )
+        self._off_clock = comm if comm is None or isinstance(comm, Recorded) else Recorded(comm)
+        self.comm: Any = comm
+        if self._off_clock is not None:
+            counts, tracer = self._off_clock.counts, self._off_clock.tracer
+            self.comm = Recorded(self._off_clock, counts, tracer, Timer(self.watch))
+        self.data = data
+        self._meter = meter
+        self._time_only = meter is not None and meter.time_only
+        self.on_divergence = "ignore" if self._time_only else on_divergence
+        self.replay = replay
+        """The run whose order of messages is to be repeated (a `paceline.record.Run`), if any."""
+        self.history: list[Epoch] = []
+        self.findings: dict[str, Any] = {}
+        self.tables: dict[str, dict[str, Array]] = {}
+        self.remarks: list[str] = []
+        self.control = Control(comm, self.watch)
+        self._on_epoch = on_epoch
+        self._events = events
+        self._rehearses = comm is not None and meter is None  # simulated ranks have nothing to set up
+        self._tested: tuple[float | None, float | None] | None = None
+        self._balanced = 0
+        self._sum: tuple[Array, str, Callable[[], None]] | None = None  # what was summed last, and how
+        self._norm = 0.0
+        self._recovery = Recovery(self.on_divergence)
+
+    def epochs(self) -> Iterator[int]:
+        """Go through the numbers of the run's epochs, from 0; stop early when training has diverged."""
+        self._recovery.keep(np.asarray(self.model.x))
+        self.watch.restart()  # what was prepared is the start of a run, not a step of it
+        for epoch in range(self._epochs):
+            if self.diverged is not None:
+                return
+            yield epoch
+
+    # ---- together with the other ranks
+
+    def broadcast(self) -> None:
+        """Give rank 0's parameters and buffers to every rank."""
+        with self.watch.during("exchange"):
+            self.control.broadcast(self.model.x)
+            for buffer in self.model.buffers.values():
+                buffer[...] = self.control.broadcast(np.array(buffer, order="C"))
+
+    @contextmanager
+    def exchange(self, name: str, *, factors: bool = False) -> Iterator[Exchange]:
+        """Open the gradient exchange that a collective's name stands for; it decides where x and g live meanwhile.
+
+        `factors`: the strategy reads and writes no gradient but what `reduce` returns, not `model.g`: then a small
+        batch's gradient may be exchanged as its factors where that is faster. An update that needs the whole vector gets
+        an exchange whose `part` is everything.
+        """
+        whole = not is_elementwise(self.update)
+        batch = self.shares.batches.batch if factors else None
+        inner = make_exchange(name, self.model, self._off_clock, batch, whole=whole)
+        if self._rehearses and (rehearse := getattr(inner, "rehearse", None)):
+            with unrecorded(self.comm, self.watch, self._events):
+                rehearse()
+        self.watch.restart()
+        yield Exchange(inner, self.watch, self._meter)
+        inner.close()
+
+    def allreduce(self, values: Array, algorithm: str = "auto") -> None:
+        """Sum an array over the ranks, in place, by the collective of that name."""
+        if self.comm is None:
+            return
+        if self._sum is None or self._sum[0] is not values or self._sum[1] != algorithm:
+            self._sum = (values, algorithm, prepare_sum(values, self._off_clock, algorithm))
+        with self.watch.during("exchange"):
+            self._sum[2]()
+
+    def mean(self, algorithm: str = "auto") -> Mean:
+        """Prepare averages over the ranks of vectors as long as the model's, by the collective of that name. Collective."""
+        made = Mean(self.vector(more=1), self.allreduce, algorithm, self.control, self.watch)
+        if self._rehearses:  # sum zeros, so that the first sum takes no longer than others
+            with unrecorded(self.comm, self.watch, self._events):
+                made.rehearse()
+        return made
+
+    @contextmanager
+    def shared_x(self) -> Iterator[SharedX]:
+        """Put a copy of the parameters, the same on every rank, into memory that the ranks of a node share. Collective."""
+        with self.preparation():
+            shared = SharedX(np.asarray(self.model.x), self._off_clock, self.watch)
+        yield shared
+        shared.free()
+
+    def perform(
+        self, kind: str, amount: float, function: Callable[..., object], x: Array, *arguments: Any
+    ) -> None:
+        """Call `function(x, ...)`, which changes x in place and whose cost is measured and charged as a whole.
+
+        See `paceline.vectors.charge_whole`.
+        """
+        charge_whole(kind, amount, function, x, *arguments)
+
+    def overhead(self, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function`; the Python time of a call is measured on real ranks and charged in the simulator as `kind`."""
+        if self._meter is None:
+            return function
+        work = self._meter.work
+
+        def charged(*arguments: Any) -> Any:
+            work(kind, 1)
+            return function(*arguments)
+
+        return charged
+
+    def balance(self) -> None:
+        """Cut the coming batches so that all ranks compute equally long, judging by the steps since the last call.
+
+        Which samples a batch holds does not change; who computes them does.
+        """
+        rows = np.array(self.log[self._balanced :]).reshape(-1, len(COLUMNS))
+        self._balanced = len(self.log)
+        with self.watch.during("exchange"):
+            if self.size > 1 and len(rows):
+                typical = np.median(rows[:, [COLUMNS.index("count"), COLUMNS.index("compute")]], axis=0)
+                self.shares.balance(*self.control.allgather(typical).T)
+
+    # ---- the end of an epoch
+
+    def validate(self, epoch: int, *, shown: Array | None = None, guarded: bool = True) -> bool:
+        """Evaluate the model, which must be complete and the same on every rank, on the validation samples. Collective.
+
+        Every rank computes its share. Return True if training had diverged and `model.x` was set back to the last good
+        parameters (`--on-divergence halve`): the strategy must then recompute what it derived from them.
+
+        `shown`: evaluate these parameters instead of `model.x`, which is as before afterwards; but where training ends
+        here, they are what the model keeps.
+        `guarded`: False if the ranks call `guard` themselves.
+        """
+        with self.evaluation():
+            own = None
+            if shown is not None and not self._time_only:
+                x = np.asarray(self.model.x)
+                own, x[:] = x.copy(), np.asarray(shown)
+            back = self._validate(epoch, guarded)
+            if own is not None and not back and self.diverged is None and epoch != self.last_epoch:
+                x[:] = own
+        return back
+
+    def _validate(self, epoch: int, guarded: bool) -> bool:
+        agree_on_buffers(self.model, self.control, trained=self._epoch_sums[1] > 0)
+        mine = [*self._epoch_sums, *self._epoch_losses, float(self._moved())]
+        *sums, moved = self.control.total(np.array(mine))
+        found = score_together(self.model, self.data.validation, self.control)
+        loss = ratio(sums[0], sums[1]) or 0.0
+        self.ended(epoch, loss, found)
+        back = guarded and self.guard(epoch, loss, same=not moved and alike(*sums[2:]))
+        if back:
+            self.control.wait()  # where ranks share one x, all set it back before any goes on
+        return back
+
+    def ended(
+        self,
+        epoch: int,
+        loss: float | None = None,
+        validation: Score | None = None,
+        train_seconds: float | None = None,
+    ) -> None:
+        """Record and show the end of an epoch.
+
+        `loss`: its mean, by default that of this rank's own batches; `train_seconds`: when it ended, if not now.
+        """
+        with self.evaluation():
+            loss = self.epoch_loss if loss is None else loss
+            means = (None, None) if validation is None else validation.means(self.data.classes)
+            at_end = Epoch(
+                epoch=epoch,
+                step=(epoch + 1) * self.steps_per_epoch,
+                loss=None if self._time_only else loss,
+                validation_loss=means[0],
+                validation_accuracy=means[1],
+                train_seconds=self.train_seconds if train_seconds is None else train_seconds,
+            )
+            self.history.append(at_end)
+            if self._on_epoch is not None:
+                self._on_epoch(at_end)
+
+    def test(self) -> tuple[float | None, float | None]:
+        """Return mean loss and accuracy of the trained model on the test samples, every rank its share. Collective.
+
+        To be called when training is over: the first result is kept.
+        """
+        if self._tested is None:
+            with self.evaluation():
+                found = score_together(self.model, self.data.test, self.control)
+                self._tested = found.means(self.data.classes)
+        return self._tested
+
+    # ---- divergence
+
+    @property
+    def diverged(self) -> str | None:
+        """What went wrong, in words, once training has diverged and stopped."""
+        return self._recovery.stopped
+
+    @property
+    def divergences(self) -> list[str]:
+        """Every time that training diverged, and what was done about it, in words."""
+        return self._recovery.messages
+
+    def stop(self, why: str) -> None:
+        """End training, which has diverged: `epochs` stops. Every rank must call it."""
+        self._recovery.stop(why, warn=self.rank == 0)
+
+    def stands_still(self) -> bool:
+        """Return True if all of this rank's batches of the epoch had the same loss and its parameters did not move."""
+        return not self._moved() and alike(*self._epoch_losses)
+
+    def _moved(self) -> bool:
+        """Return True if the parameters have changed since the last call."""
+        x = np.asarray(self.model.x)
+        norm, self._norm = self._norm, float(np.dot(x, x))
+        return not abs(self._norm - norm) <= UNMOVED * norm
+
+    def guard(self, epoch: int, loss: float, *, same: bool = False) -> bool:
+        """Act on a loss that has run away, on this rank alone; return True if `model.x` was set back.
+
+        `same`: all batches of the epoch had this loss, and the parameters did not move.
+        """
+        if self._time_only:
+            return False
+        x = np.asarray(self.model.x)
+        with self.evaluation():
+            back = self._recovery.act(loss, x, f"epoch {epoch + 1}", warn=self.rank == 0, same=same)
+        if back:
+            self.rate /= 2
+            self._states.clear()
+        return back
+
+    # ---- the end
+
+    def follow_first(self) -> None:
+        """Give rank 0's history to all ranks, where it alone knew when epochs ended. Collective."""
+        mine = json.dumps([self.diverged, [asdict(epoch) for epoch in self.history]])
+        diverged, history = json.loads(self.control.broadcast_text(mine))
+        if self.rank != 0:
+            self._recovery.stopped, self.history = diverged, [Epoch(**epoch) for epoch in history]
+
+    def close(self) -> None:
+        """Wait for all ranks; free what is held of MPI."""
+        self.control.close()
+
+
+@contextmanager
+def unrecorded(comm: Any, watch: Stopwatch, events: Events | None) -> Iterator[None]:
+    """Keep what is done in this block out of the record: its messages, its seconds, its events of a trace.
+
+    MPI connects two ranks when the first message goes between them, and sets up a collective at its first call: 70 ms on
+    some machines. That belongs to the start of a run, like windows and communicators, and not to its first step. Requests
+    must be completed before the block ends.
+
+    >>> from paceline.comm.counting import Recorded
+    >>> import numpy as np
+    >>> class Loopback:
+    ...     def Isend(self, buffer, dest, tag=0):
+    ...         return "request"
+    >>> comm, watch = Recorded(Loopback()), Stopwatch(lambda: 0.0)
+    >>> with unrecorded(comm, watch, None):
+    ...     _ = comm.Isend(np.zeros(10), dest=1)
+    >>> comm.counts.bytes
+    0
+    """
+    counts = getattr(comm, "counts", None)
+    before = (copy(counts.point_to_point), copy(counts.collective)) if counts is not None else None
+    seconds, mark = dict(watch.seconds), None if events is None else events.mark()
+    yield
+    if counts is not None and before is not None:
+        counts.point_to_point, counts.collective = before
+    if events is not None and mark is not None:
+        events.forget(mark)
+    watch.seconds.update(seconds)
+    watch.restart()
