@@ -2,9 +2,10 @@
 
 import textwrap
 
-import figures
 from speed import laws, times
 from wording import QUIET, percent, starred, table
+
+import figures
 
 SPOILED = 0.05  # of the accuracy, below the best of the same rule
 

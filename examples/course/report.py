@@ -15,11 +15,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import figures
 import numpy as np
 from answers import answers
 from arguments import Parser, ranks
 
+import figures
 from paceline.launch import find, run, usable_cores
 from paceline.launch.cores import others_running
 from paceline.record.environment import processor

@@ -1,7 +1,8 @@
 """The answers about run times: how long, why, and what Amdahl and Gustafson say to it."""
 
-import figures
 from wording import NAMES, QUIET, masters, percent, starred, table
+
+import figures
 
 AS_GOOD = 0.02  # of the accuracy: no further below serial's
 
