@@ -127,7 +127,7 @@ def test_tensorboard_is_told_once(runs: Path, tmp_path: Path, capsys: pytest.Cap
     assert place.name.startswith(run.folder.name + "-")
     assert tensorboard.to_tensorboard(run, tmp_path) == (place, False)
     (place / tensorboard.MARK).write_text("[]")
-    with pytest.raises(UsageError, match="is in the way"):
+    with pytest.raises(UsageError, match="already exists and was not exported"):
         tensorboard.to_tensorboard(run, tmp_path)
 
 
@@ -235,7 +235,7 @@ def test_refusals(
     )
     web = [str(runs), "--to", "mlflow", "--tracking-uri"]
     monkeypatch.setenv("no_proxy", "*")
-    assert "http://localhost:1: nobody answers there (connection refused)" in refused(
+    assert "http://localhost:1: no server answers there (connection refused)" in refused(
         [*web, "http://localhost:1"], capsys
     )
     assert "it names no server" in refused([*web, "http://"], capsys)

@@ -10,7 +10,7 @@ import pytest
 from paceline.cli import main
 from paceline.record import Run
 from paceline.trace import timeline_of
-from paceline.trace.picture import _figure, typical
+from paceline.trace.picture import _figure, typical_window
 from tests.ranks import on_ranks
 from tests.trace.cases import STRATEGIES
 from tests.trace.checks import check_all
@@ -64,13 +64,13 @@ def test_clocks_of_several_machines() -> None:
 def test_the_picture_shows_the_steps(real: dict[str, Run], name: str, tmp_path: Path) -> None:
     run = real[name]
     timeline = timeline_of(run)
-    window = typical(timeline)
+    window = typical_window(timeline)
     axes = _figure(run, timeline, window).axes[0]
     rows = [label.get_text() for label in axes.get_yticklabels()]
     roles = ["", "", ""] if name.startswith("sync") else [", master", ", master", ", worker"]
     assert rows == [f"rank {rank}{role}" for rank, role in enumerate(roles)]
-    assert axes.get_xlabel() in ("time in ms", "time in us")
-    scale = 1e6 if axes.get_xlabel() == "time in ms" else 1e3
+    assert axes.get_xlabel() in ("time (ms)", "time (us)")
+    scale = 1e6 if axes.get_xlabel() == "time (ms)" else 1e3
     worker = [span for span in timeline.work if span.rank == 2]
     inside = sum(max(0, min(s.end, window[1]) - max(s.start, window[0])) for s in worker) / scale
     drawn = [

@@ -13,8 +13,8 @@ from paceline.cli import main
 from paceline.files import write_arrays
 from paceline.record import Run
 from paceline.trace import timeline_of
-from paceline.trace.picture import _figure, whole
-from paceline.trace.timeline import only
+from paceline.trace.picture import _figure, whole_window
+from paceline.trace.timeline import select_steps
 from tests.trace.cases import SMALL, STRATEGIES, every_call
 from tests.trace.checks import check_all, check_format, check_nesting, check_seconds, written
 
@@ -86,7 +86,7 @@ def test_without_a_trace_steps_are_known(
     run = simulated(tmp_path, machine, "parameter-server", trace=False)
     trace = written(run, tmp_path / "trace.json")
     check_seconds(check_format(trace, 5), run, traced=False)
-    assert "nothing is known of rank 0" in capsys.readouterr().out
+    assert "nothing is known about rank 0" in capsys.readouterr().out
     names = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"]
     assert names[:2] == ["rank 0 (master)", "rank 1 (worker)"]
 
@@ -144,11 +144,11 @@ def messages(trace: dict[str, Any]) -> list[list[dict[str, Any]]]:
 
 def test_the_picture_of_some_steps_has_no_others(machine: str, tmp_path: Path) -> None:
     run = simulated(tmp_path, machine, "parameter-server", slow="2:3x")
-    timeline = only(timeline_of(run), (2, 3))
-    axes = _figure(run, timeline, whole(timeline)).axes[0]
+    timeline = select_steps(timeline_of(run), (2, 3))
+    axes = _figure(run, timeline, whole_window(timeline)).axes[0]
     assert {text.get_text() for text in axes.texts if text.get_text()} <= {"step 2", "step 3"}
     scale = 1e6 if "ms" in axes.get_xlabel() else 1e3
-    begin = whole(timeline)[0]
+    begin = whole_window(timeline)[0]
     for bars in axes.collections:
         for box in (path.get_extents() for path in bars.get_paths()):
             rank = round((box.y0 + box.y1) / 2)
@@ -175,7 +175,7 @@ def test_a_long_trace_is_cut_and_says_so(
     found = written(run, tmp_path / "trace.json", "--picture", str(tmp_path / "steps.svg"))
     check_format(found, 5)
     assert found["otherData"]["events not kept"] == trace["lost"].sum() > 0
-    assert "cut when it was recorded" in capsys.readouterr().out
+    assert "truncated when it was recorded" in capsys.readouterr().out
 
 
 def test_old_records_are_refused_in_a_line(
@@ -188,7 +188,7 @@ def test_old_records_are_refused_in_a_line(
     assert main(["trace", str(run.folder), "-o", str(tmp_path / "trace.json")]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "was recorded before steps had a start" in said
+    assert "its record is too old to have the start of each step" in said
     assert not (tmp_path / "trace.json").exists()
 
 
@@ -198,7 +198,7 @@ def test_refusals(machine: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
     run = simulated(tmp_path, machine, "sync")
     out = ["-o", str(tmp_path / "trace.json")]
     assert main(["trace", str(run.folder), *out, "--picture", "steps.bmp"]) == 2
-    assert "a picture must end in one of .svg, .png, .pdf; got steps.bmp" in capsys.readouterr().err
+    assert "a picture must end in one of .png, .svg, .pdf; got steps.bmp" in capsys.readouterr().err
     for words, said in (
         (["-o", "/nope/x.json"], "cannot write /nope/x.json: there is no folder /nope"),
         ([*out, "--picture", "/nope/x.svg"], "cannot write /nope/x.svg: there is no folder /nope"),

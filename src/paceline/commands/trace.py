@@ -45,13 +45,13 @@ def steps_of(text: str) -> tuple[int, int]:
 
 def main(args: argparse.Namespace) -> int:
     """Write the trace and, if asked for, the picture; say what they lack."""
+    from paceline.figures.rendering import check_format
     from paceline.files import check_place
     from paceline.record import Run
     from paceline.trace import draw, write_trace
-    from paceline.trace.picture import check
 
     if args.picture is not None:
-        check(args.picture)
+        check_format(args.picture)
     for path in filter(None, (args.out, args.picture)):
         check_place(path)
     run = Run(args.run)
@@ -60,14 +60,12 @@ def main(args: argparse.Namespace) -> int:
         draw(run, args.picture, args.steps, timeline)
         print(f"picture: {args.picture}")
     if not timeline.traced:
-        print(
-            "the order within a step is not known, nor are calls and messages: train with --trace for those"
-        )
+        print("the order within a step, calls and messages are unknown: train with --trace to record them")
     idle = sorted(set(range(timeline.ranks)) - {span.rank for span in timeline.work})
     if idle and not timeline.traced:
-        print(f"nothing is known of {_listed(idle)}: no steps are taken there")
+        print(f"nothing is known about {_listed(idle)}: no steps are taken there")
     if timeline.lost:
-        print(f"the trace was cut when it was recorded: {timeline.lost:,} later events are not in it")
+        print(f"the trace was truncated when it was recorded: it lacks {timeline.lost:,} later events")
     print(f"trace: {args.out}")
     return 0
 

@@ -1,4 +1,7 @@
-"""Runs for other tools: TensorBoard's event files, MLflow's runs."""
+"""Runs for other tools: TensorBoard's event files (`tensorboard`) and MLflow's runs (`mlflow`).
+
+`values` reads what they are given from a record: settings, and figures at steps and times.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def check_installed(tool: str) -> None:
 
 
 def runs_in(places: Iterable[str]) -> list[Run]:
-    """The complete runs of some folders; at least one."""
+    """Return the complete runs of some folders; refuse if there is none."""
     places = list(places)
     found = find_runs(places)
     if not found:

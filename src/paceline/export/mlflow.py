@@ -1,4 +1,4 @@
-"""A run as one of MLflow's: parameters, metrics with their steps and times, tags, and the record's small files."""
+"""A run as a run of MLflow: parameters, metrics with steps and times, tags, and the record's small files."""
 
 from __future__ import annotations
 
@@ -13,21 +13,19 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from paceline.errors import UsageError
-from paceline.export._values import FILES, begun, identity, points, settings, staleness
+from paceline.export.values import FILES, identity, points, settings, staleness, start_time
 from paceline.record import Run
-
-# ---- Whether a server answers at all: MLflow itself would go on asking for minutes.
 
 PORTS = {"http": 80, "https": 443}
 SECONDS = 5.0
 
 
 def check_answers(uri: str) -> None:
-    """Refuse a web address where nobody listens; other places are not looked at.
+    """Refuse a web address where no server answers: MLflow itself would retry for minutes. Other places are not checked.
 
     >>> check_answers("http://localhost:1")
     Traceback (most recent call last):
-    paceline.errors.UsageError: cannot write runs to http://localhost:1: nobody answers there (connection refused)
+    paceline.errors.UsageError: cannot write runs to http://localhost:1: no server answers there (connection refused)
     """
     scheme = uri.partition(":")[0].lower()
     if scheme not in PORTS:
@@ -45,14 +43,14 @@ def check_answers(uri: str) -> None:
         socket.create_connection((host, port), timeout=SECONDS).close()
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise UsageError(f"cannot write runs to {uri}: nobody answers there ({why})") from None
+        raise UsageError(f"cannot write runs to {uri}: no server answers there ({why})") from None
 
 
 TAG = "paceline.record"
-# MLflow takes so many metrics, and so many parameters, in one request.
+# The most metrics and parameters that MLflow accepts in one request.
 METRICS, PARAMETERS = 1000, 100
-# MLflow keeps runs in plain files only for who says so, reports its use to its makers unless told otherwise, and asks a
-# server that does not answer for minutes.
+# By default MLflow refuses to keep runs in plain files, reports its use to its makers, and retries a silent server for
+# minutes.
 VARIABLES = {
     "MLFLOW_ALLOW_FILE_STORE": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -62,7 +60,7 @@ VARIABLES = {
 
 
 class Store:
-    """An experiment of MLflow's, in a folder or on a server."""
+    """An experiment of MLflow, in a folder or on a server."""
 
     def __init__(self, uri: str, experiment: str) -> None:
         self._uri, self._name = uri, experiment
@@ -70,7 +68,7 @@ class Store:
         self._experiment = ""
 
     def add(self, run: Run) -> tuple[str, bool]:
-        """MLflow's number of a run, and whether it is new: one that is there already is left alone."""
+        """Add a run; return MLflow's id, and True if it is new: an earlier export is left as it is."""
         with _settings(), _errors(self._uri):
             if self._client is None:
                 self._open()
@@ -78,7 +76,7 @@ class Store:
             for found in self._client.search_runs([self._experiment], f"tags.`{TAG}` = '{own}'"):
                 if found.info.status == "FINISHED":
                     return str(found.info.run_id), False
-                self._client.delete_run(found.info.run_id)  # it was broken off
+                self._client.delete_run(found.info.run_id)  # it was interrupted
             return self._write(run, own), True
 
     def _open(self) -> None:
@@ -97,7 +95,7 @@ class Store:
     def _write(self, run: Run, own: str) -> str:
         from mlflow.entities import Metric, Param
 
-        client, start = self._client, begun(run)
+        client, start = self._client, start_time(run)
         made = client.create_run(
             self._experiment,
             start_time=int(1000 * start),
@@ -128,7 +126,7 @@ class Store:
 
 def _tags(run: Run) -> dict[str, str]:
     summary = run.summary
-    told = {
+    tags = {
         "mlflow.source.name": "paceline",
         "strategy": run.config["strategy"],
         "ranks": str(run.config["ranks"]),
@@ -136,7 +134,7 @@ def _tags(run: Run) -> dict[str, str]:
         "diverged": summary.get("diverged") or "",
         "mlflow.note.content": "\n".join(f"* {remark}" for remark in summary.get("remarks", [])),
     }
-    return {name: value for name, value in told.items() if value}
+    return {name: value for name, value in tags.items() if value}
 
 
 def _in_parts(values: list[Any], size: int) -> Iterator[list[Any]]:
@@ -145,7 +143,7 @@ def _in_parts(values: list[Any], size: int) -> Iterator[list[Any]]:
 
 
 def uri_of(folder: Path | None, uri: str | None) -> str:
-    """Where the runs go: a folder or what MLflow calls a tracking URI.
+    """Return the tracking URI of a folder or of a server.
 
     >>> uri_of(None, "http://localhost:5000")
     'http://localhost:5000'
@@ -162,7 +160,7 @@ def uri_of(folder: Path | None, uri: str | None) -> str:
 
 @contextmanager
 def _settings() -> Iterator[None]:
-    """MLflow's own variables, for as long as it is used, where the user has not set them."""
+    """Set MLflow's environment variables while it is used, unless the user has set them."""
     mine = {name: value for name, value in VARIABLES.items() if name not in os.environ}
     os.environ.update(mine)
     try:
@@ -174,13 +172,13 @@ def _settings() -> Iterator[None]:
 
 @contextmanager
 def _errors(uri: str) -> Iterator[None]:
-    """What MLflow or the disk refuses is one line."""
+    """Turn errors of MLflow and of the disk into a message of one line."""
     check_answers(uri)  # before MLflow is imported, which takes seconds
     from mlflow.exceptions import MlflowException
 
     retries = logging.getLogger("urllib3.connectionpool")
     level = retries.level
-    retries.setLevel(logging.ERROR)  # of each try that failed it warns; the last one is said below
+    retries.setLevel(logging.ERROR)  # it warns of each failed try; the last one is reported below
     try:
         yield
     except (MlflowException, OSError) as error:

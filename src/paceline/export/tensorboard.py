@@ -1,4 +1,4 @@
-"""A run as TensorBoard's event file: a folder of its own, written whole or not at all."""
+"""A run as an event file of TensorBoard in a folder of its own, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UsageError
-from paceline.export._values import begun, identity, points, settings, staleness
+from paceline.export.values import identity, points, settings, staleness, start_time
 from paceline.record import Run
 
 MARK = "paceline.json"
 
 
 def to_tensorboard(run: Run, folder: Path) -> tuple[Path, bool]:
-    """Write a run below `folder`; where it is, and whether it is new: one that is there already is left alone."""
+    """Write a run below `folder`; return its place, and True if it is new: an earlier export is left as it is."""
     own = identity(run)
     for name in (run.folder.resolve().name, f"{run.folder.resolve().name}-{own[:8]}"):
         place = folder / name
@@ -27,7 +27,7 @@ def to_tensorboard(run: Run, folder: Path) -> tuple[Path, bool]:
         if _owner(place) == own:
             return place, False
     else:
-        raise UsageError(f"{place} is in the way: it was not exported from {run.folder}")
+        raise UsageError(f"{place} already exists and was not exported from {run.folder}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=folder, prefix=f".{name}."))
@@ -46,8 +46,8 @@ def to_tensorboard(run: Run, folder: Path) -> tuple[Path, bool]:
 
 def _owner(place: Path) -> str | None:
     try:
-        told: dict[str, str] = json.loads((place / MARK).read_text())
-        return told.get("record")
+        mark: dict[str, str] = json.loads((place / MARK).read_text())
+        return mark.get("record")
     except (OSError, ValueError, AttributeError):
         return None
 
@@ -56,7 +56,7 @@ def _write(run: Run, folder: Path) -> None:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.record_writer import RecordWriter
 
-    start = begun(run)
+    start = start_time(run)
     with (folder / f"events.out.tfevents.{int(start)}.paceline").open("wb") as file:
         writer = RecordWriter(file)
         writer.write(Event(wall_time=start, file_version="brain.Event:2").SerializeToString())
@@ -68,7 +68,7 @@ def _write(run: Run, folder: Path) -> None:
 
 
 def _values(run: Run) -> Iterator[tuple[float, int, Any]]:
-    """Seconds, step and summary value of everything that is told."""
+    """Yield the seconds, step and summary value of everything that is exported."""
     import numpy as np
     from tensorboard.plugins.histogram import metadata as histograms
     from tensorboard.plugins.scalar import metadata as scalars
@@ -83,7 +83,7 @@ def _values(run: Run) -> Iterator[tuple[float, int, Any]]:
     counts = staleness(run)
     if counts is not None:
         bars = np.array([[tau, tau + 1, count] for tau, count in enumerate(counts)], np.float64)
-        metadata = histograms.create_summary_metadata(display_name="", description="updates, by how old")
+        metadata = histograms.create_summary_metadata(display_name="", description="updates by staleness")
         yield *end, _tensor("staleness", bars, metadata)
     remarks = run.summary.get("remarks", [])
     if remarks:
@@ -116,11 +116,11 @@ def _plain(value: Any) -> str:
 
 
 def _hparams(run: Run) -> Iterator[Any]:
-    """What the HParams page lists of a run: its settings, and that it came to an end."""
+    """Yield what the HParams page lists of a run: its settings, and that it ended."""
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
-    started = plugin_data_pb2.SessionStartInfo(group_name="", start_time_secs=begun(run))
+    started = plugin_data_pb2.SessionStartInfo(group_name="", start_time_secs=start_time(run))
     for name, value in settings(run).items():
         if isinstance(value, bool):
             started.hparams[name].bool_value = value
@@ -129,7 +129,9 @@ def _hparams(run: Run) -> Iterator[Any]:
         else:
             started.hparams[name].number_value = value
     took = run.summary["train_seconds"]
-    ended = plugin_data_pb2.SessionEndInfo(status=api_pb2.STATUS_SUCCESS, end_time_secs=begun(run) + took)
+    ended = plugin_data_pb2.SessionEndInfo(
+        status=api_pb2.STATUS_SUCCESS, end_time_secs=start_time(run) + took
+    )
     for tag, data in (
         (metadata.SESSION_START_INFO_TAG, plugin_data_pb2.HParamsPluginData(session_start_info=started)),
         (metadata.SESSION_END_INFO_TAG, plugin_data_pb2.HParamsPluginData(session_end_info=ended)),

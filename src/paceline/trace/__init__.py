@@ -1,4 +1,7 @@
-"""A run in time: what every rank did when, for Perfetto or chrome://tracing, and as a picture."""
+"""A run over time: what every rank did when.
+
+`timeline` reads it from a record; `chrome` writes it for Perfetto and chrome://tracing; `picture` draws a few steps.
+"""
 
 from paceline.trace.chrome import write_trace
 from paceline.trace.picture import draw

@@ -1,7 +1,7 @@
-"""A timeline as trace events in JSON, which https://ui.perfetto.dev and chrome://tracing show.
+"""A timeline as trace events in JSON, for https://ui.perfetto.dev and chrome://tracing.
 
-One track a rank, on it complete events ("X"), steps with work in them and calls in that; flows ("s" to "f") from sends to
-where they were received; metadata ("M") with the names of the tracks.
+Each rank has a track of complete events ("X"): steps, the work in them, and the calls in that. Flows ("s" to "f") go from
+sends to receives; metadata ("M") names the tracks.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from typing import Any
 
 from paceline.files import json_text, replacing
 from paceline.record import Run
-from paceline.trace.timeline import Span, Timeline, only, timeline_of
+from paceline.text import count
+from paceline.trace.timeline import Span, Timeline, select_steps, timeline_of
 
 PROCESS = 0
 
 
 def write_trace(run: Run, path: Path, steps: tuple[int, int] | None = None) -> Timeline:
-    """Write what every rank did when to `path`, compressed where it ends in .gz; of all steps, or of some alone.
+    """Write the timeline of a run to `path`, compressed if it ends in .gz: all steps, or those from the first to the last.
 
-    What is returned is the whole timeline.
+    Returns the whole timeline.
 
     >>> import tempfile
     >>> from paceline import fit
@@ -35,7 +36,7 @@ def write_trace(run: Run, path: Path, steps: tuple[int, int] | None = None) -> T
     ('rank 0', 24)
     """
     timeline = timeline_of(run)
-    shown = timeline if steps is None else only(timeline, steps)
+    shown = timeline if steps is None else select_steps(timeline, steps)
     with ExitStack() as stack:
         file: Any = stack.enter_context(replacing(path))
         if path.suffix == ".gz":
@@ -43,7 +44,7 @@ def write_trace(run: Run, path: Path, steps: tuple[int, int] | None = None) -> T
                 gzip.GzipFile("", "wb", fileobj=file, mtime=0)
             )  # the same bytes every time
         file.write(b'{"displayTimeUnit":"ms","otherData":')
-        file.write(json_text(_described(run, timeline)).encode())
+        file.write(json_text(_describe(run, timeline)).encode())
         file.write(b',"traceEvents":[\n')
         for number, event in enumerate(_events(run, shown)):
             file.write((",\n" if number else "").encode() + _line(event))
@@ -55,8 +56,8 @@ def _line(event: dict[str, Any]) -> bytes:
     return json.dumps(event, separators=(",", ":")).encode()
 
 
-def _described(run: Run, timeline: Timeline) -> dict[str, Any]:
-    """What the file is of; nothing of when and where, so that the same simulation gives the same file."""
+def _describe(run: Run, timeline: Timeline) -> dict[str, Any]:
+    """Describe the run; without time and place, so that the same simulation gives the same file."""
     config = run.config
     return {
         "strategy": config["strategy"],
@@ -64,14 +65,13 @@ def _described(run: Run, timeline: Timeline) -> dict[str, Any]:
         "data": config["data"],
         "model": config["model"],
         "time": "virtual" if run.simulated is not None else "measured",
-        "within a step": "as it was" if timeline.traced else "in a usual order: the run was not traced",
+        "within a step": "as recorded" if timeline.traced else "in an assumed order: the run was not traced",
         "events not kept": timeline.lost,
     }
 
 
 def _events(run: Run, timeline: Timeline) -> Iterator[dict[str, Any]]:
-    many = f"{timeline.ranks} rank{'s' if timeline.ranks > 1 else ''}"
-    yield _named("process_name", 0, name=f"{run.config['strategy']} on {many}")
+    yield _named("process_name", 0, name=f"{run.config['strategy']} on {count(timeline.ranks, 'rank')}")
     for rank, role in enumerate(timeline.roles):
         yield _named("thread_name", rank, name=f"rank {rank} ({role})" if role else f"rank {rank}")
         yield _named("thread_sort_index", rank, sort_index=rank)

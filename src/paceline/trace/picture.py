@@ -1,4 +1,4 @@
-"""A few steps as a picture: a row a rank, colours for what it did, lines for messages."""
+"""A picture of a few steps: a row for each rank, colours for what it did, arrows for messages."""
 
 from __future__ import annotations
 
@@ -8,46 +8,34 @@ from typing import Any
 
 from paceline.errors import UsageError
 from paceline.figures.palette import FAINT, GREY, INK, KINDS
+from paceline.figures.rendering import check_format, save_page, settings
 from paceline.record import Run
-from paceline.trace.timeline import Span, Timeline, only, step_finder, timeline_of
+from paceline.text import count
+from paceline.trace.timeline import Span, Timeline, select_steps, step_finder, timeline_of
 
 COLOURS = {kind: colour for kind, (colour, _) in KINDS.items()}
-# How many steps are shown where none are named, how many ranks at most, and how many messages before they only confuse.
+# The steps shown by default, the most ranks, and the most messages that a reader can follow.
 STEPS, ROWS, MESSAGES = 3, 32, 120
-FORMATS = (".svg", ".png", ".pdf")
 
 
 def draw(
     run: Run, path: Path, steps: tuple[int, int] | None = None, timeline: Timeline | None = None
 ) -> None:
-    """Draw some steps of a run alone, by default the time of a few of the first epoch, as .svg, .png or .pdf."""
-    check(path)
+    """Draw some steps of a run, by default a few of the first epoch, as .svg, .png or .pdf."""
+    check_format(path)
     timeline = timeline_of(run) if timeline is None else timeline
     if not timeline.steps:
         raise UsageError(f"{run.folder} has no steps to draw")
-    timeline = timeline if steps is None else only(timeline, steps)
-    drawn = _figure(run, timeline, typical(timeline) if steps is None else whole(timeline))
-    from paceline.files import replacing
-
-    with replacing(path) as file:
-        drawn.savefig(
-            file, format=path.suffix[1:], dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None
+    timeline = timeline if steps is None else select_steps(timeline, steps)
+    with settings("paceline trace"):
+        save_page(
+            _figure(run, timeline, typical_window(timeline) if steps is None else whole_window(timeline)),
+            path,
         )
 
 
-def check(path: Path) -> None:
-    """Refuse a picture of no known format.
-
-    >>> check(Path("steps.bmp"))
-    Traceback (most recent call last):
-    paceline.errors.UsageError: a picture must end in one of .svg, .png, .pdf; got steps.bmp
-    """
-    if path.suffix not in FORMATS:
-        raise UsageError(f"a picture must end in one of {', '.join(FORMATS)}; got {path.name}")
-
-
-def typical(timeline: Timeline) -> tuple[int, int]:
-    """The time of a few steps of the first rank that takes any, from the middle of its first epoch."""
+def typical_window(timeline: Timeline) -> tuple[int, int]:
+    """Return the time of a few steps of the first rank that takes any, from the middle of its first epoch."""
     first = min(span.rank for span in timeline.steps)
     own = [span for span in timeline.steps if span.rank == first and span.about["epoch"] == 0]
     own = own or [span for span in timeline.steps if span.rank == first]
@@ -55,8 +43,8 @@ def typical(timeline: Timeline) -> tuple[int, int]:
     return own[start].start, own[start : start + STEPS][-1].end
 
 
-def whole(timeline: Timeline) -> tuple[int, int]:
-    """The time of all steps, and of the messages that they sent or got."""
+def whole_window(timeline: Timeline) -> tuple[int, int]:
+    """Return the time of all steps, and of the messages that they sent or received."""
     ends = [
         (timeline.calls[sent].start, timeline.calls[received].end) for sent, received in timeline.messages
     ]
@@ -65,8 +53,10 @@ def whole(timeline: Timeline) -> tuple[int, int]:
 
 
 def split_waits(timeline: Timeline, window: tuple[int, int]) -> list[Span]:
-    """The spans of work in a window; where all ranks go through the same exchanges, an exchange is waiting until the
-    last of them has come to it."""
+    """Return the spans of work in a window.
+
+    If all ranks take part in the same exchanges, an exchange counts as waiting until the last rank has joined it.
+    """
     start, end = window
     if not (timeline.traced and timeline.in_step and timeline.ranks > 1):
         return [span for span in timeline.work if span.start < end and span.end > start]
@@ -120,13 +110,13 @@ def _figure(run: Run, timeline: Timeline, window: tuple[int, int]) -> Any:
     axes.set_xlim(0, (end - start) / scale)
     axes.set_ylim(rows - 0.5, -0.5)
     axes.set_yticks(range(rows), [_label(rank, timeline.roles[rank]) for rank in range(rows)])
-    axes.set_xlabel(f"{'virtual ' if run.simulated is not None else ''}time in {unit}")
+    axes.set_xlabel(f"{'virtual ' if run.simulated is not None else ''}time ({unit})")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color=FAINT, linewidth=0.6)
     axes.set_axisbelow(True)
-    left_out = f" (the first {rows} are shown)" if rows < timeline.ranks else ""
-    title = f"{run.config['strategy']} on {timeline.ranks} rank{'s' if timeline.ranks > 1 else ''}{left_out}"
+    left_out = f" (the first {rows} shown)" if rows < timeline.ranks else ""
+    title = f"{run.config['strategy']} on {count(timeline.ranks, 'rank')}{left_out}"
     axes.set_title(title, loc="left", pad=18, fontsize=11, color=INK)
     shown = {span.kind for span in work}
     handles: list[Any] = [
@@ -145,7 +135,7 @@ def _label(rank: int, role: str) -> str:
 
 
 def _mark_steps(axes: Any, timeline: Timeline, window: tuple[int, int], rows: int, scale: float) -> None:
-    """A line where a rank began a step; above, the number, of the first rank that takes any."""
+    """Draw a line where a rank began a step; write the step above, for the first rank that takes any."""
     first = min(span.rank for span in timeline.steps)
     for span in timeline.steps:
         if span.rank < rows and window[0] <= span.start < window[1]:
@@ -165,7 +155,7 @@ def _mark_steps(axes: Any, timeline: Timeline, window: tuple[int, int], rows: in
 
 
 def _draw_messages(axes: Any, timeline: Timeline, window: tuple[int, int], rows: int, scale: float) -> int:
-    """A line from each send to where it was received; none where there are too many to follow."""
+    """Draw an arrow from each send to its receive, unless there are too many; return how many."""
     lines = []
     for sent, received in timeline.messages:
         first, last = timeline.calls[sent], timeline.calls[received]

@@ -1,7 +1,7 @@
-"""A record as a timeline: steps, what they were spent on, and, where the run was traced, every call and message.
+"""A record as a timeline: steps, the work in them, and, if the run was traced, every call and message.
 
-Times are whole nanoseconds since the run's start. Spans of one rank lie beside each other or inside each other: a step
-holds spans of work, and these hold calls.
+Times are whole nanoseconds since the run's start. Spans of one rank do not overlap unless one contains the other: a step
+contains spans of work, and these contain calls.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from paceline.record import Run
 from paceline.training.job import built_in
 
 Array = NDArray[Any]
-# A step without a trace tells how long a rank did what, and not in which order: it is shown in this one.
+# Without a trace, only the time spent on each kind of work is known; it is shown in this order.
 ORDER = ("compute", "wait", "exchange", "update")
 
 
 class Span(NamedTuple):
-    """Something that took a while; `kind` is what it is drawn as."""
+    """Something with a beginning and an end; `kind` decides its colour."""
 
     rank: int
     name: str
@@ -39,7 +39,7 @@ class Span(NamedTuple):
 
 
 class Message(NamedTuple):
-    """From a send of one rank to where another had it: the calls, as places in `Timeline.calls`."""
+    """A send and its receive on another rank, as places in `Timeline.calls`."""
 
     sent: int
     received: int
@@ -47,15 +47,15 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """What every rank of a run did when."""
+    """What every rank of a run did, and when."""
 
     ranks: int
     roles: tuple[str, ...]
-    """Of each rank, where they differ: master or worker; else nothing."""
+    """The role of each rank, such as master or worker; empty if all ranks do the same."""
     in_step: bool
-    """Whether all ranks go through the same exchanges."""
+    """True if all ranks take part in the same exchanges."""
     traced: bool
-    """Whether spans are as they were, with calls; else a step's spans are in a usual order."""
+    """True if spans are as recorded, with calls; otherwise the work of a step is in an assumed order."""
     steps: list[Span]
     work: list[Span]
     calls: list[Span] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Timeline:
 
 
 def timeline_of(run: Run) -> Timeline:
-    """What every rank of a run did when, as far as its record tells.
+    """Return the timeline of a run, as far as its record has it.
 
     >>> import tempfile
     >>> from paceline import fit
@@ -78,7 +78,7 @@ def timeline_of(run: Run) -> Timeline:
     columns = run.steps
     if "start" not in columns:
         raise UsageError(
-            f"{run.folder} has no timeline: it was recorded before steps had a start; train it again"
+            f"{run.folder} has no timeline: its record is too old to have the start of each step; train it again"
         )
     ranks = int(run.config["ranks"])
     strategy = built_in(str(run.config["strategy"]))
@@ -104,12 +104,12 @@ def timeline_of(run: Run) -> Timeline:
 
 
 def nanoseconds(seconds: Array) -> Array:
-    """Seconds as whole nanoseconds."""
+    """Convert seconds to whole nanoseconds."""
     return np.rint(seconds * 1e9).astype(np.int64)
 
 
 def _ends(columns: Mapping[str, Array]) -> Array:
-    """When each step was over, by what it was spent on; never after the next one of its rank began."""
+    """Return the end of each step, by the work in it; never after the next step of its rank began."""
     spent = sum(columns[kind].astype(np.float64) for kind in ORDER)
     ends = nanoseconds(columns["start"] + spent)
     starts = nanoseconds(columns["start"])
@@ -119,7 +119,7 @@ def _ends(columns: Mapping[str, Array]) -> Array:
 
 
 def _from_steps(columns: Mapping[str, Array], ranks: int, in_step: bool) -> tuple[list[Span], list[Span]]:
-    """Steps and what they were spent on, from their durations alone."""
+    """Return steps and the work in them, from their durations alone."""
     starts, ends = nanoseconds(columns["start"]), _ends(columns)
     spent = {kind: columns[kind].astype(np.float64) for kind in ORDER}
     waited = _waited(columns, ranks) if in_step else np.zeros(len(starts))
@@ -148,7 +148,7 @@ def _step(rank: int, step: int, epoch: int, start: int, end: int) -> Span:
 
 
 def _waited(columns: Mapping[str, Array], ranks: int) -> Array:
-    """Of each step's exchange, how much longer it took than on the rank that spent least in it."""
+    """Return how much longer each step's exchange took than on the rank that spent the least time in it."""
     counts = np.bincount(columns["rank"], minlength=ranks)
     if ranks == 1 or len(set(counts.tolist())) != 1:
         return np.zeros(len(columns["rank"]))
@@ -157,7 +157,7 @@ def _waited(columns: Mapping[str, Array], ranks: int) -> Array:
 
 
 def _steps(columns: Mapping[str, Array], work: list[Span]) -> list[Span]:
-    """The steps of a traced run: each ends where a span of work does, so that none lies across its end."""
+    """Return the steps of a traced run; each ends with a span of work, so that none crosses its end."""
     ends_of: dict[int, list[int]] = {}
     for span in work:
         ends_of.setdefault(span.rank, []).append(span.end)
@@ -178,12 +178,13 @@ def _steps(columns: Mapping[str, Array], work: list[Span]) -> list[Span]:
     return found
 
 
-# ---- The events of a traced run as spans, and which send each receive belongs to.
+# ---- the events of a traced run
+
 Events = Mapping[str, Array]
 
 
 def work_of(trace: Events) -> list[Span]:
-    """What every rank spent its time on."""
+    """Return the work of every rank as spans."""
     names = trace["names"].tolist()
     rows = np.flatnonzero(np.isin(trace["kind"], _codes(names, KINDS)))
     starts, ends = nanoseconds(trace["start"][rows]).tolist(), nanoseconds(trace["end"][rows]).tolist()
@@ -195,12 +196,12 @@ def work_of(trace: Events) -> list[Span]:
 
 
 def calls_of(trace: Events) -> list[Span]:
-    """Every call of MPI of every rank."""
+    """Return every MPI call of every rank."""
     return [span for span, _ in _calls(trace)]
 
 
 def _calls(trace: Events) -> Iterator[tuple[Span, int]]:
-    """Calls, with their rows in the trace."""
+    """Yield the calls with their rows in the trace."""
     names = trace["names"].tolist()
     rows = np.flatnonzero(~np.isin(trace["kind"], _codes(names, KINDS)))
     starts, ends = nanoseconds(trace["start"][rows]).tolist(), nanoseconds(trace["end"][rows]).tolist()
@@ -209,16 +210,16 @@ def _calls(trace: Events) -> Iterator[tuple[Span, int]]:
         rows.tolist(), starts, ends, *columns, strict=True
     ):
         name = names[code]
-        kind, word = _spelled(name)
+        kind, word = _classify(name)
         about = {key: value for key, value in (("peer", peer), ("tag", tag)) if value >= 0}
         if name not in WAITS and name != FENCE:
             about["bytes"] = nbytes
-        told = f"{name} {word} {peer}" if word and peer >= 0 else name
-        yield Span(rank, told, kind, start, end, about), row
+        label = f"{name} {word} {peer}" if word and peer >= 0 else name
+        yield Span(rank, label, kind, start, end, about), row
 
 
-def _spelled(name: str) -> tuple[str, str]:
-    """What kind of call this is, and the word between it and the other rank."""
+def _classify(name: str) -> tuple[str, str]:
+    """Return the kind of a call, and the word between its name and the other rank."""
     if name in SENDS:
         return "send", "to"
     if name in RECEIVES:
@@ -231,10 +232,9 @@ def _codes(names: list[str], wanted: tuple[str, ...]) -> list[int]:
 
 
 def messages_of(trace: Events) -> list[Message]:
-    """Which receive got what was sent: of the messages of two ranks with one tag on one communicator, none overtakes
-    another, so the first receive has the first of them.
+    """Match sends with receives: messages between two ranks with one tag on one communicator arrive in order.
 
-    Where it was received is where that was known: the call that waited for it.
+    A message counts as received in the call that completed it, such as a wait.
     """
     names = trace["names"].tolist()
     places = {row: place for place, (_, row) in enumerate(_calls(trace))}
@@ -260,14 +260,14 @@ def messages_of(trace: Events) -> list[Message]:
     ]
 
 
-# ---- Some steps of a timeline, and nothing else: ranks that do not go in step do other steps at the same time.
+# ---- some steps of a timeline
 
 
-def only(timeline: Timeline, steps: tuple[int, int]) -> Timeline:
-    """The steps from the first to the last of these, with the work and the calls in them, and messages between those.
+def select_steps(timeline: Timeline, steps: tuple[int, int]) -> Timeline:
+    """Return the steps from the first to the last of these, with their work and calls, and the messages between those.
 
-    A rank that takes no steps itself, such as a master, is left with what it did for them: from a call in which it had a
-    message of such a step, or sent one to it, to the next such call, unless it served another step between the two.
+    Of a rank that takes no steps itself, such as a master, keep what it did for them: from one call that exchanged a
+    message with such a step to the next, unless it served another step in between.
     """
     first, last = steps
     chosen = [span for span in timeline.steps if first <= span.about["step"] <= last]
@@ -312,10 +312,9 @@ def only(timeline: Timeline, steps: tuple[int, int]) -> Timeline:
 
 
 def _served(timeline: Timeline, taking: set[int], kept: list[bool]) -> dict[int, list[tuple[int, int]]]:
-    """When each rank that takes no steps was busy with those whose calls are kept: from start to end, in order."""
-    ends: dict[int, dict[int, bool]] = defaultdict(
-        dict
-    )  # of each such rank: calls of messages, and whether for one kept
+    """Return when each rank that takes no steps served the kept calls: from start to end, in order."""
+    # For each such rank: its calls that exchanged messages, and whether the other call is kept.
+    ends: dict[int, dict[int, bool]] = defaultdict(dict)
     for message in timeline.messages:
         for own, other in (message, message[::-1]):
             rank = timeline.calls[own].rank
@@ -338,7 +337,7 @@ def _turns(calls: list[Span], ends: Iterable[tuple[int, bool]]) -> Iterator[tupl
 
 
 def step_finder(steps: Iterable[Span]) -> Callable[[Span], int | None]:
-    """Tells which step of its rank a span lies in."""
+    """Return a function that finds the step of its rank in which a span lies, or None."""
     starts: dict[int, list[int]] = defaultdict(list)
     of_rank: dict[int, list[Span]] = defaultdict(list)
     for step in steps:

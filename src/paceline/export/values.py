@@ -1,4 +1,4 @@
-"""What other tools are told of a run: its settings, and its figures at steps and times."""
+"""What other tools are given of a run: its settings, and its figures at steps and times."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from paceline.record import Run
 
 # The record's own small files.
 FILES = ("config.json", "environment.json", "epochs.jsonl", "summary.json")
-# Of a run with more steps than this not every batch's loss is told.
+# From runs with more steps than this, only some batches' losses are exported.
 BATCHES = 1000
-# Names of the summary's figures elsewhere.
+# The summary's figures, and their names in other tools.
 FINAL = {
     "test_loss": "test/loss",
     "test_accuracy": "test/accuracy",
@@ -24,11 +24,11 @@ FINAL = {
     "messages_sent": "sent/messages",
 }
 SIMULATED = ("network", "slow", "jitter", "compute", "rendezvous")
-UNTOLD = ("format", "objects", "asked", "class_names", "shape", "label_shape", "simulated")
+OMITTED = ("format", "objects", "asked", "class_names", "shape", "label_shape", "simulated")
 
 
 class Point(NamedTuple):
-    """A figure at a step of the run, so many seconds of training after its start."""
+    """A figure at a step of the run; `seconds` of training after its start."""
 
     name: str
     step: int
@@ -37,28 +37,28 @@ class Point(NamedTuple):
 
 
 def identity(run: Run) -> str:
-    """What no other run has: by this one that was exported before is known again."""
-    told = b"".join(
+    """Return a digest of a run, by which an earlier export of it is recognised."""
+    content = b"".join(
         (run.folder / name).read_bytes() for name in ("config.json", "environment.json", "summary.json")
     )
-    return hashlib.sha256(told).hexdigest()[:32]
+    return hashlib.sha256(content).hexdigest()[:32]
 
 
-def begun(run: Run) -> float:
-    """When the run began, in seconds since 1970: when its first file was written."""
+def start_time(run: Run) -> float:
+    """Return when the run began, in seconds since 1970: when its first file was written."""
     return (run.folder / "config.json").stat().st_mtime
 
 
 def settings(run: Run) -> dict[str, bool | int | float | str]:
-    """What was asked for, as plain values; what was not given is left out."""
-    told = {name: value for name, value in run.config.items() if name not in UNTOLD}
+    """Return the settings of a run as plain values, without those that were not given."""
+    values = {name: value for name, value in run.config.items() if name not in OMITTED}
     simulated = run.simulated or {}
-    told |= {f"simulated.{name}": simulated.get(name) for name in SIMULATED if run.simulated is not None}
-    return {name: value for name, value in told.items() if isinstance(value, bool | int | float | str)}
+    values |= {f"simulated.{name}": simulated.get(name) for name in SIMULATED if run.simulated is not None}
+    return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
 
 
 def points(run: Run) -> Iterator[Point]:
-    """Every figure of the run; what is no number (of a run that diverged, or where nothing was computed) is left out."""
+    """Yield every figure of the run that is finite; those of runs that diverged or computed nothing may not be."""
     for point in _points(run):
         if point.value is not None and np.isfinite(point.value):
             yield point._replace(value=float(point.value))
@@ -83,7 +83,7 @@ def _points(run: Run) -> Iterator[Point]:
 
 
 def _batches(run: Run) -> Iterator[Point]:
-    """The mean loss of each step's batch, over all ranks; when it was known, if the record tells."""
+    """Yield the mean loss of each step's batch over all ranks, at the time when it was known, if recorded."""
     columns = run.steps
     if not len(columns["step"]):
         return
@@ -98,7 +98,7 @@ def _batches(run: Run) -> Iterator[Point]:
 
 
 def staleness(run: Run) -> list[int] | None:
-    """How many updates were 0, 1, 2 … updates old; None where the record does not tell."""
+    """Return how many updates had a staleness of 0, 1, 2 …; None if it was not recorded."""
     found: dict[str, Any] = run.summary.get("findings", {}).get("staleness", {})
     counts = found.get("histogram")
     return [int(count) for count in counts] if counts else None
