@@ -65,7 +65,7 @@ def words(settings: dict) -> list[str]:
 
 
 def measure(args: argparse.Namespace) -> None:
-    from paceline.machine.calibration import calibrate, measure_costs
+    from paceline.machine import calibrate, measure_costs
     from paceline.training.config import Config
     from paceline.training.job import Job
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from paceline.errors import UsageError
-from paceline.machine import Costs, Machine, make_compute
+from paceline.machine import Costs, Machine, costs_of, make_compute, measure_costs
 from paceline.machine import costs as _calibrate_costs
-from paceline.machine.calibration import calibrate, costs_of, link_of, measure_costs
+from paceline.machine.calibration import calibrate, link_of
 from paceline.machine.costs import merged
 from paceline.models.mlp import MLP
 from paceline.training.config import Config

@@ -1,10 +1,9 @@
-"""Measuring this machine, with real MPI, so that a simulation of it takes the time that it takes.
+"""Measure this machine with real MPI, so that simulated runs take as long as real ones.
 
-    machine = calibrate()              messages, collectives, memory, with 2, 4, 8 … ranks at it at once
+    machine = calibrate()              messages, collectives and memory, with 2, 4, 8 … ranks at the same time
     machine.save("machine.json")       paceline simulate … --network machine.json
-    costs = costs_of(job)              what the job's own work costs; measured once, then kept
 
-Ranks are started for it, each on a core of its own: nothing else should be running meanwhile.
+The ranks are started for it, each on its own core; nothing else should be running.
 """
 
 from __future__ import annotations
@@ -15,12 +14,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.errors import UsageError
-from paceline.machine import Machine
-from paceline.machine.costs import costs_of, measure_costs
-from paceline.vmpi import Link
-from paceline.vmpi.curves import Curves, make_monotonic
-
-__all__ = ["calibrate", "costs_of", "measure_costs"]
+from paceline.machine.profile import Machine
+from paceline.vmpi import Curves, Link
+from paceline.vmpi.curves import make_monotonic
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +27,11 @@ SECONDS = 12.0  # for each number of ranks
 def calibrate(ranks: Sequence[int] | None = None, *, seconds: float = SECONDS) -> Machine:
     """Measure what messages, MPI's collectives and passes over memory cost on this machine.
 
-    `ranks`: how many at once, powers of two; by default 2, 4, 8 … up to the cores. `seconds`: for each of them.
+    `ranks`: numbers of ranks to measure with, powers of two; by default 2, 4, 8 … up to the cores. `seconds`: the time
+    for each of them.
     """
     from paceline.launch import call, machine_cores
-    from paceline.machine._ranks import measure
+    from paceline.machine._microbenchmarks import measure
     from paceline.record.environment import command_without_paths, processor
 
     wanted = check_ranks(ranks)
@@ -65,7 +62,7 @@ def calibrate(ranks: Sequence[int] | None = None, *, seconds: float = SECONDS) -
         },
         memory={
             **{kind: _curves(answers, kind) for kind in ("combine", "sum", "copy")},
-            # What does not fit into a cache is in nobody else's, either: more bytes can take less.
+            # What does not fit into a cache is not in another core's cache either, so more bytes can take less time.
             **{
                 kind: Curves.of({answer["ranks"]: answer[kind] for answer in answers})
                 for kind in ("recombine", "cold")
@@ -75,7 +72,7 @@ def calibrate(ranks: Sequence[int] | None = None, *, seconds: float = SECONDS) -
 
 
 def check_ranks(ranks: Sequence[int] | None) -> list[int]:
-    """The numbers of ranks to measure with.
+    """Check the numbers of ranks to measure with, and return them in order.
 
     >>> check_ranks([4, 2])
     [2, 4]
@@ -97,10 +94,10 @@ def check_ranks(ranks: Sequence[int] | None) -> list[int]:
 
 
 def link_of(answers: Sequence[dict[str, Any]]) -> Link:
-    """The link that gives the exchanges as they were measured.
+    """Return the link that reproduces the measured exchanges.
 
-    What of an exchange is neither end's own time is a small message's way, the same for all sizes; the rest of a long
-    one's time is the receiver's, which copies it.
+    The part of a small exchange that is neither end's own time is the flight, the same for all sizes; the rest of a
+    long exchange is the receiver's time, which copies the message.
     """
     send, flight, take = {}, {}, {}
     for answer in answers:
@@ -117,27 +114,27 @@ def link_of(answers: Sequence[dict[str, Any]]) -> Link:
             rest = seconds - post - sending[n] - (1 if n <= limit else 2) * way
             copied.append([n, max(rest, 0.1e-6)])
         ends = [copied[0][0], copied[-1][0]]
-        send[ranks] = _rising(answer["send"], limit)
+        send[ranks] = _monotonic(answer["send"], limit)
         flight[ranks] = [[n, way] for n in ends]
-        take[ranks] = _rising(copied, limit)
+        take[ranks] = _monotonic(copied, limit)
         alone = dict(answer["alone"])
-        if alone:  # one rank that takes while no other does
+        if alone:  # one rank that takes a message while no other does
             ratios = {n: min(1.0, alone[n] / taking[n]) for n, _ in copied if n in alone and n in taking}
-            take[1] = _rising([[n, seconds * ratios.get(n, 1.0)] for n, seconds in take[ranks]], limit)
+            take[1] = _monotonic([[n, seconds * ratios.get(n, 1.0)] for n, seconds in take[ranks]], limit)
     return Link(send=Curves.of(send), flight=Curves.of(flight), take=Curves.of(take))
 
 
 def _post(answer: dict[str, Any]) -> float:
-    """Seconds to post a receive; of long messages, what has come already may be copied in there."""
+    """Return the seconds to post a receive, of short messages: posting a long one may also copy what has arrived."""
     posts = sorted(seconds for n, seconds in answer["post"] if n <= answer["eager_limit"])
     return float(posts[len(posts) // 2])
 
 
 def _curves(answers: Sequence[dict[str, Any]], name: str) -> Curves:
-    return Curves.of({answer["ranks"]: _rising(answer[name]) for answer in answers})
+    return Curves.of({answer["ranks"]: _monotonic(answer[name]) for answer in answers})
 
 
-def _rising(points: Sequence[Sequence[float]], limit: float = 0) -> list[list[float]]:
-    """The points without what noise makes too high, eager messages and others each for themselves."""
+def _monotonic(points: Sequence[Sequence[float]], limit: float = 0) -> list[list[float]]:
+    """Lower the points that noise made too high, eager messages and others separately."""
     eager = [point for point in points if point[0] <= limit]
     return make_monotonic(eager) + make_monotonic(points[len(eager) :])

@@ -239,7 +239,7 @@ def _is_ours(strategy: Any) -> bool:
 
 
 def _measured(job: Job, options: Options) -> Costs:
-    from paceline.machine.calibration import costs_of
+    from paceline.machine import costs_of
 
     return costs_of(job, again=options.recalibrate)
 

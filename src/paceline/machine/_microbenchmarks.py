@@ -1,0 +1,376 @@
+"""The measurements of a calibration, made by all ranks of a node at the same time.
+
+Messages are measured as a round of recursive doubling, with all its Python code and counted as in training. Every
+buffer has just been written by the rank that sends it. Each end's own part of a message's time is measured separately.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.comm import Recorded, channel, mpi_of
+from paceline.comm.shared import CACHE_LINE, SharedMemory
+from paceline.launch.cores import VARIABLE
+
+Array = NDArray[Any]
+Rounds = Callable[[int], tuple[list[float], ...]]
+SWEEPS = 3  # so that a noisy moment affects all measurements and not just one
+WARM = 3  # rounds at the start of a sweep that are not counted: caches are still being filled
+OTHER_WORK = 1 << 20  # bytes that a gradient touches between two exchanges, roughly
+AT_ONCE = 1 << 18  # bytes of messages that are taken one after the other, at most four
+SETTLED = (
+    50e-6  # seconds after which every rank has left a broadcast, and messages or announcements have arrived
+)
+
+
+def measure(comm: Any, *, sizes: list[int], seconds: float) -> dict[str, Any]:
+    """Measure everything with this number of ranks, in about `seconds`: medians over rounds and ranks. Collective."""
+    p = comm.Get_size()
+    limit = eager_limit(comm)
+    lengths = sorted({*sizes, limit, limit + 1, 2 * limit})
+    cells: dict[str, Rounds] = {"barrier": barriers(comm)}
+    to_free: list[Callable[[], None]] = []
+    for n in lengths:
+        cells[f"exchange {n}"] = exchange(comm, n)
+        cells[f"combining {n}"] = combining(comm, n)
+        cells[f"calls {n}"] = calls(comm, n)
+        cells[f"taking {n}"] = taking(comm, n)
+        if p == 2:
+            cells[f"alone {n}"] = taking(comm, n, alone=True)
+    for n in sizes:
+        cells[f"allreduce {n}"] = allreduce(comm, n)
+    amounts = {n: row_bytes(n, p) for n in sizes if n >= 64 * p}
+    for n, length in amounts.items():
+        cells[f"rows {n}"], free = rows(comm, length)
+        to_free.append(free)
+    found = _medians(comm, cells, seconds)
+    for free in to_free:
+        free()
+
+    def table(name: str, place: int = 0, at: dict[int, int] | None = None) -> list[list[float]]:
+        points = [(n, found[f"{name} {n}"][place]) for n in lengths if f"{name} {n}" in found]
+        points = [(n, value) for n, value in points if np.isfinite(value)]
+        return [[n if at is None else at[n], value] for n, value in points]
+
+    library = " ".join(
+        mpi_of(comm).Get_library_version().strip("\0 \n").splitlines()[0].split(",")[0].split()
+    )
+    return {
+        "ranks": p,
+        "mpi": library,
+        "bound": VARIABLE in os.environ,
+        "eager_limit": limit,
+        "poll": float(np.median(polling(comm, 200))),
+        "exchange": table("exchange"),
+        "combine": table("combining"),
+        "recombine": table("exchange", 1),
+        "post": table("calls"),
+        "send": table("calls", 1),
+        "take": table("taking"),
+        "alone": table("alone"),
+        "allreduce": table("allreduce"),
+        "cold": [
+            [n, max(0.0, later - soon)]
+            for (n, soon), (_, later) in zip(table("allreduce"), table("allreduce", 1), strict=True)
+        ],
+        "copy": table("rows", 0, amounts),
+        "sum": table("rows", 1, amounts),
+        "barrier": found["barrier"][0],
+        "fence": found["barrier"][1],
+    }
+
+
+def _medians(comm: Any, cells: dict[str, Rounds], seconds: float) -> dict[str, list[float]]:
+    """Return the medians of all measurements, which take turns and get the same time each."""
+    counts = {}
+    for name, rounds in cells.items():
+        rounds(WARM)
+        comm.Barrier()
+        start = time.perf_counter()
+        rounds(WARM)
+        one = np.array([(time.perf_counter() - start) / WARM])
+        comm.Allreduce(mpi_of(comm).IN_PLACE, one, mpi_of(comm).MAX)
+        counts[name] = int(np.clip(seconds / SWEEPS / len(cells) / one[0], 2, 2000)) + WARM
+    laps: dict[str, list[list[float]]] = {name: [] for name in cells}
+    for _ in range(SWEEPS):
+        for name, rounds in cells.items():
+            comm.Barrier()
+            for place, some in enumerate(rounds(counts[name])):
+                if len(laps[name]) <= place:
+                    laps[name].append([])
+                laps[name][place] += some[WARM:]
+    found = {}
+    for name, all_laps in laps.items():
+        mine = np.array([_median(some) for some in all_laps])
+        every = np.empty((comm.Get_size(), mine.size))
+        comm.Allgather(mine, every)
+        found[name] = [_median(column) for column in every.T]
+    return found
+
+
+def _median(values: Any) -> float:
+    """Return the median of the finite values: failed rounds are NaN."""
+    known = np.asarray(values)[np.isfinite(values)] if len(values) else np.empty(0)
+    return float(np.median(known)) if known.size else float("nan")
+
+
+# Messages.
+
+
+def exchange(comm: Any, nbytes: int) -> Callable[[int], tuple[list[float], list[float]]]:
+    """Return a function for rounds of recursive doubling: seconds of each exchange, and of each sum."""
+    own, rank, p = channel(Recorded(comm)), comm.Get_rank(), comm.Get_size()
+    send, into, inbox = (np.zeros(nbytes, np.uint8) for _ in range(3))
+    numbers = nbytes // 4 * 4
+    a, b, total = (array[:numbers].view(np.float32) for array in (send, inbox, into))
+    add = own.operation(np.add, np.dtype(np.float32), numbers)
+    clock = time.perf_counter
+
+    def rounds(count: int) -> tuple[list[float], list[float]]:
+        exchanged, added = [], []
+        mine, theirs, a_sum, x = send, inbox, total, a
+        distance, last = 1, clock()
+        for _ in range(count):
+            partner = rank ^ distance
+            receiving, sending = own.Irecv(theirs, partner), own.Isend(mine, partner)
+            receiving.Wait()
+            sending.Wait()
+            before = clock()
+            lower, upper = (b, x) if partner < rank else (x, b)
+            add(lower, upper, a_sum)
+            after = clock()
+            exchanged.append(before - last)
+            added.append(after - before)
+            mine, x, distance = into, a_sum, 2 * distance if 2 * distance < p else 1
+            last = after
+        return exchanged, added
+
+    return rounds
+
+
+def combining(comm: Any, nbytes: int) -> Callable[[int], tuple[list[float]]]:
+    """Return a function that measures adding received numbers to own ones, into memory no other rank has read."""
+    own, partner = channel(comm), comm.Get_rank() ^ 1
+    send, inbox = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+    numbers = nbytes // 4 * 4
+    x, total = np.ones(numbers // 4, np.float32), np.ones(numbers // 4, np.float32)
+    add = own.operation(np.add, np.dtype(np.float32), numbers)
+    came = inbox[:numbers].view(np.float32)
+    clock = time.perf_counter
+
+    def rounds(count: int) -> tuple[list[float]]:
+        added = []
+        for _ in range(count):
+            receiving, sending = own.Irecv(inbox, partner), own.Isend(send, partner)
+            receiving.Wait()
+            start = clock()
+            add(came, x, total)
+            added.append(clock() - start)
+            sending.Wait()
+        return (added,)
+
+    return rounds
+
+
+def calls(comm: Any, nbytes: int) -> Callable[[int], tuple[list[float], list[float]]]:
+    """Return a function for the same exchanges: seconds of the call that posts a receive, and of the send."""
+    own, partner = channel(Recorded(comm)), comm.Get_rank() ^ 1
+    here, there = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+    clock = time.perf_counter
+
+    def rounds(count: int) -> tuple[list[float], list[float]]:
+        posting, sending = [], []
+        for _ in range(count):
+            start = clock()
+            came = own.Irecv(there, partner)
+            posted = clock()
+            went = own.Isend(here, partner)
+            sent = clock()
+            came.Wait()
+            went.Wait()
+            posting.append(posted - start)
+            sending.append(sent - posted)
+        return posting, sending
+
+    return rounds
+
+
+def taking(comm: Any, nbytes: int, *, alone: bool = False) -> Callable[[int], tuple[list[float]]]:
+    """Return a function that measures taking a message which has arrived, or was announced, before.
+
+    All ranks take messages at the same time; `alone`: only rank 1, from rank 0. They are synchronized by the clock of
+    the machine, because a rank that waits in MPI would already take in what has arrived.
+    """
+    rank = comm.Get_rank()
+    partner = rank ^ 1
+    sends, takes = (rank == 0, rank == 1) if alone else (True, True)
+    at_once = min(4, max(1, AT_ONCE // nbytes))
+    outgoing, incoming = (np.zeros((at_once, nbytes), np.uint8) for _ in range(2))
+    start = np.zeros(1)
+    clock = time.perf_counter
+
+    def rounds(count: int) -> tuple[list[float]]:
+        taken = []
+        for _ in range(count):
+            outgoing[...] = 1
+            came = [comm.Irecv(row, partner) for row in incoming] if takes else []
+            comm.Barrier()
+            start[0] = clock() + SETTLED
+            comm.Bcast(start)
+            at = start[0]
+            while clock() < at:
+                pass
+            went = [comm.Isend(row, partner) for row in outgoing] if sends else []
+            late = clock() > at + SETTLED
+            while clock() < at + SETTLED:
+                pass
+            before = clock()
+            for request in came:
+                request.Wait()
+            if takes:
+                taken.append(np.nan if late else (clock() - before) / at_once)
+            for request in went:
+                request.Wait()
+        return (taken,)
+
+    return rounds
+
+
+def polling(comm: Any, count: int) -> list[float]:
+    """Return the seconds of tests that find no message."""
+    never = comm.Irecv(np.zeros(1, np.uint8), comm.Get_rank(), tag=99)
+    looked = []
+    for _ in range(count):
+        start = time.perf_counter()
+        never.Test()
+        looked.append(time.perf_counter() - start)
+    never.Cancel()
+    never.Wait()
+    return looked
+
+
+def eager_limit(comm: Any) -> int:
+    """Return the longest message that is sent before the receiver asks for it, up to 16 MiB. Collective."""
+    low, high = 0, 16 << 20
+    while high - low > 1:
+        middle = (low + high) // 2 if high - low < 8192 or low else 4096
+        if _is_eager(comm, middle):
+            low = middle
+        else:
+            high = middle
+        if high - low <= 16 and low:  # the size of a header does not matter
+            break
+    return low
+
+
+def _is_eager(comm: Any, nbytes: int) -> bool:
+    """Return True if a send completes although its receiver is waiting for another message."""
+    rank = comm.Get_rank()
+    message, go_on, eager = np.zeros(nbytes, np.uint8), np.zeros(1, np.uint8), np.zeros(1, np.uint8)
+    comm.Barrier()
+    if rank == 0:
+        request = comm.Isend(message, 1, tag=1)
+        until = time.perf_counter() + 2e-3
+        while not eager[0] and time.perf_counter() < until:
+            eager[0] = request.Test()
+        comm.Send(go_on, 1, tag=2)
+        if not eager[0]:
+            request.Wait()
+    elif rank == 1:
+        comm.Recv(go_on, 0, tag=2)
+        comm.Recv(message, 0, tag=1)
+    comm.Bcast(eager)
+    return bool(eager[0])
+
+
+# Memory and MPI's own collectives.
+
+
+def rows(comm: Any, nbytes: int) -> tuple[Rounds, Callable[[], None]]:
+    """Return a function for the work of an exchange in shared memory, and one that frees the memory. Collective.
+
+    It measures the seconds of copying `nbytes` into a row and of summing a slice: every rank writes its row, all
+    wait, and each sums its columns of all rows, which the others have just written.
+    """
+    p, rank = comm.Get_size(), comm.Get_rank()
+    shared = SharedMemory(comm, p * nbytes)
+    every = shared.memory.reshape(p, nbytes).view(np.float32)
+    mine = np.zeros(nbytes // 4, np.float32)
+    width = max(nbytes // 4 // p, CACHE_LINE // 4) // 16 * 16
+    columns = every[:, rank * width : (rank + 1) * width]
+    total = np.empty(columns.shape[1], np.float32)
+    add = channel(comm).operation(np.add, np.dtype(np.float32), nbytes)
+    clock = time.perf_counter
+
+    def rounds(count: int) -> tuple[list[float], ...]:
+        copied, summed = [], []
+        for _ in range(count):
+            mine.fill(1)
+            start = clock()
+            np.copyto(every[rank], mine)
+            copied.append(clock() - start)
+            shared.fence()
+            start = clock()
+            if total.size:
+                add.over(columns, total)
+            summed.append(clock() - start)
+            shared.fence()
+        return copied, summed
+
+    return rounds, shared.free
+
+
+def row_bytes(amount: int, p: int) -> int:
+    """Return the length of a row if a p-th of p rows is `amount` bytes: whole cache lines for every rank."""
+    return max(CACHE_LINE * p, amount // (CACHE_LINE * p) * CACHE_LINE * p)
+
+
+def barriers(comm: Any) -> Rounds:
+    """Return a function that measures MPI's barrier, and that of shared memory."""
+    shared = SharedMemory(comm, CACHE_LINE)
+    clock = time.perf_counter
+
+    def laps(call: Callable[[], None], count: int) -> list[float]:
+        found, last = [], clock()
+        for _ in range(count):
+            call()
+            now = clock()
+            found.append(now - last)
+            last = now
+        return found
+
+    def rounds(count: int) -> tuple[list[float], ...]:
+        return laps(comm.Barrier, count), laps(shared.fence, count)
+
+    return rounds
+
+
+def allreduce(comm: Any, nbytes: int) -> Rounds:
+    """Return a function that measures MPI's Allreduce in place, of numbers just written; and again after other work."""
+    values, other = np.zeros(max(nbytes // 4, 1), np.float32), np.zeros(OTHER_WORK // 4, np.float32)
+    in_place, add = mpi_of(comm).IN_PLACE, mpi_of(comm).SUM
+    clock = time.perf_counter
+
+    def once() -> float:
+        comm.Barrier()
+        start = clock()
+        comm.Allreduce(in_place, values, add)
+        return clock() - start
+
+    def rounds(count: int) -> tuple[list[float], ...]:
+        warm, cold = [], []
+        for _ in range(count):
+            values.fill(1)
+            warm.append(once())
+            values.fill(1)
+            other.fill(1)
+            cold.append(once())
+        return warm, cold
+
+    return rounds
