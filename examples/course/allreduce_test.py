@@ -1,9 +1,9 @@
-"""Both of our allreduces against MPI's own: the same result, how long, and how many bytes.
+"""Compare both of our allreduces with MPI's own: results, times and bytes.
 
     mpiexec -n 4 python3 allreduce_test.py
 
-For 2^12 to 2^21 elements, several kinds of numbers and operations. Then many calls in a row of which each rank is late for
-some, so that others are a whole call ahead: nothing may be mixed up and nobody may wait for ever.
+For 2^12 to 2^21 elements, several types and operations. Then many calls in a row in which ranks are late in turn, so that
+others are a whole call ahead: results must stay correct, and no rank may wait forever.
 """
 
 import json
@@ -20,7 +20,7 @@ from paceline.comm import Recorded
 from paceline.errors import UsageError
 from paceline.launch import abort_on_error, refuse, verify
 
-# Of numbers of a kind: our operation, and what MPI calls the same.
+# A type, our operation, and its name in MPI.
 CASES = [
     ("float64", MPI.SUM, "SUM"),
     ("float32", np.maximum, "MAX"),
@@ -36,34 +36,34 @@ def main():
     parser.add_argument(
         "--sizes", type=sizes, default=sizes("12-21"), metavar="A-B", help="2^A to 2^B elements (12-21)"
     )
-    parser.add_argument("--json", action="store_true", help="what was measured as one line of JSON")
-    asked = parser.parse_args()
+    parser.add_argument("--json", action="store_true", help="print the measurements as one line of JSON")
+    args = parser.parse_args()
     comm = MPI.COMM_WORLD  # started when mpi4py.MPI was imported
     try:
         verify(comm.size)
     except UsageError as error:
         refuse(error)
     with abort_on_error(comm):
-        rows = [measured(comm, size, *case) for size in asked.sizes for case in CASES]
-        wrong = total(comm, sum(row["wrong"] for row in rows) + late(comm))
+        rows = [measure(comm, size, *case) for size in args.sizes for case in CASES]
+        wrong = total(comm, sum(row["wrong"] for row in rows) + errors_when_late(comm))
         if comm.rank == 0:
-            print(json.dumps(rows) if asked.json else table(rows, comm.size))
+            print(json.dumps(rows) if args.json else table(rows, comm.size))
             if wrong:
                 print(f"wrong results: {wrong}", file=sys.stderr)
     sys.exit(1 if wrong else 0)
 
 
-def measured(comm, size, kind, op, name_of_op):
-    """One case: seconds of each, bytes that this rank sent and that all sent, wrong results."""
+def measure(comm, size, kind, op, name_of_op):
+    """Measure one case: seconds of each allreduce, bytes sent by this rank and by all, wrong results."""
     dtype = np.dtype(kind)
     send = np.random.default_rng(comm.rank).integers(-1000, 1000, size).astype(dtype)
     if dtype.kind == "f":
         send /= 7
     expected, row = np.empty_like(send), {"size": size, "kind": kind, "op": name_of_op, "wrong": 0}
-    row["MPI"] = {"seconds": timed(comm, comm.Allreduce, send, expected, getattr(MPI, name_of_op))}
+    row["MPI"] = {"seconds": time_call(comm, comm.Allreduce, send, expected, getattr(MPI, name_of_op))}
     for name, ours in OURS.items():
         recv = np.empty_like(send)
-        seconds = timed(comm, ours, send, recv, comm, op)
+        seconds = time_call(comm, ours, send, recv, comm, op)
         counting = Recorded(comm)
         ours(send, recv, counting, op)
         sent = counting.counts.point_to_point.bytes
@@ -73,7 +73,7 @@ def measured(comm, size, kind, op, name_of_op):
 
 
 def same(ours, theirs):
-    """Sums of floats depend on the order, all else is exact."""
+    """Compare results: sums of floats depend on the order, everything else is exact."""
     return (
         np.allclose(ours, theirs, rtol=1e-9, atol=1e-9)
         if ours.dtype == float
@@ -81,8 +81,8 @@ def same(ours, theirs):
     )
 
 
-def timed(comm, call, *arguments):
-    """The least of three, each from a common start until the last rank is done."""
+def time_call(comm, call, *arguments):
+    """Return the shortest of three times, each from a common start until the last rank is done."""
     seconds = []
     for _ in range(3):
         comm.Barrier()
@@ -94,8 +94,8 @@ def timed(comm, call, *arguments):
     return min(seconds)
 
 
-def late(comm, size=4096):
-    """Calls in a row, ours and MPI's in turn, without a barrier; before each one another rank is late."""
+def errors_when_late(comm, size=4096):
+    """Count wrong results of many calls in a row, ours and MPI's, without a barrier, with another rank late each time."""
     wrong = 0
     for call in range(CALLS):
         if comm.rank == call % comm.size:
@@ -120,7 +120,7 @@ def total(comm, number):
 
 
 def table(rows, p):
-    """In words: times, and bytes beside the formulas."""
+    """Lay out the times, and the bytes beside the formulas."""
     lines = [
         f"{p} rank{'s' * (p > 1)}; milliseconds, and bytes that all ranks sent together / the formula: naive p(p-1)n, "
         "ring 2(p-1)n",

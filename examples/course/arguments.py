@@ -1,4 +1,4 @@
-"""Command lines of this folder's programs: what is wrong with one is said in one line, once, and ends them with 2."""
+"""Command lines of this folder's programs: a mistake is reported in one line, by one rank, with exit status 2."""
 
 import argparse
 import math
@@ -8,7 +8,7 @@ from paceline.launch import refuse
 
 
 class Parser(argparse.ArgumentParser):
-    """With the program's own words as its description; of a job's ranks, rank 0 speaks."""
+    """A parser whose description is the program's docstring; in a job, only rank 0 reports errors."""
 
     def __init__(self, words):
         super().__init__(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -17,14 +17,14 @@ class Parser(argparse.ArgumentParser):
         MPI = sys.modules.get("mpi4py.MPI")
         if MPI is None or not MPI.Is_initialized():
             refuse(message)
-        if MPI.COMM_WORLD.rank == 0:  # the others wait for it where MPI ends
+        if MPI.COMM_WORLD.rank == 0:  # the others wait for it in MPI_Finalize
             print(f"{self.prog}: {message}", file=sys.stderr, flush=True)
         sys.exit(2)
 
 
 def count(word):
     if not word.isdecimal() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on; got {word}")
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1; got {word}")
     return int(word)
 
 
@@ -45,14 +45,14 @@ def rate(word):
 
 
 def ranks(words):
-    """Several, as 2,4,8."""
+    """Read several rank counts: 2,4,8."""
     if not all(word.isdecimal() and int(word) > 1 for word in words.split(",")):
         raise argparse.ArgumentTypeError(f"ranks must be at least 2; got {words}")
     return sorted({int(word) for word in words.split(",")})
 
 
 def sizes(words):
-    """Powers of 2, as 12-21 or 12."""
+    """Read powers of 2: 12-21, or 12."""
     first, _, last = words.partition("-")
     last = last or first
     if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) <= 30):

@@ -1,15 +1,15 @@
-"""Asynchronous training: masters own the layers, and serve whichever worker comes.
+"""Asynchronous training: masters own the layers, and serve workers in the order in which they come.
 
-    worker:  gradient of a batch; each layer's part to its master; receive that layer's new values, and go on
+    worker:  compute the gradient of a batch; send each layer's part to its master; receive its new values, and go on
     master:  wait for any worker's gradient of a layer; apply it; send that worker the new values
 
-Rank r < M is a master and owns the layers r, r + M, r + 2 M …; the others are workers. A gradient is as stale as the other
-workers are fast, W - 1 updates with W workers, and applied as if it were fresh it makes training diverge from about 6
-workers on (see REPORT.md). `rule` says what the masters do about that: any of paceline's rules, see docs/rules.md there.
+Ranks r < M are masters, and own the layers r, r + M, r + 2 M …; the others are workers. With W workers, a gradient is W - 1
+updates old on average. If it is applied like a fresh one, training diverges from about 6 workers on (see REPORT.md). `rule`
+says what the masters do about that: any of paceline's rules, see docs/rules.md there.
 
 Worker k draws its batches from the samples k, k + W, k + 2 W …
 
-A message of nothing, for each layer, ends a worker's epoch. While it trains, all exchange is non-blocking.
+An empty message for each layer ends a worker's epoch. All communication during training is non-blocking.
 """
 
 from itertools import islice
@@ -31,7 +31,7 @@ NOTHING = np.empty(0)
 
 
 class AsynchronicNeuralNetwork(NeuralNetwork):
-    """A network that the ranks of an MPI job train through masters; making one needs no MPI."""
+    """A network that the ranks of an MPI job train through masters; creating one needs no MPI."""
 
     rule = "adaptive"
 
@@ -48,13 +48,13 @@ class AsynchronicNeuralNetwork(NeuralNetwork):
         super().__init__(sizes, learning_rate, mini_batch_size, number_of_batches, epochs, matmul)
         self.number_of_masters = number_of_masters
         self.comm = None  # inside fit: all ranks
-        self.staleness = []  # of every gradient that this master applied (rank 0: any master): updates since its values
+        self.staleness = []  # updates that each gradient was late, as applied by this master (on rank 0: by all masters)
 
     def fit(self, training_data, validation_data=None):
         """Train on (images, one-hot labels); afterwards every rank has the trained network, and MPI has ended."""
-        with by_hand(MPI) as self.comm:  # MPI.Init() … MPI.Finalize(); a rank that fails ends all
+        with by_hand(MPI) as self.comm:  # MPI.Init() … MPI.Finalize(); a failing rank ends all
             self._check(len(training_data[0]))
-            self._broadcast()  # every rank has drawn weights of its own
+            self._broadcast()  # every rank has drawn its own weights
             if self.comm.rank < self.number_of_masters:
                 self.do_master(validation_data)
             else:
@@ -67,14 +67,14 @@ class AsynchronicNeuralNetwork(NeuralNetwork):
             self.comm = None
 
     def do_worker(self, training_data):
-        """Gradients of this worker's share of the batches, each layer's sent to its master and answered with new values."""
+        """Compute gradients of this worker's batches; send each layer's to its master, and receive its new values."""
         comm, masters, layers = self.comm, self.number_of_masters, range(len(self.weights))
-        values = [self._packed(layer, self.weights, self.biases) for layer in layers]
+        values = [self._pack(layer, self.weights, self.biases) for layer in layers]
         for _ in range(self.epochs):
             for x, y in self._batches(training_data):
                 self.forward_prop(x)
                 nabla_b, nabla_w = self.back_prop(y)
-                gradients = [self._packed(layer, nabla_w, nabla_b) for layer in layers]
+                gradients = [self._pack(layer, nabla_w, nabla_b) for layer in layers]
                 requests = [comm.Irecv(values[layer], layer % masters, tag=layer) for layer in layers]
                 requests += [comm.Isend(gradients[layer], layer % masters, tag=layer) for layer in layers]
                 MPI.Request.Waitall(requests)
@@ -83,12 +83,12 @@ class AsynchronicNeuralNetwork(NeuralNetwork):
             MPI.Request.Waitall([comm.Isend(NOTHING, layer % masters, tag=layer) for layer in layers])
 
     def do_master(self, validation_data):
-        """Apply every gradient of this master's layers as it comes, until all workers have ended their last epoch."""
+        """Apply every gradient of this master's layers as it arrives, until all workers have ended their last epoch."""
         comm, masters, layers = self.comm, self.number_of_masters, len(self.weights)
         workers = comm.size - masters
         owned = {
-            layer: Owned(
-                self._packed(layer, self.weights, self.biases), self, workers, placeholder=layer == 0
+            layer: OwnedLayer(
+                self._pack(layer, self.weights, self.biases), self, workers, placeholder=layer == 0
             )
             for layer in range(comm.rank, layers, masters)
         }
@@ -106,7 +106,7 @@ class AsynchronicNeuralNetwork(NeuralNetwork):
                 if status.Get_count(MPI.BYTE) == 0:
                     owned[layer].ended[worker] += 1
                 else:
-                    if which in sending:  # its worker has come back, so it has arrived
+                    if which in sending:  # its worker has sent again, so the answer has arrived
                         sending[which].Wait()
                     answer = owned[layer].apply(worker)
                     sending[which] = comm.Isend(answer, masters + worker, tag=layer)
@@ -120,7 +120,7 @@ class AsynchronicNeuralNetwork(NeuralNetwork):
         MPI.Request.Waitall(list(sending.values()))
 
     def _complete(self, epoch, owned, sending):
-        """An epoch's end: rank 0 gets all masters' layers, so that what it validates is one whole network."""
+        """End an epoch: rank 0 receives the layers of all masters, so that it validates a complete network."""
         comm, masters, layers = self.comm, self.number_of_masters, len(self.weights)
         now = {layer: piece.x.copy() for layer, piece in owned.items()}
         if comm.rank != 0:
@@ -129,7 +129,7 @@ class AsynchronicNeuralNetwork(NeuralNetwork):
             return
         requests = []
         for layer in set(range(layers)) - set(owned):
-            now[layer] = self._packed(layer, self.weights, self.biases)
+            now[layer] = self._pack(layer, self.weights, self.biases)
             requests.append(comm.Irecv(now[layer], layer % masters, tag=layers + layer))
         MPI.Request.Waitall(requests)
         for layer, values in now.items():
@@ -153,16 +153,16 @@ class AsynchronicNeuralNetwork(NeuralNetwork):
             )
 
     def _broadcast(self):
-        """Rank 0's network, to all."""
+        """Send rank 0's network to all ranks."""
         for layer in range(len(self.weights)):
-            values = self._packed(layer, self.weights, self.biases)
+            values = self._pack(layer, self.weights, self.biases)
             self.comm.Ibcast(values, root=0).Wait()
             self._take(layer, values)
 
     def _batches(self, training_data):
-        """This worker's share of an epoch's batches, out of its own part of the samples.
+        """Return this worker's share of an epoch's batches, from its own part of the samples.
 
-        However they are drawn, in order or with one seed for all, no two workers take the same sample.
+        So no two workers take the same sample, whether batches come in order or are drawn with one seed for all.
         """
         workers, worker = self.comm.size - self.number_of_masters, self.comm.rank - self.number_of_masters
         whole = self.number_of_batches
@@ -176,8 +176,8 @@ class AsynchronicNeuralNetwork(NeuralNetwork):
         finally:
             self.number_of_batches = whole
 
-    def _packed(self, layer, weights, biases):
-        """One layer's weights and biases, or their gradients, in one flat array of the network's precision."""
+    def _pack(self, layer, weights, biases):
+        """Pack one layer's weights and biases, or their gradients, into one flat array of the network's precision."""
         kinds = [array.dtype for array in (*self.weights[1:], *self.biases[1:])]
         parts = [
             like(part, own).ravel()
@@ -194,31 +194,31 @@ class AsynchronicNeuralNetwork(NeuralNetwork):
 
 
 def like(part, own):
-    """A gradient in the shape of its parameters: a row for a column is as good, one number is for all of them."""
+    """Return a gradient in the shape of its parameters; a row may stand for a column, one number for all of them."""
     if np.squeeze(part).shape == np.squeeze(own).shape:
         return np.reshape(part, own.shape)
     return np.broadcast_to(part, own.shape)
 
 
-class Owned:
-    """A layer at its master: its values x, and of each worker the gradient and what it was last shown of x."""
+class OwnedLayer:
+    """A layer at its master: its values x and, for each worker, the gradient and the values that it was last sent."""
 
     def __init__(self, x, network, workers, *, placeholder):
         self.x, self.eta, self.batch = x, network.eta, network.mini_batch_size
         self.g = np.empty((workers, x.size), x.dtype)
         self.ended = np.zeros(workers, int)  # epochs
-        self.staleness = [] if placeholder else network.staleness  # nothing is learnt there
+        self.staleness = [] if placeholder else network.staleness  # nothing is learned there
         self.rule = spec.parse("rules", network.rule).make()
         self.state = self.rule.start(x, workers)
         self.shown, self.nowhere = np.tile(x, (workers, 1)), np.zeros(1)
         self.updates, self.seen = 0, [0] * workers
 
     def apply(self, worker):
-        """x <- x - eta g as the rule has it; the values that the worker gets, which stay as they are until it returns."""
+        """Apply x <- x - eta g under the rule; return the values to send, constant until the worker sends again."""
         x, g, shown, rule = self.x, self.g[worker], self.shown[worker], self.rule
         drift = x - shown if getattr(rule, "needs_drift", True) else self.nowhere
         tau = self.updates - self.seen[worker]
-        gap, eta = float(np.sqrt(np.mean(drift**2))), self.eta * self.batch  # rules speak of mean gradients
+        gap, eta = float(np.sqrt(np.mean(drift**2))), self.eta * self.batch  # rules work with mean gradients
         arrival = Arrival(worker=worker, tau=tau, drift=drift, gap=gap, scale=1 / self.batch, eta=eta)
         factor = rule.correct(g, x, arrival, self.state)
         if factor:  # 0: the rule has made the whole step itself

@@ -1,4 +1,4 @@
-"""Allreduce the naive way: every rank sends its whole array to every other.
+"""Naive allreduce: every rank sends its whole array to every other rank.
 
 n elements, p ranks: each rank sends p - 1 messages and (p - 1) n elements, all of them together p (p - 1) n.
 """
@@ -11,6 +11,6 @@ def allreduce(send, recv, comm, op):
 
     NumPy arrays of one shape and dtype, any shape and any numbers; `op` is an MPI.Op, a NumPy ufunc or a function of two
     arrays, associative and commutative. Messages go over a duplicate of `comm` and are received from a named rank, in
-    order: a rank that is a whole call ahead disturbs nobody.
+    order: a rank may be a whole call ahead of the others.
     """
     collectives.allreduce(send, recv, comm, op, algorithm="naive")

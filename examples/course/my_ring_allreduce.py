@@ -1,4 +1,4 @@
-"""Allreduce round a ring: every rank sends to its right neighbour only, a p-th of the array at a time.
+"""Allreduce around a ring: every rank sends only to its right neighbour, 1/p of the array at a time.
 
 n elements, p ranks: each rank sends 2 (p - 1) messages and 2 (p - 1) / p n elements, all of them together 2 (p - 1) n.
 """
@@ -11,6 +11,6 @@ def ringallreduce(send, recv, comm, op):
 
     NumPy arrays of one shape and dtype, any shape and any numbers, also fewer elements than ranks; `op` is an MPI.Op, a
     NumPy ufunc or a function of two arrays, associative and commutative. Messages go over a duplicate of `comm` and are
-    received from a named rank, in order: a rank that is a whole call ahead disturbs nobody.
+    received from a named rank, in order: a rank may be a whole call ahead of the others.
     """
     collectives.allreduce(send, recv, comm, op, algorithm="ring")

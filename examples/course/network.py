@@ -1,7 +1,7 @@
-"""The network that is trained, in one process: sigmoid layers, squared error, plain SGD.
+"""The network that is trained, on one process: sigmoid layers, squared error, plain SGD.
 
-The parallel networks of this folder inherit from it. What they need of it is what is described here, so that another
-network.py can stand in its place.
+The parallel networks of this folder inherit from it. They use only what is described here, so that another network.py
+can replace it.
 """
 
 from itertools import pairwise
@@ -12,9 +12,9 @@ import numpy as np
 class NeuralNetwork:
     """Layers of the given sizes, the first being the input.
 
-    `weights[i]` and `biases[i]` lead into layer i; `weights[0]` and `biases[0]` lead nowhere and are placeholders, one
-    integer and a zero for each input. The other arguments are attributes of the same names, but for `learning_rate`, which
-    is `eta`: the step is eta times the SUM of the gradients of a batch.
+    `weights[i]` and `biases[i]` lead into layer i; `weights[0]` and `biases[0]` are placeholders for the input: one
+    integer, and a zero for each input. The other arguments become attributes of the same names, except `learning_rate`,
+    which becomes `eta`: a step is eta times the SUM of the gradients of a batch.
     """
 
     def __init__(
@@ -38,14 +38,14 @@ class NeuralNetwork:
                 self.print_progress(validation_data, epoch)
 
     def forward_prop(self, x):
-        """The output for each row of x; every layer's is kept for `back_prop`."""
+        """Return the output for each row of x; keep the output of every layer for `back_prop`."""
         self.activations = [x]
         for w, b in zip(self.weights[1:], self.biases[1:], strict=True):
             self.activations.append(sigmoid(self.matmul(self.activations[-1], w) + b))
         return self.activations[-1]
 
     def back_prop(self, y):
-        """The gradients of half the squared error, summed over the rows last given: nabla_b, nabla_w."""
+        """Return the gradients of half the squared error, summed over the last rows given: nabla_b, nabla_w."""
         nabla_b, nabla_w = [np.zeros_like(self.biases[0])], [np.array([0])]
         error = self.activations[-1] - y
         for layer in range(len(self.weights) - 1, 0, -1):
@@ -58,14 +58,14 @@ class NeuralNetwork:
         return nabla_b, nabla_w
 
     def create_batches(self, data, labels, batch_size):
-        """`number_of_batches` random batches: the samples shuffled, and again when they are used up."""
+        """Return `number_of_batches` random batches; the samples are shuffled again when they are used up."""
         wanted = self.number_of_batches * batch_size
         rounds = [np.random.permutation(len(data)) for _ in range(-(-wanted // len(data)))]  # noqa: NPY002
         places = np.concatenate(rounds or [np.empty(0, int)])[:wanted].reshape(-1, batch_size)
         return [(data[some], labels[some]) for some in places]
 
     def validate(self, data):
-        """How many of the images in (images, one-hot labels) are recognised."""
+        """Return how many of the images in (images, one-hot labels) are recognised."""
         images, labels = data
         return int((self.forward_prop(images).argmax(axis=1) == labels.argmax(axis=1)).sum())
 
@@ -75,4 +75,4 @@ class NeuralNetwork:
 
 
 def sigmoid(z):
-    return 0.5 * np.tanh(0.5 * z) + 0.5  # 1 / (1 + exp(-z)), and no overflow where training diverges
+    return 0.5 * np.tanh(0.5 * z) + 0.5  # 1 / (1 + exp(-z)), without overflow when training diverges

@@ -1,11 +1,11 @@
-"""Measures what the course asks about, on this machine, and writes REPORT.md:
+"""Measure what the course asks about on this machine, and write REPORT.md:
 
-    python3 report.py                       # the course's size on 2, 4, 8 and 16 ranks: minutes
+    python3 report.py                       # the course's settings on 2, 4, 8 and 16 ranks; takes minutes
     python3 report.py --ranks 2,4,8
-    python3 report.py --quick               # a trial: fewer batches, few cases, each once, and smaller arrays
-    python3 report.py --again               # the words anew from what was measured
+    python3 report.py --quick               # a trial: fewer batches and cases, each once, and smaller arrays
+    python3 report.py --again               # write the report again from the last measurements
 
-It starts every job itself. What was measured is kept beside the report, in measured.json.
+It starts every job itself. The measurements are kept beside the report, in measured.json.
 """
 
 import json
@@ -29,45 +29,51 @@ MASTERS = (1, 2, 4)
 FULL = {"epochs": 5, "batches": 632, "batch": 16}
 QUICK = {"epochs": 1, "batches": 30, "batch": 16, "images": 2000}
 SIZES, QUICK_SIZES = "12-21", "12-13"
-LOOKS = 50  # at what else is running, before each case
-REPEATS = 3  # of a parallel case,
-AFFORDABLE = 10  # as long as all of them together take no longer: seconds of training
+LOOKS = 50  # how often to look at what else is running, before each case
+REPEATS = 3  # runs of a parallel case,
+AFFORDABLE = 10  # as long as they take no longer together, in seconds of training
 
 
 def main():
     parser = Parser(__doc__)
     parser.add_argument("--ranks", type=ranks, default=[2, 4, 8, 16], metavar="2,4,8", help="(2,4,8,16)")
     parser.add_argument("--quick", action="store_true", help="a trial")
-    parser.add_argument("--again", action="store_true", help="the words anew from what was measured")
     parser.add_argument(
-        "--out", type=Path, default=HERE, metavar="FOLDER", help="where the report goes (beside this program)"
+        "--again", action="store_true", help="write the report again from the last measurements"
     )
-    asked = parser.parse_args()
-    data = asked.out / "measured.json"
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=HERE,
+        metavar="FOLDER",
+        help="where to write the report (default: beside this program)",
+    )
+    args = parser.parse_args()
+    data = args.out / "measured.json"
     most = figures.CROWD * usable_cores()
-    if asked.again:
+    if args.again:
         try:
             measured = json.loads(data.read_text())
         except (OSError, ValueError) as error:
-            parser.error(f"--again needs what was measured before, in {data}: {error}")
-    elif min(asked.ranks) > most:
+            parser.error(f"--again needs earlier measurements in {data}: {error}")
+    elif min(args.ranks) > most:
         parser.error(
-            f"one of --ranks must be at most {most}, {figures.CROWD} for each core; got {min(asked.ranks)}"
+            f"one of --ranks must be at most {most}, {figures.CROWD} for each core; got {min(args.ranks)}"
         )
     else:
-        asked.out.mkdir(parents=True, exist_ok=True)
+        args.out.mkdir(parents=True, exist_ok=True)
         measured = (
-            measure(asked.ranks, QUICK, QUICK_SIZES, 1)
-            if asked.quick
-            else measure(asked.ranks, FULL, SIZES, REPEATS)
+            measure(args.ranks, QUICK, QUICK_SIZES, 1)
+            if args.quick
+            else measure(args.ranks, FULL, SIZES, REPEATS)
         )
         replace(data, json.dumps(measured, indent=1) + "\n")
-    replace(asked.out / "REPORT.md", answers(measured))
-    print(asked.out / "REPORT.md")
+    replace(args.out / "REPORT.md", answers(measured))
+    print(args.out / "REPORT.md")
 
 
 def measure(ranks, settings, sizes, repeats):
-    """The cases of each number of ranks in turn, serial among them, and again: a busy minute does not fall on one alone."""
+    """Run all cases of each number of ranks in turn, serial among them, repeatedly, so that a busy minute affects all."""
     options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     others = []  # threads of others that were running before each case
     serial, together, servers, allreduce = [], [], [], {}
@@ -89,17 +95,17 @@ def measure(ranks, settings, sizes, repeats):
         spent = [[] for _ in cases]  # seconds of each run
         for again in range(repeats):
             others.append(others_running(LOOKS))
-            serial.append(one("serial", options))
+            serial.append(run_serial("serial", options))
             for place, (runs, case, words, more) in enumerate(cases):
                 if again and (
                     sum(spent[place]) + max(spent[place]) > AFFORDABLE or case.get("rule") == "plain"
                 ):
                     continue
                 others.append(others_running(LOOKS))
-                runs.append(case | job(p, words, more))
+                runs.append(case | train_on(p, words, more))
                 spent[place].append(runs[-1]["seconds"])
         if waiting:
-            allreduce[str(p)] = json.loads(said(p, ["allreduce_test.py", "--json", "--sizes", sizes]))
+            allreduce[str(p)] = json.loads(run_job(p, ["allreduce_test.py", "--json", "--sizes", sizes]))
     return {
         "machine": {
             "cores": usable_cores(),
@@ -118,8 +124,8 @@ def measure(ranks, settings, sizes, repeats):
     }
 
 
-def one(how, options):
-    """A process alone, with one thread like every rank."""
+def run_serial(how, options):
+    """Run one process alone, with one thread like every rank."""
     print(f"main.py {how}", file=sys.stderr, flush=True)
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     done = subprocess.run(
@@ -131,16 +137,16 @@ def one(how, options):
     return json.loads(done.stdout)
 
 
-def job(p, words, options):
-    return json.loads(said(p, ["main.py", *words.split(), "--json", *options]))
+def train_on(p, words, options):
+    return json.loads(run_job(p, ["main.py", *words.split(), "--json", *options]))
 
 
-def said(p, command):
-    """The last line that a job of p ranks says."""
+def run_job(p, command):
+    """Run a job of p ranks; return the last line that it prints."""
     print(f"mpiexec -n {p} python3 {' '.join(command)}", file=sys.stderr, flush=True)
     lines = []
     program = [sys.executable, str(HERE / command[0]), *command[1:]]
-    # bind: where other work runs, ranks give up their core while they wait
+    # bind: ranks give up their core while they wait if other work is running
     status = run(p, program, threads=1, on_line=lines.append, bind=True)
     if status != 0:
         sys.exit("\n".join([*lines, f"{command[0]} ended with {status}"]))
@@ -148,7 +154,7 @@ def said(p, command):
 
 
 def replace(path, text):
-    """Whole or not at all."""
+    """Write a file completely or not at all."""
     beside = path.with_name(f".{path.name}.new")
     beside.write_text(text)
     beside.replace(path)

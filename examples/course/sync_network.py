@@ -1,10 +1,10 @@
-"""Synchronous training: every rank a part of each batch, the gradients summed round our ring, one common step.
+"""Synchronous training: each rank takes a part of every batch, our ring sums the gradients, and all take the same step.
 
-w <- rank 0's
+w <- rank 0's weights
 rank r draws from the samples r, r + p, r + 2 p …
 each rank, with its m // p samples:  g_r <- sum of the gradients
 g <- sum over r of g_r               one allreduce for all layers
-w <- w - eta g                       the same everywhere, and the same as serially with all these samples
+w <- w - eta g                       the same on every rank, and as in serial training with all these samples
 """
 
 from itertools import islice
@@ -23,13 +23,13 @@ from paceline.launch import by_hand  # noqa: E402
 
 
 class SynchronicNeuralNetwork(NeuralNetwork):
-    """A network that the ranks of an MPI job train together; making one needs no MPI."""
+    """A network that the ranks of an MPI job train together; creating one needs no MPI."""
 
     allreduce = staticmethod(ringallreduce)
 
     def fit(self, training_data, validation_data=None):
         """Train on (images, one-hot labels); afterwards every rank has the trained network, and MPI has ended."""
-        with by_hand(MPI) as comm:  # MPI.Init() … MPI.Finalize(); a rank that fails ends all
+        with by_hand(MPI) as comm:  # MPI.Init() … MPI.Finalize(); a failing rank ends all
             share = self.mini_batch_size // comm.size
             if share == 0:
                 raise AgreedError(
@@ -46,24 +46,24 @@ class SynchronicNeuralNetwork(NeuralNetwork):
             for epoch in range(self.epochs):
                 for x, y in self._batches(own, share, comm):
                     self.forward_prop(x)
-                    nabla_b, nabla_w = self._summed(*self.back_prop(y), comm)
+                    nabla_b, nabla_w = self._sum(*self.back_prop(y), comm)
                     self.weights = [w - self.eta * dw for w, dw in zip(self.weights, nabla_w, strict=True)]
                     self.biases = [b - self.eta * db for b, db in zip(self.biases, nabla_b, strict=True)]
                 if comm.rank == 0 and validation_data is not None:
                     self.print_progress(validation_data, epoch)
 
     def _broadcast(self, comm):
-        """Every rank has drawn weights of its own: all begin with rank 0's."""
+        """Replace the weights that every rank has drawn for itself by those of rank 0."""
         parameters = [*self.weights, *self.biases]
-        flat = self._packed(parameters)
+        flat = self._pack(parameters)
         comm.Bcast(flat, root=0)
-        both = unpacked(flat, parameters)
+        both = unpack(flat, parameters)
         self.weights, self.biases = both[: len(self.weights)], both[len(self.weights) :]
 
     def _batches(self, own, share, comm):
-        """This rank's batches of an epoch, out of its own part of the samples: on every rank as many.
+        """Return this rank's batches of an epoch, from its own part of the samples: the same number on every rank.
 
-        However they are drawn, in order or with one seed for all, no two ranks take the same sample.
+        So no two ranks take the same sample, whether batches come in order or are drawn with one seed for all.
         """
         some = islice(self.create_batches(*own, share), self.number_of_batches)
         batches = [(x, y) for x, y in some if len(x)]
@@ -71,23 +71,23 @@ class SynchronicNeuralNetwork(NeuralNetwork):
         self.allreduce(np.array([len(batches)]), fewest, comm, MPI.MIN)
         return batches[: fewest[0]]
 
-    def _summed(self, nabla_b, nabla_w, comm):
-        """The sums over all ranks, of all layers at once: one exchange a step, not one an array."""
+    def _sum(self, nabla_b, nabla_w, comm):
+        """Sum the gradients of all layers over all ranks, in one exchange per step instead of one per array."""
         gradients = [*nabla_b, *nabla_w]
-        mine = self._packed(gradients)
+        mine = self._pack(gradients)
         total = np.empty_like(mine)
         self.allreduce(mine, total, comm, MPI.SUM)
-        both = unpacked(total, gradients)
+        both = unpack(total, gradients)
         return both[: len(nabla_b)], both[len(nabla_b) :]
 
-    def _packed(self, arrays):
-        """All in one flat array of the network's precision, whatever the input's placeholders are made of."""
+    def _pack(self, arrays):
+        """Pack arrays into one flat array of the network's precision, whatever the type of the input's placeholders."""
         kinds = [array.dtype for array in (*self.weights[1:], *self.biases[1:])]
         flat = [np.ravel(array) for array in arrays]
         return np.concatenate(flat, dtype=np.result_type(*kinds or [float]), casting="unsafe")
 
 
-def unpacked(flat, like):
-    """The parts of a flat array in the shapes of `like`."""
+def unpack(flat, like):
+    """Cut a flat array into parts of the shapes of `like`."""
     parts = np.split(flat, np.cumsum([np.size(array) for array in like])[:-1])
     return [part.reshape(np.shape(array)) for part, array in zip(parts, like, strict=True)]

@@ -1,4 +1,4 @@
-"""Synchronous training as in sync_network.py, the gradients summed by MPI's own Allreduce."""
+"""Synchronous training as in sync_network.py, with the gradients summed by MPI's own Allreduce."""
 
 import sync_network
 
@@ -8,6 +8,6 @@ def allreduce(send, recv, comm, op):
 
 
 class SynchronicNeuralNetwork(sync_network.SynchronicNeuralNetwork):
-    """A network that the ranks of an MPI job train together; making one needs no MPI."""
+    """A network that the ranks of an MPI job train together; creating one needs no MPI."""
 
     allreduce = staticmethod(allreduce)

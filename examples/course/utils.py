@@ -1,4 +1,4 @@
-"""MNIST as the networks of this folder take it: tuples (images, one-hot labels)."""
+"""MNIST in the form that the networks of this folder take: tuples (images, one-hot labels)."""
 
 import numpy as np
 
@@ -6,9 +6,9 @@ from paceline.data import chunks, load
 
 
 def load_mnist(limit=None):
-    """The images to train with (50,000), to validate with and to test with (10,000 each), or the first `limit` of each.
+    """Load 50,000 images to train with and 10,000 each to validate and test with, or the first `limit` of each.
 
-    An image is a row of 784 numbers from 0 to 1, in single precision: every rank holds all of them.
+    An image is a row of 784 numbers from 0 to 1 in single precision. Every rank holds all of them.
     """
     data = load("mnist")
     return tuple(as_arrays(split, data.classes, limit) for split in (data.train, data.validation, data.test))

@@ -1,17 +1,17 @@
-"""Names, numbers and tables as the report writes them."""
+"""Names, numbers and tables in the spelling of the report."""
 
 NAMES = {
     "sync": "sync, our ring",
     "sync --collective": "sync, MPI's Allreduce",
 }
-QUIET = 0.1  # so many other threads are no disturbance
+QUIET = 0.1  # this many other threads do not disturb a measurement
 
 
 def masters(count):
     return f"{count} master{'s' * (count > 1)}"
 
 
-def starred(measured, p):
+def mark_crowded(measured, p):
     return f"{p} *" if p > measured["machine"]["cores"] else str(p)
 
 

@@ -58,4 +58,4 @@ def late(comm: Any) -> int:
     """Calls in a row with one rank late each time; how many went wrong."""
     import allreduce_test
 
-    return int(allreduce_test.late(comm, size=100))
+    return int(allreduce_test.errors_when_late(comm, size=100))

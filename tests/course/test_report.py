@@ -55,7 +55,7 @@ def test_a_quick_report(tmp_path: Path) -> None:
         ("--quick --ranks 999", r"one of --ranks must be at most \d+, 4 for each core; got 999"),
         (
             "--again --out nowhere",
-            "--again needs what was measured before, in nowhere/measured.json: .*No such file.*",
+            "--again needs earlier measurements in nowhere/measured.json: .*No such file.*",
         ),
     ],
 )
@@ -96,7 +96,7 @@ def test_the_words_follow_the_figures(answers: Any) -> None:
     )
     assert f"on {quickest[1]} ranks took {quickest[0]:.2f} s, " in text
     assert "to 92.0 %, in one run. With more workers that rule fails" in text
-    assert "Fewer workers can spoil it as well: 49.4 % with 4. " in text
+    assert "Fewer workers can lose accuracy as well: 49.4 % with 4. " in text
     few = measured | {"machine": measured["machine"] | {"cores": 2}}
     few |= {"sync": [run for run in measured["sync"] if run["ranks"] < 16]}
     few |= {"allreduce": {p: rows for p, rows in measured["allreduce"].items() if p != "16"}}

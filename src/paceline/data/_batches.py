@@ -247,19 +247,19 @@ def _generator(seed: int, *key: int) -> np.random.Generator:
 
 
 class Shares:
-    """Three ways to divide the same epoch among ranks, made when they are first asked for.
+    """Three ways to divide the same epoch among ranks, each prepared when it is first used.
 
     >>> from paceline.data import load
     >>> shares = Shares(Batches(load("iris").train, batch=32, rank=1, ranks=3))
-    >>> [batch.count for batch in shares.pieces(0, rank=1, ranks=3)]          # of every batch a slice
+    >>> [batch.count for batch in shares.pieces(0, rank=1, ranks=3)]          # a slice of every batch
     [11, 11, 11, 8]
-    >>> [(batch.step, batch.count) for batch in shares.dealt(0)]              # batches 1, 4, …; 0 samples: none left
+    >>> [(batch.step, batch.count) for batch in shares.dealt(0)]              # batches 1, 4, …; 0 samples when none is left
     [(1, 32), (4, 0)]
-    >>> [(batch.step, batch.count) for batch in shares.own(0)]                # of a third of the data, cut off once
+    >>> [(batch.step, batch.count) for batch in shares.own(0)]                # batches of a third of the data
     [(0, 32), (1, 8)]
 
-    A batch's `step` counts the run's batches in `pieces`, `whole` and `dealt`, and in `own` the turns that all ranks
-    take together.
+    The `step` of a batch counts the batches of the run in `pieces`, `whole` and `dealt`; in `own` it counts the turns that
+    all ranks take together.
     """
 
     def __init__(self, batches: Batches) -> None:
@@ -271,19 +271,19 @@ class Shares:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in an epoch, of all ranks together."""
+        """Return the number of batches in an epoch, of all ranks together."""
         return self.batches.steps_per_epoch
 
     def pieces(self, epoch: int, rank: int, ranks: int) -> Iterator[Batch]:
-        """The rank-th of `ranks` slices of each batch of an epoch."""
+        """Yield the rank-th of `ranks` slices of each batch of an epoch."""
         return self._cut(rank, ranks).epoch(epoch)
 
     def whole(self, step: int) -> Batch:
-        """The batch of one step of the run, all of it."""
+        """Return the whole batch of one step of the run."""
         return self._cut(0, 1).at(*divmod(step, self.steps_per_epoch))
 
     def dealt(self, epoch: int) -> Iterator[Batch]:
-        """Whole batches, dealt out like cards: every rank as many turns, a turn for which none is left is empty."""
+        """Yield whole batches, dealt out like cards; every rank has as many turns, and the last may be empty."""
         rank, ranks, steps = self.batches.rank, self.batches.ranks, self.steps_per_epoch
         for turn in range(-(-steps // ranks)):
             step = turn * ranks + rank
@@ -292,23 +292,23 @@ class Shares:
             )
 
     def own(self, epoch: int) -> Iterator[Batch]:
-        """Batches of this rank's own part of the data, which is cut off at random once; every rank as many turns."""
+        """Yield batches of this rank's own part of the data, drawn at random once; every rank has as many turns."""
         own = self.own_batches()
         for turn in range(self._rounds):
             step = epoch * self._rounds + turn
             batch = own.at(epoch, turn) if turn < self._turns else self._none(epoch, step)
-            # The step is everybody's, also where a rank has fewer batches; by its place every rank's dropout differs.
+            # All ranks agree on the step, even where one has fewer batches; the offset makes dropout differ between ranks.
             batch.step, batch.offset = step, self.batches.rank * self.batches.batch
             yield batch
 
     @property
     def own_turns(self) -> int:
-        """Turns of an epoch of `own`, the same on every rank."""
+        """Return the number of turns in an epoch of `own`, the same on every rank."""
         self.own_batches()
         return self._rounds
 
     def own_batches(self) -> Batches:
-        """The batches of this rank's own part of the data."""
+        """Return the batches of this rank's own part of the data."""
         if self._own is None:
             all_, rank, ranks = self.batches, self.batches.rank, self.batches.ranks
             check_own(len(all_.split), all_.batch, ranks)
@@ -319,7 +319,7 @@ class Shares:
                 )
             else:
                 self._turns, self._rounds = (_share(all_.draws, r, ranks) for r in (rank, 0))
-            # A rank without a turn still has its part of the data; at least one draw, though never made.
+            # A rank without a turn still has its part of the data: one draw, which is never made.
             draws = None if all_.draws is None else max(self._turns, 1)
             self._own = Batches(
                 split,
@@ -332,13 +332,13 @@ class Shares:
         return self._own
 
     def balance(self, counts: Array, seconds: Array) -> None:
-        """Cut the coming batches by the speeds of the ranks, that took so long for so many samples."""
-        # A rank that has had no samples has shown no speed; and new sizes cost memory anew.
+        """Cut the following batches by the speeds of the ranks: the samples that each computed, and the seconds it took."""
+        # The speed of a rank without samples is unknown; and new sizes need new memory, so small differences are ignored.
         if counts.all() and seconds.max() > 1.05 * seconds.mean():
             speeds, before = counts / seconds, self._weights
             if before is None:
                 before = np.full(self.batches.ranks, 1 / self.batches.ranks)
-            self._weights = (before + speeds / speeds.sum()) / 2  # half-way: seconds are noisy
+            self._weights = (before + speeds / speeds.sum()) / 2  # halfway: times are noisy
             self.batches.share(self._weights)
 
     def _cut(self, rank: int, ranks: int) -> Batches:
@@ -365,7 +365,7 @@ class Shares:
 
 
 def check_own(samples: int, batch: int, ranks: int) -> None:
-    """Refuse a batch that the smallest of `ranks` parts of the data cannot fill.
+    """Check that the smallest of `ranks` parts of the data has enough samples for a batch.
 
     >>> check_own(100, 30, 4)
     Traceback (most recent call last):
@@ -379,5 +379,5 @@ def check_own(samples: int, batch: int, ranks: int) -> None:
 
 
 def _share(draws: int, rank: int, ranks: int) -> int:
-    """How many of `draws` are one rank's: the first ones have one more where it does not come out even."""
+    """Return a rank's share of `draws`; the first ranks have one more where they do not divide evenly."""
     return draws // ranks + (rank < draws % ranks)

@@ -111,7 +111,7 @@ def check_labels(
 
 
 Parts = dict[str, tuple[Array, Array]]
-"""Inputs and labels of `train` and perhaps of `validation` and `test`."""
+"""Inputs and labels of `train`, and optionally of `validation` and `test`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +188,7 @@ def check_parts(
 
 
 def _guess(what: str, labels: Array, column: str | None) -> tuple[Target | None, str]:
-    """Return what labels are taken for, and a remark where that may be wrong; None: integers, to be checked as classes."""
+    """Return what labels are taken for (None: integers, still to be checked), and a remark where that may be wrong."""
     if labels.dtype.kind in "US":
         return "classes", ""
     if labels.dtype.kind != "f":
@@ -213,7 +213,7 @@ def _guess(what: str, labels: Array, column: str | None) -> tuple[Target | None,
 
 
 def _number(what: str, parts: Parts) -> tuple[Parts, tuple[str, ...]]:
-    """Number the classes of the labels, in sorted order; return also their names, where the numbers do not say them."""
+    """Number the classes in sorted order; return the numbered parts, and the names of classes that are not 0, 1, …."""
     train = parts["train"][1]
     if train.ndim != 1:
         raise UsageError(f"{what}: one class is needed for each sample; got labels of shape {train.shape}")
@@ -225,11 +225,11 @@ def _number(what: str, parts: Parts) -> tuple[Parts, tuple[str, ...]]:
     known = np.unique(train.astype(str) if text else train)
     numbered: Parts = {}
     for part, (inputs, labels) in parts.items():
-        labels = labels.astype(known.dtype if not text else str)
-        strange = np.setdiff1d(labels, known)
+        wanted = labels.astype(str) if text else labels
+        strange = np.setdiff1d(wanted, known)
         if len(strange):
-            raise UsageError(f"{part} has a class that train does not have: {strange.tolist()[0]!r}")
-        numbered[part] = inputs, np.searchsorted(known, labels)
+            raise UsageError(f"{what}: {part} has a class that train does not have: {strange.tolist()[0]!r}")
+        numbered[part] = inputs, np.searchsorted(known, wanted)
     if text:
         return numbered, tuple(known.tolist())
     if (known == np.arange(len(known))).all():
@@ -271,7 +271,8 @@ def read_stored(entry: str, fingerprint: str, read: Callable[[], Checked]) -> Ch
 
 def fill(new: New, part: str, inputs: Array, labels: Array) -> None:
     """Write one part in the types that batches are made from: bytes or floats, and int64 or floating labels."""
-    kept = inputs.dtype == np.uint8 or inputs.dtype.kind == "f"
-    new(f"{part}_inputs", inputs.shape, inputs.dtype.newbyteorder("=") if kept else np.float32)[...] = inputs
-    real = labels.dtype.kind == "f"
-    new(f"{part}_labels", labels.shape, labels.dtype.newbyteorder("=") if real else np.int64)[...] = labels
+    as_stored = inputs.dtype == np.uint8 or inputs.dtype.kind == "f"
+    input_dtype = inputs.dtype.newbyteorder("=") if as_stored else np.float32
+    label_dtype = labels.dtype.newbyteorder("=") if labels.dtype.kind == "f" else np.int64
+    new(f"{part}_inputs", inputs.shape, input_dtype)[...] = inputs
+    new(f"{part}_labels", labels.shape, label_dtype)[...] = labels
