@@ -65,8 +65,8 @@ def words(settings: dict) -> list[str]:
 
 
 def measure(args: argparse.Namespace) -> None:
+    from paceline.config import Config
     from paceline.machine import calibrate, measure_costs
-    from paceline.training.config import Config
     from paceline.training.job import Job
 
     ranks = [int(word) for word in args.ranks.split(",")]

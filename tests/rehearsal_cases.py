@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.config import Config
 from paceline.launch import limit_threads
-from paceline.training.config import Config
 from paceline.training.rank import Job, train
 
 

@@ -18,8 +18,7 @@ from paceline import files
 from paceline.cli import main
 from paceline.errors import UsageError
 from paceline.launch.resources import VARIABLES
-from paceline.record import Record, Run, find_runs
-from paceline.worker.evaluation import Epoch
+from paceline.record import Epoch, Record, Run, find_runs
 
 STARTS_RANKS = True
 SMALL = "--data iris --model mlp:4 --epochs 1 --batch 10 --strategy serial --quiet"

@@ -3,11 +3,11 @@ from __future__ import annotations
 import io
 import re
 
+from paceline.config import Config
+from paceline.record import Epoch
 from paceline.text import progress
-from paceline.training.config import Config
 from paceline.training.progress import Bar, Lines, Progress, on
 from paceline.training.rank import Job, train
-from paceline.worker.evaluation import Epoch
 
 END = Epoch(epoch=1, step=20, loss=0.5, validation_loss=0.4, validation_accuracy=None, train_seconds=2.0)
 

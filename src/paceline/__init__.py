@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 # starts nothing.
 _PLACES = {
     "Batch": "paceline.data",
-    "Config": "paceline.training.config",
+    "Config": "paceline.config",
     "Dataset": "paceline.data",
     "Fitted": "paceline.training.rank",
     "GlobalDropout": "paceline.models",
@@ -32,6 +32,7 @@ __all__ = ["__version__", *sorted(_PLACES)]
 
 if TYPE_CHECKING:
     from paceline.collectives import allreduce as allreduce
+    from paceline.config import Config as Config
     from paceline.data import Batch as Batch
     from paceline.data import Dataset as Dataset
     from paceline.data import load as load
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from paceline.prediction import predict as predict
     from paceline.record import Run as Run
     from paceline.strategies import Strategy as Strategy
-    from paceline.training.config import Config as Config
     from paceline.training.rank import Fitted as Fitted
     from paceline.worker import Worker as Worker
 

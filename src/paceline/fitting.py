@@ -10,9 +10,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.config import Config
 from paceline.errors import UsageError
 from paceline.simulate.options import NAMES, Options, options_of
-from paceline.training.config import Config
 
 if TYPE_CHECKING:
     from paceline.strategies import Strategy

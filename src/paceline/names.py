@@ -104,6 +104,24 @@ def import_target(kind: str, text: str) -> Callable[..., Any]:
     return found
 
 
+def users_own(kind: str, text: str) -> Callable[..., Any] | None:
+    """Return what `module:attribute` or `module:attribute:options` stands for; None for anything else.
+
+    >>> users_own("strategies", "sync:balance=true") is None, users_own("data", "photos/:size=64") is None
+    (True, True)
+    """
+    module, _, rest = text.partition(":")
+    attribute = rest.partition(":")[0]
+    if not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))) or has(
+        kind, module
+    ):
+        return None
+    try:
+        return import_target(kind, f"{module}:{attribute}")
+    except UsageError:
+        return None
+
+
 def _package(kind: str) -> str:
     """Return the package whose modules are the names of one kind."""
     return f"paceline.{FOLDERS.get(kind, kind)}"

@@ -12,10 +12,10 @@ import numpy as np
 from paceline import collectives
 from paceline.collectives import make_exchange
 from paceline.comm import Recorded, pretend_nodes
+from paceline.config import Config
 from paceline.data import ArraySplit, Batches
 from paceline.errors import UsageError
 from paceline.models.mlp import MLP
-from paceline.training.config import Config
 from paceline.training.rank import Job, train
 from paceline.worker import Worker
 from tests.collectives.cases import first

@@ -9,10 +9,10 @@ from dataclasses import fields
 from typing import Any
 
 from paceline.commands import train
+from paceline.config import Config
 from paceline.machine import load_network
 from paceline.record import Run
 from paceline.simulate.options import NAMES, options_of
-from paceline.training.config import Config
 from paceline.training.job import Job
 
 

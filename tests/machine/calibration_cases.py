@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.config import Config
 from paceline.machine._job import measure
-from paceline.training.config import Config
 from paceline.training.job import Job
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.config import Config
 from paceline.errors import UsageError
 from paceline.machine import Costs, Machine, costs_of, make_compute, measure_costs
 from paceline.machine import costs as _calibrate_costs
 from paceline.machine.calibration import calibrate, link_of
 from paceline.machine.costs import merged
 from paceline.models.mlp import MLP
-from paceline.training.config import Config
 from paceline.training.job import Job
 from paceline.vmpi import Curves, Network
 from tests.ranks import on_ranks

@@ -137,7 +137,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"model\.npz cannot be read"):
         predict(run.folder)
     (run.folder / "config.json").write_text("{")
-    with pytest.raises(UsageError, match=r"config\.json is no JSON"):
+    with pytest.raises(UsageError, match=r"config\.json is not JSON"):
         _ = Run(run.folder).config
 
 
@@ -231,7 +231,7 @@ def test_a_diverged_run_is_json_everywhere(
     written = strict((folder / "summary.json").read_text())
     assert isinstance(written, dict)
     assert written.items() >= printed.items()
-    assert written.keys() - printed.keys() == {"buffers", "seconds_by_rank"}
+    assert written.keys() - printed.keys() == {"buffers", "seconds_by_rank", "tables"}
     strict((folder / "epochs.jsonl").read_text().strip())
     with np.errstate(all="ignore"):
         assert main(["predict", str(folder), "--json"]) == 0

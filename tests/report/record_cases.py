@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.training.config import Config
+from paceline.config import Config
 from paceline.training.job import Job
 from paceline.training.rank import train
 

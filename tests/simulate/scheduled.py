@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from paceline.config import Config
 from paceline.machine import Costs, load_network
 from paceline.simulate.model import copied
 from paceline.simulate.options import Options
 from paceline.simulate.training import Simulated, Simulation
 from paceline.strategies.parameter_server import place
 from paceline.strategies.parameter_server._pieces import APPLIED, DROPPED
-from paceline.training.config import Config
 from paceline.training.fitted import Fitted
 from paceline.training.job import Job, Parts
 from paceline.training.rank import train, train_at

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from paceline import fit
+from paceline.config import Config
 from paceline.data import load
 from paceline.errors import UsageError
 from paceline.machine import Costs, Machine, load_network
@@ -22,7 +23,6 @@ from paceline.simulate.scaling_plot import plot
 from paceline.simulate.scaling_table import table
 from paceline.simulate.training import simulate
 from paceline.simulate.whatif import REASONS, Scenario
-from paceline.training.config import Config
 from paceline.training.job import Job
 from paceline.vmpi import Compute, Curves, Network
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.training.config import Config
+from paceline.config import Config
 from paceline.training.rank import Job, train
 
 SMALL = {"data": "digits", "model": "mlp:16,activation=tanh", "batch": 30, "draws": 6, "epochs": 2}

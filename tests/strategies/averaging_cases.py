@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from paceline import names as spec
+from paceline.config import Config
 from paceline.data import Batches, partition
 from paceline.launch import limit_threads
 from paceline.schedules.cosine import Cosine
-from paceline.training.config import Config
 from paceline.training.rank import Fitted, Job, train
 from paceline.worker.evaluation import score
 from tests.strategies import cases

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from paceline import names as registry
+from paceline.config import Config
 from paceline.data import chunks, load
-from paceline.record import Run
+from paceline.record import STEP_COLUMNS, Run
 from paceline.strategies.sync import Sync
-from paceline.training.config import Config
 from paceline.training.rank import Job, train
-from paceline.worker import COLUMNS
 
 MLP = {
     "data": "digits",
@@ -128,7 +127,8 @@ def balanced(comm: Any) -> dict[str, Any]:
     def train_and_see(me: Any) -> None:
         Sync(balance=True).train(me)
         counts.extend(
-            int(count) for count in np.array(me.log).reshape(-1, len(COLUMNS))[:, COLUMNS.index("count")]
+            int(count)
+            for count in np.array(me.log).reshape(-1, len(STEP_COLUMNS))[:, STEP_COLUMNS.index("count")]
         )
 
     slow = Slow([64, 16, 10], dtype=np.float64, seed=3)

@@ -12,11 +12,11 @@ import numpy as np
 from paceline.comm import pretend_nodes
 from paceline.comm.control import Control
 from paceline.comm.shared import SharedMemory
+from paceline.config import Config
 from paceline.models.mlp import MLP
 from paceline.strategies import _mail
 from paceline.strategies._mail import Mail
 from paceline.strategies.gossip import merge
-from paceline.training.config import Config
 from paceline.training.rank import Fitted, Job, train
 from tests.strategies.cases import CNN
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.training.config import Config
+from paceline.config import Config
 from paceline.training.rank import Fitted, Job, train
 from tests.strategies.cases import CNN, MLP
 from tests.strategies.lockfree_cases import first

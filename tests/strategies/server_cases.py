@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from paceline.config import Config
 from paceline.data import Batch, load
 from paceline.models.mlp import MLP
 from paceline.record import Run
-from paceline.training.config import Config
 from paceline.training.rank import Fitted, Job, train
 from paceline.worker.evaluation import score
 from tests.strategies.cases import CNN

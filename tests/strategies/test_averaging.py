@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from paceline import fit
+from paceline.config import Config
 from paceline.errors import UsageError
 from paceline.strategies.elastic import Elastic
 from paceline.strategies.local_sgd import LocalSgd
 from paceline.strategies.psgd import Psgd
 from paceline.strategies.weight_average import WeightAverage
-from paceline.training.config import Config
 from paceline.training.job import Job
 from tests.ranks import on_ranks
 

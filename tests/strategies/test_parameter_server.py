@@ -10,13 +10,13 @@ import pytest
 
 from paceline import names as registry
 from paceline import names as spec
+from paceline.config import Config
 from paceline.errors import UsageError
 from paceline.models.mlp import MLP
 from paceline.record import Run
 from paceline.report import write_report
 from paceline.strategies.parameter_server import ParameterServer
 from paceline.strategies.parameter_server._pieces import APPLIED, DROPPED, LEFT, RESTORED
-from paceline.training.config import Config
 from paceline.training.job import Job
 from paceline.training.replaying import as_in
 from paceline.training.replaying import check as check_replay

@@ -12,13 +12,13 @@ import pytest
 
 from paceline import fit
 from paceline.cli import main
+from paceline.config import Config
 from paceline.study.cells import Cell
 from paceline.study.context import context_of
 from paceline.study.file import read
 from paceline.study.folder import Folder
 from paceline.study.process import Trains
 from paceline.study.run import _why, opened
-from paceline.training.config import Config
 from tests.simulate.test_training import COSTS
 from tests.study.studies import PART, SETTINGS, nobody, records, rest, study, write
 

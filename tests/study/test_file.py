@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
+from paceline.config import Config
 from paceline.errors import UsageError
 from paceline.launch import usable_cores
 from paceline.simulate.options import Options
 from paceline.study.cells import Cell, asked_in, with_baselines
 from paceline.study.check import mistakes
 from paceline.study.file import BadStudyError, ranks_of, read
-from paceline.training.config import Config
 from tests.study.studies import PART, SETTINGS, write
 
 BOTH = "batch = 2\nbatch_per_rank = 2\n"

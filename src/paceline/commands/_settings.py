@@ -8,8 +8,8 @@ from collections.abc import Collection
 from dataclasses import MISSING, fields
 from typing import Any, Literal
 
+from paceline.config import Config
 from paceline.simulate.options import Options
-from paceline.training.config import Config
 
 
 class Given(argparse.Action):

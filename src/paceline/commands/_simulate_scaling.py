@@ -11,9 +11,9 @@ from pathlib import Path
 
 from paceline.commands import import_from_here
 from paceline.commands._settings import add_settings, add_simulation
+from paceline.config import Config
 from paceline.errors import UsageError
 from paceline.simulate.options import NAMES, Options
-from paceline.training.config import Config
 
 EPILOG = """
 examples:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.commands import import_from_here
 from paceline.commands._settings import add_settings, add_simulation
+from paceline.config import Config
 from paceline.simulate.options import NAMES, PLACES, Options, options_of
-from paceline.training.config import Config
 
 if TYPE_CHECKING:
     from paceline.training.rank import Fitted

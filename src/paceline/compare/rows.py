@@ -58,7 +58,7 @@ def problem_of(run: Run) -> Problem:
         details=f"{samples}{parameters} ({c['dtype']}), {batch}, {length}, {c['update']} {rate}{extra}, on {where}",
         settings=(
             samples.removesuffix(", "), parameters, c["dtype"], batch, length, c["update"], rate, scaled, c["schedule"],
-            f"on {where}",
+            f"on {where}", ", ".join(f"{part} code {_code(run)[part][:8]}" for part in PARTS if part in _code(run)),
         ),
     )  # fmt: skip
 
@@ -93,6 +93,8 @@ def _count(number: int, name: str, plural: str = "s") -> str:
 # samples are few, and not of all classes equally many.
 LUCK, PART = 0.02, 0.25
 KINDS = ("compute", "exchange", "wait", "update")
+# Parts of a problem that may be the user's own code.
+PARTS = ("data", "model", "update", "schedule")
 TIME_ALONE = "time alone"
 
 
@@ -192,8 +194,25 @@ def guessing(accuracy: float, chance: float | None) -> bool:
     return chance is not None and accuracy < chance + min(LUCK, PART * chance)
 
 
+def ways_of(runs: Sequence[Run]) -> list[str]:
+    """Spell how each run was made: its strategy, and its code if runs of one strategy have different code."""
+    codes: dict[str, set[str | None]] = defaultdict(set)
+    for run in runs:
+        codes[way_of(run)].add(_code(run).get("strategy"))
+    return [
+        way if len(codes[way]) == 1 else f"{way} (code {(_code(run).get('strategy') or 'unknown')[:8]})"
+        for run in runs
+        for way in (way_of(run),)
+    ]
+
+
+def _code(run: Run) -> dict[str, str]:
+    """Return the digests of the user's own code; old records have none."""
+    return run.config.get("code") or {}
+
+
 def way_of(run: Run) -> str:
-    """The strategy, and what else makes its figures others: a replay goes at the pace of its run's order."""
+    """Spell the strategy and what else changes its figures: a replay goes at the pace of its run's order."""
     how = "replay" if run.config.get("replay") else ""
     diverging = run.config.get("on_divergence", "stop")
     how = " ".join(filter(None, (how, "" if diverging == "stop" else f"on-divergence {diverging}")))
@@ -224,8 +243,8 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
     Problems come in the order in which they were first run.
     """
     groups: dict[Key, list[Run]] = defaultdict(list)
-    for run in runs:
-        key = (problem_of(run), simulated_as(run), way_of(run), run.config["ranks"], run.summary["threads"])
+    for run, way in zip(runs, ways_of(runs), strict=True):
+        key = (problem_of(run), simulated_as(run), way, run.config["ranks"], run.summary["threads"])
         groups[key].append(run)
     serial: dict[tuple[Problem, bool], float] = {}
     for (problem, simulated, strategy, _, _), members in groups.items():

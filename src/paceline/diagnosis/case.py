@@ -10,7 +10,7 @@ from math import hypot
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from paceline.compare.rows import simulated_as, way_of
+from paceline.compare.rows import simulated_as, ways_of
 from paceline.compare.theory import facts_of
 from paceline.diagnosis.place import Place, place_of
 from paceline.diagnosis.timing import Line, Timing, given_line, line_of, timing_of
@@ -312,8 +312,8 @@ class Case:
 def cases_of(runs: Sequence[Run]) -> list[Case]:
     """Make a case for each strategy among the runs of one problem, real ones first; serial runs are the baseline."""
     groups: dict[tuple[str, str], dict[tuple[int, int], list[Run]]] = defaultdict(lambda: defaultdict(list))
-    for run in runs:
-        key = (simulated_as(run), way_of(run))
+    for run, way in zip(runs, ways_of(runs), strict=True):
+        key = (simulated_as(run), way)
         groups[key][run.config["ranks"], run.summary["threads"]].append(run)
     scales = {
         key: [scale_of(members) for _, members in sorted(places.items())] for key, places in groups.items()

@@ -24,7 +24,17 @@ FINAL = {
     "messages_sent": "sent/messages",
 }
 SIMULATED = ("network", "slow", "jitter", "compute", "rendezvous")
-OMITTED = ("format", "objects", "asked", "class_names", "shape", "label_shape", "simulated")
+OMITTED = (
+    "format",
+    "objects",
+    "asked",
+    "class_names",
+    "shape",
+    "label_shape",
+    "simulated",
+    "strategy_facts",
+    "code",
+)
 
 
 class Point(NamedTuple):

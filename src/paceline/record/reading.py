@@ -1,4 +1,4 @@
-"""Reading runs back."""
+"""Read runs back, and check that a record holds what its readers take from it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline import names
+from paceline.config import Config
 from paceline.errors import UsageError
 from paceline.models import BUFFER, Model, put_state
-from paceline.training.config import Config
 
-# ---- Whether a record says what its readers take from it: files that were cut off or edited are told, not believed.
+# ---- what each file must hold: files that were cut off or edited are reported, not believed
 
 Test = Callable[[Any], bool]
 KINDS = ("compute", "exchange", "wait", "update")
@@ -31,32 +32,32 @@ def _number(value: Any) -> bool:
 
 
 def is_amount(value: Any) -> bool:
-    """A number that is not below 0."""
+    """Return True for a number from 0 up."""
     return _number(value) and value >= 0
 
 
 def is_whole(value: Any) -> bool:
-    """A whole number that is not below 0."""
+    """Return True for a whole number from 0 up."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def is_some(value: Any) -> bool:
-    """A whole number above 0."""
+    """Return True for a whole number above 0."""
     return is_whole(value) and value > 0
 
 
 def is_share(value: Any) -> bool:
-    """A fraction."""
+    """Return True for a number from 0 to 1."""
     return _number(value) and 0 <= value <= 1
 
 
 def is_text(value: Any) -> bool:
-    """A text."""
+    """Return True for a string."""
     return isinstance(value, str)
 
 
 def is_object(value: Any) -> bool:
-    """An object of JSON."""
+    """Return True for a JSON object."""
     return isinstance(value, dict)
 
 
@@ -64,12 +65,21 @@ def _texts(value: Any) -> bool:
     return isinstance(value, list) and all(map(is_text, value))
 
 
+def _columns(value: Any) -> bool:
+    """Return True for tables, each with the names of its columns."""
+    return is_object(value) and all(map(_texts, value.values()))
+
+
+def _digests(value: Any) -> bool:
+    return is_object(value) and all(map(is_text, value.values()))
+
+
 def _seconds(value: Any) -> bool:
     return is_object(value) and all(is_amount(value.get(kind)) for kind in KINDS)
 
 
 def _nodes(value: Any) -> bool:
-    """The number of every rank's node, and the cores of every node."""
+    """Return True for the node number of every rank, and the cores of every node."""
     if not (
         is_object(value) and isinstance(value.get("ranks"), list) and isinstance(value.get("cores"), list)
     ):
@@ -86,13 +96,13 @@ def _simulated(value: Any) -> bool:
     return is_object(value) and is_text(value.get("network"))
 
 
-# What each file must say; a name in brackets may also be null or not there.
+# What each file must hold; a name in brackets may also be null or missing.
 FILES: dict[str, dict[str, Test]] = {
     "config.json": {
         "data": is_text, "model": is_text, "strategy": is_text, "update": is_text, "schedule": is_text,
         "lr_scaling": is_text, "dtype": is_text, "lr": _number, "epochs": is_whole, "seed": is_whole, "ranks": is_some,
         "(classes)": is_whole, "(batch)": is_some, "(batch_per_rank)": is_some, "(draws)": is_some, "(samples)": is_whole,
-        "(simulated)": _simulated,
+        "(simulated)": _simulated, "(code)": _digests,
     },
     "environment.json": {
         "python": is_text, "packages": is_object, "system": is_text, "processor": is_text, "cores": is_some,
@@ -102,24 +112,21 @@ FILES: dict[str, dict[str, Test]] = {
         "train_seconds": is_amount, "seconds": _seconds, "bytes_sent": is_amount, "threads": is_some,
         "parameters": is_whole, "global_batch": is_some, "data": is_text, "(messages_sent)": is_amount, "(steps)": is_whole,
         "(samples_per_second)": is_amount, "(test_accuracy)": is_share, "(test_loss)": _number, "(loss)": _number,
-        "(diverged)": is_text, "(findings)": is_object, "(remarks)": _texts,
+        "(diverged)": is_text, "(findings)": is_object, "(remarks)": _texts, "(tables)": _columns,
     },
 }  # fmt: skip
 EPOCH: dict[str, Test] = {
     "epoch": is_whole, "train_seconds": is_amount, "(loss)": _number, "(validation_accuracy)": is_share,
 }  # fmt: skip
-# Of the strategies that write a table of their own: its name and columns.
-TABLES = {
-    "parameter-server": ("updates.npz", ("master", "event", "worker", "tau")),
-    "hogwild": ("staleness.npz", ("rank", "tau")),
-}
+# Tables that strategies write and readers use: with the parameters in pieces, and without.
+OWN_TABLES = {"updates": ("master", "event", "worker", "tau"), "staleness": ("rank", "tau")}
 STEPS = ("rank", "step", "epoch", "count")
 
 
 def check(run: Run) -> None:
-    """Refuse a run with a file that is missing, cut off, or says what cannot be.
+    """Refuse a run with a file that is missing, cut off, or holds impossible values.
 
-    Of tables the beginnings alone are read: they can be large.
+    Only the headers of tables are read: they can be large.
     """
     for name, values in (
         ("config.json", run.config),
@@ -134,21 +141,32 @@ def check(run: Run) -> None:
     if not run.epochs and run.summary.get("loss") is not None:
         raise UsageError(f"the run {run.folder} has no epochs.jsonl")
     _check_table(run.folder / "steps.npz", STEPS)
-    strategy = str(run.config["strategy"]).partition(":")[0]
-    if strategy in TABLES and "staleness" in (run.summary.get("findings") or {}):
-        name, columns = TABLES[strategy]
-        _check_table(run.folder / name, columns)
+    for table, columns in _tables(run).items():
+        _check_table(run.folder / f"{table}.npz", columns)
+
+
+def _tables(run: Run) -> dict[str, tuple[str, ...]]:
+    """Return the tables that the strategy wrote and their columns; in old records these follow from what it found out."""
+    listed = run.summary.get("tables")
+    if listed is not None:
+        return {name: columns for name, columns in OWN_TABLES.items() if name in listed}
+    found = (run.summary.get("findings") or {}).get("staleness")
+    if not isinstance(found, dict):
+        return {}
+    name = "updates" if "pieces" in found else "staleness"
+    built_in = names.has("strategies", str(run.config["strategy"]).partition(":")[0])
+    return {name: OWN_TABLES[name]} if built_in or (run.folder / f"{name}.npz").exists() else {}
 
 
 def _check(path: Path, values: Any, tests: dict[str, Test], where: str = "") -> None:
     if not isinstance(values, dict):
-        raise UsageError(f"{path} is damaged: {where}{shown(values)} is no object")
+        raise UsageError(f"{path} is damaged: {where}{shown(values)} is not an object")
     if (name := first_wrong(values, tests)) is not None:
         raise UsageError(f"{path} is damaged: {where}{name} is {shown(values.get(name, 'missing'))}")
 
 
 def first_wrong(values: Mapping[str, Any], tests: Mapping[str, Test]) -> str | None:
-    """The first name whose value is missing, or does not hold; one in brackets may also be null or not there.
+    """Return the first name whose value is missing or wrong; one in brackets may also be null or missing.
 
     >>> first_wrong({"ranks": 0, "data": None}, {"(data)": is_text, "ranks": is_some})
     'ranks'
@@ -163,7 +181,7 @@ def first_wrong(values: Mapping[str, Any], tests: Mapping[str, Test]) -> str | N
 
 
 def shown(value: Any) -> str:
-    """A value as a line of an error has it.
+    """Spell a value for an error message.
 
     >>> shown("x" * 80), shown("1.5")
     ("'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...", "'1.5'")
@@ -173,7 +191,7 @@ def shown(value: Any) -> str:
 
 
 def _check_table(path: Path, columns: tuple[str, ...]) -> None:
-    """Whether a file of columns has these, all equally long, as far as their beginnings tell."""
+    """Refuse a file without these columns, all equally long, as far as their headers show."""
     try:
         with zipfile.ZipFile(path) as file:
             lengths = {name: _length(file.open(f"{name}.npy")) for name in columns}
@@ -186,7 +204,7 @@ def _check_table(path: Path, columns: tuple[str, ...]) -> None:
 
 
 def _length(file: IO[bytes]) -> int:
-    """Of an array in a file, from its header."""
+    """Return the length of an array in a file, from its header."""
     with file:
         major, _ = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
@@ -196,7 +214,7 @@ def _length(file: IO[bytes]) -> int:
     return int(shape[0])
 
 
-# What every record says, whatever version wrote it.
+# What every record has, whatever version wrote it.
 KEYS = {
     "config.json": (
         *(setting.name for setting in fields(Config) if setting.name not in ("on_divergence", "replay")),
@@ -231,12 +249,12 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Whether the run came to its end."""
+        """True if the run came to its end."""
         return (self.folder / "summary.json").is_file()
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """What was asked for."""
+        """The settings."""
         return self._json("config.json")
 
     @property
@@ -252,14 +270,14 @@ class Run:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """What came out."""
+        """The results."""
         if not self.complete:
             raise UsageError(f"the run {self.folder} has not ended: it has no summary.json")
         return self._json("summary.json")
 
     @cached_property
     def epochs(self) -> list[dict[str, Any]]:
-        """A dictionary an epoch."""
+        """One dictionary per epoch."""
         path = self.folder / "epochs.jsonl"
         try:
             return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -268,23 +286,23 @@ class Run:
 
     @cached_property
     def steps(self) -> dict[str, NDArray[Any]]:
-        """Every rank's every step, as columns."""
+        """Every step of every rank, as columns."""
         return self._arrays("steps.npz")
 
     @cached_property
     def trace(self) -> dict[str, NDArray[Any]] | None:
-        """Every rank's spans of time and calls of MPI, as columns; None where the run was not traced."""
+        """Time spans and MPI calls of every rank, as columns; None if the run was not traced."""
         return self._arrays("trace.npz") if (self.folder / "trace.npz").is_file() else None
 
     @cached_property
     def updates(self) -> dict[str, NDArray[Any]]:
-        """Every update of every master of an asynchronous run, in the order they were made, as columns."""
+        """Every update of every master of an asynchronous run, in order, as columns."""
         return self._arrays("updates.npz")
 
     def restore(self, model: Model) -> None:
         """Put the trained parameters and buffers into a model of the same shape."""
         if self.simulated is not None and not self.simulated.get("compute", True):
-            raise UsageError(f"{self.folder} has no trained model: time alone was simulated")
+            raise UsageError(f"{self.folder} has no trained model: only time was simulated")
         arrays = self._arrays("model.npz")
         x = arrays["x"]
         if x.shape != model.x.shape:
@@ -304,7 +322,7 @@ class Run:
         except FileNotFoundError:
             raise UsageError(f"the run {self.folder} has no {name}") from None
         except ValueError as error:
-            raise UsageError(f"{self.folder / name} is no JSON: {error}") from None
+            raise UsageError(f"{self.folder / name} is not JSON: {error}") from None
         except OSError as error:
             raise _unreadable(self.folder / name, error) from None
         missing = [key for key in KEYS[name] if not isinstance(value, dict) or key not in value]
@@ -324,9 +342,9 @@ class Run:
 
 
 def find_runs(places: Iterable[str | Path], left_out: list[str] | None = None) -> list[Run]:
-    """The complete runs among some folders, each a run or a folder of runs, oldest name first.
+    """Find the complete runs among some folders, each a run or a folder of runs, sorted by name.
 
-    A run that is damaged or cannot be read is left out, with a warning; the words of it are also added to `left_out`.
+    A run that is damaged or cannot be read is left out with a warning, which is also added to `left_out`.
     """
     found: list[Path] = []
     for place in map(Path, places):
@@ -357,7 +375,7 @@ def _is_run(folder: Path) -> bool:
     try:
         return (folder / "config.json").is_file()
     except OSError:
-        return True  # not ours to read, but somebody's run: `Run` says why it cannot be read
+        return True  # no right to read it: `Run` says why
 
 
 def _unreadable(path: Path, error: Exception) -> UsageError:

@@ -1,12 +1,12 @@
-"""Writing a run's folder.
+"""Write a run's folder.
 
-config.json        what was asked for
+config.json        the settings, what the strategy declares, and digests of the user's own code
 environment.json   versions, MPI, cores, host, state of the source
-epochs.jsonl       a line an epoch, written as it happens
-steps.npz          every rank's every step: loss, samples, seconds, when it began
-trace.npz          with --trace: every rank's spans of time and calls of MPI
-updates.npz        parameter-server: every update of every master, in order: worker, staleness, gap
-model.npz          parameters and buffers; not where time alone was simulated
+epochs.jsonl       one line per epoch, written as it ends
+steps.npz          every step of every rank: loss, samples, seconds, when it began
+trace.npz          with --trace: time spans and MPI calls of every rank
+NAME.npz           tables of the strategy's own, such as every update of every master; summary.json lists them
+model.npz          parameters and buffers, unless only time was simulated
 summary.json       results; written last, so a folder that has it is complete
 """
 
@@ -17,7 +17,7 @@ import shutil
 import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -29,20 +29,34 @@ from numpy.typing import NDArray
 from paceline.errors import UsageError
 from paceline.files import json_text, write_arrays, write_json
 from paceline.models import Model, state_of
-from paceline.worker import COLUMNS
-from paceline.worker.evaluation import Epoch
 
 FORMAT = 1
+STEP_COLUMNS = ("step", "epoch", "loss", "count", "compute", "exchange", "update", "wait", "start")
+"""The columns of a rank's log of steps; steps.npz has them after `rank`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """What is known about the model at the end of an epoch: a line of epochs.jsonl."""
+
+    epoch: int
+    step: int
+    loss: float | None
+    """Mean training loss over the epoch's samples; None if only time was simulated."""
+    validation_loss: float | None
+    validation_accuracy: float | None
+    train_seconds: float
+    """Since the start, without evaluation."""
 
 
 def folder_name(strategy: str, ranks: int, seed: int) -> str:
-    """What a run's folder is called: a name that sorts by time."""
+    """Return a name for a run's folder that sorts by time."""
     words = re.sub(r"[^A-Za-z0-9.]+", "-", strategy).strip("-")
     return f"{datetime.now():%Y%m%d-%H%M%S}-{words}-n{ranks}-s{seed}"
 
 
 def check_name(name: str) -> None:
-    """Refuse what is no name of one folder, or would break lines wherever it is printed.
+    """Refuse what is not the name of one folder, or would break lines where it is printed.
 
     >>> check_name("../mine")
     Traceback (most recent call last):
@@ -56,7 +70,7 @@ def check_name(name: str) -> None:
 
 
 def new_folder(runs: Path, strategy: str, ranks: int, seed: int, *, name: str | None = None) -> Path:
-    """Make a folder for one run below `runs`: of this name, which must be new, or with one of its own."""
+    """Make a folder for one run below `runs`, with this name, which must be new, or with one that tells the time."""
     if name is not None:
         check_name(name)
     stem = folder_name(strategy, ranks, seed) if name is None else name
@@ -83,7 +97,7 @@ class Record:
         self.folder = folder
 
     def start(self, config: dict[str, Any], environment: dict[str, Any]) -> None:
-        """Write down what is about to run, and where; if that fails, leave no folder."""
+        """Write the configuration and the environment; if that fails, leave no folder."""
         try:
             with self._writing():
                 write_json(self.folder / "config.json", {"format": FORMAT, **config})
@@ -93,7 +107,7 @@ class Record:
             raise
 
     def epoch(self, epoch: Epoch) -> None:
-        """Add a line for an epoch that has ended."""
+        """Add the line of an epoch that has ended."""
         with self._writing(), (self.folder / "epochs.jsonl").open("a") as file:
             file.write(json_text(asdict(epoch)) + "\n")
 
@@ -104,8 +118,8 @@ class Record:
         summary: dict[str, Any],
         tables: Mapping[str, dict[str, NDArray[Any]]] = MappingProxyType({}),
     ) -> None:
-        """Write the steps of every rank, the strategy's own tables, the trained model (if there is one), the summary."""
-        rows = np.concatenate(logs) if logs else np.empty((0, len(COLUMNS)))
+        """Write the steps of every rank, the strategy's own tables, the trained model (if there is one) and the summary."""
+        rows = np.concatenate(logs) if logs else np.empty((0, len(STEP_COLUMNS)))
         columns: dict[str, NDArray[Any]] = {
             "rank": np.repeat(np.arange(len(logs), dtype=np.uint32), [len(log) for log in logs])
         }
@@ -116,7 +130,7 @@ class Record:
             "loss": np.float64,
             "start": np.float64,
         }
-        for number, name in enumerate(COLUMNS):
+        for number, name in enumerate(STEP_COLUMNS):
             columns[name] = rows[:, number].astype(kinds.get(name, np.float32))
         with self._writing():
             write_arrays(self.folder / "steps.npz", columns, compress=True)
@@ -124,11 +138,14 @@ class Record:
                 write_arrays(self.folder / f"{name}.npz", table, compress=True)
             if model is not None:
                 write_arrays(self.folder / "model.npz", state_of(model))
-            write_json(self.folder / "summary.json", summary)
+            write_json(
+                self.folder / "summary.json",
+                {**summary, "tables": {name: list(table) for name, table in tables.items()}},
+            )
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """A full disk, or a folder that somebody has taken away, is one line."""
+        """Report a full disk, or a folder that was removed, in one line."""
         try:
             yield
         except OSError as error:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from paceline.config import Config
 from paceline.data import Dataset
 from paceline.errors import UsageError
 from paceline.launch import limit_threads
@@ -19,7 +20,6 @@ from paceline.simulate.options import Options
 from paceline.simulate.training import Simulation
 from paceline.simulate.whatif import Scenario
 from paceline.strategies import Strategy
-from paceline.training.config import Config
 from paceline.training.fitted import Fitted
 from paceline.training.job import Job, Train, batch_of, strategy_of
 from paceline.vmpi import Compute, Network

@@ -10,12 +10,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from paceline.config import Config
 from paceline.machine import Machine
 from paceline.record import Run, find_runs
 from paceline.simulate.bottleneck import Point
 from paceline.simulate.case import Workload
 from paceline.simulate.scaling import Curve, Prediction
-from paceline.training.config import Config
 
 log = logging.getLogger(__name__)
 

@@ -177,7 +177,7 @@ class Prediction:
 class Scaling:
     """A prediction: strategies on numbers of ranks, simulated for a workload.
 
-    >>> from paceline.training.config import Config
+    >>> from paceline.config import Config
     >>> from paceline.data import load
     >>> from paceline.machine import Costs
     >>> from paceline.vmpi import Curves, Network

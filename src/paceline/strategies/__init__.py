@@ -98,6 +98,10 @@ class Strategy(ABC):
         """Return True if it is fixed in advance which rank computes which batches."""
         return True
 
+    def uses(self) -> Sequence[object]:
+        """Return what its options name, such as a rule: if that is the user's own code, the record has its digest."""
+        return []
+
     def traffic(self, load: Load) -> Traffic:
         """Return the messages and bytes that all ranks together send in a run on more than one rank."""
         return Traffic.unknown("the strategy declares no formula")

@@ -6,11 +6,12 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
+from paceline.config import Config
 from paceline.simulate.options import Options
-from paceline.training.config import Config
+from paceline.training.job import Job
 
 # How costs are got at makes no run another one.
 FREE = ("recalibrate",)
@@ -63,6 +64,7 @@ class Cell:
             **asdict(self.config),
             "ranks": self.ranks,
             "asked": {"lr": self.config.lr, **place},
+            "code": _code(self.config),
             **({} if self.options is None else {"simulated": asdict(self.options)}),
         }
 
@@ -101,7 +103,19 @@ def asked_in(config: Mapping[str, Any]) -> str | None:
     values = {
         s.name: config.get(s.name, s.default if s.default is not MISSING else None) for s in fields(Config)
     }
-    return json.dumps({**values, "lr": rate, "ranks": config["ranks"], "place": place}, sort_keys=True)
+    code = {"code": config["code"]} if config.get("code") else {}
+    return json.dumps(
+        {**values, "lr": rate, "ranks": config["ranks"], "place": place, **code}, sort_keys=True
+    )
+
+
+@lru_cache(maxsize=256)
+def _code(config: Config) -> dict[str, str]:
+    """Return the digests of the user's own code as it is now; code that cannot be imported is reported by `check`."""
+    try:
+        return Job(config=config, runs=None).code()
+    except Exception:
+        return {}
 
 
 def unique(cells: Iterable[Cell]) -> list[Cell]:

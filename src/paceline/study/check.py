@@ -12,7 +12,7 @@ from paceline.study.cells import Cell, unique
 def mistakes(cells: Sequence[Cell]) -> list[str]:
     """What is wrong with these cells, a line for each mistake of each part.
 
-    >>> from paceline.training.config import Config
+    >>> from paceline.config import Config
     >>> server = Config(strategy="parameter-server:masters=4", data="iris")
     >>> mistakes([Cell(config=server, ranks=4, part="part 1")])[0].partition(": ")[0]
     'part 1, parameter-server:masters=4 on 4 ranks'

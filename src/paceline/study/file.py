@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.config import Config
 from paceline.errors import UsageError
 from paceline.launch import allocated_cores
 from paceline.machine import load_network
@@ -17,7 +18,6 @@ from paceline.simulate.options import NAMES as SIMULATION
 from paceline.simulate.options import PLACES, Options
 from paceline.study.cells import Cell, in_order, unique, with_baselines
 from paceline.study.published import published_of
-from paceline.training.config import Config
 
 # ---- The values of a study's settings, each by itself: what is wrong with one is said whatever is wrong with others.
 

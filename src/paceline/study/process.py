@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO
 
+from paceline.config import Config
 from paceline.simulate.options import Options
 from paceline.study.cells import SERIAL, Cell
-from paceline.training.config import Config
 
 TETHER = Path(__file__).with_name("_tether.py")
 LAST = 20  # lines of a failed run's output that are kept

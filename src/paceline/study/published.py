@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Protocol
 
+from paceline.config import Config
 from paceline.study.cells import PROBLEM, SERIAL
-from paceline.training.config import Config
 
 TEXTS = ("strategy", "of", "what", "source", "setting", "part")
 NUMBERS = ("ranks", "seconds", "accuracy")

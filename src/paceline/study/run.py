@@ -24,7 +24,7 @@ START = 2.0  # seconds that a run takes before it trains and after: imports, dat
 class Pace:
     """Seconds by cell, of those that are known.
 
-    >>> from paceline.training.config import Config
+    >>> from paceline.config import Config
     >>> pace, cell = Pace(), Cell(config=Config(seed=0), ranks=2)
     >>> pace.left([cell]) is None
     True

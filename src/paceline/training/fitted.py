@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.models import Model
-from paceline.worker.evaluation import Epoch
+from paceline.record import Epoch
 
 
 @dataclass(frozen=True, kw_only=True)

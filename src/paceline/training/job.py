@@ -11,14 +11,14 @@ from typing import Any, Literal, NamedTuple
 
 from paceline import names as registry
 from paceline import names as spec
+from paceline.config import Config
 from paceline.data import Dataset, load
 from paceline.errors import UsageError
 from paceline.models import Model, as_model, make
-from paceline.record.writing import new_folder
+from paceline.record import code_digest, new_folder, text_digest
 from paceline.schedules import Schedule
 from paceline.strategies import Strategy
 from paceline.training import replaying
-from paceline.training.config import Config
 from paceline.updates import Update, is_elementwise
 from paceline.worker import Worker
 
@@ -64,6 +64,27 @@ class Job:
     def chosen(self) -> Strategy | Train:
         """The strategy, as it was given or from the configuration's words."""
         return strategy_of(self.config.strategy if self.strategy is None else self.strategy)
+
+    def code(self) -> dict[str, str]:
+        """Return digests of the user's own code, by the setting that it stands for."""
+        given = {"data": self.data, "model": self.model, "strategy": self.strategy}
+        kinds = {
+            "data": "data",
+            "model": "models",
+            "strategy": "strategies",
+            "update": "updates",
+            "schedule": "schedules",
+        }
+        found = {}
+        for setting, kind in kinds.items():
+            own = given.get(setting)
+            things = [registry.users_own(kind, getattr(self.config, setting)) if own is None else own]
+            if setting == "strategy" and isinstance(strategy := self.chosen(), Strategy):
+                things += strategy.uses()
+            digests = [digest for thing in things if thing is not None and (digest := code_digest(thing))]
+            if digests:
+                found[setting] = digests[0] if len(digests) == 1 else text_digest("".join(digests))
+        return found
 
     def launcher(self) -> Literal["mpi", "torch"]:
         """What starts the ranks of this run and connects them."""

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Protocol, TextIO
 
 from paceline import text
+from paceline.record import Epoch
 from paceline.text import clock_time
-from paceline.worker.evaluation import Epoch
 
 
 class Progress(Protocol):

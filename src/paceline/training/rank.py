@@ -21,7 +21,7 @@ from paceline.data import Batches, Dataset
 from paceline.errors import UsageError
 from paceline.launch import limit_threads, threads_of_rank
 from paceline.models import flat_buffers
-from paceline.record import Record, Run
+from paceline.record import STEP_COLUMNS, Epoch, Record, Run
 from paceline.record.environment import environment, layout, nodes_of
 from paceline.schedules import scaled_rate
 from paceline.strategies import Facts, Load, Strategy
@@ -29,7 +29,7 @@ from paceline.training.fitted import Fitted
 from paceline.training.job import Job, Parts, Train, batch_of, built_in
 from paceline.training.progress import Progress
 from paceline.vectors import Meter
-from paceline.worker import COLUMNS, Epoch, Worker
+from paceline.worker import Worker
 
 __all__ = ["Fitted", "Job", "train", "train_at"]
 
@@ -58,10 +58,10 @@ class Collected:
 
 def collect(me: Worker, traffic: tuple[int, int], *, in_step: bool) -> Collected:
     """Sum up the run. Collective; no rank but the first gets anything that is as long as there are ranks."""
-    rows = np.array(me.log).reshape(-1, len(COLUMNS))
+    rows = np.array(me.log).reshape(-1, len(STEP_COLUMNS))
     logs = me.control.gather(rows)
     of_ranks = me.control.gather(np.array([[me.watch.seconds[kind] for kind in KINDS]]))
-    totals = me.control.total(np.array([rows[:, COLUMNS.index("count")].sum(), *traffic]))
+    totals = me.control.total(np.array([rows[:, STEP_COLUMNS.index("count")].sum(), *traffic]))
     by_rank = np.concatenate(of_ranks) if of_ranks else np.empty((0, len(KINDS)))
     told = np.empty(len(KINDS) + 1)
     if me.rank == 0:
@@ -88,7 +88,7 @@ def waiting(logs: list[Array]) -> Array:
     """
     if len({len(log) for log in logs}) != 1 or len(logs) == 1:
         return np.zeros(len(logs))
-    spent = np.stack([log[:, COLUMNS.index("exchange")] for log in logs])
+    spent = np.stack([log[:, STEP_COLUMNS.index("exchange")] for log in logs])
     return (spent - spent.min(axis=0)).sum(axis=1)  # type: ignore[no-any-return]
 
 
@@ -333,6 +333,7 @@ def _described(
         "classes": data.classes,
         "class_names": data.class_names,
         "samples": len(data.train),
+        "code": job.code(),
         **facts,
         **place.described(),
     }

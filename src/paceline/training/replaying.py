@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline import names as spec
+from paceline.config import Config
 from paceline.errors import UsageError
 from paceline.record import Run
-from paceline.training.config import Config
 
 
 def as_in(config: Config, given: Collection[str] | None = None) -> Config:

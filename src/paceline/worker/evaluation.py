@@ -15,20 +15,6 @@ from paceline.models import Array, Model
 AT_ONCE = 1000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Epoch:
-    """What is known of the model at the end of an epoch."""
-
-    epoch: int
-    step: int
-    loss: float | None
-    """Mean training loss over the epoch's samples; None where time alone was simulated."""
-    validation_loss: float | None
-    validation_accuracy: float | None
-    train_seconds: float
-    """Since the start, evaluation left out."""
-
-
 @dataclass(frozen=True)
 class Score:
     """Sums over some samples: loss, rightly classified, samples."""

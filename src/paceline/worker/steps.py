@@ -22,7 +22,6 @@ from paceline.worker.evaluation import ratio
 
 Array = NDArray[Any]
 WHOLE = slice(None)
-COLUMNS = ("step", "epoch", "loss", "count", "compute", "exchange", "update", "wait", "start")
 
 
 class Steps:

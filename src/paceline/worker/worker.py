@@ -21,14 +21,15 @@ from paceline.comm.timing import Timer
 from paceline.comm.tracing import Events
 from paceline.data import Batches, Dataset
 from paceline.models import Model
+from paceline.record import STEP_COLUMNS, Epoch
 from paceline.schedules import Schedule
 from paceline.updates import Update, is_elementwise
 from paceline.vectors import Meter, charge_whole, vector
 from paceline.worker.averaging import Mean
 from paceline.worker.divergence import Recovery, alike
-from paceline.worker.evaluation import Epoch, Score, agree_on_buffers, ratio, score_together
+from paceline.worker.evaluation import Score, agree_on_buffers, ratio, score_together
 from paceline.worker.shared import SharedX
-from paceline.worker.steps import COLUMNS, Steps
+from paceline.worker.steps import Steps
 
 Array = NDArray[Any]
 # The part by which the square of the parameters' norm changes in an epoch in which they do not move.
@@ -230,11 +231,13 @@ class Worker(Steps):
 
         Which samples a batch holds does not change; who computes them does.
         """
-        rows = np.array(self.log[self._balanced :]).reshape(-1, len(COLUMNS))
+        rows = np.array(self.log[self._balanced :]).reshape(-1, len(STEP_COLUMNS))
         self._balanced = len(self.log)
         with self.watch.during("exchange"):
             if self.size > 1 and len(rows):
-                typical = np.median(rows[:, [COLUMNS.index("count"), COLUMNS.index("compute")]], axis=0)
+                typical = np.median(
+                    rows[:, [STEP_COLUMNS.index("count"), STEP_COLUMNS.index("compute")]], axis=0
+                )
                 self.shares.balance(*self.control.allgather(typical).T)
 
     # ---- the end of an epoch

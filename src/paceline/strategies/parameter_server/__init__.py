@@ -103,6 +103,9 @@ class ParameterServer(Strategy):
     def role(self, rank: int, ranks: int) -> str:
         return "master" if rank < self.masters else "worker"
 
+    def uses(self) -> Sequence[object]:
+        return [make_rule(self.rule)]
+
     def fixed_shares(self) -> bool:
         return self.share == "static"
 

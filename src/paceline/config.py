@@ -1,4 +1,4 @@
-"""What a run is: every setting, its default and its help, in one place."""
+"""The settings of a run: each with its default and its help, in one place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from paceline.errors import UsageError, unknown
 
-# What the whole numbers among the settings must be at least.
+# The smallest allowed values of whole numbers.
 LEAST = {"batch": 1, "batch_per_rank": 1, "epochs": 0, "draws": 1, "threads": 1, "seed": 0}
 
 
@@ -35,32 +35,31 @@ class Config:
         "learning rate, applied to the mean gradient of a batch (default: the model's own, else 0.1)",
         "RATE",
     )
-    schedule: str = _setting("constant", "how the learning rate goes with the step", "SCHEDULE")
+    schedule: str = _setting("constant", "how the learning rate changes with the step", "SCHEDULE")
     lr_scaling: Literal["none", "linear", "square-root"] = _setting(
         "none", "with --batch-per-rank: how the learning rate grows with the ranks"
     )
     batch: int | None = _setting(
         None,
-        "samples in a batch, of which serial, sync and main-worker ranks take pieces (strong scaling); with other "
+        "samples in a batch, which the ranks of synchronous strategies divide among them (strong scaling); with other "
         "strategies every rank computes whole batches (default: 64)",
         "N",
     )
     batch_per_rank: int | None = _setting(
         None,
-        "samples a rank: where ranks take pieces the global batch grows with them (weak scaling; in the place of "
-        "--batch)",
+        "samples per rank: if ranks divide a batch, it grows with them (weak scaling; instead of --batch)",
         "N",
     )
     epochs: int = _setting(5, "passes over the training data", "N")
     draws: int | None = _setting(
-        None, "an epoch is this many batches drawn at random, in the place of a pass over a permutation", "N"
+        None, "an epoch is this many batches drawn at random instead of a pass over a permutation", "N"
     )
     dtype: Literal["float32", "float64"] = _setting("float32", "type of the parameters of NumPy networks")
     seed: int = _setting(0, "seeds the start, the order of the samples and dropout", "N")
-    threads: int | None = _setting(None, "threads a rank (default: cores // ranks; simulated: 1)", "N")
+    threads: int | None = _setting(None, "threads per rank (default: cores // ranks; simulated: 1)", "N")
     on_divergence: Literal["stop", "halve", "ignore"] = _setting(
         "stop",
-        "when the loss is no number any more, has run away or stands still: stop, or go back to good parameters with "
+        "when the loss becomes NaN or infinite, runs away or stands still: stop, or go back to good parameters with "
         "half the learning rate, or go on",
     )
     replay: str | None = _setting(
@@ -83,7 +82,7 @@ class Config:
                 raise UsageError(
                     f"{name.replace('_', '-')} must be a whole number of at least {least}; got {value!r}"
                 )
-            object.__setattr__(self, name, int(value))  # NumPy's own numbers are no JSON
+            object.__setattr__(self, name, int(value))  # JSON has no NumPy numbers
         if self.batch is not None and self.batch_per_rank is not None:
             raise UsageError("batch and batch-per-rank exclude each other; give one of them")
         if self.lr is not None:
@@ -105,9 +104,9 @@ class Config:
             )
 
     def global_batch(self, ranks: int) -> int:
-        """Samples in one step of all `ranks` ranks together."""
+        """Return the samples in one step of all ranks together."""
         return self.batch_per_rank * ranks if self.batch_per_rank is not None else self.batch or 64
 
     def own_batch(self) -> int:
-        """Samples in one step of one rank, where ranks compute whole batches."""
+        """Return the samples in one step of one rank, if ranks compute whole batches."""
         return self.batch_per_rank or self.batch or 64
