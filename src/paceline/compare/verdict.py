@@ -84,7 +84,7 @@ def _verdict(rows: Sequence[Row]) -> str:
     if not good:
         nearest = min(others, key=_error)
         return (
-            f"nothing was as good as serial, {quality(than)}; nearest came {label(nearest)}, {_got(nearest)}."
+            f"nothing was as good as serial, {quality(than)}; closest was {label(nearest)}, {_got(nearest)}."
         )
     nearest = min(good, key=_seconds)
     worse = [row for row in others if not row.diverged and row not in good]
@@ -110,7 +110,7 @@ def _bought(nearest: Row, than: Row, rows: Sequence[Row], faster: Sequence[Row])
     if nearest.speedup <= 1:
         what = "nothing as good" if faster else "nothing"
         speed = f"at {nearest.speedup:.2f} times its speed{_aside(nearest, rows)}"
-        return f"{what} was faster than serial; nearest came {said}, {speed}"
+        return f"{what} was faster than serial; closest was {said}, {speed}"
     at = ""
     if nearest.accuracy is not None and than.accuracy is not None:
         at = f"; test accuracy {percent(nearest.accuracy)}, serial {percent(than.accuracy)}"
