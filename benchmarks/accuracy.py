@@ -2,7 +2,7 @@
 
     python benchmarks/accuracy.py docs/accuracy.svg
 
-Lines are the one-process model of `staleness.py`, rings real runs over MPI of `asynchronous.py`.
+Dashed lines are the one-process model of `staleness.py`; filled points are real runs over MPI of `asynchronous.py`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import sys
 from pathlib import Path
 from statistics import fmean
 
+from paceline.figures import Axis, Curve, Lines, save
+
 RESULTS = Path(__file__).parent / "results"
-SERIES = {
-    "adaptive": ("adaptive (default)", "#0072B2", "o-"),
-    "rms": ("rms", "#56B4E9", "s-"),
-    "clip": ("clip", "#009E73", "^-"),
-    "dc": ("dc (delay-compensated)", "#E69F00", "v-"),
-    "staleness": ("staleness (eta / tau)", "#CC79A7", "D-"),
-    "plain": ("plain", "#D55E00", "x-"),
+RULES = {
+    "adaptive": "adaptive (default)",
+    "rms": "rms",
+    "clip": "clip",
+    "dc": "dc (delay-compensated)",
+    "staleness": "staleness (eta / tau)",
+    "plain": "plain",
 }
 REAL = {
     "serial with the same rule": 1,
@@ -32,44 +34,43 @@ REAL = {
 
 
 def draw(path: Path) -> None:
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    matplotlib.rcParams["svg.hashsalt"] = "paceline"
     modelled = json.loads((RESULTS / "staleness.json").read_text())["rules"]
     measured = json.loads((RESULTS / "asynchronous.json").read_text())["accuracy"]
-    figure = Figure(figsize=(8, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for rule, (label, colour, style) in SERIES.items():
-        workers = sorted(map(int, modelled[rule]))
-        means = [fmean(modelled[rule][str(w)]) for w in workers]
-        axes.plot(workers, means, style, color=colour, label=label, markersize=5, linewidth=1.6)
-    rings = [fmean(measured[name]) for name in REAL]
-    axes.plot(
-        list(REAL.values()),
-        rings,
-        "o",
-        color="#000000",
-        fillstyle="none",
-        markersize=10,
-        label="adaptive, over MPI",
+    # Rules have no colours of their own: each borrows one that differs from the others.
+    borrowed = dict(
+        zip(
+            RULES, ("sync", "weight-average", "psgd", "local-sgd", "hogwild", "parameter-server"), strict=True
+        )
     )
-    axes.axhline(fmean(measured["serial"]), color="#888888", linewidth=1, linestyle="--")
-    note = {"xytext": (0, -11), "textcoords": "offset points", "color": "#555555", "fontsize": 9}
-    axes.annotate("serial SGD", (17.5, fmean(measured["serial"])), **note)
-    axes.set_xscale("log", base=2)
-    ticks = [1, 2, 4, 6, 8, 12, 16, 31, 63]
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.minorticks_off()
-    axes.set_ylim(0, 100)
-    axes.set_xlabel("workers")
-    axes.set_ylabel("test accuracy, %")
-    axes.set_title("784-128-64-10 on MNIST, 3,160 gradients of 16 samples, mean of 5 seeds", fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower left", fontsize=9, frameon=False)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
+    curves = []
+    for rule, label in RULES.items():
+        workers = sorted(map(int, modelled[rule]))
+        means = tuple(fmean(modelled[rule][str(w)]) / 100 for w in workers)
+        curves.append(
+            Curve(label=label, strategy=borrowed[rule], x=tuple(workers), y=means, origin="simulated")
+        )
+    real = tuple(fmean(measured[name]) / 100 for name in REAL)
+    curves.append(
+        Curve(
+            label="adaptive, over MPI",
+            strategy=borrowed["adaptive"],
+            x=tuple(REAL.values()),
+            y=real,
+            joined=False,
+        )
+    )
+    serial = fmean(measured["serial"]) / 100
+    figure = Lines(
+        name="accuracy",
+        title="",
+        caption="",
+        x=Axis(label="workers", log=True, base=2, ticks=(1, 2, 4, 6, 8, 12, 16, 31, 63)),
+        y=Axis(label="test accuracy", percent=True, bounds=(0.0, 1.0)),
+        curves=tuple(curves),
+        level=(serial, f"serial SGD, {100 * serial:.1f} %"),
+    )
+    title = "784-128-64-10 on MNIST, 3,160 gradients of 16 samples, mean of 5 seeds"
+    save([[figure]], [path], title=title, width=720)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,13 @@ from typing import Any
 from training import REFERENCE, ddp, paceline
 from where import where
 
+from paceline.figures import Axis, Curve, Lines, save
+
 SERIES = {
-    "shared-memory": ("paceline sync:allreduce=shared-memory", "#0072B2", "o-"),
-    "native": ("paceline sync:allreduce=native (Open MPI's Allreduce)", "#009E73", "s-"),
-    "ring": ("paceline sync:allreduce=ring", "#E69F00", "^-"),
-    "ddp": ("PyTorch DDP (gloo)", "#D55E00", "v-"),
+    "shared-memory": "paceline sync:allreduce=shared-memory",
+    "native": "paceline sync:allreduce=native (Open MPI's Allreduce)",
+    "ring": "paceline sync:allreduce=ring",
+    "ddp": "PyTorch DDP (gloo)",
 }
 
 
@@ -60,30 +62,30 @@ def medians(results: dict[str, Any]) -> dict[str, dict[int, float]]:
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.2), layout="constrained")
-    axes = figure.subplots()
     found = medians(results)
-    ranks = sorted(found["ddp"])
-    for name, (label, colour, mark) in SERIES.items():
-        values = [found[name][p] for p in ranks]
-        axes.plot(ranks, values, mark, color=colour, label=label)
-        note = {"xytext": (6, -3), "textcoords": "offset points", "color": colour, "fontsize": 9}
-        axes.annotate(f"{values[-1]:,.0f}", (ranks[-1], values[-1]), **note)
+    ranks = tuple(sorted(found["ddp"]))
+    curves = []
+    for name, label in SERIES.items():
+        rates = tuple(found[name][p] for p in ranks)
+        last = f"{label}: {rates[-1]:,.0f} on {ranks[-1]} ranks"
+        curves.append(Curve(label=last, strategy=name, x=ranks, y=rates))
     one = found["shared-memory"][1]
-    axes.plot(ranks, [one * p for p in ranks], ":", color="#999999", label="one process times ranks")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(ranks, [str(p) for p in ranks])
-    axes.set_xlim(ranks[0] * 0.92, ranks[-1] * 1.35)
-    axes.set_xlabel("ranks, one core and one thread each, 64 samples each a step")
-    axes.set_ylabel("training samples a second")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize=9)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
+    ideal = tuple(one * p for p in ranks)
+    curves.append(Curve(label="one process times ranks", strategy="ideal", x=ranks, y=ideal, origin="ideal"))
+    figure = Lines(
+        name="scaling",
+        title="",
+        caption="",
+        x=Axis(
+            label="ranks, one core and one thread each, 64 samples each per step",
+            log=True,
+            base=2,
+            ticks=ranks,
+        ),
+        y=Axis(label="training samples per second", log=True),
+        curves=tuple(curves),
+    )
+    save([[figure]], [path], width=720)
 
 
 def main() -> None:
@@ -110,7 +112,7 @@ def main() -> None:
     results = json.loads(args.json.read_text())
     found = medians(results)
     print(f"{'samples/s, median':56}" + "".join(f"{p:>12}" for p in found["ddp"]))
-    for name, (label, _, _) in SERIES.items():
+    for name, label in SERIES.items():
         print(f"{label:56}" + "".join(f"{rate:12,.0f}" for rate in found[name].values()))
     if args.plot:
         draw(results, args.plot)

@@ -25,7 +25,9 @@ import numpy as np
 from training import paceline
 from where import where
 
-from paceline import Fitted
+from paceline import Fitted, figures
+from paceline.figures.drawing import blank_page
+from paceline.figures.palette import FAINT, GREY, style_of
 
 SETTING = {
     "data": "mnist",
@@ -210,49 +212,41 @@ def accuracies(measured: dict, machine: dict[str, str], seeds: int) -> dict:
     return found
 
 
-# Okabe and Ito's colours, which the colour-blind can tell apart.
-COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#999999")
-
-
 def plot(rows: list[dict], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    matplotlib.rcParams["svg.hashsalt"] = "paceline"
-    figure, axes = plt.subplots(figsize=(6.4, 5.6), layout="constrained")
-    every = [1e3 * row[name] for row in rows for name in ("measured", "predicted")]
-    ends = [0.8 * min(every), 1.25 * max(every)]
-    axes.plot(ends, ends, color="0.5", linewidth=0.8)
-    axes.fill_between(
-        ends, [0.85 * end for end in ends], [1.15 * end for end in ends], color="0.9", label="within 15 %"
-    )
-    names = list(
-        dict.fromkeys(row["strategy"].replace("sync:allreduce=", "").partition(":")[0] for row in rows)
-    )
-    markers = {2: "o", 4: "s", 8: "^", 16: "D"}
-    for row in rows:
-        name = row["strategy"].replace("sync:allreduce=", "").partition(":")[0]
-        axes.plot(
-            1e3 * row["measured"], 1e3 * row["predicted"], markers[row["ranks"]], markersize=6, alpha=0.9,
-            color=COLOURS[names.index(name)], markeredgecolor="white", markeredgewidth=0.5,
-        )  # fmt: skip
-    shown = [name if name == "parameter-server" else f"sync, {name}" for name in names]
-    for name, colour in zip(shown, COLOURS, strict=False):
-        axes.plot([], [], "o", color=colour, label=name)
-    for ranks, marker in markers.items():
-        axes.plot([], [], marker, color="0.4", label=f"{ranks} ranks")
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
-    axes.set_xlabel("measured, ms a step")
-    axes.set_ylabel("simulated, ms a step")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(lambda value, _: f"{value:g}")
-        axis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "25" else "")
-    axes.set_title("Time a step, simulated and measured, on 16 cores", fontsize=11)
-    axes.legend(fontsize=8, frameon=False, loc="upper left", ncols=2)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=120)
+    with figures.settings("paceline"):
+        page = blank_page(480, 440, layout="constrained")
+        axes = page.subplots()
+        every = [1e3 * row[name] for row in rows for name in ("measured", "predicted")]
+        ends = [0.8 * min(every), 1.25 * max(every)]
+        axes.plot(ends, ends, color=GREY, linewidth=0.8)
+        axes.fill_between(
+            ends, [0.85 * end for end in ends], [1.15 * end for end in ends], color=FAINT, label="within 15 %"
+        )
+        markers = {2: "o", 4: "s", 8: "^", 16: "D"}
+        names = [row["strategy"].replace("sync:allreduce=", "").partition(":")[0] for row in rows]
+        # The server has the colour of a collective that is not shown: its own is that of shared memory.
+        shown = {name: "auto" if name == "parameter-server" else name for name in names}
+        colours = {name: style_of(look).colour for name, look in shown.items()}
+        for name, row in zip(names, rows, strict=True):
+            axes.plot(
+                1e3 * row["measured"], 1e3 * row["predicted"], markers[row["ranks"]], markersize=6, alpha=0.9,
+                color=colours[name], markeredgecolor="white", markeredgewidth=0.5,
+            )  # fmt: skip
+        for name, colour in colours.items():
+            label = f"sync, {name}" if name in COLLECTIVES else name
+            axes.plot([], [], "o", color=colour, label=label)
+        for ranks, marker in markers.items():
+            axes.plot([], [], marker, color=GREY, label=f"{ranks} ranks")
+        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
+        axes.set_xlabel("measured, ms per step")
+        axes.set_ylabel("simulated, ms per step")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(lambda value, _: f"{value:g}")
+            axis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:.0e}"[0] in "25" else "")
+        axes.set_title("Time per step, simulated and measured, on 16 cores", fontsize=11)
+        axes.legend(fontsize=8, frameon=False, loc="upper left", ncols=2)
+        axes.spines[["top", "right"]].set_visible(False)
+        figures.save_page(page, path)
 
 
 def main() -> None:
