@@ -15,7 +15,7 @@ import pytest
 
 from paceline import names as registry
 from paceline.cli import COMMANDS
-from paceline.commands.list import GIVEN, _said_of_fields
+from paceline.commands.list import GIVEN, _field_docs
 from paceline.launch import mpiexec
 from paceline.record import Run
 
@@ -186,6 +186,6 @@ def test_list_reads_what_is_said_of_a_field_of_yours() -> None:
         """How it
         sounds."""
 
-    assert _said_of_fields(Mine) == {"loud": "How it sounds"}
-    assert _said_of_fields(paceline) == {}
-    assert _said_of_fields(type("Made", (), {})) == {}
+    assert _field_docs(Mine) == {"loud": "How it sounds"}
+    assert _field_docs(paceline) == {}
+    assert _field_docs(type("Made", (), {})) == {}

@@ -73,7 +73,7 @@ def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     done = shell(f"cd gone; rmdir ../gone; paceline train {SMALL}", tmp_path)
     assert done.returncode == 2
-    assert done.stderr == b"paceline train: the working directory is gone; change to another one\n"
+    assert done.stderr == b"paceline train: the working directory no longer exists; change to another one\n"
 
 
 def test_closed_streams(tmp_path: Path) -> None:

@@ -323,10 +323,10 @@ def test_inside_a_job_it_looks_at_that_job() -> None:
     ("words", "refusal"),
     [
         (["-n", "0"], "ranks must be at least 1; got 0"),
-        (["--seconds", "inf"], "seconds must be more than 0 and have an end; got inf"),
-        (["--seconds", "nan"], "seconds must be more than 0 and have an end; got nan"),
-        (["--seconds=-1"], "seconds must be more than 0 and have an end; got -1"),
-        (["--seconds", "0"], "seconds must be more than 0 and have an end; got 0"),
+        (["--seconds", "inf"], "seconds must be a finite number above 0; got inf"),
+        (["--seconds", "nan"], "seconds must be a finite number above 0; got nan"),
+        (["--seconds=-1"], "seconds must be a finite number above 0; got -1"),
+        (["--seconds", "0"], "seconds must be a finite number above 0; got 0"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(

@@ -54,7 +54,7 @@ def test_options_are_converted_by_their_types(text: str, made: Options) -> None:
         ("strategies", "sync:allreduce=rng", "unknown collective 'rng'; choose one of auto, "),
         ("strategies", "sync:alreduce=ring", "unknown option of sync 'alreduce'; choose one of allreduce"),
         ("strategies", "sync:ring", "sync takes option=value; got 'ring'"),
-        ("strategies", "no_such_module:Thing", "no module 'no_such_module'"),
+        ("strategies", "no_such_module:Thing", "nor a module 'no_such_module'"),
         ("strategies", f"{HERE}:Nothing", f"module '{HERE}' has no attribute 'Nothing'"),
         (
             "strategies",
@@ -69,10 +69,10 @@ def test_options_are_converted_by_their_types(text: str, made: Options) -> None:
         (
             "strategies",
             f"{HERE}:trains_nobody",
-            "trains_nobody is no strategy: as a function it must take a worker",
+            "trains_nobody is not a strategy: a function must take a worker",
         ),
         ("models", f"{HERE}:needs", "needs width; write tests.test_spec:needs:width=…"),
-        ("models", "mlp:64,activation=relu,32", "'32' must stand before the options"),
+        ("models", "mlp:64,activation=relu,32", "'32' must come before the options"),
         ("models", "mlp:64,x", "must be a whole number; got 'x'"),
     ],
 )

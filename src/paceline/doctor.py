@@ -489,7 +489,7 @@ def main(args: argparse.Namespace) -> int:
     if args.ranks is not None and args.ranks < 1:
         raise UsageError(f"ranks must be at least 1; got {args.ranks}")
     if not (args.seconds > 0 and math.isfinite(args.seconds)):
-        raise UsageError(f"seconds must be more than 0 and have an end; got {args.seconds:g}")
+        raise UsageError(f"seconds must be a finite number above 0; got {args.seconds:g}")
     report = examine(args.ranks, seconds=args.seconds)
     if report.facts.rank == 0:
         sys.stdout.write(report.json() if args.json else report.text())

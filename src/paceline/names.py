@@ -1,8 +1,15 @@
-"""Finds strategies, collectives, models, data sets, updates, schedules and rules by name.
+"""What users type: names of strategies, collectives, models, data sets, updates, schedules and rules, with options.
 
 A name is a file: `strategies/local_sgd.py` is `local-sgd`. Files whose name starts with an underscore are not
-algorithms. Other packages add names through entry points in the groups `paceline.strategies`, `paceline.data`
-and so on. There is no list to edit.
+algorithms. Other packages add names through entry points in the groups `paceline.strategies`, `paceline.data` and so on.
+There is no list to edit.
+
+`name:option=value,option=value` is the one spelling for the command line, the record and the legend. The options of a
+thing are the parameters of its function, or the fields of its dataclass, with their types:
+
+    sync:allreduce=ring        mlp:128,64,activation=relu        my_module:build_net:width=32
+
+Settings (dataclasses such as `Config`) become command-line arguments with `as_arguments`.
 """
 
 from __future__ import annotations
@@ -22,7 +29,7 @@ from typing import Any, Literal, Union
 
 from paceline.errors import UsageError, unknown
 
-# What a module of each folder offers: a function of this name, or (None) the class named like the file.
+# What a module of each folder provides: a function of this name, or (None) the class named like the file.
 OFFERS: dict[str, str | None] = {
     "strategies": None,
     "updates": None,
@@ -32,7 +39,7 @@ OFFERS: dict[str, str | None] = {
     "models": "build",
     "data": "load",
 }
-# Kinds whose modules are not in the folder of that name.
+# Kinds whose modules are in another folder than that of their name.
 FOLDERS = {"rules": "strategies.parameter_server.rules"}
 SINGULAR = {
     "strategies": "strategy",
@@ -46,7 +53,7 @@ SINGULAR = {
 
 
 def names(kind: str) -> list[str]:
-    """Every name of one kind, this package's and other packages'.
+    """Return every name of one kind, from this package and from others.
 
     >>> "sync" in names("strategies")
     True
@@ -55,12 +62,12 @@ def names(kind: str) -> list[str]:
 
 
 def has(kind: str, name: str) -> bool:
-    """Whether this is a name of one kind; other packages are searched (milliseconds) if it is not ours."""
+    """Return True if this is a name of one kind; other packages are searched only if it is not one of ours."""
     return name in _own(kind) or name in _entry_points(kind)
 
 
 def find(kind: str, name: str) -> Callable[..., Any]:
-    """The class or function that a name stands for.
+    """Return the class or function that a name stands for.
 
     >>> find("collectives", "ring").__module__
     'paceline.collectives.ring'
@@ -83,7 +90,7 @@ def find(kind: str, name: str) -> Callable[..., Any]:
 
 
 def import_target(kind: str, text: str) -> Callable[..., Any]:
-    """The object that `module:attribute` names, imported from the user's path."""
+    """Return the object that `module:attribute` names, imported from the user's path."""
     module_name, _, attribute = text.partition(":")
     try:
         found = importlib.import_module(module_name)
@@ -91,7 +98,7 @@ def import_target(kind: str, text: str) -> Callable[..., Any]:
         if error.name is None or not module_name.startswith(error.name):
             raise
         raise UsageError(
-            f"unknown {SINGULAR[kind]} {text!r}: no name of paceline's and no module {module_name!r}; "
+            f"unknown {SINGULAR[kind]} {text!r}: neither a name that paceline knows nor a module {module_name!r}; "
             f"choose one of {', '.join(names(kind))} or module:attribute"
         ) from None
     for part in attribute.split("."):
@@ -138,15 +145,9 @@ def _entry_points(kind: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=f"paceline.{kind}")}
 
 
-# ---- `name:option=value,option=value`: one spelling for the command line, the record and the legend.
-#
-# The options of a thing are the parameters of its function, or the fields of its dataclass, with their types:
-#
-# sync:allreduce=ring        mlp:128,64,activation=relu        my_module:build_net:width=32
-
-# Parameters that paceline itself supplies; they are no options of the user's.
+# Parameters that paceline itself supplies; users do not set them.
 SUPPLIED = frozenset({"self", "data", "seed", "dtype"})
-# A data set is supplied with nothing: its seed is its own, so runs with different seeds see the same data.
+# Nothing is supplied to a data set: its seed is an option, so runs with different seeds see the same data.
 SUPPLIED_TO_DATA: frozenset[str] = frozenset()
 
 
@@ -165,7 +166,7 @@ class Spec:
     options: dict[str, Any] = field(default_factory=dict)
 
     def make(self, **supplied: Any) -> Any:
-        """Call the target with its options and with what it takes of `supplied`."""
+        """Call the target with its options and with those of `supplied` that it takes."""
         takes = list(inspect.signature(self.target).parameters)
         given = {name: value for name, value in supplied.items() if name in takes}
         first = [given.pop(takes[0])] if takes and takes[0] in given else []
@@ -177,7 +178,7 @@ class Spec:
 
 
 def parse(kind: str, text: str) -> Spec:
-    """Read one spec and check every option of it.
+    """Parse a name with options and check every option.
 
     >>> str(parse("strategies", "sync:allreduce=naive"))
     'sync:allreduce=naive'
@@ -193,13 +194,13 @@ def parse(kind: str, text: str) -> Spec:
         raise unknown(SINGULAR[kind], name, [*names(kind), "module:attribute"])
     function = kind == "strategies" and inspect.isfunction(target)
     if function and not _takes_worker(list(inspect.signature(target).parameters.values())):
-        raise UsageError(f"{name} is no strategy: as a function it must take a worker")
+        raise UsageError(f"{name} is not a strategy: a function must take a worker")
     arguments, options = _convert(kind, name, target, [word for word in rest.split(",") if word])
     return Spec(kind, name, target, arguments, options)
 
 
 def describe(thing: Any, name: str) -> str:
-    """A dataclass instance in the spelling of the command line: only what differs from the defaults."""
+    """Return the spelling of a dataclass instance on the command line: only what differs from the defaults."""
     changed = [
         f"{f.name.replace('_', '-')}={spell(getattr(thing, f.name))}"
         for f in dataclasses.fields(thing)
@@ -208,13 +209,32 @@ def describe(thing: Any, name: str) -> str:
     return f"{name}:{','.join(changed)}" if changed else name
 
 
+def as_arguments(settings: Any) -> list[str]:
+    """Return the command-line arguments of a dataclass of settings: only what differs from the defaults.
+
+    >>> @dataclass
+    ... class Settings:
+    ...     batch_per_rank: int = 64
+    ...     compute: bool = True
+    >>> as_arguments(Settings(batch_per_rank=32, compute=False))
+    ['--batch-per-rank=32', '--no-compute']
+    """
+    words = []
+    for setting in dataclasses.fields(settings):
+        value, flag = getattr(settings, setting.name), setting.name.replace("_", "-")
+        if value != setting.default:
+            switch = f"--{flag}" if value is True else f"--no-{flag}"
+            words.append(switch if isinstance(value, bool) else f"--{flag}={value}")
+    return words
+
+
 def options_of(target: Callable[..., Any], kind: str = "") -> dict[str, inspect.Parameter]:
-    """The parameters that a user may set, with their types resolved."""
+    """Return the parameters that a user may set, with their types resolved."""
     supplied = SUPPLIED_TO_DATA if kind == "data" else SUPPLIED
     known = vars(sys.modules[target.__module__])
     parameters = list(inspect.signature(target).parameters.values())
     if kind == "strategies" and inspect.isfunction(target):
-        # The first is the worker, whatever it is called, and nothing else is supplied.
+        # The first parameter is the worker, whatever its name, and nothing else is supplied.
         parameters, supplied = parameters[_takes_worker(parameters) :], frozenset()
     return {
         p.name: p.replace(annotation=_resolved(p.annotation, known))
@@ -224,19 +244,19 @@ def options_of(target: Callable[..., Any], kind: str = "") -> dict[str, inspect.
 
 
 def _takes_worker(parameters: Sequence[inspect.Parameter]) -> bool:
-    """Whether a strategy's function can be called with a worker."""
+    """Return True if a strategy's function can be called with a worker."""
     no = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
     return bool(parameters) and parameters[0].kind not in no
 
 
 def _resolved(annotation: Any, known: dict[str, Any]) -> Any:
-    """The type that an annotation names; text where there is none, or none that can be found."""
+    """Return the type that an annotation names, or str if there is none or it cannot be found."""
     if annotation is inspect.Parameter.empty:
         return str
     if isinstance(annotation, str):
         try:
             return eval(annotation, known)
-        except NameError:  # imported for type checkers alone
+        except NameError:  # imported only for type checkers
             return str
     return annotation
 
@@ -255,7 +275,7 @@ def _convert(
             if rest is None:
                 raise UsageError(f"{name} takes option=value; got {word!r}")
             if options:
-                raise UsageError(f"{name}: {word!r} must stand before the options")
+                raise UsageError(f"{name}: {word!r} must come before the options")
             arguments.append(_value(name, rest.name, rest.annotation, word))
             continue
         key = key.replace("-", "_")
@@ -272,7 +292,7 @@ def _convert(
 
 
 def _value(name: str, key: str, kind: Any, text: str) -> Any:
-    """`text` as the type that the parameter's annotation asks for."""
+    """Convert `text` to the type of the parameter's annotation."""
     origin = typing.get_origin(kind)
     if origin in (Union, types.UnionType):
         choices = typing.get_args(kind)

@@ -101,7 +101,10 @@ def test_paths_and_options_that_are_wrong(
         ("idx:path=nowhere", "no such folder: nowhere"),
         ("images:path=nowhere", "no such folder: nowhere"),
         ("csv", "csv needs path; write csv:path=…"),
-        ("no_module:function", "unknown data set 'no_module:function': no name of paceline's and no module"),
+        (
+            "no_module:function",
+            "unknown data set 'no_module:function': neither a name that paceline knows nor a module",
+        ),
         ("tests.data.own_data:nothing", "module 'tests.data.own_data' has no attribute 'nothing'"),
         ("tests.data.own_data:NUMBER", "'tests.data.own_data:NUMBER' is not a class or a function"),
         (

@@ -118,7 +118,7 @@ def test_tensorboard_is_told_once(runs: Path, tmp_path: Path, capsys: pytest.Cap
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     capsys.readouterr()
     assert main(words) == 0
-    assert capsys.readouterr().out.count("(was there already)") == 2
+    assert capsys.readouterr().out.count("(already there)") == 2
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     run = found_in(runs)[0]
     (tmp_path / run.folder.name / tensorboard.MARK).unlink()  # somebody else's folder of that name
@@ -158,7 +158,7 @@ def test_mlflow_reads_what_the_record_says(
     words = ["export", str(runs), "--to", "mlflow", "--out", str(tmp_path), "--experiment", "ours"]
     assert main(words) == 0
     assert main(words) == 0
-    assert capsys.readouterr().out.count("(was there already)") == 2
+    assert capsys.readouterr().out.count("(already there)") == 2
     there = client(tmp_path, monkeypatch)
     experiment = there.get_experiment_by_name("ours").experiment_id
     told = {run.info.run_name: run for run in there.search_runs([experiment])}
@@ -229,7 +229,7 @@ def test_refusals(
     both = [str(runs), "--to", "mlflow", "--out", "a", "--tracking-uri", "file:///b"]
     assert "exclude each other" in refused(both, capsys)
     mine = [str(runs), "--to", "tensorboard", "--out", "a", "--experiment", "x"]
-    assert "--experiment is for mlflow" in refused(mine, capsys)
+    assert "--experiment is only for mlflow" in refused(mine, capsys)
     assert "cannot write runs to nowhere://x" in refused(
         [str(runs), "--to", "mlflow", "--tracking-uri", "nowhere://x"], capsys
     )

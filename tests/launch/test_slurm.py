@@ -144,3 +144,52 @@ def test_the_doctor_knows_what_srun_offers(slurm: dict[str, str], tmp_path: Path
     assert "pmi2" in told["facts"]["srun_types"]
     [finding] = [f for f in told["findings"] if f["topic"] == "Slurm"]
     assert finding["verdict"] == ("ok" if KIND == "mpich" else "note")
+
+
+FIT = """
+import json
+import numpy as np
+from paceline import fit
+from paceline.launch import call
+random = np.random.default_rng(0)
+data = random.normal(size=(4000, 16)).astype(np.float32), random.integers(0, 3, 4000)
+fitted = fit("mlp:8", data, ranks=4, epochs=1, batch=40, quiet=True)
+def names(comm):
+    import os
+    return sorted(set(comm.allgather(os.environ.get("SLURMD_NODENAME", "this"))))
+print(json.dumps([fitted.ranks, fitted.steps, float(abs(fitted.model.x).sum()), call(names, {}, ranks=4)]))
+"""
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_fit_sends_its_data_to_all_nodes(slurm: dict[str, str], tmp_path: Path, nodes: int) -> None:
+    """The arrays are too large for one message of a pipe, and are in no file that other nodes could not see."""
+    (tmp_path / "fit.py").write_text(FIT)
+    (tmp_path / "job.sh").write_text(f"#!/bin/sh\nexec {sys.executable} fit.py\n")
+    done = submit(
+        slurm, tmp_path, "sbatch", "-Q", "-W", "-o", "job.out", "-N", str(nodes), "-n", "4", "job.sh"
+    )
+    out = (tmp_path / "job.out").read_text()
+    assert done.returncode == 0, out
+    ranks, steps, size, names = json.loads(out.splitlines()[-1])
+    assert (ranks, steps) == (4, 80)
+    assert size > 0
+    assert len(names) == nodes
+
+
+def test_a_call_can_stay_on_this_node(slurm: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "stay.py").write_text(
+        "from paceline.launch import call\n"
+        "def size(comm):\n    return comm.Get_size()\n"
+        "print(call(size, {}, ranks=4, one_node=True))\n"
+    )
+    (tmp_path / "job.sh").write_text(f"#!/bin/sh\nexec {sys.executable} stay.py\n")
+    options = ("-Q", "-W", "-o", "job.out", "-N", "2", "-n", "4")
+    done = submit(slurm, tmp_path, "sbatch", *options, "job.sh")
+    assert done.returncode == 0, (tmp_path / "job.out").read_text()
+    assert (tmp_path / "job.out").read_text() == "4\n"
+    done = submit(slurm, tmp_path, "salloc", "-Q", "-N", "2", "-n", "4", sys.executable, "stay.py")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith(
+        "this process is not on a node of its Slurm allocation; start it there, with sbatch or srun --pty"
+    )

@@ -12,7 +12,7 @@ import pytest
 
 from paceline import MLP, UsageError, fit, load_model, predict
 from paceline.cli import main
-from paceline.commands.train import _told
+from paceline.commands.train import _describe
 from paceline.files import replacing, write_arrays, write_json
 from paceline.launch.resources import VARIABLES
 from paceline.record import Run, find_runs, new_folder
@@ -120,7 +120,7 @@ def test_a_name_is_that_of_one_folder(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_one_rank_is_not_each(tmp_path: Path) -> None:
     fitted = fit("mlp:6", "iris", strategy="serial", epochs=1, batch=10, threads=2, runs=tmp_path, quiet=True)
-    assert _told(fitted).startswith("serial on 1 rank, 2 threads: ")
+    assert _describe(fitted).startswith("serial on 1 rank, 2 threads: ")
 
 
 def test_runs_that_did_not_end_are_left_out(tmp_path: Path) -> None:

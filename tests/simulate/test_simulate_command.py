@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
-from paceline.commands._simulate_calibrate import told
+from paceline.commands.simulate.calibrate import describe
 from paceline.machine import Costs, Machine, calibration
 from paceline.simulate import training as _training
 from paceline.vmpi import Curves
@@ -114,7 +114,7 @@ def test_scaling_prints_a_table_and_leaves_a_figure(here: Path, capsys: pytest.C
 
 REFUSED = [
     (("scaling", "--ranks", "4..1"), "numbers of ranks must rise from at least 1; got '4..1'"),
-    (("scaling", "--ranks", "some"), "--ranks takes numbers like 1..1024 or 2,4,6; got 'some'"),
+    (("scaling", "--ranks", "some"), "--ranks must be numbers such as 1..1024 or 2,4,6; got 'some'"),
     (("scaling", "--ranks", "0"), "at least 1"),
     (("scaling", "--strategy", "snyc"), "unknown strategy 'snyc'; choose one of"),
     (("scaling", "--strategy", "parameter-server:masters=9", "--ranks", "1..8"), "9 masters need at least 10 ranks"),
@@ -129,12 +129,12 @@ REFUSED = [
     (("scaling", "--data", "irsi"), "irsi"),
     (("scaling", "--machine", "none.json"), "cannot read none.json"),
     (("scaling", "--batch", "1000"), "120"),
-    (("calibrate", "--seconds", "0"), "seconds must be more than 0"),
+    (("calibrate", "--seconds", "0"), "seconds must be a finite number above 0"),
     (("calibrate", "-n", "3"), "powers of two, from 2; got 3"),
-    (("calibrate", "-o", "no/folder/machine.json"), "--out must be a file in a folder that exists"),
+    (("calibrate", "-o", "no/folder/machine.json"), "--out must be a file in an existing folder"),
     (("run", "none.py", "-n", "2"), "cannot read none.py: no such file or directory"),
-    (("run", "ring.py"), "-n must say how many ranks, at least 1; got none"),
-    (("run", "ring.py", "-n", "0"), "-n must say how many ranks, at least 1; got 0"),
+    (("run", "ring.py"), "-n must give the number of ranks, at least 1; got none"),
+    (("run", "ring.py", "-n", "0"), "-n must give the number of ranks, at least 1; got 0"),
     (("run", "ring.py", "-n", "two"), "invalid int value: 'two'"),
     (("run", "-n", "2"), "a program is needed"),
     (("run", "costs.txt", "-n", "2"), "costs.txt, line 1: "),
@@ -185,12 +185,12 @@ def test_calibrate_writes_the_file_and_says_what_it_found(
     assert asked == {"ranks": [2, 4], "seconds": 0.5}
     assert Machine.load(here / "mine.json") == Machine.typical()
     printed = capsys.readouterr().out
-    assert printed.startswith(told(Machine.typical()))
+    assert printed.startswith(describe(Machine.typical()))
     assert printed.endswith("machine: mine.json\n")
     assert re.search(r"^ranks at once +2 +16$", printed, re.M)
     # 0.5 us to post, 0.8 to send, 0.3 on its way, 0.8 to take
-    assert re.search(r"^a message of 8 bytes, us +2\.4 +2\.4$", printed, re.M)
-    assert re.search(r"^copying, GB/s a rank +8\.87 +4\.99$", printed, re.M)
+    assert re.search(r"^8-byte message, us +2\.4 +2\.4$", printed, re.M)
+    assert re.search(r"^copying, GB/s per rank +8\.87 +4\.99$", printed, re.M)
 
 
 @pytest.mark.parametrize("words", [("calibrate",), ("scaling", "--data", "iris", "--ranks", "1")])
@@ -253,7 +253,7 @@ def test_a_schedule_that_fails_is_one_seed_that_replays_it(capsys: pytest.Captur
     assert "AssertionError" in printed.err
     assert "rank 0 of 4 failed" in printed.err
     assert printed.out.count("rank 1 came first") <= 1  # of many schedules only the first is heard
-    match = re.search(r"seed (\d+) of 0 to 49; --seed \1 does it again", printed.err)
+    match = re.search(r"seed (\d+) of 0 to 49; --seed \1 repeats it", printed.err)
     assert match is not None
     assert main(["simulate", "run", "race.py", "-n", "4", "--seed", match[1]]) == 1
     assert "AssertionError" in capsys.readouterr().err
@@ -312,4 +312,4 @@ def test_inside_a_job_it_is_refused(
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
     status = main(["simulate", "run", "ring.py", "-n", "2"])
     assert status == 2
-    assert "simulated ranks are all in one process: leave out" in capsys.readouterr().err
+    assert "simulated ranks are all in one process: run it without" in capsys.readouterr().err

@@ -271,5 +271,5 @@ def test_inside_a_job_it_is_refused(
     assert main(["study", str(write(tmp_path, SETTINGS + PART))]) == 2
     assert (
         capsys.readouterr().err
-        == "paceline study: a study starts its runs itself: leave out mpiexec or srun\n"
+        == "paceline study: a study starts its runs itself: run it without mpiexec or srun\n"
     )

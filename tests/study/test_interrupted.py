@@ -151,7 +151,7 @@ def test_the_command_at_any_moment(tmp_path: Path) -> None:
         if running.returncode == 0:
             break  # it was quicker
         assert running.returncode == (-number if number == signal.SIGKILL else 128 + number), said
-        assert (number == signal.SIGKILL) or "go on with: paceline study" in said
+        assert (number == signal.SIGKILL) or "continue with: paceline study" in said
     done = study(path, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert records(runs) == {cell.key: 1 for cell in read(path).cells("mpi")}

@@ -1,4 +1,4 @@
-"""One module a command: its arguments, and what it prints."""
+"""The commands of `paceline`: one module each, with `add_arguments(parser)` and `main(args)`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from paceline.errors import UsageError
 
 
 def import_from_here() -> None:
-    """Let modules of the working directory be named, as in `--model my_module:build_net`."""
+    """Make modules in the working directory importable, as in `--model my_module:build_net`."""
     try:
         here = Path.cwd()
     except OSError:
-        raise UsageError("the working directory is gone; change to another one") from None
+        raise UsageError("the working directory no longer exists; change to another one") from None
     sys.path.insert(0, str(here))

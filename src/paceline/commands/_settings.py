@@ -1,4 +1,4 @@
-"""The settings of runs and of simulations as arguments of a command: names, types and help are those of their classes."""
+"""The settings of runs and simulations as arguments of a command; names, types and help come from their classes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.simulate.options import Options
 
 
 class Given(argparse.Action):
-    """Keeps the value, and that it was given."""
+    """An action that stores the value and records that it was given."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         setattr(namespace, self.dest, values)
@@ -21,7 +21,7 @@ class Given(argparse.Action):
 
 
 def add_settings(parser: argparse.ArgumentParser, *, but: Collection[str] = ()) -> None:
-    """The settings of a run."""
+    """Add the settings of a run, except for `but`."""
     kinds = typing.get_type_hints(Config)
     for setting in fields(Config):
         if setting.name in but:
@@ -45,7 +45,7 @@ def add_settings(parser: argparse.ArgumentParser, *, but: Collection[str] = ()) 
 
 
 def add_simulation(group: Any, *, but: Collection[str] = ()) -> None:
-    """What is to be simulated; what was not given stays None."""
+    """Add the settings of a simulation, except for `but`; what is not given stays None."""
     kinds = typing.get_type_hints(Options)
     for setting in fields(Options):
         name, default = setting.name.replace("_", "-"), setting.default

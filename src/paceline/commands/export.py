@@ -1,4 +1,4 @@
-"""`paceline export`: runs for TensorBoard and MLflow."""
+"""`paceline export`: convert runs for TensorBoard and MLflow."""
 
 from __future__ import annotations
 
@@ -12,47 +12,49 @@ EXPERIMENT = "paceline"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which runs, to what, and where."""
+    """Add the arguments."""
     parser.epilog = """
 examples:
   paceline export runs --to tensorboard --out boards        # then: tensorboard --logdir boards
   paceline export runs --to mlflow --out mlruns --experiment iris
   paceline export runs/RUN --to mlflow --tracking-uri http://localhost:5000
 
-A run that is there already is left as it is.
+Runs that have been exported before are left as they are.
 """
-    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs, or folders that hold some")
-    parser.add_argument("--to", required=True, choices=TOOLS, help="what the runs are for")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where they are written")
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs, or folders that contain runs")
+    parser.add_argument("--to", required=True, choices=TOOLS, help="the tool to export to")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write to")
     parser.add_argument(
-        "--tracking-uri", metavar="URI", help="of mlflow: a server or database, in place of --out"
+        "--tracking-uri", metavar="URI", help="mlflow only: a server or database to write to instead of --out"
     )
     parser.add_argument(
-        "--experiment", metavar="NAME", help=f"of mlflow: what the runs belong to (default: {EXPERIMENT})"
+        "--experiment",
+        metavar="NAME",
+        help=f"mlflow only: the experiment that the runs belong to (default: {EXPERIMENT})",
     )
 
 
 def main(args: argparse.Namespace) -> int:
-    """Write them; print where each is."""
+    """Export the runs; print where each is."""
     from paceline.export import check_installed, runs_in
 
     check_installed(args.to)
     if args.to == "tensorboard":
         for name, value in (("tracking-uri", args.tracking_uri), ("experiment", args.experiment)):
             if value is not None:
-                raise UsageError(f"--{name} is for mlflow; tensorboard takes --out DIR")
+                raise UsageError(f"--{name} is only for mlflow; tensorboard needs --out DIR")
         if args.out is None:
-            raise UsageError("export to tensorboard needs a place: give --out DIR")
+            raise UsageError("export to tensorboard needs a folder: give --out DIR")
         from paceline.export.tensorboard import to_tensorboard
 
         for run in runs_in(args.runs):
             place, new = to_tensorboard(run, args.out)
-            print(place if new else f"{place} (was there already)")
+            print(place if new else f"{place} (already there)")
         return 0
     from paceline.export.mlflow import Store, uri_of
 
     store = Store(uri_of(args.out, args.tracking_uri), args.experiment or EXPERIMENT)
     for run in runs_in(args.runs):
         number, new = store.add(run)
-        print(f"{run.folder}: run {number}{'' if new else ' (was there already)'}")
+        print(f"{run.folder}: run {number}{'' if new else ' (already there)'}")
     return 0

@@ -1,4 +1,4 @@
-"""`paceline list`: every name there is, with its options."""
+"""`paceline list`: list every name that paceline knows, with its options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline import names as registry
 from paceline import names as spec
 
 KINDS = tuple(registry.OFFERS)
-# Where a name of each kind is given.
+# Where a name of each kind is used.
 GIVEN = {
     "strategies": "--strategy",
     "updates": "--update",
@@ -28,8 +28,8 @@ GIVEN = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which kind to list."""
-    parser.add_argument("kind", nargs="?", choices=KINDS, help="one kind only")
+    """Add the arguments."""
+    parser.add_argument("kind", nargs="?", choices=KINDS, help="list only this kind")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -52,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def entries(kind: str) -> list[dict[str, Any]]:
-    """Name, first line of the documentation, and options of each thing of a kind.
+    """Return the name, the first line of the documentation and the options of everything of a kind.
 
     >>> [(entry["name"], entry["options"]) for entry in entries("strategies") if entry["name"] == "serial"]
     [('serial', [])]
@@ -63,13 +63,16 @@ def entries(kind: str) -> list[dict[str, Any]]:
 def _entry(kind: str, name: str) -> dict[str, Any]:
     target = registry.find(kind, name)
     about = inspect.getdoc(target) or inspect.getdoc(inspect.getmodule(target)) or ""
-    if kind in ("collectives", "data", "models"):  # functions: their modules say what they make
+    ours = target.__module__.startswith("paceline.")
+    if kind == "collectives" or (
+        ours and kind in ("data", "models")
+    ):  # functions whose modules say what they make
         about = inspect.getdoc(inspect.getmodule(target)) or about
     if kind == "collectives":
         options: dict[str, inspect.Parameter] = {}
     else:
         options = spec.options_of(target, kind)
-    said = _said_of_fields(target)
+    documented = _field_docs(target)
     return {
         "name": name,
         "about": about.partition("\n")[0],
@@ -78,15 +81,15 @@ def _entry(kind: str, name: str) -> dict[str, Any]:
                 "name": option.name.replace("_", "-"),
                 "type": _type(option.annotation) + (" …" if option.kind is option.VAR_POSITIONAL else ""),
                 "default": None if option.default in (option.empty, None) else _spelled(option.default),
-                "about": said.get(option.name, ""),
+                "about": documented.get(option.name, ""),
             }
             for option in options.values()
         ],
     }
 
 
-def _said_of_fields(target: Any) -> dict[str, str]:
-    """What is written below the fields of a dataclass, in one line each."""
+def _field_docs(target: Any) -> dict[str, str]:
+    """Return the docstrings of the fields of a dataclass, each in one line."""
     if not isinstance(target, type):
         return {}
     try:
@@ -104,7 +107,7 @@ def _said_of_fields(target: Any) -> dict[str, str]:
 
 
 def _spelled(value: Any) -> str:
-    """As an option is typed."""
+    """Return a value as it is typed on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:.6g}" if isinstance(value, float) else str(value)

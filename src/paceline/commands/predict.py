@@ -1,4 +1,4 @@
-"""`paceline predict`: the classes, or values, that a trained network gives to samples."""
+"""`paceline predict`: print the classes or values that a trained network predicts."""
 
 from __future__ import annotations
 
@@ -13,27 +13,25 @@ from paceline.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The run, and the samples."""
+    """Add the arguments."""
     parser.epilog = """
 examples:
   paceline predict runs/20260101-120000-sync-n4-s0
   paceline predict RUN --data new.npz --out predictions.npz
 """
-    parser.add_argument("run", type=Path, help="folder of a run")
-    parser.add_argument(
-        "--data", metavar="DATA", help="samples (default: the test samples of the run's data)"
-    )
+    parser.add_argument("run", type=Path, help="folder of the run whose network is used")
+    parser.add_argument("--data", metavar="DATA", help="samples to predict (default: the data of the run)")
     parser.add_argument(
         "--split",
         choices=("train", "validation", "test", "all"),
-        help="default: test; all for other data than the run's",
+        help="which samples (default: test, or all if --data is given)",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write scores and classes to an .npz file")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="print accuracy and loss as one JSON object")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Predict; print a class a line, or the accuracy as JSON."""
+    """Predict; print one class per line, or the accuracy as JSON."""
     from paceline.files import json_text, write_arrays
     from paceline.prediction import predict
 

@@ -1,4 +1,4 @@
-"""`paceline report`: compare runs."""
+"""`paceline report`: compare runs in tables, figures and words."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ DEFAULT = Path("report.html")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which runs, and what is written about them."""
+    """Add the arguments."""
     parser.epilog = """
 examples:
   paceline report runs -o report.html
   paceline report runs -o report.md -o report.pdf --figures figures --tables tables --target 0.9
 """
-    parser.add_argument("runs", nargs="+", type=_path, help="folders of runs, or folders that hold some")
+    parser.add_argument("runs", nargs="+", type=_path, help="folders of runs, or folders that contain runs")
     parser.add_argument(
         "-o", "--out", type=_path, action="append", metavar="FILE",
         help="a page (.html), text with its figures beside it (.md) or pages to print (.pdf); may be given again "

@@ -1,4 +1,4 @@
-"""`paceline study`: every run that a file asks for, and one report."""
+"""`paceline study`: run every cell of a study file, and write one report."""
 
 from __future__ import annotations
 
@@ -28,36 +28,40 @@ examples:
   paceline study mine.toml --only "sync* 4 ranks*"
   paceline study mine.toml --on sim
 
-Stop it with Ctrl-C and start it again: what is done is kept.
+Stop it with Ctrl-C and start it again at any time: finished runs are kept.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which study, which of its cells, and where they are kept."""
+    """Add the arguments."""
     parser.epilog = EXAMPLES
     parser.add_argument(
-        "file", type=Path, metavar="FILE.toml", help="the study (docs/studies.md has the format)"
+        "file", type=Path, metavar="FILE.toml", help="the study file (see docs/studies.md for its format)"
     )
     parser.add_argument(
-        "--on", choices=PLACES, default="mpi", help="real ranks, or simulated ones (default: mpi)"
+        "--on", choices=PLACES, default="mpi", help="train on real or on simulated ranks (default: mpi)"
     )
     parser.add_argument(
-        "--runs", type=Path, metavar="DIR", help="where its runs are kept (default: runs/FILE)"
+        "--runs", type=Path, metavar="DIR", help="folder of its runs (default: runs/ and the name of FILE)"
     )
     parser.add_argument(
-        "--only", metavar="PATTERN", help="only cells whose line of --dry-run has this in it; * is anything"
+        "--only",
+        metavar="PATTERN",
+        help="only cells whose line in --dry-run contains this; * matches anything",
     )
+    parser.add_argument("--dry-run", "--list", action="store_true", help="list the cells and run nothing")
+    parser.add_argument("--retry-failed", action="store_true", help="run cells again that have failed before")
     parser.add_argument(
-        "--dry-run", "--list", action="store_true", help="say what would be run, and run nothing"
-    )
-    parser.add_argument("--retry-failed", action="store_true", help="run cells again that failed before")
-    parser.add_argument(
-        "-o", "--out", type=Path, metavar="FILE", help="the report (default: report.html of DIR)"
+        "-o",
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="where to write the report (default: report.html in DIR)",
     )
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run what is missing; print the tables, and where the report is."""
+    """Run what is missing; print the tables and where the report is."""
     from paceline import launch
     from paceline.errors import UsageError
     from paceline.study.check import mistakes
@@ -65,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
     from paceline.study.folder import Folder
 
     if launch.world() is not None:
-        raise UsageError("a study starts its runs itself: leave out mpiexec or srun")
+        raise UsageError("a study starts its runs itself: run it without mpiexec or srun")
     import_from_here()
     sys.path.insert(1, str(args.file.parent.absolute()))
     try:
@@ -109,14 +113,14 @@ def _run(
                 show.close()
         except KeyboardInterrupt:
             far = "" if state is None else f": {len(state.done)} of {len(cells)} cells are done"
-            print(f"stopped{far}; go on with: {_again()}", file=sys.stderr)
+            print(f"stopped{far}; continue with: {_again()}", file=sys.stderr)
             return 128 + signals[0] if signals else 130
         named = {cell.key for cell in study.named()}
         return _end(args, folder, [run.folder for key in named for run in state.found.get(key, ())], state)
 
 
 def _end(args: argparse.Namespace, folder: Folder, runs: Sequence[Path], state: State) -> int:
-    """The tables on stdout and the report in its file, as `paceline report` makes them."""
+    """Print the tables and write the report, as `paceline report` does."""
     from paceline.commands import report
 
     if runs:
@@ -134,7 +138,7 @@ def _end(args: argparse.Namespace, folder: Folder, runs: Sequence[Path], state: 
 
 
 def _list(folder: Folder, cells: list[Cell], spell: Callable[[Cell], str], retry: bool) -> int:
-    """What is there and what would be run, in order."""
+    """Print which cells are done and which would be run, in order."""
     from paceline.study.run import state_of
     from paceline.text import clock_time
 
@@ -154,7 +158,7 @@ def _list(folder: Folder, cells: list[Cell], spell: Callable[[Cell], str], retry
 
 
 def _speller(cells: Sequence[Cell]) -> Callable[[Cell], str]:
-    """Cells in words: with the settings in which they differ, and a mark where ranks share cores."""
+    """Return a function that describes a cell by the settings in which cells differ, with * if ranks share cores."""
     from paceline.study.cells import told, varying
 
     names = varying(cells)
@@ -179,7 +183,7 @@ def _again() -> str:
 
 @contextmanager
 def _terminated() -> Iterator[list[int]]:
-    """While inside, SIGTERM is Ctrl-C; the list has it, if it came."""
+    """Treat SIGTERM as Ctrl-C inside the block; yield a list that has it if it came."""
     came: list[int] = []
 
     def stop(number: int, frame: object) -> None:

@@ -1,4 +1,4 @@
-"""`paceline train`: on ranks that it starts (`-n 4`), or on those of the job it was started in."""
+"""`paceline train`: train on ranks that it starts (`-n 4`), or on the ranks of the job that it was started in."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.commands import import_from_here
 from paceline.commands._settings import add_settings, add_simulation
 from paceline.config import Config
+from paceline.names import as_arguments
 from paceline.simulate.options import NAMES, PLACES, Options, options_of
 
 if TYPE_CHECKING:
@@ -32,32 +33,40 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The settings of a run, and how it is started and shown."""
+    """Add the arguments."""
     parser.epilog = EXAMPLES
     add_settings(parser)
     parser.add_argument(
-        "-n", "--ranks", type=int, metavar="P", help="start P ranks (not inside mpiexec or srun)"
+        "-n",
+        "--ranks",
+        type=int,
+        metavar="P",
+        help="start P ranks on this machine or in this Slurm allocation (not inside mpiexec or srun)",
     )
     parser.add_argument(
         "--on",
         choices=PLACES,
         default="mpi",
-        help="real ranks, or simulated ones in this process (default: mpi)",
+        help="train on real ranks, or on simulated ones in this process (default: mpi)",
     )
-    add_simulation(parser.add_argument_group("with --on sim"))
+    add_simulation(parser.add_argument_group("options for --on sim"))
     parser.add_argument(
-        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (default: runs)"
+        "--runs",
+        type=Path,
+        default=Path("runs"),
+        metavar="DIR",
+        help="folder in which runs are recorded (default: runs)",
     )
     parser.add_argument(
-        "--name", metavar="NAME", help="the run's folder there (default: time, strategy, ranks and seed)"
+        "--name", metavar="NAME", help="name of this run's folder (default: time, strategy, ranks and seed)"
     )
     parser.add_argument(
-        "--trace", action="store_true", help="record every call of MPI too, for `paceline trace`"
+        "--trace", action="store_true", help="also record every MPI call, for `paceline trace`"
     )
-    parser.add_argument("--no-bind", action="store_true", help="reserve no cores for the ranks")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--no-bind", action="store_true", help="do not reserve cores for the ranks")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
     parser.add_argument(
-        "--json", action="store_true", help="print the results as one JSON object, and nothing else"
+        "--json", action="store_true", help="print the results as one JSON object and nothing else"
     )
     parser.add_argument("--expect-ranks", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--terminal", type=int, help=argparse.SUPPRESS)
@@ -77,7 +86,7 @@ def main(args: argparse.Namespace) -> int:
     options = options_of(args.on, given)
     here = launch.world()
     if options is not None and here is not None:
-        raise UsageError("simulated ranks are all in one process: leave out mpiexec or srun")
+        raise UsageError("simulated ranks are all in one process: run it without mpiexec or srun")
     if config.replay is not None:
         from paceline.training.replaying import as_in, ranks_of
 
@@ -97,7 +106,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _start(args: argparse.Namespace, config: Config) -> int:
-    """The parent: check, then start the ranks."""
+    """Check the settings, then start the ranks."""
     from paceline import launch
     from paceline.training.job import Job
 
@@ -111,10 +120,7 @@ def _start(args: argparse.Namespace, config: Config) -> int:
         f"--runs={args.runs}",
         f"--expect-ranks={args.ranks}",
     ]
-    for setting in fields(Config):
-        value = getattr(config, setting.name)
-        if value != setting.default:
-            command.append(f"--{setting.name.replace('_', '-')}={value}")
+    command += as_arguments(config)
     command += [] if args.name is None else [f"--name={args.name}"]
     command += [f"--{flag}" for flag in ("trace", "quiet", "json") if getattr(args, flag)]
     if sys.stderr.isatty():
@@ -125,7 +131,7 @@ def _start(args: argparse.Namespace, config: Config) -> int:
 
 
 def _simulate(args: argparse.Namespace, config: Config, options: Options) -> int:
-    """All ranks, simulated, in this process."""
+    """Train on simulated ranks, all in this process."""
     from paceline import launch
 
     launch.set_thread_variables(1, config.threads or 1)
@@ -147,7 +153,7 @@ def _simulate(args: argparse.Namespace, config: Config, options: Options) -> int
 
 
 def _rank(args: argparse.Namespace, config: Config, here: Any) -> int:
-    """One rank, or the only process."""
+    """Train as one rank of a job, or as the only process."""
     from paceline import launch
     from paceline.errors import AgreedError
     from paceline.training.job import Job
@@ -165,20 +171,20 @@ def _rank(args: argparse.Namespace, config: Config, here: Any) -> int:
             fitted = train(job, comm, progress=progress)
         except AgreedError:
             if comm is not None and comm.Get_rank() != 0:
-                return 2  # rank 0 says it for all
+                return 2  # rank 0 prints it
             raise
-    return _end(args, fitted, told=comm is None or comm.Get_rank() == 0)
+    return _end(args, fitted, shown=comm is None or comm.Get_rank() == 0)
 
 
-def _end(args: argparse.Namespace, fitted: Fitted, *, told: bool = True) -> int:
+def _end(args: argparse.Namespace, fitted: Fitted, *, shown: bool = True) -> int:
     from paceline.files import json_text
 
-    if told:
-        print(json_text(fitted.summary()) if args.json else _told(fitted), flush=True)
+    if shown:
+        print(json_text(fitted.summary()) if args.json else _describe(fitted), flush=True)
     return 0 if fitted.diverged is None else DIVERGED
 
 
-def _told(fitted: Fitted) -> str:
+def _describe(fitted: Fitted) -> str:
     result = ""
     if fitted.test_accuracy is not None:
         result = f"test accuracy {100 * fitted.test_accuracy:.2f} %, "

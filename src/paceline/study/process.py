@@ -9,12 +9,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from paceline.config import Config
-from paceline.simulate.options import Options
+from paceline.names import as_arguments
 from paceline.study.cells import SERIAL, Cell
 
 TETHER = Path(__file__).with_name("_tether.py")
@@ -36,23 +35,18 @@ class Ended:
 
 
 def command(cell: Cell, runs: Path, name: str) -> list[str]:
-    """What a user would type for the cell.
+    """Return what a user would type for the cell.
 
+    >>> from paceline.simulate.options import Options
+    >>> from paceline.config import Config
     >>> cell = Cell(config=Config(data="iris", strategy="sync", lr=0.5), ranks=2, options=Options(compute=False))
     >>> " ".join(command(cell, Path("runs"), "mine"))
     'train --data=iris --lr=0.5 -n 2 --on=sim --no-compute --runs=runs --name=mine --quiet --json'
     """
-    words = ["train"]
-    for setting in fields(Config):
-        if (value := getattr(cell.config, setting.name)) != setting.default:
-            words.append(f"--{setting.name.replace('_', '-')}={value}")
+    words = ["train", *as_arguments(cell.config)]
     words += [] if cell.config.strategy == SERIAL else ["-n", str(cell.ranks)]
     if cell.options is not None:
-        words.append("--on=sim")
-        for option in fields(Options):
-            value, flag = getattr(cell.options, option.name), option.name.replace("_", "-")
-            if value != option.default:
-                words.append({True: f"--{flag}", False: f"--no-{flag}"}.get(value, f"--{flag}={value}"))
+        words += ["--on=sim", *as_arguments(cell.options)]
     return [*words, f"--runs={runs}", f"--name={name}", "--quiet", "--json"]
 
 

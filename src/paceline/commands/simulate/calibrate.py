@@ -1,4 +1,4 @@
-"""`paceline simulate calibrate`: what messages and memory cost on this machine, for simulations of it."""
+"""`paceline simulate calibrate`: measure what messages and memory accesses cost, for simulations of this machine."""
 
 from __future__ import annotations
 
@@ -21,64 +21,75 @@ examples:
   paceline simulate scaling --ranks 1..16 --network machine.json       # all ranks on this machine
   paceline train --on sim -n 64 --network 10gbe:ranks-per-node=16,machine=machine.json
 
-Ranks are started for it, 2, 4, 8 … up to the cores: nothing else should be running.
+It starts 2, 4, 8 ... ranks, up to the number of cores. Nothing else should be running meanwhile.
 """
 SMALL, LARGE = 8, 1 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where the result goes, and how long to measure."""
+    """Add the arguments."""
     parser.epilog = EPILOG
     parser.add_argument(
-        "-o", "--out", type=Path, default=Path("machine.json"), metavar="FILE", help="default: machine.json"
+        "-o",
+        "--out",
+        type=Path,
+        default=Path("machine.json"),
+        metavar="FILE",
+        help="where to write the result (default: machine.json)",
     )
-    parser.add_argument("--seconds", type=float, metavar="S", help="for each number of ranks (default: 12)")
     parser.add_argument(
-        "-n", dest="ranks", metavar="LIST", help="numbers of ranks, powers of two (default: to the cores)"
+        "--seconds",
+        type=float,
+        metavar="S",
+        help="how long to measure with each number of ranks (default: 12)",
+    )
+    parser.add_argument(
+        "-n",
+        dest="ranks",
+        metavar="LIST",
+        help="numbers of ranks, powers of two, such as 2,4,8 (default: up to the number of cores)",
     )
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure; print what was found."""
+    """Measure and print the result."""
     from paceline.bench import check_file, read_ranks
     from paceline.machine.calibration import SECONDS, calibrate, check_ranks
 
     seconds = SECONDS if args.seconds is None else args.seconds
     if not 0 < seconds < math.inf:
-        raise UsageError(f"seconds must be more than 0 and have an end; got {seconds:g}")
+        raise UsageError(f"seconds must be a finite number above 0; got {seconds:g}")
     check_file("--out", args.out)
     ranks = check_ranks(None if args.ranks is None else read_ranks(args.ranks))
     try:
         machine = calibrate(ranks, seconds=seconds)
-    except RuntimeError as failed:  # ranks that were started for it, and have said why
+    except RuntimeError as failed:  # the ranks have printed why
         print(f"paceline simulate: {failed}", file=sys.stderr)
         return 1
     machine.save(args.out)
-    print(told(machine))
+    print(describe(machine))
     print(f"\nmachine: {args.out}")
     return 0
 
 
-def told(machine: Machine) -> str:
-    """What a machine is, in a table by the number of ranks that are at it at once."""
+def describe(machine: Machine) -> str:
+    """Return a table of a machine's costs by the number of ranks that are active at once."""
     link = machine.link
     counts = sorted(set(link.send.tables) & set(link.take.tables) - {1})
     rows: dict[str, list[str]] = {
         "ranks at once": [str(count) for count in counts],
-        "a message of 8 bytes, us": [_us(_message(machine, SMALL, count)) for count in counts],
-        "a message of 1 MiB, GB/s": [
-            f"{1e-9 * LARGE / _message(machine, LARGE, count):.2f}" for count in counts
-        ],
+        "8-byte message, us": [_us(_message(machine, SMALL, count)) for count in counts],
+        "1-MiB message, GB/s": [f"{1e-9 * LARGE / _message(machine, LARGE, count):.2f}" for count in counts],
     }
     for name, nbytes in (("Barrier", 0), ("Allreduce", SMALL), ("Allreduce", LARGE)):
         curves = machine.collectives.get(name)
         if curves is not None:
             words = "MPI's Barrier, us" if name == "Barrier" else f"MPI's {name} of {text.size(nbytes)}, us"
             rows[words] = [_us(curves.at(nbytes, count)) for count in counts]
-    for name, words in (("combine", "a + b"), ("sum", "adding up rows"), ("copy", "copying")):
+    for name, words in (("combine", "a + b"), ("sum", "summing rows"), ("copy", "copying")):
         curves = machine.memory.get(name)
         if curves is not None:
-            rows[f"{words}, GB/s a rank"] = [
+            rows[f"{words}, GB/s per rank"] = [
                 f"{1e-9 * LARGE / curves.at(LARGE, count):.2f}" for count in counts
             ]
     eager = text.size(machine.eager_limit)

@@ -1,4 +1,4 @@
-"""`paceline simulate run`: a program that was written for mpi4py, on simulated ranks."""
+"""`paceline simulate run`: run a program written for mpi4py on simulated ranks."""
 
 from __future__ import annotations
 
@@ -19,56 +19,68 @@ if TYPE_CHECKING:
 EPILOG = """
 examples:
   paceline simulate run program.py -n 64 --network 10gbe
-  paceline simulate run program.py -n 8 --seeds 200               # 200 orders of what happens at the same time
+  paceline simulate run program.py -n 8 --seeds 200               # try 200 orders of simultaneous events
   paceline simulate run program.py -n 4 --rendezvous              # does it rely on messages being buffered?
-  paceline simulate run ring.py --function ring -n 1024           # ring(comm), and not the whole file
+  paceline simulate run ring.py --function ring -n 1024           # call ring(comm) instead of running the whole file
   paceline simulate run program.py -n 4 -- --epochs 3             # after -- come the program's own arguments
 
-Every rank executes the file as __main__ with names of its own; modules that it imports are one for all. The program's own
-computing takes no virtual time but what it says: MPI.COMM_WORLD.Compute(seconds).
+Every rank executes the file as __main__ with its own global names; imported modules are shared by all ranks. The program's
+own computing takes no virtual time, except for what it declares with MPI.COMM_WORLD.Compute(seconds).
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The program, the ranks, and what they are simulated on."""
+    """Add the arguments."""
     parser.epilog = EPILOG
     parser.usage = "paceline simulate run FILE.py -n P [options] [-- arguments of the program]"
     _add_options(parser)
-    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="FILE.py", help="and its own arguments")
+    parser.add_argument(
+        "program",
+        nargs=argparse.REMAINDER,
+        metavar="FILE.py",
+        help="the program, followed by its own arguments",
+    )
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-n", "--ranks", type=int, metavar="P", help="how many ranks")
+    parser.add_argument("-n", "--ranks", type=int, metavar="P", help="number of ranks")
     parser.add_argument(
-        "--function", metavar="NAME", help="call this function of the file with the communicator"
+        "--function",
+        metavar="NAME",
+        help="call this function of the file with the communicator instead of running the file",
     )
     parser.add_argument(
-        "--network", metavar="NETWORK", help="a network by name, or a machine's file (default: loopback)"
+        "--network",
+        metavar="NETWORK",
+        help="a network by name, or the file of a calibrated machine (default: loopback)",
     )
     parser.add_argument(
-        "--seed", type=int, metavar="N", help="another one explores another order of events (default: 0)"
+        "--seed", type=int, metavar="N", help="selects one of the possible orders of events (default: 0)"
+    )
+    parser.add_argument("--seeds", type=int, metavar="N", help="try N seeds and stop at the first that fails")
+    parser.add_argument(
+        "--faults", metavar="FILE", help="a script of faults, such as fail_at(rank=3, time=0.5)"
     )
     parser.add_argument(
-        "--seeds", type=int, metavar="N", help="try so many, and stop at the first that fails"
+        "--rendezvous",
+        action="store_true",
+        default=None,
+        help="never buffer a message: a send waits for its receive",
     )
-    parser.add_argument(
-        "--faults", metavar="FILE", help="a script of what goes wrong: fail_at(rank=3, time=0.5)"
-    )
-    parser.add_argument("--rendezvous", action="store_true", default=None, help="buffer no message")
     parser.add_argument(
         "--no-strict", dest="lenient", action="store_true", default=None,
-        help="let pass what a real MPI may let pass: changed buffers, messages that nobody receives",
+        help="tolerate what a real MPI may tolerate: buffers changed too early, messages never received",
     )  # fmt: skip
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run it; what it cost goes to stderr."""
+    """Run the program; print what it cost to stderr."""
     file, arguments = _program(args)
     ranks, first = args.ranks, args.seed or 0
     count = 1 if args.seeds is None else args.seeds
     if ranks is None or ranks < 1:
         raise UsageError(
-            "-n must say how many ranks, at least 1; got " + ("none" if ranks is None else str(ranks))
+            "-n must give the number of ranks, at least 1; got " + ("none" if ranks is None else str(ranks))
         )
     if first < 0 or count < 1:
         raise UsageError(f"seed must be at least 0 and seeds at least 1; got {first} and {count}")
@@ -89,7 +101,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _program(args: argparse.Namespace) -> tuple[Path, list[str]]:
-    """The file and its own arguments; options of ours may stand behind it too."""
+    """Return the file and its own arguments; options of this command may also follow the file."""
     words = [word for place, word in enumerate(args.program) if word != "--" or place > 0]
     if not words:
         raise UsageError("a program is needed; write: paceline simulate run FILE.py -n 4")
@@ -115,7 +127,7 @@ def _run(program: Script, seeds: range, options: dict[str, Any]) -> int:
 
     outcomes = []
     for seed in seeds:
-        # What the ranks print is the same again, or of no interest: the first time is enough.
+        # What the ranks print is shown for the first seed only.
         quiet = contextlib.nullcontext() if seed == seeds.start else _nothing_printed()
         try:
             with quiet:
@@ -127,10 +139,10 @@ def _run(program: Script, seeds: range, options: dict[str, Any]) -> int:
                 if isinstance(error.error, SystemExit):
                     return _exit_status(error)
             sys.stdout.flush()
-            print(_told(error, program, options["ranks"]), file=sys.stderr)
+            print(_describe_error(error, program, options["ranks"]), file=sys.stderr)
             if len(seeds) > 1:
                 print(
-                    f"seed {seed} of {seeds.start} to {seeds.stop - 1}; --seed {seed} does it again",
+                    f"seed {seed} of {seeds.start} to {seeds.stop - 1}; --seed {seed} repeats it",
                     file=sys.stderr,
                 )
             return 1
@@ -139,8 +151,8 @@ def _run(program: Script, seeds: range, options: dict[str, Any]) -> int:
     return 0
 
 
-def _told(error: SimulationError, program: Script, ranks: int) -> str:
-    """What went wrong; of a rank's own exception with the lines of the program that led to it."""
+def _describe_error(error: SimulationError, program: Script, ranks: int) -> str:
+    """Return what went wrong; for an exception of the program, with its traceback inside the program."""
     from paceline.vmpi.errors import RankFailed, SimulationError
 
     if not isinstance(error, RankFailed) or isinstance(error.error, SimulationError):
@@ -153,13 +165,12 @@ def _told(error: SimulationError, program: Script, ranks: int) -> str:
 
 
 def _exit_status(error: Any) -> int:
-    """That of a rank which ended the program by itself; the others end with it, as they would hang under mpiexec."""
+    """Return the exit status of a rank that ended the program; the others end with it, since they would hang."""
     from paceline.vmpi.errors import Aborted
 
     code = error.error.code
-    how = "called" if isinstance(error.error, Aborted) else "left with"
     what = error.error if isinstance(error.error, Aborted) else f"sys.exit({code!r})"
-    print(f"rank {error.rank} {how} {what}", file=sys.stderr)
+    print(f"rank {error.rank} called {what}", file=sys.stderr)
     if isinstance(code, int):
         return code
     print(code, file=sys.stderr)

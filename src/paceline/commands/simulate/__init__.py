@@ -1,20 +1,20 @@
-"""`paceline simulate`: what ranks that are not there would do."""
+"""`paceline simulate`: ranks that do not exist, in virtual time; one module per sub-command."""
 
 from __future__ import annotations
 
 import argparse
 
-from paceline.commands import _simulate_calibrate, _simulate_run, _simulate_scaling
+from paceline.commands.simulate import calibrate, run, scaling
 
 KINDS = {
-    "scaling": (_simulate_scaling, "predict speedup by the number of ranks, where it ends and why"),
-    "calibrate": (_simulate_calibrate, "measure what messages and memory cost on this machine"),
-    "run": (_simulate_run, "run your own mpi4py program, unchanged, on simulated ranks"),
+    "scaling": (scaling, "predict the speedup for each number of ranks, where scaling stops, and why"),
+    "calibrate": (calibrate, "measure what messages and memory accesses cost on this machine"),
+    "run": (run, "run your own mpi4py program, unchanged, on simulated ranks"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to simulate."""
+    """Add the sub-commands."""
     parser.epilog = """
 examples:
   paceline simulate scaling --strategy sync:allreduce=ring --strategy local-sgd --ranks 1..256 --network 10gbe
@@ -34,13 +34,13 @@ examples:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Simulate."""
+    """Run a sub-command."""
     from paceline.errors import UsageError
     from paceline.launch import world
 
-    if (here := world()) is not None:  # each rank of that job would simulate everything
+    if (here := world()) is not None:  # each rank would simulate everything
         if here.rank != 0:
             return 2
-        raise UsageError(f"simulated ranks are all in one process: leave out {here.launcher}")
+        raise UsageError(f"simulated ranks are all in one process: run it without {here.launcher}")
     status: int = KINDS[args.simulation][0].main(args)
     return status

@@ -1,4 +1,4 @@
-"""`paceline simulate scaling`: what more ranks would buy."""
+"""`paceline simulate scaling`: predict what more ranks would bring."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from paceline.commands._settings import add_settings, add_simulation
 from paceline.config import Config
 from paceline.errors import UsageError
 from paceline.simulate.options import NAMES, Options
+from paceline.text import Bar
 
 EPILOG = """
 examples:
@@ -21,47 +22,47 @@ examples:
   paceline simulate scaling --strategy sync --strategy parameter-server:masters=4 --batch 256 --accuracy --epochs 2
   paceline simulate scaling --strategy sync --ranks 2,4,8,16 --network machine.json --measured runs -o predicted
 
-ms a step: of a batch that all ranks compute together (serial, sync, main-worker), or of one rank's own batch. lost
-most to: what buys most if it costs nothing, and what part of the step that is. Virtual time has no noise: a few steps are
-simulated for each number of ranks, with nothing computed, unless --accuracy.
+"ms a step" is for a batch that all ranks compute together (serial, sync, main-worker), or for one rank's own batch.
+"lost most to" names the cost whose removal would help most, and its share of the step. Virtual time has no noise, so a few
+steps are simulated for each number of ranks; nothing is computed unless --accuracy is given.
 """
-# What a prediction does not have: one strategy, and settings of single runs.
+# Settings that a prediction does not have: the single strategy, and those of single runs.
 NOT_HERE = ("strategy", "on_divergence", "replay")
 NOT_SIMULATED = ("compute", "faults")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The ways to train, the ranks, the work, and what it is simulated on."""
+    """Add the arguments."""
     parser.epilog = EPILOG
     parser.add_argument(
         "--strategy", dest="strategies", action="append", metavar="STRATEGY",
-        help="a way to train; may be given several times (default: sync)",
+        help="a strategy to predict; may be given several times (default: sync)",
     )  # fmt: skip
     parser.add_argument(
         "--ranks", default="1..64", metavar="LIST",
-        help="numbers of ranks: a list (2,4,6), or a range in which each is twice the one before (default: 1..64)",
+        help="numbers of ranks: a list (2,4,6) or a doubling range (1..64) (default: 1..64)",
     )  # fmt: skip
     add_settings(parser, but=NOT_HERE)
-    add_simulation(parser.add_argument_group("what is simulated"), but=NOT_SIMULATED)
+    add_simulation(parser.add_argument_group("the simulated machine"), but=NOT_SIMULATED)
     parser.add_argument(
         "--accuracy",
         action="store_true",
-        help="really compute whole runs of --epochs: accuracy and staleness too",
+        help="compute whole runs of --epochs, to predict accuracy and staleness too",
     )
     parser.add_argument(
         "--measured", nargs="+", default=[], metavar="RUNS",
-        help="folders of real runs, to be shown beside the prediction",
+        help="folders of real runs to show beside the prediction",
     )  # fmt: skip
     parser.add_argument(
         "--messages", type=int, default=3_000_000, metavar="N",
-        help="simulated messages that one number of ranks may take (default: 3000000)",
+        help="the most simulated messages for one number of ranks (default: 3000000)",
     )  # fmt: skip
     parser.add_argument(
         "-o", "--out", type=Path, default=Path("scaling"), metavar="FOLDER",
-        help="where scaling.svg, scaling.png and scaling.json go (default: scaling)",
+        help="where to write scaling.svg, scaling.png and scaling.json (default: scaling)",
     )  # fmt: skip
-    parser.add_argument("--quiet", action="store_true", help="no progress")
-    parser.add_argument("--json", action="store_true", help="print the JSON in the place of the table")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -90,7 +91,12 @@ def main(args: argparse.Namespace) -> int:
     from paceline.simulate.training import costs_for
     from paceline.training.job import Job
 
-    tell = _Teller(args.quiet)
+    bar = Bar() if sys.stderr.isatty() and not args.quiet else None
+
+    def tell(text: str) -> None:
+        if bar is not None:
+            bar.draw(before=text)
+
     strategies = [normalize_name(text) for text in args.strategies or ["sync"]]
     find_runs(args.measured)
     load_network(options.network)
@@ -106,9 +112,9 @@ def main(args: argparse.Namespace) -> int:
     try:
         with limit_threads(config.threads or 1):
             for name, job in jobs.items():
-                tell(f"what {name} costs")
+                tell(f"measuring what {name} costs")
                 network, costs[name] = costs_for(job, options)
-    except RuntimeError as failed:  # ranks that were started to measure it, and have said why
+    except RuntimeError as failed:  # the ranks that measure it have printed why
         print(f"paceline simulate: {failed}", file=sys.stderr)
         return 1
     alone = costs["serial"]
@@ -131,7 +137,8 @@ def main(args: argparse.Namespace) -> int:
     try:
         prediction = scaling.predict()
     finally:
-        tell("")
+        if bar is not None:
+            bar.close()
     points = find_measured(args.measured, config, strategies, prediction.serial.samples_per_second)
     told = to_values(bench, prediction, points)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -144,7 +151,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def read_ranks(text: str) -> list[int]:
-    """Numbers of ranks, rising.
+    """Parse numbers of ranks and return them in rising order.
 
     >>> read_ranks("1..16"), read_ranks("3,6..24,5")
     ([1, 2, 4, 8, 16], [3, 5, 6, 12, 24])
@@ -153,7 +160,7 @@ def read_ranks(text: str) -> list[int]:
     for word in text.split(","):
         first, dots, last = (part.strip() for part in word.partition(".."))
         if not first.isdecimal() or (dots and not last.isdecimal()):
-            raise UsageError(f"--ranks takes numbers like 1..1024 or 2,4,6; got {text!r}")
+            raise UsageError(f"--ranks must be numbers such as 1..1024 or 2,4,6; got {text!r}")
         low, high = int(first), int(last or first)
         if low < 1 or high < low:
             raise UsageError(f"numbers of ranks must rise from at least 1; got {word!r}")
@@ -174,22 +181,8 @@ def _folder(folder: Path) -> None:
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {(error.strerror or str(error)).lower()}") from None
     if not os.access(above, os.W_OK):
-        raise UsageError(f"cannot write to {folder}: {above} may not be written to")
+        raise UsageError(f"cannot write to {folder}: {above} is not writable")
     try:
         Path(tempfile.mkdtemp(dir=above)).rmdir()
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {(error.strerror or str(error)).lower()}") from None
-
-
-class _Teller:
-    """Says on a terminal what is being simulated, on one line."""
-
-    def __init__(self, quiet: bool) -> None:
-        self._silent = quiet or not sys.stderr.isatty()
-        self._width = 0
-
-    def __call__(self, text: str) -> None:
-        if not self._silent:
-            sys.stderr.write("\r" + text.ljust(self._width) + ("" if text else "\r"))
-            sys.stderr.flush()
-            self._width = len(text)
