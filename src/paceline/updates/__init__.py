@@ -52,9 +52,6 @@ def is_elementwise(update: Any) -> bool:
     return bool(getattr(update, "elementwise", True))
 
 
-# ---- What hyper-parameters must satisfy.
-
-
 def not_negative(what: str, value: float) -> None:
     """Check that a hyper-parameter is finite and at least 0.
 
