@@ -125,10 +125,27 @@ def _samples(run: Run, data: Any, split: str) -> tuple[str, list[Split]]:
     if split == "all" and isinstance(data, tuple) and len(data) == 2 and all(map(_is_array, data)):
         return "arrays", [_pair(run, np.asarray(data[0]), np.asarray(data[1]))]
     dataset = _load_like(run, data, whole=split == "all")
-    _check(run, dataset)
+    numbers = _check(run, dataset)
     wanted = SPLITS if split == "all" else (split,)
     parts: list[Split] = [getattr(dataset, part) for part in wanted]
-    return dataset.name, [part for part in parts if len(part)]
+    parts = [part for part in parts if len(part)]
+    return dataset.name, parts if numbers is None else [Renumbered(part, numbers) for part in parts]
+
+
+class Renumbered:
+    """Samples whose classes have other numbers: class c of the split becomes class `numbers[c]`."""
+
+    def __init__(self, split: Split, numbers: Array) -> None:
+        self.split, self.numbers = split, numbers
+        self.shape, self.label_shape, self.label_dtype = split.shape, split.label_shape, split.label_dtype
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def take(self, indices: Array, inputs: Array, labels: Array) -> None:
+        """Write the samples at `indices` into `inputs` and their renumbered classes into `labels`."""
+        self.split.take(indices, inputs, labels)
+        labels[...] = self.numbers[labels]
 
 
 def _load_like(run: Run, data: Any, *, whole: bool) -> Dataset:
@@ -155,11 +172,14 @@ def _pair(run: Run, inputs: Array, labels: Array) -> Split:
     return split
 
 
-def _check(run: Run, data: Dataset) -> None:
-    """Check that the run's model can take the samples and labels."""
+def _check(run: Run, data: Dataset) -> Array | None:
+    """Check that the run's model can take the samples and labels.
+
+    Returns the run's numbers of the classes where the data have only some of them, and so number them differently.
+    """
     config = run.config
     if "shape" not in config or data is None:
-        return
+        return None
     _check_shapes(run, data.name, data.shape, data.label_shape)
     if config["classes"] and not data.classes:
         raise UsageError(
@@ -171,6 +191,8 @@ def _check(run: Run, data: Dataset) -> None:
     if not names and "target" in config and all(name.isdigit() for name in data.class_names):
         names = tuple(map(str, range(config["classes"])))  # its labels were these numbers
     if data.class_names and names and data.class_names != names:
+        if set(data.class_names) <= set(names):
+            return np.array([names.index(name) for name in data.class_names])
         raise UsageError(
             f"{data.name} has the classes {_listed(data.class_names)}; {run.folder} was trained on {_listed(names)}"
         )
@@ -178,6 +200,7 @@ def _check(run: Run, data: Dataset) -> None:
         raise UsageError(
             f"{data.name} has {data.classes} classes; {run.folder} was trained on {config['classes']}"
         )
+    return None
 
 
 def _check_shapes(run: Run, name: str, shape: tuple[int, ...], label_shape: tuple[int, ...]) -> None:

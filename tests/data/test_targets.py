@@ -46,14 +46,30 @@ def test_the_output_and_the_record_say_values(tmp_path: Path, capsys: pytest.Cap
         assert (config["target"], config["classes"]) == ("values", 0)
 
 
+@pytest.mark.parametrize("names", ["012", "357", "abc"])
+def test_other_data_may_have_only_some_of_the_classes(tmp_path: Path, names: str) -> None:
+    def rows(file: str, classes: list[int]) -> str:
+        (tmp_path / file).write_text("a,b,label\n" + "".join(f"{c},{c % 2},{names[c]}\n" for c in classes))
+        return str(tmp_path / file)
+
+    model = "mlp:8,activation=relu,loss=cross-entropy"
+    data = rows("all.csv", [n % 3 for n in range(90)])
+    fitted = fit(model, data, strategy="serial", epochs=60, batch=8, lr=0.3, runs=tmp_path, quiet=True)
+    assert fitted.run is not None
+    assert fitted.test_accuracy == 1  # the classes are told by the first column
+    for classes in ([2], [2, 0, 2], [1, 2], [2, 1, 0]):
+        predicted = predict(fitted.run, data=rows("some.csv", classes))
+        assert (predicted.classes.tolist(), predicted.accuracy) == (classes, 1)
+
+
 def test_other_data_are_read_like_the_run_s(tmp_path: Path) -> None:
     file = table(tmp_path, "grades.csv", [n % 3 for n in range(60)])
     fitted = fit("mlp:4", file, strategy="serial", epochs=1, batch=8, runs=tmp_path, quiet=True)
     assert fitted.run is not None
     few = table(tmp_path, "few.csv", [2, 0, 1])  # too few rows to take these for classes by themselves
     assert predict(fitted.run, data=few).scores.shape == (3, 3)
-    with pytest.raises(UsageError, match=r"few has the classes 0, 2; .* was trained on 0, 1, 2"):
-        predict(fitted.run, data=table(tmp_path, "few.csv", [2, 0, 2, 0]))
+    with pytest.raises(UsageError, match=r"few has the classes 0, 3; .* was trained on 0, 1, 2"):
+        predict(fitted.run, data=table(tmp_path, "few.csv", [3, 0, 3, 0]))
     prices = table(tmp_path, "prices.csv", [7 * n for n in range(60)])
     fitted = fit("mlp:4", prices, strategy="serial", epochs=1, batch=8, lr=1e-9, runs=tmp_path, quiet=True)
     assert fitted.run is not None
