@@ -2,9 +2,9 @@
 
     paceline train --strategy own_strategy:SignVote --lr 0.001 -n 4
 
-or as a plain function of a worker from Python: `paceline.fit(…, strategy=train)`.
+or from Python: `paceline.fit(…, strategy=SignVote())`. With `--simulate` it runs on more ranks than the machine has.
 
-    each rank:   s_i <- sign(g_i)                   one of -1, 0, 1 a parameter
+    each rank:   s_i <- sign(g_i)                   one of -1, 0, 1 per parameter
     all ranks:   s   <- sign(s_1 + … + s_p)         the majority
                  x   <- x - eta s
 """
@@ -23,13 +23,15 @@ class SignVote(Strategy):
 
     def train(self, me: paceline.Worker) -> None:
         me.broadcast()
-        votes = np.empty(me.model.g.size, np.int8)
+        g = me.model.g
+        votes = me.vector(dtype=np.min_scalar_type(-me.size - 1))  # integers that can count all ranks
         for epoch in me.epochs():
             for batch in me.batches(epoch):
                 me.gradient(batch)
-                np.sign(me.model.g, out=votes, casting="unsafe")  # s_i <- sign(g_i)
+                np.sign(g, out=votes, casting="unsafe")  # s_i <- sign(g_i)
                 me.allreduce(votes)  # s <- s_1 + … + s_p
-                me.step(np.sign(votes).astype(me.model.x.dtype), 1)  # x <- x - eta sign(s)
+                g[:] = np.sign(votes)
+                me.step(g, 1)  # x <- x - eta sign(s)
             me.validate(epoch)
 
 

@@ -80,7 +80,7 @@ class Vector(np.ndarray[Any, np.dtype[Any]]):
             passed = named["out"][0] if outputs else max(arrays, key=np.size)
             _charge(meter, "combine" if sum(a.size > 1 for a in arrays) > 1 else "copy", passed.nbytes)
         if meter is not None and meter.time_only:
-            return self._unknown(ufunc, method, arrays, outputs, meter, named)
+            return self._unknown(ufunc, method, inputs, outputs, meter, named)
         found = getattr(ufunc, method)(*(_plain(given) for given in inputs), **named)
         if len(outputs) == 1:
             return outputs[0]
@@ -88,18 +88,22 @@ class Vector(np.ndarray[Any, np.dtype[Any]]):
 
     @staticmethod
     def _unknown(
-        ufunc: np.ufunc, method: str, arrays: list[Array], outputs: tuple[Any, ...], meter: Meter, named: Any
+        ufunc: np.ufunc, method: str, inputs: Any, outputs: tuple[Any, ...], meter: Meter, named: Any
     ) -> Any:
         """Return what an operation would give, without its values."""
         if outputs:
             return outputs[0] if len(outputs) == 1 else outputs
+        arrays = [np.asarray(given) for given in inputs]
         if method != "__call__":
             axis = named.get("axis", 0)
             if arrays[0].ndim <= 1 or axis is None:
                 return _nan(arrays[0].dtype)
             kept = tuple(n for place, n in enumerate(arrays[0].shape) if place != axis % arrays[0].ndim)
             return vector(shared_memory(kept, arrays[0].dtype), meter)
-        one = [np.ones((1,) * a.ndim, a.dtype) if a.ndim else a for a in arrays]
+        one = [
+            np.ones((1,) * a.ndim, a.dtype) if a.ndim else given
+            for a, given in zip(arrays, inputs, strict=True)
+        ]
         found = ufunc(*one, **{key: value for key, value in named.items() if key in ("dtype", "casting")})
         shape = np.broadcast_shapes(*(a.shape for a in arrays))
         made = [vector(shared_memory(shape, some.dtype), meter) for some in _tuple(found)]

@@ -29,23 +29,28 @@ class Stopwatch:
     (1.0, 2.0, 3.0, 1.0)
     """
 
-    __slots__ = ("clock", "kind", "last", "seconds", "waits")
+    __slots__ = ("clock", "kind", "last", "seconds", "shortest", "waits")
 
-    def __init__(self, clock: Callable[[], float], waits: str = "exchange") -> None:
+    def __init__(self, clock: Callable[[], float], waits: str = "exchange", *, shortest: float = 0.0) -> None:
         self.clock = clock
         self.seconds = dict.fromkeys(KINDS, 0.0)
         self.kind = "update"
         """What is under way."""
         self.waits = waits
         """The kind of calls that wait for other ranks: "wait", or "exchange" where waiting is worked out afterwards."""
+        self.shortest = shortest
+        """Spans shorter than this, the Python between two calls, belong to what follows them."""
         self.last = clock()
 
     def switch(self, kind: str) -> str:
         """Begin another kind of work; return the one that ends."""
         now, ended = self.clock(), self.kind
-        if ended != "setup":
-            self.seconds[ended] += now - self.last
-        self.last, self.kind = now, kind
+        self.kind = kind
+        elapsed = now - self.last
+        if elapsed >= self.shortest:
+            if ended != "setup":
+                self.seconds[ended] += elapsed
+            self.last = now
         return ended
 
     def lap(self, kind: str) -> float:
@@ -93,8 +98,10 @@ class TracedStopwatch(Stopwatch):
         clock: Callable[[], float],
         report: Callable[[str, float, float], None],
         waits: str = "exchange",
+        *,
+        shortest: float = 0.0,
     ) -> None:
-        super().__init__(clock, waits)
+        super().__init__(clock, waits, shortest=shortest)
         self._report = report
 
     def switch(self, kind: str) -> str:

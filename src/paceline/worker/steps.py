@@ -22,6 +22,8 @@ from paceline.worker.evaluation import ratio
 
 Array = NDArray[Any]
 WHOLE = slice(None)
+# Seconds of a real clock that are not worth a span of time of their own.
+SHORTEST = 1e-6
 
 
 class Steps:
@@ -41,6 +43,7 @@ class Steps:
         on_step: Callable[[int, float], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         in_step: bool = True,
+        simulated: bool = False,
         origin: float | None = None,
         events: Events | None = None,
     ) -> None:
@@ -55,8 +58,12 @@ class Steps:
         self.steps = epochs * batches.steps_per_epoch
         self.log = array("d")
         # Where ranks go in step, what each waited is worked out from their exchanges at the end of the run.
-        waits = "exchange" if in_step else "wait"
-        self.watch = Stopwatch(clock, waits) if events is None else TracedStopwatch(clock, events.lap, waits)
+        waits, shortest = "exchange" if in_step else "wait", 0.0 if simulated else SHORTEST
+        self.watch = (
+            Stopwatch(clock, waits, shortest=shortest)
+            if events is None
+            else TracedStopwatch(clock, events.lap, waits, shortest=shortest)
+        )
         self.origin = self.watch.last if origin is None else origin
         """The reading of the clock that the steps' starts are counted from: the same moment on all ranks."""
         self._schedule = schedule

@@ -116,6 +116,7 @@ class Worker(Steps):
             on_step=on_step,
             clock=clock,
             in_step=in_step,
+            simulated=meter is not None,
             origin=origin,
             events=events,
         )

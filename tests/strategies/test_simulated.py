@@ -1,0 +1,148 @@
+"""Strategies and updates of the users' own, and what built-in strategies do, on simulated ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from examples.own_strategy import SignVote
+
+from paceline import fit
+from paceline.data import Batches, load
+from paceline.errors import UsageError
+from paceline.models.mlp import build
+from paceline.record import Run
+from paceline.strategies.parameter_server._master import Outbox
+from paceline.training.fitted import Fitted
+from paceline.worker import Worker, worker
+from tests.simulate.costs import COSTS
+
+CLIPPED = "tests.strategies.own_updates:Clipped"
+
+
+@pytest.fixture
+def simulated(tmp_path: Path) -> Any:
+    machine = tmp_path / "costs.json"
+    COSTS.save(machine)
+
+    def simulated(strategy: Any, ranks: int, **settings: Any) -> Fitted:
+        given = {"epochs": 2, "batch": 30, "draws": 6, "machine": str(machine), "runs": None, **settings}
+        model, data = given.pop("model", "mlp:8"), given.pop("data", "iris")
+        return fit(model, data, strategy=strategy, ranks=ranks, on="sim", quiet=True, **given)
+
+    return simulated
+
+
+def test_more_ranks_vote_than_a_byte_can_count(simulated: Any) -> None:
+    digits, ranks = load("digits"), 200
+    found = simulated(SignVote(), ranks, data="digits", model="mlp:4", batch=400, draws=1, epochs=1, lr=0.01)
+    model, total = build(digits, 4, seed=0), 0.0
+    before = model.x.copy()
+    for rank in range(ranks):
+        model.gradient(Batches(digits.train, batch=400, rank=rank, ranks=ranks, draws=1).at(0, 0))
+        total = total + np.sign(model.g)
+    assert np.abs(total).max() > 127
+    np.testing.assert_allclose(found.model.x, before - np.float32(0.01) * np.sign(total), atol=1e-7)
+
+
+def mixing(me: Worker) -> None:
+    """A strategy with vector work of many kinds, and messages of its own."""
+    me.broadcast()
+    x, start, message = me.model.x, me.vector(), me.vector(more=1)
+    rows = me.vectors(2)
+    right, left = (me.rank + 1) % me.size, (me.rank - 1) % me.size
+    for epoch in me.epochs():
+        for batch in me.batches(epoch):
+            start[:] = x
+            me.gradient(batch)
+            me.model.g *= 1.0
+            me.step(me.model.g, batch.count)
+            message[:-1] = x - start
+            message[-1] = np.linalg.norm(x)
+            requests = [me.comm.Irecv(rows[0], source=left), me.comm.Isend(message[:-1], dest=right)]
+            type(requests[0]).Waitall(requests)
+            x[10:20] += 0.5 * rows[0][10:20]
+            rows[1] = np.maximum(x.astype(np.float64), rows[0])
+            x -= 1e-3 * (rows[1] - x) * float(np.vdot(x, x) > -1)
+        x[:] = me.mean()(x)
+        me.validate(epoch)
+
+
+@pytest.mark.parametrize("strategy", [SignVote(), mixing])
+def test_a_strategy_of_ones_own_takes_the_same_time_with_and_without_computing(
+    simulated: Any, strategy: Any, tmp_path: Path
+) -> None:
+    big = {"data": "digits", "model": "mlp:40", "lr": 0.003}  # vectors that ranks share where nothing is computed
+    full = simulated(strategy, 5, jitter=0.1, runs=tmp_path, **big)
+    time_only = simulated(strategy, 5, jitter=0.1, compute=False, **big)
+    assert full.diverged is None
+    assert full.test_accuracy is not None
+    assert time_only.train_seconds == full.train_seconds
+    kinds = ("compute", "exchange", "wait", "update")
+    assert [time_only.seconds[kind] for kind in kinds] == [full.seconds[kind] for kind in kinds]
+    assert full.seconds["exchange"] > 0
+    assert Run(full.run or "").simulated is not None
+
+
+@pytest.mark.parametrize("strategy", ["sync:allreduce=shared-memory", "sync", "sync:allreduce=ring"])
+def test_an_update_that_needs_the_whole_vector_gets_it(simulated: Any, strategy: str) -> None:
+    serial = simulated("serial", 1, dtype="float64", update=CLIPPED)
+    found = simulated(strategy, 4, dtype="float64", update=CLIPPED)
+    np.testing.assert_allclose(found.model.x, serial.model.x, rtol=1e-9, atol=1e-12)
+
+
+def test_an_update_that_says_nothing_is_applied_to_slices(simulated: Any) -> None:
+    unmarked = CLIPPED.replace("Clipped", "Unmarked")
+    whole = simulated("sync:allreduce=ring", 4, dtype="float64", update=unmarked)
+    slices = simulated("sync:allreduce=shared-memory", 4, dtype="float64", update=unmarked)
+    assert np.abs(whole.model.x - slices.model.x).max() > 1e-6
+
+
+def test_masters_that_own_pieces_refuse_an_update_that_needs_the_whole_vector(simulated: Any) -> None:
+    for options in ("", ",placement=even,masters=2"):
+        with pytest.raises(
+            UsageError, match=r"Clipped needs the whole vector, and masters update pieces of it; choose"
+        ):
+            simulated(f"parameter-server:rule=plain{options}", 4, update=CLIPPED)
+    one = "parameter-server:rule=plain,placement=even"
+    assert simulated(one, 3, update=CLIPPED).findings["gradients_applied"] == 12
+
+
+def test_gossip_says_why_messages_were_not_sent(simulated: Any) -> None:
+    found = simulated("gossip", 2, draws=60, slow="1:60x")
+    messages = found.findings["messages"]
+    assert messages["not_sent_low_weight"] > 0
+    assert messages["not_sent"] == messages["not_sent_low_weight"] + messages["not_sent_under_way"]
+    said = f"{messages['not_sent_low_weight']:,} not sent because the rank's weight was too low"
+    assert said in found.remarks[0]
+    assert ("still under way" in found.remarks[0]) == (messages["not_sent_under_way"] > 0)
+
+
+def test_the_test_samples_are_evaluated_together_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluated = []
+    score_together = worker.score_together
+
+    def counted(model: Any, split: Any, control: Any) -> Any:
+        evaluated.append(len(split))
+        return score_together(model, split, control)
+
+    monkeypatch.setattr(worker, "score_together", counted)
+    found = fit("mlp:8", "iris", strategy="psgd", ranks=1, batch=10, epochs=1, runs=None, quiet=True)
+    assert evaluated == [15, 15]  # validation and test samples
+    assert found.findings["average"]["test_loss"] == found.test_loss
+
+
+def test_masters_keep_no_copy_for_every_epoch(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way, send_copy = [], Outbox.send_copy
+
+    def counted(self: Outbox, *arguments: Any, **named: Any) -> None:
+        send_copy(self, *arguments, **named)
+        under_way.append(len(self.copies))
+
+    monkeypatch.setattr(Outbox, "send_copy", counted)
+    found = simulated("parameter-server:masters=2,placement=even", 4, epochs=40, draws=2)
+    assert len(found.history) == 40
+    assert len(under_way) > 40
+    assert max(under_way) <= 4
