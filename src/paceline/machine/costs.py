@@ -15,6 +15,7 @@ from typing import Any
 
 from paceline.errors import UsageError
 from paceline.machine.profile import FORMAT, Costs
+from paceline.strategies import Strategy
 from paceline.training.job import Job
 from paceline.vmpi.curves import Curves, make_monotonic
 
@@ -24,18 +25,24 @@ SECONDS = 2.0  # for each kind of loop, with each number of ranks
 
 
 def measure_costs(
-    job: Job, ranks: Sequence[int] | None = None, *, seconds: float = SECONDS, alone: Costs | None = None
+    job: Job,
+    ranks: Sequence[int] | None = None,
+    *,
+    seconds: float = SECONDS,
+    alone: Costs | None = None,
+    own: bool = True,
 ) -> Costs:
-    """Measure what the job's work costs, with each number of processes at it at once.
+    """Measure what the job's work costs, with each number of processes doing it at once.
 
-    `ranks`: by default 1, 2, 4 … up to the cores. The thread policy is the job's, one thread a rank unless it says.
+    `ranks`: by default 1, 2, 4 … up to the cores. Threads are the job's, one per rank unless it says otherwise.
     `alone`: what is known already of the work that a rank does on its own, with the same numbers of ranks.
+    `own`: measure the strategy's own kinds of work too, and not just what a rank does with any strategy.
     """
     from paceline.launch import machine_cores
     from paceline.record.environment import command_without_paths, processor
 
     cores = machine_cores()
-    if job.launcher() == "torch":
+    if own and job.launcher() == "torch":
         raise UsageError(f"{job.name()} starts its processes itself: what its work costs is not measured")
     job, parameters = _made(job)
     name = job.config.model if job.model is None else _kind(job.model).__name__
@@ -47,7 +54,7 @@ def measure_costs(
             found = merged(known, {})
         else:
             log.info("measuring %s on %d processes", name, count)
-            answer = _answer(job, count, seconds, known)
+            answer = _answer(job, count, seconds, known, own)
             bound &= answer["bound"] or count > cores
             uneven += [sigma for _, sigma in answer["alone"].pop("spread", ()) if sigma == sigma]
             found = merged(answer["alone"], answer["more"])
@@ -63,7 +70,7 @@ def measure_costs(
         cores=cores,
         date=time.strftime("%Y-%m-%d", time.gmtime()),
         command=command_without_paths(),
-        about=f"{name}, {parameters} parameters, on {job.data.name}; {job.name()}",
+        about=f"{name}, {parameters} parameters, on {job.data.name}; {job.name() if own else 'any strategy'}",
         work={kind: Curves.of(by_ranks) for kind, by_ranks in tables.items()},
         spread=(float(median(uneven)) if uneven else 0.0) if alone is None else alone.spread,
     )
@@ -72,10 +79,10 @@ def measure_costs(
 def costs_of(
     job: Job, ranks: Sequence[int] | None = None, *, again: bool = False, seconds: float = SECONDS
 ) -> Costs:
-    """What the job's work costs here: as it was measured the last time, or now. `again`: now in any case.
+    """Return what the job's work costs here: as it was measured the last time, or now. `again`: now in any case.
 
-    They are kept in the user's cache folder, for the same model, data, batch, update, strategy and processor. What a
-    rank does on its own is the same for all strategies, and measured once for them.
+    Costs are kept in the user's cache folder, for the same model, data, batch, update, strategy and processor. What a rank
+    does on its own is the same with all strategies and is measured once for them.
     """
     job, parameters = _made(job)
 
@@ -98,14 +105,12 @@ def _kept(
     seconds: float,
     alone: Costs | None,
 ) -> Costs:
-    """What was kept under a name, or else is measured now, and kept."""
+    """Return what was kept under a name, or else measure it now and keep it."""
     if not again:
         for folder in _folders():
             with suppress(UsageError):
                 return Costs.load(folder / name)
-    if family == ALONE:  # by a strategy that has nothing of its own to be measured
-        job = replace(job, config=replace(job.config, strategy="local-sgd"), strategy=None)
-    costs = measure_costs(job, ranks, seconds=seconds, alone=alone)
+    costs = measure_costs(job, ranks, seconds=seconds, alone=alone, own=family != ALONE)
     for folder in _folders():
         with suppress(OSError, UsageError):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -117,7 +122,7 @@ def _kept(
 
 
 def merged(alone: dict[str, Any], more: dict[str, Any]) -> dict[str, list[list[float]]]:
-    """Both, by amounts that rise, without what noise makes too high; of one kind and amount what was measured together.
+    """Merge two tables by rising amounts, without what noise makes too high; what was measured together wins.
 
     >>> merged({"update": [[2, 1.0], [8, 3.0]]}, {"update": [[4, 0.5]], "part": []})
     {'update': [[2.0, 0.5], [4.0, 0.5], [8.0, 3.0]]}
@@ -134,19 +139,25 @@ def merged(alone: dict[str, Any], more: dict[str, Any]) -> dict[str, list[list[f
 
 
 def _points(alone: Costs, ranks: int) -> dict[str, Any]:
-    """What is known with so many ranks, as they would tell it; more than there are cores took turns."""
+    """Return what is known with this many ranks, as they would measure it: more ranks than cores took turns."""
     turns = max(1.0, ranks / alone.cores)
     every = {kind: curves.tables[ranks] for kind, curves in alone.work.items()}
     return {kind: [[amount, turns * taken] for amount, taken in table] for kind, table in every.items()}
 
 
-def _answer(job: Job, ranks: int, seconds: float, known: dict[str, Any] | None) -> dict[str, Any]:
-    """What so many ranks, started for it, have measured."""
+def _answer(job: Job, ranks: int, seconds: float, known: dict[str, Any] | None, own: bool) -> dict[str, Any]:
+    """Start ranks that measure the job, and return what they found."""
     from paceline.launch import call
     from paceline.machine._job import measure
 
     threads = job.config.threads or 1
-    arguments = {"job": replace(job, data=None), "seconds": seconds, "threads": threads, "known": known}
+    arguments = {
+        "job": replace(job, data=None),
+        "seconds": seconds,
+        "threads": threads,
+        "known": known,
+        "own": own,
+    }
     found: dict[str, Any] = call(
         measure, arguments, ranks=ranks, shared={"data": job.data}, threads=threads, one_node=True
     )
@@ -205,19 +216,14 @@ def _key(job: Job, parameters: int, ranks: Sequence[int] | None, family: str) ->
 
 
 def _kind(model: Any) -> type:
-    """The class of a model, or of the module that it wraps."""
+    """Return the class of a model, or of the module that it wraps."""
     return type(getattr(model, "module", model))
 
 
 def _family(job: Job) -> str:
-    """Strategies whose work is the same."""
-    from paceline.strategies.parameter_server import ParameterServer
-    from paceline.strategies.sync import Sync
-
+    """Return a name for all strategies whose work is the same."""
     strategy = job.chosen()
-    if isinstance(strategy, ParameterServer):
-        return f"server {strategy.masters} {strategy.rule}"
-    return f"sync {strategy.allreduce}" if isinstance(strategy, Sync) else ALONE
+    return (strategy.measured_work() if isinstance(strategy, Strategy) else "") or ALONE
 
 
 def _folders() -> list[Path]:

@@ -106,6 +106,10 @@ class Strategy(ABC):
         """Return the messages and bytes that all ranks together send in a run on more than one rank."""
         return Traffic.unknown("the strategy declares no formula")
 
+    def measured_work(self) -> str:
+        """Return a name for work of its own that must be measured on real ranks before it is simulated; "": none."""
+        return ""
+
     def remedies(self, trouble: Trouble, *, update: str = "sgd") -> Sequence[Change]:
         """Return changes of this strategy's options, or of the run's settings, that help against a trouble."""
         return [Change(factors={"lr": 0.5})] if trouble in ("old gradients", "divergence") else []

@@ -77,6 +77,9 @@ class Sync(Strategy):
                 f"shared-memory needs all ranks on one node; there are {nodes} nodes; choose hierarchical"
             )
 
+    def measured_work(self) -> str:
+        return f"sync {self.allreduce}"
+
     def train(self, me: Worker) -> None:
         me.broadcast()  # x the same on every rank
         with me.exchange(self.allreduce, factors=True) as exchange:

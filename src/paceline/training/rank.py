@@ -267,9 +267,11 @@ def train_at(place: Place, job: Job, progress: Show | None) -> Fitted:
     )
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # the guard says it in words
         (strategy.train if isinstance(strategy, Strategy) else strategy)(me)
+    me.end_training()
     _remark(me)
     traffic = (0, 0) if counted is None else (counted.counts.bytes, counted.counts.messages)
     tested = me.test()
+    me.stop_clock()
     found = collect(me, traffic, in_step=in_step)
     if events is not None:
         _keep(me, events)

@@ -355,6 +355,15 @@ class Worker(Steps):
 
     # ---- the end
 
+    def end_training(self) -> None:
+        """End training: what was done since the last exchange or step, such as giving memory back, is no part of it."""
+        self.watch.lap("evaluation")
+
+    def stop_clock(self) -> None:
+        """Stop measuring: what follows is the record of the run."""
+        self.watch.restart()
+        self.watch.switch("setup")
+
     def follow_first(self) -> None:
         """Give rank 0's history to all ranks, where it alone knew when epochs ended. Collective."""
         mine = json.dumps([self.diverged, [asdict(epoch) for epoch in self.history]])

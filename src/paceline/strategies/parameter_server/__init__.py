@@ -109,6 +109,9 @@ class ParameterServer(Strategy):
     def fixed_shares(self) -> bool:
         return self.share == "static"
 
+    def measured_work(self) -> str:
+        return f"server {self.masters} {self.rule}"
+
     def traffic(self, load: Load) -> Traffic:
         x, workers, batches = load.parameters * load.itemsize, load.ranks - self.masters, load.steps
         header = 8 * (self.masters * BUFFERS + load.buffers)  # all masters' headers of a gradient
