@@ -74,7 +74,11 @@ def mixing(me: Worker) -> None:
 def test_a_strategy_of_ones_own_takes_the_same_time_with_and_without_computing(
     simulated: Any, strategy: Any, tmp_path: Path
 ) -> None:
-    big = {"data": "digits", "model": "mlp:40", "lr": 0.003}  # vectors that ranks share where nothing is computed
+    big = {
+        "data": "digits",
+        "model": "mlp:40",
+        "lr": 0.003,
+    }  # vectors that ranks share where nothing is computed
     full = simulated(strategy, 5, jitter=0.1, runs=tmp_path, **big)
     time_only = simulated(strategy, 5, jitter=0.1, compute=False, **big)
     assert full.diverged is None
