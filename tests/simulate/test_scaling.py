@@ -14,11 +14,11 @@ from paceline.config import Config
 from paceline.data import load
 from paceline.errors import UsageError
 from paceline.machine import Costs, Machine, load_network
-from paceline.simulate.bottleneck import Point, find_limit, main_reason
+from paceline.simulate.bottleneck import ScalingPoint, find_limit, main_reason
 from paceline.simulate.case import RunLength, Workload
 from paceline.simulate.measured import describe, find_measured, to_values
 from paceline.simulate.options import Options
-from paceline.simulate.scaling import Curve, Growth, Prediction, Scaling
+from paceline.simulate.scaling import Growth, Prediction, Scaling, ScalingCurve
 from paceline.simulate.scaling_plot import plot
 from paceline.simulate.scaling_table import table
 from paceline.simulate.training import simulate
@@ -168,8 +168,8 @@ def test_where_it_stops_and_that_the_next_rank_says_why() -> None:
     assert "at 2 ranks a step takes" in curve.told
 
 
-def point(ranks: int, speedup: float, **more: Any) -> Point:
-    return Point(ranks=ranks, step_seconds=1.0, samples_per_second=speedup, speedup=speedup, **more)
+def point(ranks: int, speedup: float, **more: Any) -> ScalingPoint:
+    return ScalingPoint(ranks=ranks, step_seconds=1.0, samples_per_second=speedup, speedup=speedup, **more)
 
 
 def test_staleness_is_a_reason_while_time_still_falls() -> None:
@@ -276,7 +276,7 @@ def made(*, accuracy: bool = False) -> Prediction:
         )
         for p in (1, 2, 4)
     )
-    curve = Curve(
+    curve = ScalingCurve(
         strategy=RING,
         points=points,
         left_out={8: "too much"},

@@ -15,7 +15,7 @@ from paceline.compare.theory import facts_of
 from paceline.diagnosis.place import Place, place_of
 from paceline.diagnosis.timing import Line, Timing, given_line, line_of, timing_of
 from paceline.record import Run
-from paceline.simulate.bottleneck import POINT, Limit, Point, find_limit
+from paceline.simulate.bottleneck import POINT, Limit, ScalingPoint, find_limit
 from paceline.strategies import Facts
 from paceline.text import count
 
@@ -189,7 +189,7 @@ class Case:
         if not points or self.serial is None:
             return None
         if points[0].ranks > 1 or points[0].accuracy != LEARNED:
-            alone = Point(
+            alone = ScalingPoint(
                 ranks=1, step_seconds=1.0, samples_per_second=1.0, speedup=1.0, accuracy=LEARNED
             )  # fmt: skip
             points = [alone, *points]
@@ -210,16 +210,16 @@ class Case:
         return next((scale for scale in good if scale.ranks >= stops.shown.ranks), good[-1])
 
     @cached_property
-    def _points(self) -> list[Point]:
+    def _points(self) -> list[ScalingPoint]:
         return [point for scale in self.scales if (point := self._point(scale)) is not None]
 
-    def _point(self, scale: Scale) -> Point | None:
+    def _point(self, scale: Scale) -> ScalingPoint | None:
         speedup = self.speedup(scale)
         if speedup is None:
             return None
         timing = scale.timing
         lost = {part: timing.total - getattr(timing, part) for part in ("exchange", "wait", "answer")}
-        return Point(
+        return ScalingPoint(
             ranks=scale.ranks,
             step_seconds=timing.total,
             samples_per_second=1.0,

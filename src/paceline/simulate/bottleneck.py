@@ -26,7 +26,7 @@ POINT = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class ScalingPoint:
     """The predicted performance of one strategy on one number of ranks."""
 
     ranks: int
@@ -54,7 +54,7 @@ class Point:
     def lost(self) -> dict[str, float]:
         """Return the fraction of the step that is lost to each cost, largest first.
 
-        >>> point = Point(ranks=4, step_seconds=1.0, samples_per_second=1.0, speedup=2.0,
+        >>> point = ScalingPoint(ranks=4, step_seconds=1.0, samples_per_second=1.0, speedup=2.0,
         ...               without={"latency": 0.4, "compute": 0.9, "memory": 1.0})
         >>> {reason: round(share, 2) for reason, share in point.lost().items()}
         {'latency': 0.6, 'compute': 0.1, 'memory': 0.0}
@@ -72,9 +72,9 @@ class Point:
 class Limit:
     """Where a strategy stops scaling."""
 
-    at: Point
+    at: ScalingPoint
     """The last point that more ranks are worth it: beyond it there is no speedup, or too little accuracy."""
-    shown: Point
+    shown: ScalingPoint
     """The point that shows why: the same, or the next one if nothing is lost yet at the first."""
     rising: bool
     """True if it was still getting faster at the largest number of ranks."""
@@ -86,11 +86,11 @@ class Limit:
     """True if there was only one number of ranks, so nothing rises or falls."""
 
 
-def find_limit(points: Sequence[Point], accuracy: float | None = None) -> Limit:
+def find_limit(points: Sequence[ScalingPoint], accuracy: float | None = None) -> Limit:
     """Find where `points`, in order of their ranks, stop scaling; `accuracy`: the one they should reach.
 
     >>> def point(ranks, speedup):
-    ...     return Point(ranks=ranks, step_seconds=1.0, samples_per_second=speedup, speedup=speedup)
+    ...     return ScalingPoint(ranks=ranks, step_seconds=1.0, samples_per_second=speedup, speedup=speedup)
     >>> found = find_limit([point(1, 1.0), point(2, 1.8), point(4, 2.4), point(8, 2.41), point(16, 1.9)])
     >>> found.at.ranks, found.rising, found.half
     (4, False, 8)
@@ -114,13 +114,13 @@ def find_limit(points: Sequence[Point], accuracy: float | None = None) -> Limit:
     return Limit(at=at, shown=shown, rising=rising, half=half, reason=main_reason(shown), only=only)
 
 
-def main_reason(point: Point) -> str | None:
+def main_reason(point: ScalingPoint) -> str | None:
     """Return the cost to which a point loses most; None if that is little."""
     name, share = next(iter(point.lost().items()), ("", 0.0))
     return name if share >= LITTLE else None
 
 
-def _learned(points: Sequence[Point], peak: int, accuracy: float | None) -> int | None:
+def _learned(points: Sequence[ScalingPoint], peak: int, accuracy: float | None) -> int | None:
     """Return the last point before accuracy drops, if that comes before the peak of speed."""
     if accuracy is None:
         return None
@@ -172,7 +172,7 @@ class Circumstances:
 def describe_limit(limit: Limit) -> str:
     """Describe where a strategy stops scaling.
 
-    >>> point = Point(ranks=16, step_seconds=1e-3, samples_per_second=1.0, speedup=3.2)
+    >>> point = ScalingPoint(ranks=16, step_seconds=1e-3, samples_per_second=1.0, speedup=3.2)
     >>> describe_limit(Limit(at=point, shown=point, rising=False, half=8, reason="latency"))
     'gets no faster beyond 16 ranks (3.20x); efficiency is below 50 % from 8 ranks on'
     """
@@ -193,7 +193,7 @@ def describe_limit(limit: Limit) -> str:
     return f"{stops}; efficiency is below 50 % from {text.count(limit.half, 'rank')} on"
 
 
-def explain(point: Point, around: Circumstances, then: Sequence[tuple[str, float]] = ()) -> str:
+def explain(point: ScalingPoint, around: Circumstances, then: Sequence[tuple[str, float]] = ()) -> str:
     """Explain what a point loses most to, and what the speedup would be without it.
 
     `then`: the costs to remove next, each with the speedup when it is removed as well.
@@ -223,7 +223,7 @@ def explain_accuracy(limit: Limit, serial: float) -> str:
     )
 
 
-def _latency(point: Point, around: Circumstances) -> str:
+def _latency(point: ScalingPoint, around: Circumstances) -> str:
     spent, each = point.step_seconds - point.without["latency"], around.scenario.network.latency
     if not around.several_nodes or not each:
         return "the time until a rank of the same node sees a message"
@@ -232,7 +232,7 @@ def _latency(point: Point, around: Circumstances) -> str:
     return f"the latency of {after}, {text.duration(each)} each"
 
 
-def _bandwidth(point: Point, around: Circumstances) -> str:
+def _bandwidth(point: ScalingPoint, around: Circumstances) -> str:
     scenario = around.scenario
     if not around.several_nodes:
         return "copying bytes through shared memory"
@@ -246,19 +246,19 @@ def _bandwidth(point: Point, around: Circumstances) -> str:
     return f"moving bytes: {text.amount(sent)} a {of} through {rate}"
 
 
-def _overhead(point: Point, around: Circumstances) -> str:
+def _overhead(point: ScalingPoint, around: Circumstances) -> str:
     each = f", {text.duration(around.scenario.network.overhead)} each" if around.several_nodes else ""
     sent = point.messages / around.ranks
     return f"the ranks' own time for messages ({sent:,.3g} a rank{each} at each end)"
 
 
-def _masters(point: Point, around: Circumstances) -> str:
+def _masters(point: ScalingPoint, around: Circumstances) -> str:
     masters = around.scenario.masters
     of = "one master serves" if masters == 1 else f"{masters} masters serve"
     return f"waiting for masters: {of} {around.workers:,} worker{'s' * (around.workers > 1)}"
 
 
-def _compute(point: Point, around: Circumstances) -> str:
+def _compute(point: ScalingPoint, around: Circumstances) -> str:
     scenario, gradient = around.scenario, around.scenario.compute.work.get("gradient")
     if gradient is None:
         return "computing that does not shrink"
@@ -284,17 +284,17 @@ def _compute(point: Point, around: Circumstances) -> str:
     )
 
 
-def _idle(point: Point, around: Circumstances) -> str:
+def _idle(point: ScalingPoint, around: Circumstances) -> str:
     masters = around.scenario.masters
     are = "are masters and compute" if masters > 1 else "is a master and computes"
     return f"the missing work of {masters} of the {around.ranks:,} ranks, which {are} nothing"
 
 
-def _batches(point: Point, around: Circumstances) -> str:
+def _batches(point: ScalingPoint, around: Circumstances) -> str:
     return f"ranks without a batch: an epoch has {around.each:,} for {around.workers:,} ranks"
 
 
-_PHRASES: dict[str, Callable[[Point, Circumstances], str]] = {
+_PHRASES: dict[str, Callable[[ScalingPoint, Circumstances], str]] = {
     "latency": _latency,
     "bandwidth": _bandwidth,
     "overhead": _overhead,

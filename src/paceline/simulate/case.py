@@ -41,7 +41,7 @@ class RunLength:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timing:
+class StepTiming:
     """The time and traffic of a simulated part of a run."""
 
     seconds: float
@@ -214,7 +214,7 @@ class Candidate:
             return real
         return RunLength(epochs=1, draws=turns * self.workers, batches=turns * self.workers)
 
-    def measure(self, scenario: Scenario, length: RunLength, before: Fitted | None = None) -> Timing:
+    def measure(self, scenario: Scenario, length: RunLength, before: Fitted | None = None) -> StepTiming:
         """Simulate a part of a run in a scenario; `before`: a run without steps there, if it is known."""
         workload = self.workload
         before = before or workload.run(self, scenario, self.no_steps())
@@ -228,7 +228,7 @@ class Candidate:
         if length.draws is None:
             samples = length.epochs * len(workload.data.train)
         steps = length.batches / self.together
-        return Timing(
+        return StepTiming(
             seconds=seconds / steps,
             samples_per_second=samples / seconds,
             messages=(whole.messages_sent - before.messages_sent) / steps,

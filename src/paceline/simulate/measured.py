@@ -13,9 +13,9 @@ from typing import Any
 from paceline.config import Config
 from paceline.machine import Machine
 from paceline.record import Run, find_runs
-from paceline.simulate.bottleneck import Point
+from paceline.simulate.bottleneck import ScalingPoint
 from paceline.simulate.case import Workload
-from paceline.simulate.scaling import Curve, Prediction
+from paceline.simulate.scaling import Prediction, ScalingCurve
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ def to_values(workload: Workload, prediction: Prediction, points: Sequence[Measu
     }
 
 
-def _curve(curve: Curve) -> dict[str, Any]:
+def _curve(curve: ScalingCurve) -> dict[str, Any]:
     found = curve.limit
     return {
         "strategy": curve.strategy,
@@ -149,7 +149,7 @@ def _curve(curve: Curve) -> dict[str, Any]:
     }
 
 
-def _point(point: Point) -> dict[str, Any]:
+def _point(point: ScalingPoint) -> dict[str, Any]:
     found = asdict(point)
     found["efficiency"] = point.efficiency
     found["lost"] = point.lost()

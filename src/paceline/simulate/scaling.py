@@ -16,13 +16,13 @@ from paceline.errors import UsageError
 from paceline.simulate.bottleneck import (
     Circumstances,
     Limit,
-    Point,
+    ScalingPoint,
     describe_limit,
     explain,
     explain_accuracy,
     find_limit,
 )
-from paceline.simulate.case import Candidate, RunLength, Timing, Workload, check_job, normalize_name
+from paceline.simulate.case import Candidate, RunLength, StepTiming, Workload, check_job, normalize_name
 from paceline.simulate.whatif import REASONS, Scenario
 from paceline.training.fitted import Fitted
 from paceline.vmpi.errors import SimulationError
@@ -79,7 +79,7 @@ class Growth:
 MOST_MESSAGES = 300_000
 # Once the first reason is removed, further ones are named if they save this fraction of the rest; at most this many.
 WORTH_NAMING, MOST_NAMED = 0.2, 2
-Timed = Callable[[Candidate, Scenario, RunLength], Timing]
+Timed = Callable[[Candidate, Scenario, RunLength], StepTiming]
 
 
 class Explanation:
@@ -88,14 +88,14 @@ class Explanation:
     def __init__(self, timed: Timed, growth: Growth, most: int) -> None:
         self._timed, self._growth, self._most = timed, growth, most
 
-    def cheap(self, candidate: Candidate, point: Point, length: RunLength) -> Point:
+    def cheap(self, candidate: Candidate, point: ScalingPoint, length: RunLength) -> ScalingPoint:
         """Return the point with its reasons, if finding them takes few messages."""
         length = self._growth.shortened(candidate, length, MOST_MESSAGES / len(REASONS))
         if self._growth.of(candidate, length) * len(REASONS) > MOST_MESSAGES:
             return point
         return self._explained(candidate, point, length)
 
-    def certain(self, candidate: Candidate, point: Point) -> Point:
+    def certain(self, candidate: Candidate, point: ScalingPoint) -> ScalingPoint:
         """Return the point with its reasons, from the shortest run, unless even that takes too many messages."""
         length = candidate.length(1)
         return (
@@ -104,7 +104,7 @@ class Explanation:
             else self._explained(candidate, point, length)
         )
 
-    def _explained(self, candidate: Candidate, point: Point, length: RunLength) -> Point:
+    def _explained(self, candidate: Candidate, point: ScalingPoint, length: RunLength) -> ScalingPoint:
         scenario, step = candidate.scenario, point.step_seconds
         base = self._timed(candidate, scenario, length).seconds
 
@@ -120,7 +120,7 @@ class Explanation:
             found["batches"] = step * used
         return replace(point, without=found)
 
-    def then(self, candidate: Candidate, point: Point, reason: str | None) -> list[tuple[str, float]]:
+    def then(self, candidate: Candidate, point: ScalingPoint, reason: str | None) -> list[tuple[str, float]]:
         """Return the next reasons once the first one is removed, each with the speedup when it is removed as well."""
         runs = MOST_NAMED * len(REASONS)
         length = self._growth.shortened(candidate, candidate.length(), MOST_MESSAGES / runs)
@@ -152,11 +152,11 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class ScalingCurve:
     """One strategy on all numbers of ranks."""
 
     strategy: str
-    points: tuple[Point, ...]
+    points: tuple[ScalingPoint, ...]
     left_out: dict[int, str]
     """The numbers of ranks without a point, and why."""
     limit: Limit | None
@@ -168,9 +168,9 @@ class Curve:
 class Prediction:
     """The result: the serial run, and a curve for each strategy."""
 
-    serial: Timing
+    serial: StepTiming
     serial_accuracy: float | None
-    curves: tuple[Curve, ...]
+    curves: tuple[ScalingCurve, ...]
 
 
 @dataclass(kw_only=True)
@@ -216,8 +216,8 @@ class Scaling:
             curves=tuple(self._curve(name, own) for name in dict.fromkeys(names)),
         )
 
-    def _curve(self, name: str, serial_accuracy: float | None) -> Curve:
-        points: dict[int, Point] = {}
+    def _curve(self, name: str, serial_accuracy: float | None) -> ScalingCurve:
+        points: dict[int, ScalingPoint] = {}
         left_out: dict[int, str] = {}
         growth = Growth()
         reasons = Explanation(self._timed, growth, self.most)
@@ -228,7 +228,7 @@ class Scaling:
             except UsageError as refused:
                 left_out[ranks] = str(refused)
         if not points:
-            return Curve(
+            return ScalingCurve(
                 strategy=name, points=(), left_out=left_out, limit=None, told="nothing was simulated"
             )
         found = find_limit(list(points.values()), serial_accuracy)
@@ -244,7 +244,7 @@ class Scaling:
                 scenario=candidate.scenario, ranks=candidate.ranks, each=candidate.batches_per_epoch
             )
             because = explain(found.shown, around, reasons.then(candidate, found.shown, found.reason))
-        return Curve(
+        return ScalingCurve(
             strategy=name,
             points=tuple(points.values()),
             left_out=left_out,
@@ -252,13 +252,13 @@ class Scaling:
             told=f"{describe_limit(found)}. {because}",
         )
 
-    def _point(self, candidate: Candidate, growth: Growth, reasons: Explanation) -> Point:
+    def _point(self, candidate: Candidate, growth: Growth, reasons: Explanation) -> ScalingPoint:
         if candidate.ranks > TRIED[-1] and not growth.known:
             self._learn(candidate.name, growth)
         length = growth.affordable(candidate, self.most)
         timing = self._timed(candidate, candidate.scenario, length)
         growth.known[candidate.ranks] = timing.messages
-        point = Point(
+        point = ScalingPoint(
             ranks=candidate.ranks,
             step_seconds=timing.seconds,
             samples_per_second=timing.samples_per_second,
@@ -270,7 +270,7 @@ class Scaling:
         point = reasons.cheap(candidate, point, length)
         return self._accurate(candidate, point, growth) if self.accuracy else point
 
-    def _timed(self, candidate: Candidate, scenario: Scenario, length: RunLength) -> Timing:
+    def _timed(self, candidate: Candidate, scenario: Scenario, length: RunLength) -> StepTiming:
         try:
             return candidate.measure(scenario, length)
         except SimulationError as error:
@@ -286,7 +286,7 @@ class Scaling:
 
     # ---- accuracy
 
-    def _accurate(self, candidate: Candidate, point: Point, growth: Growth) -> Point:
+    def _accurate(self, candidate: Candidate, point: ScalingPoint, growth: Growth) -> ScalingPoint:
         """Return the point with the accuracy of a whole run, really computed."""
         if candidate.is_serial_sgd:
             return replace(point, accuracy=self._serial_accuracy(candidate.batch))

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.simulate.bottleneck import POINT, SHORT
 from paceline.simulate.measured import Measured
-from paceline.simulate.scaling import Curve, Prediction
+from paceline.simulate.scaling import Prediction, ScalingCurve
 from paceline.text import times
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; markers and line styles tell the same.
@@ -45,7 +45,7 @@ def plot(title: str, prediction: Prediction, points: Sequence[Measured], paths: 
             figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def _speedup(axes: Any, curves: Sequence[Curve], points: Sequence[Measured]) -> None:
+def _speedup(axes: Any, curves: Sequence[ScalingCurve], points: Sequence[Measured]) -> None:
     every = [point for curve in curves for point in curve.points]
     last = max(*(point.ranks for point in every), *(point.ranks for point in points), 2)
     low = min([1.0, *(point.speedup for point in every), *(point.speedup for point in points)])
@@ -85,7 +85,7 @@ def _speedup(axes: Any, curves: Sequence[Curve], points: Sequence[Measured]) -> 
     _at_the_end(axes, ends)
 
 
-def _mark_limit(axes: Any, curve: Curve, colour: str) -> None:
+def _mark_limit(axes: Any, curve: ScalingCurve, colour: str) -> None:
     """A bar where it stops getting faster."""
     if curve.limit is not None and not curve.limit.rising:
         at = curve.limit.at
@@ -94,7 +94,7 @@ def _mark_limit(axes: Any, curve: Curve, colour: str) -> None:
         )  # fmt: skip
 
 
-def _label(curve: Curve) -> str:
+def _label(curve: ScalingCurve) -> str:
     """The strategy, and what its speed is lost to."""
     found = curve.limit
     if found is None:
@@ -108,7 +108,7 @@ def _label(curve: Curve) -> str:
     )
 
 
-def _accuracy(axes: Any, curves: Sequence[Curve], serial: float | None) -> None:
+def _accuracy(axes: Any, curves: Sequence[ScalingCurve], serial: float | None) -> None:
     ends = []
     if serial is not None:
         axes.axhline(100 * serial, color=GREY, linewidth=1, linestyle=":")

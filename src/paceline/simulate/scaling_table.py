@@ -7,9 +7,9 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
 
-from paceline.simulate.bottleneck import LITTLE, SHORT, Point
+from paceline.simulate.bottleneck import LITTLE, SHORT, ScalingPoint
 from paceline.simulate.measured import Measured
-from paceline.simulate.scaling import Curve, Prediction
+from paceline.simulate.scaling import Prediction, ScalingCurve
 from paceline.text import times
 
 WIDE = 110
@@ -39,7 +39,7 @@ def table(title: str, prediction: Prediction, points: Sequence[Measured]) -> str
     return "\n\n".join([head, *(_block(curve, real) for curve in prediction.curves), *_notes(points)])
 
 
-def _block(curve: Curve, real: dict[tuple[str, int], Measured]) -> str:
+def _block(curve: ScalingCurve, real: dict[tuple[str, int], Measured]) -> str:
     rows = [HEADINGS, *(_cells(point, real.get((curve.strategy, point.ranks))) for point in curve.points)]
     shown = [name for name in HEADINGS if any(row[name] for row in rows[1:])]
     widths = {name: max(len(row[name]) for row in rows) for name in shown}
@@ -72,7 +72,7 @@ def _sentences(told: str) -> list[str]:
     return told.split(". ")
 
 
-def _cells(point: Point, real: Measured | None) -> dict[str, str]:
+def _cells(point: ScalingPoint, real: Measured | None) -> dict[str, str]:
     lost = next(((name, share) for name, share in point.lost().items() if share >= LITTLE), None)
     star = "*" if real is not None and real.oversubscribed else ""
     return {

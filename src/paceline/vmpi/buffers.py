@@ -176,7 +176,7 @@ def _sums(counts: Sequence[int]) -> list[int]:
     return found
 
 
-class Memory:
+class BufferMemory:
     """The bytes of a buffer, not copied; `kind` is the type of its elements."""
 
     __slots__ = ("kind", "nbytes", "view")
@@ -220,7 +220,7 @@ def is_in_place(given: Any) -> bool:
     return type(given).__name__ == "InPlaceType"
 
 
-def equal_blocks(given: Any, members: int, *, writing: bool) -> Memory:
+def equal_blocks(given: Any, members: int, *, writing: bool) -> BufferMemory:
     """Return the memory of a buffer with one block of equal length for each rank; a given count is that of a block.
 
     >>> equal_blocks([np.zeros(6), 2], 3, writing=True).nbytes
@@ -229,22 +229,22 @@ def equal_blocks(given: Any, members: int, *, writing: bool) -> Memory:
     if isinstance(given, (list, tuple)):
         data, count, start, datatype = unpack_spec(given)
         given = [data, None if count is None else int(count) * members, start, datatype]
-    memory = Memory(given, writing=writing)
+    memory = BufferMemory(given, writing=writing)
     if memory.nbytes % members:
         raise ValueError(f"{memory.nbytes} bytes cannot be cut into {members} equal blocks")
     return memory
 
 
-def block(whole: Memory, number: int, members: int) -> Memory:
+def block(whole: BufferMemory, number: int, members: int) -> BufferMemory:
     """Return one of the equal blocks of a buffer, without copying it.
 
-    >>> block(Memory(np.arange(6.0), writing=True), 1, 3).view.tobytes() == np.array([2.0, 3.0]).tobytes()
+    >>> block(BufferMemory(np.arange(6.0), writing=True), 1, 3).view.tobytes() == np.array([2.0, 3.0]).tobytes()
     True
     """
     each, more = divmod(whole.nbytes, members)
     if more:
         raise ValueError(f"{whole.nbytes} bytes cannot be cut into {members} equal blocks")
-    found = Memory(whole.flat()[number * each : (number + 1) * each], writing=False)
+    found = BufferMemory(whole.flat()[number * each : (number + 1) * each], writing=False)
     found.kind = whole.kind
     return found
 

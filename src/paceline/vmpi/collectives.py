@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.vmpi.buffers import Memory, block, blocks, equal_blocks, is_in_place, poison
+from paceline.vmpi.buffers import BufferMemory, block, blocks, equal_blocks, is_in_place, poison
 from paceline.vmpi.errors import BufferChanged
 from paceline.vmpi.groups import CollectiveRequest, Disagreement, meet
 from paceline.vmpi.operations import check_op, combine_all, prefixes
@@ -31,7 +31,7 @@ class CollectiveBase:
     me: Any
 
     def _meet(
-        self, name: str, send: Memory | None, finish: Finish, *, into: Memory | None,
+        self, name: str, send: BufferMemory | None, finish: Finish, *, into: BufferMemory | None,
         arguments: tuple[Any, ...], nbytes: Any, also: Any = None, take: Callable[[Any], None] | None = None,
     ) -> CollectiveRequest:  # fmt: skip
         """Contribute `send`, and put the result into `into`, by means of `take` if that is given.
@@ -54,14 +54,14 @@ class CollectiveBase:
         if not 0 <= root < self.size:
             raise ValueError(f"root must be one of the {self.size} ranks, from 0; got {root}")
 
-    def _check_same(self, name: str, send: Memory, into: Memory) -> None:
+    def _check_same(self, name: str, send: BufferMemory, into: BufferMemory) -> None:
         if send.nbytes != into.nbytes or (send.kind != into.kind and send.nbytes):
             raise ValueError(
                 f"{name} receives as much as it sends; got {send.nbytes} bytes of {send.kind} to send and "
                 f"{into.nbytes} bytes of {into.kind} to receive into"
             )
 
-    def _check_parts(self, name: str, part: Memory, whole: Memory) -> None:
+    def _check_parts(self, name: str, part: BufferMemory, whole: BufferMemory) -> None:
         if part.nbytes * self.size != whole.nbytes or (part.kind != whole.kind and part.nbytes):
             raise ValueError(
                 f"{name} of {part.nbytes} bytes of {part.kind} on each of {self.size} ranks needs a buffer of "
@@ -69,7 +69,7 @@ class CollectiveBase:
             )
 
 
-def signature(memory: Memory) -> tuple[tuple[str, Any], ...]:
+def signature(memory: BufferMemory) -> tuple[tuple[str, Any], ...]:
     """Return what ranks must agree on: length and type; an empty buffer matches any type."""
     return ("bytes", memory.nbytes), ("type", memory.kind if memory.nbytes else "any")
 
@@ -82,7 +82,10 @@ def root_only(root: int, result: Any, size: int) -> list[Any]:
 
 
 def _guard(
-    send: Memory | None, data: bytes | None, into: Memory | None, take: Callable[[Any], None] | None
+    send: BufferMemory | None,
+    data: bytes | None,
+    into: BufferMemory | None,
+    take: Callable[[Any], None] | None,
 ) -> Callable[[Any], None]:
     """Check that until the call completes nobody writes the send buffer, or reads or writes the receive buffer."""
     if send is not None and into is not None and np.may_share_memory(send.flat(), into.flat()):
@@ -117,7 +120,7 @@ class Reductions(CollectiveBase):
 
     def _reduce(self, name: str, sendbuf: Any, recvbuf: Any, op: Any, root: int) -> CollectiveRequest:
         self._check_root(root)
-        into = Memory(recvbuf, writing=True) if self.rank == root else None
+        into = BufferMemory(recvbuf, writing=True) if self.rank == root else None
         return self._combine(
             name, sendbuf, into, op, lambda made, given, kind: root_only(root, combine_all(given, made, kind), self.size),
             (("root", root),),
@@ -131,7 +134,7 @@ class Reductions(CollectiveBase):
 
     def _allreduce(self, name: str, sendbuf: Any, recvbuf: Any, op: Any) -> CollectiveRequest:
         return self._combine(
-            name, sendbuf, Memory(recvbuf, writing=True), op,
+            name, sendbuf, BufferMemory(recvbuf, writing=True), op,
             lambda made, given, kind: [combine_all(given, made, kind)] * self.size,
         )  # fmt: skip
 
@@ -143,7 +146,7 @@ class Reductions(CollectiveBase):
 
     def _scan(self, name: str, sendbuf: Any, recvbuf: Any, op: Any) -> CollectiveRequest:
         return self._combine(
-            name, sendbuf, Memory(recvbuf, writing=True), op,
+            name, sendbuf, BufferMemory(recvbuf, writing=True), op,
             lambda made, given, kind: [sofar.tobytes() for sofar in prefixes(given, made, kind)],
         )  # fmt: skip
 
@@ -155,7 +158,7 @@ class Reductions(CollectiveBase):
 
     def _exscan(self, name: str, sendbuf: Any, recvbuf: Any, op: Any) -> CollectiveRequest:
         return self._combine(
-            name, sendbuf, Memory(recvbuf, writing=True), op,
+            name, sendbuf, BufferMemory(recvbuf, writing=True), op,
             lambda made, given, kind: [None, *(sofar.tobytes() for sofar in prefixes(given[:-1], made, kind))]
             if len(given) > 1 else [None],
         )  # fmt: skip
@@ -179,8 +182,8 @@ class Reductions(CollectiveBase):
     def _reduce_scatter(
         self, name: str, sendbuf: Any, recvbuf: Any, counts: Sequence[int] | None, op: Any
     ) -> CollectiveRequest:
-        into = Memory(recvbuf, writing=True)
-        send = into if is_in_place(sendbuf) else Memory(sendbuf, writing=False)
+        into = BufferMemory(recvbuf, writing=True)
+        send = into if is_in_place(sendbuf) else BufferMemory(sendbuf, writing=False)
         if counts is None and "block" in name:
             each = block(send, 0, self.size).nbytes
             ends = [each * (rank + 1) for rank in range(self.size)]
@@ -210,7 +213,7 @@ class Reductions(CollectiveBase):
         )  # fmt: skip
 
     def _combine(
-        self, name: str, sendbuf: Any, into: Memory | None, op: Any,
+        self, name: str, sendbuf: Any, into: BufferMemory | None, op: Any,
         make: Callable[[Any, list[Any], str], Sequence[Any]], arguments: tuple[Any, ...] = (),
     ) -> CollectiveRequest:  # fmt: skip
         if is_in_place(sendbuf):
@@ -218,7 +221,7 @@ class Reductions(CollectiveBase):
                 raise ValueError(f"only the root of a {name} may use IN_PLACE")
             send = into
         else:
-            send = Memory(sendbuf, writing=False)
+            send = BufferMemory(sendbuf, writing=False)
             if into is not None:
                 self._check_same(name, send, into)
         op = check_op(op, send.kind)
@@ -228,21 +231,21 @@ class Reductions(CollectiveBase):
         )  # fmt: skip
 
 
-class Parts:
+class RankParts:
     """A buffer with a part for every rank."""
 
     __slots__ = ("data", "kind", "memory", "slices")
 
     def __init__(self, given: Any, members: int, *, writing: bool) -> None:
         self.slices, self.data, self.kind = blocks(given, members, writing=writing)
-        self.memory = Memory(self.data, writing=False)
+        self.memory = BufferMemory(self.data, writing=False)
 
     def lengths(self) -> list[int]:
         return [each.stop - each.start for each in self.slices]
 
-    def of(self, rank: int) -> Memory:
+    def of(self, rank: int) -> BufferMemory:
         """Return the part of one rank, without copying it."""
-        found = Memory(self.data[self.slices[rank]], writing=False)
+        found = BufferMemory(self.data[self.slices[rank]], writing=False)
         found.kind = self.kind
         return found
 
@@ -283,8 +286,8 @@ class UnevenCollectives(CollectiveBase):
 
     def _gatherv(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> CollectiveRequest:
         self._check_root(root)
-        parts = Parts(recvbuf, self.size, writing=True) if self.rank == root else None
-        send = parts.of(root) if parts and is_in_place(sendbuf) else Memory(sendbuf, writing=False)
+        parts = RankParts(recvbuf, self.size, writing=True) if self.rank == root else None
+        send = parts.of(root) if parts and is_in_place(sendbuf) else BufferMemory(sendbuf, writing=False)
 
         def finish(given: list[Any]) -> list[Any]:
             wanted, kind = given[root][1][2:]
@@ -305,8 +308,8 @@ class UnevenCollectives(CollectiveBase):
 
     def _scatterv(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> CollectiveRequest:
         self._check_root(root)
-        parts = Parts(sendbuf, self.size, writing=False) if self.rank == root else None
-        into = None if parts and is_in_place(recvbuf) else Memory(recvbuf, writing=True)
+        parts = RankParts(sendbuf, self.size, writing=False) if self.rank == root else None
+        into = None if parts and is_in_place(recvbuf) else BufferMemory(recvbuf, writing=True)
         each = parts.of(root) if parts and into is None else into
         assert each is not None
 
@@ -334,8 +337,8 @@ class UnevenCollectives(CollectiveBase):
         return self._allgatherv("Iallgatherv", sendbuf, recvbuf)
 
     def _allgatherv(self, name: str, sendbuf: Any, recvbuf: Any) -> CollectiveRequest:
-        parts = Parts(recvbuf, self.size, writing=True)
-        send = parts.of(self.rank) if is_in_place(sendbuf) else Memory(sendbuf, writing=False)
+        parts = RankParts(recvbuf, self.size, writing=True)
+        send = parts.of(self.rank) if is_in_place(sendbuf) else BufferMemory(sendbuf, writing=False)
 
         def finish(given: list[Any]) -> list[Any]:
             for receiver, (_, (_, _, wanted, kind)) in enumerate(given):
@@ -355,8 +358,8 @@ class UnevenCollectives(CollectiveBase):
         return self._alltoallv("Ialltoallv", sendbuf, recvbuf)
 
     def _alltoallv(self, name: str, sendbuf: Any, recvbuf: Any) -> CollectiveRequest:
-        parts = Parts(recvbuf, self.size, writing=True)
-        send = parts if is_in_place(sendbuf) else Parts(sendbuf, self.size, writing=False)
+        parts = RankParts(recvbuf, self.size, writing=True)
+        send = parts if is_in_place(sendbuf) else RankParts(sendbuf, self.size, writing=False)
 
         def finish(given: list[Any]) -> list[Any]:
             rows: list[list[bytes]] = [[] for _ in given]
@@ -374,7 +377,7 @@ class UnevenCollectives(CollectiveBase):
         )  # fmt: skip
 
     def _meet_parts(
-        self, name: str, send: Memory, finish: Callable[[list[Any]], list[Any]], parts: Parts | None,
+        self, name: str, send: BufferMemory, finish: Callable[[list[Any]], list[Any]], parts: RankParts | None,
         arguments: tuple[Any, ...], also: tuple[Any, ...],
     ) -> CollectiveRequest:  # fmt: skip
         return self._meet(
@@ -405,7 +408,7 @@ class CollectiveCalls(Reductions, UnevenCollectives):
     def _bcast(self, name: str, buf: Any, root: int) -> CollectiveRequest:
         self._check_root(root)
         mine = self.rank == root
-        memory = Memory(buf, writing=not mine)
+        memory = BufferMemory(buf, writing=not mine)
         return self._meet(
             name,
             memory if mine else None,
@@ -426,10 +429,12 @@ class CollectiveCalls(Reductions, UnevenCollectives):
         into = None
         if self.rank == root:
             into = equal_blocks(recvbuf, self.size, writing=True)
-            send = block(into, root, self.size) if is_in_place(sendbuf) else Memory(sendbuf, writing=False)
+            send = (
+                block(into, root, self.size) if is_in_place(sendbuf) else BufferMemory(sendbuf, writing=False)
+            )
             self._check_parts(name, send, into)
         else:
-            send = Memory(sendbuf, writing=False)
+            send = BufferMemory(sendbuf, writing=False)
 
         def finish(given: list[Any]) -> list[Any]:
             return root_only(root, b"".join(given), self.size)
@@ -452,7 +457,7 @@ class CollectiveCalls(Reductions, UnevenCollectives):
         if send is not None and is_in_place(recvbuf):
             each = block(send, root, self.size)
         else:
-            each = into = Memory(recvbuf, writing=True)
+            each = into = BufferMemory(recvbuf, writing=True)
             if send is not None:
                 self._check_parts(name, into, send)
         nbytes = each.nbytes
@@ -480,7 +485,11 @@ class CollectiveCalls(Reductions, UnevenCollectives):
 
     def _allgather(self, name: str, sendbuf: Any, recvbuf: Any) -> CollectiveRequest:
         into = equal_blocks(recvbuf, self.size, writing=True)
-        send = block(into, self.rank, self.size) if is_in_place(sendbuf) else Memory(sendbuf, writing=False)
+        send = (
+            block(into, self.rank, self.size)
+            if is_in_place(sendbuf)
+            else BufferMemory(sendbuf, writing=False)
+        )
         self._check_parts(name, send, into)
 
         def finish(given: list[Any]) -> list[Any]:

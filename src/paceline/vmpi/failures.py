@@ -1,7 +1,7 @@
 """The effects of faults in one run, and how the surviving ranks continue (ULFM, with mpi4py 4.1's names).
 
 Faults: messages are late or lost, ranks are slow, paused or killed. `Faults` puts itself between the kernel and the
-network, and gives every rank that it slows down or kills a `Pace`. A run without faults uses none of this.
+network, and gives every rank that it slows down or kills a `RankPace`. A run without faults uses none of this.
 
 What the other ranks see of a dead rank, or of a revoked communicator:
 
@@ -386,12 +386,12 @@ class Faults:
         self.agreement_calls: dict[tuple[str, int, int], int] = {}
         kernel.wires = FaultyWires(kernel.wires, self)
 
-    def pace(self, number: int) -> Pace:
+    def pace(self, number: int) -> RankPace:
         """Return the pace of a rank, for changing it."""
         rank = self.kernel.ranks[number]
         if rank.pace is None:
-            rank.pace = Pace(rank, self)
-        found: Pace = rank.pace
+            rank.pace = RankPace(rank, self)
+        found: RankPace = rank.pace
         return found
 
     # ---- messages
@@ -539,7 +539,7 @@ class FaultyWires:
         return arrives + extra, taking, released + extra
 
 
-class Pace:
+class RankPace:
     """How fast a rank computes: called with its clock and the seconds of some work, returns when the work is done."""
 
     def __init__(self, rank: Any, faults: Faults) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.comm.operations import UFUNCS
-from paceline.vmpi.buffers import Memory
+from paceline.vmpi.buffers import BufferMemory
 
 Function = Callable[[Any, Any, Any], None]
 
@@ -101,7 +101,7 @@ class Op:
 
     def Reduce_local(self, inbuf: Any, inoutbuf: Any) -> None:
         """inoutbuf <- inbuf op inoutbuf."""
-        given, into = Memory(inbuf, writing=False), Memory(inoutbuf, writing=True)
+        given, into = BufferMemory(inbuf, writing=False), BufferMemory(inoutbuf, writing=True)
         into.write(combine_all([given.view, into.view], self, into.kind))
 
     def into(self, lower: NDArray[Any], upper: NDArray[Any]) -> NDArray[Any]:
