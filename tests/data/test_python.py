@@ -148,6 +148,8 @@ def test_an_assumption_is_said() -> None:
             {"target": "values"},
             "target=values needs numbers; the labels are <U21",
         ),
+        (Mapped(), {"target": "values", "classes": 3}, "target=values has no classes; got classes=3"),
+        (Mapped(labels=LABELS + 1), {}, "has none; target=values takes whole numbers as values"),
         ((INPUTS, np.full(30, np.nan)), {"target": "classes"}, "labels must be finite; sample 0 has nan"),
         (
             Mapped(labels=LABELS / 2),

@@ -47,6 +47,8 @@ def from_python(
     parts = {part: _as_arrays(value) for part, value in given.items()}
     if target not in (None, *get_args(Target)):
         raise unknown(f"target of {name}", str(target), get_args(Target))
+    if classes and target == "values":
+        raise UsageError(f"{name}: target=values has no classes; got classes={classes}")
     if all(isinstance(value, tuple) for value in parts.values()):
         checked = check_parts(name, parts, classes=classes, target=target)
         return checked.dataset(name, validation=validation, test=test, seed=seed, scale=scale)
@@ -191,7 +193,8 @@ def _classes(maps: dict[str, MapSplit], given: int | None) -> tuple[int, tuple[s
     if listed := tuple(map(str, getattr(train.samples, "classes", ()))):
         return len(listed), listed, None
     labels = train.labels()
-    return check_labels(train.name, labels, len(train)), (), labels
+    hint = "; target=values takes whole numbers as values"
+    return check_labels(train.name, labels, len(train), hint=hint), (), labels
 
 
 # The loader of a file, by its suffix.

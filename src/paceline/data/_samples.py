@@ -164,8 +164,6 @@ def check_parts(
     remark = ""
     if target is None and (not classes or parts["train"][1].dtype.kind in "US"):
         target, remark = _guess(what, parts["train"][1], column)
-    elif classes and target == "values":
-        raise UsageError(f"{what}: target=values has no classes; got classes={classes}")
     names: tuple[str, ...] = ()
     hint = ""
     if target == "classes":
