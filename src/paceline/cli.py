@@ -1,4 +1,4 @@
-"""The command line: names and options; the work is in `paceline.commands` and the modules it calls."""
+"""The command line: it finds the command and turns errors into one line and an exit status."""
 
 from __future__ import annotations
 
@@ -17,31 +17,49 @@ import paceline
 from paceline.errors import UsageError
 
 COMMANDS = {
-    "train": ("paceline.commands.train", "train a network on this machine's or this job's ranks"),
-    "predict": ("paceline.commands.predict", "use a trained network"),
-    "study": ("paceline.commands.study", "run every cell of a study that is not done yet, and report"),
-    "report": ("paceline.commands.report", "compare runs: a table and a plot"),
-    "trace": ("paceline.commands.trace", "a run in time: a trace for Perfetto, a picture of a few steps"),
-    "export": ("paceline.commands.export", "runs for TensorBoard and MLflow"),
-    "bench": ("paceline.commands.bench", "measure collectives on this machine, against theory and MPI"),
-    "simulate": ("paceline.commands.simulate", "predict scaling; run an mpi4py program on simulated ranks"),
-    "doctor": ("paceline.doctor", "what is wrong with this machine's or this job's set-up"),
-    "list": ("paceline.commands.list", "every strategy, collective, model, data set … with its options"),
+    "train": ("paceline.commands.train", "train a network on one process or on many ranks"),
+    "predict": ("paceline.commands.predict", "predict with a trained network"),
+    "study": (
+        "paceline.commands.study",
+        "run all combinations in a study file, and report",
+    ),
+    "report": ("paceline.commands.report", "compare runs in a report with tables and figures"),
+    "trace": ("paceline.commands.trace", "show a run over time, in Perfetto or as a picture"),
+    "export": ("paceline.commands.export", "export runs to TensorBoard or MLflow"),
+    "bench": ("paceline.commands.bench", "benchmark the collectives on this machine"),
+    "simulate": (
+        "paceline.commands.simulate",
+        "predict scaling, or run an mpi4py program on simulated ranks",
+    ),
+    "doctor": ("paceline.doctor", "check the MPI, cores, threads and memory of this machine or job"),
+    "list": (
+        "paceline.commands.list",
+        "list strategies, models, data sets ... with their options",
+    ),
 }
+EPILOG = """
+examples:
+  paceline train --data mnist --model mlp:128,64 --strategy sync -n 4
+  paceline report runs
+  paceline simulate scaling --strategy sync --ranks 1..256 --network 10gbe
+
+`paceline COMMAND --help` describes a command, `paceline list` the names that it takes.
+exit status: 0 success, 1 failure, 2 bad input or a file that cannot be read or written, 130 interrupted
+"""
 
 
 class Parser(argparse.ArgumentParser):
-    """Bad input gets one line and exit status 2."""
+    """An argument parser that reports bad input in one line and exits with status 2."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        (file or sys.stderr).write(message)  # argparse's own hides that it could not be written
+        (file or sys.stderr).write(message)  # argparse's own hides write errors
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit status: 2 for bad input, 1 where the system failed, both with one line."""
+    """Run one command and return its exit status: 2 for bad input, 1 if the system failed, each with one line."""
     _open_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     chosen = next((word for word in words if not word.startswith("-")), None)
@@ -59,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _drop_output()
         return 141
-    except OSError as error:  # a full disk, as a rule
+    except OSError as error:  # usually a full disk
         where = "" if error.filename is None else f"{error.filename}: "
         print(f"{said}: {where}{(error.strerror or str(error)).lower()}", file=sys.stderr)
         _drop_output()
@@ -67,14 +85,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: Sequence[str], chosen: str | None) -> int:
-    statuses = "exit status: 0 done, 1 failed, 2 bad input or a place that cannot be read or written, 130 interrupted"
-    parser = Parser(prog="paceline", description=paceline.__doc__, epilog=statuses)
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog="paceline", description=paceline.__doc__, epilog=EPILOG, formatter_class=layout)
     parser.add_argument("--version", action="version", version=f"paceline {paceline.__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    commands = parser.add_subparsers(
+        title="commands", dest="command", metavar="COMMAND", required=True, parser_class=Parser
+    )
     for name, (module, text) in COMMANDS.items():
         command = commands.add_parser(
             name, help=text, description=text[0].upper() + text[1:] + ".",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=layout,
         )  # fmt: skip
         if name == chosen:
             importlib.import_module(module).add_arguments(command)
@@ -85,11 +105,11 @@ def _run(words: Sequence[str], chosen: str | None) -> int:
 
 
 def _open_streams() -> None:
-    """Standard streams that can be used: closed ones lead nowhere, and no path or name is too strange to print."""
+    """Make the standard streams usable: open closed ones to /dev/null, and let any path or name be printed."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_RDWR)
-            os.dup2(null, number)  # also where it is the same: whatever is started inherits it
+            os.dup2(null, number)  # also if it is the same: child processes inherit it
             os.set_inheritable(number, True)
             setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
     for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
@@ -101,6 +121,6 @@ def _open_streams() -> None:
 
 
 def _drop_output() -> None:
-    """What could not be written is not tried again when the process ends."""
+    """Drop unwritten output, so that Python does not try to write it again at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

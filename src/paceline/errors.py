@@ -1,4 +1,4 @@
-"""What can be wrong with what the user asked for."""
+"""Errors in what the user asked for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class UsageError(ValueError):
-    """Bad input, found before anything is started: the command line prints it as one line and exits with 2.
+    """Bad input, found before anything is started; the command line prints it as one line and exits with 2.
 
     >>> raise UsageError("epochs must be at least 0; got -1")
     Traceback (most recent call last):
@@ -15,11 +15,11 @@ class UsageError(ValueError):
 
 
 class AgreedError(UsageError):
-    """Bad input that every rank of a job has heard of: each of them raises it, so each can end by itself."""
+    """Bad input that every rank of a job knows about and raises, so that each can end by itself."""
 
 
 def unknown(what: str, name: str, choices: Iterable[str]) -> UsageError:
-    """The error for a name that is not one of `choices`.
+    """Return the error for a name that is not one of `choices`.
 
     >>> unknown("collective", "rng", ["naive", "ring"])
     UsageError("unknown collective 'rng'; choose one of naive, ring")

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Writing files completely or not at all, and JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.errors import UsageError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that takes the place of `path` when everything has been written to it.
+    """Open a new file that replaces `path` once everything has been written to it.
 
     >>> folder = Path(tempfile.mkdtemp())
     >>> with replacing(folder / "a.txt") as file:
@@ -40,7 +40,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def check_place(path: Path) -> None:
-    """Refuse a file that could not be written: it is a folder, or there is none for it, or no right to write there.
+    """Raise a UsageError if a file could not be written: it is a folder, or its folder is missing or not writable.
 
     >>> check_place(Path("/nope/trace.json"))
     Traceback (most recent call last):
@@ -55,11 +55,11 @@ def check_place(path: Path) -> None:
 
 
 def check_folder(path: Path, folder: Path) -> None:
-    """Refuse `path` where nothing can be written to `folder`."""
+    """Raise a UsageError about `path` if nothing can be written to `folder`."""
     try:
         if not folder.is_dir():
             raise UsageError(f"cannot write {path}: there is no folder {folder}")
-        # Rights alone do not say it: file systems can be read-only.
+        # Permissions are not enough: file systems can be read-only.
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
@@ -67,12 +67,12 @@ def check_folder(path: Path, folder: Path) -> None:
 
 
 def cannot(path: Path, error: OSError) -> UsageError:
-    """What is said of a file or folder that could not be written."""
+    """Return the error for a file or folder that could not be written."""
     return UsageError(f"cannot write {path}: {(error.strerror or str(error)).lower()}")
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """`value` as JSON, which has no NaN and no infinity: a diverged loss is null.
+    """Return `value` as JSON; NaN and infinity, which JSON does not have, become null.
 
     >>> json_text({"loss": float("nan"), "steps": 3})
     '{"loss": null, "steps": 3}'
@@ -83,14 +83,14 @@ def json_text(value: Any, *, indent: int | None = None) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` to `path`, whole or not at all."""
+    """Write `value` to `path` as JSON, completely or not at all."""
     with replacing(path) as file:
         file.write(json_text(value, indent=2).encode() + b"\n")
 
 
 def write_arrays(path: Path, arrays: dict[str, NDArray[Any]], *, compress: bool = False) -> None:
-    """Write named arrays to one .npz file, whole or not at all, with no pickle in it."""
-    # Not left to savez: its allow_pickle came with NumPy 2.2; older versions store an array of that name.
+    """Write named arrays to one .npz file, completely or not at all, without pickle."""
+    # savez has allow_pickle only since NumPy 2.2; older versions would store an array of that name.
     if objects := [name for name, array in arrays.items() if np.asarray(array).dtype.hasobject]:
         raise ValueError(f"cannot write Python objects to {path}: {', '.join(objects)}")
     save: Callable[..., None] = np.savez_compressed if compress else np.savez
@@ -99,7 +99,7 @@ def write_arrays(path: Path, arrays: dict[str, NDArray[Any]], *, compress: bool 
 
 
 def _finite(value: Any) -> Any:
-    """The same value with null in the place of floats that JSON cannot hold."""
+    """Return the value with None instead of floats that JSON cannot represent."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     if isinstance(value, float) and not np.isfinite(value):

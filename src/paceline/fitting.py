@@ -34,7 +34,7 @@ def fit(
     quiet: bool = False,
     **settings: Any,
 ) -> Fitted:
-    """Train `model` on `data` and return what came out, the trained model included.
+    """Train `model` on `data` and return the results, including the trained model.
 
     `model` is a name with options (`"mlp:128,64"`), a paceline Model, a `torch.nn.Module` or a pair of module and
     loss. `data` is a name or path, a Dataset, a tuple of arrays (inputs, labels), or a torch Dataset. `strategy` is a
@@ -45,10 +45,10 @@ def fit(
     script or notebook: in this process, or, with `ranks=4`, on 4 ranks that are started for it and end with it; a
     model given as an object has its trained parameters afterwards, as it would after serial training.
 
-    With `trace=True` the record also holds every call of MPI of every rank: `paceline trace` draws them.
+    With `trace=True` the record also holds every MPI call of every rank, which `paceline trace` draws.
 
-    With `on="sim"` the ranks are simulated, in this process and in virtual time: `ranks=256, network="10gbe"`. Further
-    settings of that are `machine`, `slow`, `jitter`, `compute`, `faults` … (see `paceline.simulate.options.Options`).
+    With `on="sim"` the ranks are simulated in this process, in virtual time: `ranks=256, network="10gbe"`. Further
+    settings are `machine`, `slow`, `jitter`, `compute`, `faults` … (see `paceline.simulate.options.Options`).
 
     >>> fitted = fit("mlp:8", "iris", strategy="serial", epochs=2, batch=10, runs=None, quiet=True)
     >>> fitted.steps
@@ -95,7 +95,7 @@ def _simulated(job: Job, ranks: int | None, comm: Any, options: Options, quiet: 
 
 
 def _on_these_ranks(job: Callable[[], Job], comm: Any, ranks: int | None, progress: Any) -> Fitted:
-    """Train on the ranks of `comm`, every one of which is here; a rank that refuses what it was given ends all."""
+    """Train on the ranks of `comm`, all of which call this; an error on one rank ends all."""
     from paceline.launch import abort_on_error, verify
     from paceline.training.rank import train
 
@@ -136,7 +136,7 @@ def _train(comm: Any, *, job: Job, data: Any, quiet: bool, width: int | None) ->
 
 
 def _whole(ranks: Any) -> int:
-    """A number of ranks: 1 where none was given."""
+    """Return the number of ranks as an int: 1 if none was given."""
     if ranks is None:
         return 1
     if isinstance(ranks, bool) or not isinstance(ranks, numbers.Integral):
@@ -181,20 +181,20 @@ def _config(model: Any, data: Any, strategy: Any, settings: dict[str, Any]) -> C
 
 
 def _described(thing: Any) -> str:
-    """What the record says of an object that has no spelling on the command line."""
+    """Return the record's description of an object that cannot be named on the command line."""
     kind = type(thing) if not callable(thing) or hasattr(thing, "parameters") else thing
     kind = kind if hasattr(kind, "__qualname__") else type(kind)
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def _mpi_is_running() -> bool:
-    """Whether this process has started MPI itself, on more ranks than one."""
+    """Return True if this process has started MPI itself, on more than one rank."""
     loaded = sys.modules.get("mpi4py.MPI")
     return loaded is not None and loaded.Is_initialized() and loaded.COMM_WORLD.Get_size() > 1
 
 
 def _alone(job: Any) -> Any:
-    """A communicator of one: none for the serial baseline, which needs no MPI."""
+    """Return a communicator of one process, or None for the serial baseline, which needs no MPI."""
     if job.name() == "serial":
         return None
     from paceline.launch import communicator

@@ -11,6 +11,15 @@ from typing import Any, Literal
 from paceline.config import Config
 from paceline.simulate.options import Options
 
+GROUPS = {
+    "what to train": ("data", "model", "dtype"),
+    "how to train": (
+        *("strategy", "update", "lr", "schedule", "lr_scaling", "batch", "batch_per_rank", "epochs", "draws"),
+        *("seed", "on_divergence", "replay"),
+    ),
+    "where to run": ("threads",),
+}
+
 
 class Given(argparse.Action):
     """An action that stores the value and records that it was given."""
@@ -20,8 +29,10 @@ class Given(argparse.Action):
         namespace.given = {*getattr(namespace, "given", ()), self.dest}
 
 
-def add_settings(parser: argparse.ArgumentParser, *, but: Collection[str] = ()) -> None:
-    """Add the settings of a run, except for `but`."""
+def add_settings(parser: argparse.ArgumentParser, *, but: Collection[str] = ()) -> dict[str, Any]:
+    """Add the settings of a run, except for `but`, and return the groups that they are in."""
+    groups = {title: parser.add_argument_group(title) for title in GROUPS}
+    group_of = {name: groups[title] for title, members in GROUPS.items() for name in members}
     kinds = typing.get_type_hints(Config)
     for setting in fields(Config):
         if setting.name in but:
@@ -33,7 +44,7 @@ def add_settings(parser: argparse.ArgumentParser, *, but: Collection[str] = ()) 
         default = setting.default
         assert default is not MISSING
         shown = "" if default is None else f" (default: {default})"
-        parser.add_argument(
+        group_of[setting.name].add_argument(
             f"--{setting.name.replace('_', '-')}",
             action=Given,
             type=number,
@@ -42,6 +53,7 @@ def add_settings(parser: argparse.ArgumentParser, *, but: Collection[str] = ()) 
             metavar=None if literal else setting.metadata["metavar"],
             help=(setting.metadata["help"] + shown).replace("%", "%%"),
         )
+    return groups
 
 
 def add_simulation(group: Any, *, but: Collection[str] = ()) -> None:

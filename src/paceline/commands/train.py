@@ -29,43 +29,40 @@ examples:
   paceline train --model my_module:build_net --data my_arrays.npz -n 8
   mpiexec -n 4 python -m paceline train --strategy sync
   paceline train --strategy sync --on sim -n 256 --network 10gbe --slow 3:4x
+
+`paceline list` shows the data sets, models, strategies, updates and schedules with their options.
+exit status: 0 success, 1 failure, 2 bad input, 3 training diverged (the record is complete), 130 interrupted
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.epilog = EXAMPLES
-    add_settings(parser)
-    parser.add_argument(
-        "-n",
-        "--ranks",
-        type=int,
-        metavar="P",
+    parser.usage = "paceline train [options]"
+    where = add_settings(parser)["where to run"]
+    where.add_argument(
+        "-n", "--ranks", type=int, metavar="P",
         help="start P ranks on this machine or in this Slurm allocation (not inside mpiexec or srun)",
-    )
-    parser.add_argument(
-        "--on",
-        choices=PLACES,
-        default="mpi",
+    )  # fmt: skip
+    where.add_argument(
+        "--on", choices=PLACES, default="mpi",
         help="train on real ranks, or on simulated ones in this process (default: mpi)",
-    )
+    )  # fmt: skip
+    where.add_argument("--no-bind", action="store_true", help="do not reserve cores for the ranks")
     add_simulation(parser.add_argument_group("options for --on sim"))
-    parser.add_argument(
-        "--runs",
-        type=Path,
-        default=Path("runs"),
-        metavar="DIR",
+    output = parser.add_argument_group("record and output")
+    output.add_argument(
+        "--runs", type=Path, default=Path("runs"), metavar="DIR",
         help="folder in which runs are recorded (default: runs)",
-    )
-    parser.add_argument(
+    )  # fmt: skip
+    output.add_argument(
         "--name", metavar="NAME", help="name of this run's folder (default: time, strategy, ranks and seed)"
     )
-    parser.add_argument(
+    output.add_argument(
         "--trace", action="store_true", help="also record every MPI call, for `paceline trace`"
     )
-    parser.add_argument("--no-bind", action="store_true", help="do not reserve cores for the ranks")
-    parser.add_argument("--quiet", action="store_true", help="show no progress")
-    parser.add_argument(
+    output.add_argument("--quiet", action="store_true", help="show no progress")
+    output.add_argument(
         "--json", action="store_true", help="print the results as one JSON object and nothing else"
     )
     parser.add_argument("--expect-ranks", type=int, help=argparse.SUPPRESS)
