@@ -18,7 +18,7 @@ from paceline.report.pdf import Pages
 from paceline.study.context import Context, Failed
 from tests.report.conftest import altered, rewrite, table
 
-LATE = "it ran longer than the study's timeout of 2 s allows"
+LATE = "it exceeded the study's timeout of 2 s"
 
 
 def failed(run: Run, **changes: Any) -> Failed:

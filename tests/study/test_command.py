@@ -17,8 +17,7 @@ from paceline.study.cells import Cell
 from paceline.study.context import context_of
 from paceline.study.file import read
 from paceline.study.folder import Folder
-from paceline.study.process import Trains
-from paceline.study.run import _why, opened
+from paceline.study.run import Trains, _why, opened
 from tests.simulate.test_training import COSTS
 from tests.study.studies import PART, SETTINGS, nobody, records, rest, study, write
 
@@ -140,7 +139,7 @@ def test_a_cell_that_does_not_end(tmp_path: Path) -> None:
         trains = Trains(runs=tmp_path, lock=lock, modules=tmp_path, timeout=0.5)
         ended = trains(cell, "a", nobody)
     assert ended.status is None
-    assert _why(ended) == "it ran longer than the study's timeout of 0.5 s allows"
+    assert _why(ended) == "it exceeded the study's timeout of 0.5 s"
 
 
 def test_two_studies_in_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,7 +147,7 @@ def test_two_studies_in_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture
     with folder.held():
         assert main(["study", str(path), "--runs", str(folder.path)]) == 2
     assert capsys.readouterr().err == (
-        f"paceline study: another study (process {os.getpid()}) is at work in {folder.path}\n"
+        f"paceline study: another study (process {os.getpid()}) is running in {folder.path}\n"
     )
     with folder.held():
         pass  # and it is free again
@@ -188,13 +187,13 @@ def test_places_that_cannot_be_written_are_refused_before_anything_is_started(
     for words, said in {
         "-o x.txt": f"unknown format of x.txt; {formats}",
         "-o runs/s/x.txt": f"unknown format of runs/s/x.txt; {formats}",
-        "-o /nope/x.html": "cannot write /nope/x.html: there is no folder /nope",
+        "-o /nope/x.html": "cannot write /nope/x.html: there is not a folder /nope",
         "--runs a": "cannot write a/report.html: it is a folder",
         "--runs b": "cannot write b/study.json: it is a folder",
         "--runs c": "cannot write c/.running.json: it is a folder",
-        "--runs d": "cannot write into d/failed: it is no folder",
-        "--runs s.toml": "cannot write runs to s.toml: s.toml is no folder",
-        "--runs s.toml/x": "cannot write runs to s.toml/x: s.toml is no folder",
+        "--runs d": "cannot write into d/failed: it is not a folder",
+        "--runs s.toml": "cannot write runs to s.toml: s.toml is not a folder",
+        "--runs s.toml/x": "cannot write runs to s.toml/x: s.toml is not a folder",
     }.items():
         for more in ([], ["--dry-run"]):
             assert main(["study", path, *words.split(), *more]) == 2

@@ -71,7 +71,7 @@ def test_a_whole_study_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     ("text", "said"),
     [
         ("{", " cannot be read: Expecting property name"),
-        ("[]", " cannot be read: it holds no object"),
+        ("[]", " cannot be read: it is not an object"),
         ('{"why": "w"}', ": settings is missing"),
         ('{"settings": 5}', ": settings must be an object; got 5"),
         ('{"settings": {"ranks": "2"}}', ": ranks must be a whole number of at least 1; got '2'"),

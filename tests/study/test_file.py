@@ -12,13 +12,12 @@ from paceline.errors import UsageError
 from paceline.launch import usable_cores
 from paceline.simulate.options import Options
 from paceline.study.cells import Cell, asked_in, with_baselines
-from paceline.study.check import mistakes
-from paceline.study.file import BadStudyError, ranks_of, read
+from paceline.study.file import BadStudyError, mistakes, ranks_of, read
 from tests.study.studies import PART, SETTINGS, write
 
 BOTH = "batch = 2\nbatch_per_rank = 2\n"
 BAD = {
-    "": ["the file has no [[matrix]]: what to run is said there, as strategy = … and ranks = …"],
+    "": ["the file has no [[matrix]]: it says what to run, as strategy = … and ranks = …"],
     "title = 3\nquestion = []\n" + PART: ["title must be a text; got 3", "question must be a text; got []"],
     "tilte = 'x'\n" + PART: ["the file: unknown key 'tilte'; choose one of title, question, target_accuracy"],
     "target_accuracy = 90\n" + PART: [
@@ -50,7 +49,7 @@ BAD = {
     PART + "[[published]]\n": ["published 1: strategy is missing", "published 1: it has neither seconds nor accuracy"],
     "published = 1\n" + PART: ["published must be tables, [[published]]"],
     PART + "[[published]]\nstrategy = 'sync'\nranks = [2, 4]\nseconds = [1]": [
-        "published 1: lists must have a value for each figure, all as many"
+        "published 1: lists must all have the same length, one value per figure"
     ],
     PART + "[[published]]\nstrategy = 'sync'\nranks = [2, 0]\nseconds = 1": [
         "published 1: ranks must be a whole number of at least 1; got 0"
@@ -88,7 +87,7 @@ BAD = {
     # What is simulated is checked also where nothing is.
     "[simulation]\nnetwork = ['zzz', 'loopback']\nmachine = 'none.json'\n" + PART + "network = 'yyy'": [
         "[simulation]: unknown network 'zzz'; choose one of",
-        "[simulation]: machine must be a file that is there; got 'none.json'",
+        "[simulation]: machine must be an existing file; got 'none.json'",
         "part 1: unknown network 'yyy'; choose one of",
     ],
 }  # fmt: skip
@@ -107,10 +106,10 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path, text: str, said: list
 def test_what_is_no_study(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot read .*none.toml: no such file or directory"):
         read(tmp_path / "none.toml")
-    with pytest.raises(UsageError, match=r"s.toml is no TOML: expected '=' after a key"):
+    with pytest.raises(UsageError, match=r"s.toml is not TOML: expected '=' after a key"):
         read(write(tmp_path, "title"))
     (tmp_path / "s.toml").write_bytes(b"title = '\xff'")
-    with pytest.raises(UsageError, match=r"s.toml is no TOML"):
+    with pytest.raises(UsageError, match=r"s.toml is not TOML"):
         read(tmp_path / "s.toml")
 
 
@@ -227,7 +226,7 @@ def test_ranks_by_cores() -> None:
 def test_published_figures_know_their_problem(tmp_path: Path) -> None:
     figure = '[[published]]\nstrategy = "sync"\nranks = 4\nseconds = 2\n'
     text = SETTINGS + PART + 'name = "a"\n' + figure + figure + 'part = "a"\n'
-    [anywhere, here] = read(write(tmp_path, text)).told()["published"]
+    [anywhere, here] = read(write(tmp_path, text)).as_json()["published"]
     assert anywhere == {"strategy": "sync", "ranks": 4, "seconds": 2}
     problem = here.pop("problem")
     assert here == {**anywhere, "part": "a"}
@@ -237,7 +236,7 @@ def test_published_figures_know_their_problem(tmp_path: Path) -> None:
         problem.items() >= {"data": "iris", "model": "mlp:2", "draws": None, "schedule": "constant"}.items()
     )
     several = text.replace('name = "a"', 'name = "a"\ndraws = [7, 8]')
-    [_, here] = read(write(tmp_path, several)).told()["published"]
+    [_, here] = read(write(tmp_path, several)).as_json()["published"]
     assert "draws" not in here["problem"]
 
 

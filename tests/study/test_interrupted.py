@@ -20,9 +20,7 @@ from paceline.simulate.training import simulate
 from paceline.study.cells import Cell
 from paceline.study.file import Study, read
 from paceline.study.folder import Folder
-from paceline.study.process import Ended
-from paceline.study.progress import Lines
-from paceline.study.run import opened, run_missing
+from paceline.study.run import Ended, Lines, opened, run_missing
 from paceline.training.job import Job
 from paceline.training.rank import train
 from tests.simulate.test_training import COSTS

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from paceline.data import load
-from paceline.study.check import mistakes
-from paceline.study.file import read
+from paceline.study.file import mistakes, read
 
 STUDIES = Path(__file__).parents[2] / "studies"
 FILES = sorted(STUDIES.glob("*.toml"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,29 @@ def _path(text: str) -> Path:
 
 def main(args: argparse.Namespace) -> int:
     """Write the reports; print the tables and what is to be learned from each."""
+    report_on(
+        args.runs,
+        args.out or [DEFAULT],
+        figures=args.figures,
+        tables=args.tables,
+        target=args.target,
+        title=args.title,
+        bench=args.bench,
+    )
+    return 0
+
+
+def report_on(
+    folders: Sequence[Path],
+    outs: Sequence[Path],
+    *,
+    figures: Path | None = None,
+    tables: Path | None = None,
+    target: float | None = None,
+    title: str | None = None,
+    bench: Sequence[Path] = (),
+) -> None:
+    """Write reports on the runs of some folders, and print their tables and verdicts."""
     from dataclasses import replace
 
     from paceline.record import find_runs
@@ -55,25 +79,23 @@ def main(args: argparse.Namespace) -> int:
     from paceline.report.writing import check, write, write_figures, write_tables
     from paceline.study.context import context_of
 
-    outs = args.out or [DEFAULT]
-    check(outs, [folder for folder in (args.figures, args.tables) if folder is not None])
+    check(outs, [folder for folder in (figures, tables) if folder is not None])
     damaged: list[str] = []
-    runs, context = find_runs(args.runs, damaged), context_of(args.runs)
+    runs, context = find_runs(folders, damaged), context_of(folders)
     context = replace(context, left_out=(*damaged, *context.left_out))
-    document = document_of(runs, context=context, target=args.target, title=args.title)
-    benchmarks = tuple(bench_section(path, number) for number, path in enumerate(args.bench, 1))
+    document = document_of(runs, context=context, target=target, title=title)
+    benchmarks = tuple(bench_section(path, number) for number, path in enumerate(bench, 1))
     *first, last = document.sections  # the environment
     document = replace(document, sections=(*first, *benchmarks, last))
     for out in outs:
         write(document, out)
-    if args.figures is not None:
-        write_figures(document, args.figures)
-    if args.tables is not None:
-        write_tables(document, args.tables)
+    if figures is not None:
+        write_figures(document, figures)
+    if tables is not None:
+        write_tables(document, tables)
     _print_results(document)
-    for path in filter(None, (*outs, args.figures, args.tables)):
+    for path in filter(None, (*outs, figures, tables)):
         print(f"report: {path}" if path in outs else f"files: {path}")
-    return 0
 
 
 def _print_results(document: Document) -> None:

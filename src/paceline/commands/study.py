@@ -64,8 +64,7 @@ def main(args: argparse.Namespace) -> int:
     """Run what is missing; print the tables and where the report is."""
     from paceline import launch
     from paceline.errors import UsageError
-    from paceline.study.check import mistakes
-    from paceline.study.file import BadStudyError, read
+    from paceline.study.file import BadStudyError, mistakes, read
     from paceline.study.folder import Folder
 
     if launch.world() is not None:
@@ -87,25 +86,35 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError(f"no cell of {args.file} matches {args.only!r}; --dry-run lists them")
     folder = Folder(args.runs or Path("runs") / args.file.stem)
     args.out = args.out or folder.path / "report.html"
-    folder.check(args.out)
+    folder.check()
+    _check_report(folder, args.out)
     if args.dry_run:
         return _list(folder, chosen, spell, args.retry_failed)
     with folder.held() as lock:
         return _run(args, study, folder, chosen, spell, lock)
 
 
+def _check_report(folder: Folder, report: Path) -> None:
+    """Refuse a place where the report could not be written; make nothing."""
+    from paceline.errors import UsageError
+    from paceline.report.writing import FORMATS, check
+
+    if report.suffix not in FORMATS:
+        raise UsageError(f"unknown format of {report}; its name must end with one of {', '.join(FORMATS)}")
+    new = not folder.path.exists() and report.parent.absolute() == folder.path.absolute()
+    check([] if new else [report])  # the study makes its folder first
+
+
 def _run(
     args: argparse.Namespace, study: Study, folder: Folder, cells: list[Cell], spell: Any, lock: int
 ) -> int:
-    from paceline.study import progress as _progress
-    from paceline.study.process import Trains
-    from paceline.study.run import opened, run_missing
+    from paceline.study.run import Trains, on, opened, run_missing
 
     state = None
     with _terminated() as signals:
         try:
             state = opened(folder, study, cells, retry=args.retry_failed)
-            show = _progress.on(sys.stderr, total=len(cells), done=len(cells) - len(state.missing))
+            show = on(sys.stderr, total=len(cells), done=len(cells) - len(state.missing))
             start = Trains(runs=folder.path, lock=lock, modules=args.file.parent, timeout=study.timeout)
             try:
                 run_missing(folder, state, start, show, spell)
@@ -121,12 +130,10 @@ def _run(
 
 def _end(args: argparse.Namespace, folder: Folder, runs: Sequence[Path], state: State) -> int:
     """Print the tables and write the report, as `paceline report` does."""
-    from paceline.commands import report
+    from paceline.commands.report import report_on
 
     if runs:
-        parser = argparse.ArgumentParser()
-        report.add_arguments(parser)
-        report.main(parser.parse_args([*map(str, sorted(runs)), "-o", str(args.out)]))
+        report_on(sorted(runs), [args.out])
     if state.failed:
         count = len(state.failed)
         print(
@@ -159,10 +166,10 @@ def _list(folder: Folder, cells: list[Cell], spell: Callable[[Cell], str], retry
 
 def _speller(cells: Sequence[Cell]) -> Callable[[Cell], str]:
     """Return a function that describes a cell by the settings in which cells differ, with * if ranks share cores."""
-    from paceline.study.cells import told, varying
+    from paceline.study.cells import spell_cell, varying
 
     names = varying(cells)
-    return lambda cell: told(cell, names) + (" *" if _crowded(cell) else "")
+    return lambda cell: spell_cell(cell, names) + (" *" if _crowded(cell) else "")
 
 
 def _crowded(cell: Cell) -> bool:

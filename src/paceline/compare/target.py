@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 
 from paceline.compare.rows import Row, guessing
 from paceline.compare.words import percent
 from paceline.record import Run
-from paceline.study.context import Context
 
 # How far below the best serial accuracy the target is, where none is given.
 POINT = 0.01
@@ -78,19 +78,19 @@ def target_of(rows: Sequence[Row], given: float | None, words: str = "as asked f
     )
 
 
-def target_told(rows: Sequence[Row], context: Context) -> tuple[float | None, str]:
-    """The target of the studies that the runs of a problem belong to, and in words whose it is; None where none has one.
+def target_in(rows: Sequence[Row], targets: Mapping[Path, float | None]) -> tuple[float | None, str]:
+    """Return the target of the studies that the runs of a problem belong to, and whose it is; None if none has one.
 
-    Where they do not agree it is the highest, and the words say so.
+    `targets` has the target of each study's folder. If those of the runs do not agree, it is the highest.
     """
     homes = {run.folder.resolve().parent for row in rows for run in row.members}
-    own = [one.target_accuracy for one in context.studies if one.folder.resolve() in homes]
-    told = sorted({target for target in own if target is not None})
-    if not told:
-        return (None if context.studies else context.target_accuracy), "the study's"
-    if len(told) == 1:
-        return told[0], "the study's"
-    return told[-1], f"the highest of its studies' targets, which differ ({', '.join(map(percent, told))})"
+    own = {target for folder, target in targets.items() if target is not None and folder.resolve() in homes}
+    if not own:
+        return None, "the study's"
+    if len(own) == 1:
+        return own.pop(), "the study's"
+    spelled = ", ".join(map(percent, sorted(own)))
+    return max(own), f"the highest of its studies' targets, which differ ({spelled})"
 
 
 def reached(row: Row, target: Target) -> Reached:

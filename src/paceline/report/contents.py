@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from paceline.compare.rows import Row, rows_of, titles_of
-from paceline.compare.target import target_of, target_told
+from paceline.compare.target import target_in, target_of
 from paceline.compare.verdict import notes, remarks
 from paceline.diagnosis import Cause, Diagnosis, diagnose
 from paceline.errors import UsageError
@@ -98,7 +98,9 @@ def _problem(
     rows: list[Row], number: int, context: Context, given: float | None, failed: Sequence[Failed]
 ) -> tuple[Section, tuple[str, ...]]:
     """Return the section of one problem, and the sentences about it at the top."""
-    asked, words = (given, "as asked for") if given is not None else target_told(rows, context)
+    asked, words = (given, "as asked for") if given is not None else (context.target_accuracy, "the study's")
+    if given is None and context.studies:
+        asked, words = target_in(rows, {study.folder: study.target_accuracy for study in context.studies})
     target = target_of(rows, asked, words)
     target = (
         None if len(rows) == 1 and asked is None else target

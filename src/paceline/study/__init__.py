@@ -1,1 +1,8 @@
-"""A matrix of runs from one file: what is missing is run, what is done is kept."""
+"""Studies: a file that asks for many runs, and the folder that holds them.
+
+file       read a study's file, find every mistake in it, and make its cells
+cells      one run each, identified by its settings and by the user's own code
+folder     the study's folder: its lock, its runs, notes of what failed
+run        run what is missing, one cell after the other
+context    what a study's folder says besides its runs, for reports
+"""

@@ -1,4 +1,4 @@
-"""The cells of a study: each one run, told apart from others by what is asked of it."""
+"""The cells of a study: one run each, identified by its settings and by the user's own code."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from paceline.config import Config
 from paceline.simulate.options import Options
 from paceline.training.job import Job
 
-# How costs are got at makes no run another one.
+# Settings that do not make a different run.
 FREE = ("recalibrate",)
 SERIAL = "serial"
-# What runs must have in common to be compared, as far as a study's file decides it. (A learning rate may be the model's.)
+# What runs must have in common to be compared, as far as a study's file sets it. (The learning rate may be the model's.)
 PROBLEM = (
     "data",
     "model",
@@ -45,18 +45,18 @@ class Cell:
     options: Options | None = None
     """What is simulated; None: the ranks are real."""
     part: str = field(default="", compare=False)
-    """The part of the study that asks for it, in words."""
+    """The part of the study that asks for it."""
 
     @cached_property
     def key(self) -> str:
-        """What is asked for, as one text: the same for two cells, or a cell and a record, that ask for the same."""
+        """The settings and the code as one text: equal for a cell and a record of the same run."""
         asked = asked_in(self.settings)
         assert asked is not None
         return asked
 
     @property
     def settings(self) -> dict[str, Any]:
-        """As a record's config.json has them, before anything has become of them."""
+        """The settings as config.json has them, as they were asked for."""
         place: dict[str, Any] = (
             {"on": "mpi"} if self.options is None else {"on": "sim", **asdict(self.options)}
         )
@@ -70,11 +70,11 @@ class Cell:
 
     @property
     def mark(self) -> str:
-        """A short text of its own, for names of files."""
+        """A short digest of the key, for file names."""
         return hashlib.sha256(self.key.encode()).hexdigest()[:8]
 
     def oversubscribes(self, cores: int) -> bool:
-        """Whether it has more ranks than there are cores: its times say nothing about scaling."""
+        """Return True if it has more ranks than there are cores: its times say nothing about scaling."""
         return self.options is None and self.ranks > cores
 
     def __str__(self) -> str:
@@ -84,9 +84,9 @@ class Cell:
 
 
 def asked_in(config: Mapping[str, Any]) -> str | None:
-    """What a config.json says was asked for; None where nobody could ask for it again in a study.
+    """Return what a config.json asked for, as `Cell.key` has it; None if no study could ask for it.
 
-    Records of before `asked` was kept say of the learning rate only what it was: they are as if it had been given.
+    Old records without `asked` have only the learning rate that was used: it counts as given.
 
     >>> old = {"data": "iris", "ranks": 1, "lr": 0.5}
     >>> asked_in(old) == Cell(config=Config(data="iris", lr=0.5), ranks=1).key
@@ -119,7 +119,7 @@ def _code(config: Config) -> dict[str, str]:
 
 
 def unique(cells: Iterable[Cell]) -> list[Cell]:
-    """Each cell once, the first part's that asks for it."""
+    """Keep each cell once, for the first part that asks for it."""
     found: dict[str, Cell] = {}
     for cell in cells:
         found.setdefault(cell.key, cell)
@@ -127,7 +127,7 @@ def unique(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def with_baselines(cells: Sequence[Cell]) -> list[Cell]:
-    """The same and, for each problem and seed that has none, the serial run to compare with: one thread, unless given.
+    """Add, for each problem and seed without one, the serial run to compare with: one thread, unless given.
 
     >>> cells = [Cell(config=Config(seed=s), ranks=2) for s in (0, 1)]
     >>> [str(cell) for cell in with_baselines(cells)]
@@ -143,23 +143,23 @@ def with_baselines(cells: Sequence[Cell]) -> list[Cell]:
 
 def _baseline(cell: Cell) -> Cell:
     config = replace(cell.config, strategy=SERIAL, threads=cell.config.threads or 1)
-    # One rank meets nobody on a network; what slows one of several ranks is no matter of the baseline.
+    # One rank uses no network, and slow ranks do not concern the baseline.
     options = None if cell.options is None else replace(cell.options, slow="", faults=None, rendezvous=False)
     return replace(cell, config=config, ranks=1, options=options)
 
 
 def _problem(cell: Cell) -> str:
-    """What the report compares with each other (there, runs of any seed), and where it is run."""
+    """Return what the report compares (there, runs of any seed), and where it is run."""
     alike = Cell(config=replace(cell.config, strategy=SERIAL, threads=None), ranks=1)
     return f"{'mpi' if cell.options is None else 'sim'} {alike.key}"
 
 
 def in_order(cells: Sequence[Cell]) -> list[Cell]:
-    """One seed after the other; with each, one cell of each strategy in turn, so that a noisy minute falls on several.
+    """Order cells by seed and then by strategy in turn, so that a noisy minute affects several strategies.
 
-    >>> cells = [Cell(config=Config(strategy=s), ranks=n) for s in ("sync", "psgd") for n in (2, 4)]
+    >>> cells = [Cell(config=Config(strategy=s), ranks=n) for s in ("sync", "my:Own") for n in (2, 4)]
     >>> [str(cell) for cell in in_order(cells)][:3]
-    ['sync on 2 ranks, seed 0', 'psgd on 2 ranks, seed 0', 'sync on 4 ranks, seed 0']
+    ['sync on 2 ranks, seed 0', 'my:Own on 2 ranks, seed 0', 'sync on 4 ranks, seed 0']
     """
     rounds: dict[int, dict[str, list[Cell]]] = {}
     for cell in cells:
@@ -172,7 +172,7 @@ def in_order(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def varying(cells: Sequence[Cell]) -> tuple[str, ...]:
-    """The settings that tell cells apart, beside those that every cell's words have.
+    """Return the settings in which cells differ, besides those that are always spelled.
 
     >>> varying([Cell(config=Config(data=data, lr=lr), ranks=2) for data, lr in (("iris", 1.0), ("mnist", 0.1))])
     ('data',)
@@ -197,10 +197,10 @@ def _by(name: str, cells: Sequence[Cell]) -> list[list[Cell]]:
     return list(groups.values())
 
 
-def told(cell: Cell, names: Sequence[str]) -> str:
-    """The cell in words, with these of its settings.
+def spell_cell(cell: Cell, names: Sequence[str]) -> str:
+    """Spell a cell with these of its settings.
 
-    >>> told(Cell(config=Config(batch=16), ranks=2), ["batch", "model"])
+    >>> spell_cell(Cell(config=Config(batch=16), ranks=2), ["batch", "model"])
     'sync on 2 ranks, seed 0; batch 16, mlp:128,64'
     """
     values = {name: getattr(cell.config, name) for name in names}
@@ -209,7 +209,8 @@ def told(cell: Cell, names: Sequence[str]) -> str:
 
 
 def in_words(name: str, value: Any) -> str:
-    """
+    """Spell a setting and its value.
+
     >>> in_words("batch_per_rank", 4), in_words("data", "iris")
     ('batch per rank 4', 'iris')
     """

@@ -1,4 +1,4 @@
-"""What a study's folder says beside its runs: the question, published figures, the cells that failed."""
+"""What a study's folder holds besides its runs: the question, published figures, the cells that failed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Value = TypeVar("Value")
 
 
 class Rule(NamedTuple):
-    """What a value of a file must be, and in words."""
+    """A test of a value in a file, and what the value must be, in words."""
 
     holds: Callable[[Any], bool]
     words: str
@@ -35,7 +35,7 @@ class Rule(NamedTuple):
 
 TEXT = Rule(is_text, "a text")
 SHARE = Rule(lambda value: is_share(value) and value > 0, "a fraction above 0 and at most 1")
-# Of an object in a file: what its values must be; those of names in brackets may be null or not there.
+# What the values of an object in a file must be; a name in brackets may be null or missing.
 FIGURE = {
     "strategy": TEXT,
     "(ranks)": Rule(is_whole, "a whole number"),
@@ -58,45 +58,45 @@ CELL = {"(strategy)": TEXT, "(ranks)": Rule(is_some, "a whole number of at least
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A figure of somebody else's, to stand beside ours: never fitted, never in a verdict."""
+    """A published figure to compare with: never fitted, never in a verdict."""
 
     strategy: str
     """Spelled as in the study, so that it has the same colour."""
     ranks: int = 0
-    """0: not said; such a figure has its place in a table, and none on a curve."""
+    """0: unknown; such a figure is shown in a table, but on no curve."""
     seconds: float | None = None
     accuracy: float | None = None
     """A fraction."""
     of: Literal["test", "training"] = "test"
-    """Which samples the accuracy is that of."""
+    """The samples that the accuracy was measured on."""
     what: str = ""
-    """What the seconds are those of: "an epoch on 14,000 images"."""
+    """What the seconds measure: "an epoch on 14,000 images"."""
     source: str = ""
-    """Whose figure."""
+    """Who published it."""
     setting: str = ""
-    """Under what settings and on what machine, in words."""
+    """The settings and the machine, in words."""
     part: str | None = None
-    """The part of the study that it belongs to; None: to all of them."""
+    """The part of the study that it belongs to; None: all of them."""
     problem: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """The settings of that part, as its runs' config.json has them: data, model, epochs …; what it lacks is any."""
+    """The settings of that part as config.json has them: data, model, epochs …; what is missing may be anything."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """A cell of a study that could not be run to its end."""
+    """A cell of a study that failed."""
 
     settings: Mapping[str, Any] = field(hash=False)
-    """As in config.json, `ranks` included, but as far as they were given; `simulated` is there where ranks were."""
+    """As in config.json with `ranks`, as far as they were given; with `simulated` if the ranks were."""
     why: str
     """One line."""
     status: int | None
-    """Its exit status; negative: the signal that ended it; None: it ran longer than it was allowed to."""
+    """Its exit status; negative: the signal that ended it; None: it exceeded the timeout."""
     file: Path
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """What one study says of its runs."""
+class StudyInfo:
+    """What one study says about its runs."""
 
     folder: Path
     """Where its runs are."""
@@ -107,7 +107,7 @@ class Told:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What is known of some folders of runs beside the runs themselves; of folders without a study: nothing.
+    """What is known about some folders of runs besides the runs; nothing for folders without a study.
 
     >>> Context().published
     ()
@@ -116,20 +116,20 @@ class Context:
     title: str | None = None
     question: str | None = None
     target_accuracy: float | None = None
-    """A fraction, looked for on the validation samples; None where studies do not agree on one: see `studies`."""
+    """A fraction, on the validation samples; None if studies do not agree on one: see `studies`."""
     published: tuple[Published, ...] = ()
     failed: tuple[Failed, ...] = ()
-    studies: tuple[Told, ...] = ()
-    """Each of the studies, in the order in which their folders were named."""
+    studies: tuple[StudyInfo, ...] = ()
+    """Each of the studies, in the order of their folders."""
     left_out: tuple[str, ...] = ()
-    """What was left out because it is damaged: which file, and what is wrong with it."""
+    """What was left out because it is damaged: the file, and what is wrong with it."""
 
 
 def context_of(places: Iterable[str | Path]) -> Context:
-    """What the studies say to which some folders belong, each a folder of runs or a run.
+    """Read what studies say about some folders, each a folder of runs or a run.
 
-    Where several do not agree on a title, question or target, there is none that holds for all: `studies` has each's.
-    What cannot be read is left out, with a warning.
+    If they do not agree on a title, question or target, the context has none: `studies` has those of each. What cannot
+    be read is left out with a warning.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -138,7 +138,7 @@ def context_of(places: Iterable[str | Path]) -> Context:
     >>> context.title, context.target_accuracy, context.failed
     ('ring or tree', 0.9, ())
     """
-    each: list[Told] = []
+    each: list[StudyInfo] = []
     published: list[Published] = []
     failed: list[Failed] = []
     wrong: list[str] = []
@@ -163,7 +163,7 @@ def context_of(places: Iterable[str | Path]) -> Context:
 
 
 def _home(place: Path) -> Path:
-    """The folder that may be a study's: of a run, the one that holds it."""
+    """Return the folder that may be a study's: for a run, the one that holds it."""
     return place.parent if (place / "config.json").is_file() else place
 
 
@@ -171,19 +171,19 @@ def _agreed(values: Sequence[Value]) -> Value | None:
     return values[0] if len(set(values)) == 1 else None
 
 
-def _told(folder: Path, told: Mapping[str, Any], wrong: list[str]) -> Told:
-    """What can be believed of a study's file; what cannot is added to `wrong`."""
+def _told(folder: Path, told: Mapping[str, Any], wrong: list[str]) -> StudyInfo:
+    """Read the valid values of a study's file; add what is wrong to `wrong`."""
     known = {}
     for name, rule in (("title", TEXT), ("question", TEXT), ("target_accuracy", SHARE)):
         known[name] = told.get(name)
         if known[name] is not None and not rule.holds(known[name]):
             wrong.append(f"{folder / STUDY}: {name} must be {rule.words}; got {shown(known[name])}")
             known[name] = None
-    return Told(folder=folder, **known)
+    return StudyInfo(folder=folder, **known)
 
 
 def _figures(file: Path, told: Any, wrong: list[str]) -> Iterator[Published]:
-    """The published figures that can be believed."""
+    """Yield the valid published figures."""
     if told is not None and not isinstance(told, list):
         wrong.append(f"{file}: published must be a list of objects; got {shown(told)}")
         return
@@ -207,7 +207,7 @@ def _failed(file: Path, wrong: list[str]) -> Failed | None:
 
 
 def _mistake(values: Any, rules: Mapping[str, Rule]) -> str | None:
-    """What is wrong with an object, if anything; a name in brackets may be null or not there."""
+    """Return what is wrong with an object; None if nothing is."""
     if not isinstance(values, dict):
         return f"it must be an object; got {shown(values)}"
     name = first_wrong(values, {key: rule.holds for key, rule in rules.items()})
@@ -223,7 +223,7 @@ def _read(path: Path, wrong: list[str]) -> dict[str, Any] | None:
     try:
         told = json.loads(path.read_text())
         if not isinstance(told, dict):
-            raise UsageError("it holds no object")
+            raise UsageError("it is not an object")
         return told
     except (OSError, ValueError, RecursionError) as error:
         wrong.append(f"{path} cannot be read: {error}")

@@ -1,11 +1,12 @@
-"""A study's file: read, every mistake in it found, and made into cells."""
+"""A study's file: read it, find every mistake in it, and make its cells."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,20 +17,19 @@ from paceline.launch import allocated_cores
 from paceline.machine import load_network
 from paceline.simulate.options import NAMES as SIMULATION
 from paceline.simulate.options import PLACES, Options
-from paceline.study.cells import Cell, in_order, unique, with_baselines
-from paceline.study.published import published_of
+from paceline.study.cells import PROBLEM, SERIAL, Cell, in_order, unique, with_baselines
 
-# ---- The values of a study's settings, each by itself: what is wrong with one is said whatever is wrong with others.
+# ---- the values of settings, each checked by itself, so that every mistake is reported
 
-# A replay is a copy of one run's settings: what its record says is not what the study asked for.
+# A replay copies the settings of a run, so its record is not what the study asked for.
 SETTINGS = (*(setting.name for setting in fields(Config) if setting.name != "replay"), "ranks")
 CORES = re.compile(r"cores(?:,? at most (\d+))?")
-# What a setting cannot do without; whether it is there is a matter of the cell.
+# What a setting needs; whether a cell has it is checked with the cell.
 WITH: dict[str, dict[str, Any]] = {"lr_scaling": {"batch_per_rank": 1}}
 
 
 def ranks_of(given: Any) -> int:
-    """A number of ranks: a number, or as many as there are cores, 2 at the least.
+    """Return a number of ranks, which may be given as the number of cores, but at least 2.
 
     >>> ranks_of(4), ranks_of("cores, at most 2")
     (4, 2)
@@ -44,7 +44,7 @@ def ranks_of(given: Any) -> int:
 
 
 def mistake(name: str, value: Any) -> str | None:
-    """What is wrong with one value of a setting, of those of a run or of a simulation.
+    """Return what is wrong with one value of a setting of a run or of a simulation; None if nothing is.
 
     >>> mistake("lr", "fast"), mistake("lr", 0.5)
     ("lr must be a number above 0; got 'fast'", None)
@@ -68,14 +68,14 @@ def _simulated(name: str, value: Any) -> None:
     if name == "network":
         load_network(options.network)
     if name in ("machine", "faults") and not Path(getattr(options, name)).exists():
-        raise UsageError(f"{name} must be a file that is there; got {value!r}")
+        raise UsageError(f"{name} must be an existing file; got {value!r}")
 
 
 TOP = ("title", "question", "target_accuracy", "timeout", "settings", "matrix", "simulation", "published")
 
 
 class BadStudyError(UsageError):
-    """All that is wrong with a study, a line each.
+    """Everything that is wrong with a study, one line each.
 
     >>> print(BadStudyError(["part 1: no strategy", "part 2: no ranks"]))
     part 1: no strategy
@@ -86,24 +86,26 @@ class BadStudyError(UsageError):
         super().__init__("\n".join(lines))
         self.lines = lines
         self.rest = rest
-        """The parts of it with which nothing is wrong so far."""
+        """The parts without mistakes so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One `[[matrix]]`: its settings, with those of all parts, each a list of one value or more."""
+    """One `[[matrix]]`: its settings and those of all parts, each with a list of values."""
 
     label: str
     name: str | None
     axes: Mapping[str, list[Any]]
 
     def cells(self, simulation: Mapping[str, list[Any]] | None, wrong: list[str]) -> Iterator[Cell]:
-        """The product of all axes, with those of the simulation if there is to be one; mistakes go to `wrong`."""
+        """Make the product of all axes, with those of the simulation if there is one; add mistakes to `wrong`."""
         axes = {name: values for name, values in self.axes.items() if name not in SIMULATION}
         if simulation is not None:
             own = {name: values for name, values in self.axes.items() if name in SIMULATION}
             axes |= {**simulation, **own}
-        axes = {name: values for name, values in axes.items() if values}  # where none is right: without it
+        axes = {
+            name: values for name, values in axes.items() if values
+        }  # a setting without any valid value is left out
         for values in itertools.product(*axes.values()):
             chosen = dict(zip(axes, values, strict=True))
             options = {name: chosen.pop(name) for name in SIMULATION if name in chosen}
@@ -119,7 +121,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A study as its file says it."""
+    """A study, as its file describes it."""
 
     file: Path
     title: str
@@ -131,7 +133,7 @@ class Study:
     published: tuple[dict[str, Any], ...]
 
     def cells(self, on: str) -> list[Cell]:
-        """Every run that it asks for, on real ranks ("mpi") or simulated ones ("sim"), in the order to run them in."""
+        """Return every run that it asks for, on real ranks ("mpi") or simulated ones ("sim"), in the order to run them."""
         wrong: list[str] = []
         simulation = self.simulation if on == "sim" else None
         cells = [cell for part in self.parts for cell in part.cells(simulation, wrong)]
@@ -140,11 +142,11 @@ class Study:
         return in_order(unique(with_baselines(cells)))
 
     def named(self) -> list[Cell]:
-        """Every run that it asks for, wherever."""
+        """Return every run that it asks for, real or simulated."""
         return [cell for on in PLACES for cell in self.cells(on)]
 
-    def told(self) -> dict[str, Any]:
-        """As study.json has it."""
+    def as_json(self) -> dict[str, Any]:
+        """Return the study as study.json has it."""
         return {
             "format": 1,
             "file": self.file.name,
@@ -158,13 +160,13 @@ class Study:
 
 
 def read(path: Path) -> Study:
-    """The study of a file; all that is wrong with its settings is said at once, in a BadStudyError."""
+    """Read a study's file; a BadStudyError lists everything that is wrong with its settings."""
     try:
         told = tomllib.loads(path.read_text())
     except OSError as error:
         raise UsageError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
     except ValueError as error:
-        raise UsageError(f"{path} is no TOML: {str(error)[:1].lower()}{str(error)[1:]}") from None
+        raise UsageError(f"{path} is not TOML: {str(error)[:1].lower()}{str(error)[1:]}") from None
     wrong: list[str] = _unknown("the file", told, TOP)
     for name in ("title", "question"):
         if not isinstance(told.get(name, ""), str):
@@ -197,7 +199,7 @@ def read(path: Path) -> Study:
 
 def _parts(matrix: Any, everywhere: dict[str, list[Any]], wrong: list[str]) -> list[Part]:
     if not isinstance(matrix, list) or not matrix or not all(isinstance(part, dict) for part in matrix):
-        wrong.append("the file has no [[matrix]]: what to run is said there, as strategy = … and ranks = …")
+        wrong.append("the file has no [[matrix]]: it says what to run, as strategy = … and ranks = …")
         return []
     parts = []
     for number, given in enumerate(matrix, start=1):
@@ -232,7 +234,7 @@ def _table(
 def _axes(
     where: str, table: Mapping[str, Any], known: tuple[str, ...], wrong: list[str]
 ) -> dict[str, list[Any]]:
-    """Every setting as the list of its values that are right, whatever dashes it is spelled with."""
+    """Return every setting with the list of its valid values, spelled with dashes or underscores."""
     wrong += _unknown(where, table, known)
     axes: dict[str, list[Any]] = {}
     for given, value in table.items():
@@ -271,3 +273,131 @@ def _number(
         )
         return None
     return float(value)
+
+
+# ---- published figures
+
+TEXTS = ("strategy", "of", "what", "source", "setting", "part")
+NUMBERS = ("ranks", "seconds", "accuracy")
+
+
+def published_of(given: Any, parts: Sequence[Part], wrong: list[str]) -> Iterator[dict[str, Any]]:
+    """Return the figures as study.json has them, with the settings that all runs of their part share as `problem`.
+
+    A table may stand for several figures: a list in it has a value for each of them.
+    """
+    if not isinstance(given, list) or not all(isinstance(figure, dict) for figure in given):
+        wrong.append("published must be tables, [[published]]")
+        return
+    strategies = [SERIAL, *(name for part in parts for name in part.axes.get("strategy", ()))]
+    for number, table in enumerate(given, start=1):
+        figures = _figures(table)
+        found = [mistake for figure in figures for mistake in _figure_mistakes(figure, strategies, parts)]
+        if not figures:
+            found = ["lists must all have the same length, one value per figure"]
+        wrong += [f"published {number}: {mistake}" for mistake in dict.fromkeys(found)]
+        for figure in () if found else figures:
+            part = next((part for part in parts if part.name == figure.get("part")), None)
+            yield figure if part is None or "part" not in figure else {**figure, "problem": _problem(part)}
+
+
+def _problem(part: Part) -> dict[str, Any]:
+    """Return the settings that all runs of the part share, including defaults."""
+    defaults = {setting.name: setting.default for setting in fields(Config)}
+    values = {name: part.axes.get(name, [defaults[name]]) for name in PROBLEM}
+    return {name: value[0] for name, value in values.items() if len(value) == 1}
+
+
+def _figures(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the figures that a table stands for; none if its lists have different lengths.
+
+    >>> _figures({"strategy": "sync", "ranks": [1, 2], "seconds": [727.2, 553.2]})
+    [{'strategy': 'sync', 'ranks': 1, 'seconds': 727.2}, {'strategy': 'sync', 'ranks': 2, 'seconds': 553.2}]
+    """
+    lengths = {len(value) for value in table.values() if isinstance(value, list)} or {1}
+    if len(lengths) > 1:
+        return []
+    return [
+        {name: value[k] if isinstance(value, list) else value for name, value in table.items()}
+        for k in range(*lengths)
+    ]
+
+
+def _figure_mistakes(
+    figure: Mapping[str, Any], strategies: list[str], parts: Sequence[Part]
+) -> Iterator[str]:
+    """Yield what is wrong with a figure, one mistake per key."""
+    for name in figure:
+        if name not in (*TEXTS, *NUMBERS):
+            yield f"unknown key {name!r}; choose one of {', '.join((*TEXTS, *NUMBERS))}"
+    if "strategy" not in figure:
+        yield "strategy is missing"
+    if "seconds" not in figure and "accuracy" not in figure:
+        yield "it has neither seconds nor accuracy"
+    for name in (name for name in (*TEXTS, *NUMBERS) if name in figure):
+        value = figure[name]
+        rule = _wrong_text(name, value, strategies, parts) if name in TEXTS else _wrong_number(name, value)
+        if rule is not None:
+            yield rule
+
+
+def _wrong_text(name: str, value: Any, strategies: list[str], parts: Sequence[Part]) -> str | None:
+    if not isinstance(value, str):
+        return f"{name} must be a text; got {value!r}"
+    if name == "of" and value not in ("test", "training"):
+        return f"of must be test or training; got {value!r}"
+    if name == "strategy" and value not in strategies:
+        return f"the study has no strategy {value!r}; choose one of {', '.join(dict.fromkeys(strategies))}"
+    names = [part.name for part in parts if part.name is not None]
+    if name == "part" and value not in names:
+        choices = f"choose one of {', '.join(names)}" if names else "none of its parts has a name"
+        return f"the study has no part named {value!r}; {choices}"
+    return None
+
+
+def _wrong_number(name: str, value: Any) -> str | None:
+    real = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if name == "ranks":
+        whole = real and isinstance(value, int) and value >= 1
+        return None if whole else f"ranks must be a whole number of at least 1; got {value!r}"
+    if not real or value < 0:
+        return f"{name} must be a number from 0; got {value!r}"
+    if name == "accuracy" and value > 1:
+        return f"accuracy must be a fraction, as 0.9 for 90 %; got {value!r}"
+    return None
+
+
+# ---- cells that cannot work are found before any is run
+
+
+def mistakes(cells: Sequence[Cell]) -> list[str]:
+    """Return what is wrong with these cells, one line for each mistake of each part.
+
+    >>> from paceline.config import Config
+    >>> large = Config(strategy="sync", data="iris", batch=1000)
+    >>> mistakes([Cell(config=large, ranks=4, part="part 1")])[0].partition(": ")[0]
+    'part 1, sync on 4 ranks'
+    """
+    from paceline.simulate.training import check
+    from paceline.training.job import Job
+
+    found: dict[tuple[str, str], list[Cell]] = {}
+    for cell in unique(map(_unseeded, cells)):  # seeds do not matter here
+        job = Job(config=cell.config, runs=None)
+        try:
+            if cell.options is not None:
+                check(job, cell.ranks, cell.options)
+            job.check_early(cell.ranks)
+        except UsageError as error:
+            found.setdefault((cell.part, str(error)), []).append(cell)
+    return [_line(part, error, those) for (part, error), those in found.items()]
+
+
+def _line(part: str, error: str, cells: Sequence[Cell]) -> str:
+    more = len(cells) - 1
+    also = f" (and {more} more cell{'s' * (more > 1)})" if more else ""
+    return f"{part}, {str(cells[0]).rpartition(', seed ')[0]}{also}: {error}"
+
+
+def _unseeded(cell: Cell) -> Cell:
+    return replace(cell, config=replace(cell.config, seed=0))

@@ -1,14 +1,13 @@
 """A study's folder, whose runs are the study's state.
 
-    .lock                locked by the study that is at work here, and by the run that it has started
+    .lock                locked by the study that is running here, and by the run that it has started
     .running.json        the name of the run that was started last, written before it; gone when it has ended
     study.json           the study, for reports
     failed/NAME.json     a note of each cell that failed
     20250101-…-1a2b3c4d  runs
 
-A cell is done when there is a complete record that asks for the same, whoever made it, and that can be read. What
-`.running.json` names and is not complete was interrupted, and whoever has the lock may remove it: nobody is writing it
-any more.
+A cell is done when there is a readable, complete record of the same settings and the same code, whoever made it. An
+incomplete run that `.running.json` names was interrupted; whoever holds the lock may remove it.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ RUNNING = ".running.json"
 # The report, by its format; a Markdown one has its figures beside it.
 REPORTS = ("report.html", "report.md", "report.pdf")
 FIGURES = "report-figures"
-# A study that was killed takes its run with it: within so many seconds.
+# Seconds within which the run of a killed study ends.
 PATIENCE = 15.0
 
 
 class Folder:
-    """The folder, by its path."""
+    """A study's folder, by its path."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @contextmanager
     def held(self) -> Iterator[int]:
-        """Nobody else's while inside; the file that says so, for the run to hold as well. Made, if it is not there."""
+        """Hold the folder's lock, making the folder if needed; yield the lock's file, for the run to hold as well."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
@@ -72,38 +71,28 @@ class Folder:
             except BlockingIOError:
                 holder = os.pread(handle, 20, 0).decode(errors="replace").strip()
             if _lives(holder):
-                raise UsageError(f"another study (process {holder}) is at work in {self.path}")
+                raise UsageError(f"another study (process {holder}) is running in {self.path}")
             if time.monotonic() > late:
                 raise UsageError(f"a run that an earlier study started in {self.path} has not ended yet")
             time.sleep(0.05)
 
-    def check(self, report: Path) -> None:
-        """Refuse a folder in which a study cannot write what it has to, or a place where no report can be; make nothing."""
+    def check(self) -> None:
+        """Refuse a folder in which a study cannot write what it has to; make nothing."""
         try:
             there = next(place for place in (self.path, *self.path.absolute().parents) if place.exists())
             if not there.is_dir():
-                raise UsageError(f"cannot write runs to {self.path}: {there.name} is no folder")
+                raise UsageError(f"cannot write runs to {self.path}: {there.name} is not a folder")
             for name in (RUNNING, STUDY):
                 if (self.path / name).is_dir():
                     raise UsageError(f"cannot write {self.path / name}: it is a folder")
             if (self.path / FAILED).exists() and not (self.path / FAILED).is_dir():
-                raise UsageError(f"cannot write into {self.path / FAILED}: it is no folder")
+                raise UsageError(f"cannot write into {self.path / FAILED}: it is not a folder")
         except OSError as error:
             why = (error.strerror or str(error)).lower()
             raise UsageError(f"cannot write runs to {self.path}: {why}") from None
-        from paceline.report.writing import FORMATS, check
-
-        if report.suffix not in FORMATS:
-            raise UsageError(
-                f"unknown format of {report}; its name must end with one of {', '.join(FORMATS)}"
-            )
-        new = not self.path.exists() and report.parent.absolute() == self.path.absolute()
-        check(
-            [] if new else [report]
-        )  # a folder that the study is to make first is not there to be looked at
 
     def tidy(self) -> None:
-        """Take away what an interrupted study left: its unfinished run, and files that it was writing."""
+        """Remove what an interrupted study left: its unfinished run, and files that it was writing."""
         self.settle()
         names = "|".join(map(re.escape, (RUNNING, STUDY, *REPORTS)))
         for inside, ours in (
@@ -116,7 +105,7 @@ class Folder:
                     file.unlink(missing_ok=True)
 
     def done(self) -> dict[str, list[Run]]:
-        """The complete records that can be read, by what they asked for; what is damaged is named in a warning."""
+        """Return the complete records that can be read, by what they asked for; warn about damaged ones."""
         found: dict[str, list[Run]] = {}
         for run in find_runs([self.path]) if self.path.is_dir() else ():
             if (asked := asked_in(run.config)) is not None:
@@ -124,7 +113,7 @@ class Folder:
         return found
 
     def failed(self) -> dict[str, Path]:
-        """The notes of failed cells, by what was asked for."""
+        """Return the notes of failed cells, by what was asked for."""
         notes = context_of([self.path]).failed
         return {asked: note.file for note in notes if (asked := asked_in(note.settings)) is not None}
 
@@ -135,8 +124,8 @@ class Folder:
                 note.unlink(missing_ok=True)
 
     def begin(self, cell: Cell) -> str:
-        """The name of the folder for the cell's run; from now on that run is this study's to remove."""
-        # With the cell's mark no name is one that a run started by hand would take.
+        """Return the name of the folder for the cell's run, which this study may remove from now on."""
+        # The mark keeps the name apart from those of runs started by hand.
         name = f"{folder_name(cell.config.strategy, cell.ranks, cell.config.seed)}-{cell.mark}"
         while (self.path / name).exists():
             name += "-again"
@@ -144,9 +133,10 @@ class Folder:
         return name
 
     def ended(self, cell: Cell, name: str) -> Run | None:
-        """The run that was begun for the cell, if it is complete and what was asked for."""
+        """Return the run that was begun for the cell, if it is complete and what was asked for."""
         runs = find_runs([self.path / name]) if (self.path / name / "config.json").is_file() else []
-        return next((run for run in runs if asked_in(run.config) == cell.key), None)
+        code = cell.settings["code"]  # of an edit during the run the next study takes care
+        return next((run for run in runs if asked_in({**run.config, "code": code}) == cell.key), None)
 
     def settle(self) -> None:
         """Remove the run that was started last, if it is not complete."""
@@ -167,7 +157,7 @@ class Folder:
 
 
 def _lives(process: str) -> bool:
-    """Whether there is a process of that number; where none is named, somebody is just about to name himself."""
+    """Return True if there is a process of that number."""
     try:
         os.kill(int(process), 0)
     except (ProcessLookupError, ValueError, OverflowError):

@@ -1,28 +1,202 @@
-"""Running a study: what is missing, one cell after the other, never two at once."""
+"""Run a study: what is missing, one cell after the other, never two at once.
+
+`Trains` starts each cell as a `paceline train` of its own, `Pace` estimates the time left, `Lines` and `Bar` show progress.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol
+from typing import IO, Any, Protocol, TextIO
 
+from paceline import text
 from paceline.files import write_json
+from paceline.names import as_arguments
 from paceline.record import Run
-from paceline.study.cells import Cell
+from paceline.study.cells import SERIAL, Cell
 from paceline.study.context import STUDY
 from paceline.study.file import Study
 from paceline.study.folder import Folder
-from paceline.study.process import Ended
+from paceline.text import clock_time
 
-# ---- How long what is left of a study will take, from how long its runs have taken so far.
+# ---- a cell's run, as a user would start it
 
-START = 2.0  # seconds that a run takes before it trains and after: imports, data, ranks
+TETHER = Path(__file__).with_name("_tether.py")
+LAST = 20  # lines of a failed run's output that are kept
+GRACE = 15.0  # seconds that a run has to end in: its ranks are given some of them
+LOOK = 0.1  # seconds between two looks at the clock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a run ended."""
+
+    status: int | None
+    """Its exit status, or minus the signal that ended it; None: it ran out of time."""
+    said: tuple[str, ...] = ()
+    """The last lines that it wrote to stderr."""
+    timeout: float | None = None
+    """The seconds that it was allowed to run; None: no limit."""
+
+
+def command(cell: Cell, runs: Path, name: str) -> list[str]:
+    """Return what a user would type for the cell.
+
+    >>> from paceline.config import Config
+    >>> from paceline.simulate.options import Options
+    >>> cell = Cell(config=Config(data="iris", strategy="sync", lr=0.5), ranks=2, options=Options(compute=False))
+    >>> " ".join(command(cell, Path("runs"), "mine"))
+    'train --data=iris --lr=0.5 -n 2 --on=sim --no-compute --runs=runs --name=mine --quiet --json'
+    """
+    words = ["train", *as_arguments(cell.config)]
+    words += [] if cell.config.strategy == SERIAL else ["-n", str(cell.ranks)]
+    if cell.options is not None:
+        words += ["--on=sim", *as_arguments(cell.options)]
+    return [*words, f"--runs={runs}", f"--name={name}", "--quiet", "--json"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trains:
+    """Starts cells, one after the other, in `runs`; each holds `lock` while it lives."""
+
+    runs: Path
+    lock: int
+    modules: Path
+    """Where the user's modules are looked for, after the working directory."""
+    timeout: float | None = None
+
+    def __call__(self, cell: Cell, name: str, tick: Callable[[], None]) -> Ended:
+        """Run the cell until it ends in any way; if interrupted, end the run and raise."""
+        paths = [os.environ.get("PYTHONPATH"), str(self.modules.absolute())]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        words = [sys.executable, "-m", "paceline", *command(cell, self.runs, name)]
+        with tempfile.TemporaryFile() as said:
+            run = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(TETHER), str(os.getpid()), *words],
+                env=environment, pass_fds=(self.lock,), start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said,
+            )  # fmt: skip
+            try:
+                status = self._wait(run, tick)
+            except BaseException:
+                _end(run)
+                raise
+            return Ended(status=status, said=_last(said), timeout=self.timeout)
+
+    def _wait(self, run: subprocess.Popen[bytes], tick: Callable[[], None]) -> int | None:
+        late = None if self.timeout is None else time.monotonic() + self.timeout
+        while True:
+            try:
+                return run.wait(LOOK)
+            except subprocess.TimeoutExpired:
+                tick()
+            if late is not None and time.monotonic() > late:
+                _end(run)
+                return None
+
+
+def _end(run: subprocess.Popen[bytes]) -> None:
+    """Ask the run to end its ranks and itself, and kill it if it does not."""
+    run.terminate()
+    try:
+        run.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+
+
+def _last(said: IO[bytes]) -> tuple[str, ...]:
+    said.seek(max(0, said.seek(0, os.SEEK_END) - 100 * LAST * 10))
+    return tuple(line for line in said.read().decode(errors="replace").splitlines() if line.strip())[-LAST:]
+
+
+# ---- progress
+
+
+class Lines:
+    """One line per cell, for logs; `total` cells in all, `done` of which were done before.
+
+    >>> import sys
+    >>> lines = Lines(sys.stdout, total=12, done=3)
+    >>> lines.begin("sync on 2 ranks, seed 0", left=61.0)
+    >>> lines.end("sync on 2 ranks, seed 0", "95.00 %, 3.1 s", left=65.0)
+     4/12  sync on 2 ranks, seed 0: 95.00 %, 3.1 s  (1:05 left)
+    """
+
+    def __init__(self, stream: TextIO, *, total: int, done: int) -> None:
+        self.stream = stream
+        self.total = total
+        self.done = done
+
+    def begin(self, cell: str, left: float | None) -> None:
+        """Handle the start of a cell, with an estimate of the seconds left."""
+
+    def tick(self) -> None:
+        """Handle the passing of time while a cell is running."""
+
+    def end(self, cell: str, outcome: str, left: float | None) -> None:
+        """Write the line of a cell that has ended."""
+        self.done += 1
+        rest = "" if left is None or self.done == self.total else f"  ({clock_time(left)} left)"
+        self._write(f"{self.done:>{len(str(self.total))}}/{self.total}  {cell}: {outcome}{rest}")
+
+    def close(self) -> None:
+        """Handle the end of the study."""
+
+    def _write(self, line: str) -> None:
+        self.stream.write(line + "\n")
+        self.stream.flush()
+
+
+class Bar(Lines):
+    """The same lines above a bar: cells done, the time left, and the cell that is running."""
+
+    def __init__(self, stream: TextIO, *, total: int, done: int) -> None:
+        super().__init__(stream, total=total, done=done)
+        self._bar = text.Bar(stream)
+        self._cell, self._began = "", 0.0
+        self._left: float | None = None
+
+    def begin(self, cell: str, left: float | None) -> None:
+        """Draw the bar for a cell."""
+        self._cell, self._left, self._began = cell, left, time.monotonic()
+        self.tick()
+
+    def tick(self) -> None:
+        """Draw the bar, if it is time."""
+        taken = time.monotonic() - self._began
+        left = "" if self._left is None else f"  {clock_time(max(0.0, self._left - taken))} left"
+        after = f"{self.done}/{self.total}{left}  {self._cell} ({clock_time(taken)})"
+        self._bar.draw(self.done, self.total, after=after)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self._bar.close()
+
+    def _write(self, line: str) -> None:
+        self._bar.write(line)
+
+
+def on(stream: TextIO, *, total: int, done: int) -> Lines:
+    """Return what shows the progress of a study on a stream: a bar if it is a terminal."""
+    return (Bar if stream.isatty() else Lines)(stream, total=total, done=done)
+
+
+# ---- what is done, what is missing, how long it will take
+
+START = 2.0  # seconds of a run before and after training: imports, data, starting ranks
 
 
 class Pace:
-    """Seconds by cell, of those that are known.
+    """The seconds of cells that have run, and an estimate for others.
 
     >>> from paceline.config import Config
     >>> pace, cell = Pace(), Cell(config=Config(seed=0), ranks=2)
@@ -37,12 +211,12 @@ class Pace:
         self._seconds: dict[tuple[object, ...], list[float]] = {}
 
     def took(self, cell: Cell, seconds: float) -> None:
-        """This is how long the cell's run took."""
+        """Note how long the cell's run took."""
         for like in _likes(cell):
             self._seconds.setdefault(like, []).append(seconds)
 
     def known(self, cell: Cell, run: Run) -> None:
-        """A run of before: what its record says of how long it took."""
+        """Note an earlier run, by what its record says."""
         seconds = sum(run.summary["seconds"].values())
         if cell.options is not None:  # virtual ones
             written = [(run.folder / name).stat().st_mtime for name in ("config.json", "summary.json")]
@@ -50,17 +224,17 @@ class Pace:
         self.took(cell, START + seconds)
 
     def left(self, cells: Iterable[Cell]) -> float | None:
-        """Seconds for these; None where nothing is known of any."""
+        """Estimate the seconds for these cells; None if nothing is known yet."""
         guesses = [self._guess(cell) for cell in cells]
         return None if None in guesses else sum(guess for guess in guesses if guess is not None)
 
     def _guess(self, cell: Cell) -> float | None:
-        """The mean of the cells that are most like it."""
+        """Return the mean of the cells that are most like it."""
         return next((fmean(self._seconds[like]) for like in _likes(cell) if like in self._seconds), None)
 
 
 def _likes(cell: Cell) -> list[tuple[object, ...]]:
-    """What cells may have in common, most telling first."""
+    """Return what cells may have in common, the most specific first."""
     config, place = cell.config, "mpi" if cell.options is None else "sim"
     problem = (config.data, config.model, config.batch, config.epochs, config.draws)
     return [
@@ -76,7 +250,7 @@ Start = Callable[[Cell, str, Callable[[], None]], Ended]
 
 
 class Show(Protocol):
-    """Told how far the study is."""
+    """Shows how far the study is."""
 
     def begin(self, cell: str, left: float | None) -> None:
         """A cell has been started."""
@@ -95,14 +269,14 @@ class State:
     done: dict[str, list[Run]] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
     missing: list[Cell] = field(default_factory=list)
-    """In the order to run them in."""
+    """In the order in which they are run."""
     pace: Pace = field(default_factory=Pace)
     found: dict[str, list[Run]] = field(default_factory=dict)
-    """Every record of the folder that can be used, whether or not it is of one of these cells."""
+    """Every usable record of the folder, also of other cells."""
 
 
 def state_of(folder: Folder, cells: Sequence[Cell], *, retry: bool = False) -> State:
-    """As the folder's records have it. With `retry` a cell that failed is one that is missing."""
+    """Read the state from the folder's records; with `retry`, failed cells count as missing."""
     done, failed = folder.done(), set() if retry else set(folder.failed())
     state = State(
         found=done,
@@ -117,12 +291,12 @@ def state_of(folder: Folder, cells: Sequence[Cell], *, retry: bool = False) -> S
 
 
 def opened(folder: Folder, study: Study, cells: Sequence[Cell], *, retry: bool = False) -> State:
-    """The same of a folder that the caller holds, made ready: what an interrupted study left is gone.
+    """Prepare a folder that the caller holds and return its state: remove what an interrupted study left.
 
-    Cells that the study no longer names stay, if they are done; if they had failed nobody need know any more.
+    Runs that the study no longer asks for stay; notes of failures that it no longer asks for are removed.
     """
     folder.tidy()
-    write_json(folder.path / STUDY, study.told())
+    write_json(folder.path / STUDY, study.as_json())
     named = {cell.key for cell in study.named()}
     folder.forget_failures(lambda asked: asked in named)
     return state_of(folder, cells, retry=retry)
@@ -131,7 +305,7 @@ def opened(folder: Folder, study: Study, cells: Sequence[Cell], *, retry: bool =
 def run_missing(
     folder: Folder, state: State, start: Start, show: Show, spell: Callable[[Cell], str] = str
 ) -> None:
-    """Run every missing cell of `state`, which is kept up to date; the folder is held by the caller."""
+    """Run every missing cell, updating `state`; the caller holds the folder."""
     waiting = list(state.missing)
     while waiting:
         cell = waiting[0]
@@ -144,7 +318,7 @@ def run_missing(
             folder.fail(cell, _why(ended), ended.status, ended.said)
             state.failed.add(cell.key)
         else:
-            outcome = told_of(run.summary)
+            outcome = outcome_of(run.summary)
             state.done[cell.key] = state.found[cell.key] = [run]
             state.pace.took(cell, time.monotonic() - began)
         folder.settle()
@@ -154,10 +328,10 @@ def run_missing(
     folder.forget_failures(lambda asked: asked not in state.done)
 
 
-def told_of(summary: dict[str, Any]) -> str:
-    """What came out of a run, in a few words.
+def outcome_of(summary: dict[str, Any]) -> str:
+    """Spell the result of a run in a few words.
 
-    >>> told_of({"test_accuracy": 0.95, "train_seconds": 3.14159, "diverged": None})
+    >>> outcome_of({"test_accuracy": 0.95, "train_seconds": 3.14159, "diverged": None})
     '95.00 %, 3.14 s'
     """
     accuracy = summary.get("test_accuracy")
@@ -167,10 +341,10 @@ def told_of(summary: dict[str, Any]) -> str:
 
 
 def _why(ended: Ended) -> str:
-    """In one line: the last that the run said, or how it ended where it said nothing."""
+    """Say in one line why a run failed: its last words, or how it ended."""
     if ended.status is None:
         seconds = "" if ended.timeout is None else f" of {ended.timeout:g} s"
-        return f"it ran longer than the study's timeout{seconds} allows"
+        return f"it exceeded the study's timeout{seconds}"
     how = f"signal {-ended.status}" if ended.status < 0 else f"exit status {ended.status}"
     if ended.status in (0, 3):
         return f"it ended with {how} and left no complete record"
