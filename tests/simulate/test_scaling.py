@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from paceline import fit
+from paceline.commands.simulate.prediction import draw, table
 from paceline.config import Config
 from paceline.data import load
 from paceline.errors import UsageError
@@ -19,8 +20,6 @@ from paceline.simulate.case import RunLength, Workload
 from paceline.simulate.measured import describe, find_measured, to_values
 from paceline.simulate.options import Options
 from paceline.simulate.scaling import Growth, Prediction, Scaling, ScalingCurve
-from paceline.simulate.scaling_plot import plot
-from paceline.simulate.scaling_table import table
 from paceline.simulate.training import simulate
 from paceline.simulate.whatif import REASONS, Scenario
 from paceline.training.job import Job
@@ -331,13 +330,13 @@ def test_the_picture_shows_every_line_and_the_measured_points(tmp_path: Path) ->
     record(tmp_path / "runs", RING, 2, 150.0)
     real = find_measured([tmp_path / "runs"], bench().config, [RING], serial=100.0)
     files = [tmp_path / "scaling.svg", tmp_path / "scaling.png"]
-    plot("a title", made(accuracy=True), real, files)
+    draw("a title", made(accuracy=True), real, files)
     text = files[0].read_text()
-    for words in ("a title", RING, "ideal", "ranks", "speedup against one process", "time_only: measured on real ranks",
-                  "test accuracy in %", "latency 60 %", "mean staleness"):  # fmt: skip
+    for words in ("a title", RING, "ideal", "ranks", "speedup relative to one process", "measured on real ranks",
+                  "test accuracy (%)", "latency 60 %", "mean staleness"):  # fmt: skip
         assert words in text
     assert files[1].read_bytes().startswith(b"\x89PNG")
-    plot("a title", made(), (), files[:1])
+    draw("a title", made(), (), files[:1])
     assert "accuracy" not in files[0].read_text()
     assert "measured" not in files[0].read_text()
 

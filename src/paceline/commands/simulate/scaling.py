@@ -22,7 +22,7 @@ examples:
   paceline simulate scaling --strategy sync --strategy parameter-server:masters=4 --batch 256 --accuracy --epochs 2
   paceline simulate scaling --strategy sync --ranks 2,4,8,16 --network machine.json --measured runs -o predicted
 
-"ms a step" is for a batch that all ranks compute together (serial, sync, main-worker), or for one rank's own batch.
+"ms per step" is for a batch that all ranks compute together (serial, sync, main-worker), or for one rank's own batch.
 "lost most to" names the cost whose removal would help most, and its share of the step. Virtual time has no noise, so a few
 steps are simulated for each number of ranks; nothing is computed unless --accuracy is given.
 """
@@ -78,6 +78,7 @@ def main(args: argparse.Namespace) -> int:
         compute=args.accuracy,
     )
     import_from_here()
+    from paceline.commands.simulate.prediction import draw, table
     from paceline.data import load
     from paceline.files import json_text
     from paceline.launch import limit_threads
@@ -86,8 +87,6 @@ def main(args: argparse.Namespace) -> int:
     from paceline.simulate.case import Workload, check_job, normalize_name
     from paceline.simulate.measured import describe, find_measured, to_values
     from paceline.simulate.scaling import Scaling
-    from paceline.simulate.scaling_plot import plot
-    from paceline.simulate.scaling_table import table
     from paceline.simulate.training import costs_for
     from paceline.training.job import Job
 
@@ -143,7 +142,7 @@ def main(args: argparse.Namespace) -> int:
     told = to_values(bench, prediction, points)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "scaling.json").write_text(json_text(told) + "\n")
-    plot(describe(bench), prediction, points, [args.out / "scaling.svg", args.out / "scaling.png"])
+    draw(describe(bench), prediction, points, [args.out / "scaling.svg", args.out / "scaling.png"])
     print(json_text(told) if args.json else table(describe(bench), prediction, points))
     if not args.json:
         print(f"\nfigure: {args.out / 'scaling.svg'}")

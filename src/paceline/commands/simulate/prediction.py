@@ -1,0 +1,200 @@
+"""A prediction of `paceline simulate scaling`, as text and as a figure."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline import text
+from paceline.figures import Axis, Curve, Lines, save
+from paceline.simulate.bottleneck import LITTLE, POINT, SHORT, Point
+from paceline.simulate.measured import Measured
+from paceline.simulate.scaling import Prediction, ScalingCurve
+
+WIDE = 110
+HEADINGS = {
+    "ranks": "ranks",
+    "step": "ms per step",
+    "rate": "samples/s",
+    "speedup": "speedup",
+    "efficiency": "efficiency",
+    "measured": "measured",
+    "accuracy": "accuracy",
+    "staleness": "staleness",
+    "lost": "lost most to",
+}
+
+
+# ---- text
+
+
+def table(title: str, prediction: Prediction, points: Sequence[Measured]) -> str:
+    """Return a table for every strategy, with where it stops scaling and why."""
+    serial, accuracy = prediction.serial, prediction.serial_accuracy
+    head = (
+        f"{title}\nserial, simulated: {1e3 * serial.seconds:.3f} ms per step, {serial.samples_per_second:,.0f} samples/s"
+        + ("" if accuracy is None else f", accuracy {text.percent(accuracy)}")
+    )
+    real = {(point.strategy, point.ranks): point for point in points}
+    return "\n\n".join([head, *(_block(curve, real) for curve in prediction.curves), *_notes(points)])
+
+
+def _block(curve: ScalingCurve, real: dict[tuple[str, int], Measured]) -> str:
+    rows = [_cells(point, real.get((curve.strategy, point.ranks))) for point in curve.points]
+    shown = [name for name in HEADINGS if any(row[name] for row in rows)]
+    justify = "".join("l" if name == "lost" else "r" for name in shown)
+    lines = [curve.strategy]
+    if rows:
+        cells = [[row[name] for name in shown] for row in rows]
+        lines.append(text.table(cells, [HEADINGS[name] for name in shown], justify=justify, indent=2))
+    missing: dict[str, list[str]] = defaultdict(list)
+    reasons: dict[str, str] = {}
+    for ranks, why in curve.left_out.items():
+        reason = why.partition(";")[0]
+        kind = re.sub(r"[\d,]+", "#", reason)  # the same reason, with other figures
+        reasons.setdefault(kind, reason)
+        missing[kind].append(f"{ranks:,}")
+    lines += [f"  not on {', '.join(ranks)}: {reasons[kind]}" for kind, ranks in missing.items()]
+    lines += [
+        textwrap.fill(sentence, WIDE, initial_indent="  ", subsequent_indent="  ")
+        for sentence in curve.told.split(". ")
+    ]
+    return "\n".join(lines)
+
+
+def _cells(point: Point, real: Measured | None) -> dict[str, str]:
+    lost = next(((name, share) for name, share in point.lost().items() if share >= LITTLE), None)
+    star = "*" if real is not None and real.oversubscribed else ""
+    return {
+        "ranks": f"{point.ranks:,}",
+        "step": f"{1e3 * point.step_seconds:.3f}",
+        "rate": f"{point.samples_per_second:,.0f}",
+        "speedup": text.times(point.speedup),
+        "efficiency": text.share(point.efficiency),
+        "measured": "" if real is None else text.times(real.speedup) + star,
+        "accuracy": "" if point.accuracy is None else text.percent(point.accuracy),
+        "staleness": "" if point.staleness is None else f"{point.staleness:.1f}",
+        "lost": f"{SHORT[lost[0]]}, {text.share(lost[1])}" if lost else "-" if point.without else "",
+    }
+
+
+def _notes(points: Sequence[Measured]) -> list[str]:
+    notes = []
+    if points:
+        notes.append(f"measured: speedup of real runs relative to {points[0].against}")
+    if any(point.oversubscribed for point in points):
+        notes.append("* more ranks than cores: that time says little about scaling")
+    return ["\n".join(notes)] if notes else []
+
+
+# ---- the figure
+
+
+def draw(title: str, prediction: Prediction, points: Sequence[Measured], paths: Sequence[Path]) -> None:
+    """Draw speedup against ranks and, if it was computed, accuracy beside it, into each of the files."""
+    curves = [curve for curve in prediction.curves if curve.points]
+    figures = [_speedups(curves, points)]
+    if any(point.accuracy is not None for curve in curves for point in curve.points):
+        figures.append(_accuracies(curves, prediction.serial_accuracy))
+    among = [curve.strategy for curve in curves]
+    save([figures], paths, title=title, width=700.0 * len(figures), among=among)
+
+
+def _speedups(curves: Sequence[ScalingCurve], points: Sequence[Measured]) -> Lines:
+    drawn = [
+        Curve(
+            label=_label(curve),
+            strategy=curve.strategy,
+            x=tuple(float(point.ranks) for point in curve.points),
+            y=tuple(point.speedup for point in curve.points),
+            origin="simulated",
+            stops=_place_of_limit(curve),
+        )
+        for curve in curves
+    ]
+    for curve in curves:
+        real = sorted(
+            (point for point in points if point.strategy == curve.strategy), key=lambda one: one.ranks
+        )
+        if real:
+            drawn.append(
+                Curve(
+                    label=f"{curve.strategy}, measured on real ranks",
+                    strategy=curve.strategy,
+                    x=tuple(float(point.ranks) for point in real),
+                    y=tuple(point.speedup for point in real),
+                    joined=False,
+                    oversubscribed=tuple(point.oversubscribed for point in real),
+                )
+            )
+    last = max([2.0, *(x for curve in drawn for x in curve.x)])
+    drawn.append(Curve(label="ideal", strategy="ideal", x=(1.0, last), y=(1.0, last), origin="ideal"))
+    stops = (
+        "; bar across a curve: more ranks bring no more" if any(c.stops is not None for c in drawn) else ""
+    )
+    return Lines(
+        name="speedup",
+        title=f"Speedup{stops}",
+        caption="",
+        x=Axis(label="ranks", log=True, base=2, ticks=_ranks(curves)),
+        y=Axis(label="speedup relative to one process, simulated", log=True, base=2),
+        curves=tuple(drawn),
+    )
+
+
+def _accuracies(curves: Sequence[ScalingCurve], serial: float | None) -> Lines:
+    drawn = []
+    for curve in curves:
+        known = [point for point in curve.points if point.accuracy is not None]
+        ages = tuple(f"{point.staleness:.0f}" if point.staleness else "" for point in known)
+        if known:
+            drawn.append(
+                Curve(
+                    label=_label(curve),
+                    strategy=curve.strategy,
+                    x=tuple(float(point.ranks) for point in known),
+                    y=tuple(point.accuracy for point in known),
+                    origin="simulated",
+                    captions=ages,
+                )
+            )
+    stale = any(any(curve.captions or ()) for curve in drawn)
+    return Lines(
+        name="accuracy",
+        title="Accuracy" + ("; below a point: mean staleness in updates" if stale else ""),
+        caption="",
+        x=Axis(label="ranks", log=True, base=2, ticks=_ranks(curves)),
+        y=Axis(label="test accuracy (%), really computed", percent=True),
+        curves=tuple(drawn),
+        level=None
+        if serial is None
+        else (serial, f"serial, {text.percent(serial)}; shaded: up to a point below"),
+        band=None if serial is None else (serial - POINT, serial),
+    )
+
+
+def _ranks(curves: Sequence[ScalingCurve]) -> tuple[float, ...]:
+    return tuple(sorted({float(point.ranks) for curve in curves for point in curve.points}))
+
+
+def _label(curve: ScalingCurve) -> str:
+    """Name the strategy, its highest speedup, and what is lost most to."""
+    limit = curve.limit
+    if limit is None:
+        return curve.strategy
+    lost = limit.shown.lost().get(limit.reason or "")
+    reason = SHORT.get(limit.reason or "", limit.reason)
+    because = "" if reason is None else f"; {reason}" + ("" if lost is None else f" {text.share(lost)}")
+    rising = ", rising" if limit.rising else ""
+    ranks = text.count(limit.at.ranks, "rank")
+    return f"{curve.strategy}: {text.times(limit.at.speedup)} at {ranks}{rising}{because}"
+
+
+def _place_of_limit(curve: ScalingCurve) -> int | None:
+    """Return the place of the point where a curve stops getting faster."""
+    if curve.limit is None or curve.limit.rising:
+        return None
+    return next((k for k, point in enumerate(curve.points) if point.ranks == curve.limit.at.ranks), None)
