@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline import text
 from paceline.figures import Axis, Curve, Lines, save
-from paceline.simulate.bottleneck import LITTLE, POINT, SHORT, Point
+from paceline.simulate.bottleneck import LITTLE, POINT, SHORT, ScalingPoint
 from paceline.simulate.measured import Measured
 from paceline.simulate.scaling import Prediction, ScalingCurve
 
@@ -65,7 +65,7 @@ def _block(curve: ScalingCurve, real: dict[tuple[str, int], Measured]) -> str:
     return "\n".join(lines)
 
 
-def _cells(point: Point, real: Measured | None) -> dict[str, str]:
+def _cells(point: ScalingPoint, real: Measured | None) -> dict[str, str]:
     lost = next(((name, share) for name, share in point.lost().items() if share >= LITTLE), None)
     star = "*" if real is not None and real.oversubscribed else ""
     return {
