@@ -138,7 +138,7 @@ def test_time_alone_is_the_same_time(simulated: Any, strategy: str, tmp_path: Pa
     assert {(epoch.loss, epoch.validation_loss) for epoch in time_only.history} == {(None, None)}
     run = Run(time_only.run or "")
     assert run.summary["test_accuracy"] is None
-    with pytest.raises(UsageError, match="has no trained model: time alone was simulated"):
+    with pytest.raises(UsageError, match="has no trained model: only time was simulated"):
         run.restore(full.model)
 
 

@@ -177,17 +177,17 @@ def describe_limit(limit: Limit) -> str:
     'gets no faster beyond 16 ranks (3.20x); efficiency is below 50 % from 8 ranks on'
     """
     at = limit.at
-    said = text.times(at.speedup)
+    speedup = text.times(at.speedup)
     if limit.reason in ("staleness", "accuracy"):
-        stops = f"learns less beyond {text.count(at.ranks, 'rank')} ({said})"
+        stops = f"learns less beyond {text.count(at.ranks, 'rank')} ({speedup})"
     elif limit.only:
-        stops = f"is {said} as fast as serial on {text.count(at.ranks, 'rank')}"
+        stops = f"is {speedup} as fast as serial on {text.count(at.ranks, 'rank')}"
     elif limit.rising:
-        stops = f"still gets faster at {text.count(at.ranks, 'rank')} ({said})"
+        stops = f"still gets faster at {text.count(at.ranks, 'rank')} ({speedup})"
     elif at.ranks == 1:
         stops = "is never faster than on one rank"
     else:
-        stops = f"gets no faster beyond {text.count(at.ranks, 'rank')} ({said})"
+        stops = f"gets no faster beyond {text.count(at.ranks, 'rank')} ({speedup})"
     if limit.half is None:
         return f"{stops}; efficiency stays above 50 %"
     return f"{stops}; efficiency is below 50 % from {text.count(limit.half, 'rank')} on"

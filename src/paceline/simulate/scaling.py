@@ -127,10 +127,10 @@ class Explanation:
         if reason not in REASONS or self._growth.of(candidate, length) * runs > MOST_MESSAGES:
             return []
         gone: list[str] = [reason]
-        told: list[tuple[str, float]] = []
+        named: list[tuple[str, float]] = []
         base = self._timed(candidate, candidate.scenario, length).seconds
         seconds = self._timed(candidate, candidate.scenario.without(reason), length).seconds
-        while len(told) < MOST_NAMED:
+        while len(named) < MOST_NAMED:
             scenario = candidate.scenario.without(*gone)
             rest = [other for other in REASONS if scenario.has(other) and other not in gone]
             left = {other: self._timed(candidate, scenario.without(other), length).seconds for other in rest}
@@ -139,8 +139,8 @@ class Explanation:
                 break
             seconds = left[best]
             gone.append(best)
-            told.append((best, point.speedup * base / seconds))
-        return told
+            named.append((best, point.speedup * base / seconds))
+        return named
 
 
 log = logging.getLogger(__name__)

@@ -30,6 +30,7 @@ _MODULES = {
     "Outcome": "program", "Script": "program", "parse_network": "network", "replace_mpi4py": "program",
     "run": "program",
 }  # fmt: skip
+_SUBMODULES = ("MPI", "errors", "faults")
 __all__ = [*sorted(_MODULES)]
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"paceline.vmpi.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module 'paceline.vmpi' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"paceline.vmpi.{_MODULES[name]}"), name)

@@ -95,10 +95,10 @@ def mpi_error(name: str, text: str) -> MPIError:
     """Make an error of this class; it is also one of the real mpi4py's, if the program has imported that."""
     module = sys.modules.get("mpi4py.MPI")
     real = getattr(module, "Exception", None)
-    said = f"MPI_{name}: {text}"
+    message = f"MPI_{name}: {text}"
     if real is None or not hasattr(module, "Get_library_version") or issubclass(real, MPIError):
-        return MPIError(said, getattr(_constants, name))
-    found: MPIError = _caught_by(real)(said, int(getattr(module, name)))
+        return MPIError(message, getattr(_constants, name))
+    found: MPIError = _caught_by(real)(message, int(getattr(module, name)))
     return found
 
 

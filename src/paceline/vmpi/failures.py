@@ -219,7 +219,7 @@ class FailureDetector:
 
     def _refuse(self, comm: Any, name: str) -> None:
         if self.is_revoked(comm):
-            raise self._said("ERR_REVOKED", comm.me, name, None, f"{comm.name} was revoked")
+            raise self._make_error("ERR_REVOKED", comm.me, name, None, f"{comm.name} was revoked")
 
     # ---- errors
 
@@ -235,17 +235,17 @@ class FailureDetector:
             self._kernel.schedule(rank, max(at, rank.t), Notice(lambda _: _fail(request, error(request))))
 
     def _failure(
-        self, rank: Any, name: str, dead: int, made: Any = None, kind: str = "ERR_PROC_FAILED"
+        self, rank: Any, name: str, dead: int, origin: Any = None, kind: str = "ERR_PROC_FAILED"
     ) -> MPIError:
-        return self._said(kind, rank, name, made, self._faults.describe(dead))
+        return self._make_error(kind, rank, name, origin, self._faults.describe(dead))
 
     def _revocation(self, request: Any) -> MPIError:
-        return self._said(
+        return self._make_error(
             "ERR_REVOKED", request.rank, request.name, request.origin, "the communicator was revoked"
         )
 
-    def _said(self, kind: str, rank: Any, name: str, made: Any, what: str) -> MPIError:
-        line = sites.format_site(sites.find_site() if made is None else made)
+    def _make_error(self, kind: str, rank: Any, name: str, origin: Any, what: str) -> MPIError:
+        line = sites.format_site(sites.find_site() if origin is None else origin)
         return mpi_error(kind, f"{what}; rank {rank.number} noticed in {name} at {line}")
 
     # ---- ranks and communicators
@@ -603,6 +603,7 @@ class SurvivalCalls:
     """The calls of a communicator that work when some of its ranks are dead (ULFM)."""
 
     __slots__ = ()
+    me: Any
 
     def Revoke(self) -> None:
         """Make all pending and future calls on this communicator fail, on all its ranks."""
@@ -610,18 +611,18 @@ class SurvivalCalls:
 
     def Is_revoked(self) -> bool:
         """Return True if this rank knows that the communicator was revoked."""
-        faults = _me(self).kernel.faults
+        faults = self.me.kernel.faults
         return faults is not None and faults.detector.is_revoked(self)
 
     def Get_failed(self) -> Any:
         """Return the group of the dead ranks that this rank knows of."""
-        kernel = _me(self).kernel
-        kernel.take_arrived(_me(self))
-        return Group(() if kernel.faults is None else kernel.faults.detector.known(self), _me(self).number)
+        kernel = self.me.kernel
+        kernel.take_arrived(self.me)
+        return Group(() if kernel.faults is None else kernel.faults.detector.known(self), self.me.number)
 
     def Ack_failed(self, num_to_ack: int | None = None) -> int:
         """Let receives from any source wait again although some ranks are dead; return how many are acknowledged."""
-        faults = _me(self).kernel.faults
+        faults = self.me.kernel.faults
         return 0 if faults is None else faults.detector.acknowledge(self, num_to_ack)
 
     def Agree(self, flag: int) -> int:
@@ -632,8 +633,8 @@ class SurvivalCalls:
         agreed, unseen = met.result
         if unseen:
             line = sites.format_site(sites.find_site())
-            told = faults.describe(unseen[0])
-            raise mpi_error("ERR_PROC_FAILED", f"{told}; rank {_me(self).number} noticed in Agree at {line}")
+            death = faults.describe(unseen[0])
+            raise mpi_error("ERR_PROC_FAILED", f"{death}; rank {self.me.number} noticed in Agree at {line}")
         return int(agreed)
 
     def Shrink(self) -> Any:
@@ -652,7 +653,8 @@ class Agreement:
         self._given: Given = {}
         self._latest = 0.0
 
-    def come(self, rank: Any, name: str, given: Any) -> CollectiveRequest:
+    def join(self, rank: Any, name: str, given: Any) -> CollectiveRequest:
+        """Take part with this rank's contribution."""
         self._requests[rank.number] = met = CollectiveRequest(rank, name, None)
         self._given[rank.number] = given
         self._latest = max(self._latest, rank.t)
@@ -661,9 +663,11 @@ class Agreement:
 
     @property
     def dead(self) -> list[int]:
+        """The dead members."""
         return [number for number in self.state.members if number in self.faults.dead]
 
     def try_to_end(self) -> None:
+        """End the call if all living members have made it."""
         kernel, faults = self.faults.kernel, self.faults
         living = tuple(number for number in self.state.members if number not in faults.dead)
         if not all(number in self._requests for number in living):
@@ -681,10 +685,6 @@ class Agreement:
             kernel.schedule(kernel.ranks[number], end, self._requests[number])
 
 
-def _me(comm: Any) -> Any:
-    return comm.me
-
-
 def _faults(comm: Any) -> Faults:
     return get_faults(comm.me.kernel)
 
@@ -700,7 +700,7 @@ def _agreement_call(
     agreement = faults.agreements.get(key)
     if agreement is None:
         agreement = faults.agreements[key] = Agreement(faults, comm.state, finish)
-    return agreement.come(comm.me, name, given)
+    return agreement.join(comm.me, name, given)
 
 
 def _agree(agreement: Agreement, given: Given) -> Given:

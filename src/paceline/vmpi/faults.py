@@ -101,8 +101,8 @@ class CutLink:
     def prepare(self, kernel: Any) -> None:
         until = inf if self.until is None else self.until
         ends = f"{_describe_end(self.a)} and {_describe_end(self.b)}"
-        told = f"the link between {ends} was cut {1e3 * self.at:.6g} ms after the start"
-        _add(kernel, "cut_link", self.a, self.b, self.at, until, lambda now, way: until - now, cut=told)
+        cut = f"the link between {ends} was cut {1e3 * self.at:.6g} ms after the start"
+        _add(kernel, "cut_link", self.a, self.b, self.at, until, lambda now, way: until - now, cut=cut)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -233,9 +233,9 @@ def _format_call(asked: tuple[Any, ...]) -> str:
 
 
 def _describe_disagreement(name: str, meeting: Meeting, found: Disagreement) -> str:
-    said = []
+    sides = []
     for member, words in found.sides:
         request = meeting.requests[member]
         assert request is not None
-        said.append(f"rank {request.rank.number} {words} at {sites.format_site(request.origin)}")
-    return f"in {name}, " + ", but ".join(said)
+        sides.append(f"rank {request.rank.number} {words} at {sites.format_site(request.origin)}")
+    return f"in {name}, " + ", but ".join(sides)
