@@ -15,8 +15,7 @@ from paceline.comm.shared import SharedMemory
 from paceline.config import Config
 from paceline.models.mlp import MLP
 from paceline.strategies import _mail
-from paceline.strategies._mail import Mail
-from paceline.strategies.gossip import merge
+from paceline.strategies._mail import Mail, merge
 from paceline.training.rank import Fitted, Job, train
 from tests.strategies.cases import CNN
 

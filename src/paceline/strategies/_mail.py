@@ -33,6 +33,21 @@ class Envelope:
         self.request: Any = None
 
 
+def merge(x: Array, w: float, message: Envelope) -> float:
+    """x <- (w x + w' x') / (w + w'), in place; returns w + w'. The message is used up.
+
+    >>> x, message = np.array([0.0, 4.0]), Envelope(lambda more: np.zeros(2 + more))
+    >>> message.x[...], message.weight[...] = 4.0, 0.125
+    >>> merge(x, 0.375, message), x
+    (0.5, array([1., 4.]))
+    """
+    other = float(message.weight[0])
+    message.x -= x
+    message.x *= other / (w + other)
+    x += message.x  # x <- x + w'/(w + w') (x' - x)
+    return w + other
+
+
 class Mail:
     """Non-blocking messages of one rank: up to `slots` under way from it, each in memory of its own; one comes in.
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from paceline.errors import UsageError
 from paceline.strategies import Load, Strategy, Traffic
-from paceline.strategies._mail import Envelope, Mail
+from paceline.strategies._mail import Mail, merge
 from paceline.strategies.serial import Serial
 
 if TYPE_CHECKING:
@@ -108,7 +108,8 @@ class Gossip(Strategy):
             if me.validate(epoch):  # set back: all ranks start anew from there
                 own[:] = x
                 w = 1 / me.size
-        self._tell(me, mail, light, busy)
+        with me.evaluation():
+            self._tell(me, mail, light, busy)
         comm.Free()
 
     def _note(self, me: Worker, own: Array, w: float) -> None:
@@ -142,18 +143,3 @@ class Gossip(Strategy):
                 f"{', '.join([f'{sent:,} messages', *why])}; "
                 f"at the end the ranks' models were {apart:.1%} of |x| from their mean"
             )
-
-
-def merge(x: Array, w: float, message: Envelope) -> float:
-    """x <- (w x + w' x') / (w + w'), in place; returns w + w'. The message is used up.
-
-    >>> x, message = np.array([0.0, 4.0]), Envelope(lambda more: np.zeros(2 + more))
-    >>> message.x[...], message.weight[...] = 4.0, 0.125
-    >>> merge(x, 0.375, message), x
-    (0.5, array([1., 4.]))
-    """
-    other = float(message.weight[0])
-    message.x -= x
-    message.x *= other / (w + other)
-    x += message.x  # x <- x + w'/(w + w') (x' - x)
-    return w + other

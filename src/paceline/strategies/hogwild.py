@@ -97,7 +97,8 @@ class Hogwild(Strategy):
                 if me.validate(epoch):
                     shared.put(me.model.x)  # back to the last good parameters
                 shared.meet()  # no rank writes x before all have read it
-            self._tell(me, shared)
+            with me.evaluation():
+                self._tell(me, shared)
 
     def _tell(self, me: Worker, shared: SharedX) -> None:
         taus = me.control.gather(np.array(shared.taus, np.int64))

@@ -80,10 +80,10 @@ class Psgd(OnOwnData):
         mean = average(x, counts)  # (x_1 + … + x_p) / p, of those that did not diverge
         with me.evaluation():
             alone = score(me.model, me.data.test).means(me.data.classes)
+            mine = (epoch + 1, loss if moved else None, converged, me.diverged is not None, *alone)
+            parts = me.control.gather(np.array([[math.nan if value is None else value for value in mine]]))
+            diverged = me.control.vote(me.diverged is not None)
         x[:] = mean  # x <- the average
-        mine = (epoch + 1, loss if moved else None, converged, me.diverged is not None, *alone)
-        parts = me.control.gather(np.array([[math.nan if value is None else value for value in mine]]))
-        diverged = me.control.vote(me.diverged is not None)
         if diverged.ranks and me.diverged is None:
             me.stop(f"the loss of part {diverged.first} has run away or stands still")
         me.validate(epoch, guarded=False)
@@ -93,7 +93,7 @@ class Psgd(OnOwnData):
 
 
 def report(me: Worker, parts: Array, average: tuple[float | None, float | None], *, converging: bool) -> None:
-    """What became of every part, and of the average, on the test samples: rank 0's findings and a remark."""
+    """Report how every part, and the average, did on the test samples: rank 0's findings and a remark."""
     kinds = {"epochs": int, "converged": bool, "diverged": bool}
     found: list[dict[str, Any]] = [
         {"rank": rank}

@@ -208,7 +208,8 @@ class ParameterServer(Strategy):
             else:
                 me.control.total(np.zeros(len(pieces), np.int64))
                 help_to_finish(me)
-            me.broadcast()  # the complete model, from rank 0
+        me.broadcast()  # the complete model, from rank 0
+        with me.evaluation():
             record_events(me, pieces, [] if master is None else master.log)
             me.follow_first()
             comm.Free()
