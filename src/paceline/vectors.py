@@ -251,7 +251,7 @@ def _same_memory(one: Array, other: Array) -> bool:
 
 # ---- Memory in time-only simulation.
 
-# The memory that all ranks of this process have together, by its length, as long as somebody has it.
+# The memory that all ranks of this process have together, by its length, as long as one of them has it.
 _lent: WeakValueDictionary[int, Array] = WeakValueDictionary()
 
 

@@ -61,14 +61,14 @@ def doubling(most: int) -> list[int]:
 
 
 def median(comm: Any, laps: Array) -> float:
-    """Of what was measured on all ranks: the median of their medians; collective."""
+    """Return the median over the ranks of their medians; collective."""
     every = np.empty(comm.Get_size())
     comm.Allgather(np.array([np.median(laps) if len(laps) else np.nan]), every)
     return float(np.nanmedian(every)) if np.isfinite(every).any() else float("nan")
 
 
 def mean(comm: Any, laps: Array) -> float:
-    """Of what was measured on all ranks, the longest hundredth left out: a run's seconds are sums; collective."""
+    """Return the mean over all ranks without the longest hundredth, because a run's seconds are sums; collective."""
     every = np.empty(comm.Get_size())
     kept = np.sort(laps)[: max(1, len(laps) - len(laps) // 100)]
     comm.Allgather(np.array([kept.mean() if len(kept) else np.nan]), every)
@@ -76,7 +76,7 @@ def mean(comm: Any, laps: Array) -> float:
 
 
 def spread(comm: Any, laps: Array) -> float:
-    """How uneven laps are from rank to rank, step by step: the sigma of log-normal ones of which the last is as late.
+    """Return how uneven laps are between ranks, step by step: the sigma of log-normal ones whose last is as late.
 
     A step that all take together takes as long as its last rank, on average exp(sigma m) times the middle one, where m is
     the largest of as many normal numbers. Collective; NaN where there are too few.
@@ -96,7 +96,7 @@ def spread(comm: Any, laps: Array) -> float:
 
 
 class Loop:
-    """A worker's loop over batches of one size, which can be gone on with."""
+    """A worker's loop over batches of one size, which can be continued."""
 
     def __init__(self, parts: Parts, batches: Batches, rank: int, size: int) -> None:
         self.me = Steps(
@@ -107,7 +107,7 @@ class Loop:
         self._most = -(-batches.batch // size)
 
     def run(self, until: float) -> None:
-        """Steps until it is so late, two at least."""
+        """Take steps until this time, at least two."""
         me = self.me
         me.watch.restart()
         for done, batch in enumerate(self.batches):
@@ -117,7 +117,7 @@ class Loop:
                 break
 
     def column(self, number: int) -> Array:
-        """The laps of one kind, of whole pieces, the first ones left out: memory is not yet where it will be."""
+        """Return the laps of one kind, of whole pieces, without the first: memory is not yet where it will be."""
         rows = np.array(self.me.log).reshape(-1, len(STEP_COLUMNS))
         rows = rows[max(WARM, len(rows) // 4) :]
         found: Array = rows[rows[:, COUNT] >= self._most - 1][:, number]
@@ -130,7 +130,7 @@ def _loop(parts: Parts, comm: Any, size: int) -> Loop:
 
 
 def _together(comm: Any, works: Sequence[Callable[[float], Any]], seconds: float) -> list[list[float]]:
-    """Let each work go on until a time that is given, all ranks the same one at a time, in turns; what they return."""
+    """Run each work until a given time, all ranks the same one at a time, in turns; return what they return."""
     found: list[list[float]] = [[] for _ in works]
     each = seconds / SWEEPS / max(len(works), 1)
     slow = [False] * len(works)
@@ -234,7 +234,7 @@ def together(parts: Parts, comm: Any, piece: int, seconds: float, name: str) -> 
 
 
 class _Parts:
-    """What a `Factored` exchange does to reduce, its own work timed apart from the waiting."""
+    """The `reduce` of a `Factored` exchange, its own work timed apart from the waiting."""
 
     def __init__(self, exchange: Factored) -> None:
         self._exchange = exchange
@@ -255,7 +255,7 @@ def _sync_loop(parts: Parts, comm: Any, size: int) -> Loop:
 
 
 def _steps(comm: Any, loop: Loop, exchange: Any, reduce: Callable[[], Any], seconds: float) -> None:
-    """As many steps of all ranks together as there is time for."""
+    """Take as many steps of all ranks together as there is time for."""
     me, start, wanted = loop.me, time.perf_counter(), FIRST
     me.watch.restart()
     for done, batch in enumerate(loop.batches, start=1):

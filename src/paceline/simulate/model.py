@@ -1,4 +1,4 @@
-"""A model on a simulated rank: it computes what it computes, and the rank's clock is told what that costs."""
+"""A model on a simulated rank: what it computes is charged to the rank's clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORWARD = 1 / 3
 
 
 def kind_of(model: Model, *, time_only: bool = False) -> type[Costed]:
-    """What `costed` is to make of the model: a FactoredModel where it is one.
+    """Return the class that `costed` makes of the model: a FactoredModel if the model is one.
 
     `time_only`: nothing is computed; x and g are room of the right size, and other ranks may have the same model.
     """
@@ -45,7 +45,7 @@ def costed(
 
 
 def copied(model: Model) -> Model:
-    """Another model like this one, with buffers of its own; x and g may be the same arrays: place it elsewhere."""
+    """Copy a model, with its own buffers; x and g may be the same arrays: place the copy elsewhere."""
     known = {id(model.x): model.x, id(model.g): model.g}
     try:
         return copy.deepcopy(model, known)
@@ -59,7 +59,7 @@ def copied(model: Model) -> Model:
 class Costed:
     """A model that charges the rank's clock with `gradient` and `evaluate`, by the samples.
 
-    A layer's gradient is ready when, by its share of the parameters, it would be; it is told of after the pass, so that
+    A layer's gradient is ready when, by its share of the parameters, it would be; it is reported after the pass, so that
     nothing is sent from inside of it.
     """
 
@@ -174,7 +174,7 @@ class CostedFactored(Costed):
     _total = 0
 
     def factor_bytes(self, batch: int) -> int:
-        """The memory of the factors of so many samples."""
+        """Return the bytes of the factors of this many samples."""
         return self.plain.factor_bytes(batch)
 
     def share_factors(self, memory: Array, batch: int, rank: int, ranks: int) -> PartGradient:
@@ -189,7 +189,7 @@ class CostedFactored(Costed):
 
 
 class _Part:
-    """A part of the gradient, multiplied out of everybody's factors, on the clock."""
+    """A part of the gradient, multiplied out of all ranks' factors, on the clock."""
 
     def __init__(self, inner: PartGradient, model: CostedFactored) -> None:
         self._inner, self._model = inner, model
@@ -202,7 +202,7 @@ class _Part:
 
 
 class TimeOnly(Costed):
-    """A model that only charges. It has no loss: that is no number."""
+    """A model that charges and computes nothing: its loss is NaN."""
 
     time_only = True
 
@@ -231,7 +231,7 @@ class TimeOnly(Costed):
 
 
 class TimeOnlyFactored(TimeOnly, CostedFactored):
-    """The same of a model that can share factors."""
+    """The same for a model that can share factors."""
 
     def share_factors(self, memory: Array, batch: int, rank: int, ranks: int) -> PartGradient:
         """Nothing is left in `memory`."""
@@ -242,7 +242,7 @@ class TimeOnlyFactored(TimeOnly, CostedFactored):
 
 
 class _Nothing:
-    """A part of a gradient that nobody computes."""
+    """A part of a gradient that is not computed."""
 
     def __init__(self, part: slice, like: Array) -> None:
         self.part = part
@@ -269,7 +269,7 @@ LONGEST_WAIT = 1 << 12
 
 
 class Pool:
-    """The latest parameters, in a file in memory, and who may put others in their place.
+    """The latest parameters, in a file in memory, and when others may replace them.
 
     >>> pool = Pool(np.ones(2000, np.float32))
     >>> one, other = pool.room(), pool.room()
@@ -293,16 +293,16 @@ class Pool:
         self._write(start)
 
     def room(self) -> Room:
-        """Memory for one rank's x, with the values that were latest."""
+        """Return memory for one rank's x, with the latest values."""
         return Room(self, self._like.dtype)
 
     def join(self) -> None:
-        """A rank has found the latest parameters to be its own."""
+        """Count a rank that has found the latest parameters to be its own."""
         self.shared += 1
         self._joined, self._wait = True, 0
 
     def offer(self, x: Array) -> bool:
-        """A rank has other parameters: whether they are the latest from now on."""
+        """Take other parameters of a rank; return True if they are the latest from now on."""
         if not self._joined:
             self._waited += 1
             if self._waited < self._wait:
@@ -352,7 +352,7 @@ class Room:
             raise OSError(number, os.strerror(number))
 
     def settle(self) -> bool:
-        """Share x with the ranks that have the same; whether there were some."""
+        """Share x with the ranks that have the same; return True if there were some."""
         pool = self._pool
         if _libc().memcmp(self._address, pool.address, pool.nbytes) == 0:
             pool.join()
@@ -364,7 +364,7 @@ class Room:
 
 
 def moved(model: Model, pool: Pool) -> Room | None:
-    """Put the model's parameters, equal to the pool's latest, into a room; None where the system has no more."""
+    """Move the model's parameters, equal to the pool's latest, into a room; return None if the system has no more."""
     try:
         room = pool.room()
     except OSError:  # as many mappings as a process may have

@@ -1,4 +1,4 @@
-"""A training run on simulated ranks: what is prepared once for all of them, and each rank's place in it."""
+"""A training run on simulated ranks: what is prepared once for all of them, and where each rank runs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def check(job: Job, ranks: int, options: Options) -> Any:
 
 
 def costs_for(job: Job, options: Options) -> tuple[Network, Costs]:
-    """The network, with what each node is, and what the job's work costs: as the options say, or else measured here."""
+    """Return the network and what the job's work costs: as the options say, or else measured here."""
     network = load_network(options.network)
     machine, costs = _known(job, options)
     if machine is not None:
@@ -142,11 +142,11 @@ class Simulation:
         return fitted
 
     def folder(self) -> Path | None:
-        """The run's folder."""
+        """Return the run's folder."""
         return self._folder
 
     def model(self, comm: Any) -> Model:
-        """The model of a rank, on its clock."""
+        """Return the model of a rank, on its clock."""
         rank = 0 if self.time_only else comm.Get_rank()
         model, room = self.models[rank], self.rooms[rank]
 
@@ -182,16 +182,16 @@ class Simulation:
         }
 
     def environment(self) -> dict[str, Any]:
-        """Where the simulation ran; processor and cores are those whose costs were simulated."""
+        """Return where the simulation ran; processor and cores are those whose costs were simulated."""
         found = environment(threads=self.threads)
         node, costs = Machine.of_network(self.network), self.costs
         known = {"processor": costs.processor or found["processor"], "cores": costs.cores}
-        told = f"messages in a node as on {_where(node)}; computing as on {_where(costs)}"
-        return {**found, **known, "simulated": {"machine": told}}
+        machine = f"messages in a node as on {_where(node)}; computing as on {_where(costs)}"
+        return {**found, **known, "simulated": {"machine": machine}}
 
 
 class Simulated:
-    """The place of one simulated rank: what is the same for all ranks was prepared once, and needs no agreement."""
+    """Where one simulated rank runs: what is the same for all ranks was prepared once and needs no agreement."""
 
     simulated = True
 
@@ -232,7 +232,7 @@ def _where(measured: Machine | Costs) -> str:
 
 
 def _is_ours(strategy: Any) -> bool:
-    """Whether it is one of paceline's: they are known to keep MPI's rules, and need not be watched at it."""
+    """Return True if it is one of paceline's, which are known to keep MPI's rules and need not be checked."""
     function = getattr(strategy, "func", strategy)
     kind = function if hasattr(function, "__qualname__") else type(function)
     return str(kind.__module__).startswith("paceline.strategies.")
@@ -253,7 +253,7 @@ def _faults(options: Options) -> Any:
 
 
 def _kind(path: Path) -> str | None:
-    """What a file says that it is; None where it says nothing: whoever loads it tells why."""
+    """Return what a file says that it is; None if it says nothing: loading it then says why."""
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -262,28 +262,28 @@ def _kind(path: Path) -> str | None:
 
 
 def _known(job: Job, options: Options) -> tuple[Machine | None, Costs | None]:
-    """What `--machine` names: a machine, costs, or a simulated run that had both."""
+    """Load what `--machine` names: a machine, costs, or a simulated run that had both."""
     if options.machine is None:
         return None, None
     path = Path(options.machine)
     if not path.is_dir():
         return (None, Costs.load(path)) if _kind(path) == "costs" else (Machine.load(path), None)
-    told = Run(path)
-    if told.simulated is None:
+    run_before = Run(path)
+    if run_before.simulated is None:
         raise UsageError(
             f"{path} was not simulated: it holds no machine; calibrate one, or take a simulated run"
         )
     try:
-        machine = Machine.of(told.simulated["machine"])
-        costs = Costs.of(told.simulated["costs"])
+        machine = Machine.of(run_before.simulated["machine"])
+        costs = Costs.of(run_before.simulated["costs"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{path / 'config.json'} is damaged: {error}") from None
     mine = {**vars(job.config), "strategy": job.name()}
-    other = next((name for name in SAME_WORK if told.config[name] != mine[name]), None)
+    other = next((name for name in SAME_WORK if run_before.config[name] != mine[name]), None)
     if other is not None:
         log.warning(
             "%s has %s %s, not %s: what computing costs is measured here",
-            path, other, told.config[other], mine[other],
+            path, other, run_before.config[other], mine[other],
         )  # fmt: skip
         return machine, None
     return machine, costs

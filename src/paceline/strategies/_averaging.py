@@ -25,7 +25,7 @@ class OnOwnData(Strategy):
 
 
 def averages_traffic(load: Load, allreduce: str, *, every: int | None, warmup: int = 0) -> Traffic:
-    """Return what averaging all parameters every so many turns (None: at the end) sends; in a warm-up, at every turn.
+    """Return what averaging all parameters every `every` turns (None: at the end) sends; in a warm-up, at every turn.
 
     >>> averages_traffic(Load(ranks=2, parameters=9, turns=10), "ring", every=4, warmup=3).words
     '5 x 2 (p - 1) (n + 1): ring, every 4 turns, and at each of the first 3'

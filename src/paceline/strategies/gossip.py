@@ -3,7 +3,7 @@
     each rank i, from w_i = 1/p:
         for each (x', w') that has arrived:  x_i <- (w_i x_i + w' x') / (w_i + w');  w_i <- w_i + w'
         x_i <- x_i - eta g / |B|                               its own batch, its own step
-        every H steps:  w_i <- w_i / 2;  send (x_i, w_i) to a random other rank, waiting for nobody
+        every H steps:  w_i <- w_i / 2;  send (x_i, w_i) to a random other rank, without waiting
 
 No rank waits for another within an epoch. The weights, with those of messages under way, always add up to 1, and merging
 leaves the sum of w x as it is. So the mean of what all ranks learned, sum of w_i x_i, is never lost; it is what is

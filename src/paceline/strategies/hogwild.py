@@ -90,7 +90,7 @@ class Hogwild(Strategy):
                             me.step(me.model.g, batch.count, x=x)  # x <- x - eta g / |B|
                     if turn % self.every == 0:
                         shared.average()  # x_k <- x_k + (m - s)
-                shared.meet()  # no rank writes x any more
+                shared.meet()  # from here on no rank writes x
                 shared.average(at_rest=True)  # x_k <- m, the same bits everywhere
                 shared.meet()
                 shared.read(me.model.x)

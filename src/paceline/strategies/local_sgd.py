@@ -36,7 +36,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSgd(OnOwnData):
-    """Every rank trains on its own share of the data; the weights are averaged every so many steps."""
+    """Every rank trains on its own share of the data; the weights are averaged every few steps."""
 
     every: int | None = 10
     """Steps of each rank between averages; none: only at the end of the run."""

@@ -9,7 +9,7 @@
 With plain SGD the weighted changes add up to the step of the whole batch: serial SGD, to rounding.
 
 Cost a step, n parameters: 2 (p - 1) messages of n numbers, all of them through rank 0, with blocking Send and Recv: every
-worker waits for the slowest one and then for its turn. The first thing everybody writes; sync is what to use.
+worker waits for the slowest one and then for its turn. The first thing one writes; use sync instead.
 """
 
 from __future__ import annotations

@@ -109,13 +109,13 @@ def report(me: Worker, parts: Array, average: tuple[float | None, float | None],
     if loss is None:
         return
     if accuracy is None:
-        word, told, best, column = "loss", "{:.4g}", loss, "test_loss"
+        word, spelling, best, column = "loss", "{:.4g}", loss, "test_loss"
     else:
-        word, told, best, column = "accuracy", "{:.2%}", accuracy, "test_accuracy"
+        word, spelling, best, column = "accuracy", "{:.2%}", accuracy, "test_accuracy"
     alone = [part[column] for part in found if part["loss"] is not None and part[column] is not None]
     if not alone:
         return
-    said = [told.format(value).replace("%", " %") for value in (best, min(alone), max(alone))]
+    said = [spelling.format(value).replace("%", " %") for value in (best, min(alone), max(alone))]
     epochs = sorted({part["epochs"] for part in found})
     span = f"{epochs[0]} to {epochs[-1]}" if epochs[1:] else f"{epochs[0]}"
     converged = f"{sum(part['converged'] for part in found)} of {me.size} converged, " if converging else ""

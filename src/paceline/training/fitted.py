@@ -1,4 +1,4 @@
-"""What comes out of a run."""
+"""The results of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.record import Epoch
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """What came out of a run; `summary()` is what `--json` prints.
+    """The results of a run; `summary()` is what `--json` prints.
 
     >>> from paceline import fit
     >>> fitted = fit("mlp:8", "iris", strategy="serial", epochs=2, batch=10, runs=None, quiet=True)
@@ -21,11 +21,11 @@ class Fitted:
     """
 
     run: Path | None
-    """The run's folder, or None where none was asked for."""
+    """The run's folder, or None if none was asked for."""
     strategy: str
     ranks: int
     simulated: bool
-    """Whether the ranks were simulated: then all seconds are virtual."""
+    """True if the ranks were simulated: then all seconds are virtual."""
     seed: int
     epochs: int
     steps: int
@@ -47,7 +47,7 @@ class Fitted:
     global_batch: int
     threads: int
     diverged: str | None
-    """What went wrong, in words, where training diverged and was stopped."""
+    """What went wrong, in words, if training diverged and was stopped."""
     findings: dict[str, Any]
     """What the strategy found out: staleness, each rank's convergence …"""
     remarks: tuple[str, ...]
@@ -57,6 +57,6 @@ class Fitted:
     """The trained model, in this process."""
 
     def summary(self) -> dict[str, Any]:
-        """The results as JSON values."""
+        """Return the results as JSON values."""
         values = {k: v for k, v in vars(self).items() if k not in ("history", "model")}
         return {**values, "run": None if self.run is None else str(self.run), "remarks": list(self.remarks)}

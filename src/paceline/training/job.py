@@ -26,7 +26,7 @@ Train = Callable[[Worker], None]
 
 
 class Parts(NamedTuple):
-    """What a rank trains with. Only the model is its own."""
+    """What a rank trains with. Only the model is the rank's own."""
 
     data: Dataset
     strategy: Strategy | Train
@@ -37,7 +37,7 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Everything that a run is made of; what is not given as an object is made from the configuration's words."""
+    """Everything that a run is made of; what is not given as an object is made from the configuration."""
 
     config: Config
     data: Any = None
@@ -45,14 +45,14 @@ class Job:
     strategy: Strategy | Train | None = None
     runs: Path | None = Path("runs")
     run_name: str | None = None
-    """The run's folder below `runs`; None: one that tells the time, the strategy, the ranks and the seed."""
+    """The run's folder below `runs`; None: one named by the time, the strategy, the ranks and the seed."""
     trace: bool = False
-    """Whether the record is to hold every span of time and every call of MPI of every rank."""
+    """True if the record is to hold every span of time and every MPI call of every rank."""
     objects: tuple[str, ...] = ()
     """Which of data, model and strategy the user gave as objects: they cannot be made again from the record."""
 
     def name(self) -> str:
-        """The strategy as records and legends spell it."""
+        """Return the strategy as records and legends spell it."""
         return self.config.strategy if self.strategy is None else strategy_name(self.strategy)
 
     def new_folder(self, ranks: int) -> Path | None:
@@ -62,7 +62,7 @@ class Job:
         return new_folder(self.runs, self.name(), ranks, self.config.seed, name=self.run_name)
 
     def chosen(self) -> Strategy | Train:
-        """The strategy, as it was given or from the configuration's words."""
+        """Return the strategy that was given, or make it from the configuration."""
         return strategy_of(self.config.strategy if self.strategy is None else self.strategy)
 
     def code(self) -> dict[str, str]:
@@ -87,7 +87,7 @@ class Job:
         return found
 
     def launcher(self) -> Literal["mpi", "torch"]:
-        """What starts the ranks of this run and connects them."""
+        """Return what starts the ranks of this run and connects them."""
         strategy = self.chosen()
         return strategy.launcher() if isinstance(strategy, Strategy) else "mpi"
 
@@ -129,7 +129,7 @@ class Job:
             strategy.check_model(ranks, self.build(data))
 
     def prepare(self, ranks: int) -> Parts:
-        """What the run is made of, or a refusal of what cannot work together."""
+        """Make what the run is made of; refuse what cannot work together."""
         data, strategy = self.check(ranks)
         model = self.build(data)
         if isinstance(strategy, Strategy):
@@ -138,7 +138,7 @@ class Job:
         return Parts(data, strategy, model, update, schedule)
 
     def build(self, data: Dataset) -> Model:
-        """The model, as it was given or from the configuration's words."""
+        """Return the model that was given, or make it from the configuration."""
         seeded: dict[str, Any] = {"seed": self.config.seed, "dtype": self.config.dtype}
         if self.model is not None:
             return as_model(self.model, data, **seeded)
@@ -151,7 +151,7 @@ def batch_of(config: Config, strategy: Strategy | Train, ranks: int) -> int:
 
 
 def strategy_name(strategy: Strategy | Train) -> str:
-    """A strategy object in the spelling of the command line."""
+    """Return a strategy object in the spelling of the command line."""
     kind: Any = strategy if hasattr(strategy, "__qualname__") else type(strategy)
     if kind.__module__.startswith("paceline.strategies."):
         return spec.describe(strategy, kind.__module__.rpartition(".")[2].replace("_", "-"))
@@ -160,7 +160,7 @@ def strategy_name(strategy: Strategy | Train) -> str:
 
 
 def strategy_of(given: str | Strategy | Train) -> Strategy | Train:
-    """A strategy from its words, or as it was given: an object, a class that needs no options, a function."""
+    """Make a strategy from its text, or from what was given: an object, a class that needs no options, a function."""
     if isinstance(given, Strategy):
         return given
     if isinstance(given, str):
@@ -199,7 +199,7 @@ def built_in(text: str) -> Strategy | None:
 
 
 def made(kind: str, text: str) -> Any:
-    """The update or schedule that a text names, or a refusal of what is none."""
+    """Make the update or schedule that a text names; refuse a text that names none."""
     wanted, methods = {"updates": (Update, "start and apply"), "schedules": (Schedule, "factor")}[kind]
     found = _called(text, lambda: spec.parse(kind, text).make())
     if isinstance(found, type) or not isinstance(found, wanted):
@@ -210,7 +210,7 @@ def made(kind: str, text: str) -> Any:
 
 
 def _called(name: str, make: Callable[[], Any]) -> Any:
-    """What `make` makes; a class or function that cannot be called so is refused in words."""
+    """Call `make`; refuse in words a class or function that cannot be called like this."""
     try:
         return make()
     except (UsageError, OSError):

@@ -42,7 +42,7 @@ TRAINING = [kind != "evaluation" for kind in KINDS]
 
 @dataclass(frozen=True)
 class Collected:
-    """The sums and means of all ranks, on every rank; what is known of each rank by itself, on rank 0 alone."""
+    """Sums and means over all ranks, known on every rank; what is known of each rank by itself, on rank 0 only."""
 
     seconds: dict[str, float]
     """By kind, mean over the ranks."""
@@ -63,14 +63,14 @@ def collect(me: Worker, traffic: tuple[int, int], *, in_step: bool) -> Collected
     of_ranks = me.control.gather(np.array([[me.watch.seconds[kind] for kind in KINDS]]))
     totals = me.control.total(np.array([rows[:, STEP_COLUMNS.index("count")].sum(), *traffic]))
     by_rank = np.concatenate(of_ranks) if of_ranks else np.empty((0, len(KINDS)))
-    told = np.empty(len(KINDS) + 1)
+    summary = np.empty(len(KINDS) + 1)
     if me.rank == 0:
         waited = waiting(logs) if in_step else np.zeros(me.size)
         by_rank[:, KINDS.index("exchange")] -= waited
         by_rank[:, KINDS.index("wait")] += waited
-        told[:-1] = by_rank.mean(axis=0)
-        told[-1] = by_rank[:, TRAINING].sum(axis=1).max()
-    *means, busy = me.control.broadcast(told).tolist()
+        summary[:-1] = by_rank.mean(axis=0)
+        summary[-1] = by_rank[:, TRAINING].sum(axis=1).max()
+    *means, busy = me.control.broadcast(summary).tolist()
     samples, bytes_sent, messages_sent = map(int, totals)
     seconds = dict(zip(KINDS, means, strict=True))
     return Collected(seconds, busy, samples, bytes_sent, messages_sent, by_rank, logs)
@@ -98,29 +98,29 @@ Made = TypeVar("Made")
 
 
 class Place(Protocol):
-    """What a rank must know of where it is."""
+    """What a rank must know about where it runs."""
 
     comm: Any
     """mpi4py's, or one that looks like it; None where this process is the only one and needs none."""
     threads: int
-    """Of each rank."""
+    """Threads of each rank."""
     simulated: bool
     time_only: bool
-    """Whether time alone is simulated, and nothing computed."""
+    """True if only time is simulated and nothing is computed."""
     clock: Callable[[], float]
     meter: Meter | None
     """Where a simulated rank's vectors are charged."""
 
     def origin(self) -> float:
-        """The reading of this rank's clock at the moment that all ranks count from. Collective."""
+        """Return the reading of this rank's clock at the moment that all ranks count from. Collective."""
         ...
 
     def prepare(self, job: Job) -> Parts:
-        """What this rank trains with."""
+        """Make what this rank trains with."""
         ...
 
     def folder(self, job: Job) -> Path | None:
-        """The run's folder, where one is wanted: the same for every rank."""
+        """Return the run's folder if one is wanted: the same for every rank."""
         ...
 
     def agreed(self, work: Callable[[], Made]) -> Made:
@@ -128,20 +128,20 @@ class Place(Protocol):
         ...
 
     def asked(self) -> dict[str, Any]:
-        """Where the run was to be, with the settings of that place as they were given."""
+        """Return where the run was asked to be, with the settings of that place as they were given."""
         ...
 
     def described(self) -> dict[str, Any]:
-        """What the record's configuration says of this place."""
+        """Return what the record's configuration says about this place."""
         ...
 
     def environment(self) -> dict[str, Any]:
-        """What the record says of the machine."""
+        """Return what the record says about the machine."""
         ...
 
 
 class Process:
-    """A rank that is a process of its own: it prepares everything itself, and all agree that it is the same."""
+    """A rank that is a process: it prepares everything itself, and all ranks agree that it is the same."""
 
     simulated = time_only = False
 
@@ -209,7 +209,7 @@ def train(job: Job, comm: Any, *, progress: Show | None = None) -> Fitted:
 
 
 def train_at(place: Place, job: Job, progress: Show | None) -> Fitted:
-    """One rank's part of `job`, wherever that rank is. Collective; every rank gets the results."""
+    """Run one rank's part of `job`, wherever that rank is. Collective; every rank gets the results."""
     comm, config = place.comm, job.config
     rank, ranks = (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())
     data, strategy, model, update, schedule = place.prepare(job)
@@ -318,7 +318,7 @@ def _expected(
 def _described(
     job: Job, place: Place, data: Dataset, strategy: Strategy | Train, ranks: int, rate: float
 ) -> dict[str, Any]:
-    """What the record says was asked for."""
+    """Return what the record says was asked for."""
     facts = {}
     if isinstance(strategy, Strategy):
         facts["strategy_facts"] = Facts.of(strategy, ranks=ranks, update=job.config.update).as_json()
@@ -344,7 +344,7 @@ def _described(
 def _outcome(
     me: Worker, found: Collected, test_loss: float | None, test_accuracy: float | None
 ) -> dict[str, Any]:
-    """What came out, by the names that `Fitted` has for it."""
+    """Return the results by their names in `Fitted`."""
     last = me.history[-1] if me.history else None
     return {
         "test_accuracy": test_accuracy,
@@ -364,7 +364,7 @@ def _outcome(
 
 
 def _keep(me: Worker, events: Events) -> None:
-    """Every rank's events into rank 0's tables. Collective."""
+    """Put every rank's events into rank 0's tables. Collective."""
     table = gather_events(events, me.origin, me.control)
     if me.rank == 0:
         me.tables["trace"] = table
@@ -377,7 +377,7 @@ def _keep(me: Worker, events: Events) -> None:
 
 
 def _remark(me: Worker) -> None:
-    """What is to be told of any strategy's run."""
+    """Add the remarks that concern any strategy's run."""
     if me.divergences:
         count = len(me.divergences)
         me.findings["divergences"] = me.divergences

@@ -14,9 +14,9 @@ from paceline.record import Run
 
 
 def as_in(config: Config, given: Collection[str] | None = None) -> Config:
-    """The settings of the run that is to be replayed; what was `given` must be the same there, the rest is taken.
+    """Return the settings of the run to be replayed: what was `given` must be the same there, the rest is taken from it.
 
-    Where nobody knows what was given, it is what differs from the defaults.
+    If it is not known what was given, it is what differs from the defaults.
 
     >>> as_in(Config(replay="no-such-folder"))
     Traceback (most recent call last):
@@ -43,7 +43,7 @@ def as_in(config: Config, given: Collection[str] | None = None) -> Config:
 
 
 def _same(name: str, mine: Any, theirs: Any) -> bool:
-    """Whether two values mean the same; options of a strategy may stand in any order."""
+    """Return True if two values mean the same; the options of a strategy may be in any order."""
     if name == "strategy" and mine != theirs and isinstance(theirs, str):
         try:
             return bool(spec.parse("strategies", mine).make() == spec.parse("strategies", theirs).make())
@@ -53,7 +53,7 @@ def _same(name: str, mine: Any, theirs: Any) -> bool:
 
 
 def ranks_of(config: Config) -> int | None:
-    """How many ranks the run had that is to be replayed, if one is."""
+    """Return the ranks of the run to be replayed, if there is one."""
     return None if config.replay is None else int(Run(config.replay).config["ranks"])
 
 

@@ -34,7 +34,7 @@ def ratio(value: float, count: float) -> float | None:
 
 
 def score(model: Model, split: Split, rank: int = 0, ranks: int = 1) -> Score:
-    """The model on the rank-th of `ranks` parts of a split."""
+    """Evaluate the model on the rank-th of `ranks` parts of a split."""
     start, stop = piece(len(split), rank, ranks)
     found = Score(0.0, 0, 0)
     for found in scored(model, samples_for(model, split, start=start, stop=stop)):  # noqa: B007
@@ -63,7 +63,7 @@ def samples_for(
 
 
 def scored(model: Model, samples: Iterable[tuple[Array, Array]]) -> Iterator[Score]:
-    """The model on some samples after others: what it comes to so far, after each."""
+    """Evaluate the model on chunks of samples; yield the sums so far after each."""
     loss, correct, count = 0.0, 0, 0
     known = not getattr(model, "time_only", False)  # what only keeps time counts for nothing
     for inputs, labels in samples:
@@ -73,7 +73,7 @@ def scored(model: Model, samples: Iterable[tuple[Array, Array]]) -> Iterator[Sco
 
 
 def score_together(model: Model, split: Split, control: Control) -> Score:
-    """The model, which is the same on every rank, on all of a split: every rank computes its part."""
+    """Evaluate the model, which is the same on every rank, on all of a split: every rank computes its part."""
     part = score(model, split, control.rank, control.size)
     loss, correct, count = control.total(np.array([part.loss, part.correct, part.count]))
     return Score(float(loss), int(correct), int(count))

@@ -61,7 +61,7 @@ __all__ = ["EVENTS", "Inbox", "ParameterServer", "Piece", "digest", "place"]
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterServer(Strategy):
-    """Asynchronous: masters own parts of x, a worker sends gradients and receives new values, nobody waits for all."""
+    """Asynchronous: masters own parts of x; workers send gradients, receive new values and do not wait for each other."""
 
     masters: int = 1
     rule: str = "adaptive"

@@ -24,7 +24,7 @@ PART, ROOM = 0.02, 256 << 20
 
 
 class Dealer:
-    """Which batch a worker computes after its first; -1 when there is none left for it.
+    """Decides which batch a worker computes after its first; -1: there is none left for it.
 
     >>> static = Dealer("static", workers=2, steps_per_epoch=3, steps=6)      # the first ones take what is left over
     >>> [static.next(0) for _ in range(4)], [static.next(1) for _ in range(2)]
@@ -37,7 +37,7 @@ class Dealer:
     def __init__(
         self, share: Literal["static", "dynamic"], workers: int, steps_per_epoch: int, steps: int
     ) -> None:
-        """Every worker knows its first batch without a message: it is dealt already."""
+        """Deal the first batches: every worker knows its own without a message."""
         self.share = share
         self.stopped = False
         self._free = iter(range(min(workers, steps), steps))
@@ -52,7 +52,7 @@ class Dealer:
 
 
 def first_batch(share: Literal["static", "dynamic"], worker: int, steps_per_epoch: int, steps: int) -> int:
-    """Which batch a worker computes first; -1: none.
+    """Return the batch that a worker computes first; -1: none.
 
     >>> [first_batch("static", worker, steps_per_epoch=3, steps=6) for worker in range(4)]
     [0, 1, 2, -1]
@@ -63,18 +63,18 @@ def first_batch(share: Literal["static", "dynamic"], worker: int, steps_per_epoc
 
 
 def _share(worker: int, workers: int, steps_per_epoch: int, steps: int) -> Iterator[int]:
-    """A worker's own batches: of each epoch every `workers`-th."""
+    """Go through a worker's own batches: of each epoch every `workers`-th."""
     for start in range(0, steps, steps_per_epoch):
         yield from range(start + worker, start + steps_per_epoch, workers)
 
 
 class Chief:
-    """Master 0's side work; everything here is a function of the order in which it is told of things."""
+    """Master 0's side work; everything here depends only on the order in which messages arrive."""
 
     def __init__(self, me: Worker, dealer: Dealer, workers: int, pieces: int) -> None:
         self.me, self.dealer = me, dealer
         self.go_back: str | None = None
-        """Where the masters are to go back to, when the loss has run away."""
+        """Where the masters are to go back to when the loss has run away."""
         self._pieces = pieces
         # The first gradient of each worker is of the parameters at the start; a few samples say little, though.
         first = max(workers, -(-32 // me.shares.batches.batch))
@@ -94,7 +94,7 @@ class Chief:
     # ---- losses
 
     def loss(self, worker: int, step: int, loss: float, count: int, buffers: Array) -> None:
-        """A worker's loss in the batch of an earlier step, and its buffers after it."""
+        """Take note of a worker's loss in the batch of an earlier step, and of its buffers after it."""
         sums = self._sums.setdefault(step // self.me.steps_per_epoch, [0.0, 0, 0])
         sums[0], sums[1], sums[2] = sums[0] + loss, sums[1] + count, sums[2] + 1
         if buffers.size:
@@ -122,7 +122,7 @@ class Chief:
     # ---- evaluation, a little at a time
 
     def snapshot(self, epoch: int, part: slice, values: Array) -> None:
-        """One piece of the model as it was at the end of an epoch."""
+        """Keep one piece of the model as it was at the end of an epoch."""
         parts = self._parts.setdefault(epoch, [])
         parts.append((part, values))
         if len(parts) == self._pieces:
@@ -182,7 +182,7 @@ class Chief:
             epoch += 1
 
     def finish(self) -> None:
-        """All workers have left: what has not been evaluated yet is, by all ranks together. Collective."""
+        """Evaluate what has not been evaluated yet, on all ranks together, when all workers have left. Collective."""
         self._all_known = True
         self._going = None
         self._report()
@@ -200,6 +200,6 @@ def evaluated_together(me: Worker) -> Score:
 
 
 def help_to_finish(me: Worker) -> None:
-    """What the other ranks do while rank 0 is in `Chief.finish`. Collective."""
+    """Do what the other ranks do while rank 0 is in `Chief.finish`. Collective."""
     for _ in range(int(me.control.broadcast(np.zeros(1, np.int64))[0])):
         evaluated_together(me)

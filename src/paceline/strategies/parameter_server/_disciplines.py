@@ -1,6 +1,6 @@
 """When a master applies a gradient, and when it answers: at once, within a bound, or in rounds.
 
-Each is told of every gradient that arrives for one piece (`arrived`) and of every worker that has done its last
+A discipline is called for every gradient that arrives for one piece (`arrived`) and for every worker that has sent its last
 (`left`); it applies what is to be applied and returns the workers that get the new values now.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 
-class Piece(Protocol):
-    """What a discipline does with the piece that it governs."""
+class Governed(Protocol):
+    """A piece of the parameters, as far as its discipline is concerned."""
 
     def apply(self, worker: int) -> None:
         """Apply the worker's gradient."""
@@ -26,22 +26,22 @@ class Piece(Protocol):
         """Leave the worker's gradient out."""
 
     def fresh(self, worker: int) -> bool:
-        """Whether the worker's gradient was computed with the present values."""
+        """Return True if the worker's gradient was computed with the present values."""
 
 
 class Discipline(Protocol):
-    def arrived(self, piece: Piece, worker: int) -> list[int]: ...
-    def left(self, piece: Piece, worker: int) -> list[int]: ...
+    def arrived(self, piece: Governed, worker: int) -> list[int]: ...
+    def left(self, piece: Governed, worker: int) -> list[int]: ...
 
 
 class Asynchronous:
     """Apply what comes, answer at once."""
 
-    def arrived(self, piece: Piece, worker: int) -> list[int]:
+    def arrived(self, piece: Governed, worker: int) -> list[int]:
         piece.apply(worker)
         return [worker]
 
-    def left(self, piece: Piece, worker: int) -> list[int]:
+    def left(self, piece: Governed, worker: int) -> list[int]:
         return []
 
 
@@ -57,13 +57,13 @@ class Bounded:
         self.active = set(range(workers))
         self.waiting: list[int] = []
 
-    def arrived(self, piece: Piece, worker: int) -> list[int]:
+    def arrived(self, piece: Governed, worker: int) -> list[int]:
         piece.apply(worker)
         self.clock[worker] += 1
         self.waiting.append(worker)
         return self._released()
 
-    def left(self, piece: Piece, worker: int) -> list[int]:
+    def left(self, piece: Governed, worker: int) -> list[int]:
         self.active.discard(worker)
         return self._released()
 
@@ -85,7 +85,7 @@ class Rounds:
         self.active = set(range(workers))
         self.waiting: list[int] = []
 
-    def arrived(self, piece: Piece, worker: int) -> list[int]:
+    def arrived(self, piece: Governed, worker: int) -> list[int]:
         if not piece.fresh(worker):
             piece.drop(worker)
             return [worker]
@@ -93,11 +93,11 @@ class Rounds:
         self.waiting.append(worker)
         return self._closed(piece)
 
-    def left(self, piece: Piece, worker: int) -> list[int]:
+    def left(self, piece: Governed, worker: int) -> list[int]:
         self.active.discard(worker)
         return self._closed(piece)
 
-    def _closed(self, piece: Piece) -> list[int]:
+    def _closed(self, piece: Governed) -> list[int]:
         if not self.waiting or len(self.waiting) < min(self.enough, len(self.active)):
             return []
         piece.apply_round()
@@ -106,7 +106,7 @@ class Rounds:
 
 
 def maker(workers: int, bound: int | None, backup: int) -> Callable[[], Discipline]:
-    """What makes the discipline of each piece."""
+    """Return a function that makes the discipline of each piece."""
     if bound is not None:
         return lambda: Bounded(workers, bound)
     return (lambda: Rounds(workers, backup)) if backup else Asynchronous

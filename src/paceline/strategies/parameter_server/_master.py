@@ -223,7 +223,7 @@ class Master:
     # ---- what happens
 
     def _on_gradient(self, number: int, worker: int) -> None:
-        """A gradient of a piece: apply it (or not, or not yet), and answer whoever is to go on."""
+        """Handle a gradient of a piece: apply it (or not, or not yet), and answer the workers that may go on."""
         first = self._to_come[worker] == 0
         if first:
             self._take_header(worker)
@@ -246,7 +246,7 @@ class Master:
             self._marks.arrived(owned)
 
     def _take_header(self, worker: int) -> None:
-        """What the worker said before it sent this gradient; with it came the loss of its last one."""
+        """Read what the worker announced before this gradient; with it came the loss of its last one."""
         self._announced[worker].Wait()
         header, said = self._headers[worker], self._said[worker]
         said.step, said.count = int(header[STEP]), int(header[COUNT])
@@ -257,18 +257,18 @@ class Master:
             self._expect_header(worker)
 
     def _leave(self, worker: int) -> None:
-        """A worker has done its last batch."""
+        """Note that a worker has done its last batch."""
         self.log.extend((LEFT, 0, worker, -1, 0, 0))
         for number, owned in self._owned.items():
             self._answer(owned, self._discipline[number].left(owned, worker))
 
     def _on_snapshot(self, number: int, _: int) -> None:
-        """Another master's piece as it was at the end of an epoch."""
+        """Handle another master's piece as it was at the end of an epoch."""
         self._take_snapshot(number)
         self._expect("snapshot", number)
 
     def _on_orders(self, _: int, __: int) -> None:
-        """Master 0 says to go back, or that all is done."""
+        """Obey master 0: go back, or end."""
         kind, mark = self._orders.astype(int).tolist()
         if kind == END:
             self._ended = True
@@ -295,7 +295,7 @@ class Master:
     # ---- with master 0
 
     def _take_loss(self, worker: int, header: Array) -> None:
-        """Master 0 takes note of the loss of a worker's last batch, and goes back if it has run away."""
+        """Take note, as master 0, of the loss of a worker's last batch, and go back if it has run away."""
         assert self.chief is not None
         step, count = int(header[LAST_STEP]), int(header[LAST_COUNT])
         loss = float(header[LAST_LOSS])
@@ -312,13 +312,13 @@ class Master:
             self._restore(mark)
 
     def _lately(self) -> str:
-        """The staleness of the last updates, in words."""
+        """Describe the staleness of the last updates."""
         rows = np.array(self.log).reshape(-1, len(EVENTS))[-100:]
         taus = rows[rows[:, 0] == APPLIED, EVENTS.index("tau")]
         return f"{taus.mean():.1f} updates, at most {taus.max():.0f}" if taus.size else "unknown"
 
     def _tell_chief(self, owned: Owned, epoch: int) -> None:
-        """An epoch's gradients have all arrived: this piece, as it is now, is part of the model that is evaluated."""
+        """Send a piece to master 0 as it is at the end of an epoch: it is part of the model that is evaluated."""
         values = owned.x.copy()
         self.snapshots[owned.piece.number] += 1
         if self.chief is not None:
@@ -345,13 +345,13 @@ class Master:
 
     def end(self) -> None:
         """Bring the complete model to rank 0; what has not been evaluated yet is. Collective, for all ranks."""
-        told = self.me.control.total(self.snapshots * (self.chief is None))
+        sent = self.me.control.total(self.snapshots * (self.chief is None))
         if self.chief is None:
             for owned in self._owned.values():  # the last of a piece: its values at the end
                 self._outbox.send_copy(owned.x, PIECES + owned.piece.number, master=0)
         else:
             for number in self._theirs:
-                while self.snapshots[number] < told[number]:
+                while self.snapshots[number] < sent[number]:
                     self._on_snapshot(*self._inbox.take("snapshot", number)[1:])
                 self._inbox.take("snapshot", number)
         self._outbox.complete_copies()

@@ -25,7 +25,7 @@ from paceline.updates import below_one, not_negative, positive
 # Mean squares are kept above this: a coordinate without gradients must not decay into denormal numbers, which are slow.
 FLOOR = 1e-24
 FLOOR_EVERY = 64
-# The average is taken at each of the first updates, and then every so many.
+# The average is taken at each of the first updates, and then at every fourth.
 BEGINNING, AVERAGED_EVERY = 16, 4
 
 

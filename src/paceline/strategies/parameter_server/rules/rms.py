@@ -4,7 +4,7 @@
     x <- x - step g / (sqrt(s) + epsilon)
 
 Eight passes over the piece. Tieleman and Hinton, "Lecture 6.5: rmsprop", 2012; as a parameter server's rule, Dean et
-al., "Large scale distributed deep networks", 2012 (there with Adagrad's sum in the place of the mean).
+al., "Large scale distributed deep networks", 2012 (there with Adagrad's sum instead of the mean).
 """
 
 from __future__ import annotations
