@@ -19,7 +19,7 @@ def test_results_are_the_same_bits_on_all_ranks() -> None:
     on_ranks("tests.collectives.cases:same_bits", 9)
 
 
-def test_naive_and_shared_memory_add_in_rank_order() -> None:
+def test_naive_adds_in_rank_order() -> None:
     on_ranks("tests.collectives.cases:rank_order", 9)
 
 

@@ -158,4 +158,4 @@ def test_the_loss_is_summed_in_float64() -> None:
     targets = np.full(200_000, 1e-4)
     targets[0] = 1e3
     loss = model.gradient(part(np.zeros((200_000, 1), np.float32), targets))
-    assert loss == pytest.approx(0.5 * (1e6 + 199_999 * 1e-8), rel=1e-13)
+    assert loss == pytest.approx(0.5 * (1e6 + 199_999 * 1e-8), rel=1e-11)  # float32: 2e-9
