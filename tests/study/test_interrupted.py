@@ -135,13 +135,22 @@ def test_again_and_again(tmp_path: Path, plan: Study) -> None:
 RANKS = SETTINGS + '[[matrix]]\nstrategy = ["sync", "psgd"]\nranks = 2\n'
 
 
+def when_written(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
 def test_the_command_at_any_moment(tmp_path: Path) -> None:
     path, runs = write(tmp_path, RANKS), tmp_path / "runs/s"
     moment = random.Random(5)
     for number in (signal.SIGINT, signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+        before = when_written(runs / ".running.json")  # one that was killed has left its own
         running = started(path, cwd=tmp_path)
         until = time.monotonic() + 30
-        while not (runs / ".running.json").exists() and running.poll() is None and time.monotonic() < until:
+        while (
+            when_written(runs / ".running.json") == before
+            and running.poll() is None
+            and time.monotonic() < until
+        ):
             time.sleep(0.01)
         time.sleep(moment.uniform(0, 1.2))
         running.send_signal(number)
