@@ -1,9 +1,17 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
+from tests.components import missing
+
+
+def pytest_configure() -> None:
+    """Listen to Ctrl-C even as a background job, which a shell starts deaf to it; children would inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -12,6 +20,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         module = getattr(item, "module", None)
         if hasattr(module, "on_ranks") or hasattr(module, "STARTS_RANKS"):
             item.add_marker("mpi")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test whose component is missing; in CI, where nothing may be missing, fail it."""
+    for marker in item.iter_markers("requires"):
+        for component in marker.args:
+            if reason := missing(component):
+                if os.environ.get("CI") == "true":
+                    pytest.fail(reason, pytrace=False)
+                pytest.skip(reason)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,24 +7,24 @@ import fcntl
 import json
 import os
 import select
-import shutil
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from tests.components import find, missing
+
 DESKTOP, PHONE = (1280, 900, False), (390, 844, True)
 LIMIT = 60.0
-HELP = "no chromium on PATH: the page is tested in a real browser; `make system-packages` installs Debian's"
 
 
 class Browser:
     """One Chromium with one page; what the page says, fails at and asks for is kept."""
 
     def __init__(self) -> None:
-        found = shutil.which("chromium") or shutil.which("chromium-browser")
-        assert found, HELP
+        found = find("chromium", "chromium-browser")
+        assert found, missing("chromium")
         self._home = tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
         theirs_in, self._out = os.pipe()
         self._in, theirs_out = os.pipe()

@@ -14,6 +14,7 @@ from paceline.launch import find
 from tests.course.started import COURSE
 
 STARTS_RANKS = True
+pytestmark = pytest.mark.requires("slurm")
 KIND = find().kind
 
 

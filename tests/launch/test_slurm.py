@@ -7,8 +7,6 @@ and is started by mpiexec; `paceline train -n` inside an allocation works with b
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from paceline.launch import find
 from tests.ranks import ROOT
 
 STARTS_RANKS = True
+pytestmark = pytest.mark.requires("slurm")
 SMALL = ("--data", "iris", "--model", "mlp:8", "--epochs", "1", "--batch", "10", "--json", "--quiet")
 TRAIN = (sys.executable, "-m", "paceline", "train", *SMALL)
 UNTIDY = (sys.executable, str(ROOT / "tests/launch/untidy.py"), "train", *SMALL)
@@ -31,8 +30,6 @@ REFUSAL = "paceline train: srun cannot start Open MPI"
 
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[dict[str, str]]:
-    if shutil.which("slurmctld", path="/usr/sbin:/usr/bin") is None and "CI" not in os.environ:
-        pytest.skip("needs Slurm: run `make system-packages`")  # in CI it is there, or this fails
     with cluster(nodes=2, cpus=4) as environment:
         yield {**environment, "PYTHON": sys.executable}
 

@@ -12,6 +12,7 @@ from paceline.report.html import html_page
 from tests.browser import DESKTOP, PHONE, Browser
 from tests.report.documents import document
 
+pytestmark = pytest.mark.requires("chromium")
 SCREENS = pytest.mark.parametrize("screen", [DESKTOP, PHONE], ids=["desktop", "phone"])
 
 
