@@ -2,6 +2,9 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP    := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
+# Tests in parallel: those that start ranks in one process, one after the other, the rest in the other.
+PARALLEL := -n 2
+
 .PHONY: help demo test test-mpich lint bench dist system-packages clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
@@ -21,7 +24,7 @@ demo: .venv/.done  ## train MNIST under the main strategies on this machine, abo
 	.venv/bin/paceline study studies/quickstart.toml
 
 test: .venv/.done  ## every test, MPI included
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest $(PARALLEL)
 
 test-mpich: .venv-mpich/.done  ## the tests that use MPI, with MPICH in the place of Open MPI
 	.venv-mpich/bin/python -m pytest -m "mpi and not once"

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import functools
 import os
+import re
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from tests.components import missing
@@ -20,6 +23,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         module = getattr(item, "module", None)
         if hasattr(module, "on_ranks") or hasattr(module, "STARTS_RANKS"):
             item.add_marker("mpi")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `pytest -n`, run modules that start ranks one after the other in one process, others as they come.
+
+    No two jobs share the cores then, and every module's fixtures are made once. The process that shares modules out
+    does not import them, so their text has to tell. (Groups of `--dist loadgroup` do nothing with pytest 9.2.)
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    @functools.cache
+    def scope(path: str) -> str:
+        text = (config.rootpath / path).read_text()
+        return "ranks" if re.search(r"\b(on_ranks|STARTS_RANKS|matrix: Path)\b", text) else path
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return scope(nodeid.partition("::")[0])
+
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -206,6 +206,7 @@ def test_what_can_be_wrong(tmp_path: Path, damage: Callable[[Path], None], messa
         (gzip.compress(b"\0\0\x08\x03" + b"\xff" * 12), "the file has another amount"),
         (gzip.compress(b""), "the file is empty"),
     ],
+    ids=["cut off", "no gzip", "too few", "too many", "other amount", "empty"],
 )
 def test_what_can_be_wrong_with_a_packed_file(tmp_path: Path, content: bytes, message: str) -> None:
     folder = write(tmp_path / "mine", {"train": 60, "t10k": 9}, zipped=True)
