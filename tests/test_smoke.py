@@ -16,7 +16,7 @@ from paceline import fit, load_model, predict, registry
 from paceline.record import Run, find_runs
 from tests.ranks import ROOT, on_ranks
 
-STRATEGIES = [name for name in registry.names("strategies") if name != "serial"]
+STRATEGIES = [name for name in names.names("strategies") if name != "serial"]
 
 
 @pytest.fixture(scope="module")
