@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline import fit, load_model, predict, registry
+from paceline import fit, load_model, predict
 from paceline.record import Run, find_runs
 from tests.ranks import ROOT, on_ranks
 
