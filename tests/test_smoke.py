@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from paceline import fit, load_model, predict
+from paceline.names import names
 from paceline.record import Run, find_runs
 from tests.ranks import ROOT, on_ranks
 
-STRATEGIES = [name for name in names.names("strategies") if name != "serial"]
+STRATEGIES = [name for name in names("strategies") if name != "serial"]
 
 
 @pytest.fixture(scope="module")
