@@ -41,13 +41,13 @@ from paceline.text import count, table
 POOLS = """
 import json, sys, numpy, threadpoolctl
 pools = [p for p in threadpoolctl.threadpool_info() if p["user_api"] == "blas"]
-told = {}
+found = {}
 for pool in pools[:1]:
-    told |= {"blas": f"{pool['internal_api']} {pool['version']}", "blas_threads": pool["num_threads"]}
+    found |= {"blas": f"{pool['internal_api']} {pool['version']}", "blas_threads": pool["num_threads"]}
 if "torch" in sys.argv:
     import torch
-    told |= {"torch": torch.__version__, "torch_threads": torch.get_num_threads()}
-print(json.dumps(told))
+    found |= {"torch": torch.__version__, "torch_threads": torch.get_num_threads()}
+print(json.dumps(found))
 """
 
 
@@ -129,22 +129,22 @@ def _machine_facts() -> Facts:
 
 
 def _library_facts() -> dict[str, Any]:
-    told: dict[str, Any] = {"wheels": {name: wheel.version for name, wheel in installed_wheels().items()}}
+    found: dict[str, Any] = {"wheels": {name: wheel.version for name, wheel in installed_wheels().items()}}
     spec = importlib.util.find_spec("mpi4py")
-    told["mpi4py"] = importlib.import_module("mpi4py").__version__ if spec else ""
+    found["mpi4py"] = importlib.import_module("mpi4py").__version__ if spec else ""
     try:
         library = find()
-        told |= {"kind": library.kind, "title": library.title, "wheel": library.wheel}
-        told["mpiexec"] = str(library.mpiexec)
+        found |= {"kind": library.kind, "title": library.title, "wheel": library.wheel}
+        found["mpiexec"] = str(library.mpiexec)
     except UsageError as error:
-        told |= {"library_error": str(error), "kind": "other", "title": "", "mpiexec": "", "wheel": False}
-    if found := shutil.which("mpiexec"):
-        told["path_mpiexec"] = str(Path(found).resolve())
+        found |= {"library_error": str(error), "kind": "other", "title": "", "mpiexec": "", "wheel": False}
+    if mpiexec := shutil.which("mpiexec"):
+        found["path_mpiexec"] = str(Path(mpiexec).resolve())
         try:
-            told["path_title"] = identify(Path(found)).title
+            found["path_title"] = identify(Path(mpiexec)).title
         except UsageError as error:
-            told["path_title"] = str(error)
-    return told
+            found["path_title"] = str(error)
+    return found
 
 
 def _pools() -> dict[str, Any]:
@@ -154,8 +154,8 @@ def _pools() -> dict[str, Any]:
         done = subprocess.run(
             [sys.executable, "-c", POOLS, *torch], capture_output=True, text=True, timeout=120, check=True
         )
-        told: dict[str, Any] = json.loads(done.stdout)
-        return {"blas": "", "blas_threads": 0} | told
+        found: dict[str, Any] = json.loads(done.stdout)
+        return {"blas": "", "blas_threads": 0} | found
     except (OSError, subprocess.SubprocessError, ValueError):
         return {"blas": "", "blas_threads": 0}
 

@@ -219,8 +219,8 @@ class TracedRequest:
             for order, place in enumerate(places):
                 request = requests[place]
                 if isinstance(request, TracedRequest):
-                    told = statuses if single or statuses is None else statuses[order]
-                    request._ended(by, told)
+                    status = statuses if single or statuses is None else statuses[order]
+                    request._ended(by, status)
         return answer
 
     @classmethod

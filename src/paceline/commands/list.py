@@ -11,10 +11,9 @@ import textwrap
 import typing
 from typing import Any, Literal
 
-from paceline import names as registry
-from paceline import names as spec
+from paceline import names
 
-KINDS = tuple(registry.OFFERS)
+KINDS = tuple(names.OFFERS)
 # Where a name of each kind is used.
 GIVEN = {
     "strategies": "--strategy",
@@ -57,11 +56,11 @@ def entries(kind: str) -> list[dict[str, Any]]:
     >>> [(entry["name"], entry["options"]) for entry in entries("strategies") if entry["name"] == "serial"]
     [('serial', [])]
     """
-    return [_entry(kind, name) for name in registry.names(kind)]
+    return [_entry(kind, name) for name in names.names(kind)]
 
 
 def _entry(kind: str, name: str) -> dict[str, Any]:
-    target = registry.find(kind, name)
+    target = names.find(kind, name)
     about = inspect.getdoc(target) or inspect.getdoc(inspect.getmodule(target)) or ""
     ours = target.__module__.startswith("paceline.")
     if kind == "collectives" or (
@@ -71,7 +70,7 @@ def _entry(kind: str, name: str) -> dict[str, Any]:
     if kind == "collectives":
         options: dict[str, inspect.Parameter] = {}
     else:
-        options = spec.options_of(target, kind)
+        options = names.options_of(target, kind)
     documented = _field_docs(target)
     return {
         "name": name,

@@ -99,7 +99,7 @@ def report_on(
 
 
 def _print_results(document: Document) -> None:
-    """The results of each problem, and what is said of them at the top of the report."""
+    """Print the results of each problem, with the conclusions from the top of the report."""
     from paceline.report.document import Table
 
     said = [text.lines for text in document.summary if text.kind == "verdict"]

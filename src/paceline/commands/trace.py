@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which run, which steps, and where the trace and the picture go."""
+    """Add the arguments."""
     parser.epilog = """
 examples:
   paceline trace runs/RUN -o trace.json.gz                  # open it at https://ui.perfetto.dev or chrome://tracing

@@ -1,4 +1,4 @@
-"""Starting MPI in this process, whoever started the process: paceline, another launcher, or nobody.
+"""Starting MPI in this process, whether paceline, another launcher or a user started it.
 
 `mpi` is the one place that imports mpi4py.MPI. Importing it normally starts MPI, so that happens only when MPI is needed.
 """
