@@ -183,7 +183,7 @@ def test_records_of_something_else_are_left_out(
     assert [record.getMessage().split(": ")[1] for record in caplog.records] == [
         f"{run.parent}/a/config.json is not a paceline run's",
         f"{run.parent}/b/config.json is not a paceline run's",
-        f"{run.parent}/c/config.json is no JSON",
+        f"{run.parent}/c/config.json is not JSON",
     ]
     assert [found.folder for found in find_runs([run.parent / "a", run])] == [run]
     with pytest.raises(UsageError, match="is not a paceline run's: it has no data, model"):
