@@ -209,7 +209,7 @@ def load(what: Any, **options: Any) -> Dataset:
     | `"mnist"`, `"mnist:validation=0"` | a data set by its name; `paceline list` shows all names and their options |
     | `"photos/"`, `"photos/:size=64"` | a folder of IDX files, or with a sub-folder of images for each class |
     | `"flowers.csv:label=species"`, `"my.npz"` | a file; also as `"csv:flowers.csv,label=species"` |
-    | `"my_module:function:option=value"` | what a function of your own returns: anything in this table |
+    | `"my_module:function:option=value"` | what a function of your own returns: any of the following |
     | `(inputs, labels)` | arrays, divided at random; also two or three such pairs (see `from_python`) |
     | a PyTorch `Dataset` | any object with `__len__` and `__getitem__` -> (input, label); or two or three of them |
     | a `Dataset` | itself |
