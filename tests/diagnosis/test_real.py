@@ -26,8 +26,8 @@ def test_real_runs(tmp_path: Path) -> None:
     timing = case_of(runs).at.timing
     summary = next(run.summary for run in runs if run.config["strategy"] == "sync")
     spent = {kind: seconds / timing.steps for kind, seconds in summary["seconds"].items()}
-    assert timing.compute == pytest.approx(spent["compute"], rel=1e-3)
-    assert timing.update == pytest.approx(spent["update"], rel=1e-3)
+    assert timing.compute == pytest.approx(spent["compute"], rel=1e-2)
+    assert timing.update == pytest.approx(spent["update"], rel=1e-2)
     assert timing.exchange + timing.wait <= 1.001 * (
         spent["exchange"] + spent["wait"]
     )  # which the start is part of

@@ -89,7 +89,7 @@ def tried(runs: list[Run], folder: Path, *ways: tuple[object, ...]) -> list[Row]
             "sync",
             "sync, 2 ranks, in 2.00 s is the fastest; diverged: serial, 1 rank.",
         ),
-        ([("serial", 0.1, 0.1, WHY), ("sync", 0.2, 0.1, WHY)], None, "Every way that was tried diverged."),
+        ([("serial", 0.1, 0.1, WHY), ("sync", 0.2, 0.1, WHY)], None, "Every strategy tried diverged."),
         ([("sync", 0.2, 0.1, WHY)], None, "Every run diverged."),
     ],
 )  # fmt: skip

@@ -131,7 +131,9 @@ def test_targets(matrix: Path, runs: list[Run]) -> None:
         with pytest.raises(UsageError, match=r"must be above 0 and at most 1; got"):
             document_of(runs, target=wrong)
     without = [run for run in found if run.config["strategy"] != "serial"]
-    assert "one point below the best accuracy of all, for want of a serial run" in said(document_of(without))
+    assert "one point below the best accuracy of all, since no serial run was made" in said(
+        document_of(without)
+    )
 
 
 def test_who_was_first(runs: list[Run], tmp_path: Path) -> None:

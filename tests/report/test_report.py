@@ -7,13 +7,13 @@ import pytest
 from paceline import UsageError
 from paceline.compare.rows import Row, problem_of, rows_of
 from paceline.compare.verdict import verdict
-from paceline.compare.words import seconds
 from paceline.figures import Bars
 from paceline.record import Run
 from paceline.report import document_of, write_report
 from paceline.report.document import Text
 from paceline.report.learning import accuracy
 from paceline.report.results import COLUMNS, cells
+from paceline.text import seconds
 from tests.report.conftest import altered, on_two_ranks
 
 

@@ -116,7 +116,7 @@ def test_times_that_overlap(
     ways = [*(("serial", 1, took, 0.9) for took in serial), *(("sync", 2, took, 0.9) for took in sync)]
     (line,) = verdict(rows_of(made(runs, tmp_path, *ways)))
     assert ("(their runs' times overlap)" in line) == overlap
-    assert ("nearest came" in line) == (sum(sync) / len(sync) >= sum(serial) / len(serial))
+    assert ("closest was" in line) == (sum(sync) / len(sync) >= sum(serial) / len(serial))
 
 
 # ---- batches
@@ -130,8 +130,8 @@ def test_a_batch_that_grows_with_the_ranks_is_said(runs: list[Run], tmp_path: Pa
         for name, ranks, batch in ways
     ])  # fmt: skip
     assert notes(rows) == [
-        "main-worker; sync: their batch grows with the ranks, to 32 samples at 8; larger batches take less time a sample "
-        "on one process too, so a speedup does not come from the ranks alone"
+        "main-worker; sync: their batch grows with the ranks, to 32 samples at 8; larger batches take less time per sample "
+        "on one process too, so the speedup is not due to the ranks alone"
     ]
     assert verdict(rows)[0].startswith(
         "main-worker, 8 ranks, in 2.50 s, is 8.00 times as fast as serial (with batches of 32, serial's are 4); "

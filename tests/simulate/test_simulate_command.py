@@ -119,6 +119,8 @@ REFUSED = [
     (("scaling", "--strategy", "snyc"), "unknown strategy 'snyc'; choose one of"),
     (("scaling", "--strategy", "parameter-server:masters=9", "--ranks", "1..8"), "9 masters need at least 10 ranks"),
     (("scaling", "--strategy", "hogwild:backend=torch"), "cannot be simulated"),
+    (("scaling", "--strategy", "sync:allreduce=shared-memory", "--network", "10gbe", "--ranks", "2,4"),
+     "nothing could be simulated: sync:allreduce=shared-memory on 2 ranks: shared-memory needs all ranks on one node"),
     (("scaling", "--network", "11gbe"), "unknown network '11gbe'"),
     (("scaling", "--network", "10gbe:latency=4"), "must have a unit"),
     (("scaling", "--slow", "1"), "slow must be RANK:FACTORx"),

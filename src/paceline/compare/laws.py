@@ -1,10 +1,10 @@
-"""Amdahl's and Gustafson's laws, and the serial fraction with which each comes nearest to measured speedups.
+"""Amdahl's and Gustafson's laws, fitted to measured speedups; and lines, fitted to times.
 
     Amdahl       S(p) = 1 / (s + (1 - s) / p)     the work stays the same; its part s cannot be divided
     Gustafson    S(p) = p - s (p - 1)             the work grows with the ranks; s is a part of the time
 
-Least squares in S. A fraction is at least 0, also where ranks are more than p times as fast; above 1 it says that ranks
-are slower than one process.
+The serial fraction s is found by least squares in S. It is at least 0, even if p ranks are more than p times as fast; above
+1 it means that ranks are slower than one process.
 
 Amdahl, Validity of the single processor approach (1967); Gustafson, Reevaluating Amdahl's law (1988).
 """
@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 Law = Literal["Amdahl", "Gustafson"]
 Array = NDArray[np.float64]
-# A law with one unknown goes through any one point: so many numbers of ranks above 1 it takes to say something.
+# A law with one unknown fits any single point, so it takes this many numbers of ranks above 1.
 LEAST = 2
 
 
 def amdahl(p: Array | float, s: float) -> Array:
-    """
+    """Return Amdahl's speedup on p ranks.
+
     >>> amdahl(np.array([1, 2, 4]), s=0.5).tolist()
     [1.0, 1.3333333333333333, 1.6]
     """
@@ -33,7 +34,8 @@ def amdahl(p: Array | float, s: float) -> Array:
 
 
 def gustafson(p: Array | float, s: float) -> Array:
-    """
+    """Return Gustafson's speedup on p ranks.
+
     >>> gustafson(np.array([1, 2, 4]), s=0.5).tolist()
     [1.0, 1.5, 2.5]
     """
@@ -46,20 +48,20 @@ LAWS: dict[Law, Callable[[Array | float, float], Array]] = {"Amdahl": amdahl, "G
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """A law with its serial fraction, and how far it is from the points."""
+    """A law with its serial fraction, and how well it fits."""
 
     law: Law
     serial: float
     residual: float
-    """Root mean square of the differences, in times serial's speed."""
+    """Root mean square of the differences, in units of speedup."""
 
     def at(self, ranks: Sequence[float]) -> list[float]:
-        """The law's speedups."""
+        """Return the law's speedups."""
         return [float(value) for value in LAWS[self.law](np.array(ranks, float), self.serial)]
 
 
 def fit(law: Law, ranks: Sequence[int], speedups: Sequence[float]) -> Fit:
-    """The law as near as it comes to the points; those of one rank say nothing, both laws start there.
+    """Fit the law to the points; those of one rank do not count, since both laws start there.
 
     >>> exact = fit("Amdahl", [2, 4, 8], amdahl(np.array([2, 4, 8]), s=0.05).tolist())
     >>> round(exact.serial, 9), round(exact.residual, 9)
@@ -81,7 +83,7 @@ def fit(law: Law, ranks: Sequence[int], speedups: Sequence[float]) -> Fit:
 
 
 def _least(p: Array, measured: Array) -> float:
-    """Amdahl's fraction: between the smallest and the largest that a point has by itself, first roughly, then closely."""
+    """Search Amdahl's fraction between the smallest and the largest that single points have, ever more finely."""
     own = np.maximum((1 / measured - 1 / p) / (1 - 1 / p), 0.0)
     low, high = float(own.min()), float(own.max())
     for _ in range(8):
@@ -93,7 +95,7 @@ def _least(p: Array, measured: Array) -> float:
 
 
 def _many(p: Array, fractions: Array) -> Array:
-    """Amdahl's speedups, a row for each fraction."""
+    """Return Amdahl's speedups, one row per fraction."""
     s = fractions[:, None]
     return np.asarray(1 / (s + (1 - s) / p[None, :]))
 
@@ -116,7 +118,7 @@ def fit_line(sizes: tuple[int, ...], seconds: Array) -> tuple[float, float]:
 
 
 def refusal(ranks: Sequence[int]) -> str | None:
-    """Why no law is fitted to points at these numbers of ranks; None where one can be.
+    """Say why no law can be fitted to points at these numbers of ranks; None if one can be.
 
     >>> refusal([1, 4, 4])
     'a law with one unknown goes through any one point: it takes 2 numbers of ranks above 1, there is 1'

@@ -1,4 +1,7 @@
-"""What a report says of each group of runs that differ in nothing but their seeds and when they ran."""
+"""Runs side by side: the problem that they share, and a row for each group that differs only in seeds.
+
+Runs of one problem may be compared: they differ in strategy, ranks, threads and seed alone.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,7 @@ from paceline.compare.theory import facts_of
 from paceline.record import Run
 from paceline.record.environment import node_of
 from paceline.strategies import Facts
-
-# ---- What the times and accuracies of runs must have in common to be compared, and how it is called.
+from paceline.text import count
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -28,27 +30,27 @@ class Problem:
     details: str
     """All other settings, and the processor."""
     settings: tuple[str, ...] = ()
-    """Each of them in words, always in the same order: what tells two problems of one title apart."""
+    """Each of them in words, always in the same order: these distinguish problems with the same title."""
 
     def __str__(self) -> str:
         return f"{self.title}, {self.details}"
 
 
 def problem_of(run: Run) -> Problem:
-    """What the run may be compared with: everything but strategy, ranks, threads and seed."""
+    """Return the problem of a run: everything but strategy, ranks, threads and seed."""
     c, s = run.config, run.summary
     data = (
         s["data"] if c["data"].startswith("builtins:") else c["data"]
     )  # arrays have no spelling of their own
-    samples = "" if c.get("samples") is None else f"{_count(c['samples'], 'training sample')}, "
+    samples = "" if c.get("samples") is None else f"{count(c['samples'], 'training sample')}, "
     whole = c["batch"] or s["global_batch"]
-    batch = f"batch {whole}" if c["batch_per_rank"] is None else f"batch {c['batch_per_rank']} a rank"
-    length = _count(c["epochs"], "epoch")
-    length += "" if c["draws"] is None else f" of {_count(c['draws'], 'random batch', 'es')}"
+    batch = f"batch {whole}" if c["batch_per_rank"] is None else f"batch {c['batch_per_rank']} per rank"
+    length = count(c["epochs"], "epoch")
+    length += "" if c["draws"] is None else f" of {count(c['draws'], 'random batch', 'es')}"
     extra = "" if c["lr_scaling"] == "none" else f" scaled by {c['lr_scaling']}"
     extra += "" if c["schedule"] == "constant" else f", {c['schedule']}"
     parameters, rate, where = (
-        _count(s["parameters"], "parameter"),
+        count(s["parameters"], "parameter"),
         f"lr {c['lr']:g}",
         run.environment["processor"],
     )
@@ -64,7 +66,7 @@ def problem_of(run: Run) -> Problem:
 
 
 def titles_of(problems: Iterable[Problem]) -> dict[Problem, str]:
-    """The title of each problem; where several have one, with the settings in which those differ.
+    """Return a title for each problem; those with the same title get the settings in which they differ.
 
     >>> slow, fast = (Problem(title="iris, mlp:8", details="", settings=("batch 8", rate)) for rate in ("lr 1", "lr 9"))
     >>> list(titles_of([slow, fast]).values()), list(titles_of([slow]).values())
@@ -81,16 +83,8 @@ def titles_of(problems: Iterable[Problem]) -> dict[Problem, str]:
     return found
 
 
-def _count(number: int, name: str, plural: str = "s") -> str:
-    """
-    >>> _count(1, "epoch"), _count(50_000, "sample")
-    ('1 epoch', '50,000 samples')
-    """
-    return f"{number:,} {name}{'' if number == 1 else plural}"
-
-
-# By how much more than guessing an accuracy must be to tell of something learned, and by which part of it at most: test
-# samples are few, and not of all classes equally many.
+# An accuracy must exceed that of guessing by LUCK, or by PART of it if that is less: test samples are few, and classes not
+# equally frequent.
 LUCK, PART = 0.02, 0.25
 KINDS = ("compute", "exchange", "wait", "update")
 # Parts of a problem that may be the user's own code.
@@ -103,37 +97,37 @@ Key = tuple[Problem, str, str, int, int]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Row:
-    """Runs of one strategy on one number of ranks and threads, on one problem: means over the runs."""
+    """The runs of one strategy on one number of ranks and threads, on one problem; figures are means over the runs."""
 
     problem: Problem
     strategy: str
     ranks: int
     threads: int
     simulated: str
-    """What was simulated, in words: the network, what made ranks slow; nothing where the ranks were real."""
+    """What was simulated, in words: the network, slow ranks; empty for real ranks."""
     cores: int | None
-    """Of a node; None: of a simulated one, which has enough."""
+    """Cores per node; None: a simulated node, which has enough."""
     on_node: int
-    """How many of the ranks share a node: all real ones."""
+    """How many of the ranks share a node."""
     runs: int
     seeds: int
     accuracy: float | None
     accuracy_range: tuple[float, float] | None
     loss: float | None
-    """On the test samples; None where it is unknown or no number any more."""
+    """On the test samples; None if it is unknown, NaN or infinite."""
     train_seconds: float
     seconds_range: tuple[float, float]
     samples_per_second: float | None
-    """Samples of all runs together by the seconds of all."""
+    """The samples of all runs divided by their seconds."""
     speedup: float | None
-    """Against the fastest serial row of the same problem; None where there is none, or where a run diverged."""
+    """Over the fastest serial row of the same problem; None if there is none, or if a run diverged."""
     split: dict[str, float]
     """Seconds by kind, mean over ranks and runs."""
     bytes_sent: float
     diverged: tuple[str, ...]
-    """Of each run that diverged and was stopped: why."""
+    """Why, for each run that diverged and was stopped."""
     remarks: tuple[str, ...]
-    """What its runs have to say, each kind of sentence once."""
+    """Remarks of its runs, each kind of sentence once."""
     staleness: Staleness | None
     members: tuple[Run, ...]
     """The runs themselves."""
@@ -150,43 +144,55 @@ class Row:
 
     @property
     def alone(self) -> bool:
-        """One rank of a strategy that is for several: it computes what serial does, so no difference tells anything."""
+        """True for one rank of a strategy for several: it computes what serial does, so differences mean nothing."""
         return self.ranks == 1 and self.strategy != "serial"
 
     @property
     def batch(self) -> int:
-        """Samples of one gradient: what ranks that share a batch compute together, or each of the others by itself."""
+        """Samples of one gradient: those of all ranks that divide a batch, or of one rank that computes whole batches."""
         return int(self.members[0].summary["global_batch"])
 
     @property
     def whole(self) -> tuple[Run, ...]:
-        """The runs that were not stopped, or all where there are none."""
+        """The runs that were not stopped, or all if there are none."""
         return tuple(run for run in self.members if not run.summary.get("diverged")) or self.members
 
     @property
     def oversubscribed(self) -> bool:
-        """More ranks than cores on a node, a real or a simulated one: the times say nothing about scaling."""
+        """True if a node has more ranks than cores: then times say nothing about scaling."""
         return self.cores is not None and self.on_node > self.cores
 
     @property
     def chance(self) -> float | None:
-        """The accuracy of who guesses one class of all; None where there are no classes."""
+        """The accuracy of guessing; None if there are no classes."""
         classes = self.members[0].config["classes"]
         return 1 / classes if classes else None
 
     @property
     def guessed(self) -> bool:
-        """Whether no run diverged and yet nothing was learned: the accuracy on the test samples is that of guessing."""
+        """True if no run diverged and yet the test accuracy is that of guessing."""
         return self.accuracy is not None and not self.diverged and guessing(self.accuracy, self.chance)
 
     @property
     def timed_only(self) -> bool:
-        """Whether time alone was simulated: nobody knows how good the model would be."""
+        """True if only time was simulated: then accuracy is unknown."""
         return self.simulated.endswith(TIME_ALONE)
 
 
+def label(row: Row) -> str:
+    """Spell a row in a few words: strategy, ranks, threads if there are several, and what was simulated."""
+    threads = "" if row.threads == 1 else f" of {row.threads} threads"
+    oversubscribed = " *" if row.oversubscribed else ""
+    return f"{row.strategy}, {count(row.ranks, 'rank')}{threads}{oversubscribed}{mark(row)}"
+
+
+def mark(row: Row) -> str:
+    """Say in brackets what was simulated; empty for real ranks."""
+    return f" (simulated: {row.simulated})" if row.simulated else ""
+
+
 def guessing(accuracy: float, chance: float | None) -> bool:
-    """Whether an accuracy is not more than that of guessing.
+    """Return True if an accuracy is no better than guessing.
 
     >>> guessing(0.11, 0.1), guessing(0.13, 0.1), guessing(0.013, 0.01), guessing(0.5, None)
     (True, False, False, False)
@@ -220,9 +226,9 @@ def way_of(run: Run) -> str:
 
 
 def simulated_as(run: Run) -> str:
-    """What was simulated, in words; nothing of a real run.
+    """Say what was simulated; empty for a real run.
 
-    What computing was measured to cost is not among them: like a real run's seconds it differs from time to time.
+    Measured costs of computing are left out: like a real run's seconds they vary.
     """
     told = run.simulated
     if told is None:
@@ -238,7 +244,7 @@ def simulated_as(run: Run) -> str:
 
 
 def rows_of(runs: Sequence[Run]) -> list[Row]:
-    """One row for every problem, strategy and number of ranks and threads, serial first, simulated ones last.
+    """Make a row for every problem, strategy and number of ranks and threads, serial first, simulated ones last.
 
     Problems come in the order in which they were first run.
     """
@@ -258,7 +264,7 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
 
 
 def _baseline(serial: dict[tuple[Problem, bool], float], key: Key) -> float | None:
-    """The seconds of the serial row to compare with: a simulated one for what is simulated, or else the real one."""
+    """Return the seconds of the serial row to compare with: a simulated one for simulated rows, if there is one."""
     real = serial.get((key[0], False))
     return serial.get((key[0], True), real) if key[1] else real
 
@@ -271,7 +277,7 @@ def _row(key: Key, members: list[Run], serial: float | None) -> Row:
     losses = [s.get("test_loss") for s in summaries]
     known = [loss for loss in losses if loss is not None]
     nodes = [node_of(run) for run in members]
-    cores = [count for _, count in nodes]
+    cores = [own for _, own in nodes]
     diverged = tuple(s["diverged"] for s in summaries if s.get("diverged"))
     samples = sum((s["samples_per_second"] or 0) * s["train_seconds"] for s in summaries)
     return Row(
@@ -280,7 +286,7 @@ def _row(key: Key, members: list[Run], serial: float | None) -> Row:
         ranks=ranks,
         threads=threads,
         simulated=simulated,
-        cores=None if None in cores else max(count for count in cores if count is not None),
+        cores=None if None in cores else max(own for own in cores if own is not None),
         on_node=max(on_node for on_node, _ in nodes),
         runs=len(members),
         seeds=len({run.config["seed"] for run in members}),
@@ -303,7 +309,7 @@ def _row(key: Key, members: list[Run], serial: float | None) -> Row:
 
 
 def _kinds(remarks: Iterable[str]) -> tuple[str, ...]:
-    """The first of all remarks that differ in nothing but their figures.
+    """Keep the first of all remarks that differ only in their figures.
 
     >>> _kinds(["3 of 4 converged", "all alike", "4 of 4 converged", "all alike"])
     ('3 of 4 converged', 'all alike')

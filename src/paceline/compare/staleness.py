@@ -1,4 +1,4 @@
-"""How old gradients were when they were applied: what the runs of a row found out, added up and put into bars."""
+"""How old gradients were when they were applied: the findings of a row's runs added up, and as bars of a histogram."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-# So many bars a histogram has at most, and so much of the updates they show one by one; the rest is one bar more.
+# A histogram has at most BARS bars for SHOWN of the updates, and one more for the rest.
 BARS, SHOWN = 24, 0.95
 
 
 @dataclass(frozen=True)
 class Bar:
-    """The updates whose tau, how many updates old their gradient was, is `first` to `last`."""
+    """The updates whose gradients were `first` to `last` updates old."""
 
     first: int
     last: int
     share: float
     tail: bool = False
-    """Whether it stands for all that is above the others."""
+    """True if it stands for everything above the other bars."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Staleness:
-    """Of all runs of a row together: how many updates had which tau.
+    """How many updates of all runs of a row had which staleness, tau.
 
     >>> found = Staleness({0: 6, 1: 3, 7: 1})
     >>> found.mean, found.largest, found.updates
@@ -48,11 +48,11 @@ class Staleness:
     counts: Mapping[int, int]
     pieces: tuple[Piece, ...] = ()
     dropped: float = 0.0
-    """Gradients that were not applied at all."""
+    """Gradients that were not applied."""
 
     @property
     def updates(self) -> int:
-        """How many there were."""
+        """The number of updates."""
         return sum(self.counts.values())
 
     @property
@@ -66,7 +66,7 @@ class Staleness:
         return max(self.counts)
 
     def bars(self) -> list[Bar]:
-        """Equally wide ones from tau 0 on, as many as can be told apart, and one more for the few updates above.
+        """Return bars of equal width from tau 0 on, and one more for the few updates above.
 
         >>> [(bar.first, bar.last, bar.share) for bar in Staleness({0: 6, 2: 4}).bars()]
         [(0, 0, 0.6), (1, 1, 0.0), (2, 2, 0.4)]
@@ -96,10 +96,10 @@ class Staleness:
 
 
 def staleness_of(summaries: Iterable[Mapping[str, Any]]) -> Staleness | None:
-    """What some runs found out together; None where none of them did, as in records of synchronous runs.
+    """Add up what some runs found out; None if none did, as with synchronous runs.
 
-    The histogram is a list (how many updates had tau 0, 1, 2 …) or goes by tau. Findings of other strategies may have
-    any shape: what is no histogram is left out.
+    A histogram is a list (how many updates had tau 0, 1, 2 …) or a mapping by tau. Findings of a user's own strategy may
+    have any shape: what is not a histogram is left out.
 
     >>> run = {"findings": {"staleness": {"histogram": [3, 1]}}}
     >>> staleness_of([run, {"findings": {"staleness": {"histogram": {"1": 2}}}}, {}])

@@ -1,4 +1,4 @@
-"""The accuracy that is aimed at, and when each row came to it."""
+"""The accuracy aimed at, and when each row reached it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 from statistics import fmean
 
 from paceline.compare.rows import Row, guessing
-from paceline.compare.words import percent
 from paceline.record import Run
+from paceline.text import percent
 
-# How far below the best serial accuracy the target is, where none is given.
+# How far below the best serial accuracy the target is, if none is given.
 POINT = 0.01
-# Accuracies are fractions of counts: what differs by less is equal.
+# Accuracies that differ by less are equal.
 EQUAL = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """An accuracy on the validation samples, and in words where it comes from."""
+    """An accuracy on the validation samples, and where it comes from, in words."""
 
     accuracy: float
     words: str
@@ -30,29 +30,29 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """When the runs of a row came to the target."""
+    """When the runs of a row reached the target."""
 
     row: Row
     seconds: tuple[float, ...]
-    """Of those runs that did."""
+    """Of the runs that reached it."""
     best: float | None
-    """The highest accuracy of any of the row's runs at the end of any epoch; None where none is known."""
+    """The highest accuracy of any of the row's runs at the end of any epoch; None if unknown."""
 
     @property
     def all(self) -> bool:
-        """Whether every run came to it, and none diverged."""
+        """True if every run reached it and none diverged."""
         return len(self.seconds) == self.row.runs and not self.row.diverged
 
     @property
     def mean(self) -> float | None:
-        """Mean over the runs that came to it."""
+        """Mean seconds of the runs that reached it."""
         return fmean(self.seconds) if self.seconds else None
 
 
 def target_of(rows: Sequence[Row], given: float | None, words: str = "as asked for") -> Target | None:
-    """The target given, or one point below what serial came to with every seed; without a serial row, what any row did.
+    """Return the target given, or one point below what serial reached with every seed; without serial, what any row did.
 
-    What is no better than guessing is no target: None, where nothing else is known.
+    An accuracy no better than guessing is not a target: None if nothing else is known.
     """
     if given is not None:
         return Target(accuracy=given, words=words)
@@ -68,7 +68,7 @@ def target_of(rows: Sequence[Row], given: float | None, words: str = "as asked f
     if not known:
         return None
     tried = any(row.strategy == "serial" for row in rows)
-    want = f"for want of a serial run{' that learned anything' if tried else ''}"
+    want = f"since no serial run {'learned anything' if tried else 'was made'}"
     whose = "the best serial accuracy" if serial else f"the best accuracy of all, {want},"
     seeds = any(row.runs > 1 for row in known if not serial or row.strategy == "serial")
     of_seeds = ", with its worst seed" if seeds else ""
@@ -94,7 +94,7 @@ def target_in(rows: Sequence[Row], targets: Mapping[Path, float | None]) -> tupl
 
 
 def reached(row: Row, target: Target) -> Reached:
-    """When each run of a row came to the target: at the end of the first epoch whose accuracy is not below it."""
+    """Return when each run of a row reached the target: at the end of the first epoch with at least that accuracy."""
     found = [first_time(run, target.accuracy) for run in row.members]
     highest = [accuracy for run in row.members for _, accuracy in known_points(run)]
     return Reached(
@@ -105,12 +105,12 @@ def reached(row: Row, target: Target) -> Reached:
 
 
 def first_time(run: Run, accuracy: float) -> float | None:
-    """Seconds of training until the end of the first epoch with at least this accuracy; None where there is none."""
+    """Return the seconds of training until the end of the first epoch with at least this accuracy; None: never."""
     return next((seconds for seconds, value in known_points(run) if value >= accuracy - EQUAL), None)
 
 
 def known_points(run: Run) -> list[tuple[float, float]]:
-    """Seconds and validation accuracy at the ends of epochs; without validation samples the end of the run, as tested."""
+    """Return seconds and validation accuracy at the ends of epochs; without validation samples, the final test."""
     points = [
         (epoch["train_seconds"], epoch["validation_accuracy"])
         for epoch in run.epochs
@@ -122,7 +122,7 @@ def known_points(run: Run) -> list[tuple[float, float]]:
 
 
 def _best(row: Row) -> float | None:
-    """The highest accuracy that every one of its runs came to: so a target below it was reached with every seed."""
+    """Return the highest accuracy that every one of its runs reached."""
     highest = [max((value for _, value in known_points(run)), default=None) for run in row.members]
     known = [value for value in highest if value is not None]
     return min(known) if known and len(known) == len(highest) else None

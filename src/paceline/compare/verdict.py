@@ -1,21 +1,21 @@
-"""What a report says in words: what the ways that were tried of one problem bought, and what is to be known of them."""
+"""Verdicts: in a sentence, what the strategies tried on one problem gained, and what to know about single rows."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 
-from paceline.compare.rows import Row
-from paceline.compare.words import label, percent, seconds
+from paceline.compare.rows import Row, label
+from paceline.text import percent, seconds
 
-# How much accuracy may be missing, or by which part a loss may be higher, in what still counts as good.
+# How much lower an accuracy, or by which part higher a loss, may be to count as good.
 POINT, TENTH = 0.01, 0.1
-# So many rows are named one by one in a sentence.
+# How many rows a sentence names one by one.
 NAMED = 2
 
 
 def reference(rows: Sequence[Row]) -> Row | None:
-    """The row that others must be as good as: the best serial one, or the best of all; none that diverged or guesses."""
+    """Return the row that others must match: the best serial one, or the best of all; none that diverged or guesses."""
     whole = [row for row in rows if not row.diverged and not row.guessed]
     whole = [row for row in whole if not row.timed_only] or whole
     serial = [row for row in whole if row.strategy == "serial"]
@@ -23,9 +23,9 @@ def reference(rows: Sequence[Row]) -> Row | None:
 
 
 def as_good(row: Row, than: Row | None) -> bool:
-    """Whether a row has learned something and is within a point of the other's accuracy, or a tenth of its loss.
+    """Return True if a row has learned something and is within a point of the other's accuracy, or a tenth of its loss.
 
-    Where time alone was simulated it goes for good.
+    A row with only time simulated counts as good.
     """
     if row.diverged or row.guessed:
         return False
@@ -37,36 +37,36 @@ def as_good(row: Row, than: Row | None) -> bool:
 
 
 def best(rows: Sequence[Row]) -> Row | None:
-    """The fastest row of those that are as good as they should be; none that is alone."""
+    """Return the fastest row that is good enough; none that is alone."""
     than = reference(rows)
     return min((row for row in rows if as_good(row, than) and not row.alone), key=_seconds, default=None)
 
 
 def real(rows: Sequence[Row]) -> list[Row]:
-    """Those whose seconds somebody waited for."""
+    """Return the rows of real ranks."""
     return [row for row in rows if not row.simulated]
 
 
 def simulated(rows: Sequence[Row]) -> list[Row]:
-    """The others."""
+    """Return the rows of simulated ranks."""
     return [row for row in rows if row.simulated]
 
 
 def verdict(rows: Sequence[Row]) -> tuple[str, ...]:
-    """In a sentence: what the ways that were tried of one problem bought; in another, what the simulated ones would buy."""
+    """Say in a sentence what the strategies tried on one problem gained, and in another what simulated ones would."""
     tried, foretold = real(rows), simulated(rows)
     said = (_capital(_verdict(tried), tried),) if tried else ()
     return (*said, f"Simulated: {_verdict(foretold)}") if foretold else said
 
 
 def _capital(sentence: str, rows: Sequence[Row]) -> str:
-    """With a capital letter, unless it begins with a name."""
+    """Capitalise a sentence, unless it begins with a name."""
     named = any(sentence.startswith(row.strategy) for row in rows)
     return sentence if named else sentence[:1].upper() + sentence[1:]
 
 
 def guesses(row: Row) -> str:
-    """What is said of a row that learned nothing."""
+    """Describe a row that learned nothing."""
     return f"nothing learned: accuracy is that of guessing ({100 * (row.chance or 0.0):.3g} %)"
 
 
@@ -76,7 +76,7 @@ def _verdict(rows: Sequence[Row]) -> str:
     if than is None and any(row.guessed for row in rows):
         return f"{guesses(next(row for row in rows if row.guessed))}{_diverged(rows)}."
     if than is None:
-        return f"every {'run' if len(rows) == 1 else 'way that was tried'} diverged."
+        return f"every {'run' if len(rows) == 1 else 'strategy tried'} diverged."
     if not others:
         nothing = "nothing was tried on more than one rank" if _alone(rows) else "nothing else was tried"
         return f"{_timed(best(rows) or than)}; {nothing}{_diverged(rows)}."
@@ -122,7 +122,7 @@ def _alone(rows: Sequence[Row]) -> bool:
 
 
 def _aside(row: Row, rows: Sequence[Row]) -> str:
-    """What keeps its time and serial's from being compared as they are, in brackets: other batches, a wide spread."""
+    """Say in brackets why its time and serial's cannot simply be compared: other batches, a wide spread."""
     serial = fastest_serial(rows)
     if serial is None:
         return ""
@@ -134,14 +134,14 @@ def _aside(row: Row, rows: Sequence[Row]) -> str:
 
 
 def fastest_serial(rows: Sequence[Row]) -> Row | None:
-    """The row that speedups are against."""
+    """Return the row that speedups are measured against."""
     return min(
         (row for row in rows if row.strategy == "serial" and not row.diverged), key=_seconds, default=None
     )
 
 
 def batches(rows: Sequence[Row]) -> list[str]:
-    """What is to be known of speedups where ranks compute larger batches than serial does; each size once."""
+    """Warn about speedups of ranks that compute larger batches than serial does; each size once."""
     serial = fastest_serial(rows)
     larger = [row for row in rows if serial is not None and row.batch > serial.batch]
     most: dict[tuple[int, int], list[str]] = defaultdict(list)
@@ -150,14 +150,14 @@ def batches(rows: Sequence[Row]) -> list[str]:
         most[widest.batch, widest.ranks].append(strategy)
     return [
         f"{'; '.join(who)}: {'its' if len(who) == 1 else 'their'} batch grows with the ranks, to {batch:,} samples at "
-        f"{ranks}; larger batches take less time a sample on one process too, so a speedup does not come from the "
-        "ranks alone"
+        f"{ranks}; larger batches take less time per sample on one process too, so the speedup is not due to "
+        "the ranks alone"
         for (batch, ranks), who in most.items()
     ]
 
 
 def _beside(faster: Sequence[Row]) -> str:
-    """What is faster than the fastest good row."""
+    """Name what is faster than the fastest good row."""
     if len(faster) == 1:
         return f"; {label(faster[0])}, is faster, {_got(faster[0])}"
     named = [f"{label(row)}, {_got(row)}" for row in faster]
@@ -165,7 +165,7 @@ def _beside(faster: Sequence[Row]) -> str:
 
 
 def _most(good: Sequence[Row], nearest: Row, than: Row) -> str:
-    """What is more accurate than serial, by more than a point, and slower."""
+    """Name what is more accurate than serial by more than a point, and slower."""
     most = min(good, key=_error)
     if most is nearest or most.accuracy is None or most.accuracy <= (than.accuracy or 0.0) + POINT:
         return ""
@@ -178,7 +178,7 @@ def _diverged(rows: Sequence[Row]) -> str:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """What is to be known of single rows: why some diverged, which learned nothing, whose batches are larger."""
+    """Return notes on single rows: why some diverged, which learned nothing, whose batches are larger."""
     said = [f"{label(row)}, {divergence(row)}: {row.diverged[0]}" for row in rows if row.diverged]
     lost = [row for row in rows if row.guessed]
     said += [f"{'; '.join(map(label, lost))}: {guesses(lost[0])}"] if lost else []
@@ -186,7 +186,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
-    """What the rows' strategies have to say, each once."""
+    """Return the remarks of the rows' strategies, each once."""
     said = []
     who: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
@@ -200,23 +200,23 @@ def remarks(rows: Sequence[Row]) -> list[str]:
 
 
 def divergence(row: Row) -> str:
-    """In words, how many of the row's runs diverged; nothing where none did."""
+    """Say how many of the row's runs diverged; nothing if none did."""
     some = f"{len(row.diverged)} of {row.runs} " if 0 < len(row.diverged) < row.runs else ""
     return f"{some}diverged" if row.diverged else ""
 
 
 def quality(row: Row) -> str:
-    """A row's accuracy, or its loss where there are no classes; nothing where neither is known."""
+    """Spell a row's accuracy, or its loss if there are no classes; empty if neither is known."""
     if row.accuracy is not None:
         return percent(row.accuracy)
     return "" if row.loss is None else f"test loss {row.loss:.3g}"
 
 
 def _got(row: Row) -> str:
-    """How good a row is, at the end of a sentence."""
+    """Spell how good a row is, for the end of a sentence."""
     if row.diverged:
         return divergence(row)
-    return f"at {quality(row) or 'no number'}" + (", which is guessing" if row.guessed else "")
+    return f"at {quality(row) or 'unknown accuracy'}" + (", which is guessing" if row.guessed else "")
 
 
 def _more(rest: Sequence[str]) -> str:
@@ -232,7 +232,7 @@ def _seconds(row: Row) -> float:
 
 
 def _error(row: Row) -> tuple[bool, float]:
-    """What is lowest for the best row."""
+    """Return a key that is lowest for the best row."""
     if row.accuracy is not None:
         return bool(row.diverged), 1 - row.accuracy
     return bool(row.diverged) or row.loss is None, row.loss or 0.0

@@ -188,7 +188,7 @@ def timing_of(runs: Sequence[Run], *, together: bool, served: bool) -> Timing:
     logs = [log for run in runs if (log := _log(run)) is not None]
     if not logs:
         return _from_summaries(runs)
-    names = ("rank", "count", "compute", "exchange", "update")
+    names = ("rank", "count", "compute", "exchange", "update", "wait")
     columns = {name: np.concatenate([log[name] for log in logs]) for name in names}
     workers = np.unique(columns["rank"]).tolist()
     rows = {rank: columns["rank"] == rank for rank in workers}
@@ -199,8 +199,9 @@ def timing_of(runs: Sequence[Run], *, together: bool, served: bool) -> Timing:
     found: dict[str, Any] = {}
     if together and len(set(batches.values())) == 1 and len(workers) > 1:
         grid = {name: np.stack([columns[name][rows[rank]] for rank in workers]) for name in names[1:]}
-        parts["exchange"] = float(grid["exchange"].min(axis=0).mean())
-        parts["wait"] = float(columns["exchange"].mean()) - parts["exchange"]
+        spent = grid["exchange"] + grid["wait"]  # the rank that comes last waits for no other
+        parts["exchange"] = float(spent.min(axis=0).mean())
+        parts["wait"] = float(spent.mean()) - parts["exchange"]
         last = grid["compute"].argmax(axis=0)
         often = np.bincount(last, minlength=len(workers))
         found["slowest"] = float(grid["compute"].max(axis=0).mean())
@@ -238,7 +239,7 @@ def _log(run: Run) -> dict[str, Array] | None:
         name: steps[name].astype(float if name not in ("rank", "count") else int)
         if name in steps
         else np.zeros(rows)
-        for name in ("rank", "count", "compute", "exchange", "update")
+        for name in ("rank", "count", "compute", "exchange", "update", "wait")
     }
 
 

@@ -9,11 +9,10 @@ from statistics import fmean
 
 import numpy as np
 
-from paceline.compare.rows import Row
+from paceline.compare.rows import Row, label
 from paceline.compare.target import Target, known_points, reached
 from paceline.compare.theory import workers
 from paceline.compare.verdict import divergence, quality
-from paceline.compare.words import label
 from paceline.errors import UsageError
 from paceline.figures import Axis, Bar, Bars, Curve, Lines
 from paceline.record import Run

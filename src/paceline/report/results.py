@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.compare.rows import KINDS, Row
+from paceline.compare.rows import KINDS, Row, label, mark
 from paceline.compare.target import Reached, Target, reached
 from paceline.compare.verdict import as_good, best, divergence, quality, real, reference, simulated, verdict
-from paceline.compare.words import label, mark
 from paceline.figures import Axis, Bar, Bars
 from paceline.report.document import Column, Table, Value
 from paceline.report.series import series_of

@@ -6,8 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from paceline.compare.rows import Row
-from paceline.compare.words import mark
+from paceline.compare.rows import Row, mark
 from paceline.figures import Axis, Curve, Origin
 from paceline.study.context import Published
 from paceline.text import count

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.compare.rows import Row
+from paceline.compare.rows import Row, label
 from paceline.compare.staleness import Bar, Staleness, staleness_of
-from paceline.compare.words import label
 from paceline.figures import Axis, Histogram
 from paceline.report.document import Block, Column, Section, Table, Text, Value
 from paceline.report.series import choose_rows

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from paceline.compare.rows import Row
+from paceline.compare.rows import Row, label
 from paceline.compare.theory import epoch_samples, epochs_of, theory_of
-from paceline.compare.words import label
 from paceline.figures import Axis, Curve, Lines
 from paceline.report.document import Block, Column, Section, Table, Value
 from paceline.report.series import Series, curve_of, ranks_axis, series_of

@@ -138,6 +138,10 @@ def main(args: argparse.Namespace) -> int:
     finally:
         if bar is not None:
             bar.close()
+    if not any(curve.points for curve in prediction.curves):
+        first = prediction.curves[0]
+        count, why = next(iter(first.left_out.items()))
+        raise UsageError(f"nothing could be simulated: {first.strategy} on {count} ranks: {why}")
     points = find_measured(args.measured, config, strategies, prediction.serial.samples_per_second)
     told = to_values(bench, prediction, points)
     args.out.mkdir(parents=True, exist_ok=True)
