@@ -109,9 +109,9 @@ def published(rows: Sequence[Row], figures: Sequence[Published], number: int) ->
 def _once(lines: Sequence[tuple[Value, ...]], column: int) -> str:
     """Return what a column says if all lines say the same, or all lines of each strategy; otherwise "".
 
-    >>> _once([("psgd", "them"), ("psgd", "them"), ("sync", "us"), ("sync", "us")], 1)
+    >>> _once([("mine", "them"), ("mine", "them"), ("sync", "us"), ("sync", "us")], 1)
     'them (psgd); us (sync)'
-    >>> _once([("psgd", "them"), ("sync", "them")], 1), _once([("psgd", "them"), ("psgd", "us")], 1)
+    >>> _once([("mine", "them"), ("sync", "them")], 1), _once([("mine", "them"), ("mine", "us")], 1)
     ('them', '')
     """
     found: dict[str, dict[str, None]] = defaultdict(dict)
