@@ -9,7 +9,6 @@ from unittest import mock
 
 import numpy as np
 
-from paceline import collectives
 from paceline.collectives import make_exchange
 from paceline.comm import Recorded, pretend_nodes
 from paceline.config import Config
@@ -140,12 +139,12 @@ def made() -> Iterator[list[str]]:
     """The kinds of the exchanges that are made meanwhile."""
     kinds: list[str] = []
 
-    def make(*arguments: Any) -> Any:
-        exchange = make_exchange(*arguments)
+    def make(*arguments: Any, **options: Any) -> Any:
+        exchange = make_exchange(*arguments, **options)
         kinds.append(type(exchange).__name__)
         return exchange
 
-    with mock.patch.object(collectives, "make_exchange", make):
+    with mock.patch("paceline.worker.worker.make_exchange", make):
         yield kinds
 
 
