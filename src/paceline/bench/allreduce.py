@@ -33,7 +33,7 @@ STEP = 4  # the factor between the sizes of a range
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What to measure: which collectives, on how many ranks, with how many bytes, how often."""
+    """The measurement to make: which collectives, on how many ranks, with how many bytes, how often."""
 
     ranks: tuple[int, ...]
     sizes: tuple[int, ...]

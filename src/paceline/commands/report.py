@@ -102,9 +102,9 @@ def _print_results(document: Document) -> None:
     """Print the results of each problem, with the conclusions from the top of the report."""
     from paceline.report.document import Table
 
-    said = [text.lines for text in document.summary if text.kind == "verdict"]
+    verdicts = [text.lines for text in document.summary if text.kind == "verdict"]
     tried = [section for section in document.sections if any(isinstance(b, Table) for b in section.blocks)]
-    for section, lines in zip(tried, said, strict=False):
+    for section, lines in zip(tried, verdicts, strict=False):
         print(f"\n{', '.join(filter(None, (section.title, section.note)))}")
         _print_table(next(block for block in section.blocks if isinstance(block, Table)))
         for line in lines:

@@ -96,13 +96,13 @@ class Store:
         from mlflow.entities import Metric, Param
 
         client, start = self._client, start_time(run)
-        made = client.create_run(
+        created = client.create_run(
             self._experiment,
             start_time=int(1000 * start),
             run_name=run.folder.resolve().name,
             tags={TAG: own, **_tags(run)},
         )
-        number: str = made.info.run_id
+        number: str = created.info.run_id
         parameters = [Param(name, str(value)) for name, value in settings(run).items()]
         for some in _in_parts(parameters, PARAMETERS):
             client.log_batch(number, params=some)

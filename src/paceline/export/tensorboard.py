@@ -30,16 +30,16 @@ def to_tensorboard(run: Run, folder: Path) -> tuple[Path, bool]:
         raise UsageError(f"{place} already exists and was not exported from {run.folder}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=folder, prefix=f".{name}."))
+        temporary = Path(tempfile.mkdtemp(dir=folder, prefix=f".{name}."))
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {(error.strerror or str(error)).lower()}") from None
     try:
-        _write(run, made)
-        (made / MARK).write_text(json.dumps({"record": own}) + "\n")
-        made.chmod(0o755)
-        os.rename(made, place)  # noqa: PTH104 (replaces nothing but an empty folder)
+        _write(run, temporary)
+        (temporary / MARK).write_text(json.dumps({"record": own}) + "\n")
+        temporary.chmod(0o755)
+        os.rename(temporary, place)  # noqa: PTH104 (replaces nothing but an empty folder)
     except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
     return place, True
 

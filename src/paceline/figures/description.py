@@ -53,7 +53,7 @@ class Axis:
     base: Literal[2, 10] = 10
     """The base of a logarithmic axis: 2 for ranks and speedups."""
     ticks: tuple[float, ...] | None = None
-    """Where the ticks are; those without room for their label are left out."""
+    """The places of the ticks; those without room for their label are left out."""
     percent: bool = False
     """True if the values are fractions, shown as percentages."""
     sizes: bool = False

@@ -50,14 +50,14 @@ class Hit:
 
 @dataclass
 class Drawing:
-    """What one description needs on a page: axes, their height in points, the legend's entries, and its values."""
+    """A description on a page: its axes, their height in points, the entries of the legend, and its values."""
 
     axes: Any
     size: float
     height: float = 0.0
     handles: list[Any] = field(default_factory=list)
     values: list[tuple[float, float, float, float, str]] = field(default_factory=list)
-    """Two corners in data coordinates (the same one twice: a point), and what is told there."""
+    """Two corners in data coordinates (the same one twice: a point), and the words shown there."""
 
     def hits(self) -> list[Hit]:
         """Return where the values are, once the page has its layout."""
@@ -596,7 +596,7 @@ def _draw_histogram(figure: Histogram, drawing: Drawing, width: float, among: Se
     tops = [max(pair) for pair in zip(figure.heights, figure.high or figure.heights, strict=True)]
     _set_scale(axes.set_yscale, figure.y)
     axes.set_ylim(limits(figure.y, [0.0, *tops], margin=0.15))
-    # Few columns are not made as wide as the page.
+    # Few columns do not fill the page.
     axes.set_xlim(-0.6, max(count, min(width / 70, 12)) - 0.4)
     _set_ticks(axes.yaxis, figure.y)
     axes.grid(axis="y", color=FAINT, linewidth=0.7)

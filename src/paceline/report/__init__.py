@@ -1,4 +1,9 @@
-"""Reports: read records, and nothing else, and say what each run bought."""
+"""Reports on runs: read from records alone, written as HTML, Markdown, PDF, pictures and CSV.
+
+`document` is what a report consists of, `contents` fills one with sections, and `results`, `scaling`, `learning`,
+`staleness`, `traffic`, `study` and `allreduce` make these, with curves from `series`. `html`, `markdown` and `pdf` are the
+formats; `writing` puts them into files.
+"""
 
 from paceline.report.allreduce import bench_section
 from paceline.report.contents import document_of

@@ -130,7 +130,7 @@ def _table(job: dict[str, Any], name: str) -> Table:
 
 def _line(cell: dict[str, Any]) -> tuple[Value, ...]:
     formula = cell["formula"]
-    sent, told = _most(cell["sent"]), (None, None) if formula is None else _most(formula)
+    sent, expected = _most(cell["sent"]), (None, None) if formula is None else _most(formula)
     return (
         size(cell["size"]),
         cell["algorithm"],
@@ -138,9 +138,9 @@ def _line(cell: dict[str, Any]) -> tuple[Value, ...]:
         None if cell["model"] is None else 1e6 * cell["model"],
         1e-9 * cell["busbw"],
         sent[1],
-        told[1],
+        expected[1],
         sent[0],
-        told[0],
+        expected[0],
     )
 
 

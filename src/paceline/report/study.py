@@ -88,9 +88,11 @@ def published(rows: Sequence[Row], figures: Sequence[Published], number: int) ->
     shown = [
         k for k, column in enumerate(columns) if k < 2 or any(line[k] not in (None, "") for line in lines)
     ]
-    said = {k: words for k in range(len(lines[0]) - len(WORDS), len(lines[0])) if (words := _once(lines, k))}
-    columns = tuple(replace(column, unseen=k in said) for k, column in enumerate(columns))
-    once = (f"{columns[k].name.capitalize()}: {words}." for k, words in said.items())
+    common = {
+        k: words for k in range(len(lines[0]) - len(WORDS), len(lines[0])) if (words := _once(lines, k))
+    }
+    columns = tuple(replace(column, unseen=k in common) for k, column in enumerate(columns))
+    once = (f"{columns[k].name.capitalize()}: {words}." for k, words in common.items())
     return Section(
         title="Published figures",
         blocks=(
@@ -109,9 +111,9 @@ def published(rows: Sequence[Row], figures: Sequence[Published], number: int) ->
 def _once(lines: Sequence[tuple[Value, ...]], column: int) -> str:
     """Return what a column says if all lines say the same, or all lines of each strategy; otherwise "".
 
-    >>> _once([("mine", "them"), ("mine", "them"), ("sync", "us"), ("sync", "us")], 1)
-    'them (psgd); us (sync)'
-    >>> _once([("mine", "them"), ("sync", "them")], 1), _once([("mine", "them"), ("mine", "us")], 1)
+    >>> _once([("serial", "them"), ("serial", "them"), ("sync", "us"), ("sync", "us")], 1)
+    'them (serial); us (sync)'
+    >>> _once([("serial", "them"), ("sync", "them")], 1), _once([("sync", "them"), ("sync", "us")], 1)
     ('them', '')
     """
     found: dict[str, dict[str, None]] = defaultdict(dict)

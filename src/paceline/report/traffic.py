@@ -52,14 +52,14 @@ def per_epoch(row: Row, what: str) -> list[float]:
 def _theory(row: Row) -> Traffic:
     """Return what those runs should have sent in such an epoch, as a mean over them."""
     runs = row.whole
-    told = [theory_of(run) for run in runs]
-    known = list(zip(told, map(epochs_of, runs), strict=True))
+    expected = [theory_of(run) for run in runs]
+    known = list(zip(expected, map(epochs_of, runs), strict=True))
     sent = [one.bytes / epochs for one, epochs in known if one.bytes is not None]
     messages = [one.messages / epochs for one, epochs in known if one.messages is not None]
     return Traffic(
         bytes=fmean(sent) if len(sent) == len(runs) else None,
         messages=fmean(messages) if len(messages) == len(runs) else None,
-        words=told[0].words,
+        words=expected[0].words,
     )
 
 

@@ -47,7 +47,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """What every rank of a run did, and when."""
+    """The work, calls and messages of every rank of a run."""
 
     ranks: int
     roles: tuple[str, ...]
