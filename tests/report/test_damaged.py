@@ -40,7 +40,7 @@ HARMS: dict[str, tuple[Harm, str]] = {
     "no epochs": (lambda folder: (folder / "epochs.jsonl").unlink(), "has no epochs.jsonl"),
     "epochs of others": (
         filled("epochs.jsonl", "[1]\n"),
-        "epochs.jsonl is damaged: in line 1 [1] is no object",
+        "epochs.jsonl is damaged: in line 1 [1] is not an object",
     ),
     "epoch without time": (filled("epochs.jsonl", '{"epoch": 0}\n'), "in line 1 train_seconds is missing"),
     "no time": (edited("summary.json", train_seconds=0), "train_seconds is 0"),
