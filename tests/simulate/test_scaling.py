@@ -79,7 +79,7 @@ def test_nothing_is_lost_where_nothing_costs_anything() -> None:
     assert [main_reason(point) for point in curve.points] == [None] * 4
     assert curve.limit is not None
     assert (curve.limit.at.ranks, curve.limit.rising, curve.limit.half) == (8, True, None)
-    assert "still gets faster at 8 ranks (8.00x); efficiency stays above 50 %" in curve.told
+    assert "still gets faster at 8 ranks (8.00x); efficiency stays above 50 %" in curve.summary
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_the_reason_is_what_was_made_slow(reason: str, strategy: str, how: dict[
         on = replace(on, network=replace(on.network, node=machine))
     [curve] = predicted(on, strategy, ranks=(4, 8) if "masters=2" not in strategy else (3, 4)).curves
     assert curve.limit is not None
-    assert curve.limit.reason == reason, curve.told
+    assert curve.limit.reason == reason, curve.summary
     share = curve.limit.shown.lost()[reason]
-    assert f"{100 * share:.0f} % of it is" in curve.told
+    assert f"{100 * share:.0f} % of it is" in curve.summary
 
 
 def test_what_was_made_slow_is_told_with_its_figures() -> None:
@@ -146,8 +146,8 @@ def test_what_was_made_slow_is_told_with_its_figures() -> None:
     # Short messages: 2 (p - 1) of them one after the other, and a batch of 32 in 8 pieces.
     assert point.step_seconds == pytest.approx(14 * 5e-3 + 4 * 100 * US)
     assert point.without["latency"] == pytest.approx(4 * 100 * US)
-    assert "the latency of 14 messages one after the other, 5 ms each" in curve.told
-    assert "without it the speedup would be 8.00x instead of 0.05x" in curve.told
+    assert "the latency of 14 messages one after the other, 5 ms each" in curve.summary
+    assert "without it the speedup would be 8.00x instead of 0.05x" in curve.summary
 
 
 def test_what_hides_behind_the_first_reason_is_told_next() -> None:
@@ -155,16 +155,16 @@ def test_what_hides_behind_the_first_reason_is_told_next() -> None:
         "10gbe:latency=1ms,bandwidth=inf,overhead=0,copy-bandwidth=inf", work={"serve": {1: [[1, 2000 * US]]}}
     )
     [curve] = predicted(slow, "parameter-server", ranks=(8,)).curves
-    assert "waiting for masters: one master serves 7 workers" in curve.told
-    assert ", without latency too " in curve.told
+    assert "waiting for masters: one master serves 7 workers" in curve.summary
+    assert ", without latency too " in curve.summary
 
 
 def test_where_it_stops_and_that_the_next_rank_says_why() -> None:
     [curve] = predicted(bench("1gbe:latency=20ms"), RING).curves
     assert curve.limit is not None
     assert (curve.limit.at.ranks, curve.limit.shown.ranks, curve.limit.half) == (1, 2, 2)
-    assert curve.told.startswith("is never faster than on one rank; efficiency is below 50 % from 2 ranks")
-    assert "at 2 ranks a step takes" in curve.told
+    assert curve.summary.startswith("is never faster than on one rank; efficiency is below 50 % from 2 ranks")
+    assert "at 2 ranks a step takes" in curve.summary
 
 
 def point(ranks: int, speedup: float, **more: Any) -> ScalingPoint:
@@ -280,7 +280,7 @@ def made(*, accuracy: bool = False) -> Prediction:
         points=points,
         left_out={8: "too much"},
         limit=find_limit(points),
-        told="rises. because",
+        summary="rises. because",
     )
     on = bench()
     serial = on.candidate("serial", 1)

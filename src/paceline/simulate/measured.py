@@ -145,7 +145,7 @@ def _curve(curve: ScalingCurve) -> dict[str, Any]:
             "reason": found.reason,
             "reason_at": found.shown.ranks,
         },
-        "told": curve.told,
+        "told": curve.summary,
     }
 
 

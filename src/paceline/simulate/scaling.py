@@ -160,7 +160,7 @@ class ScalingCurve:
     left_out: dict[int, str]
     """The numbers of ranks without a point, and why."""
     limit: Limit | None
-    told: str
+    summary: str
     """Where it stops scaling, and why."""
 
 
@@ -187,7 +187,7 @@ class Scaling:
     >>> [curve] = Scaling(workload=workload, strategies=["sync:allreduce=ring"], ranks=[1, 4]).predict().curves
     >>> [round(point.speedup, 2) for point in curve.points]
     [1.0, 3.35]
-    >>> print(curve.told.partition("% of it is ")[2].partition(": without")[0])
+    >>> print(curve.summary.partition("% of it is ")[2].partition(": without")[0])
     the latency of 6 messages one after the other, 40 us each
     """
 
@@ -229,7 +229,7 @@ class Scaling:
                 left_out[ranks] = str(refused)
         if not points:
             return ScalingCurve(
-                strategy=name, points=(), left_out=left_out, limit=None, told="nothing was simulated"
+                strategy=name, points=(), left_out=left_out, limit=None, summary="nothing was simulated"
             )
         found = find_limit(list(points.values()), serial_accuracy)
         self.tell(f"{name}, {found.shown.ranks:,} ranks, why")
@@ -249,7 +249,7 @@ class Scaling:
             points=tuple(points.values()),
             left_out=left_out,
             limit=found,
-            told=f"{describe_limit(found)}. {because}",
+            summary=f"{describe_limit(found)}. {because}",
         )
 
     def _point(self, candidate: Candidate, growth: Growth, reasons: Explanation) -> ScalingPoint:

@@ -60,7 +60,7 @@ def _block(curve: ScalingCurve, real: dict[tuple[str, int], Measured]) -> str:
     lines += [f"  not on {', '.join(ranks)}: {reasons[kind]}" for kind, ranks in missing.items()]
     lines += [
         textwrap.fill(sentence, WIDE, initial_indent="  ", subsequent_indent="  ")
-        for sentence in curve.told.split(". ")
+        for sentence in curve.summary.split(". ")
     ]
     return "\n".join(lines)
 
