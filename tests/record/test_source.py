@@ -14,7 +14,7 @@ from paceline import fit
 from paceline.compare.rows import problem_of, rows_of, titles_of
 from paceline.diagnosis import diagnose
 from paceline.record import Run, code_digest, find_runs
-from paceline.study.cells import Cell, _code, asked_in
+from paceline.study.cells import Cell, asked_in
 
 STRATEGY = """
 from dataclasses import dataclass
@@ -42,7 +42,6 @@ def edit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str]
         for module in ("own_code", "own_helper"):
             sys.modules.pop(module, None)
         importlib.invalidate_caches()
-        _code.cache_clear()
 
     write("own_helper", "NUMBER = 0\n")
     write("own_code", STRATEGY)

@@ -58,7 +58,7 @@ def test_runs_what_is_missing_and_reports(
     assert (tmp_path / "page.html").exists()
 
     # The same matrix simulated is other cells of the same folder.
-    monkeypatch.setattr("paceline.commands.report.main", nobody)
+    monkeypatch.setattr("paceline.commands.report.report_on", nobody)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     assert main(["study", str(path), "--on", "sim", "--only", "sync*seed 1"]) == 0
@@ -89,11 +89,16 @@ def test_a_record_made_by_hand_counts(tmp_path: Path) -> None:
 def test_a_cell_that_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.commands.report.main", nobody)
+    monkeypatch.setattr("paceline.commands.report.report_on", nobody)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    (tmp_path / "lucky.py").write_text("def tries(me):\n    raise RuntimeError('no luck')\n")
+    code = (
+        "from pathlib import Path\nfrom paceline.strategies.serial import Serial\n\ndef tries(me):\n"
+        "    if not Path(__file__).with_name('luck').exists():\n        raise RuntimeError('no luck')\n"
+        "    Serial().train(me)\n"
+    )
+    (tmp_path / "lucky.py").write_text(code)
     path = write(tmp_path, SETTINGS + '[[matrix]]\nstrategy = ["lucky:tries", "serial"]\nranks = 1\n')
     runs = tmp_path / "kept"
     words = ["study", str(path), "--runs", str(runs)]
@@ -110,13 +115,17 @@ def test_a_cell_that_fails(
     assert any("RuntimeError" in line for line in json.loads(failed.file.read_text())["stderr"])
 
     # It is not tried again unasked. Mended and asked for, it is a record like others, and its note is gone.
-    mended = "from paceline.strategies.serial import Serial\n\ndef tries(me):\n    Serial().train(me)\n"
-    (tmp_path / "lucky.py").write_text(mended)
+    (tmp_path / "luck").touch()
     assert main(words) == 1
     assert len(records(runs)) == 1
     assert main([*words, "--retry-failed"]) == 0, capsys.readouterr().err
     assert len(records(runs)) == 2
     assert context_of([runs]).failed == ()
+
+    # Edited code is another cell, which is run without being asked to try again.
+    (tmp_path / "lucky.py").write_text(f"{code}# edited\n")
+    assert main(words) == 0, capsys.readouterr().err
+    assert len(records(runs)) == 3
 
 
 def test_a_note_of_a_cell_that_nobody_names_is_forgotten(tmp_path: Path) -> None:
@@ -187,7 +196,7 @@ def test_places_that_cannot_be_written_are_refused_before_anything_is_started(
     for words, said in {
         "-o x.txt": f"unknown format of x.txt; {formats}",
         "-o runs/s/x.txt": f"unknown format of runs/s/x.txt; {formats}",
-        "-o /nope/x.html": "cannot write /nope/x.html: there is not a folder /nope",
+        "-o /nope/x.html": "cannot write /nope/x.html: there is no folder /nope",
         "--runs a": "cannot write a/report.html: it is a folder",
         "--runs b": "cannot write b/study.json: it is a folder",
         "--runs c": "cannot write c/.running.json: it is a folder",
@@ -231,7 +240,9 @@ def test_a_damaged_record_does_not_count_and_is_kept(
 
     # It is run anew; what is damaged stays where it is, and out of the report.
     reported: list[str] = []
-    monkeypatch.setattr("paceline.commands.report.main", lambda args: reported.extend(map(str, args.runs)))
+    monkeypatch.setattr(
+        "paceline.commands.report.report_on", lambda runs, outs: reported.extend(map(str, runs))
+    )
     assert main(["study", path]) == 0
     assert len(warned) == 1  # it is said once
     [new] = (folder for folder in runs.glob("2*") if folder != fitted.run)

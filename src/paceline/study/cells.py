@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 from paceline.config import Config
@@ -109,7 +109,6 @@ def asked_in(config: Mapping[str, Any]) -> str | None:
     )
 
 
-@lru_cache(maxsize=256)
 def _code(config: Config) -> dict[str, str]:
     """Return the digests of the user's own code as it is now; code that cannot be imported is reported by `check`."""
     try:
