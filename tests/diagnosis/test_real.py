@@ -27,7 +27,7 @@ def test_real_runs(tmp_path: Path) -> None:
     summary = next(run.summary for run in runs if run.config["strategy"] == "sync")
     spent = {kind: seconds / timing.steps for kind, seconds in summary["seconds"].items()}
     assert timing.compute == pytest.approx(spent["compute"], rel=1e-2)
-    assert timing.update == pytest.approx(spent["update"], rel=1e-2)
+    assert 0 < timing.update <= 1.001 * spent["update"]  # of which some is outside of steps
     assert timing.exchange + timing.wait <= 1.001 * (
         spent["exchange"] + spent["wait"]
     )  # which the start is part of
