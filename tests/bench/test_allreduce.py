@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import names as registry
-from paceline.bench import read_ranks, read_sizes
-from paceline.bench.machine import SIZES
+from paceline.bench import SIZES, read_ranks, read_sizes
 from paceline.commands import bench
 from paceline.commands.bench import table
 from paceline.compare.laws import fit_line

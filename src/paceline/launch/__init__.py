@@ -4,10 +4,9 @@ job          run a command on ranks; its output, signals and exit status (`run`)
 calling      call a function on ranks that are started for it (`call`)
 command      the mpiexec command line and environment (`mpiexec`)
 library      which MPI is installed (`find`)
-prepare      start MPI in this process (`mpi`, `communicator`); pmi is its relay to Slurm
+prepare      start MPI in this process (`mpi`, `communicator`, `by_hand`); pmi is its relay to Slurm
 world        the job that this process is a rank of (`world`, `verify`)
 guard        end all ranks when one fails (`abort_on_error`)
-by_hand      start and end MPI around a part of a program
 cores        reserve idle cores for ranks, and bind ranks to them
 resources    cores, threads, memory and other limits of this process
 processes    ranks without MPI, for torch
@@ -16,14 +15,13 @@ supervise    the script that makes sure that nothing of a job is left behind
 
 from __future__ import annotations
 
-from paceline.launch.by_hand import by_hand, refuse
 from paceline.launch.calling import RanksFailedError, call
 from paceline.launch.command import mpiexec
 from paceline.launch.cores import allowed_cores, machine_cores, take_cores
 from paceline.launch.guard import abort_on_error
 from paceline.launch.job import run
 from paceline.launch.library import Library, find
-from paceline.launch.prepare import communicator, mpi, prepared
+from paceline.launch.prepare import by_hand, communicator, mpi, prepared, refuse
 from paceline.launch.resources import (
     allocated_cores,
     apply_threads,

@@ -1,17 +1,44 @@
-"""The ranks' side of measuring a job."""
+"""The ranks' side of measuring a job: its own work, done by every rank alone, by all of them at once.
+
+What is timed is the loop of a worker with the laps of its own stopwatch, so that fetching samples and all the Python of
+a step are in it. A synchronous strategy's steps are timed together, because memory then comes from other ranks' caches.
+A parameter server's masters and workers are really at work for a short time: what is measured is what the strategy
+declares as its own kinds of work, `rule`, an update with a stale gradient and the copy that its worker is shown, and
+`serve`, handling a gradient. MPI's own calls belong to the network, not to the job.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from paceline.data import load
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.collectives import Factored, factors_pay, make_exchange
+from paceline.comm import Recorded, mpi_of
+from paceline.data import Batch, Batches, Subset, chunks, load
 from paceline.launch import limit_threads
 from paceline.launch.cores import VARIABLE
-from paceline.machine._server import serving
-from paceline.machine._work import alone, together
+from paceline.record import STEP_COLUMNS
+from paceline.strategies.parameter_server import Inbox, ParameterServer, place
 from paceline.training.job import Job, Parts, made
+from paceline.worker import Steps, Worker
+
+Array = NDArray[Any]
+Points = list[list[float]]
+SWEEPS = 3
+WARM = 2
+RATE = 1e-12  # so small that parameters stay as they are, however long it goes on
+COUNT, COMPUTE, UPDATE = (STEP_COLUMNS.index(name) for name in ("count", "compute", "update"))
+FIRST = 6  # steps after which the ranks agree on how many more
+FACTORED = ("auto", "shared-memory")
+"""The collectives that stand for an exchange of factors, where that pays."""
 
 
 def measure(
@@ -44,3 +71,372 @@ def measure(
                 piece = config.batch_per_rank or max(1, batch // comm.Get_size())
                 more = together(parts, comm, piece, seconds, strategy.allreduce)
     return {"alone": found, "more": more, "bound": VARIABLE in os.environ}
+
+
+def alone(parts: Parts, comm: Any, batch: int, seconds: float) -> dict[str, Points]:
+    """gradient, update and evaluate, with every rank of `comm` at it on its own; collective."""
+    loops = {size: _loop(parts, comm, size) for size in doubling(batch)}
+    laps = _together(comm, [loop.run for loop in loops.values()], 0.7 * seconds)
+    gradient = [[size, mean(comm, loop.column(COMPUTE))] for size, loop in loops.items()]
+    uneven = [[size, spread(comm, loop.column(COMPUTE))] for size, loop in loops.items()]
+    whole = mean(comm, np.concatenate([loop.column(UPDATE) for loop in loops.values()]))
+    smaller = [int(n) for n in parts.model.x.size / 4.0 ** np.arange(1, 6) if n >= 16]
+    steps = next(iter(loops.values())).me
+    update = {n: _updates(steps, n) for n in reversed(smaller)}
+    evaluate = {n: _evaluations(parts, n) for n in _sizes_to_evaluate(parts)}
+    laps = _together(comm, [*update.values(), *evaluate.values()], 0.3 * seconds)
+    found = [median(comm, np.array(some)) for some in laps]
+    return {
+        "gradient": gradient,
+        "spread": uneven,
+        "update": [*map(list, zip(update, found, strict=False)), [parts.model.x.size, whole]],
+        "evaluate": [list(both) for both in zip(evaluate, found[len(update) :], strict=True)],
+    }
+
+
+def doubling(most: int) -> list[int]:
+    """1, 2, 4 … and `most`.
+
+    >>> doubling(10)
+    [1, 2, 4, 8, 10]
+    """
+    return sorted({*(1 << k for k in range(most.bit_length())), most})
+
+
+def median(comm: Any, laps: Array) -> float:
+    """Return the median over the ranks of their medians; collective."""
+    every = np.empty(comm.Get_size())
+    comm.Allgather(np.array([np.median(laps) if len(laps) else np.nan]), every)
+    return float(np.nanmedian(every)) if np.isfinite(every).any() else float("nan")
+
+
+def mean(comm: Any, laps: Array) -> float:
+    """Return the mean over all ranks without the longest hundredth, because a run's seconds are sums; collective."""
+    every = np.empty(comm.Get_size())
+    comm.Allgather(np.array([_most(laps) if len(laps) else np.nan]), every)
+    return float(np.nanmean(every)) if np.isfinite(every).any() else float("nan")
+
+
+def spread(comm: Any, laps: Array) -> float:
+    """Return how uneven laps are between ranks, step by step: the sigma of log-normal ones whose last is as late.
+
+    A step that all take together takes as long as its last rank, on average exp(sigma m) times the middle one, where m is
+    the largest of as many normal numbers. Collective; NaN where there are too few.
+    """
+    ranks = comm.Get_size()
+    steps = np.array([len(laps)])
+    comm.Allreduce(mpi_of(comm).IN_PLACE, steps, mpi_of(comm).MIN)
+    if ranks == 1 or steps[0] < 8:
+        return float("nan")
+    rows = np.empty((ranks, int(steps[0])))
+    comm.Allgather(np.ascontiguousarray(laps[: steps[0]], float), rows)
+    last, middle = rows.max(axis=0), rows.mean(axis=0)
+    kept = np.argsort(last)[: len(last) - len(last) // 50]
+    lateness = float(last[kept].mean() / middle[kept].mean())
+    largest = float(np.random.default_rng(0).standard_normal((4096, ranks)).max(axis=1).mean())
+    return math.log(lateness) / largest
+
+
+class Loop:
+    """A worker's loop over batches of one size, which can be continued."""
+
+    def __init__(self, parts: Parts, batches: Batches, rank: int, size: int) -> None:
+        self.me = Steps(
+            rank=rank, size=size, model=parts.model, batches=batches, update=parts.update, schedule=parts.schedule,
+            rate=RATE, epochs=1,
+        )  # fmt: skip
+        self.batches: Iterator[Batch] = itertools.chain.from_iterable(map(self.me.batches, itertools.count()))
+        self._most = -(-batches.batch // size)
+
+    def run(self, until: float) -> None:
+        """Take steps until this time, at least two."""
+        me = self.me
+        me.watch.restart()
+        for done, batch in enumerate(self.batches):
+            me.gradient(batch)
+            me.step(me.model.g, batch.total)
+            if done >= 1 and time.perf_counter() > until:
+                break
+
+    def column(self, number: int) -> Array:
+        """Return the laps of one kind, of whole pieces, without the first: memory is not yet where it will be."""
+        rows = np.array(self.me.log).reshape(-1, len(STEP_COLUMNS))
+        rows = rows[max(WARM, len(rows) // 4) :]
+        found: Array = rows[rows[:, COUNT] >= self._most - 1][:, number]
+        return found
+
+
+def _loop(parts: Parts, comm: Any, size: int) -> Loop:
+    batches = Batches(parts.data.train, batch=size, seed=comm.Get_rank(), dtype=parts.model.x.dtype)
+    return Loop(parts, batches, rank=0, size=1)
+
+
+def _together(comm: Any, works: Sequence[Callable[[float], Any]], seconds: float) -> list[list[float]]:
+    """Run each work until a given time, all ranks the same one at a time, in turns; return what they return."""
+    found: list[list[float]] = [[] for _ in works]
+    each = seconds / SWEEPS / max(len(works), 1)
+    slow = [False] * len(works)
+    for _ in range(SWEEPS):
+        for turn, work in enumerate(works):
+            if slow[turn]:
+                continue
+            comm.Barrier()
+            start = time.perf_counter()
+            found[turn] += work(start + each) or ()
+            late = np.array([time.perf_counter() - start > max(4 * each, 0.5)])
+            comm.Allreduce(mpi_of(comm).IN_PLACE, late, mpi_of(comm).LOR)
+            slow[turn] = bool(late[0])  # once is enough of what takes so long
+    return found
+
+
+def _updates(me: Steps, elements: int) -> Callable[[float], list[float]]:
+    part = slice(0, elements)
+
+    def work(until: float) -> list[float]:
+        g, found = me.model.g[part], []
+        me.watch.restart()
+        for done in itertools.count():
+            me.step(g, 1, part)
+            found.append(me.watch.lap("update"))
+            if done >= 1 and time.perf_counter() > until:
+                return found[WARM:] or found
+        raise AssertionError
+
+    return work
+
+
+def _evaluations(parts: Parts, samples: int) -> Callable[[float], list[float]]:
+    split = _to_evaluate(parts)
+
+    def work(until: float) -> list[float]:
+        found: list[float] = []
+        while True:  # passes over the split, as an evaluation is one, each with memory of its own
+            last = time.perf_counter()
+            for inputs, labels in chunks(split, size=samples, dtype=parts.model.x.dtype):
+                if len(labels) < samples:
+                    break
+                parts.model.evaluate(inputs, labels)
+                now = time.perf_counter()
+                found.append(now - last)
+                last = now
+                if len(found) > 2 and now > until:
+                    return found[1:]
+
+    return work
+
+
+def _to_evaluate(parts: Parts) -> Any:
+    data = parts.data
+    return next(split for split in (data.validation, data.test, data.train) if len(split))
+
+
+def _sizes_to_evaluate(parts: Parts) -> list[int]:
+    most = min(1000, len(_to_evaluate(parts)))
+    return sorted({n for n in (1, 10, 100) if n < most} | {most})
+
+
+def together(parts: Parts, comm: Any, piece: int, seconds: float, name: str) -> dict[str, Points]:
+    """gradient and update as the ranks of `comm` have them that exchange by this collective; collective.
+
+    What others have read or written since is in their caches, and comes from there. With `shared-memory` also factors and
+    part. `piece`: samples of one rank, at most.
+    """
+    ranks = comm.Get_size()
+    sizes = [ranks * size for size in doubling(piece) if ranks * size <= len(parts.data.train)]
+    factored = [size for size in sizes if name in FACTORED and factors_pay(parts.model, size, ranks)]
+    each = seconds / max(1, len(sizes) + len(factored))
+    found: dict[str, Points] = {"gradient": [], "update": [], "factors": [], "part": []}
+    if not sizes:
+        return found
+    with make_exchange(name, parts.model, comm) as exchange:
+        updates = []
+        for size in sizes:
+            loop = _sync_loop(parts, comm, size)
+            _steps(comm, loop, exchange, exchange.reduce, each)
+            found["gradient"].append([size // ranks, mean(comm, loop.column(COMPUTE))])
+            updates.append(loop.column(UPDATE))
+        updated = mean(comm, np.array([float(exchange.part.stop - exchange.part.start)]))  # some have less
+        found["update"].append([max(1.0, updated), mean(comm, np.concatenate(updates))])
+    for size in factored:
+        with Factored(parts.model, comm, size) as factors:
+            loop, reduce = _sync_loop(parts, comm, size), _Parts(factors)
+            _steps(comm, loop, factors, reduce, each)
+            found["factors"].append([size // ranks, mean(comm, loop.column(COMPUTE))])
+            found["part"].append([size * parts.model.x.size / ranks, mean(comm, np.array(reduce.taken[2:]))])
+    return found
+
+
+class _Parts:
+    """The `reduce` of a `Factored` exchange, its own work timed apart from the waiting."""
+
+    def __init__(self, exchange: Factored) -> None:
+        self._exchange = exchange
+        self.taken: list[float] = []
+
+    def __call__(self) -> Any:
+        self._exchange._shared.fence()
+        start = time.perf_counter()
+        g = self._exchange._sum()
+        self.taken.append(time.perf_counter() - start)
+        return g
+
+
+def _sync_loop(parts: Parts, comm: Any, size: int) -> Loop:
+    rank, ranks = comm.Get_rank(), comm.Get_size()
+    batches = Batches(parts.data.train, batch=size, dtype=parts.model.x.dtype, rank=rank, ranks=ranks)
+    return Loop(parts, batches, rank=rank, size=ranks)
+
+
+def _steps(comm: Any, loop: Loop, exchange: Any, reduce: Callable[[], Any], seconds: float) -> None:
+    """Take as many steps of all ranks together as there is time for."""
+    me, start, wanted = loop.me, time.perf_counter(), FIRST
+    me.watch.restart()
+    for done, batch in enumerate(loop.batches, start=1):
+        me.gradient(batch)
+        with me.watch.during("exchange"):
+            g = reduce()
+        me.step(g, batch.total, exchange.part)
+        with me.watch.during("exchange"):
+            exchange.publish()
+        if done == FIRST:
+            one = np.array([(time.perf_counter() - start) / done])
+            comm.Allreduce(mpi_of(comm).IN_PLACE, one, mpi_of(comm).MAX)
+            wanted = FIRST + int(min(2000, seconds / one[0]))
+            me.watch.restart()
+        if done >= wanted:
+            break
+
+
+class Measured(Worker):
+    """A real worker that notes how long its strategy's own kinds of work take."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.performed: dict[str, list[tuple[int, float]]] = {}
+        """By kind, for every vector function performed: its elements and its seconds."""
+        self.handled: list[float] = []
+        """Seconds of every call of a handler, without the vector functions and MPI calls in it."""
+        self._inside = 0.0
+
+    def perform(
+        self, kind: str, amount: float, function: Callable[..., object], x: Array, *arguments: Any
+    ) -> None:
+        start = time.perf_counter()
+        function(x, *arguments)
+        taken = time.perf_counter() - start
+        self._inside += taken
+        self.performed.setdefault(kind, []).append((x.size, taken))
+
+    def overhead(self, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def measured(*arguments: Any) -> None:
+            seconds, self._inside = self.watch.seconds, 0.0
+            messages, start = seconds["exchange"] + seconds["wait"], time.perf_counter()
+            function(*arguments)
+            taken = time.perf_counter() - start
+            messages = seconds["exchange"] + seconds["wait"] - messages
+            self.handled.append(taken - messages - self._inside)
+
+        return measured
+
+
+def serving(
+    parts: Parts, comm: Any, strategy: ParameterServer, batch: int, seconds: float, gradient: Points
+) -> dict[str, Points]:
+    """Measure gradient, rule and serve, as masters and workers on the ranks of `comm` have them; collective.
+
+    `gradient`: what was measured of ranks that compute alone.
+    """
+    ranks, layers = comm.Get_size(), parts.model.layers
+    masters = min(strategy.masters, ranks // 2)
+    alone = float(gradient[-1][1])  # of a whole batch
+    rule: dict[int, list[float]] = {}
+    serve, computed = [], []
+    for placement in ("layers", "even"):
+        count = min(masters, len(layers)) if placement == "layers" else masters
+        server = replace(strategy, masters=count, placement=placement, bound=None, backup=0)
+        me = _run(parts, comm, server, batch, seconds / 2, alone)
+        if comm.Get_rank() < count:
+            pieces = place(layers, count, server.placement)
+            mine = sum(piece.master == comm.Get_rank() for piece in pieces)
+            updates, shown = (_later(me.performed.get(kind, [])) for kind in ("rule", "show"))
+            for (size, updating), (_, showing) in zip(updates, shown, strict=False):
+                rule.setdefault(size, []).append(updating + showing)
+            waiting = _waiting(comm, requests=(ranks - count) * max(mine, 1))
+            serve.append(_middle(_later(me.handled)) + waiting)
+        else:
+            rows = np.array(me.log).reshape(-1, len(STEP_COLUMNS))
+            computed += rows[max(2, len(rows) // 4) :, COMPUTE].tolist()
+        me.close()
+    slower = mean(comm, np.array(computed)) / alone
+    factor = float(np.clip(slower, 0.8, 3.0)) if np.isfinite(slower) else 1.0
+    return {
+        "gradient": [[samples, factor * taken] for samples, taken in gradient],
+        "rule": _gathered(comm, rule),
+        "serve": [[1, max(median(comm, np.array(serve)), 1e-6)]],
+    }
+
+
+def _run(
+    parts: Parts, comm: Any, server: ParameterServer, batch: int, seconds: float, alone: float
+) -> Measured:
+    """Make a short run."""
+    ranks = comm.Get_size()
+    workers = ranks - server.masters
+    draws = np.array([np.clip(workers * seconds / (3 * alone), 12 * workers, 4000)], np.int64)
+    comm.Bcast(draws)
+    few = Subset(parts.data.train, np.arange(1))
+    batches = Batches(
+        parts.data.train, batch=batch, dtype=parts.model.x.dtype, rank=comm.Get_rank(), ranks=ranks,
+        draws=int(draws[0]),
+    )  # fmt: skip
+    me = Measured(
+        comm=Recorded(comm), model=parts.model, data=replace(parts.data, validation=few), batches=batches,
+        update=parts.update, schedule=parts.schedule, rate=RATE, epochs=1, on_divergence="ignore", in_step=False,
+    )  # fmt: skip
+    server.train(me)
+    return me
+
+
+def _later(values: list[Any]) -> list[Any]:
+    """Return all but the first quarter: memory is not yet where it will be."""
+    return values[len(values) // 4 :]
+
+
+def _middle(laps: list[float]) -> float:
+    """Return the mean without the shortest and longest: a gradient's first piece takes longer than the others."""
+    if not laps:
+        return 0.0
+    low, high = np.percentile(laps, [2, 95])
+    return float(np.mean([lap for lap in laps if low <= lap <= high]))
+
+
+def _waiting(comm: Any, requests: int) -> float:
+    """Return the seconds of looking through this many receives when one has come: a small message to this rank itself."""
+    comm = mpi_of(comm).COMM_SELF
+    inbox = Inbox()
+    room, one, taken = np.zeros((requests, 1)), np.ones(1), []
+    for tag in range(requests):
+        inbox.expect(("gradient", tag, 0), comm.Irecv(room[tag], 0, tag=tag))
+    for turn in range(requests + 100):
+        tag = turn % requests
+        comm.Send(one, 0, tag=tag)
+        start = time.perf_counter()
+        inbox.arrived(wait=True)
+        taken.append(time.perf_counter() - start)
+        inbox.expect(("gradient", tag, 0), comm.Irecv(room[tag], 0, tag=tag))
+    for tag in range(requests):
+        comm.Send(one, 0, tag=tag)
+        inbox.take("gradient", tag)
+    return float(np.median(taken))
+
+
+def _gathered(comm: Any, rule: dict[int, list[float]]) -> Points:
+    """Return the means of all masters, by elements, on every rank. With some rules every fourth update is longer."""
+    every = comm.allgather({size: _most(taken) for size, taken in rule.items()})
+    sizes = sorted({size for some in every for size in some})
+    return [[size, float(np.mean([some[size] for some in every if size in some]))] for size in sizes]
+
+
+def _most(laps: Array | list[float]) -> float:
+    """Return the mean without the longest hundredth."""
+    return float(np.mean(np.sort(laps)[: max(1, len(laps) - len(laps) // 100)]))

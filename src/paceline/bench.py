@@ -2,7 +2,9 @@
 
 For each: the 10th, 50th and 90th percentile of the time (a call lasts until its last rank is done); the bandwidths that
 nccl-tests defines, algbw = size / time and busbw = algbw * 2(p-1)/p; messages and bytes that each rank sent, beside the
-formula; the time by the alpha-beta-gamma model; and whether the sums are correct.
+formula; the time by the alpha-beta-gamma model; and whether the sums are correct. The model's parameters are measured
+on all ranks at once, since they share the machine's memory: neighbours send to each other at the same time, as the ranks
+of a collective do.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline import launch, names
-from paceline.bench.machine import measure_machine
-from paceline.collectives import CostModel, allreduce, cost, has_cost
+from paceline.collectives import CostModel, allreduce, cost, has_cost, recursive_doubling
 from paceline.comm import Recorded, mpi_of
+from paceline.compare.laws import fit_line
 from paceline.errors import UsageError, unknown
 from paceline.record.environment import environment
 
@@ -29,6 +31,8 @@ Array = NDArray[Any]
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 STEP = 4  # the factor between the sizes of a range
+SIZES = tuple(8 << k for k in range(0, 22, 3))  # 8 bytes to 16 MiB: those that the model is fitted to
+SECONDS = 0.05  # for each size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,3 +235,65 @@ def _slowest(comm: Any, seconds: list[float]) -> Array:
 def _is_sum(recv: Array, p: int) -> bool:
     whole = p * (np.arange(recv.size) % 3) + p * (p - 1) // 2
     return bool(np.array_equal(recv, whole.astype(recv.dtype)))
+
+
+def measure_machine(comm: Any) -> CostModel:
+    """Measure alpha, beta, gamma and the cost of a call; collective. With an odd rank count, the last only computes."""
+    p = comm.Get_size()
+    passes, sums = [], []
+    for size in SIZES:
+        passes.append(_both_ways(comm, size))
+        sums.append(_median_of(comm, _sum(size)))
+    both = np.array([passes, sums])
+    every = np.empty((p, *both.shape))
+    comm.Allgather(both, every)
+    times = np.nanmedian(every, axis=0)
+    alpha, beta = fit_line(SIZES, times[0])
+    _, gamma = fit_line(SIZES, times[1])
+    machine = CostModel(alpha=alpha, beta=beta, gamma=gamma)
+
+    one, total = np.ones(1, np.float32), np.ones(1, np.float32)
+    call = np.array([_median_of(comm, lambda: recursive_doubling.allreduce(one, total, comm), together=True)])
+    comm.Bcast(call)
+    messages = machine.seconds(cost("recursive-doubling", n=1, p=p), itemsize=4)
+    return CostModel(call=max(0.0, float(call[0]) - messages), alpha=alpha, beta=beta, gamma=gamma)
+
+
+def _both_ways(comm: Any, size: int) -> float:
+    partner = comm.Get_rank() ^ 1
+    here, there = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+
+    def exchange() -> None:
+        if partner < comm.Get_size():
+            receiving, sending = comm.Irecv(there, partner), comm.Isend(here, partner)
+            receiving.Wait()
+            sending.Wait()
+
+    seconds = _median_of(comm, exchange)
+    return seconds if partner < comm.Get_size() else np.nan
+
+
+def _sum(size: int) -> Callable[[], None]:
+    a, b, c = (np.ones(size // 4, np.float32) for _ in range(3))
+
+    def add() -> None:
+        np.add(a, b, out=c)
+
+    return add
+
+
+def _median_of(comm: Any, work: Callable[[], None], *, together: bool = False) -> float:
+    """Return the median seconds of `work`, repeated on all ranks at once; after a barrier if `together`."""
+    trial = [_seconds(comm, work, together) for _ in range(5)]
+    repeats = np.array([np.clip(SECONDS / max(float(np.median(trial)), 1e-7), 5, 2000)], int)
+    comm.Bcast(repeats)
+    comm.Barrier()
+    return float(np.median([_seconds(comm, work, together) for _ in range(repeats[0])]))
+
+
+def _seconds(comm: Any, work: Callable[[], None], together: bool) -> float:
+    if together:
+        comm.Barrier()
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
