@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.collectives import Cost, CostModel, Nodes, cost, cut, length, one_node
-from paceline.collectives._power_of_two import PowerOfTwo
 from paceline.collectives.auto import choose
+from paceline.collectives.recursive_doubling import PowerOfTwo
 
 sizes = st.integers(0, 10_000)
 ranks = st.integers(1, 70)

@@ -16,9 +16,8 @@ from paceline.simulate.options import Options
 from paceline.simulate.training import Simulated, Simulation
 from paceline.strategies.parameter_server import place
 from paceline.strategies.parameter_server._pieces import APPLIED, DROPPED
-from paceline.training.fitted import Fitted
 from paceline.training.job import Job, Parts
-from paceline.training.rank import train, train_at
+from paceline.training.rank import Fitted, train, train_at
 from paceline.vmpi import Curves, run
 from paceline.vmpi.faults import shuffle, slow
 from paceline.worker import Worker

@@ -23,7 +23,7 @@ from paceline.record import Run, find_runs
 from paceline.report import write_report
 from paceline.simulate import model as _memory
 from paceline.simulate.training import Simulation
-from paceline.training.fitted import Fitted
+from paceline.training.rank import Fitted
 from paceline.vmpi.errors import Deadlock, RankFailed
 from tests import ranks as started
 from tests.ranks import ROOT

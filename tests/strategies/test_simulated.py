@@ -15,7 +15,7 @@ from paceline.errors import UsageError
 from paceline.models.mlp import build
 from paceline.record import Run
 from paceline.strategies.parameter_server._master import Outbox
-from paceline.training.fitted import Fitted
+from paceline.training.rank import Fitted
 from paceline.worker import Worker, worker
 from tests.simulate.costs import COSTS
 

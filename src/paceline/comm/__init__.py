@@ -4,20 +4,18 @@ counting          a communicator that counts messages and bytes (`Recorded`)
 timing            calls that go on the clock of their rank by themselves
 tracing           every call with its times, for `--trace`
 channel           the private duplicate of a communicator that collectives use, with scratch and shared memory
-operations        reduction operations as functions of two arrays
+operations        reduction operations as functions of two arrays; the MPI module of a communicator (`mpi_of`)
 shared            memory shared by the ranks of a node
 control           agreement, sums and gathering outside of training
 clocks            stopwatches, and one origin of time for all ranks
 torch_processes   a communicator of processes without MPI
-mpi               the MPI module of a communicator
 """
 
 from __future__ import annotations
 
 from paceline.comm.channel import Channel, channel, pretend_nodes, revoke
 from paceline.comm.counting import Counts, Recorded, Traffic
-from paceline.comm.mpi import mpi_of
-from paceline.comm.operations import Operation
+from paceline.comm.operations import Operation, mpi_of
 
 __all__ = [
     "Channel",

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from paceline.comm.counting import Recorded
-from paceline.comm.mpi import mpi_of
-from paceline.comm.operations import Charged, Operation, operation
+from paceline.comm.operations import Charged, Operation, mpi_of, operation
 from paceline.comm.shared import SharedMemory, split_node
 from paceline.comm.tracing import Events
 from paceline.vectors import carried, is_time_only, room

@@ -1,4 +1,8 @@
-"""Reduction operations: whatever is given as `op` becomes a function `op(a, b, out)` that puts "a op b" into `out`."""
+"""Reduction operations: whatever is given as `op` becomes a function `op(a, b, out)` that puts "a op b" into `out`.
+
+`mpi_of` finds the MPI module of a communicator without importing or starting MPI: whoever has a communicator has the
+module that it comes from, `mpi4py.MPI` or what the simulator has instead. Only `paceline.launch.mpi` starts MPI.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from paceline.comm.mpi import is_op
 
 Array = NDArray[Any]
 
@@ -30,6 +32,18 @@ UFUNCS = {
 
 # Columns combined over all rows at a time, so that the partial sums stay in the inner cache.
 AT_ONCE = 64 << 10
+
+
+def mpi_of(comm: Any) -> Any:
+    """Return the module with the constants and classes of a communicator: mpi4py.MPI or the simulator's."""
+    own = getattr(comm, "MPI", None)
+    return sys.modules["mpi4py.MPI"] if own is None else own
+
+
+def is_op(op: Any) -> bool:
+    """Return True if `op` is an MPI.Op; it cannot be one if mpi4py.MPI was never imported."""
+    module = sys.modules.get("mpi4py.MPI")
+    return module is not None and isinstance(op, module.Op)
 
 
 class Operation:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.comm.mpi import mpi_of
+from paceline.comm.operations import mpi_of
 from paceline.comm.tracing import Events
 
 CACHE_LINE = 64

@@ -23,7 +23,7 @@ from paceline.comm.counting import (
     plain_name,
     sent_buffer,
 )
-from paceline.comm.mpi import mpi_of
+from paceline.comm.operations import mpi_of
 
 Array = NDArray[Any]
 FENCE = "Fence"

@@ -16,7 +16,7 @@ from typing import Any
 from paceline.errors import UsageError
 from paceline.machine.profile import Machine
 from paceline.vmpi import Curves, Link
-from paceline.vmpi.curves import make_monotonic
+from paceline.vmpi.compute import make_monotonic
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from paceline.errors import UsageError
 from paceline.machine.profile import FORMAT, Costs
 from paceline.strategies import Strategy
 from paceline.training.job import Job
-from paceline.vmpi.curves import Curves, make_monotonic
+from paceline.vmpi.compute import Curves, make_monotonic
 
 log = logging.getLogger(__name__)
 ALONE = "alone"

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from paceline.errors import UsageError
 from paceline.vmpi import Compute
-from paceline.vmpi.curves import Curves
+from paceline.vmpi.compute import Curves
 from paceline.vmpi.network import Link, Network, Node, parse_network
 
 FORMAT = 1

@@ -20,8 +20,8 @@ from paceline.simulate.options import Options
 from paceline.simulate.training import Simulation
 from paceline.simulate.whatif import Scenario
 from paceline.strategies import Strategy
-from paceline.training.fitted import Fitted
 from paceline.training.job import Job, Train, batch_of, strategy_of
+from paceline.training.rank import Fitted
 from paceline.vmpi import Compute, Network
 
 # Steps to simulate where all ranks take the same steps: without random variation, and with it.

@@ -24,7 +24,7 @@ from paceline.simulate.bottleneck import (
 )
 from paceline.simulate.case import Candidate, RunLength, StepTiming, Workload, check_job, normalize_name
 from paceline.simulate.whatif import REASONS, Scenario
-from paceline.training.fitted import Fitted
+from paceline.training.rank import Fitted
 from paceline.vmpi.errors import SimulationError
 
 # As many steps are simulated as take no more messages than this, but at least one.

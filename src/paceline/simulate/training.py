@@ -20,9 +20,8 @@ from paceline.record.environment import environment
 from paceline.simulate.model import PAYS, Costed, Pool, Room, copied, costed, kind_of, moved
 from paceline.simulate.options import Options
 from paceline.strategies import Strategy
-from paceline.training.fitted import Fitted
 from paceline.training.job import Job, Parts, strategy_of
-from paceline.training.rank import Show, train_at
+from paceline.training.rank import Fitted, Show, train_at
 from paceline.vectors import Meter, carried
 from paceline.vmpi import Compute, Network
 from paceline.vmpi.errors import RankFailed, SimulationError

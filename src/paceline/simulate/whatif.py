@@ -18,8 +18,7 @@ from typing import Any
 
 from paceline.machine import Machine
 from paceline.vmpi import Compute, Curves, Link, Network
-from paceline.vmpi.compute import MEMORY_PASSES
-from paceline.vmpi.curves import Table, interpolate
+from paceline.vmpi.compute import MEMORY_PASSES, Table, interpolate
 from paceline.vmpi.network import Wires
 
 REASONS = ("latency", "bandwidth", "overhead", "memory", "masters", "stragglers", "compute")

@@ -1,10 +1,10 @@
-"""One rank's part of a run: build what was asked for, train, record."""
+"""One rank's part of a run: build what was asked for, train, record; and the results of a run (`Fitted`)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -20,16 +20,68 @@ from paceline.comm.tracing import Events, Tracer, event_limit, gather_events
 from paceline.data import Batches, Dataset
 from paceline.errors import UsageError
 from paceline.launch import limit_threads, threads_of_rank
-from paceline.models import flat_buffers
+from paceline.models import Model, flat_buffers
 from paceline.record import STEP_COLUMNS, Epoch, Record, Run
 from paceline.record.environment import environment, layout, nodes_of
 from paceline.schedules import scaled_rate
 from paceline.strategies import Facts, Load, Strategy
-from paceline.training.fitted import Fitted
 from paceline.training.job import Job, Parts, Train, batch_of, built_in
 from paceline.training.progress import Progress
 from paceline.vectors import Meter
 from paceline.worker import Worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """The results of a run; `summary()` is what `--json` prints.
+
+    >>> from paceline import fit
+    >>> fitted = fit("mlp:8", "iris", strategy="serial", epochs=2, batch=10, runs=None, quiet=True)
+    >>> fitted.parameters, len(fitted.history), fitted.summary()["global_batch"]
+    (67, 2, 10)
+    """
+
+    run: Path | None
+    """The run's folder, or None if none was asked for."""
+    strategy: str
+    ranks: int
+    simulated: bool
+    """True if the ranks were simulated: then all seconds are virtual."""
+    seed: int
+    epochs: int
+    steps: int
+    test_accuracy: float | None
+    test_loss: float | None
+    validation_accuracy: float | None
+    loss: float | None
+    """Mean training loss of the last epoch."""
+    train_seconds: float
+    """Evaluation left out."""
+    samples_per_second: float | None
+    seconds: dict[str, float]
+    """By kind, mean over the ranks; `wait` is what an exchange took longer than on the rank that came to it last."""
+    bytes_sent: int
+    messages_sent: int
+    data: str
+    model_name: str
+    parameters: int
+    global_batch: int
+    threads: int
+    diverged: str | None
+    """What went wrong, in words, if training diverged and was stopped."""
+    findings: dict[str, Any]
+    """What the strategy found out: staleness, each rank's convergence …"""
+    remarks: tuple[str, ...]
+    """The same in sentences."""
+    history: tuple[Epoch, ...] = field(repr=False)
+    model: Model = field(repr=False)
+    """The trained model, in this process."""
+
+    def summary(self) -> dict[str, Any]:
+        """Return the results as JSON values."""
+        values = {k: v for k, v in vars(self).items() if k not in ("history", "model")}
+        return {**values, "run": None if self.run is None else str(self.run), "remarks": list(self.remarks)}
+
 
 __all__ = ["Fitted", "Job", "train", "train_at"]
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 # Imported when first used: the command line reads its options before NumPy is loaded, whose number of threads is set
 # by the environment.
 _MODULES = {
-    "Compute": "compute", "Curves": "curves", "Link": "network", "Network": "network", "Node": "network",
+    "Compute": "compute", "Curves": "compute", "Link": "network", "Network": "network", "Node": "network",
     "Outcome": "program", "Script": "program", "parse_network": "network", "replace_mpi4py": "program",
     "run": "program",
 }  # fmt: skip
@@ -35,7 +35,7 @@ __all__ = [*sorted(_MODULES)]
 
 if TYPE_CHECKING:
     from paceline.vmpi.compute import Compute as Compute
-    from paceline.vmpi.curves import Curves as Curves
+    from paceline.vmpi.compute import Curves as Curves
     from paceline.vmpi.network import Link as Link
     from paceline.vmpi.network import Network as Network
     from paceline.vmpi.network import Node as Node

@@ -30,9 +30,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from greenlet import GreenletExit
 
-from paceline.vmpi import sites
 from paceline.vmpi.buffers import write_bytes
-from paceline.vmpi.errors import MPIError, mpi_error
+from paceline.vmpi.errors import MPIError, find_site, format_list, format_site, mpi_error
 from paceline.vmpi.groups import CollectiveRequest, CommState, Group, Meeting
 from paceline.vmpi.matching import Data, Message
 from paceline.vmpi.requests import withdraw
@@ -245,7 +244,7 @@ class FailureDetector:
         )
 
     def _make_error(self, kind: str, rank: Any, name: str, origin: Any, what: str) -> MPIError:
-        line = sites.format_site(sites.find_site() if origin is None else origin)
+        line = format_site(find_site() if origin is None else origin)
         return mpi_error(kind, f"{what}; rank {rank.number} noticed in {name} at {line}")
 
     # ---- ranks and communicators
@@ -463,7 +462,7 @@ class Faults:
         for what, why in self.lost:
             by_link.setdefault(why, []).append(what)
         return "".join(
-            f"\n{why} and never restored; lost on it:" + sites.format_list(things)
+            f"\n{why} and never restored; lost on it:" + format_list(things)
             for why, things in by_link.items()
         )
 
@@ -632,7 +631,7 @@ class SurvivalCalls:
         met.Wait()
         agreed, unseen = met.result
         if unseen:
-            line = sites.format_site(sites.find_site())
+            line = format_site(find_site())
             death = faults.describe(unseen[0])
             raise mpi_error("ERR_PROC_FAILED", f"{death}; rank {self.me.number} noticed in Agree at {line}")
         return int(agreed)

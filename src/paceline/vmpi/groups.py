@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-from paceline.vmpi import sites
 from paceline.vmpi.constants import UNDEFINED
-from paceline.vmpi.errors import BufferChanged, CollectiveMismatch
+from paceline.vmpi.errors import BufferChanged, CollectiveMismatch, find_site, format_site
 from paceline.vmpi.requests import Request
 
 IDENT, CONGRUENT, SIMILAR, UNEQUAL = range(4)
@@ -192,8 +191,8 @@ def meet(
     elif meeting.arguments != asked:
         other = next(found for found in meeting.requests if found is not None)
         raise CollectiveMismatch(
-            f"rank {rank.number} calls {_format_call(asked)} at {sites.format_site(sites.find_site())}, but rank "
-            f"{other.rank.number} calls {_format_call(meeting.arguments)} at {sites.format_site(other.origin)}"
+            f"rank {rank.number} calls {_format_call(asked)} at {format_site(find_site())}, but rank "
+            f"{other.rank.number} calls {_format_call(meeting.arguments)} at {format_site(other.origin)}"
         )
     meeting.given[comm.rank] = given
     meeting.requests[comm.rank] = request
@@ -237,5 +236,5 @@ def _describe_disagreement(name: str, meeting: Meeting, found: Disagreement) -> 
     for member, words in found.sides:
         request = meeting.requests[member]
         assert request is not None
-        sides.append(f"rank {request.rank.number} {words} at {sites.format_site(request.origin)}")
+        sides.append(f"rank {request.rank.number} {words} at {format_site(request.origin)}")
     return f"in {name}, " + ", but ".join(sides)

@@ -23,9 +23,16 @@ from weakref import WeakValueDictionary
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from paceline.vmpi import sites
 from paceline.vmpi.constants import special_numbers
-from paceline.vmpi.errors import Deadlock, RankFailed, Unfinished, Unmatched
+from paceline.vmpi.errors import (
+    Deadlock,
+    RankFailed,
+    Unfinished,
+    Unmatched,
+    format_list,
+    format_site,
+    frame_site,
+)
 
 # Reports: deadlocks, and what finished ranks have left behind.
 
@@ -59,7 +66,7 @@ def check_polling(kernel: Any, often: int) -> None:
 def _report_deadlock(kernel: Any, waiting: list[Any], why: str) -> NoReturn:
     lines = []
     for rank in waiting:
-        where = sites.format_site(_place(rank))
+        where = format_site(_place(rank))
         doing = rank.doing if isinstance(rank.doing, str) else rank.doing.describe_wait()
         polls = rank.empty_polls and not rank.waiting
         how = "is polling for messages" if polls else f"is waiting in {doing or 'a call'}"
@@ -72,14 +79,14 @@ def _report_deadlock(kernel: Any, waiting: list[Any], why: str) -> NoReturn:
     gone = f" (killed earlier: {', '.join(f'rank {number}' for number in dead[:8])})" if dead else ""
     lost = "" if kernel.faults is None else kernel.faults.describe_losses()
     missing = "".join(f"\n  {meeting.describe_missing(state)}" for meeting, state in kernel.meetings.items())
-    raise Deadlock(f"deadlock: {why}{gone}{sites.format_list(lines)}{missing}{lost}")
+    raise Deadlock(f"deadlock: {why}{gone}{format_list(lines)}{missing}{lost}")
 
 
 def _place(rank: Any) -> Any:
     """Return where a rank is in the user's program."""
     if rank.greenlet is not getcurrent():
-        return sites.greenlet_site(rank.greenlet)
-    return sites.frame_site(sys._getframe(1))
+        return frame_site(rank.greenlet.gr_frame)
+    return frame_site(sys._getframe(1))
 
 
 def _check_rank(rank: Any) -> None:
@@ -91,18 +98,18 @@ def _check_rank(rank: Any) -> None:
     if left:
         raise Unmatched(
             "unmatched messages, sent but never received:"
-            + sites.format_list(message.describe() for message in left)
+            + format_list(message.describe() for message in left)
         )
     if rank.open:
         receives = [request for request in rank.open.values() if not request.done and request.receives]
         if receives:
             raise Unmatched(
                 "unmatched receives, for which no message was sent:"
-                + sites.format_list(request.describe() for request in receives)
+                + format_list(request.describe() for request in receives)
             )
         raise Unfinished(
             "unfinished requests, never waited for or freed:"
-            + sites.format_list(request.describe() for request in rank.open.values())
+            + format_list(request.describe() for request in rank.open.values())
         )
 
 

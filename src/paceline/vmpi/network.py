@@ -21,7 +21,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from paceline.errors import UsageError, unknown
-from paceline.vmpi.curves import Curves
+from paceline.vmpi.compute import Curves
 
 US, GB = 1e-6, 1e9
 TCP_SHARE = 1448 / 1538  # of a frame on the wire with its gap, what TCP carries at the usual 1500 bytes

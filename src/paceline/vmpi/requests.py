@@ -6,10 +6,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.vmpi import sites
 from paceline.vmpi.buffers import memory_of, poison, type_of, write_bytes
 from paceline.vmpi.constants import UNDEFINED, special_numbers
-from paceline.vmpi.errors import BufferChanged, MPIError
+from paceline.vmpi.errors import BufferChanged, MPIError, find_site, format_site
 
 
 class Status:
@@ -206,7 +205,7 @@ class Request(RequestLists):
 
     def watch(self) -> None:
         """Remember where the request was started; it must be waited for."""
-        self.origin = sites.find_site()
+        self.origin = find_site()
         self.rank.open[id(self)] = self
 
     # ---- for the kernel
@@ -238,7 +237,7 @@ class Request(RequestLists):
 
     def describe(self) -> str:
         """Describe the request and where it was started."""
-        return f"{self.name} of rank {self.rank.number} at {sites.format_site(self.origin)}"
+        return f"{self.name} of rank {self.rank.number} at {format_site(self.origin)}"
 
     def describe_wait(self) -> str:
         """Describe what the request is waiting for."""

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.vmpi import sites
 from paceline.vmpi.constants import LOCK_EXCLUSIVE, LOCK_SHARED
-from paceline.vmpi.errors import mpi_error
+from paceline.vmpi.errors import find_site, format_site, mpi_error
 from paceline.vmpi.groups import meet
 from paceline.vmpi.requests import Request
 
@@ -76,7 +75,7 @@ class Window:
     def Allocate_shared(cls, size: int, disp_unit: int = 1, info: Any = None, *, comm: Any) -> Window:
         window: Window = comm.Allocate_shared(size, disp_unit)
         if comm.kernel.strict:
-            window.origin = sites.find_site()
+            window.origin = find_site()
             comm.me.open[id(window)] = window
         return window
 
@@ -162,7 +161,7 @@ class Window:
         self._shared = None  # type: ignore[assignment]
 
     def describe(self) -> str:
-        return f"window of rank {self._comm.me.number}, allocated at {sites.format_site(self.origin)}"
+        return f"window of rank {self._comm.me.number}, allocated at {format_site(self.origin)}"
 
     def __bool__(self) -> bool:
         return self._shared is not None
