@@ -258,6 +258,7 @@ def together(parts: Parts, comm: Any, piece: int, seconds: float, name: str) -> 
         updated = mean(comm, np.array([float(exchange.part.stop - exchange.part.start)]))  # some have less
         found["update"].append([max(1.0, updated), mean(comm, np.concatenate(updates))])
     for size in factored:
+        assert factors_pay(parts.model, size, ranks)  # for the type of the model
         with Factored(parts.model, comm, size) as factors:
             loop, reduce = _sync_loop(parts, comm, size), _Parts(factors)
             _steps(comm, loop, factors, reduce, each)
