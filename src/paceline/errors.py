@@ -14,6 +14,10 @@ class UsageError(ValueError):
     """
 
 
+class UntrustedError(UsageError):
+    """Code that a file names, and that the user has not allowed to run."""
+
+
 class AgreedError(UsageError):
     """Bad input that every rank of a job knows about and raises, so that each can end by itself."""
 

@@ -32,6 +32,7 @@ def fit(
     runs: str | Path | None = "runs",
     trace: bool = False,
     quiet: bool = False,
+    trust: bool = False,
     **settings: Any,
 ) -> Fitted:
     """Train `model` on `data` and return the results, including the trained model.
@@ -44,6 +45,9 @@ def fit(
     Where it runs: inside an MPI job (started by mpiexec or srun), on the ranks of `comm` or of the job. In a plain
     script or notebook: in this process, or, with `ranks=4`, on 4 ranks that are started for it and end with it; a
     model given as an object has its trained parameters afterwards, as it would after serial training.
+
+    With `replay=RUN` the settings come from that run's record. If it names code (`module:attribute`), `trust=True` allows
+    that code to be run.
 
     With `trace=True` the record also holds every MPI call of every rank, which `paceline trace` draws.
 
@@ -59,7 +63,7 @@ def fit(
     options = options_of(on, {name: settings.pop(name) for name in NAMES if name in settings})
 
     def job() -> Job:
-        return _job(model, data, strategy, settings, runs, trace)
+        return _job(model, data, strategy, settings, runs, trace, trust)
 
     if options is not None:
         return _simulated(job(), ranks, comm, options, quiet)
@@ -147,7 +151,13 @@ def _whole(ranks: Any) -> int:
 
 
 def _job(
-    model: Any, data: Any, strategy: Any, settings: dict[str, Any], runs: str | Path | None, trace: bool
+    model: Any,
+    data: Any,
+    strategy: Any,
+    settings: dict[str, Any],
+    runs: str | Path | None,
+    trace: bool,
+    trust: bool,
 ) -> Job:
     from paceline.training.job import Job, strategy_of
 
@@ -159,12 +169,12 @@ def _job(
     }
     if not isinstance(strategy, str):
         objects["strategy"] = strategy = strategy_of(strategy)
-    config = _config(model, data, strategy, settings)
+    config = _config(model, data, strategy, settings, trust)
     where = None if runs is None else Path(runs)
     return Job(config=config, **objects, runs=where, trace=trace, objects=tuple(objects))
 
 
-def _config(model: Any, data: Any, strategy: Any, settings: dict[str, Any]) -> Config:
+def _config(model: Any, data: Any, strategy: Any, settings: dict[str, Any], trust: bool) -> Config:
     known = [field.name for field in fields(Config) if field.name not in ("model", "data", "strategy")]
     for name in settings:
         if name not in known:
@@ -177,7 +187,7 @@ def _config(model: Any, data: Any, strategy: Any, settings: dict[str, Any]) -> C
         return config
     from paceline.training.replaying import as_in
 
-    return as_in(config)
+    return as_in(config, trust=trust)
 
 
 def _described(thing: Any) -> str:

@@ -21,13 +21,15 @@ import pkgutil
 import sys
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, Union
 
-from paceline.errors import UsageError, unknown
+from paceline.errors import UntrustedError, UsageError, unknown
 
 # What a module of each folder provides: a function of this name, or (None) the class named like the file.
 OFFERS: dict[str, str | None] = {
@@ -89,8 +91,32 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     return getattr(module, attribute)  # type: ignore[no-any-return]
 
 
+# The file whose names are being used, where that file is not trusted.
+_untrusted: ContextVar[str] = ContextVar("untrusted", default="")
+
+
+@contextmanager
+def registered_only(file: str, *, trust: bool = False) -> Iterator[None]:
+    """Refuse `module:attribute` within the block, unless `trust`: importing what a file names would run its code.
+
+    >>> with registered_only("runs/mine"):
+    ...     parse("models", "os:system:command=ls")
+    Traceback (most recent call last):
+    paceline.errors.UntrustedError: runs/mine names os:system as its model, which would be run; allow that with --trust
+    """
+    token = _untrusted.set("" if trust else file)
+    try:
+        yield
+    finally:
+        _untrusted.reset(token)
+
+
 def import_target(kind: str, text: str) -> Callable[..., Any]:
     """Return the object that `module:attribute` names, imported from the user's path."""
+    if file := _untrusted.get():
+        raise UntrustedError(
+            f"{file} names {text} as its {SINGULAR[kind]}, which would be run; allow that with --trust"
+        )
     module_name, _, attribute = text.partition(":")
     try:
         found = importlib.import_module(module_name)
@@ -125,6 +151,8 @@ def users_own(kind: str, text: str) -> Callable[..., Any] | None:
         return None
     try:
         return import_target(kind, f"{module}:{attribute}")
+    except UntrustedError:
+        raise
     except UsageError:
         return None
 

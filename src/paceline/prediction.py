@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from paceline import names as spec
 from paceline.data import ArraySplit, Dataset, Split, check_inputs, check_labels, chunks, load
-from paceline.errors import UsageError, unknown
+from paceline.errors import UntrustedError, UsageError, unknown
 from paceline.models import Model, as_model, make
 from paceline.record import Run
 
@@ -31,11 +31,12 @@ class Predicted:
     loss: float | None
 
 
-def load_model(run: str | Path, *, model: Any = None, data: Any = None) -> Model:
+def load_model(run: str | Path, *, model: Any = None, data: Any = None, trust: bool = False) -> Model:
     """Load the trained model of a run; `model` is needed if the run was given its model as an object, not by name.
 
     The model is made from what the record says about the data: shapes and classes, no samples. `data` is needed only
-    for a function of your own that makes its model from the samples themselves.
+    for a function of your own that makes its model from the samples themselves. A record that names code of its own
+    (`module:attribute`) is refused unless `trust`: making that model runs the code.
 
     >>> import tempfile
     >>> from paceline import fit
@@ -47,7 +48,7 @@ def load_model(run: str | Path, *, model: Any = None, data: Any = None) -> Model
     """
     source = Run(run)
     config = source.config
-    dataset = _recorded(source) if data is None else load(data)
+    dataset = _recorded(source, trust) if data is None else load(data)
     seeded = {"seed": config["seed"], "dtype": config["dtype"]}
     if model is not None:
         made = as_model(model, dataset, **seeded)
@@ -57,7 +58,10 @@ def load_model(run: str | Path, *, model: Any = None, data: Any = None) -> Model
         )
     else:
         try:
-            made = make(spec.parse("models", config["model"]), dataset, **seeded)
+            with spec.registered_only(str(source.folder), trust=trust):
+                made = make(spec.parse("models", config["model"]), dataset, **seeded)
+        except UntrustedError:
+            raise
         except (UsageError, TypeError) as error:
             raise UsageError(
                 f"the model {config['model']!r} of {source.folder} cannot be made again: {error}"
@@ -66,11 +70,14 @@ def load_model(run: str | Path, *, model: Any = None, data: Any = None) -> Model
     return made
 
 
-def predict(run: str | Path, *, data: Any = None, split: str | None = None, model: Any = None) -> Predicted:
+def predict(
+    run: str | Path, *, data: Any = None, split: str | None = None, model: Any = None, trust: bool = False
+) -> Predicted:
     """Apply the trained model of a run to samples: the run's own test samples, or those of other `data`.
 
     `split` is train, validation, test or all; by default test for the run's own data and all for other data.
-    `model` is needed if the run was given its model as an object.
+    `model` is needed if the run was given its model as an object. `trust` allows the record to name code of its own
+    (`module:attribute`), which is then run.
 
     >>> import tempfile
     >>> from paceline import fit
@@ -84,8 +91,8 @@ def predict(run: str | Path, *, data: Any = None, split: str | None = None, mode
         raise unknown("split", str(split), (*SPLITS, "all"))
     source = Run(run)
     config = source.config
-    name, parts = _samples(source, data, split or ("test" if data is None else "all"))
-    trained = load_model(run, model=model)
+    name, parts = _samples(source, data, split or ("test" if data is None else "all"), trust)
+    trained = load_model(run, model=model, trust=trust)
     count = sum(map(len, parts))
     if not count:
         raise UsageError(f"{name} has no {split or 'test'} samples")
@@ -104,11 +111,12 @@ def predict(run: str | Path, *, data: Any = None, split: str | None = None, mode
     )
 
 
-def _recorded(run: Run) -> Dataset:
+def _recorded(run: Run, trust: bool) -> Dataset:
     """Return a data set with the shapes and classes of the run's data, without samples."""
     config = run.config
     if "shape" not in config:  # written by an earlier version
-        return load(config["data"])
+        with spec.registered_only(str(run.folder), trust=trust):
+            return load(config["data"])
     shape, label_shape = tuple(config["shape"]), tuple(config["label_shape"])
     labels = np.empty((0, *label_shape), np.int64 if config["classes"] else np.float32)
     none = ArraySplit(np.empty((0, *shape), np.float32), labels)
@@ -118,13 +126,14 @@ def _recorded(run: Run) -> Dataset:
     )  # fmt: skip
 
 
-def _samples(run: Run, data: Any, split: str) -> tuple[str, list[Split]]:
+def _samples(run: Run, data: Any, split: str, trust: bool) -> tuple[str, list[Split]]:
     """Return the name of the data and the requested parts, checked against the run's model."""
     if data is None and "data" in run.config.get("objects", ()):
         raise UsageError(f"the data of {run.folder} were given as an object: give the samples, as data=…")
     if split == "all" and isinstance(data, tuple) and len(data) == 2 and all(map(_is_array, data)):
         return "arrays", [_pair(run, np.asarray(data[0]), np.asarray(data[1]))]
-    dataset = _load_like(run, data, whole=split == "all")
+    with spec.registered_only(str(run.folder), trust=trust or data is not None):
+        dataset = _load_like(run, data, whole=split == "all")
     numbers = _check(run, dataset)
     wanted = SPLITS if split == "all" else (split,)
     parts: list[Split] = [getattr(dataset, part) for part in wanted]

@@ -27,6 +27,11 @@ examples:
         help="which samples (default: test, or all if --data is given)",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write scores and classes to an .npz file")
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="run the code (module:attribute) that the run names as its model or data",
+    )
     parser.add_argument("--json", action="store_true", help="print accuracy and loss as one JSON object")
 
 
@@ -36,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
     from paceline.prediction import predict
 
     import_from_here()
-    predicted = predict(args.run, data=args.data, split=args.split)
+    predicted = predict(args.run, data=args.data, split=args.split, trust=args.trust)
     if args.out is not None:
         try:
             write_arrays(args.out, {"scores": predicted.scores, "classes": predicted.classes})

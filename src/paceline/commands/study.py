@@ -50,6 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only cells whose line in --dry-run contains this; * matches anything",
     )
     parser.add_argument("--dry-run", "--list", action="store_true", help="list the cells and run nothing")
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="with --dry-run: import the code (module:attribute) that FILE names, to check it",
+    )
     parser.add_argument("--retry-failed", action="store_true", help="run cells again that have failed before")
     parser.add_argument(
         "-o",
@@ -64,13 +69,22 @@ def main(args: argparse.Namespace) -> int:
     """Run what is missing; print the tables and where the report is."""
     from paceline import launch
     from paceline.errors import UsageError
-    from paceline.study.file import BadStudyError, mistakes, read
-    from paceline.study.folder import Folder
+    from paceline.names import registered_only
 
     if launch.world() is not None:
         raise UsageError("a study starts its runs itself: run it without mpiexec or srun")
     import_from_here()
     sys.path.insert(1, str(args.file.parent.absolute()))
+    with registered_only(str(args.file), trust=args.trust or not args.dry_run):
+        return _study(args)
+
+
+def _study(args: argparse.Namespace) -> int:
+    """Read and check the file, then list its cells or run what is missing."""
+    from paceline.errors import UsageError
+    from paceline.study.file import BadStudyError, mistakes, read
+    from paceline.study.folder import Folder
+
     try:
         study = read(args.file)
         cells = study.cells(args.on)

@@ -65,6 +65,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--json", action="store_true", help="print the results as one JSON object and nothing else"
     )
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="with --replay: run the code (module:attribute) that the run names",
+    )
     parser.add_argument("--expect-ranks", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--terminal", type=int, help=argparse.SUPPRESS)
 
@@ -87,7 +92,7 @@ def main(args: argparse.Namespace) -> int:
     if config.replay is not None:
         from paceline.training.replaying import as_in, ranks_of
 
-        config = as_in(config, getattr(args, "given", ()))
+        config = as_in(config, getattr(args, "given", ()), trust=args.trust)
         args.ranks = ranks_of(config) if args.ranks is None and here is None else args.ranks
     if args.ranks is not None and args.ranks < 1:
         raise UsageError(f"ranks must be at least 1; got {args.ranks}")

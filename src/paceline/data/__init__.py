@@ -17,7 +17,7 @@ from __future__ import annotations
 from paceline.data._batches import Batch, Batches, Shares, check_own, partition, piece
 from paceline.data._cache import cache_folders
 from paceline.data._dataset import ArraySplit, Dataset, Split, Subset, chunks
-from paceline.data._load import load
+from paceline.data._load import load, names_code
 from paceline.data._samples import check_inputs, check_labels
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "check_own",
     "chunks",
     "load",
+    "names_code",
     "partition",
     "piece",
 ]

@@ -249,6 +249,15 @@ def _load(what: Any, options: dict[str, Any]) -> Dataset:
     return loaded if isinstance(loaded, Dataset) else from_python(loaded, name=str(spec))
 
 
+def names_code(what: str) -> bool:
+    """Return True if loading this text would import a module that it names, as `module:attribute` does.
+
+    >>> names_code("my_module:load"), names_code("iris"), names_code("csv:path=mine.csv")
+    (True, False, False)
+    """
+    return not names.has("data", what.partition(":")[0]) and _path(what) is None
+
+
 def _with_path(name: str, rest: str) -> Spec | None:
     """Return the spec of `csv:flowers.csv,label=species`: a loader, and after the colon a path before the options.
 

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from paceline import names as spec
 from paceline.config import Config
+from paceline.data import names_code
 from paceline.errors import UsageError
 from paceline.record import Run
 
+# Settings whose value may name code, and the kind of name that each is.
+KINDS = {
+    "strategy": "strategies", "model": "models", "data": "data", "update": "updates", "schedule": "schedules",
+}  # fmt: skip
 
-def as_in(config: Config, given: Collection[str] | None = None) -> Config:
+
+def as_in(config: Config, given: Collection[str] | None = None, *, trust: bool = False) -> Config:
     """Return the settings of the run to be replayed: what was `given` must be the same there, the rest is taken from it.
 
-    If it is not known what was given, it is what differs from the defaults.
+    If it is not known what was given, it is what differs from the defaults. Code that the run names (`module:attribute`)
+    and the user did not is refused unless `trust`.
 
     >>> as_in(Config(replay="no-such-folder"))
     Traceback (most recent call last):
@@ -31,6 +39,8 @@ def as_in(config: Config, given: Collection[str] | None = None) -> Config:
         if name == "replay" or name not in run.config:
             continue
         mine, theirs = getattr(config, name), run.config[name]
+        if mine != theirs and name in KINDS:
+            _check_trust(name, str(theirs), run, trust)
         if _same(name, mine, theirs):
             continue
         if mine != setting.default if given is None else name in given:
@@ -40,6 +50,19 @@ def as_in(config: Config, given: Collection[str] | None = None) -> Config:
             )
         taken[name] = theirs
     return replace(config, **taken)
+
+
+def _check_trust(name: str, text: str, run: Run, trust: bool) -> None:
+    """Refuse code that only the run's record names, unless it is trusted; import nothing."""
+    kind = KINDS[name]
+    with spec.registered_only(str(run.folder), trust=trust):
+        if trust:
+            return
+        if names_code(text) if kind == "data" else not spec.has(kind, text.partition(":")[0]):
+            spec.import_target(kind, ":".join(text.split(":")[:2]))
+        if kind == "strategies":  # whose rule may be code, too
+            with suppress(TypeError):
+                spec.parse(kind, text).make()
 
 
 def _same(name: str, mine: Any, theirs: Any) -> bool:
