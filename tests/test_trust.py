@@ -91,7 +91,12 @@ def test_a_dry_run_of_a_study_runs_nothing(
     key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mark, file = tmp_path / "mark", tmp_path / "study.toml"
-    settings = {"data": "digits", "model": "mlp:8", "strategy": "sync", key: f"os:system:command=touch {mark}"}
+    settings = {
+        "data": "digits",
+        "model": "mlp:8",
+        "strategy": "sync",
+        key: f"os:system:command=touch {mark}",
+    }
     common = "".join(f'{name} = "{settings[name]}"\n' for name in ("data", "model"))
     file.write_text(f'[settings]\n{common}[[matrix]]\nstrategy = "{settings["strategy"]}"\nranks = [1]\n')
     assert cli.main(["study", str(file), "--dry-run"]) == 2
