@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.data import ArraySplit, chunks, load
-from paceline.data._shipped import FOLDER, SHA256
+from paceline.data._cache import FOLDER, SHA256
 from paceline.errors import UsageError
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from paceline.data import ArraySplit, Dataset
 from paceline.errors import UsageError
 from paceline.models import Model, cnn
-from paceline.models._torch_layers import GlobalDropout
+from paceline.models._torch import GlobalDropout
 from tests.models.torch_zoo import batch
 from tests.ranks import on_ranks
 

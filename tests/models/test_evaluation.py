@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.models._torch import TorchModel, evaluation_mode
-from paceline.models._torch_layers import GlobalDropout
+from paceline.models._torch import GlobalDropout, TorchModel, evaluation_mode
 from tests.models import mlp_nets
 from tests.models.mlp_nets import VARIANTS, name, part
 from tests.models.test_torch import given, made

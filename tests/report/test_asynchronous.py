@@ -17,9 +17,9 @@ from paceline.figures import Bars, Histogram
 from paceline.record import Run
 from paceline.report import document_of
 from paceline.report.document import Table
+from paceline.report.exchange import staleness
 from paceline.report.learning import accuracy
 from paceline.report.results import COLUMNS, cells
-from paceline.report.staleness import staleness
 from tests.report.conftest import altered, on_two_ranks
 
 WHY = "the loss has risen to 7.5, from 2.3 at first in epoch 1"

@@ -17,7 +17,7 @@ from paceline.figures import Lines
 from paceline.record import Run, find_runs
 from paceline.report import document_of
 from paceline.report.document import Section, Table, data_of
-from paceline.report.traffic import traffic
+from paceline.report.exchange import traffic
 from tests.report.conftest import altered, rewrite, table
 from tests.simulate.costs import COSTS
 

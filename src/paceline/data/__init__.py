@@ -6,8 +6,7 @@
 | `_dataset` | `Dataset`, its splits, and how missing splits are drawn |
 | `_batches` | `Batches`: the same global batch at step t for any number of ranks; `Shares`: how ranks divide an epoch |
 | `_samples` | checks of samples and labels; files that are checked once and then memory-mapped |
-| `_cache` | arrays that are made once and shared by all processes of a node |
-| `_shipped` | the data that come with paceline |
+| `_cache` | arrays that are made once and shared by all processes of a node; the data that come with paceline |
 
 Every other module is a data set or a file format of that name.
 """

@@ -5,8 +5,8 @@ The test part of UCI's "Optical recognition of handwritten digits", E. Alpaydin 
 
 from __future__ import annotations
 
+from paceline.data._cache import shipped
 from paceline.data._dataset import ArraySplit, Dataset, divide
-from paceline.data._shipped import shipped
 
 
 def load(*, validation: float = 0.1, test: float = 0.1, seed: int = 0) -> Dataset:

@@ -6,8 +6,8 @@ kept for validation. Y. LeCun, C. Cortes, C. Burges, "The MNIST database of hand
 
 from __future__ import annotations
 
+from paceline.data._cache import shipped
 from paceline.data._dataset import ArraySplit, Dataset
-from paceline.data._shipped import shipped
 from paceline.errors import UsageError
 
 

@@ -2,12 +2,10 @@
 
 | module | what it holds |
 |---|---|
-| `_model` | `Model`, what a strategy needs of a network; a model's state as named arrays |
-| `_wrap` | `make` and `as_model`: a spec, a module or a (module, loss) pair becomes a model |
+| `_model` | `Model`, what a strategy needs of a network; `make` and `as_model`: a spec, a module or a pair becomes one |
 | `mlp` | `mlp:128,64`: the fully connected network in NumPy, with `_passes` (forward and backward) and `_factors` |
 | `cnn` | `cnn`: the reference convolutional network in PyTorch |
-| `_torch` | `TorchModel`: any `torch.nn.Module` as a model |
-| `_torch_layers` | `GlobalDropout`, and the module of `cnn` |
+| `_torch` | `TorchModel`: any `torch.nn.Module` as a model; `GlobalDropout`, and the module of `cnn` |
 
 `TorchModel` and `GlobalDropout` need PyTorch, which is imported when one of them is first used.
 """
@@ -24,17 +22,17 @@ from paceline.models._model import (
     Model,
     PartGradient,
     Ready,
+    as_model,
     flat_buffers,
     layer_by_layer,
+    make,
     put_flat_buffers,
     put_state,
     state_of,
 )
-from paceline.models._wrap import as_model, make
 
 if TYPE_CHECKING:
-    from paceline.models._torch import TorchModel
-    from paceline.models._torch_layers import GlobalDropout
+    from paceline.models._torch import GlobalDropout, TorchModel
 
 __all__ = [
     "BUFFER",
@@ -54,10 +52,10 @@ __all__ = [
     "state_of",
 ]
 
-_NEED_TORCH = {"TorchModel": "_torch", "GlobalDropout": "_torch_layers"}
+_NEED_TORCH = ("TorchModel", "GlobalDropout")
 
 
 def __getattr__(name: str) -> Any:
     if name not in _NEED_TORCH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_NEED_TORCH[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}._torch"), name)

@@ -31,8 +31,7 @@ def build(data: Dataset, *, dropout: float = 0.5, seed: int = 0, dtype: Any = "f
         import torch
     except ModuleNotFoundError:
         raise UsageError("cnn needs PyTorch, which is not installed; pip install 'paceline[torch]'") from None
-    from paceline.models._torch import TorchModel
-    from paceline.models._torch_layers import Cnn
+    from paceline.models._torch import Cnn, TorchModel
 
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

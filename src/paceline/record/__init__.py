@@ -6,8 +6,8 @@ environment                                 the machine and software of a run, a
 code_digest                                 whether a user's own code has changed
 """
 
+from paceline.record.environment import code_digest, text_digest
 from paceline.record.reading import Run, find_runs
-from paceline.record.source import code_digest, text_digest
 from paceline.record.writing import STEP_COLUMNS, Epoch, Record, new_folder
 
 __all__ = ["STEP_COLUMNS", "Epoch", "Record", "Run", "code_digest", "find_runs", "new_folder", "text_digest"]

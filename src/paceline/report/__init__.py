@@ -1,8 +1,8 @@
 """Reports on runs: read from records alone, written as HTML, Markdown, PDF, pictures and CSV.
 
 `document` is what a report consists of, `contents` fills one with sections, and `results`, `scaling`, `learning`,
-`staleness`, `traffic`, `study` and `allreduce` make these, with curves from `series`. `html`, `markdown` and `pdf` are the
-formats; `writing` puts them into files.
+`exchange`, `study` and `allreduce` make these, with curves from `series`. `html` and `pdf` are formats; `writing` has the
+others, and puts all into files.
 """
 
 from paceline.report.allreduce import bench_section

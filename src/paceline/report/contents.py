@@ -15,10 +15,10 @@ from paceline.diagnosis import Cause, Diagnosis, diagnose
 from paceline.errors import UsageError
 from paceline.record import Run
 from paceline.report.document import Block, Column, Document, Section, Table, Text, Value, foldable
+from paceline.report.exchange import staleness, traffic
 from paceline.report.learning import accuracy, learning
 from paceline.report.results import costs, results, summary, time_split
 from paceline.report.scaling import scaling
-from paceline.report.staleness import staleness
 from paceline.report.study import (
     describe_cell,
     differing_settings,
@@ -27,7 +27,6 @@ from paceline.report.study import (
     published,
     published_for,
 )
-from paceline.report.traffic import traffic
 from paceline.study.context import Context, Failed
 
 TITLE = "paceline report"

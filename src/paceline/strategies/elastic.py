@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from paceline.errors import UsageError
 from paceline.strategies import at_least, check_collective
-from paceline.strategies._averaging import OnOwnData
+from paceline.strategies._traffic import OnOwnData
 from paceline.updates import positive
 
 if TYPE_CHECKING:

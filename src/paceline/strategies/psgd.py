@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.strategies import check_collective
-from paceline.strategies._averaging import OnOwnData
+from paceline.strategies._traffic import OnOwnData
 from paceline.updates import not_negative
 from paceline.worker.evaluation import score
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from paceline.strategies import check_collective
-from paceline.strategies._averaging import OnOwnData
+from paceline.strategies._traffic import OnOwnData
 
 if TYPE_CHECKING:
     from paceline.worker import Worker

@@ -193,6 +193,7 @@ class Worker(Steps):
         self._sum: tuple[Array, str, Callable[[], None]] | None = None  # what was summed last, and how
         self._norm = 0.0
         self._recovery = Recovery(self.on_divergence)
+        self.watch.restart()  # opening channels to the other ranks is no part of training
 
     def epochs(self) -> Iterator[int]:
         """Go through the numbers of the run's epochs, from 0; stop early when training has diverged."""
