@@ -71,7 +71,7 @@ def test_costs_of_simulated_runs_tell_what_real_ones_do_not(tmp_path: Path) -> N
     runs = made(tmp_path, SERIAL, (RING, 2), (RING, 2, {"network": "10gbe"}), batch=32, compute=False)
     for run in runs:
         run.config["simulated"]["costs"]["processor"] = run.environment["processor"]
-    true = {case.simulated: batch_without(case) for case in cases_of(runs)}["1gbe, time alone"]
+    true = {case.simulated: batch_without(case) for case in cases_of(runs)}["1gbe, time only"]
     as_real([run for run in runs if run.simulated["network"] == "1gbe"], seconds={16: 180 * US, 32: 180 * US})
     real = cases_of(runs)[0]
     assert not real.simulated

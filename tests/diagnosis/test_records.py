@@ -102,10 +102,10 @@ def test_real_and_simulated_runs_are_diagnosed_apart(tmp_path: Path) -> None:
         tmp_path, SERIAL, (RING, 4), (RING, 4, {"network": "infiniband"}), (RING, 4, {"compute": False})
     )
     found = diagnose(runs)
-    assert [each.simulated for each in found] == ["1gbe", "1gbe, time alone", "infiniband"]
+    assert [each.simulated for each in found] == ["1gbe", "1gbe, time only", "infiniband"]
     for each in found:
         assert each.summary.startswith(f"simulated on {each.simulated}: {RING} ")
-    assert cause(found[1], "small computing") is not None  # time alone: but nothing is known of accuracy
+    assert cause(found[1], "small computing") is not None  # time only: but nothing is known of accuracy
     assert not any(each.of_accuracy for each in found[1].causes)
 
 

@@ -36,7 +36,7 @@ def raw(matrix: Path) -> dict[str, list[Raw]]:
         told = files["config"].get("simulated")
         words = ""
         if told:
-            words = f" (simulated: {told['network']}{'' if told['compute'] else ', time alone'})"
+            words = f" (simulated: {told['network']}{'' if told['compute'] else ', time only'})"
         ranks = run["ranks"]
         found[f"{run['strategy']}, {ranks} rank{'s' * (ranks > 1)}{words}"].append(run)
     assert sum(map(len, found.values())) == len(MATRIX) + len(FORETOLD) + 3
@@ -128,7 +128,7 @@ def test_accuracy_goes_by_workers(page: Document, raw: dict[str, list[Raw]]) -> 
         expected = [value(some, lambda run: run["test_accuracy"]) for some in members]
         assert_points(curve, expected, max(map(len, members)) > 1)
     assert found["main-worker"].x == found["parameter-server:masters=2,rule=plain"].x == (2.0,)
-    assert not any("time alone" in label for label in found)  # nobody knows how good those are
+    assert not any("time only" in label for label in found)  # nobody knows how good those are
 
 
 @pytest.mark.parametrize("against", ["time", "samples"])
@@ -170,7 +170,7 @@ def test_time_to_the_target(page: Document, raw: dict[str, list[Raw]]) -> None:
     target = max(serial) - 0.01
     assert bars.title == f"Time to {100 * target:.2f} %"
     assert "one point below the best serial accuracy on the validation samples" in bars.caption
-    assert {bar.label for bar in bars.bars} == {label for label in raw if "time alone" not in label}
+    assert {bar.label for bar in bars.bars} == {label for label in raw if "time only" not in label}
     for bar in bars.bars:
         came = []
         for run in raw[bar.label]:
@@ -236,7 +236,7 @@ def test_the_table_of_results(page: Document, raw: dict[str, list[Raw]]) -> None
             np.mean([run["bytes_sent"] for run in runs])
         )  # in bytes: CSV's
         assert (told["runs"], told["seeds"]) == (len(runs), len({run["seed"] for run in runs}))
-        if "time alone" in words:
+        if "time only" in words:
             assert told["test accuracy"] is None
         else:
             assert told["test accuracy"] == pytest.approx(np.mean([run["test_accuracy"] for run in runs]))

@@ -156,7 +156,7 @@ def test_messages_are_those_of_the_formulas(matrix: Path) -> None:
         if run.config["ranks"] > 1:
             foretold = run.simulated
             words = "" if foretold is None else f" (simulated: {foretold['network']}"
-            words += "" if foretold is None else (")" if foretold["compute"] else ", time alone)")
+            words += "" if foretold is None else (")" if foretold["compute"] else ", time only)")
             by_label.setdefault(f"{run.config['strategy']}, {run.config['ranks']} ranks{words}", []).append(
                 run
             )

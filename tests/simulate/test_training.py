@@ -275,7 +275,7 @@ def test_reports_mark_what_is_simulated(simulated: Any, tmp_path: Path) -> None:
         ("serial", 1, "", 1),
         ("serial", 1, NODES, 1),
         ("sync", 4, NODES, 1),
-        ("sync", 4, "1gbe, time alone", 1),
+        ("sync", 4, "1gbe, time only", 1),
     ]
     by_kind = {(row.strategy, row.simulated): row for row in rows}
     virtual, real = by_kind["serial", NODES], by_kind["serial", ""]
@@ -289,7 +289,7 @@ def test_reports_mark_what_is_simulated(simulated: Any, tmp_path: Path) -> None:
     assert foretold.startswith(f"Simulated: sync, 4 ranks (simulated: {NODES}), in ")
     write_report(runs, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
-    assert "(simulated: 1gbe, time alone)" in page.replace("<wbr>", "")
+    assert "(simulated: 1gbe, time only)" in page.replace("<wbr>", "")
     assert "<tr class=simulated>" in page
     assert "hatched: simulated" in page
     assert main(["report", str(tmp_path), "-o", str(tmp_path / "again.html")]) == 0

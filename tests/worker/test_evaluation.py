@@ -1,4 +1,4 @@
-"""How good a model is, where one is evaluated and where time alone is simulated."""
+"""How good a model is, where one is evaluated and where time only is simulated."""
 
 from __future__ import annotations
 

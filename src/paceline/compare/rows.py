@@ -89,7 +89,7 @@ LUCK, PART = 0.02, 0.25
 KINDS = ("compute", "exchange", "wait", "update")
 # Parts of a problem that may be the user's own code.
 PARTS = ("data", "model", "update", "schedule")
-TIME_ALONE = "time alone"
+TIME_ONLY = "time only"
 
 
 Key = tuple[Problem, str, str, int, int]
@@ -176,7 +176,7 @@ class Row:
     @property
     def timed_only(self) -> bool:
         """True if only time was simulated: then accuracy is unknown."""
-        return self.simulated.endswith(TIME_ALONE)
+        return self.simulated.endswith(TIME_ONLY)
 
 
 def label(row: Row) -> str:
@@ -239,7 +239,7 @@ def simulated_as(run: Run) -> str:
     words += [f"jitter {told['jitter']:g}"] if told.get("jitter") not in (None, 0, measured) else []
     words += ["faults"] if told.get("faults") else []
     words += ["rendezvous"] if told.get("rendezvous") else []
-    words += [] if told.get("compute", True) else [TIME_ALONE]
+    words += [] if told.get("compute", True) else [TIME_ONLY]
     return ", ".join(words)
 
 

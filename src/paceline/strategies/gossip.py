@@ -121,7 +121,7 @@ class Gossip(Strategy):
             mean = float(np.linalg.norm(me.model.x)) or 1.0
             if (
                 weights and not np.isnan(np.concatenate(weights)).any()
-            ):  # unknown where time alone is simulated
+            ):  # unknown where time only is simulated
                 me.findings.setdefault("weights", []).append(np.concatenate(weights).tolist())
                 me.findings.setdefault("disagreement", []).append(math.sqrt(in_all) / mean)
 
