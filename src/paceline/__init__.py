@@ -1,4 +1,4 @@
-"""Train one neural network on many processes, every way there is, and learn which way to choose."""
+"""Train one neural network on many processes, with any parallel strategy, and find out which one to choose."""
 
 from __future__ import annotations
 
