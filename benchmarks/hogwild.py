@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--lr", type=float, default=0.1)
-    parser.add_argument("--draws", type=int, help="batches an epoch, in the place of a pass over the data")
+    parser.add_argument("--draws", type=int, help="batches per epoch, instead of a pass over the data")
     parser.add_argument("--data", default="mnist")
     parser.add_argument("--cases", nargs="+", metavar="STRATEGY", help="beside serial; default: all")
     parser.add_argument("--json", type=Path)

@@ -1,8 +1,8 @@
-"""A strategy of one's own: sign-SGD with a majority vote (Bernstein et al., 2018), tried from the command line with
+"""A custom strategy: sign-SGD with a majority vote (Bernstein et al., 2018). Run it from the command line with
 
     paceline train --strategy own_strategy:SignVote --lr 0.001 -n 4
 
-or from Python: `paceline.fit(…, strategy=SignVote())`. With `--simulate` it runs on more ranks than the machine has.
+or from Python: `paceline.fit(…, strategy=SignVote())`. With `--on sim` it runs on more ranks than the machine has cores.
 
     each rank:   s_i <- sign(g_i)                   one of -1, 0, 1 per parameter
     all ranks:   s   <- sign(s_1 + … + s_p)         the majority

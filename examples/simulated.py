@@ -1,4 +1,4 @@
-"""The simulator: an MPI program on 512 ranks, one that survives the death of a rank, and a training run on a cluster.
+"""The simulator: an MPI program on 512 ranks, a program that survives the death of a rank, and training on a cluster.
 
     python examples/simulated.py
 
@@ -22,7 +22,7 @@ def halo(comm: Any) -> float:
     left, right = (rank - 1) % size, (rank + 1) % size
     edge, here, there, total = np.zeros(8192), np.empty(8192), np.empty(8192), np.empty(1)
     for step in range(10):
-        comm.Compute(200e-6)  # how long a step takes, as measured
+        comm.Compute(200e-6)  # the measured time of a step
         requests = [
             comm.Irecv(here, left),
             comm.Irecv(there, right),

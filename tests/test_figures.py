@@ -40,8 +40,8 @@ def test_training() -> None:
     shared = rates["sync:shared-memory, 16 ranks x 64"]
     course = rates["course setting, sync:shared-memory, 4 ranks, 4 cores"]
     course /= rates["course setting, serial, 1 thread, 4 cores"]
-    assert f"{shared / serial:.1f} times the samples a second of one process" in README
-    assert f"and {shared / ddp:.1f} times those of PyTorch DDP" in README
+    assert f"{shared / serial:.1f} times as many samples per second as one process" in README
+    assert f"and {shared / ddp:.1f} times as many as PyTorch DDP" in README
     assert f"4 ranks are still {course:.2f} times as fast as one" in README
     assert f"**{course:.2f} times as fast**" in FIGURES
 
@@ -68,7 +68,7 @@ def test_exchange() -> None:
 def test_memory_and_start() -> None:
     memory, start = result("memory"), result("start")
     a_rank, bare = fmean(memory["ranks_mb"]), fmean(memory["interpreters_mb"])
-    assert f"takes {a_rank:.1f} MB a rank by PSS, {a_rank - bare:.1f} MB more" in FIGURES
+    assert f"takes {a_rank:.1f} MB per rank (PSS), {a_rank - bare:.1f} MB more" in FIGURES
     assert f"takes {median(start['seconds']):.2f} s on 4 cores" in FIGURES
 
 
@@ -177,11 +177,11 @@ def test_the_simulator() -> None:
         f"is {sync:.1f} % of 28 synchronous cases, {server:.1f} % of 7 of the parameter server, {every:.1f} % of all"
         in FIGURES
     )
-    assert f"was {every:.1f} % off the measured time a step in the median" in README
+    assert f"its median error in the time per step was {every:.1f} %" in README
     simulator = " ".join((ROOT / "docs" / "simulator.md").read_text().split())
-    assert f"on 2 to 16 ranks, differ by {every:.1f} % in the median" in simulator
+    assert f"on 2 to 16 ranks, have a median difference of {every:.1f} %" in simulator
     apart = median(row["high"] / row["low"] - 1 for row in found["rows"])
-    assert f"two real runs of a case differ by {100 * apart:.0f} % in the median" in FIGURES
+    assert f"two real runs of a case differ by {100 * apart:.0f} % in the median" in " ".join(FIGURES.split())
     for name, runs in found["accuracy"].items():
         assert cells(f"{name}, real and simulated") == [
             f"{fmean(runs['measured']):.2f} %",
