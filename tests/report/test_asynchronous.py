@@ -113,7 +113,7 @@ def test_without_classes_the_loss_is_the_measure(runs: list[Run], tmp_path: Path
     assert fastest is not None
     assert fastest.strategy == "sync"
     assert verdict(rows)[0].endswith(
-        "faster, but worse: gossip, 2 ranks, at unknown accuracy; psgd, 2 ranks, at test loss 0.56."
+        "faster, but worse: gossip, 2 ranks, at unknown quality; psgd, 2 ranks, at test loss 0.56."
     )
 
 

@@ -216,7 +216,7 @@ def _got(row: Row) -> str:
     """Spell how good a row is, for the end of a sentence."""
     if row.diverged:
         return divergence(row)
-    return f"at {quality(row) or 'unknown accuracy'}" + (", which is guessing" if row.guessed else "")
+    return f"at {quality(row) or 'unknown quality'}" + (", which is guessing" if row.guessed else "")
 
 
 def _more(rest: Sequence[str]) -> str:
