@@ -220,7 +220,9 @@ def test_a_report_is_that_of_the_records(name: str) -> None:
     assert len(asked) == len(kept) == len(cells)
     for cell in cells:
         wanted = cell.settings
-        assert any(all(run["config"].get(key, {}) == wanted[key] for key in wanted) for run in kept), str(cell)
+        assert any(all(run["config"].get(key, {}) == wanted[key] for key in wanted) for run in kept), str(
+            cell
+        )
     for run in kept:
         assert run["environment"]["cores"] == 16
         assert run["environment"]["source"]["changed"] is False
