@@ -2,7 +2,7 @@
 
 diagnose, Diagnosis, Cause     the diagnosis of each strategy among the runs of one problem
 case, timing                   what the rules look at: runs by rank count, a step's time, nodes and cores
-rules/                         one file per cause
+rules/                         one file per kind of cause
 advice                         the settings that rules advise, as they are typed
 summary                        all causes of a case in order, and the sentence that sums them up
 """

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from paceline.diagnosis.case import Case
 from paceline.diagnosis.findings import Cause, Diagnosis
-from paceline.diagnosis.rules import RULES, divergence, grown_batch, scales_well
+from paceline.diagnosis.rules import RULES, divergence
+from paceline.diagnosis.rules.batch_growth import GROWN_BATCH
+from paceline.diagnosis.rules.scaling import SCALES_WELL
 from paceline.diagnosis.timing import PARTS
 from paceline.simulate.bottleneck import Limit, describe_limit
 from paceline.text import count, duration, join, share, times
@@ -42,7 +44,7 @@ def _weight(cause: Cause, *, of_accuracy: bool) -> tuple[bool, bool, float]:
 
     `of_accuracy`: lost accuracy comes first, however much time is lost.
     """
-    return cause.rule != scales_well.NAME, of_accuracy and not cause.of_accuracy, -cause.lost
+    return cause.rule != SCALES_WELL.name, of_accuracy and not cause.of_accuracy, -cause.lost
 
 
 def _summary(case: Case, causes: Sequence[Cause]) -> str:
@@ -50,12 +52,12 @@ def _summary(case: Case, causes: Sequence[Cause]) -> str:
     said = [_short(case, main)]
     # First why it gets no faster, or learns less; that it also does the other, or diverged on some ranks, comes after.
     asked = [cause for cause in causes if cause.share is not None and cause.of_accuracy == less]
-    why = next((cause for cause in asked if cause.rule != divergence.NAME), main)
+    why = next((cause for cause in asked if cause.rule != divergence.RULE.name), main)
     if main.of_accuracy and why is not main and case.limit is not None:
-        besides = "" if main.rule == divergence.NAME else "less is learned: "
+        besides = "" if main.rule == divergence.RULE.name else "less is learned: "
         said = [_short(case, why), f"{besides}{said[0]}"]
-    if any(cause.rule == grown_batch.NAME for cause in causes if cause is not main):
-        said.append(grown_batch.SHORT)
+    if any(cause.rule == GROWN_BATCH.name for cause in causes if cause is not main):
+        said.append(GROWN_BATCH.short)
     simulated = f"simulated on {case.simulated}: " if case.simulated else ""
     return f"{simulated}{case.way} {_joined(case, main, *_where(case), '; '.join(said))}"
 
@@ -67,7 +69,7 @@ def _joined(case: Case, main: Cause, stops: str, used: str, why: str) -> str:
     assert case.limit is not None
     if _less(case):
         return f"{stops}: {why}; {used}"
-    if case.limit.half is not None or main.rule == scales_well.NAME:
+    if case.limit.half is not None or main.rule == SCALES_WELL.name:
         return f"{stops}; {used}: {why}"
     if not case.limit.rising:
         return f"{stops}: {why}; {used}"
@@ -79,7 +81,7 @@ def _joined(case: Case, main: Cause, stops: str, used: str, why: str) -> str:
 def _short(case: Case, cause: Cause) -> str:
     """Spell a cause in a few words: how much it costs, and on how many ranks."""
     short = cause.short or next((rule.short for rule in RULES if rule.name == cause.rule), NO_RULE)
-    wild = cause.rule == divergence.NAME
+    wild = cause.rule == divergence.RULE.name
     if cause.share is None or (wild and all(scale.diverged for scale in case.scales)):
         return short
     much = f"{share(cause.share)} of the time "

@@ -1,48 +1,40 @@
-"""The rules of a diagnosis, one file each: a pure function that finds its cause in a case, or nothing."""
+"""The rules of a diagnosis, one file per kind of cause: pure functions that find a cause in a case, or nothing."""
 
 from __future__ import annotations
 
 from paceline.diagnosis.findings import Rule
 from paceline.diagnosis.rules import (
     averaging,
-    baseline,
     divergence,
     evaluation,
-    grown_batch,
-    large_batch,
-    master_queue,
-    masters_idle,
-    oversubscribed,
-    scales_well,
     serial_part,
     slower_computing,
     small_computing,
     staleness,
-    stragglers,
-    too_few,
-    uneven,
 )
+from paceline.diagnosis.rules.batch_growth import GROWN_BATCH, LARGE_BATCH
+from paceline.diagnosis.rules.cores import BASELINE, OVERSUBSCRIBED
+from paceline.diagnosis.rules.masters import MASTER_QUEUE, MASTERS_IDLE
+from paceline.diagnosis.rules.scaling import SCALES_WELL, TOO_FEW
+from paceline.diagnosis.rules.waiting import STRAGGLERS, UNEVEN
 
 # The only list of them; of two causes that matter equally, the one listed first comes first.
-RULES: tuple[Rule, ...] = tuple(
-    Rule(name=module.NAME, short=module.SHORT, find=module.find)
-    for module in (
-        divergence,
-        staleness,
-        averaging,
-        large_batch,
-        oversubscribed,
-        master_queue,
-        small_computing,
-        stragglers,
-        uneven,
-        masters_idle,
-        slower_computing,
-        serial_part,
-        scales_well,
-        grown_batch,
-        baseline,
-        too_few,
-        evaluation,
-    )
+RULES: tuple[Rule, ...] = (
+    divergence.RULE,
+    staleness.RULE,
+    averaging.RULE,
+    LARGE_BATCH,
+    OVERSUBSCRIBED,
+    MASTER_QUEUE,
+    small_computing.RULE,
+    STRAGGLERS,
+    UNEVEN,
+    MASTERS_IDLE,
+    slower_computing.RULE,
+    serial_part.RULE,
+    SCALES_WELL,
+    GROWN_BATCH,
+    BASELINE,
+    TOO_FEW,
+    evaluation.RULE,
 )

@@ -8,11 +8,9 @@ from statistics import fmean
 from paceline.diagnosis import advice
 from paceline.diagnosis.advice import joined
 from paceline.diagnosis.case import Case
-from paceline.diagnosis.findings import Cause
+from paceline.diagnosis.findings import Cause, Rule
 from paceline.text import count
 
-NAME = "averaging"
-SHORT = "ranks train on too little data each, or are averaged too rarely"
 # Where averaging costs more than training on parts.
 BAD_AVERAGE = "the average of the ranks' models is worse than each of them"
 
@@ -53,7 +51,7 @@ def find(case: Case) -> Cause | None:
     )
     by_mean = parts is not None and parts.by_mean
     return Cause(
-        rule=NAME,
+        rule=RULE.name,
         share=case.worse.amount,
         words=words,
         advice=_remedies(case, by_mean=by_mean),
@@ -122,3 +120,8 @@ def _remedies(case: Case, *, by_mean: bool) -> str:
         tried = [advice.strategy(case, **{facts.interval_option: max(1, every // 4)})] if every > 1 else []
         tried += [*advice.own_changes(case, "drift"), more]
     return joined(case, tried, of_accuracy=True)
+
+
+RULE = Rule(
+    name="averaging", short="ranks train on too little data each, or are averaged too rarely", find=find
+)

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paceline.diagnosis.case import Case, Scale
-from paceline.diagnosis.findings import Cause
+from paceline.diagnosis.findings import Cause, Rule
 from paceline.diagnosis.rules import staleness
 from paceline.text import count
-
-NAME = "divergence"
-SHORT = "training diverged"
 
 
 def find(case: Case) -> Cause | None:
@@ -31,7 +28,7 @@ def find(case: Case) -> Cause | None:
     if first.found("staleness", "mean") is not None:
         remedy = [staleness.remedies(there)]
     return Cause(
-        rule=NAME,
+        rule=RULE.name,
         share=1.0,
         words=words,
         advice=", or ".join(
@@ -48,3 +45,6 @@ def _some(scale: Scale) -> str:
     """Say how many of the runs diverged; nothing if all did."""
     runs = [run for run in scale.runs if run.summary.get("diverged")]
     return "" if len(runs) == len(scale.runs) else f"{len(runs)} of {count(len(scale.runs), 'run')}"
+
+
+RULE = Rule(name="divergence", short="training diverged", find=find)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from statistics import fmean
 
 from paceline.diagnosis.case import Case
-from paceline.diagnosis.findings import Cause
+from paceline.diagnosis.findings import Cause, Rule
 from paceline.text import count, duration, share
 
-NAME = "evaluation"
-SHORT = "evaluation, which is not counted, takes long"
 PART = 0.5
 
 
@@ -27,4 +25,7 @@ def find(case: Case) -> Cause | None:
     )
     steps = runs[0].summary.get("steps") or 0
     draws = f"--epochs 1 --draws {steps} (as many batches, drawn at random, and one evaluation)"
-    return Cause(rule=NAME, share=None, words=words, advice=draws)
+    return Cause(rule=RULE.name, share=None, words=words, advice=draws)
+
+
+RULE = Rule(name="evaluation", short="evaluation, which is not counted, takes long", find=find)

@@ -8,12 +8,10 @@ from __future__ import annotations
 from paceline.diagnosis import advice
 from paceline.diagnosis.advice import joined
 from paceline.diagnosis.case import Case
-from paceline.diagnosis.findings import Cause
+from paceline.diagnosis.findings import Cause, Rule
 from paceline.diagnosis.rules.slower_computing import alone_seconds, computing_seconds
 from paceline.text import count, duration, share, times
 
-NAME = "serial part"
-SHORT = "part of a step does not shrink with more ranks"
 SHARE = 0.1
 # An update that takes this part of the serial one's time has not been divided.
 WHOLE = 0.7
@@ -52,7 +50,7 @@ def find(case: Case) -> Cause | None:
     tried += [setting] if setting else []
     fewer = advice.fewer_ranks(case)
     remedy = joined(case, tried) or ("" if fewer is None else f"-n {fewer}")
-    return Cause(rule=NAME, share=part, words=words, advice=remedy)
+    return Cause(rule=RULE.name, share=part, words=words, advice=remedy)
 
 
 def _fixed(case: Case) -> float:
@@ -71,3 +69,6 @@ def _update(case: Case) -> float:
     assert case.peer is not None
     mine, whole = case.at.timing.update, case.peer.timing.update
     return mine if mine >= WHOLE * whole > 0 else 0.0
+
+
+RULE = Rule(name="serial part", short="part of a step does not shrink with more ranks", find=find)

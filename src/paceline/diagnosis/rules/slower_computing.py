@@ -9,11 +9,9 @@ from __future__ import annotations
 from paceline.diagnosis import advice
 from paceline.diagnosis.advice import joined
 from paceline.diagnosis.case import Case
-from paceline.diagnosis.findings import Cause
+from paceline.diagnosis.findings import Cause, Rule
 from paceline.text import count, duration, share, times
 
-NAME = "slower computing"
-SHORT = "ranks slow each other's computing down"
 SLOWER = 1.15
 SHARE = 0.05
 # A piece of at least this part of the serial batch counts as the same batch.
@@ -44,7 +42,7 @@ def find(case: Case) -> Cause | None:
     tried += ["--dtype float32 (half the bytes)"] if case.config.get("dtype") == "float64" else []
     each = fewer if fewer is not None and fewer > 1 else None
     tried.append(advice.on_more_nodes(case, case.at.ranks, advice.MORE_NODES, each))
-    return Cause(rule=NAME, share=part, words=words, advice=joined(case, tried))
+    return Cause(rule=RULE.name, share=part, words=words, advice=joined(case, tried))
 
 
 def computing_seconds(case: Case) -> float:
@@ -60,3 +58,6 @@ def alone_seconds(case: Case) -> float | None:
     if samples >= SAME * peer.timing.samples:
         return peer.timing.middle * samples
     return None if case.alone is None else case.alone.seconds(samples)
+
+
+RULE = Rule(name="slower computing", short="ranks slow each other's computing down", find=find)

@@ -10,12 +10,9 @@ from __future__ import annotations
 from paceline.diagnosis import advice
 from paceline.diagnosis.advice import EXCHANGE, joined
 from paceline.diagnosis.case import Case
-from paceline.diagnosis.findings import Cause
-from paceline.diagnosis.rules import master_queue
+from paceline.diagnosis.findings import Cause, Rule
+from paceline.diagnosis.rules import masters
 from paceline.text import count, duration, join, share
-
-NAME = "small computing"
-SHORT = "a step computes too little for what it exchanges"
 
 
 def find(case: Case) -> Cause | None:
@@ -23,7 +20,7 @@ def find(case: Case) -> Cause | None:
     timing = case.at.timing
     part = timing.share("exchange", "answer")
     few = case.at.ranks < 2 or case.at.oversubscribed  # without a core a rank is late for any exchange
-    if few or part < EXCHANGE or master_queue.find(case) is not None:
+    if few or part < EXCHANGE or masters.find_master_queue(case) is not None:
         return None
     exchange = timing.exchange + timing.answer
     does = "exchanges and waits for answers" if timing.answer else "exchanges"
@@ -41,7 +38,7 @@ def find(case: Case) -> Cause | None:
         words += f"; in theory allreduce={cheaper[0]} takes {share(cheaper[1])} of the time of {used}"
         tried.append(advice.strategy(case, allreduce=cheaper[0]))
     tried += _rarer(case, exchange)
-    return Cause(rule=NAME, share=part, words=words, advice=joined(case, tried))
+    return Cause(rule=RULE.name, share=part, words=words, advice=joined(case, tried))
 
 
 def _larger(case: Case) -> tuple[str, list[str]]:
@@ -98,3 +95,6 @@ def _rarer(case: Case, exchange: float) -> list[str]:
     if averaging:
         return [f"{advice.strategy(case, **{facts.interval_option: every})} ({why})"]
     return advice.other_strategies(case, "costly exchange", every, why)
+
+
+RULE = Rule(name="small computing", short="a step computes too little for what it exchanges", find=find)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from paceline.diagnosis import advice
 from paceline.diagnosis.advice import joined
 from paceline.diagnosis.case import Case
-from paceline.diagnosis.findings import Cause
+from paceline.diagnosis.findings import Cause, Rule
 from paceline.text import count, share
 
-NAME = "staleness"
-SHORT = "gradients are too old"
 # Updates that a gradient is late on average.
 OLD = 0.5
 # The part of the gradients that may be dropped before it matters.
@@ -28,7 +26,7 @@ def find(case: Case) -> Cause | None:
     words = f"at {count(case.at.ranks, 'rank')} gradients are {old:.1f} updates old on average{most}"
     words += f", and {share(lost)} of them were dropped" if dropped else ""
     return Cause(
-        rule=NAME,
+        rule=RULE.name,
         share=case.worse.amount,
         words=f"{words}; {case.worse.words}",
         advice=remedies(case, dropped=lost >= DROPPED),
@@ -45,3 +43,6 @@ def remedies(case: Case, *, dropped: bool = False) -> str:
     fewer = advice.fewer_good(case, least)
     tried += [] if fewer is None else [f"-n {fewer}"]
     return joined(case, tried, of_accuracy=True)
+
+
+RULE = Rule(name="staleness", short="gradients are too old", find=find)

@@ -1,7 +1,8 @@
-"""Ranks wait for others: for some that are always slower, or now for one and now for another.
+"""Ranks wait for others: for slower ones, or for those that have more samples in a step.
 
 A rank is slow if the median of its seconds per sample is SLOWER times that of the median rank, and it is slower than that
-rank in three quarters of its steps. If no rank is slow and all wait, they wait by chance.
+rank in three quarters of its steps. If no rank is slow and all wait, they wait by chance, unless the batches do not divide
+evenly.
 """
 
 from __future__ import annotations
@@ -11,12 +12,9 @@ import numpy as np
 from paceline.diagnosis import advice
 from paceline.diagnosis.advice import joined
 from paceline.diagnosis.case import Case
-from paceline.diagnosis.findings import Cause
-from paceline.diagnosis.rules import uneven
+from paceline.diagnosis.findings import Cause, Rule
 from paceline.text import count, duration, join, share
 
-NAME = "stragglers"
-SHORT = "ranks wait for slower ones"
 # Waiting for this part of a step is worth naming.
 WAITING = 0.1
 SLOWER = 1.25
@@ -26,7 +24,7 @@ MOSTLY, TURNS = 0.4, 1.5
 NAMED = 4
 
 
-def find(case: Case) -> Cause | None:
+def find_stragglers(case: Case) -> Cause | None:
     """A tenth of a step is waiting, or would be saved if batches went to whichever rank is free."""
     timing = case.at.timing
     slow, normal = slow_ranks(case)
@@ -35,7 +33,7 @@ def find(case: Case) -> Cause | None:
         return None
     if slow:
         return _persistent(case, part, slow, normal)
-    random = timing.slowest and uneven.find(case) is None
+    random = timing.slowest and find_uneven(case) is None
     return _by_chance(case, part) if random else None
 
 
@@ -64,7 +62,7 @@ def _persistent(case: Case, part: float, slow: dict[int, float], normal: float) 
     tried = advice.own_changes(case, "slow ranks")
     if not _served(case):
         tried += advice.other_strategies(case, "slow ranks", len(slow))
-    return Cause(rule=NAME, share=part, words=words, advice=joined(case, tried))
+    return Cause(rule=STRAGGLERS.name, share=part, words=words, advice=joined(case, tried))
 
 
 def _by_chance(case: Case, part: float) -> Cause:
@@ -82,7 +80,7 @@ def _by_chance(case: Case, part: float) -> Cause:
         f"at {count(case.at.ranks, 'rank')} {first}computing varies from step to step: the slowest rank of a step takes "
         f"{duration(timing.slowest)}, the mean is {duration(timing.compute)}; {any_}waiting takes {share(part)} of the time"
     )
-    return Cause(rule=NAME, share=part, words=words, advice=_for_chance(case))
+    return Cause(rule=STRAGGLERS.name, share=part, words=words, advice=_for_chance(case))
 
 
 def _for_chance(case: Case) -> str:
@@ -112,3 +110,38 @@ def _at_the_end(case: Case) -> float:
     fixed = max(own[rank] * timing.batches[rank] for rank in own)
     free = sum(timing.batches[rank] for rank in own) / sum(1 / seconds for seconds in own.values())
     return max(0.0, 1 - free / fixed) if fixed > 0 else 0.0
+
+
+STRAGGLERS = Rule(name="stragglers", short="ranks wait for slower ones", find=find_stragglers)
+
+
+# The largest piece is this many times the mean one.
+LARGER = 1.15
+
+
+def find_uneven(case: Case) -> Cause | None:
+    """The largest piece of a batch is a seventh larger than the mean one, and a tenth of the step is waiting."""
+    timing = case.at.timing
+    part = timing.share("wait")
+    if timing.uneven < LARGER or part < WAITING or not case.facts.even_pieces or case.at.oversubscribed:
+        return None
+    batch, workers = advice.present_batch(case), timing.workers
+    if case.whole_batches:
+        fewer = advice.fewer_ranks(case)
+        return Cause(
+            rule=UNEVEN.name,
+            share=part,
+            words=f"at {count(case.at.ranks, 'rank')} some ranks have no batch in some turns: waiting takes {share(part)} "
+            "of the time",
+            advice="" if fewer is None else f"-n {fewer}",
+        )
+    largest = -(-batch // workers)
+    words = (
+        f"a batch of {batch:,} gives the {count(workers, 'computing rank')} {batch // workers} to {largest} samples; the "
+        f"largest piece is {timing.uneven:.2f} times the mean, and waiting for it takes {share(part)} of the time"
+    )
+    even = advice.batch_typed(case, largest * workers, "pieces of one size") if advice.may_grow(case) else ""
+    return Cause(rule=UNEVEN.name, share=part, words=words, advice=even)
+
+
+UNEVEN = Rule(name="uneven pieces", short="batches do not divide evenly among the ranks", find=find_uneven)

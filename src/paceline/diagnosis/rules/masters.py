@@ -1,8 +1,12 @@
-"""Workers queue at masters: everything passes through a few ranks, and more workers mean more work for them.
+"""Ranks that hold the parameters: workers queue at them, or they are too many and have too little to do.
 
-Where masters serve workers one by one (each worker for itself), there is a queue if waiting for answers is a fifth of a
-worker's step and the busiest master works half of its time, or if an answer takes half as long again as with the fewest
-workers tried. Where all workers of a step send to one rank, two workers are enough for a queue.
+Everything passes through a few ranks, and more workers mean more work for them. Where masters serve workers one by one
+(each worker for itself), there is a queue if waiting for answers is a fifth of a worker's step and the busiest master
+works half of its time, or if an answer takes half as long again as with the fewest workers tried. Where all workers of a
+step send to one rank, two workers are enough for a queue.
+
+Masters compute nothing, yet they were started and paid for. Where workers queue at them they have enough to do, and more
+workers would wait: then their number is not a cause.
 """
 
 from __future__ import annotations
@@ -12,11 +16,10 @@ from collections import Counter
 from paceline.diagnosis import advice
 from paceline.diagnosis.advice import joined
 from paceline.diagnosis.case import Case, Scale
-from paceline.diagnosis.findings import Cause
+from paceline.diagnosis.findings import Cause, Rule
+from paceline.diagnosis.rules import slower_computing
 from paceline.text import count, duration, share
 
-NAME = "master queue"
-SHORT = "workers queue at the ranks that hold the parameters"
 WAITING = 0.2
 BUSY = 0.5
 LONGER = 1.5
@@ -24,7 +27,7 @@ LONGER = 1.5
 LOPSIDED = 1.5
 
 
-def find(case: Case) -> Cause | None:
+def find_master_queue(case: Case) -> Cause | None:
     """Waiting for the ranks that hold the parameters is a fifth of a step, and they are busy or get slower with workers."""
     # Without a core of its own a master answers late whatever its work.
     if case.at.oversubscribed or case.facts.workers == case.at.ranks:
@@ -65,7 +68,7 @@ def _each_served(case: Case) -> Cause | None:
     tried += _larger_batch(case)
     fewer = advice.fewer_ranks(case)
     settings = joined(case, tried) or ("" if fewer is None else f"-n {fewer}")
-    return Cause(rule=NAME, share=part, words=words, advice=settings)
+    return Cause(rule=MASTER_QUEUE.name, share=part, words=words, advice=settings)
 
 
 def _all_served(case: Case) -> Cause | None:
@@ -83,7 +86,7 @@ def _all_served(case: Case) -> Cause | None:
         f"parameters pass through one rank, one after the other"
     )
     tried = [*advice.other_strategies(case, "queue"), *_larger_batch(case)]
-    return Cause(rule=NAME, share=part, words=words, advice=joined(case, tried))
+    return Cause(rule=MASTER_QUEUE.name, share=part, words=words, advice=joined(case, tried))
 
 
 def _fewest(case: Case) -> Scale | None:
@@ -106,3 +109,40 @@ def _larger_batch(case: Case) -> list[str]:
     queue = timing.exchange + timing.answer
     setting = advice.larger_batch(case, 2 * (timing.compute + queue), "fewer gradients per second to serve")
     return [] if setting is None else [setting]
+
+
+MASTER_QUEUE = Rule(
+    name="master queue", short="workers queue at the ranks that hold the parameters", find=find_master_queue
+)
+
+
+PART = 0.25
+
+
+def find_masters_idle(case: Case) -> Cause | None:
+    """A quarter of the ranks or more compute nothing, and no queue keeps them busy."""
+    ranks, workers = case.at.ranks, case.facts.workers
+    idle = ranks - workers
+    if not idle or idle / ranks < PART or find_master_queue(case) is not None:
+        return None
+    best = f"are at best {workers} times as fast as serial" if workers > 1 else "is at best as fast as serial"
+    words = (
+        f"{idle} of {count(ranks, 'rank')} hold{'s' * (idle == 1)} parameters and compute{'s' * (idle == 1)} nothing: "
+        f"{count(workers, 'worker')} {best}"
+    )
+    others = advice.other_strategies(case, "idle ranks")
+    tried = others
+    # With more workers gradients would be older, or batches larger: not if that is too much already.
+    option = case.facts.masters_option
+    if option and case.worse is None and not case.astray:
+        number = ranks + idle if idle > 1 else 2 * ranks
+        more = f"-n {number} {advice.strategy(case, **{option: idle})} (more workers for the same masters)"
+        tried = [advice.strategy(case, **{option: idle // 2}), more] if idle > 1 else [more, *others]
+        if slower_computing.find(case) is not None:  # which more workers would make worse
+            tried.remove(more)
+    return Cause(rule=MASTERS_IDLE.name, share=idle / ranks, words=words, advice=joined(case, tried))
+
+
+MASTERS_IDLE = Rule(
+    name="ranks without work", short="too many of the ranks only hold parameters", find=find_masters_idle
+)

@@ -1,0 +1,60 @@
+"""Cores that are not what a comparison assumes: shared by too many ranks, or more of them used by the serial baseline.
+
+Where there are more ranks, or threads of ranks, than cores, they take turns, and a waiting rank keeps its core busy.
+"""
+
+from __future__ import annotations
+
+from paceline.diagnosis import advice
+from paceline.diagnosis.advice import joined
+from paceline.diagnosis.case import Case
+from paceline.diagnosis.findings import Cause, Rule
+from paceline.text import count, times
+
+
+def find_oversubscribed(case: Case) -> Cause | None:
+    """The ranks of a node have more threads than it has cores."""
+    at, cores = case.at, case.at.place.cores
+    if not at.oversubscribed or cores is None:
+        return None
+    threads = at.threads if at.runs[0].simulated is None else 1
+    wanted = at.place.on_node * threads
+    each = "" if threads == 1 else f" with {threads} threads each"
+    words = (
+        f"{count(at.place.on_node, 'rank')}{each} share {count(cores, 'core')} ({wanted / cores:.1f} per core): their "
+        "times say nothing about scaling"
+    )
+    nodes = -(-at.ranks // at.place.on_node)
+    fewer = threads > 1 and at.ranks <= cores
+    tried = [
+        f"--threads {max(1, cores // at.place.on_node)}" if fewer else f"-n {cores * nodes}",
+        advice.on_more_nodes(case, at.ranks, "to see it with a core for each rank"),
+    ]
+    return Cause(rule=OVERSUBSCRIBED.name, share=1 - cores / wanted, words=words, advice=joined(case, tried))
+
+
+OVERSUBSCRIBED = Rule(
+    name="oversubscribed cores", short="there are more ranks than cores", find=find_oversubscribed
+)
+
+
+def find_baseline(case: Case) -> Cause | None:
+    """The serial runs had more threads than a rank."""
+    serial, at = case.serial, case.at
+    if serial is None or serial.threads <= at.threads:
+        return None
+    ours = f"each of the {count(at.ranks, 'rank')} uses {at.threads}"
+    words = f"the serial baseline uses {count(serial.threads, 'thread')}, {ours}"
+    peer = case.peer
+    if peer is not None and at.seconds > 0:
+        words += f"; the speedup over serial with {count(peer.threads, 'thread')} is {times(peer.seconds / at.seconds)}"
+    return Cause(
+        rule=BASELINE.name, share=None, words=words, advice=f"-n 1 --strategy serial --threads {at.threads}"
+    )
+
+
+BASELINE = Rule(
+    name="baseline with many threads",
+    short="the serial baseline already uses several cores",
+    find=find_baseline,
+)

@@ -1,0 +1,63 @@
+"""Nothing is wrong, or there are too few runs to tell."""
+
+from __future__ import annotations
+
+from paceline.diagnosis import advice
+from paceline.diagnosis.case import Case
+from paceline.diagnosis.findings import Cause, Rule
+from paceline.diagnosis.rules.batch_growth import find_grown_batch
+from paceline.text import count, share, times
+
+EFFICIENCY = 0.75
+
+
+def find_scales_well(case: Case) -> Cause | None:
+    """Efficiency is 75 % on the most ranks, as much is learned as by serial training, and nothing diverged."""
+    speedup, ranks, stops = case.speedup(case.at), case.at.ranks, case.limit
+    if speedup is None or stops is None or ranks < 2 or speedup / ranks < EFFICIENCY:
+        return None
+    # More ranks are not the answer if fewer are the fastest or less is learned, nor if the ranks alone are not the reason.
+    if case.at.oversubscribed or not stops.rising or case.worse is not None or case.astray:
+        return None
+    if find_grown_batch(case) is not None:
+        return None
+    words = (
+        f"{count(ranks, 'rank')} are {times(speedup)} as fast as serial: {share(speedup / ranks)} efficiency"
+    )
+    return Cause(rule=SCALES_WELL.name, share=None, words=words, advice=advice.ranks(case, 2 * ranks))
+
+
+SCALES_WELL = Rule(name="scales well", short="it scales well", find=find_scales_well)
+
+
+def find_too_few(case: Case) -> Cause | None:
+    """There is no serial run, or only one number of ranks."""
+    missing, tried = [], []
+    if case.serial is None:
+        missing.append("there is no serial run of this problem, so the speedup is unknown")
+        tried.append("-n 1 --strategy serial")
+    numbers = [scale.ranks for scale in case.scales]
+    if len(numbers) == 1:
+        (only,) = numbers
+        missing.append(f"only one rank count was tried ({only}), so the scaling limit is unknown")
+        more = [2 * only] if case.at.fits(2 * only) else []
+        less = [n for n in (only // 2, only - 1) if n > 1 and case.at.fits(n)]
+        order = (*more, *less) if _well(case) else (*less, *more)
+        lost = case.worse is not None or case.at.diverged  # more ranks would lose more
+        other = next(
+            (n for n in (less if lost else order) if advice.possible(case, n)), None if lost else 2 * only
+        )
+        tried += [] if other is None else [advice.ranks(case, other)]
+    if not missing:
+        return None
+    return Cause(rule=TOO_FEW.name, share=None, words="; ".join(missing), advice=", and ".join(tried))
+
+
+def _well(case: Case) -> bool:
+    """Return True if the workers do well as far as is known: then more are the next to try, else fewer."""
+    speedup = case.speedup(case.at)
+    slow = speedup is not None and speedup < EFFICIENCY * case.at.timing.workers
+    return not slow
+
+
+TOO_FEW = Rule(name="too few runs", short="there are too few runs to tell", find=find_too_few)
