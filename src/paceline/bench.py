@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,7 @@ def _measure_size(
 ) -> list[dict[str, Any]]:
     send = (np.arange(n) % 3 + comm.Get_rank()).astype(dtype)
     recv = np.empty_like(send)
-    calls = {name: _call(name, send, recv) for name in algorithms}
+    calls = {name: partial(allreduce, send, recv, algorithm=name) for name in algorithms}
     cells, times = {}, {}
     for name, call in calls.items():
         seen = Recorded(comm)
@@ -212,10 +213,6 @@ def _measure_size(
     for name, cell in cells.items():
         cell["seconds"] = _slowest(comm, times[name]).tolist()
     return list(cells.values())
-
-
-def _call(name: str, send: Array, recv: Array) -> Callable[[Any], None]:
-    return lambda comm: allreduce(send, recv, comm, algorithm=name)
 
 
 def _timed(comm: Any, call: Callable[[Any], None], seen: Any = None) -> float:

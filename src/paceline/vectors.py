@@ -298,10 +298,8 @@ def shared_memory(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
     if carried(dtype.kind, length * dtype.itemsize):
         return np.empty(shape, dtype)
     one = _common(length * dtype.itemsize)[: length * dtype.itemsize].view(dtype)
-    return one if len(shape) == 1 else _repeated(one, shape)
-
-
-def _repeated(one: Array, shape: tuple[int, ...]) -> Array:
+    if len(shape) == 1:
+        return one
     return np.lib.stride_tricks.as_strided(one, shape, (0,) * (len(shape) - 1) + (one.itemsize,))
 
 

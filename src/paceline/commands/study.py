@@ -95,7 +95,7 @@ def _study(args: argparse.Namespace) -> int:
             print(f"paceline study: {args.file}: {line}", file=sys.stderr)
         return 2
     spell = _speller(cells)
-    chosen = [cell for cell in cells if args.only is None or _matches(args.only, spell(cell))]
+    chosen = [cell for cell in cells if args.only is None or fnmatchcase(spell(cell), f"*{args.only}*")]
     if not chosen:
         raise UsageError(f"no cell of {args.file} matches {args.only!r}; --dry-run lists them")
     folder = Folder(args.runs or Path("runs") / args.file.stem)
@@ -190,10 +190,6 @@ def _crowded(cell: Cell) -> bool:
     from paceline.launch import allocated_cores
 
     return cell.oversubscribes(allocated_cores())
-
-
-def _matches(pattern: str, line: str) -> bool:
-    return fnmatchcase(line, f"*{pattern}*")
 
 
 def _again() -> str:

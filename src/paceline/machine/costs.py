@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -84,41 +83,37 @@ def costs_of(
     Costs are kept in the user's cache folder, for the same model, data, batch, update, strategy and processor. What a rank
     does on its own is the same with all strategies and is measured once for them.
     """
+    from paceline.data import cache_folders
+
     job, parameters = _made(job)
 
-    def kept(family: str, alone: Costs | None) -> Costs:
+    def find_or_measure(family: str, alone: Costs | None) -> Costs:
+        """Return the costs in the cache, or else measure them now and keep them."""
         name = f"costs-{_key(job, parameters, ranks, family)}.json"
-        return _kept(job, ranks, family, name, again, seconds, alone)
+        if not again:
+            for folder in cache_folders():
+                with suppress(UsageError):
+                    return Costs.load(folder / name)
+        costs = measure_costs(job, ranks, seconds=seconds, alone=alone, own=family != ALONE)
+        _keep(costs, name)
+        return costs
 
     family, alone = _family(job), None
     if family != ALONE and job.launcher() != "torch":
-        alone = kept(ALONE, None)
-    return kept(family, alone)
+        alone = find_or_measure(ALONE, None)
+    return find_or_measure(family, alone)
 
 
-def _kept(
-    job: Job,
-    ranks: Sequence[int] | None,
-    family: str,
-    name: str,
-    again: bool,
-    seconds: float,
-    alone: Costs | None,
-) -> Costs:
-    """Return what was kept under a name, or else measure it now and keep it."""
-    if not again:
-        for folder in _folders():
-            with suppress(UsageError):
-                return Costs.load(folder / name)
-    costs = measure_costs(job, ranks, seconds=seconds, alone=alone, own=family != ALONE)
-    for folder in _folders():
+def _keep(costs: Costs, name: str) -> None:
+    """Save costs in the first cache folder that can be written."""
+    from paceline.data import cache_folders
+
+    for folder in cache_folders():
         with suppress(OSError, UsageError):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             costs.save(folder / name)
-            break
-    else:
-        log.warning("what was measured cannot be kept; set PACELINE_CACHE to a folder that can be written")
-    return costs
+            return
+    log.warning("what was measured cannot be kept; set PACELINE_CACHE to a folder that can be written")
 
 
 def merged(alone: dict[str, Any], more: dict[str, Any]) -> dict[str, list[list[float]]]:
@@ -151,13 +146,8 @@ def _answer(job: Job, ranks: int, seconds: float, known: dict[str, Any] | None, 
     from paceline.machine._job import measure
 
     threads = job.config.threads or 1
-    arguments = {
-        "job": replace(job, data=None),
-        "seconds": seconds,
-        "threads": threads,
-        "known": known,
-        "own": own,
-    }
+    bare = replace(job, data=None)
+    arguments = {"job": bare, "seconds": seconds, "threads": threads, "known": known, "own": own}
     found: dict[str, Any] = call(
         measure, arguments, ranks=ranks, shared={"data": job.data}, threads=threads, one_node=True
     )
@@ -224,9 +214,3 @@ def _family(job: Job) -> str:
     """Return a name for all strategies whose work is the same."""
     strategy = job.chosen()
     return (strategy.measured_work() if isinstance(strategy, Strategy) else "") or ALONE
-
-
-def _folders() -> list[Path]:
-    from paceline.data import cache_folders
-
-    return cache_folders()

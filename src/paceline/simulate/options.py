@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,15 +113,8 @@ def options_of(on: str, given: Mapping[str, Any]) -> Options | None:
         return Options(**given)
     if given:
         names = ["--no-compute" if name == "compute" else name for name in given]
+        verb, them = ("is", "it") if len(names) == 1 else ("are", "them")
         raise UsageError(
-            f'{_listed(names)} for simulated ranks: give --on sim (on="sim" of fit) with {_them(names)}'
+            f'{", ".join(names)} {verb} for simulated ranks: give --on sim (on="sim" of fit) with {them}'
         )
     return None
-
-
-def _listed(given: Collection[str]) -> str:
-    return f"{', '.join(given)} {'is' if len(given) == 1 else 'are'}"
-
-
-def _them(given: Collection[str]) -> str:
-    return "it" if len(given) == 1 else "them"

@@ -62,7 +62,11 @@ def check(job: Job, ranks: int, options: Options) -> Any:
     strategy = strategy_of(job.config.strategy if job.strategy is None else job.strategy)
     if isinstance(strategy, Strategy):
         strategy.check_nodes(nodes)
-    return _faults(options)
+    if options.faults is None:
+        return ()
+    from paceline.vmpi.faults import load_faults
+
+    return load_faults(options.faults)
 
 
 def costs_for(job: Job, options: Options) -> tuple[Network, Costs]:
@@ -71,7 +75,11 @@ def costs_for(job: Job, options: Options) -> tuple[Network, Costs]:
     machine, costs = _known(job, options)
     if machine is not None:
         network = replace(network, node=machine)
-    return network, _measured(job, options) if costs is None else costs
+    if costs is None:
+        from paceline.machine import costs_of
+
+        costs = costs_of(job, again=options.recalibrate)
+    return network, costs
 
 
 @dataclass
@@ -235,20 +243,6 @@ def _is_ours(strategy: Any) -> bool:
     function = getattr(strategy, "func", strategy)
     kind = function if hasattr(function, "__qualname__") else type(function)
     return str(kind.__module__).startswith("paceline.strategies.")
-
-
-def _measured(job: Job, options: Options) -> Costs:
-    from paceline.machine import costs_of
-
-    return costs_of(job, again=options.recalibrate)
-
-
-def _faults(options: Options) -> Any:
-    if options.faults is None:
-        return ()
-    from paceline.vmpi.faults import load_faults
-
-    return load_faults(options.faults)
 
 
 def _kind(path: Path) -> str | None:

@@ -63,7 +63,7 @@ class Scenario:
 
 def _latency(scenario: Scenario) -> Scenario:
     def machine(of: Machine) -> Machine:
-        link = replace(of.link, flight=_each(of.link.flight, _nothing))
+        link = replace(of.link, flight=_each(of.link.flight, lambda table: _level(0.0)))
         waits = {
             name: _each(curves, lambda t: _less(t, interpolate(t, 0)))
             for name, curves in of.collectives.items()
@@ -190,10 +190,6 @@ def _each(curves: Curves, change: Callable[[Table], Table]) -> Curves:
 
 def _level(seconds: float) -> Table:
     return ((0.0, seconds), (1.0, seconds))
-
-
-def _nothing(table: Table) -> Table:
-    return _level(0.0)
 
 
 def _less(table: Table, seconds: float) -> Table:

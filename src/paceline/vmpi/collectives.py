@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.vmpi.buffers import BufferMemory, block, blocks, equal_blocks, is_in_place, poison
 from paceline.vmpi.errors import BufferChanged
@@ -253,11 +252,7 @@ class RankParts:
         """Write every rank's bytes into its part."""
         if rows is not None:
             for where, row in zip(self.slices, rows, strict=True):
-                self.data[where] = _bytes(row)
-
-
-def _bytes(row: Any) -> NDArray[np.uint8]:
-    return np.frombuffer(row, np.uint8)
+                self.data[where] = np.frombuffer(row, np.uint8)
 
 
 def _check(sender: int, sent: int, sent_kind: str, receiver: int, wanted: int, kind: str) -> None:

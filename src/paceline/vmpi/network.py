@@ -443,7 +443,9 @@ class Wires:
         self._sigma = network.jitter if random is not None else 0.0
         self.jittered = self._sigma > 0
         """True if messages between the same two ranks could overtake each other."""
-        self._draw: Callable[[float, float], float] = random.lognormvariate if random is not None else _one
+        self._draw: Callable[[float, float], float] = (
+            random.lognormvariate if random is not None else lambda mean, sigma: 1.0
+        )
         self._groups: dict[int, tuple[Sequence[int], int, int]] = {}
         self._collectives: dict[tuple[str, int, int, int, int], float] = {}
 
@@ -669,7 +671,3 @@ def _two_level(
         )
     gathered = collective_seconds("Allgather", nodes, nbytes * largest, between)
     return in_node("Gather", largest, nbytes) + gathered + in_node("Bcast", largest, every)
-
-
-def _one(mean: float, sigma: float) -> float:
-    return 1.0
