@@ -238,7 +238,7 @@ def test_the_tables_of_a_run_repeat_it(
     again = simulated("parameter-server", 4, machine=str(first.run), runs=tmp_path)
     assert again.train_seconds == first.train_seconds
     assert (again.model.x == first.model.x).all()
-    monkeypatch.setattr("paceline.simulate.training._measured", lambda job, options: COSTS)
+    monkeypatch.setattr("paceline.simulate.training.costs_of", lambda job, again: COSTS)
     simulated("sync", 4, machine=str(first.run))
     assert caplog.messages == [
         f"{first.run} has strategy parameter-server, not sync: what computing costs is measured here"

@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.errors import UsageError
 from paceline.launch import limit_threads
-from paceline.machine import Costs, Machine, load_network, make_compute
+from paceline.machine import Costs, Machine, costs_of, load_network, make_compute
 from paceline.models import Model
 from paceline.record import Run
 from paceline.record.environment import environment
@@ -25,6 +25,7 @@ from paceline.training.rank import Fitted, Show, train_at
 from paceline.vectors import Meter, carried
 from paceline.vmpi import Compute, Network
 from paceline.vmpi.errors import RankFailed, SimulationError
+from paceline.vmpi.faults import load_faults
 from paceline.vmpi.program import run
 
 Made = TypeVar("Made")
@@ -62,11 +63,7 @@ def check(job: Job, ranks: int, options: Options) -> Any:
     strategy = strategy_of(job.config.strategy if job.strategy is None else job.strategy)
     if isinstance(strategy, Strategy):
         strategy.check_nodes(nodes)
-    if options.faults is None:
-        return ()
-    from paceline.vmpi.faults import load_faults
-
-    return load_faults(options.faults)
+    return () if options.faults is None else load_faults(options.faults)
 
 
 def costs_for(job: Job, options: Options) -> tuple[Network, Costs]:
@@ -75,11 +72,7 @@ def costs_for(job: Job, options: Options) -> tuple[Network, Costs]:
     machine, costs = _known(job, options)
     if machine is not None:
         network = replace(network, node=machine)
-    if costs is None:
-        from paceline.machine import costs_of
-
-        costs = costs_of(job, again=options.recalibrate)
-    return network, costs
+    return network, costs_of(job, again=options.recalibrate) if costs is None else costs
 
 
 @dataclass
