@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -54,3 +56,18 @@ def batch(net: MLP, count: int, seed: int = 0) -> Batch:
 def part(inputs: Any, labels: Any) -> Batch:
     count = len(inputs)
     return Batch(inputs=inputs, labels=labels, count=count, total=count, offset=0, step=0, epoch=0)
+
+
+def allocated(steps: Callable[[], None]) -> tuple[int, int]:
+    """Return the bytes that steps allocate at most and in the end, once they have been taken before."""
+    steps()
+    tracemalloc.start()
+    try:
+        steps()
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        steps()
+        after, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return peak - before, after - before

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from paceline.models.mlp import MLP, build
 from paceline.updates.adam import Adam
 from paceline.updates.momentum import Momentum
 from paceline.updates.sgd import Sgd
-from tests.models.mlp_nets import VARIANTS, batch, name, net, part
+from tests.models.mlp_nets import VARIANTS, allocated, batch, name, net, part
 
 
 def dataset(inputs: Any, labels: Any, classes: int) -> Dataset:
@@ -114,18 +113,9 @@ def test_a_step_allocates_nothing(variant: dict[str, Any]) -> None:
             model.gradient(given)
             update.apply(model.x, model.g, 1e-6, state)
 
-    steps()
-    tracemalloc.start()
-    try:
-        steps()
-        before, _ = tracemalloc.get_traced_memory()
-        tracemalloc.reset_peak()
-        steps()
-        after, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak - before < 4096, "one number a sample would be 16 KiB"
-    assert after - before < 512
+    peak, after = allocated(steps)
+    assert peak < 4096, "one number a sample would be 16 KiB"
+    assert after < 512
 
 
 def test_the_start_is_xaviers_and_the_same_everywhere() -> None:

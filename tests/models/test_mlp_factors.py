@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from paceline.data import Batch, piece
 from paceline.models import FactoredModel
 from paceline.models._factors import PASSES, cut_rows
 from paceline.models.mlp import MLP
-from tests.models.mlp_nets import VARIANTS, batch, name, net
+from tests.models.mlp_nets import VARIANTS, allocated, batch, name, net
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -176,18 +175,9 @@ def test_a_step_allocates_nothing(variant: dict[str, Any]) -> None:
             for part in together.sums:
                 part()
 
-    steps()
-    tracemalloc.start()
-    try:
-        steps()
-        before, _ = tracemalloc.get_traced_memory()
-        tracemalloc.reset_peak()
-        steps()
-        after, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak - before < 4096, "one number a sample would be 8 KiB"
-    assert after - before < 512
+    peak, after = allocated(steps)
+    assert peak < 4096, "one number a sample would be 8 KiB"
+    assert after < 512
 
 
 def test_more_pieces_than_are_kept() -> None:

@@ -62,19 +62,14 @@ class Drawing:
     def hits(self) -> list[Hit]:
         """Return where the values are, once the page has its layout."""
         page = self.axes.get_figure()
-        tall = 72 * page.get_figheight()
+        tall = 72 * float(page.get_figheight())
         found = []
         for x0, y0, x1, y1, words in self.values:
-            (left, first), (right, second) = (
-                self.axes.transData.transform([(x0, y0), (x1, y1)]) * 72 / page.dpi
-            )
-            if (x0, y0) == (x1, y1):
-                found.append(Hit(float(left), float(tall - first), words))
-            else:
-                width, height = max(right - left, 2.0), abs(second - first)
-                found.append(
-                    Hit(float(left), float(tall - max(first, second)), words, float(width), float(height))
-                )
+            corners = self.axes.transData.transform([(x0, y0), (x1, y1)]) * 72 / page.dpi
+            (left, first), (right, second) = corners.tolist()
+            point = (x0, y0) == (x1, y1)
+            size = () if point else (max(right - left, 2.0), abs(second - first))
+            found.append(Hit(left, tall - max(first, second), words, *size))
         return found
 
 
@@ -99,12 +94,8 @@ def draw_page(
     `among`: all names of the document, as `palette.style_of` takes them. `margin`: around everything, in points.
     """
     page = blank_page(width, 1000.0 * len(grid), layout="constrained")
-    page.get_layout_engine().set(
-        w_pad=margin / 72,
-        h_pad=min(margin, 6.0) / 72,
-        wspace=0.02 * (len(grid[0]) > 1),
-        hspace=0.02 * (len(grid) > 1),
-    )
+    pads = {"w_pad": margin / 72, "h_pad": min(margin, 6.0) / 72}
+    page.get_layout_engine().set(**pads, wspace=0.02 * (len(grid[0]) > 1), hspace=0.02 * (len(grid) > 1))
     drawings = draw_on(page, grid, width, among=among, size=size, title=title, margin=margin)
     _fit(page, drawings)
     return page, [hit for row in drawings for drawing in row for hit in drawing.hits()]
@@ -133,10 +124,8 @@ def draw_on(
     every = [drawing for row in drawings for drawing in row]
     if len(every) > 1:
         for drawing, one in zip(every, (one for line in grid for one in line), strict=True):
-            label = drawing.axes.get_title(loc="left")
-            drawing.axes.set_title(
-                "\n".join(filter(None, (one.title, label))), loc="left", fontsize=size, color=INK
-            )
+            titles = "\n".join(filter(None, (one.title, drawing.axes.get_title(loc="left"))))
+            drawing.axes.set_title(titles, loc="left", fontsize=size, color=INK)
     unique = {handle.get_label(): handle for drawing in every for handle in drawing.handles}
     _add_legend(page, list(unique.values()), width, margin, size)
     return drawings
@@ -176,9 +165,8 @@ def _thin_ticks(axis: Any, size: float) -> None:
     from matplotlib.ticker import FixedLocator
 
     low, high = sorted(axis.get_view_interval())
-    ticks = [
-        (t.get_loc(), t.label1.get_window_extent()) for t in axis.get_major_ticks() if t.label1.get_text()
-    ]
+    labelled = [tick for tick in axis.get_major_ticks() if tick.label1.get_text()]
+    ticks = [(tick.get_loc(), tick.label1.get_window_extent()) for tick in labelled]
     kept: list[tuple[float, Any]] = []
     for place, box in ticks:
         if low <= place <= high and (not kept or box.x0 >= kept[-1][1].x1 + 0.6 * size):
@@ -252,9 +240,8 @@ def _set_ticks(mpl_axis: Any, axis: Axis) -> None:
         locator = LogLocator(base=2)
     elif axis.log:
         decades = math.log10(high / low)
-        locator = LogLocator(
-            subs=(1,) if decades > 3 else (1, 2, 5) if decades > 1 else (1, 1.5, 2, 3, 4, 5, 6, 8)
-        )
+        few = (1,) if decades > 3 else (1, 2, 5)
+        locator = LogLocator(subs=few if decades > 1 else (1, 1.5, 2, 3, 4, 5, 6, 8))
     else:
         locator = MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10])
     mpl_axis.set_major_locator(locator)
@@ -303,9 +290,7 @@ def _draw_curve(figure: Lines, curve: Curve, style: Style, drawing: Drawing) -> 
     if curve.joined:
         axes.plot(xs, ys, **line)
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    inside = [
-        k for k, (x, y) in enumerate(zip(xs, ys, strict=True)) if left <= x <= right and low <= y <= high
-    ]
+    inside = [k for k in range(len(xs)) if left <= xs[k] <= right and low <= ys[k] <= high]
     if curve.low is not None and curve.high is not None:
         _draw_spread(axes, curve, xs, line["color"])
     crowded = curve.oversubscribed or (False,) * len(xs)
@@ -324,14 +309,8 @@ def _draw_curve(figure: Lines, curve: Curve, style: Style, drawing: Drawing) -> 
                 bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
             )  # fmt: skip
     if curve.stops is not None and curve.stops in inside:
-        axes.plot(
-            [xs[curve.stops]],
-            [ys[curve.stops]],
-            marker="|",
-            markersize=22,
-            color=style.colour,
-            markeredgewidth=1.6,
-        )
+        crossing = {"marker": "|", "markersize": 22, "markeredgewidth": 1.6, "color": style.colour}
+        axes.plot([xs[curve.stops]], [ys[curve.stops]], **crossing)
     for k in inside[:: max(1, -(-len(inside) // HITS))]:
         drawing.values.append((xs[k], ys[k], xs[k], ys[k], _point_words(figure, curve, k)))
     handle = line if curve.joined else {"linestyle": "none"}
@@ -366,11 +345,10 @@ def _draw_spread(axes: Any, curve: Curve, xs: list[float], colour: str) -> None:
     if curve.joined:
         axes.fill_between(xs, lows, highs, color=colour, alpha=0.15, linewidth=0, zorder=1.2)
     if len(xs) <= FEW:
+        look = {"color": colour, "linewidth": 1.1, "marker": "_", "markersize": 6, "zorder": 2}
         for x, low, high in zip(xs, lows, highs, strict=True):
             if low < high:
-                axes.plot(
-                    [x, x], [low, high], color=colour, linewidth=1.1, marker="_", markersize=6, zorder=2
-                )
+                axes.plot([x, x], [low, high], **look)
 
 
 def _point_words(figure: Lines, curve: Curve, k: int) -> str:
@@ -387,11 +365,9 @@ def _point_words(figure: Lines, curve: Curve, k: int) -> str:
 
 
 def _spread_words(axis: Axis, low: float | None, high: float | None, before: str = "") -> str:
-    return (
-        ""
-        if low is None or high is None or low == high
-        else f" ({before}{axis.spell(low)} to {axis.spell(high)})"
-    )
+    if low is None or high is None or low == high:
+        return ""
+    return f" ({before}{axis.spell(low)} to {axis.spell(high)})"
 
 
 HOLLOW = {"markerfacecolor": "white", "fillstyle": "full"}
@@ -425,9 +401,8 @@ def _add_origins(figure: Lines, drawing: Drawing) -> None:
             marker = {k: v for k, v in _marker_look(kind, style).items() if k != "linestyle"}
             drawing.handles.append(_line(label=kind, **{**marker, **_line_look(kind, style)}))
     if any(any(curve.oversubscribed or ()) for curve in curves):
-        drawing.handles.append(
-            _line(label=f"hollow: {OVERSUBSCRIBED}", **_marker_look("measured", style) | HOLLOW)
-        )
+        look = _marker_look("measured", style) | HOLLOW
+        drawing.handles.append(_line(label=f"hollow: {OVERSUBSCRIBED}", **look))
 
 
 def _line(**look: Any) -> Any:
@@ -448,9 +423,8 @@ def _draw_bars(figure: Bars, drawing: Drawing, width: float, among: Sequence[str
     heights = [text + THICK + 9 if narrow else max(text, THICK) + 6 for text in texts]
     ends = [sum(heights[: k + 1]) for k in range(len(heights))]
     drawing.height = sum(heights) + 4  # a data unit of y is a point
-    middles = [
-        end - THICK / 2 - 5 if narrow else end - height / 2 for end, height in zip(ends, heights, strict=True)
-    ]
+    below = [THICK / 2 + 5 if narrow else height / 2 for height in heights]
+    middles = [end - part for end, part in zip(ends, below, strict=True)]
     if not stacked:
         _set_scale(axes.set_xscale, figure.x)
     low, high = _bar_limits(figure, dots)
@@ -500,9 +474,8 @@ def _draw_dot(figure: Bars, bar: Bar, y: float, colour: str, drawing: Drawing) -
         bar.words, (1, y), xycoords=("axes fraction", "data"), xytext=(14, 0), textcoords="offset points",
         fontsize=drawing.size, color=INK, va="center",
     )  # fmt: skip
-    words = (
-        f"{bar.label}\n{figure.x.name}: {figure.x.spell(value)}{_spread_words(figure.x, bar.low, bar.high)}"
-    )
+    spread = _spread_words(figure.x, bar.low, bar.high)
+    words = f"{bar.label}\n{figure.x.name}: {figure.x.spell(value)}{spread}"
     words += f"\n{OVERSUBSCRIBED}" if bar.oversubscribed else ""
     drawing.values.append((at, y, at, y, words))
 
@@ -531,15 +504,8 @@ def _draw_parts(figure: Bars, bar: Bar, y: float, colour: str, drawing: Drawing,
         drawing.values.append((max(at, low), y - THICK / 2, at + part, y + THICK / 2, words))
         at += part
     end = max(min(max(whole, low), high), _draw_whisker(axes, bar, y))
-    axes.annotate(
-        bar.words,
-        (end, y),
-        xytext=(7, 0),
-        textcoords="offset points",
-        fontsize=drawing.size,
-        color=INK,
-        va="center",
-    )
+    look = {"fontsize": drawing.size, "color": INK, "va": "center"}
+    axes.annotate(bar.words, (end, y), xytext=(7, 0), textcoords="offset points", **look)
 
 
 def _draw_whisker(axes: Any, bar: Bar, y: float) -> float:
@@ -552,7 +518,7 @@ def _draw_whisker(axes: Any, bar: Bar, y: float) -> float:
     return float(ends[1])
 
 
-def _dot_look(colour: str, *, simulated: bool, oversubscribed: bool) -> dict[str, Any]:
+def _dot_look(colour: str, *, simulated: bool = False, oversubscribed: bool = False) -> dict[str, Any]:
     look: dict[str, Any] = {
         "linestyle": "none", "marker": "o", "markersize": 8, "color": colour, "markeredgecolor": colour,
         "markeredgewidth": 1.5,
@@ -566,22 +532,22 @@ def _add_bar_legend(figure: Bars, drawing: Drawing, *, dots: bool) -> None:
     from matplotlib.patches import Patch
 
     handles = drawing.handles
+    simulated = any(bar.simulated for bar in figure.bars)
+    crowded = any(bar.oversubscribed for bar in figure.bars)
     if len(figure.kinds) > 1:
         handles += [Patch(facecolor=kind_colour(kind)[0], label=kind) for kind in figure.kinds]
-    if any(bar.simulated for bar in figure.bars):
-        look = _dot_look(GREY, simulated=True, oversubscribed=False)
-        hatched: dict[str, Any] = {"facecolor": GREY, "edgecolor": "white", "hatch": HATCH, "linewidth": 0}
-        handles.append(
-            _line(label="half: simulated", **look) if dots else Patch(label="hatched: simulated", **hatched)
+    if simulated and dots:
+        handles.append(_line(label="half: simulated", **_dot_look(GREY, simulated=True)))
+    elif simulated:
+        hatched = Patch(
+            label="hatched: simulated", facecolor=GREY, edgecolor="white", hatch=HATCH, linewidth=0
         )
-    if any(bar.oversubscribed for bar in figure.bars):
-        look = _dot_look(GREY, simulated=False, oversubscribed=True)
-        pale: dict[str, Any] = {"facecolor": (GREY, PALE), "edgecolor": GREY, "linewidth": 0.8}
-        handles.append(
-            _line(label=f"hollow: {OVERSUBSCRIBED}", **look)
-            if dots
-            else Patch(label=f"pale: {OVERSUBSCRIBED}", **pale)
-        )
+        handles.append(hatched)
+    if crowded and dots:
+        handles.append(_line(label=f"hollow: {OVERSUBSCRIBED}", **_dot_look(GREY, oversubscribed=True)))
+    elif crowded:
+        pale = Patch(label=f"pale: {OVERSUBSCRIBED}", facecolor=(GREY, PALE), edgecolor=GREY, linewidth=0.8)
+        handles.append(pale)
     if figure.level is not None:
         drawing.axes.axvline(figure.level[0], color=INK, linewidth=1, dashes=(2, 2), zorder=2.5)
         handles.append(_line(label=figure.level[1], color=INK, linewidth=1, dashes=(2, 2)))
@@ -602,9 +568,8 @@ def _draw_histogram(figure: Histogram, drawing: Drawing, width: float, among: Se
     axes.grid(axis="y", color=FAINT, linewidth=0.7)
     axes.set_title(figure.y.label, loc="left", fontsize=size, color=GREY)
     axes.set_xlabel(figure.x.label, fontsize=size, color=GREY, loc="left")
-    columns = axes.bar(
-        range(count), figure.heights, width=0.82, color=style_of(figure.strategy, among).colour
-    )
+    colour = style_of(figure.strategy, among).colour
+    columns = axes.bar(range(count), figure.heights, width=0.82, color=colour)
     if figure.tail and count:
         columns[-1].set_facecolor("#aaaaaa")
     room = 0.9 * width / max(axes.get_xlim()[1], 1)
@@ -667,10 +632,8 @@ def wrap(words: str, size: float, room: float, *, bold: bool = False) -> list[st
             lines.append("")
         lines[-1] += piece
         while text_width(lines[-1].rstrip(), size, bold=bold) > room and len(lines[-1]) > 1:
-            fits = max(
-                k
-                for k in range(1, len(lines[-1]))
-                if k == 1 or text_width(lines[-1][:k], size, bold=bold) <= room
-            )
-            lines[-1:] = [lines[-1][:fits], lines[-1][fits:]]
+            line = lines[-1]
+            fits = [k for k in range(2, len(line)) if text_width(line[:k], size, bold=bold) <= room]
+            end = max(fits, default=1)
+            lines[-1:] = [line[:end], line[end:]]
     return [line.rstrip() for line in lines]

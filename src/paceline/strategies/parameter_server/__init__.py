@@ -27,7 +27,6 @@ from paceline.errors import UsageError
 from paceline.models import flat_buffers
 from paceline.strategies import Change, Load, Strategy, Traffic, Trouble, at_least
 from paceline.strategies.parameter_server._chief import Chief, Dealer, first_batch, help_to_finish
-from paceline.strategies.parameter_server._disciplines import maker
 from paceline.strategies.parameter_server._master import (
     BUFFERS,
     COUNT,
@@ -40,6 +39,7 @@ from paceline.strategies.parameter_server._master import (
     STEP,
     Inbox,
     Master,
+    maker,
 )
 from paceline.strategies.parameter_server._pieces import (
     EVENTS,
