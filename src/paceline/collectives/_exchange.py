@@ -31,7 +31,7 @@ from paceline.models import FactoredModel, Model
 
 
 class Exchange(Protocol):
-    """What a synchronous strategy needs. Making an exchange, `reduce`, `publish` and `close` are collective."""
+    """A gradient exchange for synchronous strategies. Its creation, `reduce`, `publish` and `close` are collective."""
 
     part: slice
     """The part of x that this rank updates. May be empty."""

@@ -1,9 +1,9 @@
-"""How ranks train together: one file per strategy.
+"""Strategies for training one model on many ranks: one file per strategy.
 
 A strategy is a frozen dataclass. Its fields are its hyper-parameters, `train` is the whole loop of its ranks, and the
-class attributes and methods below say what others need to know about it: reports, the diagnosis, the simulator and the
-figures ask the strategy and know none by name. A run's record holds the answers (`Facts`), so that a strategy of your own
-is reported and diagnosed as a built-in one is.
+class attributes and methods below describe it to reports, the diagnosis, the simulator and the figures, none of which
+refers to a strategy by name. A run's record stores this description (`Facts`), so that your own strategies are reported
+and diagnosed like the built-in ones.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Strategy(ABC):
     own_data: ClassVar[bool] = False
     """True if every rank trains on its own part of the data, chosen at the start."""
     equals_serial: ClassVar[bool] = False
-    """True if it learns what serial SGD learns with the same batches, up to rounding."""
+    """True if the result equals that of serial SGD with the same batches, up to rounding."""
     in_place: ClassVar[bool] = False
     """True if gradients are computed directly in shared memory where its collective uses that."""
     interval_option: ClassVar[str] = ""
@@ -64,7 +64,7 @@ class Strategy(ABC):
     masters_option: ClassVar[str] = ""
     """The option that sets how many ranks hold parameters instead of computing, if there is one."""
     colour: ClassVar[str] = ""
-    """Its colour in figures, as #RRGGBB; none: one is chosen by its name."""
+    """Its colour in figures, as #RRGGBB; if empty, one is chosen by its name."""
     marker: ClassVar[str] = ""
     """Its marker in figures, as matplotlib spells it."""
 
@@ -73,13 +73,13 @@ class Strategy(ABC):
         """Train `me.model`; runs on every rank."""
 
     def launcher(self) -> Literal["mpi", "torch"]:
-        """Return what starts its ranks and connects them: an MPI, or torch's multiprocessing on one machine."""
+        """Return what starts and connects its ranks: MPI, or torch.multiprocessing on one machine."""
         return "mpi"
 
-    # ---- what others need to know about it
+    # ---- description
 
     def role(self, rank: int, ranks: int) -> str:
-        """Return what a rank does where not all do the same: "worker" if it computes gradients, else another word."""
+        """Return the role of a rank if roles differ: "worker" if it computes gradients, otherwise another word."""
         return ""
 
     def workers(self, ranks: int) -> int:
@@ -95,11 +95,11 @@ class Strategy(ABC):
         return True
 
     def fixed_shares(self) -> bool:
-        """Return True if it is fixed in advance which rank computes which batches."""
+        """Return True if the batches of each rank are fixed in advance."""
         return True
 
     def uses(self) -> Sequence[object]:
-        """Return what its options name, such as a rule: if that is the user's own code, the record has its digest."""
+        """Return the objects that its options name, such as a rule; if they are user code, their digest is recorded."""
         return []
 
     def traffic(self, load: Load) -> Traffic:
@@ -107,25 +107,25 @@ class Strategy(ABC):
         return Traffic.unknown("the strategy declares no formula")
 
     def measured_work(self) -> str:
-        """Return a name for work of its own that must be measured on real ranks before it is simulated; "": none."""
+        """Return a name for work specific to this strategy that must be measured before simulation, or ""."""
         return ""
 
     def remedies(self, trouble: Trouble, *, update: str = "sgd") -> Sequence[Change]:
-        """Return changes of this strategy's options, or of the run's settings, that help against a trouble."""
+        """Return changes to this strategy's options, or to the run's settings, that address a problem."""
         return [Change(factors={"lr": 0.5})] if trouble in ("old gradients", "divergence") else []
 
     @classmethod
     def offers(cls, trouble: Trouble, *, ranks: int, amount: int = 1) -> Sequence[Change]:
-        """Return options with which runs of other strategies should try this one instead, to get rid of a trouble.
+        """Return options with which to try this strategy instead of another one that has a problem.
 
         `amount` is the number of slow ranks, or the steps between exchanges that would be enough.
         """
         return []
 
-    # ---- what it refuses
+    # ---- checks
 
     def check(self, ranks: int) -> None:  # noqa: B027
-        """Refuse, with a UsageError, a number of ranks that it cannot use; called before any message."""
+        """Raise a UsageError for a number of ranks that it cannot use; called before any message."""
 
     def check_nodes(self, nodes: int) -> None:  # noqa: B027
         """Refuse a number of nodes that this strategy cannot use, if it is known before the ranks are started."""
@@ -144,7 +144,7 @@ class Strategy(ABC):
 
 
 def check_collective(name: str) -> None:
-    """Refuse the name of a collective that does not exist.
+    """Raise a UsageError for an unknown collective.
 
     >>> check_collective("rng")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -155,7 +155,7 @@ def check_collective(name: str) -> None:
 
 
 def at_least(least: int, what: str, value: int) -> None:
-    """Refuse a value below the least that is possible.
+    """Raise a UsageError for a value below the minimum.
 
     >>> at_least(1, "every of elastic", 0)
     Traceback (most recent call last):
@@ -166,7 +166,7 @@ def at_least(least: int, what: str, value: int) -> None:
 
 
 def summarize_staleness(tau: NDArray[Any]) -> dict[str, Any]:
-    """Summarize how many updates old gradients were when they were applied; `histogram`: how many were 0, 1, 2 … old.
+    """Summarize the staleness of applied gradients; `histogram` counts those that were 0, 1, 2 … updates old.
 
     >>> summarize_staleness(np.array([0, 1, 1, 4]))
     {'mean': 1.5, 'median': 1.0, 'largest': 4, 'histogram': [1, 2, 0, 0, 1]}

@@ -1,4 +1,4 @@
-"""What a strategy says about itself, as plain data that reports and diagnoses read and a record can hold."""
+"""The description of a strategy as plain data: stored in records, read by reports and diagnoses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Trouble = Literal[
     "single average",
     "bad average",
 ]
-"""What a diagnosis may find, and a strategy may have an answer to:
+"""The problems that a diagnosis may find, and that a strategy may have a remedy for:
 
 slow ranks          some ranks always compute more slowly than the others
 uneven steps        now one rank is slow and now another
@@ -58,29 +58,29 @@ class Change:
     factors: Mapping[str, float] = field(default_factory=dict)
     """Settings of the run (lr, epochs) and what to multiply them by."""
     why: str = ""
-    """A few words; none where it needs no reason."""
+    """The reason in a few words; may be empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """The work of one run, as far as what its ranks send depends on it."""
+    """The quantities of a run that determine its traffic."""
 
     ranks: int
     parameters: int
     itemsize: int = 4
-    """Bytes of a parameter."""
+    """Bytes per parameter."""
     buffers: int = 0
-    """Numbers in the model's floating-point buffers."""
+    """The number of values in the model's floating-point buffers."""
     steps: int = 0
-    """Batches of the whole run."""
+    """Batches in the whole run."""
     turns: int = 0
     """Batches of the rank that has the most, where each rank has its own part of the data."""
     epochs: int = 1
     passes: float = 1.0
-    """How often the samples of one epoch were computed, by all ranks together."""
+    """The number of times that all ranks together processed the samples of one epoch."""
     nodes: Nodes = field(default=Nodes(()))
     findings: Mapping[str, Any] = field(default_factory=dict)
-    """What the strategy found out in the run."""
+    """The strategy's findings in the run."""
 
     def __post_init__(self) -> None:
         if len(self.nodes.of) != self.ranks:
@@ -88,9 +88,9 @@ class Load:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], summary: Mapping[str, Any], nodes: Nodes) -> Load:
-        """Return the work of a run, from what its config.json and summary.json hold, and the node of each rank."""
+        """Return the load of a run, from its config.json, its summary.json and the node of each rank."""
         ranks, draws, epochs = config["ranks"], config["draws"], config["epochs"]
-        own = -(-(config.get("samples") or 0) // ranks)  # of the rank that has most
+        own = -(-(config.get("samples") or 0) // ranks)  # of the rank with the most
         turns = -(-own // summary["global_batch"]) if draws is None else -(-draws // ranks)
         return cls(
             ranks=ranks,
@@ -106,7 +106,7 @@ class Load:
         )
 
     def per_epoch(self, count: float) -> str:
-        """Spell how often an epoch has what happened `count` times in the run.
+        """Format the number of times per epoch of something that happened `count` times in the run.
 
         >>> Load(ranks=2, parameters=10, passes=2.0).per_epoch(2400)
         '1,200'
@@ -116,9 +116,9 @@ class Load:
 
 
 def epoch_samples(config: Mapping[str, Any], summary: Mapping[str, Any]) -> int | None:
-    """Return the samples that ONE process computes in an epoch: the same for all runs of a problem.
+    """Return the samples that ONE process uses in an epoch: the same for all runs of a problem.
 
-    With --draws and --batch-per-rank an epoch of several ranks that share a batch has more. None in old records.
+    With --draws and --batch-per-rank, ranks that share a batch use more than that in an epoch. None in old records.
     """
     if config["draws"] is None:
         return config.get("samples")
@@ -126,7 +126,7 @@ def epoch_samples(config: Mapping[str, Any], summary: Mapping[str, Any]) -> int 
 
 
 def passes_of(config: Mapping[str, Any], summary: Mapping[str, Any]) -> float:
-    """Return how often all ranks together computed that many samples: the run's epochs, unless it was stopped."""
+    """Return the number of passes that all ranks together made: the run's epochs, unless it was stopped early."""
     rate, samples = summary.get("samples_per_second"), epoch_samples(config, summary)
     if not rate or not samples:
         return float(config["epochs"] or 1)
@@ -140,17 +140,17 @@ class Traffic:
     bytes: float | None
     messages: float | None
     words: str
-    """The formula, with what it comes to in an epoch; or why there is none."""
+    """The formula and its value for one epoch, or why there is none."""
 
     @staticmethod
     def unknown(why: str) -> Traffic:
-        """Say that there is no formula, and why."""
+        """Return traffic for which there is no formula, with the reason."""
         return Traffic(bytes=None, messages=None, words=f"none: {why}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What reports and diagnoses need to know about the strategy of a run."""
+    """The facts that reports and diagnoses need about the strategy of a run."""
 
     workers: int
     """Ranks that compute gradients."""
@@ -168,9 +168,9 @@ class Facts:
     colour: str = ""
     marker: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Every option and its value."""
+    """All options and their values."""
     remedies: Mapping[str, tuple[Change, ...]] = field(default_factory=dict)
-    """Changes of this strategy, by the trouble that they help against."""
+    """Changes to this strategy, by the problem that they address."""
 
     @classmethod
     def of(cls, strategy: Strategy, *, ranks: int, update: str = "sgd") -> Facts:
@@ -206,7 +206,7 @@ class Facts:
 
     @classmethod
     def read(cls, values: Any, *, ranks: int) -> Facts | None:
-        """Read what `as_json` wrote; what is damaged or unknown is left out. None where there is nothing.
+        """Read the output of `as_json`, ignoring damaged and unknown entries; return None if there is none.
 
         >>> Facts.read({"averages": True, "workers": "many", "new": 1}, ranks=4)
         Facts(workers=4, whole_batches=False, in_step=True, averages=True, own_data=False, equals_serial=False, \
@@ -255,5 +255,5 @@ def _positive(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON can hold it."""
+    """Convert a value to one that JSON can represent."""
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -1,4 +1,4 @@
-"""Weighted parameter vectors on their way between ranks that never wait for each other."""
+"""Weighted parameter vectors, sent between ranks that never wait for each other."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from paceline.comm.control import Control
 
 Array = NDArray[Any]
-# Up to this many ranks tell each other, at the end, how many messages each has sent to whom; more look until all have come.
+# Up to this many ranks exchange, at the end, how many messages each sent to whom; more ranks poll until all have arrived.
 FEW = 1024
 
 
 class Envelope:
-    """The memory of one message: a weight of 64 bits and a vector. `vector(more)` makes memory for it.
+    """The memory of one message: a 64-bit weight and a vector. `vector(more)` allocates it.
 
     >>> envelope = Envelope(lambda more: np.zeros(3 + more, np.float32))
     >>> envelope.weight[0] = 0.1
@@ -34,7 +34,7 @@ class Envelope:
 
 
 def merge(x: Array, w: float, message: Envelope) -> float:
-    """x <- (w x + w' x') / (w + w'), in place; returns w + w'. The message is used up.
+    """x <- (w x + w' x') / (w + w'), in place; returns w + w'. The message is overwritten.
 
     >>> x, message = np.array([0.0, 4.0]), Envelope(lambda more: np.zeros(2 + more))
     >>> message.x[...], message.weight[...] = 4.0, 0.125
@@ -49,7 +49,7 @@ def merge(x: Array, w: float, message: Envelope) -> float:
 
 
 class Mail:
-    """Non-blocking messages of one rank: up to `slots` under way from it, each in memory of its own; one comes in.
+    """Non-blocking messages of one rank: up to `slots` outgoing, each with its own memory, and one incoming.
 
     No other messages may use `comm`. Receiving starts when a message is there, so that no receive is left over at the end.
     """
@@ -63,7 +63,7 @@ class Mail:
         self.received = 0
 
     def free(self) -> Envelope | None:
-        """Return an envelope whose last message has gone, if there is one."""
+        """Return an envelope whose last message has been sent, or None."""
         for envelope in self._out:
             if envelope.request is None or envelope.request.Test():
                 envelope.request = None
@@ -76,7 +76,7 @@ class Mail:
         self.sent[dest] += 1
 
     def next(self) -> Envelope | None:
-        """Return a message that has arrived completely, or None; it may be overwritten and holds until the next call."""
+        """Return a message that has arrived completely, or None; it may be modified and is valid until the next call."""
         arriving = self._in
         if arriving.request is None:
             if not self._comm.Iprobe():
@@ -89,7 +89,7 @@ class Mail:
         return arriving
 
     def wait(self) -> Envelope:
-        """Wait for the next message: to be called only if one is known to be under way."""
+        """Wait for the next message; call this only if one is known to be in flight."""
         arriving = self._in
         if arriving.request is None:
             arriving.request = self._comm.Irecv(arriving.message)
@@ -99,7 +99,7 @@ class Mail:
         return arriving
 
     def rest(self, control: Control) -> Iterator[Envelope]:
-        """Go through what is still under way to this rank, when all ranks have stopped sending. Collective."""
+        """Iterate over the messages still in flight to this rank, after all ranks have stopped sending. Collective."""
         size = self._comm.Get_size()
         if size > FEW:
             control.wait()
@@ -119,7 +119,7 @@ class Mail:
             sent, received = control.total(np.array([self.sent.total(), self.received])).tolist()
 
     def flush(self) -> None:
-        """Wait until all messages of this rank have gone."""
+        """Wait until all messages of this rank have been sent."""
         for envelope in self._out:
             if envelope.request is not None:
                 envelope.request.Wait()

@@ -1,4 +1,4 @@
-"""Strategies that average their ranks' models, and what collectives send when a strategy calls them."""
+"""The base of strategies that average their ranks' models, and the traffic of a strategy's collectives."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from paceline.comm.shared import CACHE_LINE
 from paceline.data import check_own
 from paceline.strategies import Load, Strategy, Traffic
 
-# Numbers that all p ranks together send in one call, for each number of the array.
+# The numbers that all p ranks together send in one call, per element of the array.
 FORMULAS = {"naive": "p (p - 1)", "ring": "2 (p - 1)", "rabenseifner": "2 (p - 1)", "native": "p"}
 
 
 def allreduce_traffic(load: Load, collective: str, *, calls: int, when: str) -> Traffic:
-    """Return what `calls` allreduces of all parameters and one number more (a count of ranks) send.
+    """Return the traffic of `calls` allreduces of all parameters plus one number (a count of ranks).
 
     >>> from paceline.strategies import Load
     >>> allreduce_traffic(Load(ranks=2, parameters=9), "ring", calls=3, when="every turn")
@@ -30,7 +30,7 @@ def allreduce_traffic(load: Load, collective: str, *, calls: int, when: str) -> 
 
 
 def exchange_traffic(load: Load, collective: str, *, calls: int, when: str) -> Traffic:
-    """Return what `calls` gradient exchanges send; inside a node they use shared memory where they can."""
+    """Return the traffic of `calls` gradient exchanges; inside a node they use shared memory if they can."""
     if collective == "auto":
         one, many = load.nodes.count == 1, load.nodes.largest > 1
         collective = "shared-memory" if one else "hierarchical" if many else "auto"
@@ -43,7 +43,7 @@ def exchange_traffic(load: Load, collective: str, *, calls: int, when: str) -> T
 
 
 def _chosen(collective: str, nbytes: int, load: Load) -> str:
-    """Return the collective that `auto` chooses for so many bytes, or the one named."""
+    """Return the collective that `auto` chooses for this many bytes, or the given one."""
     if collective != "auto":
         return collective
     return choose(nbytes, load.ranks, load.nodes).__name__.rpartition(".")[2].replace("_", "-")
@@ -85,7 +85,7 @@ def _called(load: Load, each: tuple[int, int] | None, calls: int, words: str) ->
 
 
 def _words(load: Load, calls: int, array: str, name: str, when: str) -> str:
-    """Spell the formula: calls in an epoch, the numbers of one call, the collective, and when it is called."""
+    """Format the formula: calls per epoch, numbers per call, the collective, and when it is called."""
     if name == "shared-memory":
         return "nothing: the ranks share memory"
     p, q = load.ranks, 1 << (load.ranks.bit_length() - 1)
@@ -118,7 +118,7 @@ class OnOwnData(Strategy):
 
 
 def averages_traffic(load: Load, allreduce: str, *, every: int | None, warmup: int = 0) -> Traffic:
-    """Return what averaging all parameters every `every` turns (None: at the end) sends; in a warm-up, at every turn.
+    """Return the traffic of averaging all parameters every `every` turns (None: at the end), or every turn in a warm-up.
 
     >>> averages_traffic(Load(ranks=2, parameters=9, turns=10), "ring", every=4, warmup=3).words
     '5 x 2 (p - 1) (n + 1): ring, every 4 turns, and at each of the first 3'

@@ -1,4 +1,4 @@
-"""Elastic averaging SGD, synchronous: every rank explores on its own, tied to a common centre by a spring.
+"""Elastic averaging SGD, synchronous: every rank trains on its own and is pulled towards a common centre.
 
     every rank: x_i alone, and the same centre c
         x_i <- x_i - eta grad f(x_i; B_i)              at every step
@@ -6,8 +6,8 @@
             x_i <- x_i - alpha (x_i - c)               pulled towards the centre
             c   <- c + p alpha (m - c)                 which all pull towards themselves
 
-The centre is what is validated and kept. Unlike local SGD the ranks are not made equal: a small alpha leaves them more
-freedom. p alpha = 0.9 unless another moving rate is given. The run ends with a pull.
+The centre is the result, and it is what is validated. Unlike in local SGD, ranks are never set to the same values: the
+smaller alpha, the further they may move apart. By default p alpha = 0.9. The run ends with a pull.
 
 Cost, n parameters: one allreduce of n + 1 numbers every tau steps; every rank holds a second copy of the parameters.
 Zhang, Choromanska and LeCun, Deep learning with elastic averaging SGD (2015); there, a pull and the gradient of the
@@ -27,7 +27,7 @@ from paceline.updates import positive
 if TYPE_CHECKING:
     from paceline.worker import Worker
 
-BETA = 0.9  # p alpha, by default: the paper's
+BETA = 0.9  # The default of p alpha, from the paper.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Elastic(OnOwnData):
     every: int = 10
     """Steps of each rank between pulls."""
     moving_rate: float | None = None
-    """How far a pull goes, alpha; by default 0.9 / ranks."""
+    """The strength of a pull, alpha; by default 0.9 / ranks."""
     allreduce: str = "auto"
 
     interval_option: ClassVar[str] = "every"

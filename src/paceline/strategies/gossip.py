@@ -1,15 +1,15 @@
-"""Gossip: every rank trains a model of its own and sends it, now and then, to one other rank drawn at random.
+"""Gossip: every rank trains its own model and sends it, every few steps, to another rank chosen at random.
 
     each rank i, from w_i = 1/p:
         for each (x', w') that has arrived:  x_i <- (w_i x_i + w' x') / (w_i + w');  w_i <- w_i + w'
         x_i <- x_i - eta g / |B|                               its own batch, its own step
         every H steps:  w_i <- w_i / 2;  send (x_i, w_i) to a random other rank, without waiting
 
-No rank waits for another within an epoch. The weights, with those of messages under way, always add up to 1, and merging
-leaves the sum of w x as it is. So the mean of what all ranks learned, sum of w_i x_i, is never lost; it is what is
-evaluated at the end of an epoch, when everything under way has arrived, and what is kept at the end.
+No rank waits for another within an epoch. All weights, with those of messages in flight, add up to 1, and merging
+does not change the sum of w x. So the weighted mean of all models, sum of w_i x_i, is preserved; it is evaluated at the
+end of an epoch, when all messages have arrived, and it is the result of the run.
 
-Cost: a message of n numbers (and one weight) a rank every H steps; at the end of an epoch one allreduce of n numbers.
+Cost: per rank, a message of n numbers and a weight every H steps; at the end of an epoch, one allreduce of n numbers.
 Blot et al., Gossip training for deep learning (2016); Kempe et al., Gossip-based computation of aggregates (2003).
 """
 
@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     from paceline.worker import Worker
 
 Array = NDArray[Any]
-# Messages of one rank that may be under way at once; where none is free the rank goes on without sending.
+# Messages of one rank that may be in flight at once; beyond that, the rank continues without sending.
 SLOTS = 2
-# A rank whose weight has fallen this far below its fair share keeps it until something comes in: what it would send
-# weighs nothing, and halving without end comes to 0. So at most ten messages of one rank pile up at a slow one.
+# A rank whose weight has fallen to this fraction of its fair share stops sending until it receives something: its
+# messages would count for next to nothing, and repeated halving would reach 0. So at most ten messages of one rank
+# queue at a slow one.
 LEAST = 2.0**-10
 
 
@@ -55,7 +56,7 @@ class Gossip(Strategy):
     marker: ClassVar[str] = "p"
 
     every: int = 1
-    """Steps between two messages of a rank."""
+    """Steps of a rank between two messages."""
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -73,16 +74,16 @@ class Gossip(Strategy):
             return
         me.broadcast()  # x the same on every rank
         x, own, w = me.model.x, me.vector(), 1 / me.size
-        with me.preparation():  # of which the first sum is a part: it makes what the others use
+        with me.preparation():  # includes the first allreduce, which sets up what later ones use
             own[:] = x
             me.allreduce(own)
             own[:] = x
-            comm = me.comm.Dup()  # for these messages alone
+            comm = me.comm.Dup()  # only for these messages
             mail = Mail(me.vector, comm, slots=SLOTS)
         draw = np.random.default_rng((me.seed, me.rank))
-        light = busy = 0  # messages that were not sent: too little weight, earlier ones still under way
+        light = busy = 0  # messages not sent: weight too low, earlier ones still in flight
         for epoch in me.epochs():
-            x[:] = own  # on from this rank's own model
+            x[:] = own  # continue from this rank's own model
             for turn, batch in enumerate(me.turns(epoch), 1):
                 while (message := mail.next()) is not None:
                     w = merge(x, w, message)
@@ -105,7 +106,7 @@ class Gossip(Strategy):
             x *= w
             me.allreduce(x)  # x <- sum of w_i x_i
             self._note(me, own, w)
-            if me.validate(epoch):  # set back: all ranks start anew from there
+            if me.validate(epoch):  # restored: all ranks restart from there
                 own[:] = x
                 w = 1 / me.size
         with me.evaluation():
@@ -113,7 +114,7 @@ class Gossip(Strategy):
         comm.Free()
 
     def _note(self, me: Worker, own: Array, w: float) -> None:
-        """Note how far apart the ranks' models are at the end of an epoch, and what each weighs."""
+        """Record how far apart the ranks' models are at the end of an epoch, and their weights."""
         with me.evaluation():
             apart = w * float(np.square(own - me.model.x, dtype=np.float64).sum())
             weights = me.control.gather(np.array([w]))

@@ -1,4 +1,4 @@
-"""HogWild: one x in shared memory, which all ranks of a node read and write at will, with no lock.
+"""HogWild: one x in shared memory, which all ranks of a node read and write without locks.
 
     each rank of a node, for each of its batches B:
         y <- x                                   each number once, as it is, while others write it
@@ -8,12 +8,13 @@
         s <- x_k;  m <- sum over k of p_k/p s_k  the mean of the nodes, weighted by their ranks
         x_k <- x_k + (m - s)                     so that what others wrote meanwhile is not lost
 
-The copy y keeps a gradient a gradient: a backward pass that finds other weights than the forward pass did goes astray.
-It is as old as the updates that others make while it is computed, p - 1 of them on average. Updates that meet on the same
-number at the same moment may lose one there. At the end of an epoch all ranks meet and x is at rest.
+The copy y keeps the forward and the backward pass consistent: both must use the same weights. The gradient is stale by
+the updates that others make while it is computed, p - 1 on average. If two ranks update the same number at the same
+moment, one of the updates may be lost. At the end of an epoch all ranks synchronize, and x does not change.
 
-Cost a step: no message, two passes over the shared x; with K nodes one allreduce of n numbers among K ranks every H turns.
-Niu, Recht, Ré and Wright, HOGWILD! (2011); a replica a node as in Zhang and Ré, DimmWitted (2014).
+Cost per step: no message, two passes over the shared x; with K nodes, one allreduce of n numbers among K ranks every
+H turns.
+Niu, Recht, Ré and Wright, HOGWILD! (2011); one replica per node as in Zhang and Ré, DimmWitted (2014).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ BACKENDS = ("mpi", "torch")
 
 @dataclass(frozen=True, kw_only=True)
 class Hogwild(Strategy):
-    """One shared `x`, no locks: all ranks of a node read and write it at will; averaged between nodes.
+    """All ranks of a node read and write one shared `x` without locks; it is averaged between nodes.
 
     >>> Hogwild().every
     16
@@ -48,9 +49,9 @@ class Hogwild(Strategy):
     marker: ClassVar[str] = "v"
 
     every: int = 16
-    """Turns of a rank between averages of the nodes."""
+    """Steps of a rank between averages of the nodes."""
     backend: Literal["mpi", "torch"] = "mpi"
-    """What the ranks share x through: an MPI window, or a tensor of torch.multiprocessing (one machine, no MPI)."""
+    """The shared memory for x: an MPI window, or a torch.multiprocessing tensor (one machine, no MPI)."""
 
     def __post_init__(self) -> None:
         if self.every < 1:

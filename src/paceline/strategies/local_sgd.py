@@ -1,4 +1,4 @@
-"""Local SGD: every rank takes H steps alone on its own part of the data, then all go on from the average.
+"""Local SGD: every rank takes H steps alone on its own part of the data, then all continue from the average.
 
     for the first `warmup` steps:  x <- x - eta mean_i grad f(x; B_i)          gradients averaged: synchronous SGD
     then in rounds, from the common x:
@@ -7,7 +7,7 @@
         v     <- mu v + Delta;  x <- x - nu (Delta + mu v)                     mu, nu = 0, 1: x <- mean_i x_i
 
 Rounds are counted over the whole run and need not divide an epoch; the last one ends with the run. H = 1 is
-`weight-average`, H = none (never) is `psgd`. What an update remembers (momentum) stays each rank's own.
+`weight-average`, H = none (never) is `psgd`. The state of an update (momentum) stays local to each rank.
 
 Cost, n parameters: one allreduce of n + 1 numbers every H steps.
 Stich, Local SGD converges fast and communicates little (2018); warm-up: Lin et al., Don't use large mini-batches, use
@@ -41,11 +41,11 @@ class LocalSgd(OnOwnData):
     every: int | None = 10
     """Steps of each rank between averages; none: only at the end of the run."""
     warmup: int = 0
-    """Steps of each rank, at first, in which gradients are averaged instead of weights."""
+    """Initial steps of each rank in which gradients are averaged instead of weights."""
     outer_momentum: float = 0.0
-    """Nesterov's momentum on what the rounds change; DiLoCo's is 0.9."""
+    """Nesterov momentum on the changes of the rounds; DiLoCo uses 0.9."""
     outer_lr: float = 1.0
-    """How far to go along what a round changed; DiLoCo's is 0.7."""
+    """The fraction of a round's change to apply; DiLoCo uses 0.7."""
     allreduce: str = "auto"
 
     interval_option: ClassVar[str] = "every"
@@ -99,14 +99,14 @@ class LocalSgd(OnOwnData):
                 current.moved |= batch.count > 0
                 if current.steps == self.every or batch.step + 1 == turns:
                     current.end(mean(me.model.x, current.moved))
-            # In the middle of a round its average is evaluated, and training goes on without it.
+            # In the middle of a round the average is only evaluated; training continues from the ranks' own parameters.
             shown = mean.preview(me.model.x, current.moved) if current.steps else None
             if me.validate(epoch, shown=shown):
-                current = Round(self, me)  # whose momentum is 0
+                current = Round(self, me)  # with zero momentum
 
 
 class Round:
-    """From one average to the next: where it began, how far it is, and what the outer momentum remembers."""
+    """A round from one average to the next: its start, its progress and the outer momentum."""
 
     def __init__(self, options: LocalSgd, me: Worker) -> None:
         self._own = me.model.x
@@ -115,17 +115,17 @@ class Round:
         self._x = self._own if self._plain else self._own.copy()
         self._v = {} if self._plain else start_update(self._outer, self._x)
         self.steps = 0
-        """Steps taken, and turns without a batch."""
+        """Steps taken, including turns without a batch."""
         self.moved = False
-        """True if this rank had a batch: a rank that had none does not count in the average."""
+        """True if this rank had a batch; otherwise it does not count in the average."""
 
     def begin(self) -> None:
-        """Start from the parameters as they are."""
+        """Start from the current parameters."""
         self._x[:] = self._own
         self.steps, self.moved = 0, False
 
     def end(self, mean: Array) -> None:
-        """Go on from the average."""
+        """Continue from the average."""
         if self._plain:
             self._own[:] = mean  # x <- mean_i x_i
         else:

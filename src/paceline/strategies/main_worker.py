@@ -6,10 +6,10 @@
         main:      x <- x + |B_1|/|B| d_1 + … + |B_p-1|/|B| d_p-1        in rank order
                    send x to each worker
 
-With plain SGD the weighted changes add up to the step of the whole batch: serial SGD, to rounding.
+With plain SGD the weighted changes add up to the step of the whole batch: serial SGD, up to rounding.
 
-Cost a step, n parameters: 2 (p - 1) messages of n numbers, all of them through rank 0, with blocking Send and Recv: every
-worker waits for the slowest one and then for its turn. The first thing one writes; use sync instead.
+Cost per step, n parameters: 2 (p - 1) messages of n numbers, all of them through rank 0, with blocking Send and Recv: every
+worker waits for the slowest one and then for its turn. This is the obvious first design; use sync instead.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class MainWorker(Strategy):
 
     def _main(self, me: Worker, epoch: int) -> None:
         x = me.model.x
-        message = me.vector(more=1)  # a change and, to show progress, a piece's part of the mean loss
+        message = me.vector(more=1)  # a change and, for progress output, the piece's part of the mean loss
         for step in range(me.steps_per_epoch):
             loss = 0.0
             for worker in range(1, me.size):

@@ -6,10 +6,10 @@
             for each batch B of this rank's part:  x_i <- x_i - eta grad f(x_i; B)
     x <- (x_1 + … + x_p) / p                           the only message
 
-The common start matters: networks that began apart are permuted differently, and their average is no network.
+The common start matters: averaging networks that started from different weights destroys them.
 Data that every rank can read (all that paceline loads is) need not be scattered: a rank reads its part of it.
 
-Cost, n parameters: one allreduce of n + 1 numbers in the whole run; and what the slowest part makes the others wait.
+Cost, n parameters: one allreduce of n + 1 numbers in the whole run; all ranks wait for the slowest.
 Zinkevich, Weimer, Smola and Li, Parallelized stochastic gradient descent (2010).
 """
 
@@ -43,7 +43,7 @@ class Psgd(OnOwnData):
     marker: ClassVar[str] = "D"
 
     tolerance: float | None = None
-    """A rank ends when its epoch's mean loss fell by less than this fraction; none: when its epochs do."""
+    """A rank stops when its mean loss fell by less than this fraction in an epoch; none: after its last epoch."""
     allreduce: str = "auto"
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ class Psgd(OnOwnData):
 
 
 def report(me: Worker, parts: Array, average: tuple[float | None, float | None], *, converging: bool) -> None:
-    """Report how every part, and the average, did on the test samples: rank 0's findings and a remark."""
+    """Report the test results of every rank's model and of the average: rank 0's findings and a remark."""
     kinds = {"epochs": int, "converged": bool, "diverged": bool}
     found: list[dict[str, Any]] = [
         {"rank": rank}

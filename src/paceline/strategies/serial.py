@@ -1,4 +1,4 @@
-"""Serial mini-batch SGD: one process, no communication; the baseline of everything else.
+"""Serial mini-batch SGD: one process, no communication; the baseline for all other strategies.
 
     for each batch B:
         g <- sum over B of grad f(x)

@@ -1,15 +1,15 @@
-"""Synchronous data-parallel SGD: every rank a piece of the batch, the gradients summed, one common step.
+"""Synchronous data-parallel SGD: ranks compute pieces of a batch, gradients are summed, all take the same step.
 
     for each global batch B, cut into pieces B_1 … B_p:
-        g_i <- sum over B_i of grad f(x)             each rank its piece
+        g_i <- sum over B_i of grad f(x)             each rank, its piece
         g   <- g_1 + … + g_p                         one exchange
         x   <- x - eta g / |B|                       the same step everywhere
 
 With `shared-memory` the exchange copies nothing: the ranks of a node share one x, each rank sums and updates its own
 1/p of it where it lies, and two barriers keep them in step. p changes only the order of additions: the result is
-serial SGD's, to rounding.
+serial SGD's, up to rounding.
 
-Cost a step, n parameters: the collective's own; shared-memory reads n numbers a rank and sends nothing.
+Cost per step, n parameters: that of the collective; with shared-memory each rank reads n numbers and sends nothing.
 Chen et al., Revisiting distributed synchronous SGD (2016); for the sliced update Rajbhandari et al., ZeRO (2020).
 """
 
@@ -26,7 +26,7 @@ from paceline.strategies._traffic import exchange_traffic
 if TYPE_CHECKING:
     from paceline.worker import Worker
 
-# Why to use it instead of another strategy.
+# Reasons to use it instead of another strategy.
 SMALLER = "slower ranks get smaller pieces"
 REASONS: dict[Trouble, str] = {
     "queue": "no rank in the middle, same result",
@@ -38,11 +38,11 @@ REASONS: dict[Trouble, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sync(Strategy):
-    """Each step: pieces of one global batch, gradients summed with any collective, one common update."""
+    """In each step, ranks compute pieces of one batch, sum gradients with any collective, and apply the same update."""
 
     allreduce: str = "auto"
     balance: bool = False
-    """Give slower ranks smaller pieces, going by how long they took."""
+    """Give slower ranks smaller pieces, based on measured times."""
 
     equals_serial: ClassVar[bool] = True
     in_place: ClassVar[bool] = True

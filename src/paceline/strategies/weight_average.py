@@ -1,14 +1,14 @@
-"""Weight averaging at every step: each rank takes a step of its own, then all take the average of where they are.
+"""Weight averaging at every step: each rank takes a step of its own, then all continue from the average of the weights.
 
     for each turn, every rank with a batch B_i of its own part of the data:
         x_i <- x_i - eta grad f(x_i; B_i)              a local step
         x_i <- (x_1 + … + x_p) / p                     one Allreduce of all weights in one array
 
 Ranks that have no batch left in a turn do not count in its average. With `sgd` this is synchronous SGD on the mean of
-the ranks' gradients, p batches at once; with an update that has a memory (momentum, adam) it is not: every rank's
-memory is of its own gradients.
+the ranks' gradients, p batches at once; with a stateful update (momentum, adam) it is not, because each rank's
+state depends only on its own gradients.
 
-Cost a turn, n parameters: one allreduce of n + 1 numbers (the last counts the ranks).
+Cost per turn, n parameters: one allreduce of n + 1 numbers (the last counts the ranks).
 McDonald, Hall and Mann, Distributed training strategies for the structured perceptron (2010): "iterative mixing".
 """
 

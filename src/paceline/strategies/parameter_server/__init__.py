@@ -1,15 +1,15 @@
-"""Asynchronous SGD: M masters each own a part of the parameters, and serve whichever worker comes.
+"""Asynchronous SGD: M masters each own a part of the parameters and serve workers in the order of arrival.
 
     worker:  x_then <- x                                          all pieces, from their masters
              g_m <- the gradient at x_then, piece by piece, each sent to its master as soon as it is ready
-             receive the new values of every piece, and go on
+             receive the new values of every piece, and continue
     master:  wait for any worker's g_m
              x_m <- update(x_m, rule(g_m, x_m - x_then))          no waiting for the other workers
              send it x_m
 
-Cost a batch, n parameters: the worker sends n numbers and receives n, in one message each a piece, one small one a
-master, and one from master 0 (which batch is next). A gradient is as stale as the other workers are fast: with W
-workers W - 1 updates on average. Only non-blocking calls.
+Cost per batch, n parameters: the worker sends and receives n numbers, with one message per piece each way, a small one
+to each master, and one from master 0 (the next batch). With W workers a gradient is W - 1 updates old on average.
+All calls are non-blocking.
 
 Dean et al., Large scale distributed deep networks (2012); Li et al., Scaling distributed machine learning with the
 parameter server (2014).
@@ -65,15 +65,15 @@ class ParameterServer(Strategy):
 
     masters: int = 1
     rule: str = "adaptive"
-    """What a master does about staleness; several options of a rule are separated by a slash."""
+    """The master's rule for stale gradients; options of a rule are separated by slashes."""
     placement: Literal["layers", "even"] = "layers"
-    """Who owns what: whole layers, or equal parts of x."""
+    """The parts that masters own: whole layers, or equal parts of x."""
     share: Literal["static", "dynamic"] = "static"
-    """Which batches a worker gets: its share of each epoch, or the next whenever it is free."""
+    """The batches that a worker gets: its share of each epoch, or the next one whenever it is free."""
     bound: int | None = None
     """No worker may be more than this many batches ahead of the slowest (stale-synchronous)."""
     backup: int = 0
-    """Synchronous rounds that do without this many of the slowest gradients."""
+    """Use synchronous rounds that ignore this many of the slowest gradients."""
 
     whole_batches: ClassVar[bool] = True
     in_step: ClassVar[bool] = False
@@ -143,7 +143,7 @@ class ParameterServer(Strategy):
             changes = [Change(options={"rule": "gap-aware"})]
             if (
                 rule == "adaptive" and trouble == "divergence"
-            ):  # its step goes with the fourth root of the rate
+            ):  # its step is proportional to the fourth root of the rate
                 changes = [Change(factors={"lr": 1 / 16}, why="half the step")]
             elif rule == "adaptive":
                 changes = [Change(factors={"epochs": 2}, why="more gradients for each worker")]
@@ -156,7 +156,7 @@ class ParameterServer(Strategy):
         if trouble == "old gradients":
             return [Change(options={"rule": "adaptive"})]
         found = []
-        if trouble in ("slow ranks", "uneven steps") and ranks > 2:  # of two ranks one would be the master
+        if trouble in ("slow ranks", "uneven steps") and ranks > 2:  # with two ranks, one would be the master
             options = {"share": "dynamic"} if trouble == "slow ranks" else {}
             found.append(Change(options=options, why="no rank waits for all others"))
         if trouble == "slow ranks" and amount < ranks - 2:
@@ -216,7 +216,7 @@ class ParameterServer(Strategy):
 
 
 def work(me: Worker, comm: Any, pieces: list[Piece], masters: int, first: int) -> None:
-    """Be a worker: gradient, send, receive, go on, until master 0 has no more batches for it."""
+    """Run a worker: compute, send, receive and repeat until master 0 has no more batches for it."""
     x, step = me.model.x, np.array([first])
     gradient = Sending(comm, me.model, pieces)
     requests = gradient.requests
@@ -229,11 +229,11 @@ def work(me: Worker, comm: Any, pieces: list[Piece], masters: int, first: int) -
             part = header if master == 0 else header[:BUFFERS]
             requests.append(comm.Isend(part, dest=master, tag=HEADER))
 
-    def given() -> Iterator[Batch]:
+    def own_batches() -> Iterator[Batch]:
         while step[0] >= 0:
             yield me.shares.whole(int(step[0]))
 
-    for batch in me.logged(given()):
+    for batch in me.logged(own_batches()):
         announce(batch.step, batch.count)
         gradient.begin()
         loss = me.gradient(batch, gradient.ready)  # g <- gradient at x_then, sent layer by layer
@@ -252,9 +252,9 @@ def work(me: Worker, comm: Any, pieces: list[Piece], masters: int, first: int) -
 class Sending:
     """A worker's gradient on its way to the masters: each piece as soon as its layers are ready.
 
-    `ready(layer)` sends what became complete with that layer; but what the last layer completes waits for `send_rest`. So
-    every piece is sent once, and the receives of the new values, which overwrite x, can be posted between the end of the
-    backward pass, which reads x, and the last of the sends that they answer.
+    `ready(layer)` sends the pieces that this layer completes, except that those completed by the last layer wait for
+    `send_rest`. So every piece is sent once, and the receives of the new values, which overwrite x, can be posted after
+    the backward pass, which reads x, and before the last of the sends that they answer.
     """
 
     def __init__(self, comm: Any, model: Model, pieces: list[Piece]) -> None:
@@ -271,7 +271,7 @@ class Sending:
         self._unready = len(self._of_layer)
 
     def ready(self, layer: int) -> None:
-        """Take note that a layer's gradient is final."""
+        """Note that a layer's gradient is final, and send the pieces that it completes."""
         self._unready -= 1
         for piece in self._of_layer[layer] if self._unready else ():
             self._lacking[piece.number] -= 1
@@ -279,13 +279,13 @@ class Sending:
                 self._send(piece)
 
     def send_rest(self) -> None:
-        """Send what has not been sent."""
+        """Send the pieces that have not been sent."""
         for piece in self._pieces:
             if self._lacking[piece.number]:
                 self._send(piece)
 
     def leave(self) -> None:
-        """Send nothing to the masters that wait for a gradient."""
+        """Send an empty gradient for every piece, to end the masters' receives."""
         for piece in self._pieces:
             self._send(piece, 0)
 

@@ -1,4 +1,4 @@
-"""What master 0 does beside its own pieces: deal out batches, guard the loss, evaluate the model while others work."""
+"""The extra duties of master 0: assign batches, watch the loss, evaluate the model while others work."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from paceline.worker.evaluation import ratio, samples_for, score_together, score
 
 Array = NDArray[Any]
 log = logging.getLogger(__name__)
-# Samples that are evaluated between two looks at the workers' messages.
+# Samples to evaluate between two checks for messages from workers.
 LITTLE = 64
-# The part of its time that master 0 gives to evaluation while there are workers to serve; what is left over at the
-# end all ranks do together. Models that wait for it may take this many bytes; beyond that it goes first.
+# The fraction of its time that master 0 spends on evaluation while it serves workers; all ranks do the rest together at
+# the end. Models waiting for evaluation may take this many bytes; beyond that, evaluation has priority.
 PART, ROOM = 0.02, 256 << 20
 
 
 class Dealer:
-    """Decides which batch a worker computes after its first; -1: there is none left for it.
+    """The assignment of batches to workers after their first; -1: none is left.
 
     >>> static = Dealer("static", workers=2, steps_per_epoch=3, steps=6)      # the first ones take what is left over
     >>> [static.next(0) for _ in range(4)], [static.next(1) for _ in range(2)]
@@ -37,7 +37,7 @@ class Dealer:
     def __init__(
         self, share: Literal["static", "dynamic"], workers: int, steps_per_epoch: int, steps: int
     ) -> None:
-        """Deal the first batches: every worker knows its own without a message."""
+        """Assign the first batches, which every worker knows without a message."""
         self.share = share
         self.stopped = False
         self._free = iter(range(min(workers, steps), steps))
@@ -63,7 +63,7 @@ def first_batch(share: Literal["static", "dynamic"], worker: int, steps_per_epoc
 
 
 def _share(worker: int, workers: int, steps_per_epoch: int, steps: int) -> Iterator[int]:
-    """Go through a worker's own batches: of each epoch every `workers`-th."""
+    """Iterate over a worker's own batches: every `workers`-th batch of each epoch."""
     for start in range(0, steps, steps_per_epoch):
         yield from range(start + worker, start + steps_per_epoch, workers)
 
@@ -74,9 +74,9 @@ class Chief:
     def __init__(self, me: Worker, dealer: Dealer, workers: int, pieces: int) -> None:
         self.me, self.dealer = me, dealer
         self.go_back: str | None = None
-        """Where the masters are to go back to when the loss has run away."""
+        """The mark that the masters must restore after divergence, if any."""
         self._pieces = pieces
-        # The first gradient of each worker is of the parameters at the start; a few samples say little, though.
+        # The first gradient of each worker belongs to the initial parameters, but a few samples are a poor estimate.
         first = max(workers, -(-32 // me.shares.batches.batch))
         self._guard = Guard(horizon=max(32, 2 * workers), first=first)
         self._sums: dict[int, list[float]] = {}
@@ -88,13 +88,13 @@ class Chief:
         self._going: Iterator[Score] | None = None
         self._so_far = Score(0.0, 0, 0)
         self._scores: dict[int, Score] = {}
-        self._ended: dict[int, float] = {}  # when an epoch was over, in seconds of training
+        self._ended: dict[int, float] = {}  # training time at the end of each epoch
         self._all_known = False
 
     # ---- losses
 
     def loss(self, worker: int, step: int, loss: float, count: int, buffers: Array) -> None:
-        """Take note of a worker's loss in the batch of an earlier step, and of its buffers after it."""
+        """Record a worker's loss on the batch of an earlier step, and its buffers after it."""
         sums = self._sums.setdefault(step // self.me.steps_per_epoch, [0.0, 0, 0])
         sums[0], sums[1], sums[2] = sums[0] + loss, sums[1] + count, sums[2] + 1
         if buffers.size:
@@ -103,7 +103,7 @@ class Chief:
         self.me.tell(self._done - 1, loss / count)
 
     def guard(self, loss: float, lately: Callable[[], str]) -> None:
-        """Act on a batch's mean loss that has run away; `lately` describes how stale gradients were."""
+        """React to a batch's mean loss that indicates divergence; `lately` describes recent staleness."""
         if self.me.on_divergence == "ignore" or self.dealer.stopped:
             return
         wrong = self._guard.see(loss)
@@ -122,7 +122,7 @@ class Chief:
     # ---- evaluation, a little at a time
 
     def snapshot(self, epoch: int, part: slice, values: Array) -> None:
-        """Keep one piece of the model as it was at the end of an epoch."""
+        """Store one piece of the model as it was at the end of an epoch."""
         parts = self._parts.setdefault(epoch, [])
         parts.append((part, values))
         if len(parts) == self._pieces:
@@ -131,12 +131,12 @@ class Chief:
 
     @property
     def pressed(self) -> bool:
-        """True if too many complete models wait to be evaluated."""
+        """Return True if too many complete models wait to be evaluated."""
         return len(self._queue) > 2 and len(self._queue) * self.me.model.x.nbytes > ROOM
 
     @property
     def may_work(self) -> bool:
-        """True if there is something to evaluate, and time for it."""
+        """Return True if there is something to evaluate and time to do so."""
         if not self._queue:
             return False
         return self.me.seconds["evaluation"] <= PART * self.me.train_seconds or self.pressed
@@ -159,7 +159,7 @@ class Chief:
                 self._report()
 
     def assemble(self, epoch: int) -> None:
-        """Put the model of an epoch's end, and the workers' buffers, into `me.model`."""
+        """Copy the model at the end of an epoch, and the workers' buffers, into `me.model`."""
         for part, values in self._parts[epoch]:
             self.me.model.x[part] = values
         self.put_buffers()
@@ -170,7 +170,7 @@ class Chief:
             put_flat_buffers(self.me.model, self._buffers[self._heard].mean(axis=0))
 
     def _report(self) -> None:
-        """End the epochs whose model has been evaluated and whose losses are all known."""
+        """Report the epochs whose model has been evaluated and whose losses are all known."""
         epoch = len(self.me.history)
         while epoch in self._scores:
             sums = self._sums.get(epoch, [0.0, 0, 0])
@@ -182,7 +182,7 @@ class Chief:
             epoch += 1
 
     def finish(self) -> None:
-        """Evaluate what has not been evaluated yet, on all ranks together, when all workers have left. Collective."""
+        """Evaluate the remaining models on all ranks together, after all workers have finished. Collective."""
         self._all_known = True
         self._going = None
         self._report()
@@ -194,12 +194,12 @@ class Chief:
 
 
 def evaluated_together(me: Worker) -> Score:
-    """Evaluate rank 0's model on the validation samples, every rank its share. Collective."""
+    """Evaluate rank 0's model on the validation samples, dividing them among all ranks. Collective."""
     me.broadcast()
     return score_together(me.model, me.data.validation, me.control)
 
 
 def help_to_finish(me: Worker) -> None:
-    """Do what the other ranks do while rank 0 is in `Chief.finish`. Collective."""
+    """Take part in rank 0's `Chief.finish`. Collective."""
     for _ in range(int(me.control.broadcast(np.zeros(1, np.int64))[0])):
         evaluated_together(me)

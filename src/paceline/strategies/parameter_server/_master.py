@@ -1,4 +1,4 @@
-"""A master of the parameter server: the messages it receives and sends, and what it does with each."""
+"""A master of the parameter server: the messages it receives and sends, and how it handles them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ HEADER, NEXT, ORDERS, PIECES = range(4)
 # Places in the header with which a worker announces a gradient, or (step -1) that it leaves: floats of 64 bits.
 # To master 0 the model's floating buffers follow.
 STEP, COUNT, LAST_STEP, LAST_LOSS, LAST_COUNT, BUFFERS = range(6)
-# Orders of master 0 to the other masters.
+# Orders from master 0 to the other masters.
 RESTORE, END = range(2)
 Key = tuple[str, int, int]
-"""What is received, of which piece, from which worker."""
+"""The kind of message, the piece and the worker."""
 
 
 class Inbox:
-    """The receives that a master has posted, each before what it receives can have been sent."""
+    """The receives that a master has posted, each before its message can have been sent."""
 
     def __init__(self) -> None:
         self._under_way: dict[Key, Any] = {}
@@ -48,7 +48,7 @@ class Inbox:
         self._under_way[key] = request
 
     def arrived(self, *, wait: bool) -> list[Key]:
-        """Return what has arrived since the last call; `wait`: at least one message."""
+        """Return the messages that have arrived since the last call; `wait`: wait for at least one."""
         keys, requests = list(self._under_way), list(self._under_way.values())
         some: Any = type(requests[0])
         done = (some.Waitsome if wait else some.Testsome)(requests) or ()
@@ -64,7 +64,7 @@ class Inbox:
         return key
 
     def arrived_of(self, what: str) -> list[Key]:
-        """Return what has arrived of one kind."""
+        """Return the messages of one kind that have arrived."""
         found = [key for key, request in self._under_way.items() if key[0] == what and request.Test()]
         for key in found:
             del self._under_way[key]
@@ -72,44 +72,44 @@ class Inbox:
 
 
 class Outbox:
-    """What a master sends: to workers, by tag, one message at a time to each; copies to other masters."""
+    """The messages that a master sends: one at a time per worker and tag, and copies to other masters."""
 
     def __init__(self, comm: Any, first: int) -> None:
         """`first`: the rank of the first worker."""
         self._comm, self._first = comm, first
         self._under_way: dict[tuple[int, int], Any] = {}
         self.copies: list[tuple[Any, Array]] = []
-        """Sends to other masters that may be under way, each with the memory that was made for it."""
+        """Sends to other masters that may be in progress, each with its memory."""
 
     def complete(self, tag: int, worker: int) -> None:
-        """Complete the last send to a worker under this tag: the worker could not have answered without it."""
+        """Complete the last send to a worker with this tag: the worker must have received it to answer."""
         request = self._under_way.pop((tag, worker), None)
         if request is not None:
             request.Wait()
 
     def send(self, values: Array, tag: int, worker: int) -> None:
-        """Send values that stay as they are until the send is complete."""
+        """Send values that do not change until the send is complete."""
         self._under_way[tag, worker] = self._comm.Isend(values, dest=self._first + worker, tag=tag)
 
     def send_copy(self, values: Array, tag: int, master: int) -> None:
-        """Send memory that was made for this message; what has arrived of earlier ones is given back."""
+        """Send memory allocated for this message, and release that of completed earlier ones."""
         self.copies = [(request, kept) for request, kept in self.copies if not request.Test()]
         self.copies.append((self._comm.Isend(values, dest=master, tag=tag), values))
 
     def complete_replies(self) -> None:
-        """Wait until the workers have everything."""
+        """Wait until the workers have received everything."""
         for request in self._under_way.values():
             request.Wait()
 
     def complete_copies(self) -> None:
-        """Wait until the other masters have everything."""
+        """Wait until the other masters have received everything."""
         for request, _ in self.copies:
             request.Wait()
         self.copies.clear()
 
 
 class Master:
-    """Serves workers as they come; `chief` does what master 0 has to do beside it."""
+    """A master, which serves workers in the order of arrival; `chief` performs the extra duties of master 0."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Master:
         self._discipline = {number: discipline() for number in self._owned}
         self._unanswered = [len(self._owned)] * workers
         self._working, self._ended = workers, chief is not None
-        self._to_come = [0] * workers  # of the pieces of a worker's present gradient
+        self._to_come = [0] * workers  # of the pieces of a worker's current gradient
         self._given_up = [False] * workers
         self._marks = (
             Marks(list(self._owned.values()), every=max(me.steps_per_epoch // 8, 8 * workers))
@@ -147,8 +147,8 @@ class Master:
         self._next = np.zeros((workers, 1), np.int64)
         self._orders = np.zeros(2)
         self._landing = {n: np.empty_like(me.model.x[piece.part]) for n, piece in self._theirs.items()}
-        self._announced: list[Any] = [None] * workers  # receives under way of headers
-        self._inbox = Inbox()  # other receives under way
+        self._announced: list[Any] = [None] * workers  # pending receives of headers
+        self._inbox = Inbox()  # other pending receives
         self._outbox = Outbox(comm, first=masters)
         self._handlers: dict[str, Callable[[int, int], None]] = {
             "gradient": me.overhead("serve", self._on_gradient),
@@ -159,7 +159,7 @@ class Master:
     # ---- the loop
 
     def serve(self) -> None:
-        """Serve workers until every one has left; masters other than 0 then wait until master 0 says that all is done."""
+        """Serve workers until all have finished; masters other than 0 then wait for master 0's order to end."""
         for worker in range(self.workers):
             self._expect_header(worker)
             for number in self._owned:
@@ -176,7 +176,7 @@ class Master:
             self._give_orders(END, 0)
 
     def _as_they_come(self) -> Iterator[Key]:
-        """Go through what arrives, as it arrives; while nothing does, master 0 evaluates a little."""
+        """Iterate over messages as they arrive; when there are none, master 0 evaluates some samples."""
         while self._working or not self._ended:
             idle = self.chief is not None and self.chief.may_work
             arrived = self._inbox.arrived(wait=not idle)
@@ -185,11 +185,11 @@ class Master:
             yield from arrived
 
     def _as_they_came(self) -> Iterator[Key]:
-        """Go through what had arrived in the run that is replayed, in that order."""
+        """Iterate over messages in the order of the run that is replayed."""
         rows = self.me.replay.updates
         mine = rows["master"] == self.me.rank
         for event, number, worker in zip(*(rows[name][mine].tolist() for name in EVENTS[:3]), strict=True):
-            if self.chief is not None:  # whose order does not matter, but whose memory does
+            if self.chief is not None:  # their order does not matter, but their memory must be released
                 yield from self._inbox.arrived_of("snapshot")
                 while self.chief.pressed:
                     self.chief.work()
@@ -198,7 +198,7 @@ class Master:
             elif event == LEFT:
                 for piece in self._owned:
                     yield self._inbox.take("gradient", piece, worker)
-            elif self.chief is None:  # master 0 decides on going back as it did
+            elif self.chief is None:  # master 0 decides to restore as it did then
                 yield self._inbox.take("orders")
         if self.chief is None:
             yield self._inbox.take("orders")
@@ -219,15 +219,15 @@ class Master:
         into = self._headers[worker]
         self._announced[worker] = self.comm.Irecv(into, source=self.masters + worker, tag=HEADER)
 
-    # ---- what happens
+    # ---- message handlers
 
     def _on_gradient(self, number: int, worker: int) -> None:
-        """Handle a gradient of a piece: apply it (or not, or not yet), and answer the workers that may go on."""
+        """Handle a gradient of a piece: apply, drop or delay it, and answer the workers that may continue."""
         first = self._to_come[worker] == 0
         if first:
             self._take_header(worker)
         self._to_come[worker] -= 1
-        if self._said[worker].step < 0:  # nothing: the worker has left
+        if self._said[worker].step < 0:  # empty: the worker has finished
             if first:
                 self._leave(worker)
             self._working -= self._to_come[worker] == 0
@@ -245,7 +245,7 @@ class Master:
             self._marks.arrived(owned)
 
     def _take_header(self, worker: int) -> None:
-        """Read what the worker announced before this gradient; with it came the loss of its last one."""
+        """Read the header that the worker sent before this gradient; it contains the loss of the previous one."""
         self._announced[worker].Wait()
         header, said = self._headers[worker], self._said[worker]
         said.step, said.count = int(header[STEP]), int(header[COUNT])
@@ -256,7 +256,7 @@ class Master:
             self._expect_header(worker)
 
     def _leave(self, worker: int) -> None:
-        """Note that a worker has done its last batch."""
+        """Note that a worker has finished its last batch."""
         self.log.extend((LEFT, 0, worker, -1, 0, 0))
         for number, owned in self._owned.items():
             self._answer(owned, self._discipline[number].left(owned, worker))
@@ -267,7 +267,7 @@ class Master:
         self._expect("snapshot", number)
 
     def _on_orders(self, _: int, __: int) -> None:
-        """Obey master 0: go back, or end."""
+        """Handle an order from master 0: restore, or end."""
         kind, mark = self._orders.astype(int).tolist()
         if kind == END:
             self._ended = True
@@ -278,7 +278,7 @@ class Master:
     # ---- answers
 
     def _answer(self, owned: Owned, workers: list[int]) -> None:
-        """Send workers the present values of a piece; master 0 adds which batch is next."""
+        """Send workers the current values of a piece; master 0 also sends the next batch."""
         tag = PIECES + owned.piece.number
         for worker in workers:
             self._outbox.complete(tag, worker)
@@ -294,13 +294,13 @@ class Master:
     # ---- with master 0
 
     def _take_loss(self, worker: int, header: Array) -> None:
-        """Take note, as master 0, of the loss of a worker's last batch, and go back if it has run away."""
+        """As master 0, record the loss of a worker's last batch, and restore if training has diverged."""
         assert self.chief is not None
         step, count = int(header[LAST_STEP]), int(header[LAST_COUNT])
         loss = float(header[LAST_LOSS])
         self.chief.loss(worker, step, loss, count, header[BUFFERS:])
         given_up, self._given_up[worker] = self._given_up[worker], False
-        if given_up:  # a loss of parameters that are no longer there
+        if given_up:  # the loss belongs to discarded parameters
             return
         self.chief.guard(loss / count, self._lately)
         if self.chief.go_back is not None:
@@ -317,7 +317,7 @@ class Master:
         return f"{taus.mean():.1f} updates, at most {taus.max():.0f}" if taus.size else "unknown"
 
     def _tell_chief(self, owned: Owned, epoch: int) -> None:
-        """Send a piece to master 0 as it is at the end of an epoch: it is part of the model that is evaluated."""
+        """Send a piece, as it is at the end of an epoch, to master 0 for evaluation."""
         values = owned.x.copy()
         self.snapshots[owned.piece.number] += 1
         if self.chief is not None:
@@ -343,10 +343,10 @@ class Master:
     # ---- the end
 
     def end(self) -> None:
-        """Bring the complete model to rank 0; what has not been evaluated yet is. Collective, for all ranks."""
+        """Collect the complete model on rank 0 and finish its evaluations. Collective on all ranks."""
         sent = self.me.control.total(self.snapshots * (self.chief is None))
         if self.chief is None:
-            for owned in self._owned.values():  # the last of a piece: its values at the end
+            for owned in self._owned.values():  # the last snapshot of a piece: its final values
                 self._outbox.send_copy(owned.x, PIECES + owned.piece.number, master=0)
         else:
             for number in self._theirs:
@@ -369,7 +369,7 @@ class Master:
 
 
 class Governed(Protocol):
-    """A piece of the parameters, as far as its discipline is concerned."""
+    """The interface of a piece of the parameters that a discipline uses."""
 
     def apply(self, worker: int) -> None:
         """Apply the worker's gradient."""
@@ -381,10 +381,10 @@ class Governed(Protocol):
         """Apply the mean gradient of the round."""
 
     def drop(self, worker: int) -> None:
-        """Leave the worker's gradient out."""
+        """Drop the worker's gradient."""
 
     def fresh(self, worker: int) -> bool:
-        """Return True if the worker's gradient was computed with the present values."""
+        """Return True if the worker's gradient was computed with the current values."""
 
 
 class Discipline(Protocol):
@@ -393,7 +393,7 @@ class Discipline(Protocol):
 
 
 class Asynchronous:
-    """Apply what comes, answer at once."""
+    """Apply every gradient and answer at once."""
 
     def arrived(self, piece: Governed, worker: int) -> list[int]:
         piece.apply(worker)
@@ -404,7 +404,7 @@ class Asynchronous:
 
 
 class Bounded:
-    """Stale-synchronous: apply what comes, but answer a worker only when it is at most `bound` batches ahead.
+    """Stale-synchronous: apply every gradient, but answer a worker only when it is at most `bound` batches ahead.
 
     Ho et al., More effective distributed ML via a stale synchronous parallel parameter server (2013).
     """
@@ -464,7 +464,7 @@ class Rounds:
 
 
 def maker(workers: int, bound: int | None, backup: int) -> Callable[[], Discipline]:
-    """Return a function that makes the discipline of each piece."""
+    """Return a function that creates the discipline of a piece."""
     if bound is not None:
         return lambda: Bounded(workers, bound)
     return (lambda: Rounds(workers, backup)) if backup else Asynchronous

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from paceline.worker import Worker
 
 Array = NDArray[Any]
-# A row for each thing that happened at a master, in order; replaying them all gives the same parameters.
+# One row for each event at a master, in order; replaying all of them gives the same parameters.
 EVENTS = ("event", "piece", "worker", "step", "tau", "gap")
 APPLIED, DROPPED, LEFT, RESTORED = range(4)
 TYPES = {"event": np.uint8, "piece": np.uint32, "worker": np.int32, "step": np.int64, "tau": np.uint32}
 # The gap of a piece with at least this many parameters is estimated from an eighth of them.
 MANY = 4096
-# Marks that are kept of each piece: the start, and the last ones.
+# The number of marks kept per piece: the start, and the latest ones.
 KEPT = 4
 Placement = Literal["layers", "even"]
 # The even parts of x begin at multiples of this many numbers: cache lines of float32.
@@ -43,7 +43,7 @@ class Piece:
     master: int
     part: slice
     layers: tuple[int, ...]
-    """The layers that it holds, or holds a part of: its gradient is complete when theirs are."""
+    """The layers that it contains wholly or partly: its gradient is complete when theirs are."""
 
 
 def place(layers: Sequence[slice], masters: int, placement: Placement) -> list[Piece]:
@@ -75,7 +75,7 @@ def place(layers: Sequence[slice], masters: int, placement: Placement) -> list[P
 
 
 def check_placement(layers: Sequence[slice], masters: int, placement: Placement) -> None:
-    """Refuse more masters than there are pieces to own."""
+    """Raise a UsageError if there are more masters than pieces."""
     if placement == "layers" and masters > len(layers):
         raise UsageError(
             f"{masters} masters cannot each own a layer of a model that has {len(layers)}; "
@@ -91,7 +91,7 @@ def _overlap(one: slice, other: slice) -> bool:
 
 @dataclass
 class Gradient:
-    """What a worker said of the gradient that it is sending."""
+    """The header of a gradient that a worker is sending."""
 
     step: int = -1
     count: int = 0
@@ -111,7 +111,7 @@ def spread_out(values: Array) -> Array:
 
 
 class Owned:
-    """One piece, with room for a gradient from every worker and for what every worker was last sent."""
+    """One piece at its master, with memory for every worker's gradient and for the values last sent to it."""
 
     def __init__(
         self, me: Worker, piece: Piece, rule: Rule, workers: int, said: list[Gradient], log: array[float]
@@ -143,13 +143,13 @@ class Owned:
         self._rule_state = self._rule.start(x, len(self.sent))
         self._update_state = self._update.start(x)
 
-    # ---- what a discipline does with it
+    # ---- called by the discipline
 
     def fresh(self, worker: int) -> bool:
         return self._sent_version[worker] == self._version and not self.outdated(worker)
 
     def apply(self, worker: int) -> None:
-        """x <- update(x, rule(g)), with a gradient that may be stale; not one of parameters that were given up."""
+        """x <- update(x, rule(g)), with a gradient that may be stale, unless its parameters were discarded."""
         if self.outdated(worker):
             self.drop(worker)
             return
@@ -172,16 +172,16 @@ class Owned:
     def drop(self, worker: int) -> None:
         self._note(DROPPED, worker, self._version - self._sent_version[worker], 0.0)
 
-    # ---- what its master does with it
+    # ---- called by the master
 
     def outdated(self, worker: int) -> bool:
         """Return True if the worker computed with values from before the last restoration."""
         return self._sent_era[worker] != self._era
 
     def answer(self, worker: int) -> Array:
-        """Return the present values as the rule shows them to this worker, in memory that stays until it answers."""
+        """Return the current values as the rule shows them to this worker, in memory that is valid until it answers."""
         sent = self.sent[worker]
-        self._me.perform("show", 0, self._show, self.x, sent, worker)  # charged with the rule
+        self._me.perform("show", 0, self._show, self.x, sent, worker)  # timed as part of the rule
         self._sent_version[worker], self._sent_era[worker] = self._version, self._era
         return sent  # type: ignore[no-any-return]
 
@@ -189,7 +189,7 @@ class Owned:
         self._rule.show(x, sent, worker, self._rule_state)
 
     def restore(self, x: Array) -> None:
-        """Go back to earlier values, with half the learning rate and no memory of the gradients since."""
+        """Restore earlier values, halve the learning rate and reset the states of rule and update."""
         self.x[:] = x
         self.halved /= 2
         self._era += 1
@@ -215,7 +215,7 @@ class Owned:
             raise TypeError(
                 f"correct of {type(self._rule).__name__} must return a factor on eta (1.0: none); got None"
             )
-        if factor:  # 0: the rule has made the whole step itself
+        if factor:  # 0: the rule has already made the whole step
             self._update.apply(x, g, arrival.eta * factor, self._update_state, arrival.scale)
 
     def _note(self, event: int, worker: int, tau: int, gap: float) -> None:
@@ -223,7 +223,7 @@ class Owned:
 
 
 class Marks:
-    """The parameters as they were now and then: what a master goes back to when the loss has run away.
+    """Snapshots of the parameters at intervals, which a master restores after divergence.
 
     A mark is made of each piece every `every` of its gradients. By its number it is nearly the same moment on every master:
     mark 0 is the start.
@@ -235,7 +235,7 @@ class Marks:
         self._good = 0
 
     def arrived(self, owned: Owned) -> None:
-        """Count a gradient of a piece; make a mark of it if it is time."""
+        """Count a gradient of a piece, and make a mark when one is due."""
         number, rest = divmod(owned.arrivals, self._every)
         if rest:
             return
@@ -244,24 +244,24 @@ class Marks:
         marks[number] = owned.x.copy()
         if len(marks) > KEPT:
             del marks[min(marks.keys() - {0})]  # the start is kept
-        if place == 0:  # the mark before this one is good: the loss has not run away since
+        if place == 0:  # the previous mark is good: training has not diverged since
             self._good = max(self._good, number - 1)
 
     def good(self, *, from_start: bool) -> int:
-        """Return the mark to go back to."""
+        """Return the mark to restore."""
         if from_start:
             self._good = 0
         return self._good
 
     def restore(self, mark: int) -> None:
-        """Go back to a mark; those made since are then of the same values."""
+        """Restore a mark; later marks then hold the same values."""
         for owned, marks in zip(self._pieces, self._marks, strict=True):
             owned.restore(marks[mark])
             for later in [m for m in marks if m > mark]:
                 marks[later] = owned.x.copy()
 
 
-# ---- The record of all masters.
+# ---- the record of all masters
 
 
 def record_events(me: Worker, pieces: list[Piece], log: Sequence[float]) -> None:
@@ -299,7 +299,7 @@ def record_events(me: Worker, pieces: list[Piece], log: Sequence[float]) -> None
 
 
 def digest(columns: dict[str, Array]) -> str:
-    """Return what identifies an order of events: a replay of a damaged one would wait for ever."""
+    """Return a digest of an order of events, because replaying a damaged one would never end."""
     found = hashlib.sha256()
     for name in ("master", *EVENTS[:4]):
         found.update(np.ascontiguousarray(columns[name], np.int64).tobytes())
@@ -308,7 +308,7 @@ def digest(columns: dict[str, Array]) -> str:
 
 def _staleness(columns: dict[str, Array], which: Array) -> dict[str, Any]:
     gap = columns["gap"][which]
-    gap = gap[np.isfinite(gap)]  # a run that blew up has infinite ones
+    gap = gap[np.isfinite(gap)]  # infinite in a run that diverged
     return {
         **summarize_staleness(columns["tau"][which]),
         "mean_gap": float(gap.mean()) if gap.size else 0.0,

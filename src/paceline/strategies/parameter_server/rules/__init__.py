@@ -1,4 +1,4 @@
-"""What a master does with a stale gradient before the run's update applies it: one file per rule."""
+"""Rules that correct stale gradients before a master applies the update: one file per rule."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ State = dict[str, Array]
 
 @dataclass(slots=True)
 class Arrival:
-    """What a master knows of a gradient that has arrived."""
+    """The properties of a gradient that has arrived at a master."""
 
     worker: int
-    """Which worker sent it, from 0."""
+    """The index of the worker that sent it."""
     tau: int
     """Staleness: updates made since the parameters that it was computed with were sent."""
     drift: Array
-    """x - x_then: how far the parameters are from what the worker was shown. May be overwritten.
+    """x - x_then: the change of the parameters since the worker received them. May be overwritten.
 
-    Only filled for rules that do not say `needs_drift = False`."""
+    Not filled for rules with `needs_drift = False`."""
     gap: float
-    """Root mean square of x - x_then; masters may take it from a sample of the coordinates."""
+    """Root mean square of x - x_then; may be estimated from some of the coordinates."""
     scale: float
-    """One over the samples of the batch: `scale * g` is the mean gradient."""
+    """The reciprocal of the batch size: `scale * g` is the mean gradient."""
     eta: float
     """The learning rate of this update."""
     shape: float = 1.0
-    """The schedule's factor, which `eta` contains: a rule with a step of its own multiplies that by it."""
+    """The schedule's factor, already contained in `eta`; a rule with its own step size multiplies it by this."""
 
 
 @runtime_checkable
 class Rule(Protocol):
-    """How a master treats staleness: a frozen dataclass whose fields are its hyper-parameters; its memory is `state`.
+    """A master's treatment of stale gradients: a frozen dataclass of hyper-parameters; the rest is in `state`.
 
-    The master calls `correct`, then applies the run's update with `eta` times the factor that came back, and at last
-    lets `show` fill what the worker gets. Every piece of the parameters has a state of its own.
+    The master calls `correct`, applies the run's update with `eta` times the returned factor, and then calls `show`
+    to fill the values for the worker. Every piece of the parameters has a state of its own.
 
     >>> import numpy as np
     >>> from paceline.strategies.parameter_server.rules.plain import Plain
@@ -52,7 +52,7 @@ class Rule(Protocol):
     """
 
     def start(self, x: Array, workers: int) -> State:
-        """The state of one piece before its first update: arrays alone."""
+        """Return the state of one piece before its first update: a dictionary of arrays."""
         ...
 
     def correct(self, g: Array, x: Array, arrival: Arrival, state: State) -> float:
@@ -64,12 +64,12 @@ class Rule(Protocol):
         ...
 
     def show(self, x: Array, out: Array, worker: int, state: State) -> None:
-        """Fill `out`, what the worker gets to compute its next gradient with."""
+        """Fill `out` with the values that the worker uses for its next gradient."""
         ...
 
 
 def make_rule(text: str) -> Rule:
-    """Make a rule from its words, its options separated by slashes.
+    """Create a rule from its specification, with options separated by slashes.
 
     >>> make_rule("clip:norm=2")
     Clip(norm=2.0)

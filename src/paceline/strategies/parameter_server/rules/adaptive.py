@@ -1,14 +1,14 @@
-"""The default: RMS-scaled steps that shorten with staleness, taken by a fast copy z; x is the average of z's way.
+"""The default: RMS-scaled steps that shorten with staleness, taken by a fast copy z; x is a running average of z.
 
     s <- rho s + (1 - rho) g^2                         running mean square, corrected for its start at 0
-    f <- step eta^(1/4) / (1 + tau / patience)^(3/2)   tau: the mean staleness of late
+    f <- step eta^(1/4) / (1 + tau / patience)^(3/2)   tau: the recent mean staleness
     z <- z - f g / sqrt(s)                             the fast copy
     x <- x + (1 + r) / (k + r) (z - x)                 its k-th average; every fourth update is enough
     send y = (1 - b) z + b x                           workers compute between the two
 
-Kept are x, s and y, for z = (y - b x) / (1 - b) is never needed by itself: 7 passes over the piece for a gradient, 5 more
-every fourth time, one copy for what is sent. The scaling is RMSprop's; a learning rate that falls with staleness is
-Zhang et al.'s (2015); the average and the point between follow Defazio et al., "The road less scheduled", 2024.
+x, s and y are stored, because z = (y - b x) / (1 - b) is never needed by itself: 7 passes over the piece for a gradient,
+5 more every fourth time, and one copy to send. The scaling is RMSprop's; a learning rate that falls with staleness is
+Zhang et al.'s (2015); the average and the interpolation follow Defazio et al., "The road less scheduled", 2024.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BEGINNING, AVERAGED_EVERY = 16, 4
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptive:
-    """Holds its accuracy from 1 worker to 63 with one setting; docs/rules.md has the figures.
+    """Keeps its accuracy from 1 to 63 workers with the same settings; docs/rules.md has the figures.
 
     It makes the whole step, so the run's update has no part in it. Of the learning rate only the fourth root counts (16
     times the rate doubles the step), and a schedule's factor in full.
@@ -50,15 +50,15 @@ class Adaptive:
     whole_step: ClassVar[bool] = True
 
     step: float = 0.009
-    """How far a coordinate moves for a gradient of typical size, at a learning rate of 1 and no staleness."""
+    """The step of a coordinate for a gradient of typical size, at a learning rate of 1 without staleness."""
     patience: float = 12.0
     """The staleness at which steps are 2^(3/2) times shorter."""
     decay: float = 0.98
     """rho."""
     recency: float = 6.0
-    """r: the k-th point counts as k^r in the average; 0: all of the way alike."""
+    """r: the k-th point counts as k^r in the average; 0: all points count the same."""
     mix: float = 0.6
-    """b: where between the fast copy (0) and the average (1) gradients are computed."""
+    """b: the point between the fast copy (0) and the average (1) at which gradients are computed."""
 
     def __post_init__(self) -> None:
         positive("step of adaptive", self.step)
@@ -83,7 +83,7 @@ class Adaptive:
         s, y, work = state["s"], state["y"], state["_work"]
         rho, r, b = self.decay, self.recency, self.mix
         t, tau = int(state["t"][0]) + 1, float(state["tau"][0])
-        tau += (arrival.tau - tau) / (4 + 4 * tau)  #                       mean of the last four rounds or so
+        tau += (arrival.tau - tau) / (4 + 4 * tau)  #                       mean of about the last four rounds
         state["t"][0], state["tau"][0] = t, tau
         damping = (1 + tau / self.patience) ** 1.5
         f = self.step * (arrival.eta / arrival.shape) ** 0.25 * arrival.shape / damping

@@ -19,9 +19,9 @@ from paceline.updates import positive
 
 @dataclass(frozen=True, kw_only=True)
 class Clip:
-    """The mean gradient's norm held to `norm`, in each piece alone: no master sees the whole gradient.
+    """Limit the norm of the mean gradient to `norm` in each piece separately: no master sees the whole gradient.
 
-    M pieces that are each at the limit make a gradient of sqrt(M) times `norm`: the result depends on the placement.
+    M pieces at the limit form a gradient of norm sqrt(M) times `norm`, so the result depends on the placement.
 
     >>> x, g, rule = np.ones(2), np.array([30.0, 40.0]), Clip(norm=2.5)
     >>> arrival = Arrival(worker=0, tau=4, drift=np.zeros(2), gap=0.0, scale=0.1, eta=0.1)

@@ -1,4 +1,4 @@
-"""DANA: each worker its own momentum, and a worker is shown where all momenta together are about to lead.
+"""DANA: each worker has its own momentum and receives the parameters that all momenta together predict.
 
     v_w <- gamma v_w + g                       w is the worker that sent g
     x   <- x - eta v_w
@@ -21,7 +21,9 @@ from paceline.updates import below_one
 
 @dataclass(frozen=True, kw_only=True)
 class Dana:
-    """Per-worker momentum with look-ahead. As with any momentum, the rate that suits it is about 1 - gamma of plain SGD's.
+    """Per-worker momentum with look-ahead.
+
+    As with any momentum, a suitable learning rate is about 1 - gamma times that of plain SGD.
 
     >>> x, g, rule = np.zeros(1), np.ones(1), Dana(gamma=0.5)
     >>> state, out = rule.start(x, workers=2), np.empty(1)

@@ -1,4 +1,4 @@
-"""Delay-compensated SGD: the gradient at x, estimated from the one at x_then by the square of the gradient as Hessian.
+"""Delay-compensated SGD: the gradient at x is estimated from the one at x_then, with its square as the Hessian.
 
     s <- m s + (1 - m) g^2                     running mean square (variant=adaptive)
     lambda <- lambda_0 / sqrt(s + epsilon)     or lambda_0 (variant=constant)

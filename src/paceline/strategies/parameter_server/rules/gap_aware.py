@@ -1,4 +1,4 @@
-"""Gap-aware SGD: each coordinate's gradient divided by how many typical steps it has moved meanwhile.
+"""Gap-aware SGD: each coordinate's gradient is divided by its gap, the drift in units of typical steps.
 
     s <- rho s + (1 - rho) g^2                 running mean square, corrected for its start at 0
     C <- eta sqrt(s)                           a typical step

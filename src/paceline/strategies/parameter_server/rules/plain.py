@@ -1,4 +1,4 @@
-"""Asynchronous SGD as it comes: a stale gradient is applied like a fresh one.
+"""Plain asynchronous SGD: a stale gradient is applied like a fresh one.
 
     x <- x - eta g(x_then)
 
@@ -17,7 +17,7 @@ from paceline.strategies.parameter_server.rules import Array, Arrival, State
 
 @dataclass(frozen=True, kw_only=True)
 class Plain:
-    """No correction: the run's update with every gradient as it arrives."""
+    """Apply the update to every gradient without correction."""
 
     needs_drift: ClassVar[bool] = False
 

@@ -1,4 +1,4 @@
-"""RMS-scaled: each coordinate's gradient divided by the root mean square of those before it; staleness is ignored.
+"""RMS-scaled: each coordinate's gradient is divided by the root mean square of earlier ones; staleness is ignored.
 
     s <- rho s + (1 - rho) g^2
     x <- x - step g / (sqrt(s) + epsilon)
@@ -20,7 +20,7 @@ from paceline.updates import below_one, positive
 
 @dataclass(frozen=True, kw_only=True)
 class Rms:
-    """RMSprop at the master, with a step of its own: the learning rate's size plays no part, its schedule does.
+    """RMSprop at the master, with its own step size; of the learning rate only the schedule matters.
 
     >>> x, g, rule = np.zeros(2), np.array([100.0, 0.01]), Rms(step=0.5, decay=0.75)
     >>> arrival = Arrival(worker=0, tau=4, drift=np.zeros(2), gap=0.0, scale=1.0, eta=0.1)

@@ -17,7 +17,7 @@ from paceline.strategies.parameter_server.rules import Array, Arrival, State
 
 @dataclass(frozen=True, kw_only=True)
 class Staleness:
-    """The learning rate divided by the staleness.
+    """Divide the learning rate by the staleness.
 
     >>> x, g, rule = np.ones(3), np.ones(3), Staleness()
     >>> arrival = Arrival(worker=0, tau=4, drift=np.zeros(3), gap=0.0, scale=1.0, eta=0.1)
