@@ -3,9 +3,9 @@
 Under MPI they are plain NumPy arrays. In the simulator they are `Vector`s: arrays whose operations advance the virtual
 clock of their rank and, in time-only simulation, compute nothing.
 
-A communicator for time-only simulation has `time_only = True`. It does not carry the numbers in long messages, so nothing
-is worth computing with them, and a vector that each of thousands of ranks would hold is one piece of memory for all of
-them. Everything else is carried: which batch comes next, how many samples a rank has.
+A communicator for time-only simulation has `time_only = True`. It does not transfer the contents of long messages, so
+there is no point in computing with them, and all of thousands of ranks use the same memory for such a vector. Short
+messages are transferred: the next batch, the number of samples of a rank.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 Array = NDArray[Any]
-# A time-only communicator carries messages of up to this many bytes, whatever they hold.
+# A time-only communicator transfers messages of up to this many bytes, whatever their type.
 SHORT = 4096
 # Operations on at most this many bytes, a cache line, are not charged.
 FREE = 64
@@ -27,9 +27,9 @@ FREE = 64
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """Where the operations of vectors are charged: `work(kind, amount)` advances a virtual clock.
+    """The meter to which operations of vectors are charged: `work(kind, amount)` advances a virtual clock.
 
-    A pass over memory that reads one array is a `copy`, one that reads two is a `combine`, one that adds a whole array up
+    A pass over memory that reads one array is a `copy`, one that reads two is a `combine`, one that sums a whole array
     is a `sum`; amounts are in bytes.
     """
 
@@ -62,7 +62,7 @@ class Vector(np.ndarray[Any, np.dtype[Any]]):
 
     meter: Meter | None
     _part_of: Vector | None
-    """The vector of which this was taken as a part."""
+    """The vector of which this is a part."""
 
     def __array_finalize__(self, obj: Any) -> None:
         self.meter = getattr(obj, "meter", None)
@@ -90,7 +90,7 @@ class Vector(np.ndarray[Any, np.dtype[Any]]):
     def _unknown(
         ufunc: np.ufunc, method: str, inputs: Any, outputs: tuple[Any, ...], meter: Meter, named: Any
     ) -> Any:
-        """Return what an operation would give, without its values."""
+        """Return the result of an operation without its values."""
         if outputs:
             return outputs[0] if len(outputs) == 1 else outputs
         arrays = [np.asarray(given) for given in inputs]
@@ -135,7 +135,7 @@ class Vector(np.ndarray[Any, np.dtype[Any]]):
         into, meter = np.asarray(self), self.meter
         target = into[key]
         if isinstance(value, Vector) and value._part_of is self and _same_memory(target, value):
-            return  # x[a:b] += y has done it
+            return  # already done by x[a:b] += y
         _charge(meter, "copy", target.nbytes)
         if meter is None or not meter.time_only:
             into[key] = _plain(value)
@@ -184,7 +184,7 @@ def vector(values: Array, meter: Meter | None) -> Array:
 def charge_whole(
     kind: str, amount: float, function: Callable[..., object], x: Array, *arguments: Any
 ) -> None:
-    """Call `function(x, ...)`, which changes x in place and is charged as one piece of work.
+    """Call `function(x, ...)`, which changes x in place and is charged as a whole.
 
     It is given plain arrays. In time-only simulation it is charged and not called; under MPI it is just called.
 
@@ -249,9 +249,9 @@ def _same_memory(one: Array, other: Array) -> bool:
     )
 
 
-# ---- Memory in time-only simulation.
+# ---- memory in time-only simulation
 
-# The memory that all ranks of this process have together, by its length, as long as one of them has it.
+# The memory that all ranks of this process share, by its length, for as long as one of them uses it.
 _lent: WeakValueDictionary[int, Array] = WeakValueDictionary()
 
 
@@ -265,7 +265,7 @@ def is_time_only(comm: Any) -> bool:
 
 
 def carried(kind: str, nbytes: int) -> bool:
-    """Return True if a time-only communicator carries messages of this type and length.
+    """Return True if a time-only communicator transfers messages of this type and length.
 
     >>> carried("f4", 4096), carried("f4", 4100), carried("i4", 4100)
     (True, False, True)
@@ -285,7 +285,7 @@ def room(comm: Any, count: int, dtype: DTypeLike) -> Array:
 
 
 def shared_memory(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-    """Return memory of a time-only simulation: all ranks have the same, unless messages carry what is in it.
+    """Return memory of a time-only simulation: shared by all ranks, unless messages transfer its contents.
 
     The rows of a matrix are one piece of memory too.
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.comm.counting import Counts, Recorded, Traffic, nbytes
+from paceline.comm.counting import Counts, MessageCount, Recorded, nbytes
 from tests.ranks import on_ranks
 
 
@@ -53,7 +53,7 @@ def test_every_way_to_send_a_message_is_counted_once(name: str) -> None:
     comm = Recorded(Silent())
     assert getattr(comm, name)(FOUR, 2) == name
     assert getattr(comm, name)(FOUR, dest=0, tag=7) == name
-    assert comm.counts == Counts(point_to_point=Traffic(2, 32))
+    assert comm.counts == Counts(point_to_point=MessageCount(2, 32))
     assert comm.bare.calls == [name, name]
 
 
@@ -93,7 +93,7 @@ def test_receives_probes_and_questions_are_not_counted() -> None:
 def test_collective_calls_count_what_is_handed_to_mpi(name: str, arguments: Any, given: int) -> None:
     comm = Recorded(Silent())
     getattr(comm, name)(*arguments)
-    assert comm.counts == Counts(collective=Traffic(1, given))
+    assert comm.counts == Counts(collective=MessageCount(1, given))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_collective_calls_count_what_is_handed_to_mpi(name: str, arguments: Any,
 def test_collective_calls_by_names_of_arguments(name: str, named: dict[str, Any], given: int) -> None:
     comm = Recorded(Silent())
     assert getattr(comm, name)(**named) == name
-    assert comm.counts == Counts(collective=Traffic(1, given))
+    assert comm.counts == Counts(collective=MessageCount(1, given))
 
 
 def test_messages_by_names_of_arguments() -> None:
@@ -122,7 +122,7 @@ def test_messages_by_names_of_arguments() -> None:
     comm.Isend(buf=FOUR, dest=-2)
     comm.Sendrecv(sendbuf=FOUR, dest=0, recvbuf=FOUR[:2], source=0)
     comm.Sendrecv_replace(buf=FOUR, dest=0, source=0)
-    assert comm.counts == Counts(point_to_point=Traffic(4, 64))
+    assert comm.counts == Counts(point_to_point=MessageCount(4, 64))
 
 
 def test_a_call_without_its_buffer_is_refused_by_the_communicator() -> None:
@@ -141,14 +141,14 @@ def test_root_by_name() -> None:
     comm = Recorded(Silent())
     comm.Bcast(FOUR, root=1)
     comm.Bcast(FOUR, root=0)
-    assert comm.counts == Counts(collective=Traffic(2, 16))
+    assert comm.counts == Counts(collective=MessageCount(2, 16))
 
 
 def test_children_share_the_counts_and_null_stays_null() -> None:
     comm = Recorded(Silent())
     child = comm.Split(0, key=1)
     child.Isend(FOUR, 0)
-    assert comm.counts.point_to_point == Traffic(1, 16)
+    assert comm.counts.point_to_point == MessageCount(1, 16)
     assert isinstance(child, Recorded)
     assert not isinstance(comm.Split(-1), Recorded)
 

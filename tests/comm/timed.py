@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.comm.torch_processes import Window
+from paceline.comm.torch_processes import TorchWindow
 
 _keys = itertools.count()
 
@@ -63,13 +63,13 @@ class Timed:
 
     Irecv = Isend
 
-    def Allocate_shared(self, nbytes: int) -> Window:
+    def Allocate_shared(self, nbytes: int) -> TorchWindow:
         class Memory:
             def numpy(self) -> np.ndarray:
                 return memory
 
         memory = np.zeros(nbytes, np.uint8)
-        return Window(Memory())
+        return TorchWindow(Memory())
 
     @classmethod
     def Create_keyval(cls, delete_fn: Any = None) -> int:

@@ -16,7 +16,7 @@ from paceline.simulate.options import Options
 from paceline.simulate.training import Simulated, Simulation
 from paceline.strategies.parameter_server import place
 from paceline.strategies.parameter_server._pieces import APPLIED, DROPPED
-from paceline.training.job import Job, Parts
+from paceline.training.job import Components, Job
 from paceline.training.rank import Fitted, train, train_at
 from paceline.vmpi import Curves, run
 from paceline.vmpi.faults import shuffle, slow
@@ -76,7 +76,7 @@ class Trained:
 
 
 @functools.cache
-def prepared(variant: Variant) -> tuple[Job, Parts]:
+def prepared(variant: Variant) -> tuple[Job, Components]:
     settings = {**SETTINGS, **dict(variant.settings)}
     job = Job(config=Config(**settings, strategy=variant.strategy), runs=None)
     return job, job.prepare(variant.ranks)

@@ -132,7 +132,7 @@ def test_a_note_of_a_cell_that_nobody_names_is_forgotten(tmp_path: Path) -> None
     made = read(write(tmp_path, SETTINGS + PART))
     folder = Folder(tmp_path / "runs")
     named = made.cells("sim")[0]
-    with folder.held():
+    with folder.lock():
         folder.fail(Cell(config=Config(seed=9), ranks=3), "why not", 1, ["said"])
         folder.fail(named, "why not", 1, ["said"])
         assert len(folder.failed()) == 2
@@ -144,7 +144,7 @@ def test_a_cell_that_does_not_end(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\n\ndef sleeps(me):\n    time.sleep(600)\n")
     folder = Folder(tmp_path)
     cell = Cell(config=Config(data="iris", model="mlp:2", batch=10, strategy="slow:sleeps"), ranks=1)
-    with folder.held() as lock:
+    with folder.lock() as lock:
         trains = Trains(runs=tmp_path, lock=lock, modules=tmp_path, timeout=0.5)
         ended = trains(cell, "a", nobody)
     assert ended.status is None
@@ -153,12 +153,12 @@ def test_a_cell_that_does_not_end(tmp_path: Path) -> None:
 
 def test_two_studies_in_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, folder = write(tmp_path, SETTINGS + PART), Folder(tmp_path / "runs")
-    with folder.held():
+    with folder.lock():
         assert main(["study", str(path), "--runs", str(folder.path)]) == 2
     assert capsys.readouterr().err == (
         f"paceline study: another study (process {os.getpid()}) is running in {folder.path}\n"
     )
-    with folder.held():
+    with folder.lock():
         pass  # and it is free again
 
 

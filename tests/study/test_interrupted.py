@@ -71,7 +71,7 @@ def carry_out(folder: Path, plan: Study) -> None:
             simulate(job, cell.ranks, cell.options)
         return Ended(status=0)
 
-    with where.held():
+    with where.lock():
         state = opened(where, plan, cells(plan))
         run_missing(where, state, start, Silent(sys.stderr, total=2, done=0))
 

@@ -1,7 +1,7 @@
-"""Communicators with mpi4py's interface, and what paceline adds to them.
+"""Communicators with mpi4py's interface, and paceline's additions to them.
 
 counting          a communicator that counts messages and bytes (`Recorded`)
-timing            calls that go on the clock of their rank by themselves
+timing            timing of communicator calls on the clock of their rank
 tracing           every call with its times, for `--trace`
 channel           the private duplicate of a communicator that collectives use, with scratch and shared memory
 operations        reduction operations as functions of two arrays; the MPI module of a communicator (`mpi_of`)
@@ -14,15 +14,15 @@ torch_processes   a communicator of processes without MPI
 from __future__ import annotations
 
 from paceline.comm.channel import Channel, channel, pretend_nodes, revoke
-from paceline.comm.counting import Counts, Recorded, Traffic
+from paceline.comm.counting import Counts, MessageCount, Recorded
 from paceline.comm.operations import Operation, mpi_of
 
 __all__ = [
     "Channel",
     "Counts",
+    "MessageCount",
     "Operation",
     "Recorded",
-    "Traffic",
     "channel",
     "mpi_of",
     "pretend_nodes",

@@ -1,4 +1,4 @@
-"""The private side of a communicator: a duplicate for paceline's messages, and memory that is kept with it.
+"""The private side of a communicator: a duplicate for paceline's messages, with its scratch and shared memory.
 
 It is an attribute of the caller's communicator, created by the first collective and freed with that communicator. At the
 end of the process nothing is freed: freeing is collective, and would hang the ranks that did not fail.
@@ -24,7 +24,7 @@ KEEP_BYTES = 64 << 20
 
 
 class _Kept:
-    """What all views of one channel share."""
+    """The state shared by all views of one channel."""
 
     def __init__(self, bare: Any, name: str, node_color: int | None = None) -> None:
         self.name = name
@@ -60,7 +60,7 @@ class Channel:
         return self._kept.time_only
 
     def operation(self, op: Any, dtype: np.dtype[Any], nbytes: int) -> Operation:
-        """Return the operation that `op` stands for on arrays of `dtype` and of `nbytes` bytes in all."""
+        """Return the operation for `op` on arrays of `dtype`, `nbytes` bytes in all."""
         made = operation(op, dtype)
         work = self._kept.work
         if work is None or isinstance(made, Charged):
@@ -79,7 +79,7 @@ class Channel:
             self._kept.work(kind, amount)
 
     def room(self, count: int, dtype: DTypeLike) -> NDArray[Any]:
-        """Return uninitialised memory to keep."""
+        """Return uninitialised memory that the caller may keep."""
         return room(self.bare, count, dtype)
 
     # Memory.
@@ -105,7 +105,7 @@ class Channel:
         return kept.shared
 
     def child(self, name: str, make: Callable[[Any], Any]) -> Channel:
-        """Return the channel over `make(communicator)`, some of this one's ranks; it is made once."""
+        """Return the channel of `make(communicator)`, with some of this one's ranks; it is created only once."""
         if name not in self._kept.children:
             made = make(self.bare)
             self._kept.children[name] = Channel(made, _Kept(made, name))
@@ -113,7 +113,7 @@ class Channel:
 
     @property
     def bare(self) -> Any:
-        """The duplicate itself, which does not count."""
+        """The duplicate itself, whose messages are not counted."""
         return _bare(self.comm)
 
     @property

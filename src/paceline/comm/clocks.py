@@ -1,4 +1,4 @@
-"""Time: where the time of a rank goes, and one origin of time for all ranks."""
+"""Stopwatches of how a rank spends its time, and a common origin of time for all ranks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 KINDS = ("compute", "exchange", "wait", "update", "evaluation")
-# While one of these is under way, a call of the communicator is a part of it. The seconds of "setup" are not counted.
+# During one of these, calls of the communicator count as part of it. The seconds of "setup" are not counted.
 CLOSED = frozenset({"exchange", "wait", "evaluation", "setup"})
 
 
 class Stopwatch:
-    """Gives every second to the kind of work that is under way, so that none is counted twice or lost.
+    """A stopwatch that assigns every second to the current kind of work, so that none is lost or counted twice.
 
-    At first and between calls that say otherwise a rank is doing "update".
+    The kind is "update" initially, and between calls that set another.
 
     >>> ticks = iter([0.0, 2.0, 5.0, 6.0])
     >>> watch = Stopwatch(lambda: next(ticks))
@@ -35,11 +35,11 @@ class Stopwatch:
         self.clock = clock
         self.seconds = dict.fromkeys(KINDS, 0.0)
         self.kind = "update"
-        """What is under way."""
+        """The current kind of work."""
         self.waits = waits
-        """The kind of calls that wait for other ranks: "wait", or "exchange" where waiting is worked out afterwards."""
+        """The kind of calls that wait for other ranks: "wait", or "exchange" if waiting is computed afterwards."""
         self.shortest = shortest
-        """Spans shorter than this, the Python between two calls, belong to what follows them."""
+        """Spans shorter than this, such as Python code between two calls, are assigned to the kind that follows."""
         self.last = clock()
 
     def switch(self, kind: str) -> str:
@@ -54,7 +54,7 @@ class Stopwatch:
         return ended
 
     def lap(self, kind: str) -> float:
-        """Give the time since the last switch or lap to `kind`, whatever was under way."""
+        """Assign the time since the last switch or lap to `kind`, whatever the current kind."""
         now = self.clock()
         elapsed = now - self.last
         self.last = now
@@ -63,7 +63,7 @@ class Stopwatch:
 
     @contextmanager
     def during(self, kind: str) -> Iterator[None]:
-        """Give the time of a block to `kind`, unless it is a part of an exchange, an evaluation or the preparations."""
+        """Assign the time of a block to `kind`, unless it is part of an exchange, an evaluation or the setup."""
         if self.kind in CLOSED:
             yield
             return
@@ -74,11 +74,11 @@ class Stopwatch:
             self.switch(before)
 
     def restart(self) -> None:
-        """Let the time since the last switch go uncounted."""
+        """Discard the time since the last switch."""
         self.last = self.clock()
 
     def training(self) -> float:
-        """Return the seconds of everything but evaluation."""
+        """Return the seconds of everything except evaluation."""
         return sum(seconds for kind, seconds in self.seconds.items() if kind != "evaluation")
 
 
@@ -132,7 +132,7 @@ def machine() -> str:
 
 
 def common_start(comm: Any, clock: Callable[[], float], where: Callable[[], str] = machine) -> float:
-    """Return the reading of this rank's `clock` at one moment that all ranks count from: now, on rank 0. Collective.
+    """Return the reading of this rank's `clock` at the common origin of time: now, on rank 0. Collective.
 
     Processes of one machine read the same clock. The clock of another machine is compared with rank 0's by round trips
     between the two; the error is at most half of the quickest round trip.

@@ -38,7 +38,7 @@ def agree(comm: Any, work: Callable[[], Made]) -> Made:
 
 
 def check_same(comm: Any, values: Mapping[str, Any]) -> None:
-    """Raise the same AgreedError on every rank if `values` differ between ranks, which would then wait for ever.
+    """Raise the same AgreedError on every rank if `values` differ between ranks, which would otherwise deadlock.
 
     >>> check_same(None, {"epochs": 3})
     """
@@ -66,9 +66,9 @@ class Votes(NamedTuple):
 
 
 def vote(comm: Any, yes: bool) -> Votes:
-    """Return, on every rank, how many ranks say yes and which is the first. Collective.
+    """Return, on every rank, the number of ranks that vote yes and the first of them. Collective.
 
-    Only rank 0 stores something for each rank.
+    Only rank 0 needs memory for every rank.
 
     >>> vote(None, True), vote(None, False)
     (Votes(ranks=1, first=0), Votes(ranks=0, first=-1))
@@ -95,7 +95,7 @@ def broadcast_text(comm: Any, text: str, *, root: int = 0) -> str:
 
 
 def broadcast_bytes(comm: Any, data: bytes, *, root: int = 0) -> bytes:
-    """Return the bytes of rank `root` on every rank; what the others give is ignored."""
+    """Return the bytes of rank `root` on every rank; those of other ranks are ignored."""
     if comm is None or comm.Get_size() == 1:
         return data
     room = np.frombuffer(data, np.uint8).copy()
@@ -119,7 +119,7 @@ class Control:
     """
 
     def __init__(self, comm: Any, watch: Stopwatch | None = None) -> None:
-        """`watch`: where the calls are timed, as waiting for other ranks."""
+        """`watch`: the stopwatch on which calls are timed as waiting for other ranks."""
         self.size: int = 1 if comm is None else comm.Get_size()
         self.rank: int = 0 if comm is None else comm.Get_rank()
         self._comm = getattr(comm, "bare", comm).Dup() if self.size > 1 else None
@@ -167,7 +167,7 @@ class Control:
         return [part.reshape(-1, *rows.shape[1:]) for part in np.split(everything, np.cumsum(counts)[:-1])]
 
     def vote(self, yes: bool) -> Votes:
-        """Return how many ranks say yes, and the first of them."""
+        """Return the number of ranks that vote yes, and the first of them."""
         return vote(self._comm, yes)
 
     def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""A communicator that counts what it sends and, where wanted, traces its calls.
+"""A communicator that counts its messages and bytes and, if requested, traces its calls.
 
 The first part knows mpi4py's buffer interface: the names of its calls and what their arguments mean.
 """
@@ -98,7 +98,7 @@ def _has_data(buffer: Any) -> bool:
 
 
 @dataclass
-class Traffic:
+class MessageCount:
     """Messages and the bytes in them."""
 
     messages: int = 0
@@ -111,13 +111,13 @@ class Traffic:
 
 @dataclass
 class Counts:
-    """What one rank sent: its own messages, and its calls of MPI's collectives with the bytes given to them.
+    """The traffic of one rank: its own messages, and its calls of MPI's collectives with the bytes passed to them.
 
-    What MPI really sends in a collective is not known; only the call and the bytes given to it are.
+    The actual messages of an MPI collective are unknown; only the call and the bytes passed to it are counted.
     """
 
-    point_to_point: Traffic = field(default_factory=Traffic)
-    collective: Traffic = field(default_factory=Traffic)
+    point_to_point: MessageCount = field(default_factory=MessageCount)
+    collective: MessageCount = field(default_factory=MessageCount)
 
     @property
     def messages(self) -> int:
@@ -128,7 +128,7 @@ class Counts:
         return self.point_to_point.bytes + self.collective.bytes
 
     def clear(self) -> None:
-        self.point_to_point, self.collective = Traffic(), Traffic()
+        self.point_to_point, self.collective = MessageCount(), MessageCount()
 
 
 class Recorded:
@@ -145,7 +145,7 @@ class Recorded:
     >>> comm.Isend(np.zeros(10, np.float32), dest=1)
     'request'
     >>> comm.counts.point_to_point
-    Traffic(messages=1, bytes=40)
+    MessageCount(messages=1, bytes=40)
     """
 
     def __init__(
@@ -218,9 +218,9 @@ class Recorded:
         return counted
 
     def _constructing(self, call: Any) -> Any:
-        def made(*arguments: Any, **named: Any) -> Any:
+        def derive(*arguments: Any, **named: Any) -> Any:
             comm = call(*arguments, **named)
             tracer = None if self.tracer is None else self.tracer.of_new(comm)
             return Recorded(comm, self.counts, tracer, self.timer) if comm else comm
 
-        return made
+        return derive

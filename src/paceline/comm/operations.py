@@ -1,4 +1,4 @@
-"""Reduction operations: whatever is given as `op` becomes a function `op(a, b, out)` that puts "a op b" into `out`.
+"""Reduction operations: any `op` is converted to a function `op(a, b, out)` that stores "a op b" in `out`.
 
 `mpi_of` finds the MPI module of a communicator without importing or starting MPI: whoever has a communicator has the
 module that it comes from, `mpi4py.MPI` or what the simulator has instead. Only `paceline.launch.mpi` starts MPI.
@@ -60,7 +60,7 @@ class Operation:
         self._call(a, b, out)
 
     def onto_sent(self, a: Array, b: Array, out: Array) -> None:
-        """Do the same where another rank of this node has just read `out`.
+        """Do the same if another rank of this node has just read `out`.
 
         The other core's copy of every cache line must be invalidated first, which takes most of the time: 437 kB on 16
         cores take 250 us, and 40 us if no other rank has read them.
@@ -94,7 +94,7 @@ class Operation:
 
 
 class Charged(Operation):
-    """An operation that tells its cost to `work(kind, amount)`, for the simulator's clock. `time_only`: no more."""
+    """An operation that charges its cost with `work(kind, amount)` to the simulator's clock. `time_only`: only that."""
 
     def __init__(self, inner: Operation, work: Callable[[str, float], object], *, time_only: bool) -> None:
         super().__init__(_nothing if time_only else inner._call, inner.ufunc)
@@ -122,7 +122,7 @@ def _nothing(a: Array, b: Array, out: Array) -> None:
 
 
 def operation(op: Any, dtype: np.dtype[Any]) -> Operation:
-    """Return the operation that `op` (a ufunc, an MPI.Op or a Python function of two arrays) stands for on `dtype`.
+    """Return the operation that `op` (a ufunc, an MPI.Op or a Python function of two arrays) denotes for `dtype`.
 
     >>> total = np.zeros(2)
     >>> operation(lambda a, b: a + 2 * b, total.dtype)(np.ones(2), np.ones(2), total)
@@ -137,7 +137,7 @@ def operation(op: Any, dtype: np.dtype[Any]) -> Operation:
         return _from_mpi(op, dtype)
     if callable(op):
         made = Operation(_Function(op), None)
-        # Tried once, so that an error is raised on every rank alike and not in the middle of an exchange. On two
+        # Try it once, so that an error is raised on every rank, and not in the middle of an exchange. On two
         # elements: `max` of arrays of one element is not an error.
         one = np.ones(2, dtype)
         made(one, one.copy(), one.copy())

@@ -1,7 +1,7 @@
-"""Calls of a communicator that go on the clock of their rank by themselves.
+"""Automatic timing of communicator calls on the clock of their rank.
 
-Sends, receives and collectives are "exchange"; calls that wait for other ranks are what the stopwatch says waiting is.
-Nothing is measured inside a call that is on the clock already: an exchange, an evaluation.
+Sends, receives and collectives are "exchange"; calls that wait for other ranks count as the stopwatch's kind for waiting.
+Nothing is measured inside a block that is already timed: an exchange, an evaluation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Timer:
         self._watch = watch
 
     def wrap(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a call that is timed, and whose requests are; other methods as they are."""
+        """Return a timed version of a call, whose requests are timed too; return other methods unchanged."""
         if name not in EXCHANGES and name not in WAITS:
             return call
         watch, requests = self._watch, name in REQUESTED
@@ -58,7 +58,7 @@ class Timer:
 
 
 def timed_request(request: Any, watch: Stopwatch) -> Any:
-    """Return a request whose waiting is timed; one of MPI's own is one of MPI's still."""
+    """Return a request whose waiting is timed; an MPI request remains an instance of MPI's class."""
     kind: Any = type(request)
     if request is None or isinstance(request, str):
         return request
@@ -66,7 +66,7 @@ def timed_request(request: Any, watch: Stopwatch) -> Any:
         return Around(request, watch)
     made = _of_mpi(kind, watch)
     try:
-        request.__class__ = made  # one that Python has made a class for: a traced one
+        request.__class__ = made  # an instance of a Python subclass: a traced one
     except TypeError:
         request = made.__new__(made, request)  # the same handle
     return request
@@ -83,7 +83,7 @@ def _of_mpi(kind: Any, watch: Stopwatch) -> Any:
 
 
 class Waiting:
-    """A communicator whose calls all count as waiting for other ranks: that of small control messages."""
+    """A communicator all of whose calls count as waiting for other ranks, for small control messages."""
 
     def __init__(self, comm: Any, watch: Stopwatch) -> None:
         self._comm, self._watch = comm, watch
@@ -96,7 +96,7 @@ class Waiting:
 
 
 class Timing:
-    """The calls with which requests are waited for, timed."""
+    """Timed versions of the calls that wait for requests."""
 
     __slots__ = ()
     _watch: Stopwatch
@@ -133,7 +133,7 @@ class Timing:
 
 
 class Around:
-    """A request that is not MPI's (the simulator's), its waiting timed."""
+    """A timed wrapper of a request that is not MPI's (the simulator's)."""
 
     __slots__ = ("_watch", "bare")
 

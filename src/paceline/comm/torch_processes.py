@@ -45,7 +45,7 @@ class Processes:
     def __init__(
         self, rank: int, ends: Sequence[Connection[Any, Any]], size: int = 1, folder: Path | None = None
     ) -> None:
-        """`ends`: on rank 0, of the pipes to ranks 1, 2 ...; elsewhere, of the one to rank 0. `folder`: the job's own."""
+        """`ends`: the pipes to ranks 1, 2 ... on rank 0, and the one to rank 0 elsewhere. `folder`: the job's folder."""
         self._rank, self._size, self._ends, self._folder = rank, size, ends, folder
         self._attributes: dict[int, Any] = {}
 
@@ -81,7 +81,7 @@ class Processes:
         rows = [np.frombuffer(row, values.dtype) for row in self._exchange(values.tobytes())]
         sums[...] = np.add.reduce(rows).reshape(sums.shape)  # in rank order: the same bits everywhere
 
-    def Allocate_shared(self, nbytes: int) -> Window:
+    def Allocate_shared(self, nbytes: int) -> TorchWindow:
         """Return a window that all processes read and write, with the number of bytes that rank 0 asks for."""
         import torch
         import torch.multiprocessing  # lets a pipe carry a tensor's memory instead of its values
@@ -95,11 +95,11 @@ class Processes:
         else:
             with self._losing():
                 tensor = self._ends[0].recv()
-        self.Barrier()  # rank 0 keeps it until all have it
-        return Window(tensor)
+        self.Barrier()  # rank 0 keeps it until all have received it
+        return TorchWindow(tensor)
 
     def _exchange(self, mine: bytes) -> list[bytes]:
-        """Return what each process gives, on every process."""
+        """Return the values of all processes on every process."""
         with self._losing():
             if self._rank == 0:
                 parts = [mine, *(end.recv_bytes() for end in self._ends)]
@@ -112,7 +112,7 @@ class Processes:
 
     @contextmanager
     def _losing(self) -> Iterator[None]:
-        """Handle the end of another process: the launcher or that process gives the reason and ends this one."""
+        """Handle the end of another process: the launcher or that process reports the reason and ends this one."""
         try:
             yield
         except (EOFError, ConnectionError):
@@ -177,7 +177,7 @@ class Processes:
         os._exit(status)
 
 
-class Window:
+class TorchWindow:
     """A tensor in shared memory with the interface of an MPI window; no call needs a fence here."""
 
     def __init__(self, tensor: Any) -> None:

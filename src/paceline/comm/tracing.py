@@ -1,4 +1,4 @@
-"""What each rank did and when: spans of its time and its MPI calls, recorded up to a limit. Only used with `--trace`."""
+"""The trace of each rank: spans of its time and its MPI calls, recorded up to a limit. Only used with `--trace`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ MOST, MOST_PER_RANK, MINIMUM = 2_000_000, 200_000, 1_000
 
 
 def event_limit(ranks: int) -> int:
-    """Return how many events each of `ranks` ranks keeps, counted from the first.
+    """Return the number of events, from the first, that each of `ranks` ranks stores.
 
     >>> event_limit(1), event_limit(100), event_limit(100_000)
     (200000, 20000, 1000)
@@ -153,7 +153,7 @@ def gather_events(events: Events, origin: float, control: Control) -> dict[str, 
 
 
 class TracedRequest:
-    """A request that records when and with which call it was completed. Polls in vain are not recorded."""
+    """A request that records when and with which call it was completed. Unsuccessful polls are not recorded."""
 
     tracer: Tracer
     begun: list[tuple[int, bool]]
@@ -304,7 +304,7 @@ HALVES = {
 
 
 class Tracer:
-    """Wraps the calls of one communicator; `path` is its name, the same on all its ranks."""
+    """A wrapper that records the calls of one communicator; `path` is its name, the same on all its ranks."""
 
     def __init__(self, events: Events, bare: Any, above: Tracer | None = None, path: str = "") -> None:
         self.events, self._bare = events, bare

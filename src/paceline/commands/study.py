@@ -104,7 +104,7 @@ def _study(args: argparse.Namespace) -> int:
     _check_report(folder, args.out)
     if args.dry_run:
         return _list(folder, chosen, spell, args.retry_failed)
-    with folder.held() as lock:
+    with folder.lock() as lock:
         return _run(args, study, folder, chosen, spell, lock)
 
 

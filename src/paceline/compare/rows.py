@@ -1,6 +1,6 @@
 """Runs side by side: the problem that they share, and a row for each group that differs only in seeds.
 
-Runs of one problem may be compared: they differ in strategy, ranks, threads and seed alone.
+Runs of one problem may be compared: they differ only in strategy, ranks, threads and seed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paceline.text import count
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Problem:
-    """What the times and accuracies of two runs must have in common to be compared."""
+    """The settings that two runs must share for their times and accuracies to be comparable."""
 
     title: str
     """The data and the model."""
@@ -39,9 +39,7 @@ class Problem:
 def problem_of(run: Run) -> Problem:
     """Return the problem of a run: everything but strategy, ranks, threads and seed."""
     c, s = run.config, run.summary
-    data = (
-        s["data"] if c["data"].startswith("builtins:") else c["data"]
-    )  # arrays have no spelling of their own
+    data = s["data"] if c["data"].startswith("builtins:") else c["data"]  # arrays have no name
     samples = "" if c.get("samples") is None else f"{count(c['samples'], 'training sample')}, "
     whole = c["batch"] or s["global_batch"]
     batch = f"batch {whole}" if c["batch_per_rank"] is None else f"batch {c['batch_per_rank']} per rank"
@@ -104,11 +102,11 @@ class Row:
     ranks: int
     threads: int
     simulated: str
-    """What was simulated, in words: the network, slow ranks; empty for real ranks."""
+    """A description of the simulation: the network, slow ranks; empty for real ranks."""
     cores: int | None
     """Cores per node; None: a simulated node, which has enough."""
     on_node: int
-    """How many of the ranks share a node."""
+    """The number of ranks that share a node."""
     runs: int
     seeds: int
     accuracy: float | None
@@ -125,21 +123,21 @@ class Row:
     """Seconds by kind, mean over ranks and runs."""
     bytes_sent: float
     diverged: tuple[str, ...]
-    """Why, for each run that diverged and was stopped."""
+    """The reason for each run that diverged and was stopped."""
     remarks: tuple[str, ...]
-    """Remarks of its runs, each kind of sentence once."""
+    """The remarks of its runs, without repetitions that differ only in figures."""
     staleness: Staleness | None
     members: tuple[Run, ...]
     """The runs themselves."""
 
     @cached_property
     def facts(self) -> Facts:
-        """What is known about its strategy."""
+        """The facts about its strategy."""
         return facts_of(self.members[0])
 
     @property
     def workers(self) -> int:
-        """How many of its ranks compute gradients."""
+        """The number of its ranks that compute gradients."""
         return self.facts.workers
 
     @property
@@ -180,14 +178,14 @@ class Row:
 
 
 def label(row: Row) -> str:
-    """Spell a row in a few words: strategy, ranks, threads if there are several, and what was simulated."""
+    """Describe a row in a few words: strategy, ranks, threads if there are several, and what was simulated."""
     threads = "" if row.threads == 1 else f" of {row.threads} threads"
     oversubscribed = " *" if row.oversubscribed else ""
     return f"{row.strategy}, {count(row.ranks, 'rank')}{threads}{oversubscribed}{mark(row)}"
 
 
 def mark(row: Row) -> str:
-    """Say in brackets what was simulated; empty for real ranks."""
+    """Describe the simulation in brackets; empty for real ranks."""
     return f" (simulated: {row.simulated})" if row.simulated else ""
 
 
@@ -201,7 +199,7 @@ def guessing(accuracy: float, chance: float | None) -> bool:
 
 
 def ways_of(runs: Sequence[Run]) -> list[str]:
-    """Spell how each run was made: its strategy, and its code if runs of one strategy have different code."""
+    """Describe each run: its strategy, and its code if runs of one strategy have different code."""
     codes: dict[str, set[str | None]] = defaultdict(set)
     for run in runs:
         codes[way_of(run)].add(_code(run).get("strategy"))
@@ -218,7 +216,7 @@ def _code(run: Run) -> dict[str, str]:
 
 
 def way_of(run: Run) -> str:
-    """Spell the strategy and what else changes its figures: a replay goes at the pace of its run's order."""
+    """Describe the strategy and anything else that affects its figures: a replay is bound to the recorded order."""
     how = "replay" if run.config.get("replay") else ""
     diverging = run.config.get("on_divergence", "stop")
     how = " ".join(filter(None, (how, "" if diverging == "stop" else f"on-divergence {diverging}")))
@@ -226,7 +224,7 @@ def way_of(run: Run) -> str:
 
 
 def simulated_as(run: Run) -> str:
-    """Say what was simulated; empty for a real run.
+    """Describe the simulation; empty for a real run.
 
     Measured costs of computing are left out: like a real run's seconds they vary.
     """
@@ -244,7 +242,7 @@ def simulated_as(run: Run) -> str:
 
 
 def rows_of(runs: Sequence[Run]) -> list[Row]:
-    """Make a row for every problem, strategy and number of ranks and threads, serial first, simulated ones last.
+    """Create a row for every problem, strategy and number of ranks and threads, serial first, simulated ones last.
 
     Problems come in the order in which they were first run.
     """

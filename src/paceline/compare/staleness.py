@@ -1,4 +1,4 @@
-"""How old gradients were when they were applied: the findings of a row's runs added up, and as bars of a histogram."""
+"""The staleness of gradients: the findings of a row's runs added up, and the bars of a histogram."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Bar:
     last: int
     share: float
     tail: bool = False
-    """True if it stands for everything above the other bars."""
+    """True if it represents everything above the other bars."""
 
 
 @dataclass(frozen=True)
-class Piece:
+class PieceStaleness:
     """A part of the parameters with one master."""
 
     master: int
@@ -38,7 +38,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Staleness:
-    """How many updates of all runs of a row had which staleness, tau.
+    """The number of updates by staleness, tau, over all runs of a row.
 
     >>> found = Staleness({0: 6, 1: 3, 7: 1})
     >>> found.mean, found.largest, found.updates
@@ -46,7 +46,7 @@ class Staleness:
     """
 
     counts: Mapping[int, int]
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[PieceStaleness, ...] = ()
     dropped: float = 0.0
     """Gradients that were not applied."""
 
@@ -96,17 +96,17 @@ class Staleness:
 
 
 def staleness_of(summaries: Iterable[Mapping[str, Any]]) -> Staleness | None:
-    """Add up what some runs found out; None if none did, as with synchronous runs.
+    """Add up the staleness that runs recorded; None if none did, as with synchronous runs.
 
     A histogram is a list (how many updates had tau 0, 1, 2 …) or a mapping by tau. Findings of a user's own strategy may
-    have any shape: what is not a histogram is left out.
+    have any shape: anything that is not a histogram is ignored.
 
     >>> run = {"findings": {"staleness": {"histogram": [3, 1]}}}
     >>> staleness_of([run, {"findings": {"staleness": {"histogram": {"1": 2}}}}, {}])
     Staleness(counts={0: 3, 1: 3}, pieces=(), dropped=0.0)
     """
     counts: Counter[int] = Counter()
-    pieces: dict[tuple[int, tuple[int, ...], int], list[Piece]] = defaultdict(list)
+    pieces: dict[tuple[int, tuple[int, ...], int], list[PieceStaleness]] = defaultdict(list)
     dropped = 0.0
     for summary in summaries:
         findings = summary.get("findings") or {}
@@ -119,7 +119,7 @@ def staleness_of(summaries: Iterable[Mapping[str, Any]]) -> Staleness | None:
             counts += Counter({int(tau): int(count) for tau, count in pairs})
             for values in found.get("pieces", ()):
                 known = {key: values[key] for key in ("master", "parameters", "mean", "largest", "mean_gap")}
-                piece = Piece(**known, layers=tuple(values["layers"]))
+                piece = PieceStaleness(**known, layers=tuple(values["layers"]))
                 pieces[piece.master, piece.layers, piece.parameters].append(piece)
             dropped += findings.get("gradients_dropped", 0)
         except (KeyError, TypeError, ValueError):
@@ -129,10 +129,10 @@ def staleness_of(summaries: Iterable[Mapping[str, Any]]) -> Staleness | None:
     return Staleness(dict(counts), tuple(map(_together, pieces.values())), dropped)
 
 
-def _together(runs: list[Piece]) -> Piece:
+def _together(runs: list[PieceStaleness]) -> PieceStaleness:
     return replace(
         runs[0],
         mean=fmean(piece.mean for piece in runs),
         largest=max(piece.largest for piece in runs),
-        mean_gap=fmean(piece.mean_gap or 0.0 for piece in runs),  # null where a run blew up
+        mean_gap=fmean(piece.mean_gap or 0.0 for piece in runs),  # null if a run diverged
     )

@@ -1,4 +1,4 @@
-"""The accuracy aimed at, and when each row reached it."""
+"""The target accuracy, and when each row reached it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.compare.rows import Row, guessing
 from paceline.record import Run
 from paceline.text import percent
 
-# How far below the best serial accuracy the target is, if none is given.
+# The default distance of the target below the best serial accuracy.
 POINT = 0.01
 # Accuracies that differ by less are equal.
 EQUAL = 1e-9
@@ -19,7 +19,7 @@ EQUAL = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """An accuracy on the validation samples, and where it comes from, in words."""
+    """A target accuracy on the validation samples, and a description of its origin."""
 
     accuracy: float
     words: str
@@ -30,7 +30,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """When the runs of a row reached the target."""
+    """The times at which the runs of a row reached the target."""
 
     row: Row
     seconds: tuple[float, ...]

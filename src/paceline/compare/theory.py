@@ -1,4 +1,4 @@
-"""What a record says about its strategy: who computes, how the work grows with the ranks, and what should be sent.
+"""The facts that a record holds about its strategy: which ranks compute, how the work grows, and the expected traffic.
 
 Built-in strategies are asked themselves. A strategy of the user's own is never imported from a record, which is data and
 not code: what it declared is in its runs' records (`strategy_facts`, `expected_traffic`), and what is missing there is
@@ -19,12 +19,12 @@ from paceline.strategies import Facts, Load, Traffic, passes_of
 from paceline.strategies import epoch_samples as samples_of
 from paceline.training.job import built_in
 
-# Formulas go rank by rank: above so many ranks that takes too long.
+# Formulas are evaluated rank by rank, which takes too long above this many ranks.
 MOST = 1024
 
 
 def facts_of(run: Run) -> Facts:
-    """Return what is known about the strategy of a run."""
+    """Return the facts about the strategy of a run."""
     c = run.config
     strategy = built_in(str(c["strategy"]))
     if strategy is not None:
@@ -33,7 +33,7 @@ def facts_of(run: Run) -> Facts:
 
 
 def workers(strategy: str, ranks: int) -> int:
-    """Return how many of the ranks compute gradients, by the spelling of a built-in strategy; of another one, all.
+    """Return the number of ranks that compute gradients, for the text of a built-in strategy; for others, all.
 
     >>> workers("sync", 4), workers("my_module:Mine", 4)
     (4, 4)
@@ -57,17 +57,17 @@ def _inferred(run: Run) -> Facts:
 
 
 def epoch_samples(run: Run) -> int | None:
-    """Return the samples that ONE process computes in an epoch: the same for all runs of a problem."""
+    """Return the samples that ONE process uses in an epoch: the same for all runs of a problem."""
     return samples_of(run.config, run.summary)
 
 
 def epochs_of(run: Run) -> float:
-    """Return how often all ranks together computed that many samples: the run's epochs, unless it was stopped."""
+    """Return the number of passes that all ranks together made: the run's epochs, unless it was stopped early."""
     return passes_of(run.config, run.summary)
 
 
 def grows(run: Run) -> bool:
-    """Return True if more is computed between two exchanges the more ranks there are: weak scaling.
+    """Return True if the work between two exchanges grows with the ranks: weak scaling.
 
     That is so where ranks share a batch of a fixed number of samples per rank, and where all come to an average with
     whole batches of their own. Otherwise it is strong scaling: the ranks share a batch of a fixed size, or every batch
@@ -80,7 +80,7 @@ def grows(run: Run) -> bool:
 
 
 def theory_of(run: Run) -> Traffic:
-    """Return what the run should have sent, by its strategy's formula."""
+    """Return the expected traffic of the run, by its strategy's formula."""
     c, s = run.config, run.summary
     if c["ranks"] == 1:
         return Traffic(bytes=0, messages=0, words="nothing: one rank")
@@ -97,7 +97,7 @@ def theory_of(run: Run) -> Traffic:
 
 
 def _recorded(values: Any) -> Traffic:
-    """Read the traffic that a strategy of the user's own expected, as its record has it."""
+    """Read the expected traffic of a user's own strategy from its record."""
     given = values if isinstance(values, dict) else {}
     known = {name: given.get(name) for name in ("bytes", "messages")}
     if not isinstance(given.get("words"), str) or not all(

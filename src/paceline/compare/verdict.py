@@ -1,4 +1,4 @@
-"""Verdicts: in a sentence, what the strategies tried on one problem gained, and what to know about single rows."""
+"""Verdicts: a sentence on the gains of the strategies tried on one problem, and notes on single rows."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from paceline.compare.rows import Row, label
 from paceline.text import percent, seconds
 
-# How much lower an accuracy, or by which part higher a loss, may be to count as good.
+# The loss of accuracy, or the relative increase of the loss, up to which a row counts as good.
 POINT, TENTH = 0.01, 0.1
-# How many rows a sentence names one by one.
+# The number of rows that a sentence lists individually.
 NAMED = 2
 
 
 def reference(rows: Sequence[Row]) -> Row | None:
-    """Return the row that others must match: the best serial one, or the best of all; none that diverged or guesses."""
+    """Return the row that others must match: the best serial one, or the best of all, without divergence or guessing."""
     whole = [row for row in rows if not row.diverged and not row.guessed]
     whole = [row for row in whole if not row.timed_only] or whole
     serial = [row for row in whole if row.strategy == "serial"]
@@ -37,7 +37,7 @@ def as_good(row: Row, than: Row | None) -> bool:
 
 
 def best(rows: Sequence[Row]) -> Row | None:
-    """Return the fastest row that is good enough; none that is alone."""
+    """Return the fastest row that is good enough, ignoring single ranks."""
     than = reference(rows)
     return min((row for row in rows if as_good(row, than) and not row.alone), key=_seconds, default=None)
 
@@ -53,7 +53,7 @@ def simulated(rows: Sequence[Row]) -> list[Row]:
 
 
 def verdict(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Say in a sentence what the strategies tried on one problem gained, and in another what simulated ones would."""
+    """Summarize the gains of the strategies tried on one problem in a sentence, and those of simulated ones in another."""
     tried, foretold = real(rows), simulated(rows)
     said = (_capital(_verdict(tried), tried),) if tried else ()
     return (*said, f"Simulated: {_verdict(foretold)}") if foretold else said
@@ -122,7 +122,7 @@ def _alone(rows: Sequence[Row]) -> bool:
 
 
 def _aside(row: Row, rows: Sequence[Row]) -> str:
-    """Say in brackets why its time and serial's cannot simply be compared: other batches, a wide spread."""
+    """Explain in brackets why its time is hard to compare with serial's: other batches, a wide spread."""
     serial = fastest_serial(rows)
     if serial is None:
         return ""
@@ -157,7 +157,7 @@ def batches(rows: Sequence[Row]) -> list[str]:
 
 
 def _beside(faster: Sequence[Row]) -> str:
-    """Name what is faster than the fastest good row."""
+    """List what is faster than the fastest good row."""
     if len(faster) == 1:
         return f"; {label(faster[0])}, is faster, {_got(faster[0])}"
     named = [f"{label(row)}, {_got(row)}" for row in faster]
@@ -165,7 +165,7 @@ def _beside(faster: Sequence[Row]) -> str:
 
 
 def _most(good: Sequence[Row], nearest: Row, than: Row) -> str:
-    """Name what is more accurate than serial by more than a point, and slower."""
+    """List what is more accurate than serial by more than a point, but slower."""
     most = min(good, key=_error)
     if most is nearest or most.accuracy is None or most.accuracy <= (than.accuracy or 0.0) + POINT:
         return ""
@@ -191,7 +191,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     who: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         for remark in row.remarks:
-            if row.staleness is None or not remark.startswith("staleness:"):  # which has a figure of its own
+            if row.staleness is None or not remark.startswith("staleness:"):  # which has its own figure
                 who[remark].append(row)
     for remark, those in who.items():
         of = f" (one of {those[0].runs} runs)" if len(those) == 1 and those[0].runs > 1 else ""
@@ -200,20 +200,20 @@ def remarks(rows: Sequence[Row]) -> list[str]:
 
 
 def divergence(row: Row) -> str:
-    """Say how many of the row's runs diverged; nothing if none did."""
+    """State how many of the row's runs diverged; empty if none did."""
     some = f"{len(row.diverged)} of {row.runs} " if 0 < len(row.diverged) < row.runs else ""
     return f"{some}diverged" if row.diverged else ""
 
 
 def quality(row: Row) -> str:
-    """Spell a row's accuracy, or its loss if there are no classes; empty if neither is known."""
+    """Format a row's accuracy, or its loss if there are no classes; empty if neither is known."""
     if row.accuracy is not None:
         return percent(row.accuracy)
     return "" if row.loss is None else f"test loss {row.loss:.3g}"
 
 
 def _got(row: Row) -> str:
-    """Spell how good a row is, for the end of a sentence."""
+    """Format a row's accuracy for the end of a sentence."""
     if row.diverged:
         return divergence(row)
     return f"at {quality(row) or 'unknown quality'}" + (", which is guessing" if row.guessed else "")

@@ -1,7 +1,7 @@
-"""Why a strategy stops scaling, in plain words with figures, and what to try next: from records alone.
+"""Diagnosis of why a strategy stops scaling, with figures and advice, based only on records.
 
 diagnose, Diagnosis, Cause     the diagnosis of each strategy among the runs of one problem
-case, timing                   what the rules look at: runs by rank count, a step's time, nodes and cores
+case, timing                   the input of the rules: runs by rank count, a step's time, nodes and cores
 rules/                         one file per kind of cause
 advice                         the settings that rules advise, as they are typed
 summary                        all causes of a case in order, and the sentence that sums them up

@@ -1,6 +1,6 @@
-"""Settings that rules advise, spelled as they are typed after `paceline train`.
+"""The settings that rules advise, as they are typed after `paceline train`.
 
-A strategy declares what helps it against a trouble (`Strategy.remedies`) and when others should try it instead
+A strategy declares its remedies for a problem (`Strategy.remedies`) and when to try it instead of others
 (`Strategy.offers`). Nothing is advised that cannot be typed, cannot run here, or was measured and is no better.
 """
 
@@ -19,9 +19,9 @@ from paceline.errors import UsageError
 from paceline.strategies import Strategy, Trouble
 from paceline.training.job import built_in, strategy_name
 
-# The exchange may take this part of a step.
+# The fraction of a step that the exchange may take.
 EXCHANGE = 0.2
-# Numbers of steps between averages that people choose.
+# Common numbers of steps between averages.
 EVERY = (2, 5, 10, 20, 50, 100, 200, 500, 1000)
 # A run keeps at least this many averages: with fewer it is nearly one average at the end, which learns less.
 AVERAGES = 10
@@ -34,7 +34,7 @@ MORE_NODES = "to see what more nodes would do"
 
 
 def strategy(case: Case, **changes: Any) -> str:
-    """Spell the case's strategy with other options: --strategy sync:balance=true."""
+    """Format the case's strategy with other options: --strategy sync:balance=true."""
     known = built_in(case.strategy)
     if known is not None:
         return f"--strategy {strategy_name(replace(known, **changes))}"  # type: ignore[type-var]
@@ -44,7 +44,7 @@ def strategy(case: Case, **changes: Any) -> str:
 
 
 def split_options(strategy: str) -> tuple[str, dict[str, str]]:
-    """Split the spelling of a user's own strategy into its name and its options.
+    """Split the text of a user's own strategy into its name and its options.
 
     >>> split_options("my_module:Mine:every=4,allreduce=ring")
     ('my_module:Mine', {'every': '4', 'allreduce': 'ring'})
@@ -56,7 +56,7 @@ def split_options(strategy: str) -> tuple[str, dict[str, str]]:
 
 
 def own_changes(case: Case, trouble: Trouble) -> list[str]:
-    """Spell what the case's strategy declares as helpful against a trouble."""
+    """Format the remedies that the case's strategy declares for a problem."""
     found = []
     for change in case.facts.remedies.get(trouble, ()):
         words = [strategy(case, **change.options)] if change.options else []
@@ -70,7 +70,7 @@ def own_changes(case: Case, trouble: Trouble) -> list[str]:
 
 
 def other_strategies(case: Case, trouble: Trouble, amount: int = 1, why: str = "") -> list[str]:
-    """Spell the strategies that offer themselves against a trouble, those that learn what serial does first."""
+    """Format the strategies that offer to solve a problem, those equivalent to serial SGD first."""
     own = case.strategy.partition(":")[0]
     known = {name: names.find("strategies", name) for name in names.names("strategies") if name != own}
     found: list[tuple[bool, str]] = []
@@ -90,12 +90,12 @@ def other_strategies(case: Case, trouble: Trouble, amount: int = 1, why: str = "
 
 
 def own_samples(case: Case, seconds: float) -> int | None:
-    """Return the samples of a rank's step that computes for so long; None if more samples were not seen to take longer."""
+    """Return the samples that a rank computes in this time; None if more samples did not take longer."""
     return case.computing.samples_for(seconds) if case.grows(case.computing) else None
 
 
 def batch_of(case: Case, own: int) -> int:
-    """Return the batch, as the settings count it, in which a rank has so many samples in a step."""
+    """Return the batch, as settings define it, that gives a rank this many samples in a step."""
     return own if case.whole_batches else own * case.at.timing.workers
 
 
@@ -110,24 +110,24 @@ def largest_batch(case: Case) -> int | None:
 
 
 def larger_batch(case: Case, seconds: float, why: str) -> str | None:
-    """Spell the batch with which a rank's step computes for so long, or comes as near to it as it may."""
+    """Format the batch with which a rank's step computes for this long, or as close to it as allowed."""
     own = own_samples(case, seconds)
     return None if own is None else batch_setting(case, batch_of(case, own), why)
 
 
 def batch_setting(case: Case, batch: int, why: str) -> str | None:
-    """Spell this batch as a power of two, or the largest that is advised; None if that is no larger than now."""
+    """Format this batch as a power of two, or the largest that is advised; None if it is no larger than now."""
     if not may_grow(case):
         return None
     whole, most, now = 1 << (batch - 1).bit_length(), largest_batch(case), present_batch(case)
     if most is not None and whole > most:
         whole = most if batch <= most else 1 << (most.bit_length() - 1) if most else 0
-    # Half of the way is worth advising if it is far.
+    # If the goal is far away, half of the way is worth advising.
     return None if whole <= now or (whole < batch and whole < 2 * now) else batch_typed(case, whole, why)
 
 
 def may_grow(case: Case) -> bool:
-    """Return True if a larger batch may be advised: not where less is learned and it would mean fewer steps."""
+    """Return True if a larger batch may be advised: not if less is learned already and it would mean fewer steps."""
     if case.worse is None:
         return True
     divided = not case.whole_batches and case.config.get("batch_per_rank") is not None
@@ -135,7 +135,7 @@ def may_grow(case: Case) -> bool:
 
 
 def batch_typed(case: Case, batch: int, why: str) -> str:
-    """Spell a larger batch, and what has to be adjusted with it."""
+    """Format a larger batch together with the settings to adjust."""
     setting = f"--batch {batch}"
     if case.config.get("batch_per_rank") is not None and not case.whole_batches:
         setting = f"--batch-per-rank {ceil(batch / case.at.ranks)}"
@@ -146,7 +146,7 @@ def batch_typed(case: Case, batch: int, why: str) -> str:
 
 
 def present_batch(case: Case) -> int:
-    """Return the batch, as the settings count it."""
+    """Return the batch, as settings define it."""
     found = case.at.runs[0].summary.get("global_batch")
     return int(found) if found else round(batch_of(case, round(case.at.timing.samples)))
 
@@ -155,9 +155,9 @@ def present_batch(case: Case) -> int:
 
 
 def rarer(case: Case, exchange: float) -> tuple[int, float] | None:
-    """Return the steps between exchanges that bring them down to EXCHANGE of the time, and their part then.
+    """Return the interval that reduces exchanges to a fraction EXCHANGE of the time, and the fraction reached.
 
-    As near to it as `most_apart` allows; None if that is fewer than two steps.
+    The interval is limited by `most_apart`; None if it is less than two steps.
     """
     timing, most = case.at.timing, most_apart(case)
     alone = timing.update + case.computing.seconds(present_batch(case))
@@ -168,7 +168,7 @@ def rarer(case: Case, exchange: float) -> tuple[int, float] | None:
 
 
 def most_apart(case: Case) -> int:
-    """Return the steps that ranks may take alone so that AVERAGES are left; 0 if averaging was seen to learn less.
+    """Return the longest interval that leaves AVERAGES averages; 0 if averaging was found to learn less.
 
     A strategy that averages only once, at the end, says nothing about those that average on the way.
     """
@@ -185,12 +185,12 @@ def most_apart(case: Case) -> int:
 
 
 def ranks(case: Case, number: int) -> str:
-    """Spell a number of ranks, each with a core: here, or else simulated on more nodes."""
+    """Format a number of ranks, each with a core: here, or else simulated on more nodes."""
     return f"-n {number}" if case.at.fits(number) else on_more_nodes(case, number, MORE_NODES)
 
 
 def on_more_nodes(case: Case, number: int, why: str, each: int | None = None) -> str:
-    """Spell a simulation of so many ranks on nodes of one rank, or of `each`."""
+    """Format a simulation of this many ranks on nodes of one rank, or of `each`."""
     real = "--on sim " if case.at.runs[0].simulated is None else ""
     nodes = "" if each is None else f":ranks-per-node={each}"
     shared = case.option("allreduce") == "shared-memory"
@@ -215,7 +215,7 @@ def fewer_good(case: Case, than: int) -> int | None:
 
 
 def possible(case: Case, number: int) -> bool:
-    """Return True if the strategy can use so many ranks."""
+    """Return True if the strategy can use this many ranks."""
     known = built_in(case.strategy)
     if known is None:
         return number > case.at.ranks - case.facts.workers
@@ -226,16 +226,16 @@ def possible(case: Case, number: int) -> bool:
     return number > 0
 
 
-# ---- what is left of an advice
+# ---- filtering advice
 
 
 def joined(case: Case, tried: Iterable[str], *, of_accuracy: bool = False) -> str:
-    """Join what is worth a try; `of_accuracy`: it is meant to learn more, not to be faster."""
+    """Join the advice that is worth trying; `of_accuracy`: its aim is accuracy, not speed."""
     return ", or ".join(dict.fromkeys(each for each in tried if worth(case, each, of_accuracy=of_accuracy)))
 
 
 def settings_in(advice: str) -> dict[str, str]:
-    """Read the settings of one thing to try, without its reason.
+    """Parse the settings of one piece of advice, without its reason.
 
     >>> settings_in("-n 8 --strategy sync:balance=true (slower ranks get smaller pieces)")
     {'n': '8', 'strategy': 'sync:balance=true'}
@@ -245,7 +245,7 @@ def settings_in(advice: str) -> dict[str, str]:
 
 
 def worth(case: Case, advice: str, *, of_accuracy: bool = False) -> bool:
-    """Return True if it can be typed and run, and was not measured to be no better."""
+    """Return True if it is valid, can run, and has not been measured to be no better."""
     given = settings_in(advice)
     number = int(given.get("n", case.at.ranks))
     if not _accepted(case, given, number):
@@ -276,7 +276,7 @@ def _accepted(case: Case, given: dict[str, str], number: int) -> bool:
 
 
 def _measured(case: Case, strategy: str, number: int) -> Scale | None:
-    """Return the runs of a strategy on so many ranks that are simulated, or real, as the case's are."""
+    """Return the runs of a strategy on this many ranks, simulated or real like those of the case."""
     wanted = built_in(strategy)
     for other in case.beside:
         if other.simulated == case.simulated and (

@@ -1,4 +1,4 @@
-"""What rules look at: one strategy's runs on one problem, by number of ranks, with their nodes and the serial baseline."""
+"""The input of the rules: one strategy's runs on one problem, by number of ranks, with nodes and the serial baseline."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Scale:
 
     @property
     def diverged(self) -> str | None:
-        """Why the first run that diverged did; None if none did."""
+        """The reason of the first run that diverged; None if none did."""
         return next((str(run.summary["diverged"]) for run in self.runs if run.summary.get("diverged")), None)
 
     @property
@@ -63,7 +63,7 @@ class Scale:
         return not self.fits(self.ranks)
 
     def fits(self, ranks: int) -> bool:
-        """Return True if so many ranks, with as many threads each, would have a core per thread where these ran."""
+        """Return True if this many ranks, with the same threads each, would have a core per thread where these ran."""
         # The costs of a simulated rank were measured with its threads; they take no cores from other ranks.
         return self.place.fits(ranks, self.threads if self.runs[0].simulated is None else 1)
 
@@ -74,8 +74,8 @@ class Scale:
             return None
         return fmean(values), stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
 
-    def found(self, *keys: str) -> Any:
-        """Return something that the first run's strategy found out; None if it did not."""
+    def finding(self, *keys: str) -> Any:
+        """Return a finding of the first run's strategy; None if it has none."""
         value: Any = self.runs[0].summary.get("findings") or {}
         for key in keys:
             value = value.get(key) if isinstance(value, dict) else None
@@ -85,7 +85,7 @@ class Scale:
 def scale_of(members: Sequence[Run]) -> Scale:
     """Collect the runs of one strategy on one number of ranks and threads."""
     facts = facts_of(members[0])
-    together = facts.in_step or not facts.whole_batches  # who divides a batch meets in every step
+    together = facts.in_step or not facts.whole_batches  # ranks that divide a batch synchronize in every step
     served = facts.whole_batches and facts.workers < members[0].config["ranks"]
     timing = timing_of(members, together=together, served=served)
     return Scale(runs=tuple(members), timing=timing, place=place_of(members[0]))
@@ -102,27 +102,27 @@ def fastest(scales: Sequence[Scale]) -> tuple[Scale, ...]:
     )
 
 
-# By which part a test loss may be higher, if there are no classes.
+# The fraction by which a test loss may be higher, if there are no classes.
 TENTH = 0.1
-# How much two sums of the same figures may differ.
+# The tolerance between two sums of the same figures.
 ROUNDING = 1e-9
 # Gradients of several sizes must differ by this part, or samples must take this part of a gradient's time; otherwise the
 # line goes through noise. Times of real processes vary more than measured costs do.
 GROWS = {"timed": 0.2, "given": 0.05, "proportion": 0.0}
 
-# These stand for accuracies when looking for where scaling stops: as much was learned as by serial training, or less.
+# Substitutes for accuracies when looking for the scaling limit: as much was learned as by serial training, or less.
 LEARNED, LESS = 1.0, 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Worse:
-    """How much less was learned than by serial training."""
+    """The loss of accuracy compared with serial training."""
 
     amount: float
-    """Lost accuracy; without classes, the part by which the serial run's test loss is lower."""
+    """Lost accuracy; without classes, the fraction by which the serial run's test loss is lower."""
     ranks: int
     figure: str
-    """What was reached, spelled."""
+    """The accuracy or loss that was reached, as text."""
     words: str
 
 
@@ -131,9 +131,9 @@ class Case:
     """One strategy on one problem: the argument of every rule."""
 
     strategy: str
-    """As records spell it."""
+    """As it is written in records."""
     way: str
-    """The same, with how it was run if that is unusual."""
+    """The same, followed by how it was run if that is unusual."""
     simulated: str
     scales: tuple[Scale, ...]
     """By rising numbers of ranks."""
@@ -144,11 +144,11 @@ class Case:
     beside: tuple[Case, ...] = ()
     """The cases of all strategies of the problem, including this one."""
     looked_at: int | None = None
-    """The number of ranks on which causes are looked for; None: where scaling stops."""
+    """The number of ranks at which to look for causes; None: the scaling limit."""
 
     @cached_property
     def facts(self) -> Facts:
-        """What is known about the strategy, where causes are looked for."""
+        """The facts about the strategy at the rank count examined."""
         return facts_of(self.at.runs[0])
 
     def option(self, name: str, otherwise: Any = None) -> Any:
@@ -157,7 +157,7 @@ class Case:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The settings of the runs where causes are looked for."""
+        """The settings of the runs examined."""
         return self.at.runs[0].config
 
     @property
@@ -190,7 +190,7 @@ class Case:
 
     @cached_property
     def limit(self) -> Limit | None:
-        """Where scaling stops; None if there is nothing to compare with, or if all runs diverged."""
+        """The scaling limit; None if there is nothing to compare with, or if all runs diverged."""
         points = self._points
         if not points or self.serial is None:
             return None
@@ -203,7 +203,7 @@ class Case:
 
     @cached_property
     def at(self) -> Scale:
-        """Where causes are looked for: where scaling stops or, if it is never faster than serial, where it is fastest."""
+        """The runs examined: at the scaling limit or, if it is never faster than serial, the fastest ones."""
         if self.looked_at is not None:
             return next(scale for scale in self.scales if scale.ranks == self.looked_at)
         good = [scale for scale in self.scales if not scale.diverged] or list(self.scales)
@@ -232,10 +232,10 @@ class Case:
             speedup=speedup,
             without=lost if timing.total > 0 else {},
             accuracy=LEARNED if self.loss(scale) is None else LESS,
-            staleness=scale.found("staleness", "mean"),
+            staleness=scale.finding("staleness", "mean"),
         )
 
-    # ---- what was learned
+    # ---- accuracy
 
     def _reference(self, name: str) -> tuple[float, float] | None:
         """Return the best serial mean and its standard error."""
@@ -246,7 +246,7 @@ class Case:
 
     @cached_property
     def worse(self) -> Worse | None:
-        """How much less was learned where causes are looked for; the words say where even more is lost."""
+        """The loss of accuracy of the runs examined; the words mention where even more is lost."""
         here = self.loss(self.at)
         if here is None:
             return None
@@ -258,10 +258,10 @@ class Case:
         return replace(here, words=f"{here.words}; on {count(most.ranks, 'rank')} it is {most.figure}")
 
     def loss(self, scale: Scale) -> Worse | None:
-        """Return how much less was learned there than by serial training; None if it is little, or unknown.
+        """Return the loss of accuracy there compared with serial training; None if it is small or unknown.
 
-        Little is a point of accuracy, a tenth of the loss, or what seeds alone explain. There is no other criterion: where
-        scaling stops, which causes there are and what is advised depend on this one.
+        Small is up to a point of accuracy, a tenth of the loss, or what seeds alone explain. This is the only criterion:
+        the scaling limit, the causes and the advice all depend on it.
         """
         for name in ("test_accuracy", "test_loss"):
             mine, than = scale.means(name), self._reference(name)
@@ -285,7 +285,7 @@ class Case:
 
     @cached_property
     def computing(self) -> Line:
-        """How long a gradient takes by its samples, on a rank here."""
+        """The seconds of a gradient by its samples, on a rank here."""
         timing = self.at.timing
         alike = [s for s in (*self.serials, *self.scales) if s.threads == self.at.threads]
         alike = [scale for scale in alike if not scale.oversubscribed or scale is self.at]
@@ -297,7 +297,7 @@ class Case:
         return timed.through(timing.samples, timing.compute)
 
     def grows(self, line: Line) -> bool:
-        """Return True if, by this line, samples take a noticeable part of the time of a gradient here."""
+        """Return True if, by this line, samples take a noticeable part of a gradient's time here."""
         if line.basis == "timed":
             return line.rise > GROWS[line.basis]
         samples = self.at.timing.samples
@@ -305,7 +305,7 @@ class Case:
 
     @cached_property
     def alone(self) -> Line | None:
-        """How long a gradient takes by its samples when no other rank computes; None if that is not known."""
+        """The seconds of a gradient by its samples when no other rank computes; None if unknown."""
         peer, samples = self.peer, self.at.timing.samples
         if peer is None:
             return None
@@ -316,7 +316,7 @@ class Case:
 
 
 def cases_of(runs: Sequence[Run]) -> list[Case]:
-    """Make a case for each strategy among the runs of one problem, real ones first; serial runs are the baseline."""
+    """Create a case for each strategy among the runs of one problem, real ones first; serial runs are the baseline."""
     groups: dict[tuple[str, str], dict[tuple[int, int], list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run, way in zip(runs, ways_of(runs), strict=True):
         key = (simulated_as(run), way)
@@ -352,7 +352,7 @@ def _is_serial(key: tuple[str, str]) -> bool:
 
 
 def _costs(run: Run, others: Sequence[Run]) -> Curves | None:
-    """Return the cost of a gradient that a simulated run was given; for a real run, that of others for its processor."""
+    """Return the gradient costs of a simulated run; for a real run, those of other runs for its processor."""
     from paceline.machine import Costs
 
     here = run.environment.get("processor")
@@ -386,17 +386,17 @@ class Place:
     cores: int | None
     """Cores per node; None: enough."""
     links: CostModel | None
-    """What a message and a sum take, for the theory of the collectives; None: the network is unknown."""
+    """The cost model of messages and sums, for the theory of the collectives; None: the network is unknown."""
     per_node: int | None = None
-    """The most ranks that a node has; None: all are on one."""
+    """The largest number of ranks on a node; None: all are on one node."""
 
     @property
     def layout(self) -> Nodes:
-        """Which rank is on which node."""
+        """The node of each rank."""
         return Nodes(tuple(rank // self.on_node for rank in range(self.ranks)))
 
     def fits(self, ranks: int, threads: int = 1) -> bool:
-        """Return True if each of so many ranks would have cores of its own for its threads."""
+        """Return True if each of this many ranks would have its own cores for its threads."""
         return self.cores is None or min(self.per_node or ranks, ranks) * threads <= self.cores
 
     def theory(self, name: str, parameters: int, itemsize: int, *, in_place: bool = False) -> float | None:
@@ -437,7 +437,7 @@ class Place:
 
 
 def place_of(run: Run) -> Place:
-    """Return where the ranks of a run were."""
+    """Return the place of a run's ranks."""
     ranks, told = run.config["ranks"], run.simulated
     on_node, cores = node_of(run)
     if told is None:

@@ -23,36 +23,36 @@ class Cause:
     share: float | None
     """The part of a step's time that it takes or, if `of_accuracy`, the accuracy that is lost; None: neither."""
     words: str
-    """What is wrong, with figures and their units."""
+    """A description of the problem, with figures and their units."""
     advice: str
     """Settings to try next, as they are typed."""
     of_accuracy: bool = False
     ranks: int | None = None
     """The smallest number of ranks that it was found on; None until a diagnosis has it."""
     short: str = ""
-    """What it comes to in a few words, where that is not what its rule says in general."""
+    """The cause in a few words, if they differ from its rule's."""
 
     @property
     def lost(self) -> float:
-        """How much it matters beside others, at most 1: a point of accuracy as much as a tenth of the time."""
+        """The weight of the cause, at most 1: a point of accuracy counts as much as a tenth of the time."""
         share = self.share or 0.0
         return min(1.0, 10 * share if self.of_accuracy else share)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """Why one strategy stops scaling on one problem, and what to try next."""
+    """The reasons why one strategy stops scaling on one problem, and what to try next."""
 
     strategy: str
-    """As its runs' records spell it, with how it was run if that is unusual: `sync (replay)`."""
+    """As written in its runs' records, followed by how it was run if that is unusual: `sync (replay)`."""
     ranks: int
-    """Where causes were looked for: where scaling stops, or the most ranks that were tried."""
+    """The number of ranks examined: the scaling limit, or the most ranks that were tried."""
     summary: str
-    """One sentence: up to how many ranks it scales, and the main cause."""
+    """One sentence with the scaling limit and the main cause."""
     causes: tuple[Cause, ...]
     """Most important first; at least one."""
     simulated: str = ""
-    """What was simulated, in words; empty for real ranks."""
+    """A description of the simulation; empty for real ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +64,6 @@ class Rule:
     find: Callable[[Case], Cause | None]
 
     def cause(self, case: Case) -> Cause | None:
-        """Return what this rule finds, with the number of ranks that the case is looked at on unless the rule sets it."""
+        """Return the cause found, with the number of ranks that the case examines unless the rule sets it."""
         found = self.find(case)
         return found if found is None or found.ranks is not None else replace(found, ranks=case.at.ranks)

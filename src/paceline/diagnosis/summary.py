@@ -1,4 +1,4 @@
-"""All causes of a case in order of their weight, and the sentence that sums them up."""
+"""All causes of a case in order of their weight, and a one-sentence summary."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def sum_up(case: Case) -> Diagnosis:
 
 
 def _less(case: Case) -> bool:
-    """Return True if what stops scaling is that less is learned."""
+    """Return True if scaling stops because accuracy is lost."""
     return case.limit is not None and case.limit.reason in ("staleness", "accuracy")
 
 
 def _weight(cause: Cause, *, of_accuracy: bool) -> tuple[bool, bool, float]:
-    """Return a key that is lowest for the first cause: that nothing is wrong, then what most is lost to.
+    """Return a sort key: first that nothing is wrong, then the most expensive cause.
 
     `of_accuracy`: lost accuracy comes first, however much time is lost.
     """
@@ -63,7 +63,7 @@ def _summary(case: Case, causes: Sequence[Cause]) -> str:
 
 
 def _joined(case: Case, main: Cause, stops: str, used: str, why: str) -> str:
-    """Join where it stops, how much of the ranks is used and why, so that the reason follows what it explains."""
+    """Join limit, efficiency and reason, so that the reason follows what it explains."""
     if not used:
         return f"{stops}: {why}"
     assert case.limit is not None
@@ -79,7 +79,7 @@ def _joined(case: Case, main: Cause, stops: str, used: str, why: str) -> str:
 
 
 def _short(case: Case, cause: Cause) -> str:
-    """Spell a cause in a few words: how much it costs, and on how many ranks."""
+    """Describe a cause in a few words: its cost, and the number of ranks."""
     short = cause.short or next((rule.short for rule in RULES if rule.name == cause.rule), NO_RULE)
     wild = cause.rule == divergence.RULE.name
     if cause.share is None or (wild and all(scale.diverged for scale in case.scales)):
@@ -94,7 +94,7 @@ def _short(case: Case, cause: Cause) -> str:
 
 
 def _where(case: Case) -> tuple[str, str]:
-    """Say where it stops scaling and, if known, how much of the ranks is used."""
+    """Describe the scaling limit and, if known, the efficiency."""
     if case.limit is not None:
         return _limited(case, case.limit)
     good = [scale for scale in case.scales if not scale.diverged]
@@ -113,7 +113,7 @@ def _where(case: Case) -> tuple[str, str]:
 
 
 def _limited(case: Case, limit: Limit) -> tuple[str, str]:
-    """Say where it stops scaling; ranks that share cores are not said to get faster."""
+    """Describe the scaling limit, without claiming a speedup for ranks that share cores."""
     by_ranks = {scale.ranks: scale for scale in case.scales}
     here = by_ranks.get(limit.at.ranks)
     stops, _, used = describe_limit(limit).partition("; ")

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, for one strategy on one number of ranks: from the step logs of all ranks.
+"""The parts of a step's time, for one strategy on one number of ranks, from the step logs of all ranks.
 
     compute    the gradient of the rank's own samples
     exchange   messages and sums, as long as they take when no rank is late
@@ -25,7 +25,7 @@ from paceline.record import Run
 if TYPE_CHECKING:
     from paceline.vmpi import Curves
 
-# ---- how long a gradient takes by its samples: a fixed part, and one for each sample
+# ---- the seconds of a gradient by its samples: a fixed part, and one for each sample
 #
 # The last batch of an epoch is smaller and takes far longer than the others on a real machine: caches and memory are laid
 # out for another size. So only sizes that occur often in a log count.
@@ -37,7 +37,7 @@ STEPS = 10
 OFTEN = 0.1
 # A line through given costs is fitted at these multiples of the samples of a step.
 TIMES = (1, 4, 16, 64)
-# Where a line comes from: gradients that were timed, costs that a simulation was given, or one size only.
+# The basis of a line: timed gradients, the given costs of a simulation, or a single size.
 Basis = Literal["timed", "given", "proportion"]
 
 
@@ -54,18 +54,18 @@ class Line:
     basis: Basis = "timed"
     """If only one size is known, the time is taken to be in proportion to the samples: it grows no faster than that."""
     rise: float = field(default=0.0, repr=False)
-    """How much less time the smallest size takes than the largest, as a part of the latter."""
+    """The difference in time between the largest and the smallest size, as a fraction of the former."""
 
     def seconds(self, samples: float) -> float:
-        """Return the seconds of a gradient of so many samples."""
+        """Return the seconds of a gradient of this many samples."""
         return self.fixed + self.each * samples
 
     def samples_for(self, seconds: float) -> int:
-        """Return the samples that take so long to compute; at least one."""
+        """Return the number of samples that take this long to compute; at least one."""
         return max(1, int(np.ceil(round((seconds - self.fixed) / self.each, 6)))) if self.each > 0 else 1
 
     def through(self, samples: float, seconds: float) -> Line:
-        """Return the line scaled so that it takes that long for so many samples."""
+        """Return the line scaled to pass through this number of samples and seconds."""
         here = self.seconds(samples)
         if here <= 0 or seconds <= 0:
             return self
@@ -95,7 +95,7 @@ def line_of(known: Iterable[Mapping[int, float]]) -> Line | None:
 
 
 def often(seconds: Mapping[int, float], steps: Mapping[int, int]) -> dict[int, float]:
-    """Keep the seconds of gradients of those sizes that occur often, which can be relied on.
+    """Keep the seconds of gradients of frequent sizes, which are reliable.
 
     >>> often({29: 451e-6, 32: 71e-6}, {29: 3, 32: 132})
     {32: 7.1e-05}
@@ -124,7 +124,7 @@ def given_line(costs: Curves, samples: float, ranks: int) -> Line | None:
 
 Array = NDArray[Any]
 PARTS = ("compute", "exchange", "wait", "answer", "update")
-# What a rank does in training; evaluation is not part of it.
+# The kinds of a rank's work in training, without evaluation.
 WORKING = ("compute", "exchange", "update")
 
 
@@ -158,11 +158,11 @@ class Timing:
     slowest: float = 0.0
     """Mean seconds of the rank that computes longest in a step, if all take their steps together."""
     often: tuple[int, float] | None = None
-    """The rank that most often computes longest, and in what part of the steps."""
+    """The rank that most often computes longest, and in what fraction of the steps."""
     uneven: float = 1.0
     """The samples of the rank that has most in a step, as a multiple of the mean."""
     busy: float | None = None
-    """The part of its time that the busiest rank that computes no gradients works; None if all compute."""
+    """The fraction of time that the busiest rank without gradients works; None if all ranks compute."""
 
     @property
     def total(self) -> float:
@@ -199,7 +199,7 @@ def timing_of(runs: Sequence[Run], *, together: bool, served: bool) -> Timing:
     found: dict[str, Any] = {}
     if together and len(set(batches.values())) == 1 and len(workers) > 1:
         grid = {name: np.stack([columns[name][rows[rank]] for rank in workers]) for name in names[1:]}
-        spent = grid["exchange"] + grid["wait"]  # the rank that comes last waits for no other
+        spent = grid["exchange"] + grid["wait"]  # the last rank to arrive does not wait
         parts["exchange"] = float(spent.min(axis=0).mean())
         parts["wait"] = float(spent.mean()) - parts["exchange"]
         last = grid["compute"].argmax(axis=0)

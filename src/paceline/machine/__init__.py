@@ -1,7 +1,7 @@
-"""What messages and work cost on a machine: measured once, stored in files, used by the simulator.
+"""The costs of messages and work on a machine: measured once, stored in files, used by the simulator.
 
 calibrate            measure messages, MPI's collectives and passes over memory, with real MPI
-costs_of             what the work of a job costs on this machine: stored, or measured now
+costs_of             the costs of a job's work on this machine: stored, or measured now
 measure_costs        the same, always measured now
 Machine, Costs       the measurements, and their JSON files
 load_network         a network of the simulator by name, or from a machine's file

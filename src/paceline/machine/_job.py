@@ -1,10 +1,9 @@
-"""The ranks' side of measuring a job: its own work, done by every rank alone, by all of them at once.
+"""The ranks' side of measuring a job: work without communication, done by all ranks at the same time.
 
-What is timed is the loop of a worker with the laps of its own stopwatch, so that fetching samples and all the Python of
-a step are in it. A synchronous strategy's steps are timed together, because memory then comes from other ranks' caches.
-A parameter server's masters and workers are really at work for a short time: what is measured is what the strategy
-declares as its own kinds of work, `rule`, an update with a stale gradient and the copy that its worker is shown, and
-`serve`, handling a gradient. MPI's own calls belong to the network, not to the job.
+A worker's loop is timed by the laps of its own stopwatch, which include fetching samples and all Python code of a step.
+A synchronous strategy's steps are timed together, because memory then comes from other ranks' caches. A short real run
+of a parameter server measures the strategy's own kinds of work: `rule`, an update with a stale gradient and the copy for
+its worker, and `serve`, handling a gradient. MPI's own calls belong to the network, not to the job.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from paceline.launch import limit_threads
 from paceline.launch.cores import VARIABLE
 from paceline.record import STEP_COLUMNS
 from paceline.strategies.parameter_server import Inbox, ParameterServer, place
-from paceline.training.job import Job, Parts, made
+from paceline.training.job import Components, Job, build_component
 from paceline.worker import Steps, Worker
 
 Array = NDArray[Any]
 Points = list[list[float]]
 SWEEPS = 3
 WARM = 2
-RATE = 1e-12  # so small that parameters stay as they are, however long it goes on
+RATE = 1e-12  # so small that the parameters never change noticeably
 COUNT, COMPUTE, UPDATE = (STEP_COLUMNS.index(name) for name in ("count", "compute", "update"))
-FIRST = 6  # steps after which the ranks agree on how many more
+FIRST = 6  # steps after which the ranks agree on the number of further steps
 FACTORED = ("auto", "shared-memory")
-"""The collectives that stand for an exchange of factors, where that pays."""
+"""The collectives that exchange factors where that is faster."""
 
 
 def measure(
@@ -53,14 +52,17 @@ def measure(
 ) -> dict[str, Any]:
     """Measure seconds by kind and amount of the job's work, with all ranks of `comm` doing it; collective.
 
-    `alone`: what each does on its own, or as it is `known`; `more`: what the strategy's own kinds of work take, if wanted.
+    `alone`: measure the work that each rank does on its own, unless `known`; `more`: the strategy's own kinds of work.
     """
     job, config = replace(job, data=data), job.config
     data = load(config.data if data is None else data)
     strategy: Any = job.chosen()
     with limit_threads(threads):
-        update, schedule = made("updates", config.update), made("schedules", config.schedule)
-        parts = Parts(data, strategy, job.build(data), update, schedule)
+        update, schedule = (
+            build_component("updates", config.update),
+            build_component("schedules", config.schedule),
+        )
+        parts = Components(data, strategy, job.build(data), update, schedule)
         batch = min(config.own_batch(), len(data.train))
         found = known or alone(parts, comm, batch, seconds)
         more = {}
@@ -73,8 +75,8 @@ def measure(
     return {"alone": found, "more": more, "bound": VARIABLE in os.environ}
 
 
-def alone(parts: Parts, comm: Any, batch: int, seconds: float) -> dict[str, Points]:
-    """gradient, update and evaluate, with every rank of `comm` at it on its own; collective."""
+def alone(parts: Components, comm: Any, batch: int, seconds: float) -> dict[str, Points]:
+    """Measure gradient, update and evaluate, with every rank of `comm` working on its own; collective."""
     loops = {size: _loop(parts, comm, size) for size in doubling(batch)}
     laps = _together(comm, [loop.run for loop in loops.values()], 0.7 * seconds)
     gradient = [[size, mean(comm, loop.column(COMPUTE))] for size, loop in loops.items()]
@@ -95,7 +97,7 @@ def alone(parts: Parts, comm: Any, batch: int, seconds: float) -> dict[str, Poin
 
 
 def doubling(most: int) -> list[int]:
-    """1, 2, 4 … and `most`.
+    """Return 1, 2, 4 … and `most`.
 
     >>> doubling(10)
     [1, 2, 4, 8, 10]
@@ -118,10 +120,10 @@ def mean(comm: Any, laps: Array) -> float:
 
 
 def spread(comm: Any, laps: Array) -> float:
-    """Return how uneven laps are between ranks, step by step: the sigma of log-normal ones whose last is as late.
+    """Return the variation of laps between ranks: the sigma of log-normal laps whose slowest rank is as late.
 
-    A step that all take together takes as long as its last rank, on average exp(sigma m) times the middle one, where m is
-    the largest of as many normal numbers. Collective; NaN where there are too few.
+    A common step takes as long as its slowest rank: on average exp(sigma m) times the median, where m is the expected
+    maximum of as many normal numbers. Collective; NaN if there are too few.
     """
     ranks = comm.Get_size()
     steps = np.array([len(laps)])
@@ -140,7 +142,7 @@ def spread(comm: Any, laps: Array) -> float:
 class Loop:
     """A worker's loop over batches of one size, which can be continued."""
 
-    def __init__(self, parts: Parts, batches: Batches, rank: int, size: int) -> None:
+    def __init__(self, parts: Components, batches: Batches, rank: int, size: int) -> None:
         self.me = Steps(
             rank=rank, size=size, model=parts.model, batches=batches, update=parts.update, schedule=parts.schedule,
             rate=RATE, epochs=1,
@@ -149,7 +151,7 @@ class Loop:
         self._most = -(-batches.batch // size)
 
     def run(self, until: float) -> None:
-        """Take steps until this time, at least two."""
+        """Take steps until this time, but at least two."""
         me = self.me
         me.watch.restart()
         for done, batch in enumerate(self.batches):
@@ -159,20 +161,20 @@ class Loop:
                 break
 
     def column(self, number: int) -> Array:
-        """Return the laps of one kind, of whole pieces, without the first: memory is not yet where it will be."""
+        """Return the laps of one kind, for complete pieces, without the first, in which caches are still cold."""
         rows = np.array(self.me.log).reshape(-1, len(STEP_COLUMNS))
         rows = rows[max(WARM, len(rows) // 4) :]
         found: Array = rows[rows[:, COUNT] >= self._most - 1][:, number]
         return found
 
 
-def _loop(parts: Parts, comm: Any, size: int) -> Loop:
+def _loop(parts: Components, comm: Any, size: int) -> Loop:
     batches = Batches(parts.data.train, batch=size, seed=comm.Get_rank(), dtype=parts.model.x.dtype)
     return Loop(parts, batches, rank=0, size=1)
 
 
 def _together(comm: Any, works: Sequence[Callable[[float], Any]], seconds: float) -> list[list[float]]:
-    """Run each work until a given time, all ranks the same one at a time, in turns; return what they return."""
+    """Run each function until a given time, in turns and on all ranks at once; return their results."""
     found: list[list[float]] = [[] for _ in works]
     each = seconds / SWEEPS / max(len(works), 1)
     slow = [False] * len(works)
@@ -185,7 +187,7 @@ def _together(comm: Any, works: Sequence[Callable[[float], Any]], seconds: float
             found[turn] += work(start + each) or ()
             late = np.array([time.perf_counter() - start > max(4 * each, 0.5)])
             comm.Allreduce(mpi_of(comm).IN_PLACE, late, mpi_of(comm).LOR)
-            slow[turn] = bool(late[0])  # once is enough of what takes so long
+            slow[turn] = bool(late[0])  # one run is enough if it takes this long
     return found
 
 
@@ -205,12 +207,12 @@ def _updates(me: Steps, elements: int) -> Callable[[float], list[float]]:
     return work
 
 
-def _evaluations(parts: Parts, samples: int) -> Callable[[float], list[float]]:
+def _evaluations(parts: Components, samples: int) -> Callable[[float], list[float]]:
     split = _to_evaluate(parts)
 
     def work(until: float) -> list[float]:
         found: list[float] = []
-        while True:  # passes over the split, as an evaluation is one, each with memory of its own
+        while True:  # passes over the split, like an evaluation, each with its own memory
             last = time.perf_counter()
             for inputs, labels in chunks(split, size=samples, dtype=parts.model.x.dtype):
                 if len(labels) < samples:
@@ -225,21 +227,21 @@ def _evaluations(parts: Parts, samples: int) -> Callable[[float], list[float]]:
     return work
 
 
-def _to_evaluate(parts: Parts) -> Any:
+def _to_evaluate(parts: Components) -> Any:
     data = parts.data
     return next(split for split in (data.validation, data.test, data.train) if len(split))
 
 
-def _sizes_to_evaluate(parts: Parts) -> list[int]:
+def _sizes_to_evaluate(parts: Components) -> list[int]:
     most = min(1000, len(_to_evaluate(parts)))
     return sorted({n for n in (1, 10, 100) if n < most} | {most})
 
 
-def together(parts: Parts, comm: Any, piece: int, seconds: float, name: str) -> dict[str, Points]:
-    """gradient and update as the ranks of `comm` have them that exchange by this collective; collective.
+def together(parts: Components, comm: Any, piece: int, seconds: float, name: str) -> dict[str, Points]:
+    """Measure gradient and update on the ranks of `comm`, which exchange with this collective; collective.
 
-    What others have read or written since is in their caches, and comes from there. With `shared-memory` also factors and
-    part. `piece`: samples of one rank, at most.
+    Memory that other ranks have read or written comes from their caches. With `shared-memory`, also measure factors and
+    part. `piece`: the most samples of one rank.
     """
     ranks = comm.Get_size()
     sizes = [ranks * size for size in doubling(piece) if ranks * size <= len(parts.data.train)]
@@ -268,7 +270,7 @@ def together(parts: Parts, comm: Any, piece: int, seconds: float, name: str) -> 
 
 
 class _Parts:
-    """The `reduce` of a `Factored` exchange, its own work timed apart from the waiting."""
+    """The `reduce` of a `Factored` exchange, with its work timed separately from the waiting."""
 
     def __init__(self, exchange: Factored) -> None:
         self._exchange = exchange
@@ -282,14 +284,14 @@ class _Parts:
         return g
 
 
-def _sync_loop(parts: Parts, comm: Any, size: int) -> Loop:
+def _sync_loop(parts: Components, comm: Any, size: int) -> Loop:
     rank, ranks = comm.Get_rank(), comm.Get_size()
     batches = Batches(parts.data.train, batch=size, dtype=parts.model.x.dtype, rank=rank, ranks=ranks)
     return Loop(parts, batches, rank=rank, size=ranks)
 
 
 def _steps(comm: Any, loop: Loop, exchange: Any, reduce: Callable[[], Any], seconds: float) -> None:
-    """Take as many steps of all ranks together as there is time for."""
+    """Take as many common steps as time allows."""
     me, start, wanted = loop.me, time.perf_counter(), FIRST
     me.watch.restart()
     for done, batch in enumerate(loop.batches, start=1):
@@ -309,12 +311,12 @@ def _steps(comm: Any, loop: Loop, exchange: Any, reduce: Callable[[], Any], seco
 
 
 class Measured(Worker):
-    """A real worker that notes how long its strategy's own kinds of work take."""
+    """A real worker that measures its strategy's own kinds of work."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.performed: dict[str, list[tuple[int, float]]] = {}
-        """By kind, for every vector function performed: its elements and its seconds."""
+        """For each kind, the elements and the seconds of every vector function performed."""
         self.handled: list[float] = []
         """Seconds of every call of a handler, without the vector functions and MPI calls in it."""
         self._inside = 0.0
@@ -341,11 +343,11 @@ class Measured(Worker):
 
 
 def serving(
-    parts: Parts, comm: Any, strategy: ParameterServer, batch: int, seconds: float, gradient: Points
+    parts: Components, comm: Any, strategy: ParameterServer, batch: int, seconds: float, gradient: Points
 ) -> dict[str, Points]:
-    """Measure gradient, rule and serve, as masters and workers on the ranks of `comm` have them; collective.
+    """Measure gradient, rule and serve with masters and workers on the ranks of `comm`; collective.
 
-    `gradient`: what was measured of ranks that compute alone.
+    `gradient`: the measurements of ranks that compute alone.
     """
     ranks, layers = comm.Get_size(), parts.model.layers
     masters = min(strategy.masters, ranks // 2)
@@ -378,7 +380,7 @@ def serving(
 
 
 def _run(
-    parts: Parts, comm: Any, server: ParameterServer, batch: int, seconds: float, alone: float
+    parts: Components, comm: Any, server: ParameterServer, batch: int, seconds: float, alone: float
 ) -> Measured:
     """Make a short run."""
     ranks = comm.Get_size()
@@ -399,12 +401,12 @@ def _run(
 
 
 def _later(values: list[Any]) -> list[Any]:
-    """Return all but the first quarter: memory is not yet where it will be."""
+    """Return all but the first quarter, in which caches are still cold."""
     return values[len(values) // 4 :]
 
 
 def _middle(laps: list[float]) -> float:
-    """Return the mean without the shortest and longest: a gradient's first piece takes longer than the others."""
+    """Return the mean without the shortest and longest, because a gradient's first piece takes longer than the others."""
     if not laps:
         return 0.0
     low, high = np.percentile(laps, [2, 95])
@@ -412,7 +414,7 @@ def _middle(laps: list[float]) -> float:
 
 
 def _waiting(comm: Any, requests: int) -> float:
-    """Return the seconds of looking through this many receives when one has come: a small message to this rank itself."""
+    """Return the seconds to find a completed receive among this many, with a small message from this rank to itself."""
     comm = mpi_of(comm).COMM_SELF
     inbox = Inbox()
     room, one, taken = np.zeros((requests, 1)), np.ones(1), []
@@ -432,7 +434,7 @@ def _waiting(comm: Any, requests: int) -> float:
 
 
 def _gathered(comm: Any, rule: dict[int, list[float]]) -> Points:
-    """Return the means of all masters, by elements, on every rank. With some rules every fourth update is longer."""
+    """Return the means of all masters, by elements, on every rank. With some rules every fourth update takes longer."""
     every = comm.allgather({size: _most(taken) for size, taken in rule.items()})
     sizes = sorted({size for some in every for size in some})
     return [[size, float(np.mean([some[size] for some in every if size in some]))] for size in sizes]

@@ -21,7 +21,7 @@ from paceline.launch.cores import VARIABLE
 Array = NDArray[Any]
 Rounds = Callable[[int], tuple[list[float], ...]]
 SWEEPS = 3  # so that a noisy moment affects all measurements and not just one
-WARM = 3  # rounds at the start of a sweep that are not counted: caches are still being filled
+WARM = 3  # rounds at the start of a sweep that do not count, because caches are cold
 OTHER_WORK = 1 << 20  # bytes that a gradient touches between two exchanges, roughly
 AT_ONCE = 1 << 18  # bytes of messages that are taken one after the other, at most four
 SETTLED = (
@@ -293,7 +293,7 @@ def _is_eager(comm: Any, nbytes: int) -> bool:
 
 
 def rows(comm: Any, nbytes: int) -> tuple[Rounds, Callable[[], None]]:
-    """Return a function for the work of an exchange in shared memory, and one that frees the memory. Collective.
+    """Return a function that measures an exchange in shared memory, and one that frees the memory. Collective.
 
     It measures the seconds of copying `nbytes` into a row and of summing a slice: every rank writes its row, all
     wait, and each sums its columns of all rows, which the others have just written.

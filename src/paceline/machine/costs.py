@@ -1,4 +1,4 @@
-"""What one job's work costs on this machine: measured by ranks that are started for it, and kept for the next time."""
+"""The costs of one job's work on this machine, measured by ranks started for that purpose, and cached."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def measure_costs(
     alone: Costs | None = None,
     own: bool = True,
 ) -> Costs:
-    """Measure what the job's work costs, with each number of processes doing it at once.
+    """Measure the costs of the job's work, with each number of processes working at the same time.
 
     `ranks`: by default 1, 2, 4 … up to the cores. Threads are the job's, one per rank unless it says otherwise.
-    `alone`: what is known already of the work that a rank does on its own, with the same numbers of ranks.
+    `alone`: known costs of the work that a rank does on its own, with the same numbers of ranks.
     `own`: measure the strategy's own kinds of work too, and not just what a rank does with any strategy.
     """
     from paceline.launch import machine_cores
@@ -43,7 +43,7 @@ def measure_costs(
     cores = machine_cores()
     if own and job.launcher() == "torch":
         raise UsageError(f"{job.name()} starts its processes itself: what its work costs is not measured")
-    job, parameters = _made(job)
+    job, parameters = _prepare_job(job)
     name = job.config.model if job.model is None else _kind(job.model).__name__
     tables: dict[str, dict[int, list[list[float]]]] = {}
     bound, uneven = True, []
@@ -58,7 +58,7 @@ def measure_costs(
             uneven += [sigma for _, sigma in answer["alone"].pop("spread", ()) if sigma == sigma]
             found = merged(answer["alone"], answer["more"])
         for kind, points in found.items():
-            fair = min(1.0, cores / count)  # more ranks than cores take turns: that is not the work's cost
+            fair = min(1.0, cores / count)  # more ranks than cores take turns, which would distort the costs
             tables.setdefault(kind, {})[count] = [[amount, fair * taken] for amount, taken in points]
     if not bound:
         log.warning(
@@ -78,14 +78,14 @@ def measure_costs(
 def costs_of(
     job: Job, ranks: Sequence[int] | None = None, *, again: bool = False, seconds: float = SECONDS
 ) -> Costs:
-    """Return what the job's work costs here: as it was measured the last time, or now. `again`: now in any case.
+    """Return the costs of the job's work here: as measured before, or now. `again`: always measure now.
 
-    Costs are kept in the user's cache folder, for the same model, data, batch, update, strategy and processor. What a rank
-    does on its own is the same with all strategies and is measured once for them.
+    Costs are cached in the user's cache folder, for the same model, data, batch, update, strategy and processor. The work
+    that a rank does on its own is the same for all strategies and is measured only once.
     """
     from paceline.data import cache_folders
 
-    job, parameters = _made(job)
+    job, parameters = _prepare_job(job)
 
     def find_or_measure(family: str, alone: Costs | None) -> Costs:
         """Return the costs in the cache, or else measure them now and keep them."""
@@ -117,7 +117,7 @@ def _keep(costs: Costs, name: str) -> None:
 
 
 def merged(alone: dict[str, Any], more: dict[str, Any]) -> dict[str, list[list[float]]]:
-    """Merge two tables by rising amounts, without what noise makes too high; what was measured together wins.
+    """Merge two tables by rising amounts, lowering points raised by noise; values measured together have priority.
 
     >>> merged({"update": [[2, 1.0], [8, 3.0]]}, {"update": [[4, 0.5]], "part": []})
     {'update': [[2.0, 0.5], [4.0, 0.5], [8.0, 3.0]]}
@@ -134,14 +134,14 @@ def merged(alone: dict[str, Any], more: dict[str, Any]) -> dict[str, list[list[f
 
 
 def _points(alone: Costs, ranks: int) -> dict[str, Any]:
-    """Return what is known with this many ranks, as they would measure it: more ranks than cores took turns."""
+    """Return the known points for this many ranks, as they would measure them: more ranks than cores took turns."""
     turns = max(1.0, ranks / alone.cores)
     every = {kind: curves.tables[ranks] for kind, curves in alone.work.items()}
     return {kind: [[amount, turns * taken] for amount, taken in table] for kind, table in every.items()}
 
 
 def _answer(job: Job, ranks: int, seconds: float, known: dict[str, Any] | None, own: bool) -> dict[str, Any]:
-    """Start ranks that measure the job, and return what they found."""
+    """Start ranks that measure the job, and return their measurements."""
     from paceline.launch import call
     from paceline.machine._job import measure
 
@@ -154,8 +154,8 @@ def _answer(job: Job, ranks: int, seconds: float, known: dict[str, Any] | None, 
     return found
 
 
-def _made(job: Job) -> tuple[Job, int]:
-    """The job with its data loaded, and a model that was given made ready; and how many parameters that has."""
+def _prepare_job(job: Job) -> tuple[Job, int]:
+    """Return the job with its data loaded and a given model prepared, and the number of parameters."""
     from paceline.data import load
 
     data = load(job.config.data if job.data is None else job.data)
@@ -164,7 +164,7 @@ def _made(job: Job) -> tuple[Job, int]:
 
 
 def numbers(ranks: Sequence[int] | None, cores: int) -> list[int]:
-    """The numbers of ranks to measure with.
+    """Return the numbers of ranks to measure with.
 
     >>> numbers(None, cores=8), numbers([4, 1], cores=8)
     ([1, 2, 4, 8], [1, 4])
@@ -177,7 +177,7 @@ def numbers(ranks: Sequence[int] | None, cores: int) -> list[int]:
 
 
 def _key(job: Job, parameters: int, ranks: Sequence[int] | None, family: str) -> str:
-    """What changes when the costs may be others."""
+    """Return a key that changes whenever the costs may change."""
     from importlib.metadata import version
 
     import numpy as np

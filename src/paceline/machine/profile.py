@@ -1,4 +1,4 @@
-"""Measured costs as JSON files: of a machine (messages, collectives, memory) and of the work of one job.
+"""JSON files of measured costs: of a machine (messages, collectives, memory) and of the work of one job.
 
 A machine's file holds no path, no user and no host name, and can be published with the results. `load_network` and
 `make_compute` turn measurements into the network and the computing costs of a simulation (`paceline.vmpi`).
@@ -68,7 +68,7 @@ class _Stored:
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Self:
-        """Make one from the values of a file."""
+        """Create an object from the values of a file."""
         raise NotImplementedError
 
     @staticmethod
@@ -79,7 +79,7 @@ class _Stored:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine(Node, _Stored):
-    """A node that was measured: what messages inside it, MPI's own collectives and passes over memory cost.
+    """A measured node: the costs of messages inside it, MPI's own collectives and passes over memory.
 
     >>> machine = Machine.typical()
     >>> machine.processor, machine.eager_limit
@@ -108,12 +108,12 @@ class Machine(Node, _Stored):
 
     @classmethod
     def typical(cls) -> Machine:
-        """Return the machine that is assumed where nothing was measured: see `Node.typical`."""
+        """Return the machine that is assumed if nothing was measured: see `Node.typical`."""
         return cls(processor="typical", cores=16, mpi="Open MPI", **vars(Node.typical()))
 
     @classmethod
     def of_network(cls, network: Network) -> Machine:
-        """Return the machine that each node of a network is; a typical one where none was given."""
+        """Return the machine of each node of a network; a typical one if none was given."""
         node = network.node or cls.typical()
         return node if isinstance(node, Machine) else replace(cls.typical(), **vars(node))
 
@@ -133,7 +133,7 @@ class Costs(_Stored):
     about: str = ""
     """A description of the job."""
     spread: float = 0.0
-    """How much the time of a gradient varied between ranks and steps: sigma of a log-normal distribution."""
+    """The variation of gradient times between ranks and steps: sigma of a log-normal distribution."""
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Self:

@@ -190,7 +190,7 @@ WIDE = (torch.float64, torch.complex128)
 SHORT = (torch.float16, torch.bfloat16)  # unknown to MPI or NumPy: shown as float32
 
 
-class Parts(NamedTuple):
+class ModuleParts(NamedTuple):
     """The trained parameters, their layers in a flat vector of `size` entries, and buffers and frozen parameters."""
 
     trained: list[Trained]
@@ -200,7 +200,7 @@ class Parts(NamedTuple):
     wide: bool
 
 
-def take_apart(roots: Iterable[tuple[str, nn.Module]]) -> Parts:
+def take_apart(roots: Iterable[tuple[str, nn.Module]]) -> ModuleParts:
     """Find the parts of the modules; a layer is a module with trained parameters of its own (its weight and bias).
 
     A parameter that is used in several places is counted once. Frozen parameters are treated like buffers.
@@ -237,7 +237,7 @@ def take_apart(roots: Iterable[tuple[str, nn.Module]]) -> Parts:
                     state[where + name] = StateTensor(part._buffers, name, where + name)
     if not size:
         raise UsageError("a module must have trainable parameters; this one has none")
-    return Parts(trained, layers, state, size, any(one.p.dtype in WIDE for one in trained))
+    return ModuleParts(trained, layers, state, size, any(one.p.dtype in WIDE for one in trained))
 
 
 class Trained:

@@ -1,6 +1,6 @@
-"""The machine and software of a run, and where its ranks were: what is needed to judge its figures or to repeat them.
+"""The machine and software of a run, and the nodes of its ranks: needed to judge its figures or to repeat them.
 
-And digests of a user's own code, by which runs from before and after an edit are recognised.
+Also digests of a user's own code, which distinguish runs from before and after an edit.
 """
 
 from __future__ import annotations
@@ -100,11 +100,11 @@ def _source() -> dict[str, Any] | None:
     return {"commit": commit, "changed": any(not line.startswith("#") for line in lines)}
 
 
-# ---- where the ranks of a run were
+# ---- the nodes of the ranks
 
 
 def nodes_of(comm: Any) -> dict[str, list[int]]:
-    """Return the node of every rank and the cores of every node, as a record has them. Collective.
+    """Return the node of every rank and the cores of every node, in the form of a record. Collective.
 
     >>> nodes_of(None)["ranks"]
     [0]
@@ -125,7 +125,7 @@ def nodes_of(comm: Any) -> dict[str, list[int]]:
 
 
 def layout(run: Run) -> tuple[int, ...]:
-    """Return the node of each rank; old records have all ranks on one node, or as their network says.
+    """Return the node of each rank; in old records all ranks are on one node, or as defined by their network.
 
     >>> class Old:
     ...     config, environment, simulated = {"ranks": 2}, {"cores": 2}, None
@@ -139,9 +139,9 @@ def layout(run: Run) -> tuple[int, ...]:
 
 
 def node_of(run: Run) -> tuple[int, int | None]:
-    """Return how many ranks share a node and the cores that it has (None: enough); of several nodes, of the fullest.
+    """Return the ranks and the cores (None: enough) of a node; of several nodes, those of the fullest.
 
-    In old records real ranks are taken to be on one node, and the network says where simulated ranks are.
+    In old records real ranks are assumed to be on one node, and the network defines where simulated ranks are.
     """
     ranks, cores, told = run.config["ranks"], run.environment["cores"], run.simulated
     if told is None:
@@ -156,7 +156,7 @@ def node_of(run: Run) -> tuple[int, int | None]:
 
     try:
         network = parse_network(str(told["network"]))
-    except UsageError:  # the file of a machine that is no longer there: all ranks are on it
+    except UsageError:  # the file of a machine that no longer exists: all ranks are on it
         return ranks, cores
     return min(network.ranks_per_node or ranks, ranks), network.node_cores(cores)
 
@@ -164,7 +164,7 @@ def node_of(run: Run) -> tuple[int, int | None]:
 # ---- digests of code
 
 
-# Code of these changes with its version, which a record has.
+# The code of these changes only with the version, which is recorded.
 LIBRARIES = frozenset({"builtins", "numpy", "paceline", "torch"})
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 

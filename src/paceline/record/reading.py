@@ -1,4 +1,4 @@
-"""Read runs back, and check that a record holds what its readers take from it."""
+"""Read runs, and check that a record contains what its readers need."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.config import Config
 from paceline.errors import UsageError
 from paceline.models import BUFFER, Model, put_state
 
-# ---- what each file must hold: files that were cut off or edited are reported, not believed
+# ---- required contents of each file: truncated or edited files are reported, not trusted
 
 Test = Callable[[Any], bool]
 KINDS = ("compute", "exchange", "wait", "update")
@@ -96,7 +96,7 @@ def _simulated(value: Any) -> bool:
     return is_object(value) and is_text(value.get("network"))
 
 
-# What each file must hold; a name in brackets may also be null or missing.
+# The required contents of each file; a name in brackets may also be null or missing.
 FILES: dict[str, dict[str, Test]] = {
     "config.json": {
         "data": is_text, "model": is_text, "strategy": is_text, "update": is_text, "schedule": is_text,
@@ -124,7 +124,7 @@ STEPS = ("rank", "step", "epoch", "count")
 
 
 def check(run: Run) -> None:
-    """Refuse a run with a file that is missing, cut off, or holds impossible values.
+    """Raise a UsageError if a file is missing, truncated, or contains impossible values.
 
     Only the headers of tables are read: they can be large.
     """
@@ -146,7 +146,7 @@ def check(run: Run) -> None:
 
 
 def _tables(run: Run) -> dict[str, tuple[str, ...]]:
-    """Return the tables that the strategy wrote and their columns; in old records these follow from what it found out."""
+    """Return the tables that the strategy wrote and their columns; in old records these follow from its findings."""
     listed = run.summary.get("tables")
     if listed is not None:
         return {name: columns for name, columns in OWN_TABLES.items() if name in listed}
@@ -181,7 +181,7 @@ def first_wrong(values: Mapping[str, Any], tests: Mapping[str, Test]) -> str | N
 
 
 def shown(value: Any) -> str:
-    """Spell a value for an error message.
+    """Format a value for an error message.
 
     >>> shown("x" * 80), shown("1.5")
     ("'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...", "'1.5'")
@@ -191,7 +191,7 @@ def shown(value: Any) -> str:
 
 
 def _check_table(path: Path, columns: tuple[str, ...]) -> None:
-    """Refuse a file without these columns, all equally long, as far as their headers show."""
+    """Raise a UsageError unless the file's headers show these columns, all of the same length."""
     try:
         with zipfile.ZipFile(path) as file:
             lengths = {name: _length(file.open(f"{name}.npy")) for name in columns}
@@ -214,7 +214,7 @@ def _length(file: IO[bytes]) -> int:
     return int(shape[0])
 
 
-# What every record has, whatever version wrote it.
+# The contents of every record, whatever version wrote it.
 KEYS = {
     "config.json": (
         *(setting.name for setting in fields(Config) if setting.name not in ("on_divergence", "replay")),
@@ -226,7 +226,7 @@ KEYS = {
 
 
 class Run:
-    """A run's folder, read as it is needed.
+    """A run's folder, read lazily.
 
     >>> import tempfile
     >>> from paceline import fit
@@ -249,7 +249,7 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """True if the run came to its end."""
+        """True if the run was completed."""
         return (self.folder / "summary.json").is_file()
 
     @cached_property
@@ -259,13 +259,13 @@ class Run:
 
     @property
     def simulated(self) -> dict[str, Any] | None:
-        """What was simulated: network, machine, costs …; None for a run on real ranks. Then all seconds are virtual."""
+        """The simulation's network, machine, costs …; None for real ranks. In a simulated run all seconds are virtual."""
         found: dict[str, Any] | None = self.config.get("simulated")
         return found
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        """Where it ran."""
+        """The machine and software that it ran on."""
         return self._json("environment.json")
 
     @cached_property
@@ -300,7 +300,7 @@ class Run:
         return self._arrays("updates.npz")
 
     def restore(self, model: Model) -> None:
-        """Put the trained parameters and buffers into a model of the same shape."""
+        """Copy the trained parameters and buffers into a model of the same shape."""
         if self.simulated is not None and not self.simulated.get("compute", True):
             raise UsageError(f"{self.folder} has no trained model: only time was simulated")
         arrays = self._arrays("model.npz")
@@ -344,7 +344,7 @@ class Run:
 def find_runs(places: Iterable[str | Path], left_out: list[str] | None = None) -> list[Run]:
     """Find the complete runs among some folders, each a run or a folder of runs, sorted by name.
 
-    A run that is damaged or cannot be read is left out with a warning, which is also added to `left_out`.
+    A run that is damaged or cannot be read is skipped with a warning, which is also added to `left_out`.
     """
     found: list[Path] = []
     for place in map(Path, places):
@@ -375,7 +375,7 @@ def _is_run(folder: Path) -> bool:
     try:
         return (folder / "config.json").is_file()
     except OSError:
-        return True  # no right to read it: `Run` says why
+        return True  # no permission to read it: `Run` reports why
 
 
 def _unreadable(path: Path, error: Exception) -> UsageError:

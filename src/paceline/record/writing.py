@@ -1,11 +1,11 @@
 """Write a run's folder.
 
-config.json        the settings, what the strategy declares, and digests of the user's own code
+config.json        the settings, the strategy's facts, and digests of the user's own code
 environment.json   versions, MPI, cores, host, state of the source
 epochs.jsonl       one line per epoch, written as it ends
 steps.npz          every step of every rank: loss, samples, seconds, when it began
 trace.npz          with --trace: time spans and MPI calls of every rank
-NAME.npz           tables of the strategy's own, such as every update of every master; summary.json lists them
+NAME.npz           the strategy's own tables, such as every update of every master; summary.json lists them
 model.npz          parameters and buffers, unless only time was simulated
 summary.json       results; written last, so a folder that has it is complete
 """
@@ -37,7 +37,7 @@ STEP_COLUMNS = ("step", "epoch", "loss", "count", "compute", "exchange", "update
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """What is known about the model at the end of an epoch: a line of epochs.jsonl."""
+    """The state of training at the end of an epoch: a line of epochs.jsonl."""
 
     epoch: int
     step: int
@@ -56,7 +56,7 @@ def folder_name(strategy: str, ranks: int, seed: int) -> str:
 
 
 def check_name(name: str) -> None:
-    """Refuse what is not the name of one folder, or would break lines where it is printed.
+    """Raise a UsageError for anything but the name of one folder, printable in one line.
 
     >>> check_name("../mine")
     Traceback (most recent call last):
@@ -70,7 +70,7 @@ def check_name(name: str) -> None:
 
 
 def new_folder(runs: Path, strategy: str, ranks: int, seed: int, *, name: str | None = None) -> Path:
-    """Make a folder for one run below `runs`, with this name, which must be new, or with one that tells the time."""
+    """Create a folder for one run below `runs`, with this name, which must be new, or with one based on the time."""
     if name is not None:
         check_name(name)
     stem = folder_name(strategy, ranks, seed) if name is None else name
@@ -107,7 +107,7 @@ class Record:
             raise
 
     def epoch(self, epoch: Epoch) -> None:
-        """Add the line of an epoch that has ended."""
+        """Append the line of an epoch that has ended."""
         with self._writing(), (self.folder / "epochs.jsonl").open("a") as file:
             file.write(json_text(asdict(epoch)) + "\n")
 

@@ -41,7 +41,7 @@ class ScalingPoint:
     steps: int = 1
     """Number of steps that were simulated."""
     without: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of a step in a scenario without the cost of that name."""
+    """Seconds of a step in the scenario without the named cost, by name."""
     accuracy: float | None = None
     staleness: float | None = None
     """Mean age of a gradient, in updates."""
@@ -63,25 +63,25 @@ class ScalingPoint:
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
     def speedup_without(self, reason: str) -> float:
-        """Return what the speedup would be without that cost."""
+        """Return the speedup without this cost."""
         seconds = self.without[reason]
         return self.speedup * self.step_seconds / seconds if seconds else float("inf")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """Where a strategy stops scaling."""
+    """The point where a strategy stops scaling, and the reason."""
 
     at: ScalingPoint
-    """The last point that more ranks are worth it: beyond it there is no speedup, or too little accuracy."""
+    """The last worthwhile point: beyond it there is no more speedup, or too little accuracy."""
     shown: ScalingPoint
-    """The point that shows why: the same, or the next one if nothing is lost yet at the first."""
+    """The point that shows the reason: the same, or the next one if nothing is lost there yet."""
     rising: bool
-    """True if it was still getting faster at the largest number of ranks."""
+    """True if the speedup was still growing at the largest number of ranks."""
     half: int | None
     """The number of ranks from which on efficiency is below one half."""
     reason: str | None
-    """The cost to which most is lost at `shown`; None if that is next to nothing, or unknown."""
+    """The most expensive cost at `shown`; None if it is negligible or unknown."""
     only: bool = False
     """True if there was only one number of ranks, so nothing rises or falls."""
 
@@ -97,7 +97,7 @@ def find_limit(points: Sequence[ScalingPoint], accuracy: float | None = None) ->
     """
     best = max(point.speedup for point in points)
     peak = next(place for place, point in enumerate(points) if point.speedup >= (1 - FLAT) * best)
-    # Efficiency may rise again when masters get more workers: what counts is where it stays low.
+    # Efficiency may rise again when masters get more workers: find the point from which it stays low.
     above = [place for place, point in enumerate(points) if point.efficiency >= HALF]
     low = points[above[-1] + 1 :] if above else points
     half = low[0].ranks if low else None
@@ -107,7 +107,7 @@ def find_limit(points: Sequence[ScalingPoint], accuracy: float | None = None) ->
         following = points[min(learned + 1, len(points) - 1)]
         return Limit(at=points[learned], shown=following, rising=False, half=half, reason=reason)
     at, rising = points[peak], peak == len(points) - 1
-    # At the last point that helps, little may be lost; the next point shows what stops it.
+    # Little may be lost at the last worthwhile point; the next point shows the reason.
     well = at.ranks == 1 or (bool(at.without) and main_reason(at) is None)
     shown = points[peak + 1] if well and not rising else at
     only = len(points) == 1
@@ -115,7 +115,7 @@ def find_limit(points: Sequence[ScalingPoint], accuracy: float | None = None) ->
 
 
 def main_reason(point: ScalingPoint) -> str | None:
-    """Return the cost to which a point loses most; None if that is little."""
+    """Return the most expensive cost of a point; None if it is negligible."""
     name, share = next(iter(point.lost().items()), ("", 0.0))
     return name if share >= LITTLE else None
 
@@ -150,7 +150,7 @@ SHORT = {
 
 @dataclass(frozen=True, kw_only=True)
 class Circumstances:
-    """What the explanation of a point refers to."""
+    """The circumstances that the explanation of a point refers to."""
 
     scenario: Scenario
     ranks: int
@@ -194,7 +194,7 @@ def describe_limit(limit: Limit) -> str:
 
 
 def explain(point: ScalingPoint, around: Circumstances, then: Sequence[tuple[str, float]] = ()) -> str:
-    """Explain what a point loses most to, and what the speedup would be without it.
+    """Explain the most expensive cost of a point, and the speedup without it.
 
     `then`: the costs to remove next, each with the speedup when it is removed as well.
     """

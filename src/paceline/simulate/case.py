@@ -32,12 +32,12 @@ TURNS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class RunLength:
-    """How much of a run is simulated."""
+    """The part of a run to simulate."""
 
     epochs: int
     draws: int | None
     batches: int
-    """Batches in all of it."""
+    """The total number of batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class StepTiming:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What all cases of a prediction have in common: the work, its costs, and the network."""
+    """The common part of all cases of a prediction: the work, its costs, and the network."""
 
     config: Config
     data: Dataset
@@ -164,11 +164,11 @@ class Candidate:
 
     @property
     def is_serial_sgd(self) -> bool:
-        """True if it learns what serial SGD learns with the same batch, up to rounding."""
+        """True if the result equals that of serial SGD with the same batch, up to rounding."""
         return bool(getattr(self.strategy, "equals_serial", False))
 
     def used(self, length: RunLength) -> float:
-        """Return the fraction of the workers' turns for which there is a batch."""
+        """Return the fraction of the workers' turns that have a batch."""
         strategy = self.strategy
         if not self.whole_batches or not isinstance(strategy, Strategy) or strategy.own_data:
             return 1.0  # with its own data a rank's last batch is smaller, not missing
@@ -198,7 +198,7 @@ class Candidate:
         )
 
     def length(self, most: int | None = None) -> RunLength:
-        """Return how much to simulate: at most `most` batches, but never less than is meaningful."""
+        """Return the part of the run to simulate: at most `most` batches, but enough to be meaningful."""
         scenario = self.scenario
         if not self.whole_batches:
             steps = VARIED if scenario.compute.jitter or scenario.network.jitter else FEW

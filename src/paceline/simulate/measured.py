@@ -30,7 +30,7 @@ class Measured:
     samples_per_second: float
     speedup: float
     against: str
-    """What it is compared with: measured serial runs, or the simulated one."""
+    """The baseline of the comparison: measured serial runs, or the simulated one."""
     oversubscribed: bool
     """True if there were more ranks than cores: the time says little about scaling."""
 
@@ -40,7 +40,7 @@ def find_measured(
 ) -> tuple[Measured, ...]:
     """Find the runs in some folders that did the same work (data, model, batch) with one of the strategies.
 
-    `serial`: samples a second of the simulated serial run, used if no serial run was measured.
+    `serial`: samples per second of the simulated serial run, used if no serial run was measured.
     """
     places = list(places)
     groups: dict[tuple[str, int], list[Run]] = defaultdict(list)
@@ -84,7 +84,7 @@ FORMAT = 1
 
 
 def describe(workload: Workload) -> str:
-    """Describe what is predicted, in one line."""
+    """Describe the subject of the prediction in one line."""
     config, data = workload.config, workload.data
     batch = (
         f"batch {config.batch or 64}"

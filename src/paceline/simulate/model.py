@@ -1,4 +1,4 @@
-"""A model on a simulated rank: what it computes is charged to the rank's clock."""
+"""Models on simulated ranks: their computation is charged to the rank's clock."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from paceline.models import FactoredModel, Model, PartGradient, Ready, layer_by_
 from paceline.vectors import Meter, vector
 
 Array = NDArray[Any]
-# Of the seconds of a gradient the forward pass takes about a third; the layers share the rest.
+# The forward pass takes about a third of a gradient's time; the layers share the rest.
 FORWARD = 1 / 3
 
 
 def kind_of(model: Model, *, time_only: bool = False) -> type[Costed]:
-    """Return the class that `costed` makes of the model: a FactoredModel if the model is one.
+    """Return the class of the object that `costed` returns for a model: a FactoredModel if the model is one.
 
-    `time_only`: nothing is computed; x and g are room of the right size, and other ranks may have the same model.
+    `time_only`: nothing is computed; x and g only have the right size, and ranks may share the model.
     """
     kinds = (TimeOnlyFactored, TimeOnly) if time_only else (CostedFactored, Costed)
     return kinds[not isinstance(model, FactoredModel)]
@@ -39,13 +39,13 @@ def costed(
     kind: type[Costed] | None = None,
     before: Callable[[], None] | None = None,
 ) -> Model:
-    """`model` on the clock of `comm`. `before` is called before every gradient."""
+    """Wrap `model` to charge the clock of `comm`. `before` is called before every gradient."""
     made = (kind_of(model) if kind is None else kind)(model, comm, before)
-    return cast(Model, made)  # whose x and g are moved with `place` alone
+    return cast(Model, made)  # whose x and g are moved only with `place`
 
 
 def copied(model: Model) -> Model:
-    """Copy a model, with its own buffers; x and g may be the same arrays: place the copy elsewhere."""
+    """Copy a model, with its own buffers; x and g may be the same arrays, so use `place` on the copy."""
     known = {id(model.x): model.x, id(model.g): model.g}
     try:
         return copy.deepcopy(model, known)
@@ -57,10 +57,10 @@ def copied(model: Model) -> Model:
 
 
 class Costed:
-    """A model that charges the rank's clock with `gradient` and `evaluate`, by the samples.
+    """A model that charges `gradient` and `evaluate` to the rank's clock, by the number of samples.
 
-    A layer's gradient is ready when, by its share of the parameters, it would be; it is reported after the pass, so that
-    nothing is sent from inside of it.
+    The time at which a layer's gradient is ready is estimated from its share of the parameters; it is reported after the
+    pass, so that nothing is sent during the pass.
     """
 
     time_only = False
@@ -75,7 +75,7 @@ class Costed:
         self._see(model.x, model.g)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "plain":  # not made yet: a copy in the making
+        if name == "plain":  # not set yet: the object is being copied
             raise AttributeError(name)
         return getattr(self.plain, name)
 
@@ -100,12 +100,12 @@ class Costed:
         self._check_same("g", value)
 
     def _check_same(self, name: str, value: Array) -> None:
-        """Accept what `model.g *= 2` assigns, the vector itself."""
+        """Accept only the assignment of the same vector, as in `model.g *= 2`."""
         if value is not getattr(self, name):
             raise AttributeError(f"{name} is changed in place, or moved with place(x, g)")
 
     def _refresh(self) -> None:
-        """See the memory that the model has now."""
+        """Wrap the memory that the model uses now."""
         if self._memory[0] is not self.plain.x or self._memory[1] is not self.plain.g:
             self._see(self.plain.x, self.plain.g)
 
@@ -120,7 +120,7 @@ class Costed:
 
     @property
     def buffers(self) -> dict[str, Array]:
-        """State that no gradient changes."""
+        """State that gradients do not change."""
         return self.plain.buffers
 
     def place(self, x: Array, g: Array) -> None:
@@ -129,7 +129,7 @@ class Costed:
         self._kind = "gradient"
 
     def gradient(self, batch: Batch, ready: Ready | None = None) -> float:
-        """Fill `g`, on the clock."""
+        """Fill `g`, charging the clock."""
         self._comm.Step()
         if self._before is not None:
             self._before()
@@ -157,11 +157,11 @@ class Costed:
         return self._by_layer(batch, ready)
 
     def predict(self, inputs: Array) -> Array:
-        """Scores for each sample, off the clock."""
+        """Return scores for each sample, without charging the clock."""
         return self.plain.predict(inputs)
 
     def evaluate(self, inputs: Array, labels: Array) -> tuple[float, int]:
-        """Loss and right answers, on the clock."""
+        """Return the loss and the number of correct answers, charging the clock."""
         found = self.plain.evaluate(inputs, labels)
         self._comm.Work("evaluate", len(labels))
         return found
@@ -178,18 +178,18 @@ class CostedFactored(Costed):
         return self.plain.factor_bytes(batch)
 
     def share_factors(self, memory: Array, batch: int, rank: int, ranks: int) -> PartGradient:
-        """Leave factors in `memory` from now on."""
+        """Write factors to `memory` from now on."""
         self._kind = "factors"
         return _Part(self.plain.share_factors(memory, batch, rank, ranks), self)
 
     def gradient(self, batch: Batch, ready: Ready | None = None) -> float:
-        """Fill `g`, or leave factors, on the clock."""
+        """Fill `g`, or write factors, charging the clock."""
         self._total = batch.total
         return super().gradient(batch, ready)
 
 
 class _Part:
-    """A part of the gradient, multiplied out of all ranks' factors, on the clock."""
+    """A part of the gradient, computed from all ranks' factors, charging the clock."""
 
     def __init__(self, inner: PartGradient, model: CostedFactored) -> None:
         self._inner, self._model = inner, model
@@ -211,10 +211,10 @@ class TimeOnly(Costed):
         self._backward = range(len(model.layers) - 1, -1, -1)
 
     def _refresh(self) -> None:
-        """Keep what was shown: the model itself belongs to all ranks."""
+        """Keep the current vectors, because the model itself is shared by all ranks."""
 
     def place(self, x: Array, g: Array) -> None:
-        """Show other memory."""
+        """Use other memory."""
         self._see(np.asarray(x), np.asarray(g))
         self._kind = "gradient"
 
@@ -225,7 +225,7 @@ class TimeOnly(Costed):
         return math.nan if batch.count else 0.0
 
     def evaluate(self, inputs: Array, labels: Array) -> tuple[float, int]:
-        """Charge alone."""
+        """Charge the clock without computing."""
         self._comm.Work("evaluate", len(labels))
         return math.nan, 0
 
@@ -234,9 +234,9 @@ class TimeOnlyFactored(TimeOnly, CostedFactored):
     """The same for a model that can share factors."""
 
     def share_factors(self, memory: Array, batch: int, rank: int, ranks: int) -> PartGradient:
-        """Nothing is left in `memory`."""
+        """Share factors from now on, without writing anything to `memory`."""
         self._kind = "factors"
-        model = copied(self.plain)  # sharing would change the one that all ranks have
+        model = copied(self.plain)  # sharing would change the model of all ranks
         assert isinstance(model, FactoredModel)
         return _Part(_Nothing(model.share_factors(memory, batch, rank, ranks).part, self._memory[1]), self)
 
@@ -252,24 +252,25 @@ class _Nothing:
         return self._room
 
 
-# ---- The parameters of many ranks, in memory that is one for all of them as long as they are equal.
+# ---- Memory for the parameters of many ranks, shared by all of them as long as they are equal.
 #
-# one file in memory holds the latest parameters that some rank had
-# every rank's x is a private mapping of such a file: pages that it has not written are the file's own
-# before a gradient a rank compares its x with the latest: equal, it is mapped anew onto that file, and the pages
-# it had written are given back; different, its x may become the latest
+# An in-memory file holds the latest parameters of some rank. Every rank's x is a private mapping of such a file, so
+# pages that the rank has not written are shared. Before a gradient a rank compares its x with the latest parameters: if
+# they are equal, x is mapped onto that file again, which frees the pages that it had written; otherwise its x may
+# become the latest.
 #
-# A synchronous step makes the same x on every rank: the first rank writes the file, all others drop their copies. Ranks
-# that differ always, as asynchronous ones do, are soon left alone: each attempt in vain doubles the wait for the next.
-# From this many bytes of parameters on, all ranks together, memory is worth the time: mapping a copy of 437,544 bytes
-# anew, and writing it again, takes 0.4 ms of a rank's step, writing it where it is 0.05 ms.
+# A synchronous step leaves the same x on every rank: the first rank writes the file, and all others drop their copies.
+# If ranks always differ, as asynchronous ones do, every failed attempt doubles the wait until the next.
+
+# The total bytes of parameters, over all ranks, above which saving memory is worth the time: mapping a copy of 437,544
+# bytes again and rewriting it takes 0.4 ms of a rank's step, compared with 0.05 ms to write it in place.
 PAYS = 256 << 20
 MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000
 LONGEST_WAIT = 1 << 12
 
 
 class Pool:
-    """The latest parameters, in a file in memory, and when others may replace them.
+    """The latest parameters, in an in-memory file, and the policy for replacing them.
 
     >>> pool = Pool(np.ones(2000, np.float32))
     >>> one, other = pool.room(), pool.room()
@@ -286,7 +287,7 @@ class Pool:
         self._like = start
         self.nbytes = start.nbytes
         self.shared = 0
-        """How often a rank gave its copy back."""
+        """The number of times that a rank dropped its copy."""
         self.fd = -1
         self._joined = True
         self._wait = self._waited = 0
@@ -297,12 +298,12 @@ class Pool:
         return Room(self, self._like.dtype)
 
     def join(self) -> None:
-        """Count a rank that has found the latest parameters to be its own."""
+        """Count a rank whose parameters equal the latest."""
         self.shared += 1
         self._joined, self._wait = True, 0
 
     def offer(self, x: Array) -> bool:
-        """Take other parameters of a rank; return True if they are the latest from now on."""
+        """Offer a rank's parameters; return True if they become the latest."""
         if not self._joined:
             self._waited += 1
             if self._waited < self._wait:
@@ -323,7 +324,7 @@ class Pool:
         self.address = np.frombuffer(self._view, np.uint8).ctypes.data
 
     def close(self) -> None:
-        """Forget the file; the ranks' mappings of it stay as they are."""
+        """Close the file; the ranks' mappings of it remain valid."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -331,18 +332,18 @@ class Pool:
 
 
 class Room:
-    """One rank's x: its address stays the same, whichever pages are behind it."""
+    """Memory for one rank's x, at a fixed address, whichever pages it is mapped to."""
 
     def __init__(self, pool: Pool, dtype: Any) -> None:
         self._pool = pool
-        # Without a file: Python would keep one open for each. It is unmapped with the last array that looks into it.
+        # Anonymous, because Python would keep a file open for each. It is unmapped with the last array that uses it.
         whole = mmap.mmap(-1, _pages(pool.nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.x: Array = np.frombuffer(whole, dtype, count=pool.nbytes // np.dtype(dtype).itemsize)
         self._address = self.x.ctypes.data
         self.forget()
 
     def forget(self) -> None:
-        """Give back what was written; x is the latest parameters."""
+        """Discard what was written; x becomes the latest parameters."""
         pool = self._pool
         protection = mmap.PROT_READ | mmap.PROT_WRITE
         flags = mmap.MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE
@@ -352,7 +353,7 @@ class Room:
             raise OSError(number, os.strerror(number))
 
     def settle(self) -> bool:
-        """Share x with the ranks that have the same; return True if there were some."""
+        """Share x with the ranks that have equal parameters; return True if there are any."""
         pool = self._pool
         if _libc().memcmp(self._address, pool.address, pool.nbytes) == 0:
             pool.join()
@@ -364,10 +365,10 @@ class Room:
 
 
 def moved(model: Model, pool: Pool) -> Room | None:
-    """Move the model's parameters, equal to the pool's latest, into a room; return None if the system has no more."""
+    """Move the model's parameters, equal to the pool's latest, into a new room; return None if no mapping is left."""
     try:
         room = pool.room()
-    except OSError:  # as many mappings as a process may have
+    except OSError:  # the limit on mappings per process
         return None
     model.place(room.x, np.zeros(model.x.size, model.x.dtype))
     room.forget()

@@ -70,7 +70,7 @@ class Options:
 
     @property
     def slowness(self) -> dict[int, float]:
-        """How many times as long each of the slow ranks computes."""
+        """The slowdown factor of each slow rank."""
         found: dict[int, float] = {}
         for word in filter(None, str(self.slow).split(",")):
             rank, _, factor = word.partition(":")

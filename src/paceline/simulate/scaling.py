@@ -1,4 +1,4 @@
-"""Predict what more ranks would bring: speedup and accuracy by number of ranks, where scaling stops, and why.
+"""Predict the effect of more ranks: speedup and accuracy by number of ranks, the scaling limit and its reason.
 
 for every strategy and number of ranks: simulate a few steps, with nothing computed
 the same steps again in scenarios without one of the costs: most is lost to the cost whose removal helps most
@@ -27,7 +27,7 @@ from paceline.simulate.whatif import REASONS, Scenario
 from paceline.training.rank import Fitted
 from paceline.vmpi.errors import SimulationError
 
-# As many steps are simulated as take no more messages than this, but at least one.
+# Simulate as many steps as take at most this many messages, but at least one.
 ENOUGH = 100_000
 
 
@@ -62,7 +62,7 @@ class Growth:
         return self.at(candidate.ranks) * length.batches / candidate.together
 
     def affordable(self, candidate: Candidate, most: int) -> RunLength:
-        """Return how much of a run may be simulated; raise UsageError if even the least is too much."""
+        """Return the part of a run that may be simulated; raise UsageError if even the shortest is too much."""
         length = self.shortened(candidate, candidate.length(), min(ENOUGH, most))
         if (expected := self.of(candidate, length)) > most:
             raise UsageError(f"would take about {expected:,.0f} messages; the limit is {most:,} (--messages)")
@@ -83,13 +83,13 @@ Timed = Callable[[Candidate, Scenario, RunLength], StepTiming]
 
 
 class Explanation:
-    """Finds what the points of one strategy lose their time to, by simulating them without one cost at a time."""
+    """The search for the costs of one strategy's points, by simulating them without one cost at a time."""
 
     def __init__(self, timed: Timed, growth: Growth, most: int) -> None:
         self._timed, self._growth, self._most = timed, growth, most
 
     def cheap(self, candidate: Candidate, point: ScalingPoint, length: RunLength) -> ScalingPoint:
-        """Return the point with its reasons, if finding them takes few messages."""
+        """Return the point with its reasons, if they can be found with few messages."""
         length = self._growth.shortened(candidate, length, MOST_MESSAGES / len(REASONS))
         if self._growth.of(candidate, length) * len(REASONS) > MOST_MESSAGES:
             return point
@@ -111,7 +111,7 @@ class Explanation:
         def seconds(reason: str) -> float:
             return self._timed(candidate, scenario.without(reason), length).seconds * step / base
 
-        # A single rank sends nothing, and the others are compared with its computing.
+        # A single rank sends nothing, and its computing is the baseline for the others.
         able = REASONS if candidate.ranks > 1 else ("memory",)
         found = {reason: seconds(reason) for reason in able if scenario.has(reason)}
         if candidate.masters:
@@ -161,7 +161,7 @@ class ScalingCurve:
     """The numbers of ranks without a point, and why."""
     limit: Limit | None
     summary: str
-    """Where it stops scaling, and why."""
+    """A description of its scaling limit and the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)

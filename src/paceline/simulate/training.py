@@ -1,4 +1,4 @@
-"""A training run on simulated ranks: what is prepared once for all of them, and where each rank runs."""
+"""Training runs on simulated ranks: the objects shared by all ranks, and the environment of each rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.record.environment import environment
 from paceline.simulate.model import PAYS, Costed, Pool, Room, copied, costed, kind_of, moved
 from paceline.simulate.options import Options
 from paceline.strategies import Strategy
-from paceline.training.job import Job, Parts, strategy_of
+from paceline.training.job import Components, Job, strategy_of
 from paceline.training.rank import Fitted, Show, train_at
 from paceline.vectors import Meter, carried
 from paceline.vmpi import Compute, Network
@@ -30,12 +30,12 @@ from paceline.vmpi.program import run
 
 Made = TypeVar("Made")
 log = logging.getLogger(__name__)
-# What two jobs must have in common for one's costs of computing to be the other's.
+# The settings that two jobs must share to have the same computing costs.
 SAME_WORK = ("data", "model", "dtype", "update", "strategy")
 
 
 def simulate(job: Job, ranks: int, options: Options, *, progress: Show | None = None) -> Fitted:
-    """Run `job` on `ranks` simulated ranks of this process; what comes out is what real ones would give, in virtual time.
+    """Run `job` on `ranks` simulated ranks in this process; the results are those of real ranks, in virtual time.
 
     A model that was given as an object is trained in place.
     """
@@ -53,7 +53,7 @@ def simulate(job: Job, ranks: int, options: Options, *, progress: Show | None = 
 
 
 def check(job: Job, ranks: int, options: Options) -> Any:
-    """Refuse what cannot be simulated, before anything is measured; return what is to go wrong."""
+    """Raise a UsageError for what cannot be simulated, before anything is measured; return the faults to inject."""
     options.check(ranks)
     if job.launcher() == "torch":
         raise UsageError(
@@ -67,7 +67,7 @@ def check(job: Job, ranks: int, options: Options) -> Any:
 
 
 def costs_for(job: Job, options: Options) -> tuple[Network, Costs]:
-    """Return the network and what the job's work costs: as the options say, or else measured here."""
+    """Return the network and the job's costs: from the options, or else measured here."""
     network = load_network(options.network)
     machine, costs = _known(job, options)
     if machine is not None:
@@ -77,7 +77,7 @@ def costs_for(job: Job, options: Options) -> tuple[Network, Costs]:
 
 @dataclass
 class Simulation:
-    """What all simulated ranks of a run have in common; inside `with`, the models of all of them."""
+    """The common part of all simulated ranks of a run and, inside `with`, their models."""
 
     job: Job
     ranks: int
@@ -85,7 +85,7 @@ class Simulation:
     network: Network
     costs: Costs
     threads: int
-    parts: Parts
+    parts: Components
     time_only: bool
 
     def __enter__(self) -> None:
@@ -112,7 +112,7 @@ class Simulation:
             self._pool.close()
 
     def run(self, faults: Any, progress: Show | None) -> Fitted:
-        """Let all ranks train; the first one's results."""
+        """Train on all ranks; return the results of rank 0."""
         job, compute = self.job, self._compute()
         self._folder = job.new_folder(self.ranks)
 
@@ -166,7 +166,7 @@ class Simulation:
         )  # fmt: skip
 
     def described(self) -> dict[str, Any]:
-        """All that the times depend on: with it the run can be repeated on another machine."""
+        """Return everything that the times depend on, so that the run can be repeated on another machine."""
         options = self.options
         return {
             "network": str(self.network),
@@ -191,7 +191,7 @@ class Simulation:
 
 
 class Simulated:
-    """Where one simulated rank runs: what is the same for all ranks was prepared once and needs no agreement."""
+    """The environment of one simulated rank: common objects were prepared once and need no agreement."""
 
     simulated = True
 
@@ -206,7 +206,7 @@ class Simulated:
     def origin(self) -> float:
         return 0.0
 
-    def prepare(self, job: Job) -> Parts:
+    def prepare(self, job: Job) -> Components:
         of = self._simulation
         return of.parts._replace(model=of.model(self.comm))
 
@@ -232,14 +232,14 @@ def _where(measured: Machine | Costs) -> str:
 
 
 def _is_ours(strategy: Any) -> bool:
-    """Return True if it is one of paceline's, which are known to keep MPI's rules and need not be checked."""
+    """Return True if it is part of paceline, which is known to follow MPI's rules and need not be checked."""
     function = getattr(strategy, "func", strategy)
     kind = function if hasattr(function, "__qualname__") else type(function)
     return str(kind.__module__).startswith("paceline.strategies.")
 
 
 def _kind(path: Path) -> str | None:
-    """Return what a file says that it is; None if it says nothing: loading it then says why."""
+    """Return the kind that a file declares; None if it declares none, so that loading it reports the problem."""
     try:
         values = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -248,7 +248,7 @@ def _kind(path: Path) -> str | None:
 
 
 def _known(job: Job, options: Options) -> tuple[Machine | None, Costs | None]:
-    """Load what `--machine` names: a machine, costs, or a simulated run that had both."""
+    """Load the argument of `--machine`: a machine, costs, or a simulated run that has both."""
     if options.machine is None:
         return None, None
     path = Path(options.machine)

@@ -1,7 +1,7 @@
-"""What if one thing cost nothing? A scenario is a network, a machine and computing, with some costs removed.
+"""Scenarios in which some costs are removed from a network, a machine and its computing.
 
 latency      messages arrive at once; MPI's own collectives have no start-up time
-bandwidth    bytes pass through cards and shared memory in no time
+bandwidth    bytes pass through network cards and shared memory in no time
 overhead     neither end spends its own time on a message
 memory       gradients are summed and copied in no time
 masters      the ranks that hold the parameters need no time for their work
@@ -28,7 +28,7 @@ COMPUTING = ("gradient", "factors", "part", "update")
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """The network and the computing of a simulation, and what the strategy makes of them."""
+    """The network and the computing of a simulation, and how the strategy uses them."""
 
     network: Network
     compute: Compute
@@ -193,7 +193,7 @@ def _level(seconds: float) -> Table:
 
 
 def _less(table: Table, seconds: float) -> Table:
-    """Subtract a constant from a table, nowhere going below 0.
+    """Subtract a constant from a table, without going below 0.
 
     >>> _less(((0.0, 2.0), (10.0, 5.0)), 2.0)
     ((0.0, 0.0), (10.0, 3.0))

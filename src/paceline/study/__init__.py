@@ -1,8 +1,8 @@
 """Studies: a file that asks for many runs, and the folder that holds them.
 
-file       read a study's file, find every mistake in it, and make its cells
+file       read a study's file, find every mistake in it, and create its cells
 cells      one run each, identified by its settings and by the user's own code
 folder     the study's folder: its lock, its runs, notes of what failed
-run        run what is missing, one cell after the other
-context    what a study's folder says besides its runs, for reports
+run        run the missing cells, one after the other
+context    the information about a study besides its runs, for reports
 """

@@ -1,4 +1,4 @@
-"""Runs a command that is ended when the process that asked for it is, however that one ends.
+"""Run a command that ends together with the process that started it, however that one ends.
 
 python -I -S _tether.py PARENT COMMAND…
 """
@@ -16,7 +16,7 @@ PR_SET_PDEATHSIG = 1
 def main() -> None:
     parent, *command = sys.argv[1:]
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # stays with the process through exec
-    if os.getppid() != int(parent):  # it ended before it could be watched
+    if os.getppid() != int(parent):  # the parent ended before it could be watched
         sys.exit(128 + signal.SIGTERM)
     os.execv(command[0], command)
 

@@ -16,7 +16,7 @@ from paceline.training.job import Job
 # Settings that do not make a different run.
 FREE = ("recalibrate",)
 SERIAL = "serial"
-# What runs must have in common to be compared, as far as a study's file sets it. (The learning rate may be the model's.)
+# The settings in a study's file that runs must share to be compared. (The learning rate may be the model's.)
 PROBLEM = (
     "data",
     "model",
@@ -43,9 +43,9 @@ class Cell:
     config: Config
     ranks: int
     options: Options | None = None
-    """What is simulated; None: the ranks are real."""
+    """The options of the simulation; None: the ranks are real."""
     part: str = field(default="", compare=False)
-    """The part of the study that asks for it."""
+    """The part of the study that requests it."""
 
     @cached_property
     def key(self) -> str:
@@ -56,7 +56,7 @@ class Cell:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings as config.json has them, as they were asked for."""
+        """The settings as requested, in the form of config.json."""
         place: dict[str, Any] = (
             {"on": "mpi"} if self.options is None else {"on": "sim", **asdict(self.options)}
         )
@@ -84,9 +84,9 @@ class Cell:
 
 
 def asked_in(config: Mapping[str, Any]) -> str | None:
-    """Return what a config.json asked for, as `Cell.key` has it; None if no study could ask for it.
+    """Return the request of a config.json in the form of `Cell.key`; None if no study could request it.
 
-    Old records without `asked` have only the learning rate that was used: it counts as given.
+    Old records without `asked` have only the learning rate that was used: it counts as requested.
 
     >>> old = {"data": "iris", "ranks": 1, "lr": 0.5}
     >>> asked_in(old) == Cell(config=Config(data="iris", lr=0.5), ranks=1).key
@@ -118,7 +118,7 @@ def _code(config: Config) -> dict[str, str]:
 
 
 def unique(cells: Iterable[Cell]) -> list[Cell]:
-    """Keep each cell once, for the first part that asks for it."""
+    """Keep each cell once, for the first part that requests it."""
     found: dict[str, Cell] = {}
     for cell in cells:
         found.setdefault(cell.key, cell)
@@ -148,7 +148,7 @@ def _baseline(cell: Cell) -> Cell:
 
 
 def _problem(cell: Cell) -> str:
-    """Return what the report compares (there, runs of any seed), and where it is run."""
+    """Return what the report compares (there, runs of any seed), and where the cell runs."""
     alike = Cell(config=replace(cell.config, strategy=SERIAL, threads=None), ranks=1)
     return f"{'mpi' if cell.options is None else 'sim'} {alike.key}"
 
@@ -171,7 +171,7 @@ def in_order(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def varying(cells: Sequence[Cell]) -> tuple[str, ...]:
-    """Return the settings in which cells differ, besides those that are always spelled.
+    """Return the settings in which cells differ, besides those that are always shown.
 
     >>> varying([Cell(config=Config(data=data, lr=lr), ranks=2) for data, lr in (("iris", 1.0), ("mnist", 0.1))])
     ('data',)
@@ -183,7 +183,7 @@ def varying(cells: Sequence[Cell]) -> tuple[str, ...]:
     found = []
     for name in (s.name for s in fields(Config) if s.name not in ("strategy", "seed")):
         cut = [_by(name, group) for group in groups]
-        if any(len(parts) > 1 for parts in cut):  # among cells that the settings before do not tell apart
+        if any(len(parts) > 1 for parts in cut):  # among cells that the previous settings do not distinguish
             found.append(name)
             groups = [group for parts in cut for group in parts]
     return tuple(found)
@@ -197,7 +197,7 @@ def _by(name: str, cells: Sequence[Cell]) -> list[list[Cell]]:
 
 
 def spell_cell(cell: Cell, names: Sequence[str]) -> str:
-    """Spell a cell with these of its settings.
+    """Describe a cell by these settings.
 
     >>> spell_cell(Cell(config=Config(batch=16), ranks=2), ["batch", "model"])
     'sync on 2 ranks, seed 0; batch 16, mlp:128,64'
@@ -208,7 +208,7 @@ def spell_cell(cell: Cell, names: Sequence[str]) -> str:
 
 
 def in_words(name: str, value: Any) -> str:
-    """Spell a setting and its value.
+    """Format a setting and its value.
 
     >>> in_words("batch_per_rank", 4), in_words("data", "iris")
     ('batch per rank 4', 'iris')

@@ -1,4 +1,4 @@
-"""What a study's folder holds besides its runs: the question, published figures, the cells that failed."""
+"""The contents of a study's folder besides its runs: the question, published figures, the cells that failed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Value = TypeVar("Value")
 
 
 class Rule(NamedTuple):
-    """A test of a value in a file, and what the value must be, in words."""
+    """A test of a value in a file, and a description of valid values."""
 
     holds: Callable[[Any], bool]
     words: str
@@ -35,7 +35,7 @@ class Rule(NamedTuple):
 
 TEXT = Rule(is_text, "a text")
 SHARE = Rule(lambda value: is_share(value) and value > 0, "a fraction above 0 and at most 1")
-# What the values of an object in a file must be; a name in brackets may be null or missing.
+# The rules for the values of an object in a file; a name in brackets may be null or missing.
 FIGURE = {
     "strategy": TEXT,
     "(ranks)": Rule(is_whole, "a whole number"),
@@ -61,24 +61,24 @@ class Published:
     """A published figure to compare with: never fitted, never in a verdict."""
 
     strategy: str
-    """Spelled as in the study, so that it has the same colour."""
+    """As written in the study, so that it has the same colour."""
     ranks: int = 0
-    """0: unknown; such a figure is shown in a table, but on no curve."""
+    """0: unknown; such a figure is shown in a table, but not on a curve."""
     seconds: float | None = None
     accuracy: float | None = None
     """A fraction."""
     of: Literal["test", "training"] = "test"
     """The samples that the accuracy was measured on."""
     what: str = ""
-    """What the seconds measure: "an epoch on 14,000 images"."""
+    """The meaning of the seconds: "an epoch on 14,000 images"."""
     source: str = ""
-    """Who published it."""
+    """The publication."""
     setting: str = ""
-    """The settings and the machine, in words."""
+    """A description of the settings and the machine."""
     part: str | None = None
     """The part of the study that it belongs to; None: all of them."""
     problem: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """The settings of that part as config.json has them: data, model, epochs …; what is missing may be anything."""
+    """The settings of that part as config.json has them: data, model, epochs …; missing settings may have any value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +96,10 @@ class Failed:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyInfo:
-    """What one study says about its runs."""
+    """The information that one study has about its runs."""
 
     folder: Path
-    """Where its runs are."""
+    """The folder of its runs."""
     title: str | None
     question: str | None
     target_accuracy: float | None
@@ -107,7 +107,7 @@ class StudyInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What is known about some folders of runs besides the runs; nothing for folders without a study.
+    """The information about folders of runs besides the runs; empty for folders without a study.
 
     >>> Context().published
     ()
@@ -122,14 +122,14 @@ class Context:
     studies: tuple[StudyInfo, ...] = ()
     """Each of the studies, in the order of their folders."""
     left_out: tuple[str, ...] = ()
-    """What was left out because it is damaged: the file, and what is wrong with it."""
+    """Damaged parts that were ignored: the file, and the problem."""
 
 
 def context_of(places: Iterable[str | Path]) -> Context:
-    """Read what studies say about some folders, each a folder of runs or a run.
+    """Read the studies of some folders, each a folder of runs or a run.
 
-    If they do not agree on a title, question or target, the context has none: `studies` has those of each. What cannot
-    be read is left out with a warning.
+    If they do not agree on a title, question or target, the context has none: `studies` has those of each. Anything
+    that cannot be read is ignored with a warning.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -172,7 +172,7 @@ def _agreed(values: Sequence[Value]) -> Value | None:
 
 
 def _told(folder: Path, told: Mapping[str, Any], wrong: list[str]) -> StudyInfo:
-    """Read the valid values of a study's file; add what is wrong to `wrong`."""
+    """Read the valid values of a study's file; add mistakes to `wrong`."""
     known = {}
     for name, rule in (("title", TEXT), ("question", TEXT), ("target_accuracy", SHARE)):
         known[name] = told.get(name)
@@ -207,7 +207,7 @@ def _failed(file: Path, wrong: list[str]) -> Failed | None:
 
 
 def _mistake(values: Any, rules: Mapping[str, Rule]) -> str | None:
-    """Return what is wrong with an object; None if nothing is."""
+    """Return a description of the mistake in an object; None if there is none."""
     if not isinstance(values, dict):
         return f"it must be an object; got {shown(values)}"
     name = first_wrong(values, {key: rule.holds for key, rule in rules.items()})

@@ -1,4 +1,4 @@
-"""A study's file: read it, find every mistake in it, and make its cells."""
+"""A study's file: read it, find every mistake in it, and create its cells."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from paceline.simulate.options import NAMES as SIMULATION
 from paceline.simulate.options import PLACES, Options
 from paceline.study.cells import PROBLEM, SERIAL, Cell, in_order, unique, with_baselines
 
-# ---- the values of settings, each checked by itself, so that every mistake is reported
+# ---- the values of settings, each checked separately, so that every mistake is reported
 
 # A replay copies the settings of a run, so its record is not what the study asked for.
 SETTINGS = (*(setting.name for setting in fields(Config) if setting.name != "replay"), "ranks")
 CORES = re.compile(r"cores(?:,? at most (\d+))?")
-# What a setting needs; whether a cell has it is checked with the cell.
+# The requirements of a setting, checked for each cell.
 WITH: dict[str, dict[str, Any]] = {"lr_scaling": {"batch_per_rank": 1}}
 
 
@@ -44,7 +44,7 @@ def ranks_of(given: Any) -> int:
 
 
 def mistake(name: str, value: Any) -> str | None:
-    """Return what is wrong with one value of a setting of a run or of a simulation; None if nothing is.
+    """Return the mistake in one value of a setting of a run or of a simulation; None if there is none.
 
     >>> mistake("lr", "fast"), mistake("lr", 0.5)
     ("lr must be a number above 0; got 'fast'", None)
@@ -75,7 +75,7 @@ TOP = ("title", "question", "target_accuracy", "timeout", "settings", "matrix", 
 
 
 class BadStudyError(UsageError):
-    """Everything that is wrong with a study, one line each.
+    """All mistakes in a study, one line each.
 
     >>> print(BadStudyError(["part 1: no strategy", "part 2: no ranks"]))
     part 1: no strategy
@@ -90,7 +90,7 @@ class BadStudyError(UsageError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class StudyPart:
     """One `[[matrix]]`: its settings and those of all parts, each with a list of values."""
 
     label: str
@@ -98,14 +98,14 @@ class Part:
     axes: Mapping[str, list[Any]]
 
     def cells(self, simulation: Mapping[str, list[Any]] | None, wrong: list[str]) -> Iterator[Cell]:
-        """Make the product of all axes, with those of the simulation if there is one; add mistakes to `wrong`."""
+        """Return the product of all axes, including those of a simulation; add mistakes to `wrong`."""
         axes = {name: values for name, values in self.axes.items() if name not in SIMULATION}
         if simulation is not None:
             own = {name: values for name, values in self.axes.items() if name in SIMULATION}
             axes |= {**simulation, **own}
         axes = {
             name: values for name, values in axes.items() if values
-        }  # a setting without any valid value is left out
+        }  # a setting without any valid value is ignored
         for values in itertools.product(*axes.values()):
             chosen = dict(zip(axes, values, strict=True))
             options = {name: chosen.pop(name) for name in SIMULATION if name in chosen}
@@ -121,19 +121,19 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A study, as its file describes it."""
+    """A study, as described by its file."""
 
     file: Path
     title: str
     question: str
     target_accuracy: float | None
     timeout: float | None
-    parts: tuple[Part, ...]
+    parts: tuple[StudyPart, ...]
     simulation: Mapping[str, list[Any]]
     published: tuple[dict[str, Any], ...]
 
     def cells(self, on: str) -> list[Cell]:
-        """Return every run that it asks for, on real ranks ("mpi") or simulated ones ("sim"), in the order to run them."""
+        """Return every requested run, on real ranks ("mpi") or simulated ones ("sim"), in the order to run them."""
         wrong: list[str] = []
         simulation = self.simulation if on == "sim" else None
         cells = [cell for part in self.parts for cell in part.cells(simulation, wrong)]
@@ -142,11 +142,11 @@ class Study:
         return in_order(unique(with_baselines(cells)))
 
     def named(self) -> list[Cell]:
-        """Return every run that it asks for, real or simulated."""
+        """Return every requested run, real or simulated."""
         return [cell for on in PLACES for cell in self.cells(on)]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the study as study.json has it."""
+        """Return the study in the form of study.json."""
         return {
             "format": 1,
             "file": self.file.name,
@@ -160,7 +160,7 @@ class Study:
 
 
 def read(path: Path) -> Study:
-    """Read a study's file; a BadStudyError lists everything that is wrong with its settings."""
+    """Read a study's file; raise a BadStudyError that lists all mistakes in its settings."""
     try:
         told = tomllib.loads(path.read_text())
     except OSError as error:
@@ -197,7 +197,7 @@ def read(path: Path) -> Study:
     return study
 
 
-def _parts(matrix: Any, everywhere: dict[str, list[Any]], wrong: list[str]) -> list[Part]:
+def _parts(matrix: Any, everywhere: dict[str, list[Any]], wrong: list[str]) -> list[StudyPart]:
     if not isinstance(matrix, list) or not matrix or not all(isinstance(part, dict) for part in matrix):
         wrong.append("the file has no [[matrix]]: it says what to run, as strategy = … and ranks = …")
         return []
@@ -215,7 +215,7 @@ def _parts(matrix: Any, everywhere: dict[str, list[Any]], wrong: list[str]) -> l
             axes.setdefault("ranks", [1])
         if "ranks" not in axes:
             wrong.append(f"{label}: ranks is missing")
-        parts.append(Part(label=label, name=name if isinstance(name, str) else None, axes=axes))
+        parts.append(StudyPart(label=label, name=name if isinstance(name, str) else None, axes=axes))
     names = [part.name for part in parts if part.name is not None]
     wrong += [f"two parts are named {name}" for name in dict.fromkeys(names) if names.count(name) > 1]
     return parts
@@ -234,7 +234,7 @@ def _table(
 def _axes(
     where: str, table: Mapping[str, Any], known: tuple[str, ...], wrong: list[str]
 ) -> dict[str, list[Any]]:
-    """Return every setting with the list of its valid values, spelled with dashes or underscores."""
+    """Return every setting, written with dashes or underscores, with the list of its valid values."""
     wrong += _unknown(where, table, known)
     axes: dict[str, list[Any]] = {}
     for given, value in table.items():
@@ -281,10 +281,10 @@ TEXTS = ("strategy", "of", "what", "source", "setting", "part")
 NUMBERS = ("ranks", "seconds", "accuracy")
 
 
-def published_of(given: Any, parts: Sequence[Part], wrong: list[str]) -> Iterator[dict[str, Any]]:
-    """Return the figures as study.json has them, with the settings that all runs of their part share as `problem`.
+def published_of(given: Any, parts: Sequence[StudyPart], wrong: list[str]) -> Iterator[dict[str, Any]]:
+    """Return the figures in the form of study.json, with the settings that all runs of their part share as `problem`.
 
-    A table may stand for several figures: a list in it has a value for each of them.
+    A table may contain several figures: a list in it has a value for each of them.
     """
     if not isinstance(given, list) or not all(isinstance(figure, dict) for figure in given):
         wrong.append("published must be tables, [[published]]")
@@ -301,7 +301,7 @@ def published_of(given: Any, parts: Sequence[Part], wrong: list[str]) -> Iterato
             yield figure if part is None or "part" not in figure else {**figure, "problem": _problem(part)}
 
 
-def _problem(part: Part) -> dict[str, Any]:
+def _problem(part: StudyPart) -> dict[str, Any]:
     """Return the settings that all runs of the part share, including defaults."""
     defaults = {setting.name: setting.default for setting in fields(Config)}
     values = {name: part.axes.get(name, [defaults[name]]) for name in PROBLEM}
@@ -309,7 +309,7 @@ def _problem(part: Part) -> dict[str, Any]:
 
 
 def _figures(table: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the figures that a table stands for; none if its lists have different lengths.
+    """Return the figures of a table; none if its lists have different lengths.
 
     >>> _figures({"strategy": "sync", "ranks": [1, 2], "seconds": [727.2, 553.2]})
     [{'strategy': 'sync', 'ranks': 1, 'seconds': 727.2}, {'strategy': 'sync', 'ranks': 2, 'seconds': 553.2}]
@@ -324,9 +324,9 @@ def _figures(table: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _figure_mistakes(
-    figure: Mapping[str, Any], strategies: list[str], parts: Sequence[Part]
+    figure: Mapping[str, Any], strategies: list[str], parts: Sequence[StudyPart]
 ) -> Iterator[str]:
-    """Yield what is wrong with a figure, one mistake per key."""
+    """Yield the mistakes in a figure, one per key."""
     for name in figure:
         if name not in (*TEXTS, *NUMBERS):
             yield f"unknown key {name!r}; choose one of {', '.join((*TEXTS, *NUMBERS))}"
@@ -341,7 +341,7 @@ def _figure_mistakes(
             yield rule
 
 
-def _wrong_text(name: str, value: Any, strategies: list[str], parts: Sequence[Part]) -> str | None:
+def _wrong_text(name: str, value: Any, strategies: list[str], parts: Sequence[StudyPart]) -> str | None:
     if not isinstance(value, str):
         return f"{name} must be a text; got {value!r}"
     if name == "of" and value not in ("test", "training"):
@@ -367,11 +367,11 @@ def _wrong_number(name: str, value: Any) -> str | None:
     return None
 
 
-# ---- cells that cannot work are found before any is run
+# ---- checking all cells before any is run
 
 
 def mistakes(cells: Sequence[Cell]) -> list[str]:
-    """Return what is wrong with these cells, one line for each mistake of each part.
+    """Return the mistakes in these cells, one line for each mistake of each part.
 
     >>> from paceline.config import Config
     >>> large = Config(strategy="sync", data="iris", batch=1000)

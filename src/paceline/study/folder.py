@@ -6,7 +6,7 @@
     failed/NAME.json     a note of each cell that failed
     20250101-…-1a2b3c4d  runs
 
-A cell is done when there is a readable, complete record of the same settings and the same code, whoever made it. An
+A cell is done when there is a readable, complete record of the same settings and the same code, whoever created it. An
 incomplete run that `.running.json` names was interrupted; whoever holds the lock may remove it.
 """
 
@@ -46,8 +46,8 @@ class Folder:
         self.path = path
 
     @contextmanager
-    def held(self) -> Iterator[int]:
-        """Hold the folder's lock, making the folder if needed; yield the lock's file, for the run to hold as well."""
+    def lock(self) -> Iterator[int]:
+        """Hold the folder's lock, creating the folder if needed; yield the lock's file, for the run to hold as well."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
@@ -77,7 +77,7 @@ class Folder:
             time.sleep(0.05)
 
     def check(self) -> None:
-        """Refuse a folder in which a study cannot write what it has to; make nothing."""
+        """Raise a UsageError if the study cannot write to the folder; create nothing."""
         try:
             there = next(place for place in (self.path, *self.path.absolute().parents) if place.exists())
             if not there.is_dir():
@@ -92,7 +92,7 @@ class Folder:
             raise UsageError(f"cannot write runs to {self.path}: {why}") from None
 
     def tidy(self) -> None:
-        """Remove what an interrupted study left: its unfinished run, and files that it was writing."""
+        """Remove the remains of an interrupted study: its unfinished run, and files that it was writing."""
         self.settle()
         names = "|".join(map(re.escape, (RUNNING, STUDY, *REPORTS)))
         for inside, ours in (
@@ -105,7 +105,7 @@ class Folder:
                     file.unlink(missing_ok=True)
 
     def done(self) -> dict[str, list[Run]]:
-        """Return the complete records that can be read, by what they asked for; warn about damaged ones."""
+        """Return the complete records that can be read, by the key of their cell; warn about damaged ones."""
         found: dict[str, list[Run]] = {}
         for run in find_runs([self.path]) if self.path.is_dir() else ():
             if (asked := asked_in(run.config)) is not None:
@@ -113,7 +113,7 @@ class Folder:
         return found
 
     def failed(self) -> dict[str, Path]:
-        """Return the notes of failed cells, by what was asked for."""
+        """Return the notes of failed cells, by the key of the cell."""
         notes = context_of([self.path]).failed
         return {asked: note.file for note in notes if (asked := asked_in(note.settings)) is not None}
 
@@ -125,7 +125,7 @@ class Folder:
 
     def begin(self, cell: Cell) -> str:
         """Return the name of the folder for the cell's run, which this study may remove from now on."""
-        # The mark keeps the name apart from those of runs started by hand.
+        # The mark distinguishes the name from those of runs started by hand.
         name = f"{folder_name(cell.config.strategy, cell.ranks, cell.config.seed)}-{cell.mark}"
         while (self.path / name).exists():
             name += "-again"
@@ -133,9 +133,9 @@ class Folder:
         return name
 
     def ended(self, cell: Cell, name: str) -> Run | None:
-        """Return the run that was begun for the cell, if it is complete and what was asked for."""
+        """Return the run that was started for the cell, if it is complete and matches the request."""
         runs = find_runs([self.path / name]) if (self.path / name / "config.json").is_file() else []
-        code = cell.settings["code"]  # of an edit during the run the next study takes care
+        code = cell.settings["code"]  # if code was edited during the run, the next study handles it
         return next((run for run in runs if asked_in({**run.config, "code": code}) == cell.key), None)
 
     def settle(self) -> None:
@@ -148,7 +148,7 @@ class Folder:
         (self.path / RUNNING).unlink(missing_ok=True)
 
     def fail(self, cell: Cell, why: str, status: int | None, said: Sequence[str]) -> None:
-        """Leave a note of a cell that failed."""
+        """Write a note of a cell that failed."""
         note: dict[str, Any] = {"settings": cell.settings, "why": why, "status": status, "stderr": list(said)}
         words = re.sub(r"[^A-Za-z0-9.]+", "-", cell.config.strategy).strip("-")
         (self.path / FAILED).mkdir(exist_ok=True)
@@ -157,7 +157,7 @@ class Folder:
 
 
 def _lives(process: str) -> bool:
-    """Return True if there is a process of that number."""
+    """Return True if a process with this number exists."""
     try:
         os.kill(int(process), 0)
     except (ProcessLookupError, ValueError, OverflowError):

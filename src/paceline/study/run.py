@@ -1,6 +1,6 @@
-"""Run a study: what is missing, one cell after the other, never two at once.
+"""Run the missing cells of a study, one after the other, never two at once.
 
-`Trains` starts each cell as a `paceline train` of its own, `Pace` estimates the time left, `Lines` and `Bar` show progress.
+`Trains` starts each cell as a separate `paceline train`, `Pace` estimates the time left, `Lines` and `Bar` show progress.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from paceline.text import clock_time
 # ---- a cell's run, as a user would start it
 
 TETHER = Path(__file__).with_name("_tether.py")
-LAST = 20  # lines of a failed run's output that are kept
-GRACE = 15.0  # seconds that a run has to end in: its ranks are given some of them
-LOOK = 0.1  # seconds between two looks at the clock
+LAST = 20  # lines of a failed run's output to keep
+GRACE = 15.0  # seconds for a run to end, some of them for its ranks
+LOOK = 0.1  # seconds between two checks of the clock
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a run ended."""
+    """The end of a run."""
 
     status: int | None
     """Its exit status, or minus the signal that ended it; None: it ran out of time."""
@@ -48,7 +48,7 @@ class Ended:
 
 
 def command(cell: Cell, runs: Path, name: str) -> list[str]:
-    """Return what a user would type for the cell.
+    """Return the command that a user would type for the cell.
 
     >>> from paceline.config import Config
     >>> from paceline.simulate.options import Options
@@ -65,12 +65,12 @@ def command(cell: Cell, runs: Path, name: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Trains:
-    """Starts cells, one after the other, in `runs`; each holds `lock` while it lives."""
+    """A starter of cells, one after the other, in `runs`; each holds `lock` while it runs."""
 
     runs: Path
     lock: int
     modules: Path
-    """Where the user's modules are looked for, after the working directory."""
+    """Folders to search for the user's modules, after the working directory."""
     timeout: float | None = None
 
     def __call__(self, cell: Cell, name: str, tick: Callable[[], None]) -> Ended:
@@ -171,7 +171,7 @@ class Bar(Lines):
         self.tick()
 
     def tick(self) -> None:
-        """Draw the bar, if it is time."""
+        """Redraw the bar if it is due."""
         taken = time.monotonic() - self._began
         left = "" if self._left is None else f"  {clock_time(max(0.0, self._left - taken))} left"
         after = f"{self.done}/{self.total}{left}  {self._cell} ({clock_time(taken)})"
@@ -186,11 +186,11 @@ class Bar(Lines):
 
 
 def on(stream: TextIO, *, total: int, done: int) -> Lines:
-    """Return what shows the progress of a study on a stream: a bar if it is a terminal."""
+    """Return the progress display of a study on a stream: a bar if it is a terminal."""
     return (Bar if stream.isatty() else Lines)(stream, total=total, done=done)
 
 
-# ---- what is done, what is missing, how long it will take
+# ---- state and estimated time
 
 START = 2.0  # seconds of a run before and after training: imports, data, starting ranks
 
@@ -216,7 +216,7 @@ class Pace:
             self._seconds.setdefault(like, []).append(seconds)
 
     def known(self, cell: Cell, run: Run) -> None:
-        """Note an earlier run, by what its record says."""
+        """Note an earlier run, from its record."""
         seconds = sum(run.summary["seconds"].values())
         if cell.options is not None:  # virtual ones
             written = [(run.folder / name).stat().st_mtime for name in ("config.json", "summary.json")]
@@ -234,7 +234,7 @@ class Pace:
 
 
 def _likes(cell: Cell) -> list[tuple[object, ...]]:
-    """Return what cells may have in common, the most specific first."""
+    """Return the keys that similar cells share, the most specific first."""
     config, place = cell.config, "mpi" if cell.options is None else "sim"
     problem = (config.data, config.model, config.batch, config.epochs, config.draws)
     return [
@@ -250,21 +250,21 @@ Start = Callable[[Cell, str, Callable[[], None]], Ended]
 
 
 class Show(Protocol):
-    """Shows how far the study is."""
+    """A progress display of a study."""
 
     def begin(self, cell: str, left: float | None) -> None:
-        """A cell has been started."""
+        """Handle the start of a cell."""
 
     def tick(self) -> None:
-        """It is still running."""
+        """Handle the passing of time."""
 
     def end(self, cell: str, outcome: str, left: float | None) -> None:
-        """It has ended."""
+        """Handle the end of a cell."""
 
 
 @dataclass
 class State:
-    """Which cells of a study are done, which have failed, and which are missing."""
+    """The cells of a study that are done, that have failed and that are missing."""
 
     done: dict[str, list[Run]] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
@@ -291,9 +291,9 @@ def state_of(folder: Folder, cells: Sequence[Cell], *, retry: bool = False) -> S
 
 
 def opened(folder: Folder, study: Study, cells: Sequence[Cell], *, retry: bool = False) -> State:
-    """Prepare a folder that the caller holds and return its state: remove what an interrupted study left.
+    """Prepare a folder locked by the caller and return its state; remove the remains of an interrupted study.
 
-    Runs that the study no longer asks for stay; notes of failures that it no longer asks for are removed.
+    Runs that the study no longer requests stay; notes of failures that it no longer requests are removed.
     """
     folder.tidy()
     write_json(folder.path / STUDY, study.as_json())
@@ -305,7 +305,7 @@ def opened(folder: Folder, study: Study, cells: Sequence[Cell], *, retry: bool =
 def run_missing(
     folder: Folder, state: State, start: Start, show: Show, spell: Callable[[Cell], str] = str
 ) -> None:
-    """Run every missing cell, updating `state`; the caller holds the folder."""
+    """Run every missing cell, updating `state`; the caller holds the folder's lock."""
     waiting = list(state.missing)
     while waiting:
         cell = waiting[0]
@@ -329,7 +329,7 @@ def run_missing(
 
 
 def outcome_of(summary: dict[str, Any]) -> str:
-    """Spell the result of a run in a few words.
+    """Describe the result of a run in a few words.
 
     >>> outcome_of({"test_accuracy": 0.95, "train_seconds": 3.14159, "diverged": None})
     '95.00 %, 3.14 s'
@@ -341,7 +341,7 @@ def outcome_of(summary: dict[str, Any]) -> str:
 
 
 def _why(ended: Ended) -> str:
-    """Say in one line why a run failed: its last words, or how it ended."""
+    """Explain in one line why a run failed: its last output, or how it ended."""
     if ended.status is None:
         seconds = "" if ended.timeout is None else f" of {ended.timeout:g} s"
         return f"it exceeded the study's timeout{seconds}"

@@ -44,7 +44,7 @@ class Span(NamedTuple):
     about: Mapping[str, Any] = {}
 
 
-class Message(NamedTuple):
+class MessageTransfer(NamedTuple):
     """A send and its receive on another rank, as places in `Timeline.calls`."""
 
     sent: int
@@ -65,7 +65,7 @@ class Timeline:
     steps: list[Span]
     work: list[Span]
     calls: list[Span] = field(default_factory=list)
-    messages: list[Message] = field(default_factory=list)
+    messages: list[MessageTransfer] = field(default_factory=list)
     lost: int = 0
     """Events that the trace did not keep."""
 
@@ -237,7 +237,7 @@ def _codes(names: list[str], wanted: tuple[str, ...]) -> list[int]:
     return [code for code, name in enumerate(names) if name in wanted]
 
 
-def messages_of(trace: Events) -> list[Message]:
+def messages_of(trace: Events) -> list[MessageTransfer]:
     """Match sends with receives: messages between two ranks with one tag on one communicator arrive in order.
 
     A message counts as received in the call that completed it, such as a wait.
@@ -259,7 +259,7 @@ def messages_of(trace: Events) -> list[Message]:
         elif name == "Irecv":
             received[comm, peer, rank, tag].append(None if done < 0 else first[rank] + done)
     return [
-        Message(places[start], places[end])
+        MessageTransfer(places[start], places[end])
         for key, starts in sent.items()
         for start, end in zip(starts, received.get(key, ()), strict=False)
         if end is not None
@@ -310,7 +310,7 @@ def select_steps(timeline: Timeline, steps: tuple[int, int]) -> Timeline:
         work=[span for span in timeline.work if holds(span)],
         calls=[timeline.calls[place] for place in places],
         messages=[
-            Message(places[sent], places[received])
+            MessageTransfer(places[sent], places[received])
             for sent, received in timeline.messages
             if sent in places and received in places
         ],

@@ -1,4 +1,4 @@
-"""What a run is made of: words and objects, checked before anything is started."""
+"""The specification of a run, checked before anything is started."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from paceline.worker import Worker
 Train = Callable[[Worker], None]
 
 
-class Parts(NamedTuple):
-    """What a rank trains with. Only the model is the rank's own."""
+class Components(NamedTuple):
+    """The objects that a rank trains with; only the model is specific to the rank."""
 
     data: Dataset
     strategy: Strategy | Train
@@ -37,7 +37,7 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Everything that a run is made of; what is not given as an object is made from the configuration."""
+    """The complete specification of a run; whatever is not given as an object is built from the configuration."""
 
     config: Config
     data: Any = None
@@ -47,26 +47,26 @@ class Job:
     run_name: str | None = None
     """The run's folder below `runs`; None: one named by the time, the strategy, the ranks and the seed."""
     trace: bool = False
-    """True if the record is to hold every span of time and every MPI call of every rank."""
+    """True if the record should contain every span of time and every MPI call of every rank."""
     objects: tuple[str, ...] = ()
-    """Which of data, model and strategy the user gave as objects: they cannot be made again from the record."""
+    """Which of data, model and strategy the user gave as objects, which cannot be rebuilt from the record."""
 
     def name(self) -> str:
-        """Return the strategy as records and legends spell it."""
+        """Return the strategy's name as it appears in records and legends."""
         return self.config.strategy if self.strategy is None else strategy_name(self.strategy)
 
     def new_folder(self, ranks: int) -> Path | None:
-        """Make the run's folder, where a record is wanted."""
+        """Create the run's folder, if a record is wanted."""
         if self.runs is None:
             return None
         return new_folder(self.runs, self.name(), ranks, self.config.seed, name=self.run_name)
 
     def chosen(self) -> Strategy | Train:
-        """Return the strategy that was given, or make it from the configuration."""
+        """Return the given strategy, or build it from the configuration."""
         return strategy_of(self.config.strategy if self.strategy is None else self.strategy)
 
     def code(self) -> dict[str, str]:
-        """Return digests of the user's own code, by the setting that it stands for."""
+        """Return digests of the user's own code, by setting."""
         given = {"data": self.data, "model": self.model, "strategy": self.strategy}
         kinds = {
             "data": "data",
@@ -87,12 +87,12 @@ class Job:
         return found
 
     def launcher(self) -> Literal["mpi", "torch"]:
-        """Return what starts the ranks of this run and connects them."""
+        """Return what starts and connects the ranks of this run."""
         strategy = self.chosen()
         return strategy.launcher() if isinstance(strategy, Strategy) else "mpi"
 
     def check(self, ranks: int) -> tuple[Dataset, Strategy | Train]:
-        """Refuse what cannot work, before anything is started; return what had to be made for that."""
+        """Check the settings before anything is started; return the objects built for that."""
         if self.trace and self.runs is None:
             raise UsageError(
                 "a trace is kept in the run's folder: say where runs are kept, or leave out trace"
@@ -100,8 +100,8 @@ class Job:
         strategy = self.chosen()
         if isinstance(strategy, Strategy):
             strategy.check(ranks)
-        update = made("updates", self.config.update)
-        made("schedules", self.config.schedule)
+        update = build_component("updates", self.config.update)
+        build_component("schedules", self.config.schedule)
         if self.model is None:
             spec.parse("models", self.config.model)
         data = load(self.config.data if self.data is None else self.data)
@@ -122,23 +122,26 @@ class Job:
         return data, strategy
 
     def check_early(self, ranks: int) -> None:
-        """`check` and, where the network is quickly made (in NumPy, that is), whether it suits the strategy."""
+        """Run `check` and, if the network is quick to build (in NumPy), check that it suits the strategy."""
         data, strategy = self.check(ranks)
         named = self.config.model.partition(":")[0] == "mlp"
         if isinstance(strategy, Strategy) and self.model is None and named:
             strategy.check_model(ranks, self.build(data))
 
-    def prepare(self, ranks: int) -> Parts:
-        """Make what the run is made of; refuse what cannot work together."""
+    def prepare(self, ranks: int) -> Components:
+        """Build the objects of the run, and check that they fit together."""
         data, strategy = self.check(ranks)
         model = self.build(data)
         if isinstance(strategy, Strategy):
             strategy.check_model(ranks, model)
-        update, schedule = made("updates", self.config.update), made("schedules", self.config.schedule)
-        return Parts(data, strategy, model, update, schedule)
+        update, schedule = (
+            build_component("updates", self.config.update),
+            build_component("schedules", self.config.schedule),
+        )
+        return Components(data, strategy, model, update, schedule)
 
     def build(self, data: Dataset) -> Model:
-        """Return the model that was given, or make it from the configuration."""
+        """Return the given model, or build it from the configuration."""
         seeded: dict[str, Any] = {"seed": self.config.seed, "dtype": self.config.dtype}
         if self.model is not None:
             return as_model(self.model, data, **seeded)
@@ -146,12 +149,12 @@ class Job:
 
 
 def batch_of(config: Config, strategy: Strategy | Train, ranks: int) -> int:
-    """Samples in one batch: of all ranks together, or of each where they compute whole batches."""
+    """Return the samples in one batch: of all ranks together, or of each if they compute whole batches."""
     return config.own_batch() if getattr(strategy, "whole_batches", False) else config.global_batch(ranks)
 
 
 def strategy_name(strategy: Strategy | Train) -> str:
-    """Return a strategy object in the spelling of the command line."""
+    """Return a strategy object as it would be written on the command line."""
     kind: Any = strategy if hasattr(strategy, "__qualname__") else type(strategy)
     if kind.__module__.startswith("paceline.strategies."):
         return spec.describe(strategy, kind.__module__.rpartition(".")[2].replace("_", "-"))
@@ -160,7 +163,7 @@ def strategy_name(strategy: Strategy | Train) -> str:
 
 
 def strategy_of(given: str | Strategy | Train) -> Strategy | Train:
-    """Make a strategy from its text, or from what was given: an object, a class that needs no options, a function."""
+    """Build a strategy from a text, an object, a class without required options, or a function."""
     if isinstance(given, Strategy):
         return given
     if isinstance(given, str):
@@ -184,7 +187,7 @@ def strategy_of(given: str | Strategy | Train) -> Strategy | Train:
 
 @functools.cache
 def built_in(text: str) -> Strategy | None:
-    """Return the strategy that a record names; None for a user's own, whose module is never imported for a record.
+    """Return the strategy that a record names; None for user code, which is never imported to read a record.
 
     >>> built_in("sync:allreduce=ring").allreduce, built_in("my_module:Mine")
     ('ring', None)
@@ -193,13 +196,13 @@ def built_in(text: str) -> Strategy | None:
         return None
     try:
         found = spec.parse("strategies", text).make()
-    except UsageError:  # of another version
+    except UsageError:  # recorded by another version
         return None
     return found if isinstance(found, Strategy) else None
 
 
-def made(kind: str, text: str) -> Any:
-    """Make the update or schedule that a text names; refuse a text that names none."""
+def build_component(kind: str, text: str) -> Any:
+    """Build the update or schedule that a text names, or raise a UsageError."""
     wanted, methods = {"updates": (Update, "start and apply"), "schedules": (Schedule, "factor")}[kind]
     found = _called(text, lambda: spec.parse(kind, text).make())
     if isinstance(found, type) or not isinstance(found, wanted):
@@ -210,7 +213,7 @@ def made(kind: str, text: str) -> Any:
 
 
 def _called(name: str, make: Callable[[], Any]) -> Any:
-    """Call `make`; refuse in words a class or function that cannot be called like this."""
+    """Call `make`; raise a UsageError if it cannot be called with these arguments."""
     try:
         return make()
     except (UsageError, OSError):

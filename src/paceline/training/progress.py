@@ -48,7 +48,7 @@ class Lines:
         self._start = clock()
 
     def step(self, step: int, loss: float) -> None:
-        """Do nothing: a log has one line per epoch."""
+        """Do nothing: a log has one line per epoch, not per step."""
 
     def epoch(self, epoch: Epoch) -> None:
         """Write the epoch's line."""
@@ -69,7 +69,7 @@ class Lines:
         self._write("  ".join(words))
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Do nothing: there is nothing to close."""
 
     def _write(self, line: str) -> None:
         self.stream.write(line + "\n")
@@ -87,10 +87,10 @@ class Bar(Lines):
             stream, epochs=epochs, steps=steps, samples=samples, clock=clock, simulated=simulated
         )
         self._bar = text.Bar(stream, width=width, clock=clock)
-        self._bar.draw(0, steps, before=f"epoch 1/{epochs}")  # now: the first time takes long
+        self._bar.draw(0, steps, before=f"epoch 1/{epochs}")  # now, because the first time takes long
 
     def step(self, step: int, loss: float) -> None:
-        """Draw the bar, if it is time."""
+        """Redraw the bar if it is due."""
         if not self._bar.is_due():
             return
         done, taken = step + 1, max(self.clock() - self._start, 1e-9)
@@ -114,10 +114,10 @@ class Bar(Lines):
 def on(
     stream: TextIO, *, width: int | None = None, simulated: bool = False
 ) -> Callable[[int, int, int], Progress]:
-    """Return what shows the progress of a run on a stream: `show(epochs, steps, samples)`.
+    """Return a function that creates the progress display of a run on a stream: `show(epochs, steps, samples)`.
 
-    It is a bar if the stream is a terminal, or if `width` says that it leads to one. With `simulated`, the seconds of an
-    epoch are virtual and the time left is estimated by the real clock.
+    It is a bar if the stream is a terminal, or if `width` is given, because it is forwarded to one. With `simulated`,
+    the seconds of an epoch are virtual and the time left is estimated by the real clock.
     """
 
     def start(epochs: int, steps: int, samples: int) -> Progress:

@@ -1,4 +1,4 @@
-"""One rank's part of a run: build what was asked for, train, record; and the results of a run (`Fitted`)."""
+"""One rank's part of a run: build its objects, train, record; and the results of a run (`Fitted`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from paceline.record import STEP_COLUMNS, Epoch, Record, Run
 from paceline.record.environment import environment, layout, nodes_of
 from paceline.schedules import scaled_rate
 from paceline.strategies import Facts, Load, Strategy
-from paceline.training.job import Job, Parts, Train, batch_of, built_in
+from paceline.training.job import Components, Job, Train, batch_of, built_in
 from paceline.training.progress import Progress
 from paceline.vectors import Meter
 from paceline.worker import Worker
@@ -42,7 +42,7 @@ class Fitted:
     """
 
     run: Path | None
-    """The run's folder, or None if none was asked for."""
+    """The run's folder, or None if no record was requested."""
     strategy: str
     ranks: int
     simulated: bool
@@ -56,10 +56,10 @@ class Fitted:
     loss: float | None
     """Mean training loss of the last epoch."""
     train_seconds: float
-    """Evaluation left out."""
+    """Without evaluation."""
     samples_per_second: float | None
     seconds: dict[str, float]
-    """By kind, mean over the ranks; `wait` is what an exchange took longer than on the rank that came to it last."""
+    """By kind, mean over the ranks; `wait` is the excess over the last rank to arrive at each exchange."""
     bytes_sent: int
     messages_sent: int
     data: str
@@ -68,9 +68,9 @@ class Fitted:
     global_batch: int
     threads: int
     diverged: str | None
-    """What went wrong, in words, if training diverged and was stopped."""
+    """A description of the problem, if training diverged and was stopped."""
     findings: dict[str, Any]
-    """What the strategy found out: staleness, each rank's convergence …"""
+    """The strategy's findings, such as staleness or the convergence of each rank."""
     remarks: tuple[str, ...]
     """The same in sentences."""
     history: tuple[Epoch, ...] = field(repr=False)
@@ -86,7 +86,7 @@ class Fitted:
 __all__ = ["Fitted", "Job", "train", "train_at"]
 
 
-# ---- What all ranks of a run come to together: seconds, samples and messages.
+# ---- totals over all ranks: seconds, samples and messages
 
 Array = NDArray[Any]
 TRAINING = [kind != "evaluation" for kind in KINDS]
@@ -94,22 +94,22 @@ TRAINING = [kind != "evaluation" for kind in KINDS]
 
 @dataclass(frozen=True)
 class Collected:
-    """Sums and means over all ranks, known on every rank; what is known of each rank by itself, on rank 0 only."""
+    """Sums and means over all ranks, known on every rank; figures of each rank, known on rank 0 only."""
 
     seconds: dict[str, float]
     """By kind, mean over the ranks."""
     busy: float
-    """Seconds of training of the rank that had most."""
+    """Training seconds of the busiest rank."""
     samples: int
     bytes_sent: int
     messages_sent: int
     by_rank: Array
-    """Seconds, a row each rank and a column each kind; no rows but on rank 0."""
+    """Seconds, one row per rank and one column per kind; no rows except on rank 0."""
     logs: list[Array]
 
 
 def collect(me: Worker, traffic: tuple[int, int], *, in_step: bool) -> Collected:
-    """Sum up the run. Collective; no rank but the first gets anything that is as long as there are ranks."""
+    """Compute the totals of the run. Collective; only rank 0 receives arrays with an entry per rank."""
     rows = np.array(me.log).reshape(-1, len(STEP_COLUMNS))
     logs = me.control.gather(rows)
     of_ranks = me.control.gather(np.array([[me.watch.seconds[kind] for kind in KINDS]]))
@@ -129,10 +129,10 @@ def collect(me: Worker, traffic: tuple[int, int], *, in_step: bool) -> Collected
 
 
 def waiting(logs: list[Array]) -> Array:
-    """Seconds that each rank waited for others in the exchanges of the steps that all ranks took together.
+    """Return the seconds that each rank waited for others in the exchanges of common steps.
 
-    Nobody leaves an exchange before the last rank has come to it, so the rank that spent least in it came last and
-    waited for no one; what the others spent more than it, they waited.
+    No rank leaves an exchange before the last one has arrived, so the rank that spent the least time in it arrived last
+    and did not wait; the excess of the others over it is their waiting time.
 
     >>> step = lambda seconds: np.array([[0, 0, 0, 1, 0, seconds, 0, 0, 0]])
     >>> waiting([step(3.0), step(1.0)]).tolist()
@@ -144,16 +144,16 @@ def waiting(logs: list[Array]) -> Array:
     return (spent - spent.min(axis=0)).sum(axis=1)  # type: ignore[no-any-return]
 
 
-# ---- Where a rank of a run is: a process among others, or one of many that are simulated in this process.
+# ---- the environment of a rank: a process of its own, or a simulated rank in this process
 
 Made = TypeVar("Made")
 
 
-class Place(Protocol):
-    """What a rank must know about where it runs."""
+class RankEnvironment(Protocol):
+    """The environment in which a rank runs."""
 
     comm: Any
-    """mpi4py's, or one that looks like it; None where this process is the only one and needs none."""
+    """An mpi4py communicator, or one with the same interface; None for a single process without MPI."""
     threads: int
     """Threads of each rank."""
     simulated: bool
@@ -161,14 +161,14 @@ class Place(Protocol):
     """True if only time is simulated and nothing is computed."""
     clock: Callable[[], float]
     meter: Meter | None
-    """Where a simulated rank's vectors are charged."""
+    """Charges the operations of a simulated rank's vectors."""
 
     def origin(self) -> float:
-        """Return the reading of this rank's clock at the moment that all ranks count from. Collective."""
+        """Return the reading of this rank's clock at the common time zero of all ranks. Collective."""
         ...
 
-    def prepare(self, job: Job) -> Parts:
-        """Make what this rank trains with."""
+    def prepare(self, job: Job) -> Components:
+        """Build the objects that this rank trains with."""
         ...
 
     def folder(self, job: Job) -> Path | None:
@@ -176,24 +176,24 @@ class Place(Protocol):
         ...
 
     def agreed(self, work: Callable[[], Made]) -> Made:
-        """Do something that may be refused; what one rank refuses every rank does."""
+        """Call a function that may raise a UsageError; if it does on one rank, raise it on all."""
         ...
 
     def asked(self) -> dict[str, Any]:
-        """Return where the run was asked to be, with the settings of that place as they were given."""
+        """Return where the run was requested to run, with the given settings of that place."""
         ...
 
     def described(self) -> dict[str, Any]:
-        """Return what the record's configuration says about this place."""
+        """Return the entries of the record's configuration about this place."""
         ...
 
     def environment(self) -> dict[str, Any]:
-        """Return what the record says about the machine."""
+        """Return the record's description of the machine."""
         ...
 
 
 class Process:
-    """A rank that is a process: it prepares everything itself, and all ranks agree that it is the same."""
+    """A rank in its own process: it prepares everything itself, and all ranks check that they agree."""
 
     simulated = time_only = False
 
@@ -202,12 +202,12 @@ class Process:
         self.threads = threads
         self.clock = time.perf_counter
         self.meter: Meter | None = None
-        self._nodes: dict[str, list[int]] | None = None  # known with the folder
+        self._nodes: dict[str, list[int]] | None = None  # set together with the folder
 
     def origin(self) -> float:
         return common_start(self.comm, self.clock)
 
-    def prepare(self, job: Job) -> Parts:
+    def prepare(self, job: Job) -> Components:
         made = self.agreed(lambda: self._prepare(job))
         x = made.model.x
         check_same(
@@ -216,7 +216,7 @@ class Process:
         )
         return made
 
-    def _prepare(self, job: Job) -> Parts:
+    def _prepare(self, job: Job) -> Components:
         ranks = 1 if self.comm is None else self.comm.Get_size()
         if job.launcher() == "torch" and ranks > 1 and not isinstance(self.comm, Processes):
             raise UsageError(
@@ -250,7 +250,7 @@ Show = Callable[[int, int, int], Progress]
 
 
 def train(job: Job, comm: Any, *, progress: Show | None = None) -> Fitted:
-    """Run `job` on the ranks of `comm` (None: this process alone); every rank calls it, every rank gets the results."""
+    """Run `job` on the ranks of `comm` (None: only this process). Collective; every rank gets the results."""
     check_same(
         comm,
         {**asdict(job.config), "strategy": job.name(), "record": job.runs is not None, "trace": job.trace},
@@ -260,7 +260,7 @@ def train(job: Job, comm: Any, *, progress: Show | None = None) -> Fitted:
         return train_at(Process(comm, threads), job, progress)
 
 
-def train_at(place: Place, job: Job, progress: Show | None) -> Fitted:
+def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     """Run one rank's part of `job`, wherever that rank is. Collective; every rank gets the results."""
     comm, config = place.comm, job.config
     rank, ranks = (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())
@@ -317,7 +317,7 @@ def train_at(place: Place, job: Job, progress: Show | None) -> Fitted:
         origin=origin,
         events=events,
     )
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # the guard says it in words
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # the guard describes it
         (strategy.train if isinstance(strategy, Strategy) else strategy)(me)
     me.end_training()
     _remark(me)
@@ -359,7 +359,7 @@ def train_at(place: Place, job: Job, progress: Show | None) -> Fitted:
 def _expected(
     record: Record, job: Job, strategy: Strategy | Train, summary: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return what a strategy of the user's own should have sent; readers of records ask built-in ones themselves."""
+    """Return the expected traffic of a user's own strategy; readers of records ask built-in ones themselves."""
     if not isinstance(strategy, Strategy) or built_in(job.name()) is not None or summary["ranks"] == 1:
         return {}
     run = Run(record.folder)
@@ -368,9 +368,9 @@ def _expected(
 
 
 def _described(
-    job: Job, place: Place, data: Dataset, strategy: Strategy | Train, ranks: int, rate: float
+    job: Job, place: RankEnvironment, data: Dataset, strategy: Strategy | Train, ranks: int, rate: float
 ) -> dict[str, Any]:
-    """Return what the record says was asked for."""
+    """Return the requested settings, for the record."""
     facts = {}
     if isinstance(strategy, Strategy):
         facts["strategy_facts"] = Facts.of(strategy, ranks=ranks, update=job.config.update).as_json()
@@ -396,7 +396,7 @@ def _described(
 def _outcome(
     me: Worker, found: Collected, test_loss: float | None, test_accuracy: float | None
 ) -> dict[str, Any]:
-    """Return the results by their names in `Fitted`."""
+    """Return the results, by field of `Fitted`."""
     last = me.history[-1] if me.history else None
     return {
         "test_accuracy": test_accuracy,
@@ -416,7 +416,7 @@ def _outcome(
 
 
 def _keep(me: Worker, events: Events) -> None:
-    """Put every rank's events into rank 0's tables. Collective."""
+    """Gather every rank's events in rank 0's tables. Collective."""
     table = gather_events(events, me.origin, me.control)
     if me.rank == 0:
         me.tables["trace"] = table
@@ -429,7 +429,7 @@ def _keep(me: Worker, events: Events) -> None:
 
 
 def _remark(me: Worker) -> None:
-    """Add the remarks that concern any strategy's run."""
+    """Add the remarks that apply to any strategy."""
     if me.divergences:
         count = len(me.divergences)
         me.findings["divergences"] = me.divergences

@@ -1,4 +1,4 @@
-"""`--replay RUN`: the settings of an earlier run, and what keeps its order of messages from being repeated."""
+"""`--replay RUN`: the settings of an earlier run, and checks that its order of messages can be repeated."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ KINDS = {
 
 
 def as_in(config: Config, given: Collection[str] | None = None, *, trust: bool = False) -> Config:
-    """Return the settings of the run to be replayed: what was `given` must be the same there, the rest is taken from it.
+    """Return the settings of the run to replay: those `given` must match it, and the rest is taken from it.
 
-    If it is not known what was given, it is what differs from the defaults. Code that the run names (`module:attribute`)
+    If it is unknown which were given, those that differ from the defaults are. Code that the run names (`module:attribute`)
     and the user did not is refused unless `trust`.
 
     >>> as_in(Config(replay="no-such-folder"))
@@ -66,7 +66,7 @@ def _check_trust(name: str, text: str, run: Run, trust: bool) -> None:
 
 
 def _same(name: str, mine: Any, theirs: Any) -> bool:
-    """Return True if two values mean the same; the options of a strategy may be in any order."""
+    """Return True if two values are equivalent; the options of a strategy may be in any order."""
     if name == "strategy" and mine != theirs and isinstance(theirs, str):
         try:
             return bool(spec.parse("strategies", mine).make() == spec.parse("strategies", theirs).make())
@@ -76,12 +76,12 @@ def _same(name: str, mine: Any, theirs: Any) -> bool:
 
 
 def ranks_of(config: Config) -> int | None:
-    """Return the ranks of the run to be replayed, if there is one."""
+    """Return the number of ranks of the run to replay, if there is one."""
     return None if config.replay is None else int(Run(config.replay).config["ranks"])
 
 
 def check(config: Config, ranks: int, samples: int, replayable: bool) -> None:
-    """Refuse to replay what cannot be: another strategy, another number of ranks, other data."""
+    """Raise a UsageError if the run cannot be replayed: another strategy, number of ranks, or data."""
     if config.replay is None:
         return
     run = Run(config.replay)
@@ -100,7 +100,7 @@ def check(config: Config, ranks: int, samples: int, replayable: bool) -> None:
 
 
 def _check_order(run: Run) -> None:
-    """Refuse an order that is not the one that was recorded: its replay would wait for ever."""
+    """Raise a UsageError if the order differs from the recorded one: its replay would never end."""
     from paceline.strategies.parameter_server import EVENTS, digest
 
     updates = run.updates

@@ -1,7 +1,7 @@
 # ruff: noqa: N999 (mpi4py's names)
-"""The module that stands in for mpi4py.MPI on simulated ranks.
+"""The replacement of mpi4py.MPI on simulated ranks.
 
-During a run (`paceline.vmpi.run`), `from mpi4py import MPI` gives these names, so programs written for mpi4py run
+During a run (`paceline.vmpi.run`), `from mpi4py import MPI` provides these names, so programs written for mpi4py run
 unchanged.
 
 >>> from paceline import vmpi
@@ -73,7 +73,7 @@ class WorldComm(Comm):
     __slots__ = ()
 
     def __init__(self) -> None:
-        """Make it without a state of its own."""
+        """Create it without state of its own."""
 
     def __getattribute__(self, name: str) -> Any:
         return (
@@ -140,7 +140,7 @@ class Info(dict[str, str]):
 
 
 def numbers() -> dict[str, int]:
-    """Return the numbers that differ between MPIs, with their current values."""
+    """Return the constants that differ between MPI implementations, with their current values."""
     found = special_numbers()
     return {"ANY_SOURCE": found.any_source, "ANY_TAG": found.any_tag, "PROC_NULL": found.proc_null}
 

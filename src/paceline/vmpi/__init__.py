@@ -6,13 +6,13 @@
 
     run, Outcome             run a function of a communicator on simulated ranks (`program`)
     Script                   a program written for mpi4py, unchanged
-    replace_mpi4py           let `from mpi4py import MPI` give the simulator's
-    Network, parse_network   what messages cost, between nodes and inside them
-    Node, Link               what messages cost inside a node
-    Compute                  what work costs, and what makes ranks slow
+    replace_mpi4py           make `from mpi4py import MPI` import the simulator's
+    Network, parse_network   the costs of messages, between nodes and inside them
+    Node, Link               the costs of messages inside a node
+    Compute                  the costs of work, and what makes ranks slow
     Curves                   measured costs, by amount and number of ranks
-    faults                   what can go wrong: `fail_at`, `cut_link`, `slow` and others
-    errors                   what the simulator reports: `Deadlock`, `BufferChanged` and others
+    faults                   faults to inject: `fail_at`, `cut_link`, `slow` and others
+    errors                   errors that the simulator reports: `Deadlock`, `BufferChanged` and others
     MPI                      the names of mpi4py.MPI
 
 Nothing here knows about training: it runs any program that uses mpi4py's interface.

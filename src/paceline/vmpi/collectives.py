@@ -1,8 +1,8 @@
 """MPI's own collectives on simulated ranks.
 
-All ranks meet in a call, the result is made once, and every rank leaves with its part. What the ranks must agree on
-(root, operation, length, type) is compared. Contributions are read where they are and not copied, as long as their
-ranks wait for the result.
+All ranks meet in a call, the result is computed once, and every rank leaves with its part. Arguments on which the ranks
+must agree (root, operation, length, type) are compared. Contributions are read in place, without copying, as long as
+their ranks wait for the result.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CollectiveBase:
         self, name: str, send: BufferMemory | None, finish: Finish, *, into: BufferMemory | None,
         arguments: tuple[Any, ...], nbytes: Any, also: Any = None, take: Callable[[Any], None] | None = None,
     ) -> CollectiveRequest:  # fmt: skip
-        """Contribute `send`, and put the result into `into`, by means of `take` if that is given.
+        """Contribute `send`, and write the result to `into`, with `take` if that is given.
 
         `also`: contributed together with the bytes.
         """
@@ -69,12 +69,12 @@ class CollectiveBase:
 
 
 def signature(memory: BufferMemory) -> tuple[tuple[str, Any], ...]:
-    """Return what ranks must agree on: length and type; an empty buffer matches any type."""
+    """Return the length and type on which ranks must agree; an empty buffer matches any type."""
     return ("bytes", memory.nbytes), ("type", memory.kind if memory.nbytes else "any")
 
 
 def root_only(root: int, result: Any, size: int) -> list[Any]:
-    """Return the results of all ranks, where only the root has one."""
+    """Return the results of all ranks, of which only the root has one."""
     found: list[Any] = [None] * size
     found[root] = result
     return found
@@ -86,7 +86,7 @@ def _guard(
     into: BufferMemory | None,
     take: Callable[[Any], None] | None,
 ) -> Callable[[Any], None]:
-    """Check that until the call completes nobody writes the send buffer, or reads or writes the receive buffer."""
+    """Check that the send buffer is not written, and the receive buffer not used, until the call completes."""
     if send is not None and into is not None and np.may_share_memory(send.flat(), into.flat()):
         send = None
     kept = b"" if into is None else into.read()

@@ -179,7 +179,7 @@ class CommManagement:
 
     @property
     def MPI(self) -> Any:
-        """The module that stands in for mpi4py.MPI during the run."""
+        """The replacement of mpi4py.MPI during the run."""
         return self.kernel.MPI
 
     def Get_name(self) -> str:
@@ -437,7 +437,7 @@ class PointToPoint(Probing):
         me.t = me.t + seconds if me.pace is None else me.pace(me.t, seconds)
 
     def Work(self, kind: str, amount: float) -> None:
-        """Let this rank do an amount of work, whose time the compute model knows."""
+        """Let this rank do an amount of work, whose time the compute model defines."""
         me = self.me
         compute = self.kernel.compute
         if compute is not None:
@@ -445,7 +445,7 @@ class PointToPoint(Probing):
             me.t = me.t + seconds if me.pace is None else me.pace(me.t, seconds)
 
     def Pass(self) -> None:
-        """Let ranks with an earlier clock run first: to be called before reading or writing memory that ranks share."""
+        """Let ranks with an earlier clock run first; call this before accessing memory that ranks share."""
         self.kernel.let_earlier_go(self.me)
 
     def Step(self) -> None:
@@ -549,13 +549,13 @@ class Comm(
 
 
 class NullComm(Comm):
-    """MPI.COMM_NULL: what a rank gets that is in no part of a split; equal to every freed communicator."""
+    """MPI.COMM_NULL, returned to ranks that are in no part of a split; equal to every freed communicator."""
 
     __slots__ = ()
     state = None  # type: ignore[assignment]
 
     def __init__(self) -> None:
-        """Make a communicator without ranks."""
+        """Create a communicator without ranks."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

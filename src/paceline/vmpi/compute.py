@@ -1,4 +1,4 @@
-"""What computing costs: seconds by kind and amount of work, and what slows ranks down.
+"""The costs of computing: seconds by kind and amount of work, and what slows ranks down.
 
 A rank shares memory bandwidth and clock speed with the other ranks of its node, so costs depend on their number. More
 ranks than cores take turns. In addition, a rank may be slow all the time, vary from one piece of work to the next, or
@@ -109,7 +109,7 @@ CACHED = 1 << 16  # amounts whose costs are cached
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """How long work takes on the ranks of a simulation.
+    """The duration of work on the ranks of a simulation.
 
     `work`: for each kind of work `Curves`, or points `[[amount, seconds], …]` for any number of ranks, or the seconds
     of one unit. Work of a kind that is missing takes no time.
@@ -153,7 +153,7 @@ class Compute:
 
 
 class RankCompute:
-    """The computing of one run. The times of one rank do not depend on when the others ask for theirs."""
+    """The computing of one run. The times of one rank do not depend on the order of the others' calls."""
 
     def __init__(self, compute: Compute, node: Sequence[int], seed: int) -> None:
         self._work = compute.work
@@ -170,7 +170,7 @@ class RankCompute:
         self._until = [self._next_pause(rank) for rank in range(ranks)] if self._pauses else []
 
     def seconds(self, kind: str, amount: float, rank: int) -> float:
-        """Return how long this rank takes for `amount` of a kind of work, this time."""
+        """Return the seconds that this rank takes for `amount` of a kind of work, this time."""
         known = self._known[rank]
         seconds = known.get((kind, amount))
         if seconds is None:
@@ -217,7 +217,7 @@ def _make_curves(kind: str, given: Any) -> Curves:
         ) from None
 
 
-# Pseudo-random numbers from a counter: 16 bytes a rank, where random.Random takes 2,500.
+# Pseudo-random numbers from a counter: 16 bytes per rank, compared with 2,500 for random.Random.
 # Steele, Lea, Flood, Fast splittable pseudorandom number generators (2014).
 MASK = (1 << 64) - 1
 STEP = 0x9E3779B97F4A7C15

@@ -33,7 +33,7 @@ class SpecialNumbers(NamedTuple):
 def special_numbers() -> SpecialNumbers:
     """Return the simulator's numbers, or those of the real mpi4py.MPI if that has been imported.
 
-    A program never sees both: during a run, the module that stands in for mpi4py.MPI has these numbers.
+    A program never sees both: during a run, the replacement of mpi4py.MPI has these numbers.
 
     >>> special_numbers().any_source < 0
     True

@@ -96,7 +96,7 @@ class MPIError(RuntimeError):
 
 
 def mpi_error(name: str, text: str) -> MPIError:
-    """Make an error of this class; it is also one of the real mpi4py's, if the program has imported that."""
+    """Create an error of this class; it is also an instance of the real mpi4py's, if that has been imported."""
     module = sys.modules.get("mpi4py.MPI")
     real = getattr(module, "Exception", None)
     message = f"MPI_{name}: {text}"

@@ -1,9 +1,9 @@
-"""The effects of faults in one run, and how the surviving ranks continue (ULFM, with mpi4py 4.1's names).
+"""The effects of faults in one run, and the recovery of the surviving ranks (ULFM, with mpi4py 4.1's names).
 
-Faults: messages are late or lost, ranks are slow, paused or killed. `Faults` puts itself between the kernel and the
+Faults: messages are late or lost, ranks are slow, paused or killed. `Faults` sits between the kernel and the
 network, and gives every rank that it slows down or kills a `RankPace`. A run without faults uses none of this.
 
-What the other ranks see of a dead rank, or of a revoked communicator:
+The errors that other ranks get because of a dead rank or a revoked communicator:
 
     a call that waits for a dead rank, or a collective that it should take part in: ERR_PROC_FAILED
     a receive from any source: ERR_PROC_FAILED_PENDING, until the death is acknowledged
@@ -41,7 +41,7 @@ BLOCKING = ("Recv", "Sendrecv (recv)")
 
 
 class Notice:
-    """News that a rank learns when it takes it in."""
+    """A notification for a rank, which takes effect when the rank processes it."""
 
     __slots__ = ("heard",)
 
@@ -53,7 +53,7 @@ class Notice:
 
 
 class FailureDetector:
-    """Which rank knows of which deaths and revocations, and the requests that fail because of them."""
+    """The deaths and revocations known to each rank, and the requests that fail because of them."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
@@ -61,7 +61,7 @@ class FailureDetector:
         self._dead: dict[int, list[int]] = {}
         """For each rank: the dead ranks that it knows of, in the order in which it learned of them."""
         self._seen: dict[tuple[int, int], int] = {}
-        """For each communicator and rank: how many of these deaths it has acknowledged."""
+        """For each communicator and rank: the number of these deaths that it has acknowledged."""
         self._revoked: set[tuple[int, int]] = set()
         """The (context, rank) pairs that know of a revocation."""
         self._revoking: dict[int, float] = {}
@@ -313,11 +313,11 @@ def _give_back(receive: Any) -> None:
 
 
 class Killed(GreenletExit):  # type: ignore[misc]
-    """Unwinds a rank that is killed, wherever it is."""
+    """An exception that unwinds a killed rank, wherever it is."""
 
 
 class Death(NamedTuple):
-    """When a rank died, when the others know, and in which step it was."""
+    """The time of a rank's death, the time when others know, and the step in which it was."""
 
     time: float
     known: float
@@ -328,8 +328,8 @@ class Death(NamedTuple):
 class LinkFault:
     """A delay of messages between `a` and `b` that are sent from `at` to `until`: by `extra(now, way)` seconds.
 
-    `way`: how long the message would take. `cut`: set if the link is cut, the reason in words; messages that are on
-    their way at `at` are then late too.
+    `way`: the normal seconds of the message. `cut`: a description, if the link is cut; messages in flight at
+    `at` are then late too.
     """
 
     a: Collection[int]
@@ -371,14 +371,14 @@ class Faults:
         self.link_faults: list[LinkFault] = []
         self.random = random.Random(f"{kernel.seed} faults").random
         self.dies: dict[int, float] = {}
-        """When each of these ranks will be killed."""
+        """The time at which each of these ranks will be killed."""
         self.detection: dict[int, float] = {}
-        """How long after its death the others learn of it."""
+        """The seconds until the others learn of each rank's death."""
         self.steps: dict[int, int] = {}
-        """In which step each of these ranks will be killed."""
+        """The step in which each of these ranks will be killed."""
         self.dead: dict[int, Death] = {}
         self.lost: list[tuple[str, str]] = []
-        """What was lost for good, and why."""
+        """Everything lost permanently, with the reason."""
         self.detector = FailureDetector(self)
         self.agreements: dict[tuple[str, int, int], Agreement] = {}
         """Calls of the surviving ranks that some of them have not made yet."""
@@ -469,7 +469,7 @@ class Faults:
     # ---- death
 
     def check(self, rank: Any) -> None:
-        """Kill a rank if its time has come."""
+        """Kill a rank if it is due to die."""
         if rank.t >= self.dies.get(rank.number, inf):
             self.die(rank, self.dies[rank.number])
 
@@ -499,7 +499,7 @@ class Faults:
 
 
 def get_faults(kernel: Any) -> Faults:
-    """Return the faults of a kernel's run, made on first use."""
+    """Return the faults of a kernel's run, created on first use."""
     if kernel.faults is None:
         kernel.faults = Faults(kernel)
         kernel.at_step = kernel.faults.begin_step
@@ -539,7 +539,7 @@ class FaultyWires:
 
 
 class RankPace:
-    """How fast a rank computes: called with its clock and the seconds of some work, returns when the work is done."""
+    """The pace of a rank: a function of its clock and the seconds of some work that returns when the work is done."""
 
     def __init__(self, rank: Any, faults: Faults) -> None:
         self._rank, self._faults = rank, faults
@@ -575,7 +575,7 @@ class RankPace:
 
 
 class PauseEvent:
-    """Pauses a rank that takes it in."""
+    """An event that pauses the rank that processes it."""
 
     __slots__ = ("until",)
 
@@ -587,7 +587,7 @@ class PauseEvent:
 
 
 class KillEvent:
-    """Kills a rank that is waiting when its time has come."""
+    """An event that kills a waiting rank at a given time."""
 
     __slots__ = ()
 
@@ -637,7 +637,7 @@ class SurvivalCalls:
         return int(agreed)
 
     def Shrink(self) -> Any:
-        """Make a communicator of the living ranks, in the same order."""
+        """Create a communicator of the living ranks, in the same order."""
         met = _agreement_call(self, "Shrink", None, _shrink)
         met.Wait()
         return type(self)(*met.result)

@@ -9,7 +9,7 @@ or from a script, a Python file with such calls, which needs no imports:
         delay(dest=r, by=0.001, at=2, until=3)
 
 Times are virtual seconds from the start; `until=None` means forever. The ends of a link are ranks, `node(k)` for all
-ranks of a node, or None for all ranks. What the other ranks see of a dead one: see `paceline.vmpi.failures`.
+ranks of a node, or None for all ranks. For the effects on other ranks, see `paceline.vmpi.failures`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Fault(Protocol):
-    """Something that goes wrong in a run."""
+    """A fault to inject into a run."""
 
     def prepare(self, kernel: Any) -> None:
         """Set up the fault in a run that has not started."""
@@ -308,7 +308,7 @@ def load_faults(path: str | Path) -> list[Fault]:
     """Read faults from a script: a Python file in which `fail_at` and the others, and `node`, need no import."""
     found: list[Fault] = []
 
-    def kept(make: Callable[..., Fault]) -> Callable[..., None]:
+    def collecting(make: Callable[..., Fault]) -> Callable[..., None]:
         return lambda *given, **named: found.append(make(*given, **named))
 
     try:
@@ -316,7 +316,7 @@ def load_faults(path: str | Path) -> list[Fault]:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(f"cannot read the faults of {path}: {why}") from None
-    names = {make.__name__: kept(make) for make in WORDS}
+    names = {make.__name__: collecting(make) for make in WORDS}
     try:
         exec(compile(text, str(path), "exec"), {**names, "node": node, "__name__": "faults"})
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Groups of ranks, what the ranks of one communicator share, and the collective calls in which they meet."""
+"""Groups of ranks, the shared state of a communicator, and the collective calls in which its ranks meet."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Group:
 
 
 class CommState:
-    """What all ranks of one communicator share: its members, by their numbers in the world, and its context."""
+    """The shared state of one communicator: its members, by their numbers in the world, and its context."""
 
     def __init__(self, kernel: Any, members: Sequence[int], name: str) -> None:
         self.kernel = kernel
@@ -92,7 +92,7 @@ class CommState:
         self.name = name
         self.meetings: dict[int, Meeting] = {}
         self.forming: dict[Any, tuple[CommState, int]] = {}
-        """Communicators being made from some of the members, and how many have not called yet."""
+        """Communicators being created from some of the members, and how many have not called yet."""
         self.freed = 0
         kernel.states[self.context] = self
 
@@ -132,7 +132,7 @@ class Disagreement(Exception):  # noqa: N818 (turned into a CollectiveMismatch)
 
 
 class Meeting:
-    """One collective call: which ranks have called so far, and what each contributed."""
+    """One collective call: the ranks that have called so far, and their contributions."""
 
     __slots__ = ("arguments", "given", "latest", "missing", "requests")
 
@@ -144,7 +144,7 @@ class Meeting:
         self.missing = size
 
     def describe_missing(self, state: CommState) -> str:
-        """Say which ranks have not made the call."""
+        """Describe the ranks that have not made the call."""
         absent = [
             f"rank {number}"
             for number, request in zip(state.members, self.requests, strict=True)

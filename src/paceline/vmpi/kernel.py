@@ -1,4 +1,4 @@
-"""The virtual clock: which rank runs next, and what arrives where, and when.
+"""The virtual clock: the order in which ranks run, and the arrival of messages.
 
     every rank has its own clock, and an inbox of what is on its way to it, ordered by arrival time
     computing and calls advance the clock of the rank that performs them
@@ -34,7 +34,7 @@ from paceline.vmpi.errors import (
     frame_site,
 )
 
-# Reports: deadlocks, and what finished ranks have left behind.
+# Reports of deadlocks, and of messages and requests that finished ranks have left behind.
 
 
 def check_end(kernel: Any) -> None:
@@ -165,11 +165,11 @@ class Rank:
         self.latest: dict[int, float] = {}
         self.slow = 1.0
         self.pace: Callable[[float, float], float] | None = None
-        """Set where faults slow this rank down or kill it: maps a start time and seconds of work to the end time."""
+        """Set if faults slow this rank down or kill it: maps a start time and seconds of work to the end time."""
         self.steps = 0
         self.alive = True
         self.doing: Any = ""
-        """What the rank is waiting in, or last waited in: the name of a call, or a request."""
+        """The call or request in which the rank is waiting, or last waited."""
         self.empty_polls = self.messages_at_poll = 0
         """Polls that found nothing since any rank last sent a message, and how many messages had been sent by then."""
         self.value: Any = None
@@ -194,7 +194,7 @@ class Kernel:
         self.compute = compute
         self.strict, self.rendezvous = strict, rendezvous
         self.carries = carries
-        """In time-only simulation: whether a message of this kind and number of bytes carries its contents."""
+        """In time-only simulation: True if a message of this kind and number of bytes carries its contents."""
         self.time_only = carries is not None
         self.seed = seed
         self.faults: Any = None
@@ -215,7 +215,7 @@ class Kernel:
         """Called for every step that a rank begins."""
         self.hub: Any = None
         self.MPI: Any = None
-        """The module that stands in for mpi4py.MPI during the run."""
+        """The replacement of mpi4py.MPI during the run."""
         self._failed: deque[Rank] = deque()
 
     # ---- running
@@ -372,7 +372,7 @@ class Kernel:
             check_polling(self, POLLS_BEFORE_CHECK)
 
     def schedule(self, dest: Rank, at: float, thing: Any) -> None:
-        """Send something on its way to a rank: its `arrive(rank)` is called when the rank takes it in."""
+        """Schedule the arrival of something at a rank: its `arrive(rank)` is called when the rank processes it."""
         if at == inf:
             self.faults.lose(dest, thing)
             return

@@ -1,4 +1,4 @@
-"""Messages, and which receive takes which: MPI's matching rules.
+"""Messages, and MPI's rules for matching them with receives.
 
     an arriving message goes to the first posted receive that matches it, or waits
     a posted receive takes the first arrived message that matches it, or waits
@@ -215,7 +215,7 @@ def match(rank: Any, receive: ReceiveRequest, message: Message) -> None:
 
 
 class _Released:
-    """Tells the sender of an announced message that it was taken."""
+    """A notification to the sender of an announced message that it was taken."""
 
     __slots__ = ("message",)
 
@@ -227,7 +227,7 @@ class _Released:
 
 
 class Data:
-    """The data of an announced message, on their way to the receiver."""
+    """The data of an announced message, in flight to the receiver."""
 
     __slots__ = ("data", "message", "nbytes", "receive", "taking")
 

@@ -1,7 +1,7 @@
-"""What messages cost: latency, bandwidth, each end's own time, one network card a node, shared memory inside it.
+"""The costs of messages: latency, bandwidth, overhead at each end, one network card per node, shared memory inside it.
 
     between nodes     o + L + n/B + o: each end's own time, the latency, and the bytes through the cards
-    one card a node   in each direction one message at a time, of any rank of the node
+    one card per node in each direction one message at a time, of any rank of the node
     above the limit   announced first (o + L), requested by the receiver (L + o), then as above
     inside a node     by the tables of a node, typical or measured; no card is involved
 
@@ -52,7 +52,7 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """What messages between the ranks of a node, MPI's own collectives and passes over memory cost there.
+    """The costs inside a node of messages, MPI's own collectives and passes over memory.
 
     >>> node = Node.typical()
     >>> node.eager_limit, node.link.take.at(4096, ranks=2) < node.link.take.at(4096, ranks=16)
@@ -73,7 +73,7 @@ class Node:
 
     @classmethod
     def typical(cls) -> Node:
-        """Return the node that is assumed where nothing was measured: a 16-core server, Open MPI, mpi4py."""
+        """Return the node that is assumed if nothing was measured: a 16-core server, Open MPI, mpi4py."""
         return _typical_node()
 
 
@@ -111,7 +111,7 @@ def _typical_node() -> Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """A network between nodes, and what messages cost inside each node.
+    """A network between nodes, with the costs of messages inside each node.
 
     >>> ethernet = Network.named("10gbe", ranks_per_node=4)
     >>> wires = ethernet.wires(8)
@@ -125,11 +125,11 @@ class Network:
     latency: float
     """Seconds from the sender's card to the receiver's."""
     bandwidth: float
-    """Bytes a second through a node's card, in each direction."""
+    """Bytes per second through a node's card, in each direction."""
     overhead: float = 1 * US
     """Seconds of the sender's own time, and of the receiver's, for each message."""
     copy_bandwidth: float = math.inf
-    """Bytes a second that each end copies in its own time; infinite if the card reads the user's memory."""
+    """Bytes per second that each end copies in its own time; infinite if the card reads the user's memory."""
     eager_limit: int = 65536
     """The longest message, in bytes, that is sent before the receiver asks for it."""
     ranks_per_node: int | None = 1
@@ -139,7 +139,7 @@ class Network:
     jitter: float = 0.0
     """Every latency is multiplied by a log-normal random number with this sigma."""
     node: Node | None = None
-    """What messages cost inside a node; None: inside a typical one."""
+    """The costs of messages inside a node; None: those of a typical one."""
     name: str = "network"
 
     def __post_init__(self) -> None:
@@ -250,7 +250,7 @@ def _format_option(name: str, value: Any) -> str:
 
 
 def parse_network(text: str, load_node: Callable[[str], Node] | None = None) -> Network:
-    """Make a network from its name and options.
+    """Create a network from its name and options.
 
     `load_node`: reads the file of a node that was measured, for `10gbe:machine=FILE`, or for FILE instead of a name:
     all ranks are then on that node.
@@ -275,7 +275,7 @@ def parse_network(text: str, load_node: Callable[[str], Node] | None = None) -> 
     raise unknown("network", name, [*known, "a machine's .json file"])
 
 
-TIMES = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0}  # in a second: 20 / 1e6 is 2e-5 to the last bit
+TIMES = {"ns": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0}  # dividing keeps 20 / 1e6 equal to 2e-5, to the last bit
 RATES = {
     "Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8, "B/s": 1.0, "MB/s": 1e6, "GB/s": 1e9, "MiB/s": 2.0**20, "GiB/s": 2.0**30,
 }  # fmt: skip

@@ -120,7 +120,7 @@ class Op:
 
 
 class _Foreign:
-    """An operation of the real mpi4py, where that has been imported."""
+    """An operation of the real mpi4py, if that has been imported."""
 
     def __init__(self, op: Any) -> None:
         self._op = op

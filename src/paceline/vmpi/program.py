@@ -1,6 +1,6 @@
-"""Running programs on simulated ranks: a function of a communicator, or a script written for mpi4py.
+"""Programs on simulated ranks: a function of a communicator, or a script written for mpi4py.
 
-During a run, `from mpi4py import MPI` gives the simulator's module (`paceline.vmpi.MPI`), so programs need no change.
+During a run, `from mpi4py import MPI` imports the simulator's module (`paceline.vmpi.MPI`), so programs need no change.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def run(
 
     `comm` has mpi4py's interface; in addition `comm.Compute(seconds)` lets a rank compute. `comm.Wtime()` is its clock.
 
-    `network`: a name with options (`"10gbe:ranks-per-node=4"`) or a `Network`. `compute`: what `comm.Work` costs.
+    `network`: a name with options (`"10gbe:ranks-per-node=4"`) or a `Network`. `compute`: the costs of `comm.Work`.
     `seed`: the same seed gives the same result, bit for bit; another one orders simultaneous events differently.
     `faults`: see `paceline.vmpi.faults`. `strict`: changed buffers, mismatched types and anything left over at the end
     are errors. `rendezvous`: no message is buffered, so a program that relies on buffering ends in a Deadlock.
@@ -221,7 +221,7 @@ _MISSING: Any = object()
 
 
 def make_module() -> ModuleType:
-    """Make a module that looks like mpi4py.MPI; it has the numbers of the real one, if that has been imported.
+    """Create a module that looks like mpi4py.MPI, with the constants of the real one if that has been imported.
 
     >>> make_module().Get_library_version()
     'paceline.vmpi: simulated ranks in virtual time'
@@ -234,7 +234,7 @@ def make_module() -> ModuleType:
 
 @contextmanager
 def replace_mpi4py(*functions: Callable[..., Any]) -> Iterator[ModuleType]:
-    """Let `from mpi4py import MPI`, and names already bound to mpi4py in the functions' modules, give the simulator's.
+    """Make `from mpi4py import MPI`, and names bound to mpi4py in the functions' modules, refer to the simulator's.
 
     >>> with replace_mpi4py() as MPI:
     ...     from mpi4py import MPI as found

@@ -1,4 +1,4 @@
-"""Requests: what a rank can wait for, with mpi4py's names."""
+"""Requests, which ranks wait for, with mpi4py's names."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ class Request(RequestLists):
         return self.done
 
     def Free(self) -> None:
-        """Forget the request; the operation goes on."""
+        """Free the request; the operation continues."""
         self.spent = True
         self.rank.open.pop(id(self), None)
 

@@ -1,12 +1,12 @@
-"""What a strategy is handed.
+"""The worker: a strategy's interface to one rank of a run.
 
-| module | what it holds |
+| module | contents |
 |---|---|
 | `worker` | `Worker`: one rank of a run, with its communicator, model, batches, update and record; `Exchange`; `Mean` |
 | `steps` | `Steps`: the part of a Worker that needs no other rank: batches, gradients, steps, their log |
-| `shared` | `SharedX`: parameters that the ranks of a node read and write without a lock |
-| `evaluation` | `Score`: how good a model is, on a part of the samples or on all ranks together |
-| `divergence` | `Guard`: notices a loss that has run away |
+| `shared` | `SharedX`: parameters that the ranks of a node read and write without locks |
+| `evaluation` | `Score`: the loss and accuracy of a model, on a part of the samples or on all ranks together |
+| `divergence` | `Guard`: detects a loss that has diverged |
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Noticing that training has diverged: a loss that is NaN or infinite, has run away or stands still."""
+"""Detection of divergence: a loss that is NaN or infinite, has grown far too large, or no longer changes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 log = logging.getLogger(__name__)
 
-# How far above where it began, or above the best it has been, a mean loss has run away.
+# A mean loss this many times its initial or its best value has diverged.
 FAR = 3.0
-# Losses of different batches that differ by less than this part of their mean stand still, unless they are low.
+# Losses of different batches that differ by less than this fraction of their mean count as constant, unless they are low.
 STILL, LOW = 1e-4, 0.25
-# At least this many batches are needed to say that an epoch's losses are all the same.
+# The fewest batches from which to conclude that the losses of an epoch are all the same.
 ENOUGH = 8
 
 
 def alike(batches: float, total: float, squares: float) -> bool:
-    """Return True if the losses of enough batches were all the same: from their number, their sum and that of squares.
+    """Return True if enough batches had the same loss, given their number, sum and sum of squares.
 
     >>> alike(23, 23 * 0.5, 23 * 0.25), alike(2, 1.0, 0.5), alike(8, 8 * 0.5, 8 * 0.26)
     (True, False, False)
@@ -30,11 +30,11 @@ def alike(batches: float, total: float, squares: float) -> bool:
 
 
 class Guard:
-    """Watches losses, averaged over about `horizon` of them.
+    """A monitor of losses, averaged over about `horizon` of them.
 
-    A loss has run away when its mean is three times what it was at first, or three times the best mean so far and no
-    better than at first. The guard also notices a saturated network: whatever the batch, the loss is the same, and not a
-    low one; with a horizon of one loss (an epoch's, say) the caller, who knows the batches, has to say so.
+    A loss has diverged if its mean is three times its initial value, or three times the best mean so far and no better
+    than initially. The guard also detects a saturated network, whose loss is the same for every batch, and not low; with
+    a horizon of one loss (that of an epoch, say) the caller, who knows the batches, must pass `same`.
 
     >>> guard = Guard(horizon=1)
     >>> [guard.see(loss) for loss in (2.3, 0.4, 0.5)]
@@ -49,20 +49,20 @@ class Guard:
     """
 
     def __init__(self, horizon: int, first: int = 1) -> None:
-        """`first`: how many losses make up what the loss was at first."""
+        """`first`: the number of losses that define the initial value."""
         self.horizon = horizon
         self._begun = first
         self.mean = 0.0
         self._seen = 0
-        self._level, self._alike = math.inf, 0  # the last losses were all about this, and how many they were
+        self._level, self._alike = math.inf, 0  # the value that the last losses share, and their number
         self.still = False
-        """True if what was wrong is that the loss stands still."""
+        """True if the problem is that the loss does not change."""
         self._first = self._best = math.inf
 
     def see(self, loss: float, *, same: bool = False) -> str | None:
-        """Take note of a loss; return what is wrong with it, in words, if training has diverged.
+        """Record a loss; return a description of the problem if training has diverged.
 
-        `same`: it is the mean of losses that were all the same, whatever the batch, and changed nothing.
+        `same`: it is the mean of losses that were the same for every batch and did not change the parameters.
         """
         if not math.isfinite(loss):
             return f"the loss is {loss}"
@@ -83,12 +83,12 @@ class Guard:
         return f"the loss stands still at {level:.3g}, whatever the batch," if self.still else None
 
     def forget(self) -> None:
-        """Compare with the best mean so far from now on: the parameters have been set back."""
+        """Compare only with the best mean so far from now on, because the parameters have been restored."""
         self._seen, self.mean, self._alike, self.still = self.horizon, self._best, 0, False
 
 
 class Recovery:
-    """Acts on a loss that has run away, at the end of an epoch: `stop`, `halve` or `ignore`.
+    """The response to divergence at the end of an epoch: `stop`, `halve` or `ignore`.
 
     >>> x, recovery = np.ones(2), Recovery("halve")
     >>> recovery.keep(x)
@@ -101,21 +101,21 @@ class Recovery:
 
     def __init__(self, kind: str) -> None:
         self.stopped: str | None = None
-        """Why training has stopped, in words."""
+        """The reason why training has stopped."""
         self.messages: list[str] = []
-        """Every time that the loss ran away, and what was done about it."""
+        """A message for each divergence and the response to it."""
         self._kind = kind
         self._guard = Guard(horizon=1)
         self._good: Array | None = None
         self._start: Array | None = None
 
     def keep(self, x: Array) -> None:
-        """Keep the parameters before the first step: they are good."""
+        """Store the parameters before the first step as good ones."""
         if self._kind == "halve" and self._good is None:
             self._good, self._start = x.copy(), x.copy()
 
     def stop(self, why: str, *, warn: bool) -> None:
-        """End training; `warn`: say so in the log."""
+        """End training; `warn`: log a warning."""
         self.stopped = why
         if warn:
             log.warning(
@@ -123,7 +123,7 @@ class Recovery:
             )
 
     def act(self, loss: float, x: Array, when: str, *, warn: bool, same: bool = False) -> bool:
-        """Take note of a loss; return True if x was set back, to go on with half the learning rate.
+        """Record a loss; return True if x was restored, to continue with half the learning rate.
 
         `same`: see `Guard.see`.
         """
@@ -135,7 +135,7 @@ class Recovery:
         if self._kind == "stop":
             self.stop(f"{wrong} in {when}", warn=warn)
             return False
-        # A network that stands still may have done so since before the last parameters that were kept.
+        # A saturated network may have been so before the last parameters were stored.
         to, name = (self._start, "start") if self._guard.still else (self._good, "last good parameters")
         back = to is not None
         then = f"back to the {name} with half the learning rate" if back else "ignored"

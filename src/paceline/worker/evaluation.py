@@ -1,4 +1,4 @@
-"""How good a model is: on a part of the samples, on all ranks together, and what is known at the end of an epoch."""
+"""Evaluation of a model: on a part of the samples, or on all ranks together."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from paceline.comm.control import Control
 from paceline.data import Split, chunks, piece
 from paceline.models import Array, Model
 
-# Samples that are evaluated together.
+# The number of samples to evaluate at once.
 AT_ONCE = 1000
 
 
 @dataclass(frozen=True)
 class Score:
-    """Sums over some samples: loss, rightly classified, samples."""
+    """Sums over some samples: loss, correct classifications, samples."""
 
     loss: float
     correct: int
     count: int
 
     def means(self, classes: int) -> tuple[float | None, float | None]:
-        """Mean loss and, if there are classes, accuracy; None where there are no samples."""
+        """Return the mean loss and, if there are classes, the accuracy; None if there are no samples."""
         return ratio(self.loss, self.count), ratio(self.correct, self.count) if classes else None
 
 
 def ratio(value: float, count: float) -> float | None:
-    """Their quotient, or None where nothing was counted."""
+    """Return the quotient, or None if the count is zero."""
     return float(value) / float(count) if count else None
 
 
@@ -45,7 +45,7 @@ def score(model: Model, split: Split, rank: int = 0, ranks: int = 1) -> Score:
 def samples_for(
     model: Model, split: Split, *, size: int = AT_ONCE, start: int = 0, stop: int | None = None
 ) -> Iterator[tuple[Array, Array]]:
-    """Yield a split's samples, `size` at a time; zeros for a model that only keeps time (the simulator's `time_only`).
+    """Yield a split's samples, `size` at a time; zeros for a model that computes nothing (the simulator's `time_only`).
 
     >>> from paceline.data import load
     >>> from paceline.models.mlp import build
@@ -65,7 +65,7 @@ def samples_for(
 def scored(model: Model, samples: Iterable[tuple[Array, Array]]) -> Iterator[Score]:
     """Evaluate the model on chunks of samples; yield the sums so far after each."""
     loss, correct, count = 0.0, 0, 0
-    known = not getattr(model, "time_only", False)  # what only keeps time counts for nothing
+    known = not getattr(model, "time_only", False)  # a time-only model has no results
     for inputs, labels in samples:
         some_loss, some_correct = model.evaluate(inputs, labels)
         loss, correct, count = loss + some_loss, correct + some_correct, count + known * len(labels)
@@ -73,16 +73,16 @@ def scored(model: Model, samples: Iterable[tuple[Array, Array]]) -> Iterator[Sco
 
 
 def score_together(model: Model, split: Split, control: Control) -> Score:
-    """Evaluate the model, which is the same on every rank, on all of a split: every rank computes its part."""
+    """Evaluate the model, identical on all ranks, on a whole split, of which every rank computes a part."""
     part = score(model, split, control.rank, control.size)
     loss, correct, count = control.total(np.array([part.loss, part.correct, part.count]))
     return Score(float(loss), int(correct), int(count))
 
 
 def agree_on_buffers(model: Model, control: Control, *, trained: bool = True) -> None:
-    """Average the buffers that differ between ranks (BatchNorm's statistics); integers are the first rank's. Collective.
+    """Average the buffers that differ between ranks (BatchNorm's statistics); integers are taken from rank 0. Collective.
 
-    `trained`: whether this rank has seen samples; where only some have, the others have nothing to say.
+    `trained`: True if this rank has seen samples; ranks that have not are ignored if others have.
     """
     if control.size == 1 or not model.buffers or getattr(model, "time_only", False):
         return
@@ -94,7 +94,7 @@ def agree_on_buffers(model: Model, control: Control, *, trained: bool = True) ->
         ours = np.array(buffer, np.float64 if buffer.dtype.kind == "f" else buffer.dtype, order="C")
         room = (ours if is_first else np.zeros_like(ours)).reshape(-1)  # sent as bytes, whatever the type
         first = control.total(room.view(np.uint8)).view(ours.dtype).reshape(ours.shape)
-        if buffer.dtype.kind == "f":  # equal buffers stay as they are, to the bit
+        if buffer.dtype.kind == "f":  # equal buffers stay unchanged, bit for bit
             difference = control.total(ours - first if trained else np.zeros_like(ours))
             buffer[...] = first + difference / heard
         else:

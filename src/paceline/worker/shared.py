@@ -1,4 +1,4 @@
-"""One x that all ranks of a node read and write without a lock, and what can be known of how they meet in it."""
+"""Parameters that all ranks of a node read and write without locks, with statistics of staleness and overlap."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ BEGUN, DONE = 0, 1
 
 
 class SharedX:
-    """A copy of `start`, the same on every rank, in memory of the node's ranks. Making and freeing are collective.
+    """A copy of `start`, the same on every rank, in shared memory of the node. Creation and `free` are collective.
 
-    Beside x each rank has a cache line with two counters that only it writes: how many updates it has begun and how
-    many it has done. Reading all of them before and after costs microseconds and tells how old a gradient was when it
-    was applied, and whether another update was under way at the same time.
+    Next to x each rank has a cache line with two counters that only it writes: the updates that it has begun, and those
+    that it has completed. Reading all of them before and after an update takes microseconds, and shows how old the
+    gradient was when it was applied, and whether another update took place at the same time.
 
-    In the simulator only one rank runs at a time, until it waits, and no rank waits here. So before a rank looks at what
-    others write, or writes, it lets the ranks go first that are behind it in time; and what it does takes effect at the
-    end of the time that it takes.
+    In the simulator only one rank runs at a time, until it waits, and no rank waits here. So before a rank reads or
+    writes shared memory, it yields to the ranks whose clocks are behind its own, and its write takes effect at the end
+    of the time that it takes.
     """
 
     def __init__(self, start: Array, comm: Any, watch: Stopwatch) -> None:
@@ -47,11 +47,11 @@ class SharedX:
         self._done_before = 0
         self._let_others: Callable[[], object] | None = getattr(own.bare, "Pass", None)
         self.x = self._x
-        """The shared parameters; in the simulator their operations let earlier ranks go first."""
+        """The shared parameters; in the simulator, their operations yield to ranks that are behind in time."""
         if self._let_others is not None:
             self.x = vector(self._x, Meter(self._take_time, self._time_only))
         self.taus = array("l")
-        """For each update of this rank: how many others' were done between its read of x and its write."""
+        """For each update of this rank, the number of updates by others between its read and its write of x."""
         self.overlapping = 0
         """Updates of this rank during which another of its node's ranks wrote x too."""
         self.several_nodes = layout.count > 1
@@ -64,12 +64,12 @@ class SharedX:
         self.meet()
 
     def meet(self) -> None:
-        """Wait for the node's ranks; what each wrote before, all read afterwards."""
+        """Wait for the node's ranks; afterwards all see what each wrote before."""
         with self._watch.during("wait"):
             self._memory.fence()
 
     def read(self, x: Array) -> None:
-        """x <- the shared x, each number once, as it is at that moment."""
+        """Copy the shared x into x, reading each number once while others may write it."""
         self._watch.switch("exchange")
         self._take_time("copy", x.nbytes)
         self._done_before = self._others(DONE)
@@ -79,14 +79,14 @@ class SharedX:
 
     @contextmanager
     def writing(self) -> Iterator[Array]:
-        """Yield the shared x, to be changed by what this rank has computed from its last `read`."""
+        """Yield the shared x, to be updated with what this rank computed from its last `read`."""
         if self._let_others is not None:
             self._let_others()
         done = self._others(DONE)
         self.taus.append(done - self._done_before)
         self._mine[BEGUN] += 1
         yield self.x
-        if self._let_others is not None:  # simulated: the write was now, at the end of its time
+        if self._let_others is not None:  # simulated: the write takes effect now, at the end of its time
             self.taus[-1] = self._others(DONE) - self._done_before
         self._mine[DONE] += 1
         self.overlapping += self._others(BEGUN) > done
@@ -95,7 +95,7 @@ class SharedX:
         return int(self._counters[:, which].sum()) - int(self._mine[which])
 
     def average(self, *, at_rest: bool = False) -> None:
-        """Bring the nodes' x closer: x <- x + (mean - x as it was), while others write it.
+        """Average x over the nodes while others write it: x <- x + (mean - x as it was).
 
         The mean is weighted by the nodes' ranks. `at_rest`: no rank writes, so x <- mean, the same bits on every node.
         Only the first rank of each of several nodes does anything.
@@ -128,7 +128,7 @@ class SharedX:
             self._let_others()
 
     def free(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._memory.fence()
         del self.x, self._x, self._counters, self._mine
         self._memory.free()

@@ -1,4 +1,4 @@
-"""What a rank does alone: go through its batches, compute gradients, take steps, and log each of them."""
+"""The local work of a rank: iterate over its batches, compute gradients, take steps, and log each step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paceline.worker.evaluation import ratio
 
 Array = NDArray[Any]
 WHOLE = slice(None)
-# Seconds of a real clock that are not worth a span of time of their own.
+# Spans of real time shorter than this are not recorded.
 SHORTEST = 1e-6
 
 
@@ -57,7 +57,7 @@ class Steps:
         self.steps_per_epoch = batches.steps_per_epoch
         self.steps = epochs * batches.steps_per_epoch
         self.log = array("d")
-        # Where ranks go in step, what each waited is worked out from their exchanges at the end of the run.
+        # If ranks work in step, waiting times are computed from their exchanges at the end of the run.
         waits, shortest = "exchange" if in_step else "wait", 0.0 if simulated else SHORTEST
         self.watch = (
             Stopwatch(clock, waits, shortest=shortest)
@@ -65,7 +65,7 @@ class Steps:
             else TracedStopwatch(clock, events.lap, waits, shortest=shortest)
         )
         self.origin = self.watch.last if origin is None else origin
-        """The reading of the clock that the steps' starts are counted from: the same moment on all ranks."""
+        """The clock's reading at time zero of the log: the same moment on all ranks."""
         self._schedule = schedule
         self._epochs = epochs
         self._on_step = on_step
@@ -73,7 +73,7 @@ class Steps:
         self._step = 0
         self._loss = 0.0
         self._epoch_sums = [0.0, 0]
-        # Of the batches' mean losses: how many, their sum, the sum of their squares.
+        # The number of the batches' mean losses, their sum, and the sum of their squares.
         self._epoch_losses = [0.0, 0.0, 0.0]
         self._by_layer: Callable[[Batch, Ready], float] | None = None
 
@@ -84,7 +84,7 @@ class Steps:
 
     @property
     def epoch_loss(self) -> float:
-        """The mean loss of this rank's own batches of the present epoch; 0 if it had none."""
+        """The mean loss of this rank's own batches of the current epoch; 0 if it had none."""
         return ratio(*self._epoch_sums) or 0.0
 
     @property
@@ -94,53 +94,53 @@ class Steps:
 
     @property
     def train_seconds(self) -> float:
-        """Seconds so far of everything but evaluation."""
+        """Seconds so far, without evaluation."""
         return self.watch.training()
 
     def vector(self, more: int = 0, *, dtype: DTypeLike | None = None) -> Array:
-        """Return uninitialised memory as long as `model.x`, and `more` elements; of another type if one is given."""
+        """Return an uninitialised vector as long as `model.x` plus `more` elements, by default of the same type."""
         x = self.model.x
         return np.empty_like(x, dtype=dtype, shape=(x.size + more,))
 
     def vectors(self, count: int) -> Array:
-        """Return `count` such vectors, the rows of a matrix."""
+        """Return `count` such vectors as the rows of a matrix."""
         x = self.model.x
         return np.empty_like(x, shape=(count, x.size))
 
     @contextmanager
     def preparation(self) -> Iterator[None]:
-        """Leave what is done in this block out of the run's seconds: it is the start of a run, not a step of it."""
+        """Exclude this block from the run's seconds: it is part of the start-up, not of a step."""
         with self.watch.during("setup"):
             yield
 
     @contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Count what is done in this block as evaluation: it is no part of the seconds of training."""
+        """Count this block as evaluation, not as training."""
         with self.watch.during("evaluation"):
             yield
 
     def batches(self, epoch: int, *, rank: int | None = None, ranks: int | None = None) -> Iterator[Batch]:
-        """Go through this rank's piece of each global batch: of `size` pieces the `rank`-th, or as given."""
+        """Iterate over this rank's piece of each global batch: by default piece `rank` of `size`."""
         mine = (self.rank if rank is None else rank, self.size if ranks is None else ranks)
         return self.logged(self.shares.pieces(epoch, *mine))
 
     def turns(self, epoch: int) -> Iterator[Batch]:
-        """Go through whole batches, dealt out to the ranks; all ranks have as many turns, the last perhaps empty."""
+        """Iterate over this rank's whole batches; all ranks have the same number of turns, and the last may be empty."""
         return self.logged(self.shares.dealt(epoch))
 
     def own_batches(self, epoch: int) -> Iterator[Batch]:
-        """Go through whole batches of this rank's own part of the data; all ranks have as many, the last perhaps empty."""
+        """Iterate over whole batches of this rank's own data; all ranks have the same number, and the last may be empty."""
         return self.logged(self.shares.own(epoch), each=self.steps_per_epoch / self.shares.own_turns)
 
     def logged(self, batches: Iterable[Batch], *, each: float = 1) -> Iterator[Batch]:
-        """Go through batches; each step is logged when the next one is asked for.
+        """Iterate over batches, logging each step when the next one is requested.
 
-        `each`: how many batches of the run, those of the other ranks included, go by with a batch here.
+        `each`: the batches of all ranks per batch of this rank.
         """
         watch, seconds, log, origin = self.watch, self.watch.seconds, self.log, self.origin
         sums, means = self._epoch_sums, self._epoch_losses
         sums[:], means[:] = (0.0, 0), (0.0, 0.0, 0.0)
-        watch.switch("compute")  # fetching samples is a part of computing
+        watch.switch("compute")  # fetching samples counts as computing
         for batch in batches:
             compute, exchange, update = seconds["compute"], seconds["exchange"], seconds["update"]
             wait, start = seconds["wait"], watch.last - origin
@@ -162,14 +162,14 @@ class Steps:
         watch.switch("update")
 
     def tell(self, step: int, loss: float) -> None:
-        """Show how far the run is: which of its batches was done, with what mean loss."""
+        """Show the run's progress: the batch that was completed, and its mean loss."""
         if self._on_step is not None:
             self._on_step(min(step, self.steps - 1), loss)
 
     def gradient(self, batch: Batch, ready: Ready | None = None) -> float:
         """Fill `model.g` with the gradient summed over the batch's samples; return the summed loss.
 
-        `ready(i)` is called as soon as the gradient of layer i is final, while the pass goes on.
+        `ready(i)` is called as soon as the gradient of layer i is final, while the pass continues.
         """
         watch = self.watch
         watch.switch("compute")
@@ -186,15 +186,15 @@ class Steps:
         return self._loss
 
     def eta(self, step: int | None = None) -> float:
-        """Return the learning rate of the present step of the run, or of the one given."""
+        """Return the learning rate of the current step of the run, or of the given one."""
         return self.rate * self.shape(step)
 
     def shape(self, step: int | None = None) -> float:
-        """Return the schedule's factor on the learning rate, at the present step of the run or at the one given."""
+        """Return the schedule's factor on the learning rate for the current step of the run, or for the given one."""
         return self._schedule.factor(self._step if step is None else step, self.steps)
 
     def step(self, g: Array, count: float, part: slice = WHOLE, *, x: Array | None = None) -> None:
-        """x[part] <- update(x[part], g / count); `g` is used up. Nothing if `count` is 0: no samples, no step.
+        """x[part] <- update(x[part], g / count); `g` is overwritten. Without samples (`count` 0) do nothing.
 
         `x`: another vector than the model's, such as one that ranks share.
         """
@@ -214,7 +214,7 @@ def start_update(update: Update, x: Array) -> State:
 
 
 def apply_update(update: Update, x: Array, g: Array, eta: float, state: State, scale: float = 1.0) -> None:
-    """Take a step of an update, which the simulator charges by the elements of x."""
+    """Apply one step of an update; the simulator charges it by the elements of x."""
     if type(x) is np.ndarray:
         update.apply(x, g, eta, state, scale)
     else:

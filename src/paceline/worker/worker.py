@@ -1,4 +1,4 @@
-"""What a strategy is handed: its communicator, model, batches, update and record."""
+"""The worker: one rank of a run, with its communicator, model, batches, update and record."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from paceline.worker.shared import SharedX
 from paceline.worker.steps import Steps
 
 Array = NDArray[Any]
-# The part by which the square of the parameters' norm changes in an epoch in which they do not move.
+# A smaller relative change of the parameters' squared norm in an epoch counts as no movement.
 UNMOVED = 1e-6
 
 
 class Exchange:
-    """A gradient exchange on the worker's clock; `part` is what this rank updates of the parameters."""
+    """A gradient exchange on the worker's clock; `part` is the slice of the parameters that this rank updates."""
 
     def __init__(self, inner: Any, watch: Stopwatch, meter: Meter | None) -> None:
         self._inner = inner
@@ -51,17 +51,17 @@ class Exchange:
         return g if self._meter is None else vector(np.asarray(g), self._meter)
 
     def publish(self) -> None:
-        """Give this rank's part of the parameters to every rank."""
+        """Send this rank's part of the parameters to every rank."""
         self._watch.switch("exchange")
         self._inner.publish()
         self._watch.switch("update")
 
 
 class Mean:
-    """Averages of vectors as long as the model's; a worker's `mean` makes it. Results are good until the next call.
+    """Averages of vectors as long as the model's, created by `Worker.mean`. Results are valid until the next call.
 
-    The last element of the message is a count, so that a rank which had nothing to do is left out without another message,
-    and without any rank having to know which others had nothing.
+    The last element of the message is a count, so that a rank that had nothing to do is left out without another message,
+    and without other ranks having to know.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Mean:
         self._control, self._watch = control, watch
 
     def __call__(self, values: Array, counts: bool = True) -> Array:
-        """Return the mean of the values of those ranks whose values count; there must be at least one. Collective."""
+        """Return the mean over the ranks whose values count; there must be at least one. Collective."""
         with self._watch.during("exchange"):
             total, count = self.total(values if counts else np.zeros((), values.dtype), int(counts))
             total /= count
@@ -92,7 +92,7 @@ class Mean:
         return message[:-1], float(message[-1])
 
     def preview(self, values: Array, counts: bool = True) -> Array:
-        """Return the mean for evaluation only: neither its bytes nor its seconds are those of training. Collective."""
+        """Return the mean for evaluation only; its bytes and seconds do not count as training. Collective."""
         message = self._message
         with self._watch.during("evaluation"):
             message[:-1] = values if counts else 0
@@ -110,10 +110,10 @@ class Mean:
 class Worker(Steps):
     """One rank of a run, as strategies see it.
 
-    A strategy is a function of a Worker: it walks through `epochs()` and `batches(epoch)`, computes with
+    A strategy is a function of a Worker: it iterates over `epochs()` and `batches(epoch)`, computes with
     `gradient(batch)`, communicates over `comm` (mpi4py's buffer interface) or with `exchange(…)`, changes the
-    parameters with `step(…)`, and calls `validate(epoch)` when the model is complete. What a strategy found out goes
-    into `findings` (JSON values), `tables` (arrays) and `remarks` (lines to tell the user): rank 0's are recorded.
+    parameters with `step(…)`, and calls `validate(epoch)` when the model is complete. Its results go
+    into `findings` (JSON values), `tables` (arrays) and `remarks` (lines for the user): those of rank 0 are recorded.
 
     >>> from paceline.data import load
     >>> from paceline.models.mlp import build
@@ -152,7 +152,7 @@ class Worker(Steps):
         origin: float | None = None,
         events: Events | None = None,
     ) -> None:
-        """`meter`: where simulated vectors are charged; None: on real ranks work takes the time that it takes."""
+        """`meter`: charges the operations of simulated vectors; None on real ranks."""
         super().__init__(
             rank=comm.Get_rank() if comm is not None else 0,
             size=comm.Get_size() if comm is not None else 1,
@@ -179,7 +179,7 @@ class Worker(Steps):
         self._time_only = meter is not None and meter.time_only
         self.on_divergence = "ignore" if self._time_only else on_divergence
         self.replay = replay
-        """The run whose order of messages is to be repeated (a `paceline.record.Run`), if any."""
+        """The run whose order of messages is repeated (a `paceline.record.Run`), if any."""
         self.history: list[Epoch] = []
         self.findings: dict[str, Any] = {}
         self.tables: dict[str, dict[str, Array]] = {}
@@ -190,15 +190,17 @@ class Worker(Steps):
         self._rehearses = comm is not None and meter is None  # simulated ranks have nothing to set up
         self._tested: tuple[float | None, float | None] | None = None
         self._balanced = 0
-        self._sum: tuple[Array, str, Callable[[], None]] | None = None  # what was summed last, and how
+        self._sum: tuple[Array, str, Callable[[], None]] | None = (
+            None  # the last array that was summed, and its collective
+        )
         self._norm = 0.0
         self._recovery = Recovery(self.on_divergence)
         self.watch.restart()  # opening channels to the other ranks is no part of training
 
     def epochs(self) -> Iterator[int]:
-        """Go through the numbers of the run's epochs, from 0; stop early when training has diverged."""
+        """Iterate over the epochs of the run, from 0; stop early if training has diverged."""
         self._recovery.keep(np.asarray(self.model.x))
-        self.watch.restart()  # what was prepared is the start of a run, not a step of it
+        self.watch.restart()  # preparation belongs to the start of a run, not to a step
         for epoch in range(self._epochs):
             if self.diverged is not None:
                 return
@@ -207,7 +209,7 @@ class Worker(Steps):
     # ---- together with the other ranks
 
     def broadcast(self) -> None:
-        """Give rank 0's parameters and buffers to every rank."""
+        """Send rank 0's parameters and buffers to every rank."""
         with self.watch.during("exchange"):
             self.control.broadcast(self.model.x)
             for buffer in self.model.buffers.values():
@@ -215,10 +217,10 @@ class Worker(Steps):
 
     @contextmanager
     def exchange(self, name: str, *, factors: bool = False) -> Iterator[Exchange]:
-        """Open the gradient exchange that a collective's name stands for; it decides where x and g live meanwhile.
+        """Open the gradient exchange of the named collective; it decides where x and g are stored meanwhile.
 
-        `factors`: the strategy reads and writes no gradient but what `reduce` returns, not `model.g`: then a small
-        batch's gradient may be exchanged as its factors where that is faster. An update that needs the whole vector gets
+        `factors`: the strategy uses only the gradient that `reduce` returns, never `model.g`, so that the gradient of a
+        small batch may be exchanged as its factors where that is faster. An update that needs the whole vector gets
         an exchange whose `part` is everything.
         """
         whole = not is_elementwise(self.update)
@@ -232,7 +234,7 @@ class Worker(Steps):
         inner.close()
 
     def allreduce(self, values: Array, algorithm: str = "auto") -> None:
-        """Sum an array over the ranks, in place, by the collective of that name."""
+        """Sum an array over the ranks, in place, with the named collective."""
         if self.comm is None:
             return
         if self._sum is None or self._sum[0] is not values or self._sum[1] != algorithm:
@@ -241,16 +243,16 @@ class Worker(Steps):
             self._sum[2]()
 
     def mean(self, algorithm: str = "auto") -> Mean:
-        """Prepare averages over the ranks of vectors as long as the model's, by the collective of that name. Collective."""
+        """Prepare averages, over the ranks, of vectors as long as the model's, with the named collective. Collective."""
         made = Mean(self.vector(more=1), self.allreduce, algorithm, self.control, self.watch)
-        if self._rehearses:  # sum zeros, so that the first sum takes no longer than others
+        if self._rehearses:  # sum zeros, so that the first real sum takes no longer than others
             with unrecorded(self.comm, self.watch, self._events):
                 made.rehearse()
         return made
 
     @contextmanager
     def shared_x(self) -> Iterator[SharedX]:
-        """Put a copy of the parameters, the same on every rank, into memory that the ranks of a node share. Collective."""
+        """Copy the parameters, the same on every rank, into memory shared by the ranks of a node. Collective."""
         with self.preparation():
             shared = SharedX(np.asarray(self.model.x), self._off_clock, self.watch)
         yield shared
@@ -278,9 +280,9 @@ class Worker(Steps):
         return charged
 
     def balance(self) -> None:
-        """Cut the coming batches so that all ranks compute equally long, judging by the steps since the last call.
+        """Divide future batches so that all ranks compute for the same time, based on the steps since the last call.
 
-        Which samples a batch holds does not change; who computes them does.
+        The samples of a batch do not change, only the ranks that compute them.
         """
         rows = np.array(self.log[self._balanced :]).reshape(-1, len(STEP_COLUMNS))
         self._balanced = len(self.log)
@@ -296,11 +298,11 @@ class Worker(Steps):
     def validate(self, epoch: int, *, shown: Array | None = None, guarded: bool = True) -> bool:
         """Evaluate the model, which must be complete and the same on every rank, on the validation samples. Collective.
 
-        Every rank computes its share. Return True if training had diverged and `model.x` was set back to the last good
-        parameters (`--on-divergence halve`): the strategy must then recompute what it derived from them.
+        Every rank computes its share. Return True if training had diverged and `model.x` was restored to the last good
+        parameters (`--on-divergence halve`): the strategy must then recompute whatever it derived from them.
 
-        `shown`: evaluate these parameters instead of `model.x`, which is as before afterwards; but where training ends
-        here, they are what the model keeps.
+        `shown`: evaluate these parameters instead of `model.x`, which is unchanged afterwards; but if training ends here,
+        the model keeps them.
         `guarded`: False if the ranks call `guard` themselves.
         """
         with self.evaluation():
@@ -322,7 +324,7 @@ class Worker(Steps):
         self.ended(epoch, loss, found)
         back = guarded and self.guard(epoch, loss, same=not moved and alike(*sums[2:]))
         if back:
-            self.control.wait()  # where ranks share one x, all set it back before any goes on
+            self.control.wait()  # if ranks share one x, all restore it before any continues
         return back
 
     def ended(
@@ -334,7 +336,7 @@ class Worker(Steps):
     ) -> None:
         """Record and show the end of an epoch.
 
-        `loss`: its mean, by default that of this rank's own batches; `train_seconds`: when it ended, if not now.
+        `loss`: its mean loss, by default that of this rank's own batches; `train_seconds`: when it ended, by default now.
         """
         with self.evaluation():
             loss = self.epoch_loss if loss is None else loss
@@ -352,9 +354,9 @@ class Worker(Steps):
                 self._on_epoch(at_end)
 
     def test(self) -> tuple[float | None, float | None]:
-        """Return mean loss and accuracy of the trained model on the test samples, every rank its share. Collective.
+        """Return the trained model's mean loss and accuracy on the test samples, divided among the ranks. Collective.
 
-        To be called when training is over: the first result is kept.
+        Call this when training is over: the first result is stored and returned again.
         """
         if self._tested is None:
             with self.evaluation():
@@ -366,20 +368,20 @@ class Worker(Steps):
 
     @property
     def diverged(self) -> str | None:
-        """What went wrong, in words, once training has diverged and stopped."""
+        """A description of the problem, once training has diverged and stopped."""
         return self._recovery.stopped
 
     @property
     def divergences(self) -> list[str]:
-        """Every time that training diverged, and what was done about it, in words."""
+        """A message for each divergence and the response to it."""
         return self._recovery.messages
 
     def stop(self, why: str) -> None:
-        """End training, which has diverged: `epochs` stops. Every rank must call it."""
+        """End training after divergence: `epochs` stops. Every rank must call it."""
         self._recovery.stop(why, warn=self.rank == 0)
 
     def stands_still(self) -> bool:
-        """Return True if all of this rank's batches of the epoch had the same loss and its parameters did not move."""
+        """Return True if all batches of this rank in the epoch had the same loss and its parameters did not change."""
         return not self._moved() and alike(*self._epoch_losses)
 
     def _moved(self) -> bool:
@@ -389,9 +391,9 @@ class Worker(Steps):
         return not abs(self._norm - norm) <= UNMOVED * norm
 
     def guard(self, epoch: int, loss: float, *, same: bool = False) -> bool:
-        """Act on a loss that has run away, on this rank alone; return True if `model.x` was set back.
+        """React to a diverged loss, on this rank only; return True if `model.x` was restored.
 
-        `same`: all batches of the epoch had this loss, and the parameters did not move.
+        `same`: all batches of the epoch had this loss, and the parameters did not change.
         """
         if self._time_only:
             return False
@@ -406,7 +408,7 @@ class Worker(Steps):
     # ---- the end
 
     def end_training(self) -> None:
-        """End training: what was done since the last exchange or step, such as giving memory back, is no part of it."""
+        """End training: work since the last exchange or step, such as freeing memory, does not count."""
         self.watch.lap("evaluation")
 
     def stop_clock(self) -> None:
@@ -415,22 +417,22 @@ class Worker(Steps):
         self.watch.switch("setup")
 
     def follow_first(self) -> None:
-        """Give rank 0's history to all ranks, where it alone knew when epochs ended. Collective."""
+        """Send rank 0's history to all ranks, if only rank 0 knew when epochs ended. Collective."""
         mine = json.dumps([self.diverged, [asdict(epoch) for epoch in self.history]])
         diverged, history = json.loads(self.control.broadcast_text(mine))
         if self.rank != 0:
             self._recovery.stopped, self.history = diverged, [Epoch(**epoch) for epoch in history]
 
     def close(self) -> None:
-        """Wait for all ranks; free what is held of MPI."""
+        """Wait for all ranks, then free all MPI objects."""
         self.control.close()
 
 
 @contextmanager
 def unrecorded(comm: Any, watch: Stopwatch, events: Events | None) -> Iterator[None]:
-    """Keep what is done in this block out of the record: its messages, its seconds, its events of a trace.
+    """Exclude this block from the record: its messages, its seconds and its trace events.
 
-    MPI connects two ranks when the first message goes between them, and sets up a collective at its first call: 70 ms on
+    MPI connects two ranks when they exchange their first message, and sets up a collective at its first call: 70 ms on
     some machines. That belongs to the start of a run, like windows and communicators, and not to its first step. Requests
     must be completed before the block ends.
 

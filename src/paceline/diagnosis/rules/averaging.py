@@ -11,20 +11,20 @@ from paceline.diagnosis.case import Case
 from paceline.diagnosis.findings import Cause, Rule
 from paceline.text import count
 
-# Where averaging costs more than training on parts.
+# If averaging costs more than training on parts.
 BAD_AVERAGE = "the average of the ranks' models is worse than each of them"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """How good the ranks' models were alone, and what was lost to what: accuracies, over all runs."""
+class AveragingLosses:
+    """The accuracies of the ranks' own models, and the losses due to training apart and to averaging, over all runs."""
 
     least: float
     most: float
     apart: float
-    """How much worse than serial a rank's model is, on average."""
+    """The mean loss of a rank's own model compared with serial."""
     mean: float
-    """How much worse than that the average is."""
+    """The further loss of the average."""
     every: bool
     """True if in each run the average is worse than every rank's model."""
 
@@ -35,7 +35,7 @@ class Parts:
 
 
 def find(case: Case) -> Cause | None:
-    """Less was learned than by serial training, by a strategy that averages models."""
+    """Return a cause if a strategy that averages models learned less than serial training."""
     if case.worse is None or not case.facts.averages or case.at.ranks < 2:
         return None
     ranks, steps = case.at.ranks, round(case.at.timing.steps)
@@ -67,8 +67,8 @@ def _how_often(case: Case) -> str:
     return "after every step" if every == 1 else f"every {every} steps"
 
 
-def _parts(case: Case, lost: float) -> Parts | None:
-    """Return how good the ranks' models were alone; None if that is not known."""
+def _parts(case: Case, lost: float) -> AveragingLosses | None:
+    """Return the accuracies of the ranks' own models; None if unknown."""
     known = []
     for run in case.at.runs:
         found = (run.summary.get("findings") or {}).get("parts") or ()
@@ -79,7 +79,7 @@ def _parts(case: Case, lost: float) -> Parts | None:
         return None
     every = [one for _, own in known for one in own]
     mean = fmean(fmean(own) - average for average, own in known)
-    return Parts(
+    return AveragingLosses(
         least=min(every),
         most=max(every),
         apart=lost - mean,
@@ -88,7 +88,7 @@ def _parts(case: Case, lost: float) -> Parts | None:
     )
 
 
-def _in_words(parts: Parts | None) -> str:
+def _in_words(parts: AveragingLosses | None) -> str:
     if parts is None:
         return ""
     alone = f"; alone the ranks reach {100 * parts.least:.1f} % to {100 * parts.most:.1f} %"

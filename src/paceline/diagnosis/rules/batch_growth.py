@@ -14,7 +14,7 @@ from paceline.text import count, duration, times
 
 
 def find_large_batch(case: Case) -> Cause | None:
-    """Less was learned than by serial training, with a batch for each rank."""
+    """Return a cause if less was learned than by serial training, with a batch for each rank."""
     if case.worse is None or case.whole_batches or case.config.get("batch_per_rank") is None:
         return None
     batch, ranks = advice.present_batch(case), case.at.ranks
@@ -48,7 +48,7 @@ FASTER = 1.25
 
 
 def find_grown_batch(case: Case) -> Cause | None:
-    """Ranks that share a batch by --batch-per-rank are faster than serial, and one process with a larger one would be."""
+    """Return a cause if --batch-per-rank is faster than serial, but so would one process with a larger batch be."""
     speedup, peer, ranks = case.speedup(case.at), case.peer, case.at.ranks
     shared = case.config.get("batch_per_rank") is not None and not case.whole_batches
     if not shared or speedup is None or speedup <= 1 or peer is None or ranks < 2:

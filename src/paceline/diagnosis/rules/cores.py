@@ -13,7 +13,7 @@ from paceline.text import count, times
 
 
 def find_oversubscribed(case: Case) -> Cause | None:
-    """The ranks of a node have more threads than it has cores."""
+    """Return a cause if the ranks of a node have more threads than it has cores."""
     at, cores = case.at, case.at.place.cores
     if not at.oversubscribed or cores is None:
         return None
@@ -39,7 +39,7 @@ OVERSUBSCRIBED = Rule(
 
 
 def find_baseline(case: Case) -> Cause | None:
-    """The serial runs had more threads than a rank."""
+    """Return a cause if the serial runs had more threads than a rank."""
     serial, at = case.serial, case.at
     if serial is None or serial.threads <= at.threads:
         return None

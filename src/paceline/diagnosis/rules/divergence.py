@@ -11,7 +11,7 @@ from paceline.text import count
 
 
 def find(case: Case) -> Cause | None:
-    """A run diverged, on any number of ranks."""
+    """Return a cause if a run diverged, on any number of ranks."""
     wild = [scale for scale in case.scales if scale.diverged]
     if not wild:
         return None
@@ -25,7 +25,7 @@ def find(case: Case) -> Cause | None:
     )
     remedy = [f"--lr {rate / 2:g}"] if rate else []
     remedy.append("--schedule warmup")
-    if first.found("staleness", "mean") is not None:
+    if first.finding("staleness", "mean") is not None:
         remedy = [staleness.remedies(there)]
     return Cause(
         rule=RULE.name,

@@ -1,4 +1,4 @@
-"""Evaluation that takes as long as training: no time and no speedup counts it, but people wait for it."""
+"""Evaluation that takes as long as training: it counts in no time and no speedup, but users wait for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PART = 0.5
 
 
 def find(case: Case) -> Cause | None:
-    """Evaluation took at least half as long as training."""
+    """Return a cause if evaluation took at least half as long as training."""
     runs = case.at.runs
     evaluated = fmean(run.summary["seconds"].get("evaluation") or 0.0 for run in runs)
     trained, epochs = case.at.seconds, int(case.config.get("epochs") or 0)

@@ -28,15 +28,15 @@ LOPSIDED = 1.5
 
 
 def find_master_queue(case: Case) -> Cause | None:
-    """Waiting for the ranks that hold the parameters is a fifth of a step, and they are busy or get slower with workers."""
-    # Without a core of its own a master answers late whatever its work.
+    """Return a cause if a fifth of a step is waiting for masters, and they are busy or get slower with more workers."""
+    # Without its own core a master answers late, whatever its work.
     if case.at.oversubscribed or case.facts.workers == case.at.ranks:
         return None
     return _each_served(case) if case.whole_batches else _all_served(case)
 
 
 def _each_served(case: Case) -> Cause | None:
-    """Masters serve each worker when it comes."""
+    """Return the cause if masters serve workers one by one."""
     timing = case.at.timing
     part, before = timing.share("answer"), _fewest(case)
     longer = before is not None and timing.answer > LONGER * before.timing.answer
@@ -72,7 +72,7 @@ def _each_served(case: Case) -> Cause | None:
 
 
 def _all_served(case: Case) -> Cause | None:
-    """All workers of a step send to one rank, which answers them all."""
+    """Return the cause if all workers of a step send to one rank, which answers them all."""
     timing = case.at.timing
     part, before = timing.share("exchange"), _fewest(case)
     if part < WAITING or timing.workers < 2:
@@ -98,13 +98,13 @@ def _fewest(case: Case) -> Scale | None:
 def _largest_part(case: Case, masters: int) -> float:
     """Return the part of the parameters that the master with most of them holds."""
     held: Counter[int] = Counter()
-    for piece in case.at.found("staleness", "pieces") or ():
+    for piece in case.at.finding("staleness", "pieces") or ():
         held[piece["master"]] += piece["parameters"]
     return max(held.values()) / held.total() if held else 1 / masters
 
 
 def _larger_batch(case: Case) -> list[str]:
-    """Spell the batch with which computing takes twice as long as computing and queueing do now."""
+    """Format the batch with which computing takes twice as long as computing and queueing do now."""
     timing = case.at.timing
     queue = timing.exchange + timing.answer
     setting = advice.larger_batch(case, 2 * (timing.compute + queue), "fewer gradients per second to serve")
@@ -120,7 +120,7 @@ PART = 0.25
 
 
 def find_masters_idle(case: Case) -> Cause | None:
-    """A quarter of the ranks or more compute nothing, and no queue keeps them busy."""
+    """Return a cause if a quarter of the ranks or more compute nothing, and no queue keeps them busy."""
     ranks, workers = case.at.ranks, case.facts.workers
     idle = ranks - workers
     if not idle or idle / ranks < PART or find_master_queue(case) is not None:

@@ -12,7 +12,7 @@ EFFICIENCY = 0.75
 
 
 def find_scales_well(case: Case) -> Cause | None:
-    """Efficiency is 75 % on the most ranks, as much is learned as by serial training, and nothing diverged."""
+    """Return a cause if efficiency is 75 % on the most ranks, accuracy matches serial training, and nothing diverged."""
     speedup, ranks, stops = case.speedup(case.at), case.at.ranks, case.limit
     if speedup is None or stops is None or ranks < 2 or speedup / ranks < EFFICIENCY:
         return None
@@ -31,7 +31,7 @@ SCALES_WELL = Rule(name="scales well", short="it scales well", find=find_scales_
 
 
 def find_too_few(case: Case) -> Cause | None:
-    """There is no serial run, or only one number of ranks."""
+    """Return a cause if there is no serial run, or only one number of ranks."""
     missing, tried = [], []
     if case.serial is None:
         missing.append("there is no serial run of this problem, so the speedup is unknown")

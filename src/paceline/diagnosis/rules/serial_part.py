@@ -1,4 +1,4 @@
-"""What does not shrink with more ranks: the fixed part of every piece's gradient, and the update of all parameters.
+"""Work that does not shrink with more ranks: the fixed part of every piece's gradient, and the update of all parameters.
 
 By Amdahl's law, if a part s of the serial step cannot be divided, no number of ranks is more than 1 / s times as fast.
 """
@@ -18,7 +18,7 @@ WHOLE = 0.7
 
 
 def find(case: Case) -> Cause | None:
-    """A tenth of the step is beyond a p-th of the serial step."""
+    """Return a cause if a tenth of the step is beyond a p-th of the serial step."""
     serial, timing = case.peer, case.at.timing
     grows = case.whole_batches or case.config.get("batch_per_rank") is not None
     if serial is None or case.at.ranks < 2 or grows or case.at.oversubscribed:
@@ -45,7 +45,7 @@ def find(case: Case) -> Cause | None:
         f"at {count(case.at.ranks, 'rank')} {' and '.join(reasons)}: {duration(fixed + update)} of a step ({share(part)}) "
         f"do not shrink with more ranks, so no number of ranks is more than {times(bound)} as fast as serial (Amdahl)"
     )
-    # So that what does not shrink becomes half as large a part of the step.
+    # The batch that halves the fraction of the step that does not shrink.
     setting = advice.larger_batch(case, 2 * timing.total, "more work per piece")
     tried += [setting] if setting else []
     fewer = advice.fewer_ranks(case)

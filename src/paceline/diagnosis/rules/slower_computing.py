@@ -19,7 +19,7 @@ SAME = 0.99
 
 
 def find(case: Case) -> Cause | None:
-    """A sample takes a seventh longer than alone, and that is a twentieth of the step."""
+    """Return a cause if a sample takes a seventh longer than alone, and that is a twentieth of the step."""
     timing = case.at.timing
     alone = alone_seconds(case)
     if alone is None or case.at.oversubscribed or case.at.place.on_node < 2:

@@ -16,7 +16,7 @@ from paceline.text import count, duration, join, share
 
 
 def find(case: Case) -> Cause | None:
-    """More than a fifth of a step is exchange, and no queue at a master explains it."""
+    """Return a cause if more than a fifth of a step is exchange, and no queue at a master explains it."""
     timing = case.at.timing
     part = timing.share("exchange", "answer")
     few = case.at.ranks < 2 or case.at.oversubscribed  # without a core a rank is late for any exchange
@@ -42,7 +42,7 @@ def find(case: Case) -> Cause | None:
 
 
 def _larger(case: Case) -> tuple[str, list[str]]:
-    """Say which batch would help, and spell the settings of that batch, or of one on the way to it."""
+    """Describe the batch that would help, and format the settings for it, or for one on the way to it."""
     batch, most, line = batch_without(case), advice.largest_batch(case), case.computing
     under = f"brings that under {share(EXCHANGE)}"
     if batch is None:
@@ -75,7 +75,7 @@ def _sizes(case: Case) -> str:
 
 
 def batch_without(case: Case) -> int | None:
-    """Return the batch from which on the exchange is less than EXCHANGE of a step; None if computing does not grow."""
+    """Return the batch from which the exchange is less than EXCHANGE of a step; None if computing does not grow."""
     timing = case.at.timing
     exchange = timing.exchange + timing.answer
     own = advice.own_samples(case, exchange * (1 / EXCHANGE - 1) - timing.update)
@@ -83,7 +83,7 @@ def batch_without(case: Case) -> int | None:
 
 
 def _rarer(case: Case, exchange: float) -> list[str]:
-    """Spell exchanges every so many steps, where they may be advised."""
+    """Format less frequent exchanges, if they may be advised."""
     facts = case.facts
     averaging = facts.averages and bool(facts.interval_option) and facts.interval is not None
     now = (facts.interval or 1) if averaging else 1

@@ -15,13 +15,13 @@ DROPPED = 0.02
 
 
 def find(case: Case) -> Cause | None:
-    """Less was learned than by serial training, and gradients were late or were dropped."""
-    old = case.at.found("staleness", "mean") or 0.0
-    applied, dropped = (case.at.found(f"gradients_{what}") or 0 for what in ("applied", "dropped"))
+    """Return a cause if less was learned than by serial training, and gradients were late or dropped."""
+    old = case.at.finding("staleness", "mean") or 0.0
+    applied, dropped = (case.at.finding(f"gradients_{what}") or 0 for what in ("applied", "dropped"))
     lost = dropped / (applied + dropped) if dropped else 0.0
     if case.worse is None or case.at.diverged or (old < OLD and lost < DROPPED):
         return None
-    largest = case.at.found("staleness", "largest")
+    largest = case.at.finding("staleness", "largest")
     most = "" if largest is None else f" (at most {largest})"
     words = f"at {count(case.at.ranks, 'rank')} gradients are {old:.1f} updates old on average{most}"
     words += f", and {share(lost)} of them were dropped" if dropped else ""
@@ -35,7 +35,7 @@ def find(case: Case) -> Cause | None:
 
 
 def remedies(case: Case, *, dropped: bool = False) -> str:
-    """Spell what keeps a strategy with old gradients from learning less, or from diverging."""
+    """Format remedies for a strategy that learns less, or diverges, because of old gradients."""
     tried = advice.own_changes(case, "dropped gradients") if dropped else []
     tried += advice.own_changes(case, "divergence" if case.at.diverged else "old gradients")
     tried += advice.other_strategies(case, "old gradients")

@@ -25,7 +25,7 @@ NAMED = 4
 
 
 def find_stragglers(case: Case) -> Cause | None:
-    """A tenth of a step is waiting, or would be saved if batches went to whichever rank is free."""
+    """Return a cause if a tenth of a step is waiting, or would be saved by giving batches to whichever rank is free."""
     timing = case.at.timing
     slow, normal = slow_ranks(case)
     part = _at_the_end(case) if _served(case) else timing.share("wait")
@@ -120,7 +120,7 @@ LARGER = 1.15
 
 
 def find_uneven(case: Case) -> Cause | None:
-    """The largest piece of a batch is a seventh larger than the mean one, and a tenth of the step is waiting."""
+    """Return a cause if the largest piece of a batch is a seventh above the mean, and a tenth of the step is waiting."""
     timing = case.at.timing
     part = timing.share("wait")
     if timing.uneven < LARGER or part < WAITING or not case.facts.even_pieces or case.at.oversubscribed:
