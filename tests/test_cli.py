@@ -147,7 +147,7 @@ def test_rank_0_is_not_confused_by_n_inside_a_job(tmp_path: Path) -> None:
     command, environment = mpiexec(2, [sys.executable, "-m", "paceline", "train", *SMALL, "-n", "3"])
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "-n 3 inside a job of 2 ranks: leave -n out there" in done.stderr
+    assert "-n 3 is not allowed inside a job of 2 ranks: leave it out" in done.stderr
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -173,7 +173,7 @@ def test_list_names_everything(tmp_path: Path) -> None:
 
     listed = paceline("list", "rules", cwd=tmp_path).stdout
     assert listed.startswith("rules (parameter-server:rule=)\n")
-    assert re.search(r"^  clip +The mean gradient's norm held to .*\n +norm: number = 0.125$", listed, re.M)
+    assert re.search(r"^  clip +Limit the norm of the mean gradient to .*\n +norm: number = 0.125$", listed, re.M)
 
 
 def test_list_reads_what_is_said_of_a_field_of_yours() -> None:

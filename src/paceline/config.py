@@ -32,7 +32,7 @@ class Config:
     update: str = _setting("sgd", "how a gradient changes the parameters", "UPDATE")
     lr: float | None = _setting(
         None,
-        "learning rate, applied to the mean gradient of a batch (default: the model's own, else 0.1)",
+        "learning rate, applied to the mean gradient of a batch (default: the model's own, or 0.1)",
         "RATE",
     )
     schedule: str = _setting("constant", "how the learning rate changes with the step", "SCHEDULE")
@@ -41,26 +41,26 @@ class Config:
     )
     batch: int | None = _setting(
         None,
-        "samples in a batch, which the ranks of synchronous strategies divide among them (strong scaling); with other "
-        "strategies every rank computes whole batches (default: 64)",
+        "samples in a batch, which the ranks of synchronous strategies divide among themselves (strong scaling); with "
+        "other strategies every rank computes whole batches (default: 64)",
         "N",
     )
     batch_per_rank: int | None = _setting(
         None,
-        "samples per rank: if ranks divide a batch, it grows with them (weak scaling; instead of --batch)",
+        "samples per rank, instead of --batch: if ranks divide a batch, it grows with their number (weak scaling)",
         "N",
     )
     epochs: int = _setting(5, "passes over the training data", "N")
     draws: int | None = _setting(
-        None, "an epoch is this many batches drawn at random instead of a pass over a permutation", "N"
+        None, "make an epoch this many randomly drawn batches instead of one pass over the data", "N"
     )
     dtype: Literal["float32", "float64"] = _setting("float32", "type of the parameters of NumPy networks")
-    seed: int = _setting(0, "seeds the start, the order of the samples and dropout", "N")
+    seed: int = _setting(0, "seed of the initial weights, the order of the samples and dropout", "N")
     threads: int | None = _setting(None, "threads per rank (default: cores // ranks; simulated: 1)", "N")
     on_divergence: Literal["stop", "halve", "ignore"] = _setting(
         "stop",
-        "when the loss becomes NaN or infinite, runs away or stands still: stop, or go back to good parameters with "
-        "half the learning rate, or go on",
+        "what to do when the loss becomes NaN or infinite, runs away or no longer changes: stop, go back to good "
+        "parameters with half the learning rate, or go on",
     )
     replay: str | None = _setting(
         None, "repeat the order in which the masters of an earlier run served its workers", "RUN"

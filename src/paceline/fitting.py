@@ -106,7 +106,9 @@ def _on_these_ranks(job: Callable[[], Job], comm: Any, ranks: int | None, progre
     verify(comm.Get_size())
     with abort_on_error(comm, usage_errors=False):
         if ranks is not None and ranks != comm.Get_size():
-            raise UsageError(f"ranks={ranks} inside a job of {comm.Get_size()} ranks: leave ranks out there")
+            raise UsageError(
+                f"ranks={ranks} is not allowed inside a job of {comm.Get_size()} ranks: leave it out"
+            )
         return train(job(), comm, progress=progress)
 
 

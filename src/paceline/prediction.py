@@ -64,7 +64,7 @@ def load_model(run: str | Path, *, model: Any = None, data: Any = None, trust: b
             raise
         except (UsageError, TypeError) as error:
             raise UsageError(
-                f"the model {config['model']!r} of {source.folder} cannot be made again: {error}"
+                f"the model {config['model']!r} of {source.folder} cannot be rebuilt: {error}"
             ) from None
     source.restore(made)
     return made

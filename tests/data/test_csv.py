@@ -124,7 +124,7 @@ def test_rows_are_divided_evenly(tmp_path: Path) -> None:
         (FLOWERS.replace("4.5", "1e999"), "", "features must be finite; sample 1 has inf in feature 1"),
         (FLOWERS.replace("virginica", ""), "", "sample 1 has no label in column 'species'"),
         (FLOWERS, ",target=values", "target=values needs numbers in column 'species'; got 'setosa'"),
-        (b"a,b\n\xff\xfe,1\n", "", "no table in UTF-8"),
+        (b"a,b\n\xff\xfe,1\n", "", "not a table in UTF-8"),
     ],
 )
 def test_what_can_be_wrong(tmp_path: Path, text: str | bytes, options: str, message: str) -> None:

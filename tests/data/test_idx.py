@@ -170,7 +170,10 @@ def two_of_them(folder: Path) -> None:
         (longer_image, r"ubyte: damaged: its header promises 360 bytes of data, the file has 364 bytes"),
         (cut_header, r"ubyte: truncated: the file ends inside its header"),
         (empty, r"train-labels-idx1-ubyte: the file is empty"),
-        (wrong_magic, r"ubyte: no IDX file: its magic number is 0x89504e47, not 0x00000801 or 0x00000803"),
+        (
+            wrong_magic,
+            r"ubyte: not an IDX file: its magic number is 0x89504e47, not 0x00000801 or 0x00000803",
+        ),
         (no_images, r"no training images; expected a file like train-images-idx3-ubyte or .gz"),
         (no_labels, r"t10k-images-idx3-ubyte has no labels beside it"),
         (fewer_labels, r"as many labels as samples are needed; got 60 samples, 59 labels"),

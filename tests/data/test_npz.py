@@ -128,7 +128,7 @@ def test_what_can_be_wrong_inside(tmp_path: Path) -> None:
 def test_what_is_no_npz(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "mine.npz"
     file.write_bytes(content)
-    with pytest.raises(UsageError, match=r"no .npz file"):
+    with pytest.raises(UsageError, match=r"not an .npz file"):
         load(file)
 
 
@@ -137,7 +137,7 @@ def test_a_truncated_npz(tmp_path: Path) -> None:
     np.savez_compressed(file, x=INPUTS, y=LABELS)
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UsageError, match=r"no .npz file, or truncated"):
+    with pytest.raises(UsageError, match=r"not an .npz file, or truncated"):
         load(file)
 
 
@@ -145,7 +145,9 @@ def test_a_single_array(tmp_path: Path) -> None:
     file = tmp_path / "mine.npz"
     with file.open("wb") as out:
         np.save(out, INPUTS)
-    with pytest.raises(UsageError, match=r"one .npy array; an .npz file with inputs and labels is needed"):
+    with pytest.raises(
+        UsageError, match=r"a single .npy array; an .npz file with inputs and labels is needed"
+    ):
         load(file)
 
 

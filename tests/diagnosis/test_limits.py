@@ -177,4 +177,4 @@ def test_parts_of_all_seeds(tmp_path: Path) -> None:
                 part["test_accuracy"] = 0.2 + 0.1 * seed
     found = cause(only(runs), "averaging")
     assert found is not None
-    assert "alone the ranks reach 20.0 % to 30.0 %; test accuracy is 25.0 %" in found.words
+    assert "on their own the ranks reach 20.0 % to 30.0 %; test accuracy is 25.0 %" in found.words

@@ -63,13 +63,13 @@ CASES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "divergence": (
         both((f"{SERVER}:rule=plain", 9), epochs=4, lr=20.0, batch=16, **LOOPBACK),
         both((f"{SERVER}:rule=plain", 9), epochs=4, lr=0.2, batch=16, **LOOPBACK),
-        ("at 9 ranks training diverged with --lr 20: the loss stands still",),
+        ("at 9 ranks training diverged with --lr 20: the loss stays at",),
     ),
     "averaging": (
         both(("psgd", 8), epochs=4, lr=1.0, batch=16, **LOOPBACK),
         both(("psgd", 1), epochs=4, lr=1.0, batch=16, **LOOPBACK),
         ("8 ranks train separately on 179 samples each and are averaged once, at the end; each takes 48 steps, "
-         "serial takes 360; alone the ranks reach",),
+         "serial takes 360; on their own the ranks reach",),
     ),
     "large batch": (
         both(("sync", 8), epochs=4, lr=1.0, batch=None, batch_per_rank=16, **LOOPBACK),
@@ -85,7 +85,8 @@ CASES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "slower computing": (
         both(("sync", 16), given={"slower": 2.0, "each": 20 * US}, **LOOPBACK),
         both(("sync", 16), given={"slower": 1.0, "each": 20 * US}, **LOOPBACK),
-        ("at 16 ranks a gradient of 4 samples takes 195 us, alone 98.1 us: 1.99x as long although there are 32 cores"),
+        ("at 16 ranks a gradient of 4 samples takes 19",
+         "instead of 98.1 us in a serial run (1.99x as long) although there are 32 cores"),
     ),
     "serial part": (
         both((RING, 4), network="infiniband", given={"update": 0.2 * US}),

@@ -124,7 +124,7 @@ REFUSED = [
     (("scaling", "--network", "11gbe"), "unknown network '11gbe'"),
     (("scaling", "--network", "10gbe:latency=4"), "must have a unit"),
     (("scaling", "--slow", "1"), "slow must be RANK:FACTORx"),
-    (("scaling", "--jitter", "-1"), "jitter must be a number from 0 to 2, as 0.2 for a fifth; got -1.0"),
+    (("scaling", "--jitter", "-1"), "jitter must be a number from 0 to 2, such as 0.2 for a fifth; got -1.0"),
     (("scaling", "--measured", "nowhere"), "no such run or folder of runs: nowhere"),
     (("scaling", "--messages", "0"), "messages must be at least 1; got 0"),
     (("scaling", "--out", "costs.json"), "--out must be a folder; got costs.json"),

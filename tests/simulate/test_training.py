@@ -346,7 +346,7 @@ def test_progress_is_told_in_both_times(
         (["--on=sim", "-n", "4", "--slow=4:2x"], "slow: there is no rank 4; the ranks are 0 to 3"),
         (["--on=sim", "--slow=fast"], "slow must be RANK:FACTORx, as in 3:4x; got 'fast'"),
         (["--on=sim", "--slow=1:2x,1:3x"], "slow has rank 1 twice: 1:2x,1:3x"),
-        (["--on=sim", "--jitter=-1"], "jitter must be a number from 0 to 2, as 0.2 for a fifth; got -1.0"),
+        (["--on=sim", "--jitter=-1"], "jitter must be a number from 0 to 2, such as 0.2 for a fifth; got -1.0"),
         (["--on=sim", "-n", "0"], "ranks must be at least 1; got 0"),
         (["--on=sim", "--machine=no-such-file"], "cannot read no-such-file: no such file or directory"),
         (["--on=sim", "-n", "2", "--strategy=hogwild:backend=torch"], "cannot be simulated; leave out backend=torch"),

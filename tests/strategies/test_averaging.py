@@ -130,7 +130,7 @@ def test_psgd_of_real_labels() -> None:
     for average, remarks in on_ranks(f"{CASES}:regression", 2):
         assert average["test_accuracy"] is None
         assert re.fullmatch(
-            r"loss on the test samples: the average [\d.]+, its parts alone [\d.]+ to [\d.]+; after 1 epoch",
+            r"test loss: [\d.]+ for the average, [\d.]+ to [\d.]+ for its parts; after 1 epoch",
             remarks[0],
         )
 
@@ -141,8 +141,8 @@ def test_psgd_says_what_came_of_it() -> None:
     epochs = len(fitted.history)
     assert 1 < epochs < 9
     assert remark == (
-        f"accuracy on the test samples: the average {100 * fitted.test_accuracy:.2f} %, its parts alone "
-        f"{100 * fitted.test_accuracy:.2f} % to {100 * fitted.test_accuracy:.2f} %; 1 of 1 converged, after {epochs} epochs"
+        f"test accuracy: {100 * fitted.test_accuracy:.2f} % for the average, {100 * fitted.test_accuracy:.2f} % to "
+        f"{100 * fitted.test_accuracy:.2f} % for its parts; 1 of 1 converged, after {epochs} epochs"
     )
 
 
@@ -170,7 +170,7 @@ def test_no_epochs_no_training(strategy: str) -> None:
         (lambda: LocalSgd(allreduce="rng"), "unknown collective 'rng'"),
         (lambda: Elastic(every=0), "every of elastic must be at least 1; got 0"),
         (lambda: Elastic(moving_rate=0.0), "moving-rate of elastic must be above 0; got 0"),
-        (lambda: Elastic(moving_rate=0.4).check(4), "must be below 2 / (ranks + 1), or the centre swings"),
+        (lambda: Elastic(moving_rate=0.4).check(4), "must be below 2 / (ranks + 1), or the centre oscillates"),
         (lambda: Elastic(allreduce="rng"), "unknown collective 'rng'"),
         (lambda: Psgd(tolerance=-0.1), "tolerance of psgd must be at least 0; got -0.1"),
         (lambda: Psgd(allreduce="rng"), "unknown collective 'rng'"),

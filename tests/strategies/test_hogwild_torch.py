@@ -219,7 +219,7 @@ def test_an_mpi_job_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert (
         "paceline train: hogwild:backend=torch starts its processes itself and cannot use the 2 ranks of an MPI job: "
-        "leave out mpiexec or srun, and say how many (-n 2, or ranks=2 of fit)\n"
+        "run it without mpiexec or srun, and give their number (-n 2, or ranks=2 of fit)\n"
     ) in done.stderr
     assert done.stderr.count("paceline train") == 1
 

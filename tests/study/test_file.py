@@ -17,11 +17,11 @@ from tests.study.studies import PART, SETTINGS, write
 
 BOTH = "batch = 2\nbatch_per_rank = 2\n"
 BAD = {
-    "": ["the file has no [[matrix]]: it says what to run, as strategy = … and ranks = …"],
+    "": ["the file has no [[matrix]], which lists what to run: strategy = … and ranks = …"],
     "title = 3\nquestion = []\n" + PART: ["title must be a text; got 3", "question must be a text; got []"],
     "tilte = 'x'\n" + PART: ["the file: unknown key 'tilte'; choose one of title, question, target_accuracy"],
     "target_accuracy = 90\n" + PART: [
-        "target_accuracy must be a number above 0 and up to 1: a fraction, as 0.9 for 90 %; got 90"
+        "target_accuracy must be a number above 0 and up to 1: a fraction, such as 0.9 for 90 %; got 90"
     ],
     "timeout = 0\n" + PART: ["timeout must be a number above 0 of seconds that a run may take; got 0"],
     "settings = 1\n" + PART: ["settings must be a table, [settings]; got 1"],
@@ -45,7 +45,9 @@ BAD = {
         "part 1: ranks must be a whole number of at least 1, or cores, or cores, at most 4; got 1.5",
         "part 1: ranks must be a whole number of at least 1, or cores, or cores, at most 4; got 'kernels'",
     ],
-    "[simulation]\njitter = 9\n" + PART: ["[simulation]: jitter must be a number from 0 to 2, as 0.2 for a fifth; got 9"],
+    "[simulation]\njitter = 9\n" + PART: [
+        "[simulation]: jitter must be a number from 0 to 2, such as 0.2 for a fifth; got 9",
+    ],
     PART + "[[published]]\n": ["published 1: strategy is missing", "published 1: it has neither seconds nor accuracy"],
     "published = 1\n" + PART: ["published must be tables, [[published]]"],
     PART + "[[published]]\nstrategy = 'sync'\nranks = [2, 4]\nseconds = [1]": [
@@ -61,7 +63,7 @@ BAD = {
         "published 1: the study has no part named 'b'; none of its parts has a name",
         "published 1: ranks must be a whole number of at least 1; got 1.5",
         "published 1: seconds must be a number from 0; got 'x'",
-        "published 1: accuracy must be a fraction, as 0.9 for 90 %; got 90",
+        "published 1: accuracy must be a fraction, such as 0.9 for 90 %; got 90",
     ],
     PART + "name = 'a'\n[[published]]\nstrategy = 3\nranks = -3\nseconds = nan\nof = 3\npart = 3": [
         "published 1: strategy must be a text; got 3",

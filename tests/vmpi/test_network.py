@@ -272,7 +272,7 @@ def test_units() -> None:
         ),
         ("10gbe:fast", "10gbe takes option=value; got 'fast'"),
         ("10gbe:speed=3", "unknown option of 10gbe 'speed'; choose one of latency"),
-        ("10gbe:latency=20", "latency of 10gbe must have a unit, as 20us"),
+        ("10gbe:latency=20", "latency of 10gbe must have a unit, such as 20us"),
         ("10gbe:latency=xus", "latency of 10gbe must be a number; got 'x'"),
         ("10gbe:latency=1us,latency=2us", "10gbe: latency is given twice"),
         ("10gbe:latency=-1us", "latency of 10gbe must be at least 0"),

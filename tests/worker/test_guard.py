@@ -23,7 +23,7 @@ def test_a_saturated_network_is_noticed(strategy: str, tmp_path: Path) -> None:
     )
     fitted = fit("mlp:32", "digits", strategy=strategy, **where, **SATURATED)
     assert fitted.diverged is not None
-    assert "stands still" in fitted.diverged
+    assert "the loss stays at" in fitted.diverged
     assert len(fitted.history) < 4 or strategy == "psgd"
 
 
@@ -38,7 +38,7 @@ def test_a_saturated_network_starts_anew_with_half_the_rate() -> None:
     assert fitted.diverged is None
     assert fitted.findings["divergences"]
     assert all(
-        "stands still" in told and "back to the start" in told for told in fitted.findings["divergences"]
+        "the loss stays at" in told and "back to the start" in told for told in fitted.findings["divergences"]
     )
 
 
@@ -46,7 +46,7 @@ def test_a_plateau_must_last_as_long_as_the_horizon() -> None:
     guard = Guard(horizon=8)
     seen = [guard.see(loss) for loss in (0.9, 0.7, *[0.5] * 8)]
     assert seen[:-1] == [None] * 9
-    assert seen[-1] == "the loss stands still at 0.5, whatever the batch,"
+    assert seen[-1] == "the loss stays at 0.5, whatever the batch,"
 
 
 def test_low_losses_may_stand_still() -> None:

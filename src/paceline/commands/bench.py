@@ -32,7 +32,7 @@ HEADINGS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what to measure, and where the result goes."""
     kinds = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
-    about = "every collective at every size, against the theory and against MPI's own"
+    about = "time every collective at every size, and compare it with the theory and with MPI's own Allreduce"
     parser = kinds.add_parser("allreduce", help=about, description=about)
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -41,10 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sizes", default="1KiB..64MiB", help="a list or a range of bytes; default: 1KiB..64MiB"
     )
     parser.add_argument("--algorithms", help="names separated by commas; default: all")
-    parser.add_argument("--dtype", default="float32", help="default: float32")
-    parser.add_argument("--repeats", type=int, default=100, help="most calls of each; default: 100")
-    parser.add_argument("--seconds", type=float, default=0.3, help="for the calls of each; default: 0.3")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement")
+    parser.add_argument("--dtype", default="float32", help="type of the numbers; default: float32")
+    parser.add_argument(
+        "--repeats", type=int, default=100, help="maximum number of calls of each; default: 100"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=0.3, help="maximum seconds for the calls of each; default: 0.3"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every measurement to FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the result: .png, .svg or .pdf")
 
 

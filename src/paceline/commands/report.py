@@ -23,21 +23,26 @@ examples:
     parser.add_argument("runs", nargs="+", type=_path, help="folders of runs, or folders that contain runs")
     parser.add_argument(
         "-o", "--out", type=_path, action="append", metavar="FILE",
-        help="a page (.html), text with its figures beside it (.md) or pages to print (.pdf); may be given again "
+        help="the report: .html, .md (with a folder of figures) or .pdf; may be given several times "
         f"(default: {DEFAULT})",
     )  # fmt: skip
-    parser.add_argument("--figures", type=_path, metavar="DIR", help="every figure as PNG and SVG")
     parser.add_argument(
-        "--tables", type=_path, metavar="DIR", help="every table and every figure's data as CSV"
+        "--figures", type=_path, metavar="DIR", help="also write every figure to DIR as PNG and SVG"
+    )
+    parser.add_argument(
+        "--tables",
+        type=_path,
+        metavar="DIR",
+        help="also write every table and every figure's data to DIR as CSV",
     )
     parser.add_argument(
         "--target", type=float, metavar="FRACTION",
-        help="accuracy to be reached, on the validation samples (default: the study's, else a point below serial's best)",
+        help="target accuracy on the validation samples (default: the study's, or one point below serial's best)",
     )  # fmt: skip
     parser.add_argument("--title", help="the report's title (default: the study's)")
     parser.add_argument(
         "--bench", type=_path, action="append", default=[], metavar="FILE",
-        help="results of `paceline bench allreduce --json FILE`, to be shown as well",
+        help="also show the results of `paceline bench allreduce --json FILE`",
     )  # fmt: skip
 
 

@@ -42,12 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--on", choices=PLACES, default="mpi", help="train on real or on simulated ranks (default: mpi)"
     )
     parser.add_argument(
-        "--runs", type=Path, metavar="DIR", help="folder of its runs (default: runs/ and the name of FILE)"
+        "--runs", type=Path, metavar="DIR", help="folder for the runs (default: runs/NAME for NAME.toml)"
     )
     parser.add_argument(
         "--only",
         metavar="PATTERN",
-        help="only cells whose line in --dry-run contains this; * matches anything",
+        help="run only cells whose --dry-run line contains PATTERN; * matches anything",
     )
     parser.add_argument("--dry-run", "--list", action="store_true", help="list the cells and run nothing")
     parser.add_argument(
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="with --dry-run: import the code (module:attribute) that FILE names, to check it",
     )
-    parser.add_argument("--retry-failed", action="store_true", help="run cells again that have failed before")
+    parser.add_argument("--retry-failed", action="store_true", help="also run cells that failed before")
     parser.add_argument(
         "-o",
         "--out",

@@ -14,18 +14,20 @@ examples:
   paceline trace runs/RUN -o trace.json.gz                  # open it at https://ui.perfetto.dev or chrome://tracing
   paceline trace runs/RUN --picture steps.svg --steps 10..12
 
-A run made with `paceline train --trace` has every call of MPI and every message in it; of any other run the steps are
-known, and how long each rank computed, exchanged, waited and updated in them.
+For a run made with `paceline train --trace`, the trace has every MPI call and every message. For any other run it has the
+steps, and how long each rank computed, exchanged, waited and updated in them.
 """
     parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder")
     parser.add_argument(
         "-o", "--out", type=Path, default=Path("trace.json"),
-        help="the trace, compressed where the name ends in .gz (default: trace.json)",
+        help="the trace file, compressed if its name ends in .gz (default: trace.json)",
     )  # fmt: skip
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="a few steps as .svg, .png or .pdf")
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="also draw a few steps, as .svg, .png or .pdf"
+    )
     parser.add_argument(
         "--steps", type=steps_of, metavar="A..B",
-        help="these steps alone, as 10..12, or one, as 10 (default: all; of the picture a few)",
+        help="only these steps, such as 10..12, or a single one, such as 10 (default: all; in the picture, a few)",
     )  # fmt: skip
 
 
@@ -38,7 +40,7 @@ def steps_of(text: str) -> tuple[int, int]:
     first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
     if last < first:
         raise argparse.ArgumentTypeError(
-            f"steps must be A..B, from 0, A not after B, or one number; got {text}"
+            f"steps must be one number or a range A..B with 0 <= A <= B; got {text}"
         )
     return first, last
 

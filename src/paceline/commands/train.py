@@ -97,7 +97,7 @@ def main(args: argparse.Namespace) -> int:
     if args.ranks is not None and args.ranks < 1:
         raise UsageError(f"ranks must be at least 1; got {args.ranks}")
     if here is not None and args.ranks not in (None, here.size):
-        raise UsageError(f"-n {args.ranks} inside a job of {here.size} ranks: leave -n out there")
+        raise UsageError(f"-n {args.ranks} is not allowed inside a job of {here.size} ranks: leave it out")
     if options is not None:
         return _simulate(args, config, options)
     if here is None and (args.ranks or 1) > 1:

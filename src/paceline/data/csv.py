@@ -97,7 +97,7 @@ def _rows(file: Path) -> Iterator[tuple[int, list[str]]]:
                 if any(row):
                     yield reader.line_num, [cell.strip() for cell in row]
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{file}: no table in UTF-8 ({error})") from None
+        raise UsageError(f"{file}: not a table in UTF-8 ({error})") from None
 
 
 def _layout(file: Path, first: list[str], label: str | None) -> tuple[bool, int]:

@@ -140,7 +140,7 @@ def _header(path: Path, file: _Readable) -> tuple[np.dtype[Any], tuple[int, ...]
         raise UsageError(f"{path}: the file is empty")
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES or magic[3] == 0:
         raise UsageError(
-            f"{path}: no IDX file: its magic number is 0x{magic.hex()}, not 0x00000801 or 0x00000803"
+            f"{path}: not an IDX file: its magic number is 0x{magic.hex()}, not 0x00000801 or 0x00000803"
         )
     raw = file.read(4 * magic[3])
     if len(raw) < 4 * magic[3]:

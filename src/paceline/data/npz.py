@@ -54,16 +54,18 @@ def _read(file: Path, inputs: str | None, labels: str | None) -> Parts:
         with file.open("rb") as opened:
             archive = np.load(opened, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise UsageError(f"{file}: one .npy array; an .npz file with inputs and labels is needed")
+                raise UsageError(
+                    f"{file}: a single .npy array; an .npz file with inputs and labels is needed"
+                )
             found = _find(file, list(archive.files), inputs, labels)
             return {part: (archive[first], archive[second]) for part, (first, second) in found.items()}
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-        raise UsageError(f"{file}: no .npz file, or truncated ({str(error).lower()})") from None
+        raise UsageError(f"{file}: not an .npz file, or truncated ({str(error).lower()})") from None
     except UsageError:
         raise
     except ValueError:
         raise UsageError(
-            f"{file}: no .npz file, or one that holds Python objects, which are not read"
+            f"{file}: not an .npz file, or one that holds Python objects, which are not read"
         ) from None
 
 

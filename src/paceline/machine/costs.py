@@ -42,7 +42,7 @@ def measure_costs(
 
     cores = machine_cores()
     if own and job.launcher() == "torch":
-        raise UsageError(f"{job.name()} starts its processes itself: what its work costs is not measured")
+        raise UsageError(f"{job.name()} starts its processes itself, so its costs cannot be measured")
     job, parameters = _prepare_job(job)
     name = job.config.model if job.model is None else _kind(job.model).__name__
     tables: dict[str, dict[int, list[list[float]]]] = {}
@@ -113,7 +113,7 @@ def _keep(costs: Costs, name: str) -> None:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             costs.save(folder / name)
             return
-    log.warning("what was measured cannot be kept; set PACELINE_CACHE to a folder that can be written")
+    log.warning("the measurements cannot be stored; set PACELINE_CACHE to a writable folder")
 
 
 def merged(alone: dict[str, Any], more: dict[str, Any]) -> dict[str, list[list[float]]]:

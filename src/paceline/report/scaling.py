@@ -35,7 +35,7 @@ SEEN = 0.5
 HOLLOW = " Hollow: more ranks than cores; these points say nothing about scaling and are not fitted."
 TABLE = (
     "Which law suits a setting depends on the work between two exchanges. Amdahl, S = 1 / (s + (1 - s) / p), is for work "
-    "that stays the same: ranks that share one --batch, strategies in which every batch is an update of its own, and those "
+    "that stays the same: ranks that share one --batch, strategies in which every batch is a separate update, and those "
     "that average once at the end. Gustafson, S = p - s (p - 1), is for work that grows with the ranks: a shared batch set "
     "by --batch-per-rank, or whole batches on each rank between two averages; S is then the samples per second relative to "
     "serial. s above 100 %: slower than one process. RMS: the distance of the law from the points, in multiples of "

@@ -243,13 +243,13 @@ def _bandwidth(point: ScalingPoint, around: Circumstances) -> str:
         return f"moving bytes: {each} into each master and as many out of it, through {rate}"
     sent = point.bytes / around.ranks * min(on_node, around.ranks)
     of = "rank" if on_node == 1 else "node"
-    return f"moving bytes: {text.amount(sent)} a {of} through {rate}"
+    return f"moving bytes: {text.amount(sent)} per {of} through {rate}"
 
 
 def _overhead(point: ScalingPoint, around: Circumstances) -> str:
     each = f", {text.duration(around.scenario.network.overhead)} each" if around.several_nodes else ""
     sent = point.messages / around.ranks
-    return f"the ranks' own time for messages ({sent:,.3g} a rank{each} at each end)"
+    return f"the ranks' own time for messages ({sent:,.3g} per rank{each} at each end)"
 
 
 def _masters(point: ScalingPoint, around: Circumstances) -> str:

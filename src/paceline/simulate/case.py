@@ -245,7 +245,7 @@ def check_job(job: Job, ranks: Sequence[int]) -> None:
     """Raise UsageError if a job cannot be simulated, or can run on none of these numbers of ranks."""
     if job.launcher() == "torch":
         raise UsageError(
-            f"{job.name()} shares memory between processes of its own, which cannot be simulated; leave out backend=torch"
+            f"{job.name()} starts its own processes, which cannot be simulated; leave out backend=torch"
         )
     refused = None
     for count in ranks:

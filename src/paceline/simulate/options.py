@@ -28,25 +28,27 @@ class Options:
 
     network: str = _setting(
         "loopback",
-        "a network by name, with options (10gbe:ranks-per-node=4), or a machine's file, with all ranks on that machine",
+        "a network by name, with options (10gbe:ranks-per-node=4), or a machine file, with all ranks on that machine",
         "NETWORK",
     )
     machine: str | None = _setting(
         None,
-        "what each node is: a machine's file, or the folder of an earlier simulated run, whose computing costs are "
-        "used as well",
+        "the machine of each node: a machine file, or the folder of an earlier simulated run, whose computing "
+        "costs are used as well",
         "FILE",
     )
-    slow: str = _setting("", "ranks that compute slower than the others, and how much", "RANK:FACTORx[,...]")
+    slow: str = _setting(
+        "", "ranks that compute more slowly than the others, and by what factor", "RANK:FACTORx[,...]"
+    )
     jitter: float | None = _setting(
         None,
-        "computing times vary at random by this fraction (sigma, log-normal; default: as they did when measured)",
+        "random variation of computing times (sigma of a log-normal distribution; default: as measured)",
         "FRACTION",
     )
-    compute: bool = _setting(True, "simulate only time and compute nothing: no losses, no accuracies")
-    faults: str | None = _setting(None, "a script with faults, such as fail_at(rank=3, step=100)", "FILE")
+    compute: bool = _setting(True, "simulate only time, without computing losses and accuracies")
+    faults: str | None = _setting(None, "a script of faults, such as fail_at(rank=3, step=100)", "FILE")
     rendezvous: bool = _setting(False, "send no message before its receiver asks for it")
-    recalibrate: bool = _setting(False, "measure again what computing costs on this machine")
+    recalibrate: bool = _setting(False, "measure the computing costs on this machine again")
 
     def __post_init__(self) -> None:
         if not isinstance(self.network, str) or not self.network:
@@ -61,7 +63,9 @@ class Options:
         rate: Any = self.jitter
         real = isinstance(rate, numbers.Real) and not isinstance(rate, bool)
         if rate is not None and not (real and 0 <= rate <= 2):
-            raise UsageError(f"jitter must be a number from 0 to 2, as 0.2 for a fifth; got {self.jitter!r}")
+            raise UsageError(
+                f"jitter must be a number from 0 to 2, such as 0.2 for a fifth; got {self.jitter!r}"
+            )
         object.__setattr__(self, "jitter", None if rate is None else float(rate))
         for name in ("compute", "rendezvous", "recalibrate"):
             if not isinstance(getattr(self, name), bool):

@@ -57,7 +57,7 @@ def check(job: Job, ranks: int, options: Options) -> Any:
     options.check(ranks)
     if job.launcher() == "torch":
         raise UsageError(
-            f"{job.name()} shares memory between processes of its own, which cannot be simulated; leave out backend=torch"
+            f"{job.name()} starts its own processes, which cannot be simulated; leave out backend=torch"
         )
     nodes = load_network(options.network).nodes(ranks)
     strategy = strategy_of(job.config.strategy if job.strategy is None else job.strategy)

@@ -32,7 +32,7 @@ BETA = 0.9  # The default of p alpha, from the paper.
 
 @dataclass(frozen=True, kw_only=True)
 class Elastic(OnOwnData):
-    """Every rank trains on its own share of the data, pulled now and then towards a common centre (EASGD)."""
+    """Every rank trains on its own share of the data, and is periodically pulled towards a common centre (EASGD)."""
 
     every: int = 10
     """Steps of each rank between pulls."""
@@ -57,8 +57,8 @@ class Elastic(OnOwnData):
         # A pull multiplies the distance of the mean from the centre by 1 - (p + 1) alpha.
         if self.moving_rate is not None and self.moving_rate * (ranks + 1) >= 2:
             raise UsageError(
-                f"moving-rate of elastic must be below 2 / (ranks + 1), or the centre swings ever farther; got "
-                f"{self.moving_rate:g} with {ranks} ranks (default: {BETA} / ranks)"
+                f"moving-rate of elastic must be below 2 / (ranks + 1), or the centre oscillates with growing amplitude; "
+                f"got {self.moving_rate:g} with {ranks} ranks (default: {BETA} / ranks)"
             )
 
     def train(self, me: Worker) -> None:

@@ -41,7 +41,7 @@ LEAST = 2.0**-10
 
 @dataclass(frozen=True, kw_only=True)
 class Gossip(Strategy):
-    """Every rank trains its own model and averages it with random others, asynchronously, by weighted messages.
+    """Every rank trains its own model and asynchronously averages it with those of random other ranks.
 
     >>> Gossip(every=0)
     Traceback (most recent call last):
@@ -142,5 +142,5 @@ class Gossip(Strategy):
             why += [f"{light:,} not sent because the rank's weight was too low"] if light else []
             me.remarks.append(
                 f"{', '.join([f'{sent:,} messages', *why])}; "
-                f"at the end the ranks' models were {apart:.1%} of |x| from their mean"
+                f"at the end the ranks' models differed from their mean by {apart:.1%} of |x|"
             )

@@ -113,5 +113,5 @@ class Hogwild(Strategy):
                 me.findings["overlapping_updates"] = overlapped
                 me.remarks.append(
                     f"a gradient was {tau.mean():.1f} updates old on average and {tau.max()} at most; "
-                    f"{overlapped / tau.size:.1%} of the updates met another in x"
+                    f"{overlapped / tau.size:.1%} of the updates overlapped with another"
                 )

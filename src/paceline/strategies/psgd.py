@@ -36,7 +36,7 @@ COLUMNS = ("epochs", "loss", "converged", "diverged", "test_loss", "test_accurac
 
 @dataclass(frozen=True, kw_only=True)
 class Psgd(OnOwnData):
-    """The data divided once, every rank trains alone on its part; the weights are averaged at the end."""
+    """Every rank trains independently on its own part of the data; the weights are averaged at the end."""
 
     in_step: ClassVar[bool] = False
     colour: ClassVar[str] = "#009E73"
@@ -85,7 +85,7 @@ class Psgd(OnOwnData):
             diverged = me.control.vote(me.diverged is not None)
         x[:] = mean  # x <- the average
         if diverged.ranks and me.diverged is None:
-            me.stop(f"the loss of part {diverged.first} has run away or stands still")
+            me.stop(f"the loss of part {diverged.first} has run away or no longer changes")
         me.validate(epoch, guarded=False)
         tested = me.test()
         if me.rank == 0:
@@ -120,6 +120,6 @@ def report(me: Worker, parts: Array, average: tuple[float | None, float | None],
     span = f"{epochs[0]} to {epochs[-1]}" if epochs[1:] else f"{epochs[0]}"
     converged = f"{sum(part['converged'] for part in found)} of {me.size} converged, " if converging else ""
     me.remarks.append(
-        f"{word} on the test samples: the average {said[0]}, its parts alone {said[1]} to {said[2]}; "
+        f"test {word}: {said[0]} for the average, {said[1]} to {said[2]} for its parts; "
         f"{converged}after {span} epoch{'s' if epochs[-1] > 1 else ''}"
     )

@@ -171,7 +171,7 @@ def read(path: Path) -> Study:
     for name in ("title", "question"):
         if not isinstance(told.get(name, ""), str):
             wrong.append(f"{name} must be a text; got {told[name]!r}")
-    target = _number(told, "target_accuracy", wrong, most=1, hint=": a fraction, as 0.9 for 90 %")
+    target = _number(told, "target_accuracy", wrong, most=1, hint=": a fraction, such as 0.9 for 90 %")
     timeout = _number(told, "timeout", wrong, hint=" of seconds that a run may take")
     before = len(wrong)
     everywhere = _table(told, "settings", (*SETTINGS, *SIMULATION), wrong)
@@ -199,7 +199,7 @@ def read(path: Path) -> Study:
 
 def _parts(matrix: Any, everywhere: dict[str, list[Any]], wrong: list[str]) -> list[StudyPart]:
     if not isinstance(matrix, list) or not matrix or not all(isinstance(part, dict) for part in matrix):
-        wrong.append("the file has no [[matrix]]: it says what to run, as strategy = … and ranks = …")
+        wrong.append("the file has no [[matrix]], which lists what to run: strategy = … and ranks = …")
         return []
     parts = []
     for number, given in enumerate(matrix, start=1):
@@ -363,7 +363,7 @@ def _wrong_number(name: str, value: Any) -> str | None:
     if not real or value < 0:
         return f"{name} must be a number from 0; got {value!r}"
     if name == "accuracy" and value > 1:
-        return f"accuracy must be a fraction, as 0.9 for 90 %; got {value!r}"
+        return f"accuracy must be a fraction, such as 0.9 for 90 %; got {value!r}"
     return None
 
 

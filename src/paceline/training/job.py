@@ -94,9 +94,7 @@ class Job:
     def check(self, ranks: int) -> tuple[Dataset, Strategy | Train]:
         """Check the settings before anything is started; return the objects built for that."""
         if self.trace and self.runs is None:
-            raise UsageError(
-                "a trace is kept in the run's folder: say where runs are kept, or leave out trace"
-            )
+            raise UsageError("a trace is stored in the run's folder: give runs, or leave out trace")
         strategy = self.chosen()
         if isinstance(strategy, Strategy):
             strategy.check(ranks)
@@ -219,4 +217,4 @@ def _called(name: str, make: Callable[[], Any]) -> Any:
     except (UsageError, OSError):
         raise
     except (TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"{name} cannot be made: {error}") from error
+        raise UsageError(f"{name} cannot be created: {error}") from error

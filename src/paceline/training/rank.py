@@ -221,7 +221,7 @@ class Process:
         if job.launcher() == "torch" and ranks > 1 and not isinstance(self.comm, Processes):
             raise UsageError(
                 f"{job.name()} starts its processes itself and cannot use the {ranks} ranks of an MPI job: "
-                f"leave out mpiexec or srun, and say how many (-n {ranks}, or ranks={ranks} of fit)"
+                f"run it without mpiexec or srun, and give their number (-n {ranks}, or ranks={ranks} of fit)"
             )
         return job.prepare(ranks)
 

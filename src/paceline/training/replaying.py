@@ -108,6 +108,4 @@ def _check_order(run: Run) -> None:
     if missing:
         raise UsageError(f"{run.folder / 'updates.npz'} is damaged: it has no {', '.join(missing)}")
     if digest(updates) != run.summary.get("findings", {}).get("order"):
-        raise UsageError(
-            f"{run.folder / 'updates.npz'} is damaged: it is not the order that summary.json tells of"
-        )
+        raise UsageError(f"{run.folder / 'updates.npz'} is damaged: its order does not match summary.json")

@@ -329,7 +329,7 @@ def _value(name: str, field: str, text: str) -> Any:
         return int(number * units[unit or "B"])
     if not unit and number not in (0.0, math.inf):
         raise UsageError(
-            f"{what} must have a unit, as {example}; got {text!r}; choose one of {', '.join(units)}"
+            f"{what} must have a unit, such as {example}; got {text!r}; choose one of {', '.join(units)}"
         )
     scale = units.get(unit, 1.0)
     return number / scale if units is TIMES else number * scale

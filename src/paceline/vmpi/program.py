@@ -86,7 +86,9 @@ def run(
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise UsageError(f"seed must be a whole number; got {seed!r}")
     if not isinstance(faults, Sequence) or not all(hasattr(fault, "prepare") for fault in faults):
-        raise UsageError(f"faults must be a list of faults, as [fail_at(rank=3, step=100)]; got {faults!r}")
+        raise UsageError(
+            f"faults must be a list of faults, such as [fail_at(rank=3, step=100)]; got {faults!r}"
+        )
     network = parse_network(network) if isinstance(network, str) else network
     wires = network.wires(ranks, random.Random(f"{seed} wires"))
     computing = None if compute is None else compute.start(wires.node, seed)

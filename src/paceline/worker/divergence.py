@@ -45,7 +45,7 @@ class Guard:
     'the loss is nan'
     >>> guard = Guard(horizon=32, first=4)
     >>> [guard.see(0.5) for _ in range(32)][-1]
-    'the loss stands still at 0.5, whatever the batch,'
+    'the loss stays at 0.5, whatever the batch,'
     """
 
     def __init__(self, horizon: int, first: int = 1) -> None:
@@ -80,7 +80,7 @@ class Guard:
             return f"the loss has risen to {self.mean:.3g}, from {self._first:.3g} at first"
         level = loss if same else self._level
         self.still = (same or self._alike >= self.horizon > 1) and level > LOW * self._first
-        return f"the loss stands still at {level:.3g}, whatever the batch," if self.still else None
+        return f"the loss stays at {level:.3g}, whatever the batch," if self.still else None
 
     def forget(self) -> None:
         """Compare only with the best mean so far from now on, because the parameters have been restored."""

@@ -91,7 +91,7 @@ def _parts(case: Case, lost: float) -> AveragingLosses | None:
 def _in_words(parts: AveragingLosses | None) -> str:
     if parts is None:
         return ""
-    alone = f"; alone the ranks reach {100 * parts.least:.1f} % to {100 * parts.most:.1f} %"
+    alone = f"; on their own the ranks reach {100 * parts.least:.1f} % to {100 * parts.most:.1f} %"
     if not parts.every:
         return alone
     apart = f"{100 * parts.apart:.1f}" if parts.apart > 0 else "nothing"

@@ -33,9 +33,9 @@ def find(case: Case) -> Cause | None:
         "" if cores is None else f" although there {'is' if cores == 1 else 'are'} {count(cores, 'core')}"
     )
     words = (
-        f"at {count(case.at.ranks, 'rank')} a gradient of {timing.samples:.0f} samples takes {duration(here)}, alone "
-        f"{duration(alone)}: {times(here / alone)} as long{though}, because ranks share memory, caches and clock "
-        f"speed; that is {share(part)} of the step"
+        f"at {count(case.at.ranks, 'rank')} a gradient of {timing.samples:.0f} samples takes {duration(here)} instead of "
+        f"{duration(alone)} in a serial run ({times(here / alone)} as long){though}, because ranks share memory, caches "
+        f"and clock speed; the difference is {share(part)} of the step"
     )
     fewer = advice.fewer_ranks(case)
     tried = [f"-n {fewer}"] if fewer is not None else []

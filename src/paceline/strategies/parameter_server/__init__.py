@@ -171,12 +171,10 @@ class ParameterServer(Strategy):
             )
         rule = make_rule(self.rule)
         if getattr(rule, "own_momentum", False) and update.partition(":")[0] != "sgd":
-            raise UsageError(
-                f"rule={self.rule} has a momentum of its own: --update must be sgd; got {update}"
-            )
+            raise UsageError(f"rule={self.rule} has its own momentum: --update must be sgd; got {update}")
         if getattr(rule, "whole_step", False) and update != "sgd":
             raise UsageError(
-                f"rule={self.rule} makes the whole step itself: --update {update} would have no part in it; "
+                f"rule={self.rule} makes the whole step itself: --update {update} would have no effect; "
                 f"leave it out, or choose another rule"
             )
 

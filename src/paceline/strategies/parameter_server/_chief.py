@@ -109,10 +109,10 @@ class Chief:
         wrong = self._guard.see(loss)
         if wrong is None:
             return
-        words = f"{wrong} after {self._done:,} gradients, whose staleness lately was {lately()}"
+        words = f"{wrong} after {self._done:,} gradients, with a recent staleness of {lately()}"
         if self.me.on_divergence == "stop":
             self.dealer.stopped = True
-            self.me.stop(f"{words}; fewer workers or rule=adaptive bear more")
+            self.me.stop(f"{words}; try fewer workers or rule=adaptive")
         else:
             self.go_back = "to the start" if self._guard.still else "to the last good parameters"
             self._guard.forget()

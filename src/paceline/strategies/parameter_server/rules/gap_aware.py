@@ -21,7 +21,7 @@ from paceline.updates import below_one, positive
 
 @dataclass(frozen=True, kw_only=True)
 class GapAware:
-    """The element-wise gap, with C from a running mean square.
+    """Divide each step by the element-wise gap, with C from a running mean square.
 
     >>> x, g, rule = np.ones(2), np.array([3.0, 3.0]), GapAware()
     >>> arrival = Arrival(worker=0, tau=4, drift=np.array([0.0, 0.6]), gap=0.4, scale=1.0, eta=0.1)
