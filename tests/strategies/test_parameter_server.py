@@ -204,8 +204,8 @@ def test_a_replay_takes_what_was_not_given_and_refuses_what_is_damaged(tmp_path:
     short, lacking = {n: c[:-2] for n, c in whole.items()}, {n: c for n, c in whole.items() if n != "worker"}
     mixed = {n: c[::-1] for n, c in whole.items()}
     for damaged, words in (
-        (short, "is not the order"),
-        (mixed, "is not the order"),
+        (short, "its order does not match summary.json"),
+        (mixed, "its order does not match summary.json"),
         (lacking, "it has no worker"),
     ):
         np.savez(folder / "updates.npz", **damaged)
