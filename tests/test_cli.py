@@ -173,7 +173,9 @@ def test_list_names_everything(tmp_path: Path) -> None:
 
     listed = paceline("list", "rules", cwd=tmp_path).stdout
     assert listed.startswith("rules (parameter-server:rule=)\n")
-    assert re.search(r"^  clip +Limit the norm of the mean gradient to .*\n +norm: number = 0.125$", listed, re.M)
+    assert re.search(
+        r"^  clip +Limit the norm of the mean gradient to .*\n +norm: number = 0.125$", listed, re.M
+    )
 
 
 def test_list_reads_what_is_said_of_a_field_of_yours() -> None:

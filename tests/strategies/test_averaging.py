@@ -170,7 +170,10 @@ def test_no_epochs_no_training(strategy: str) -> None:
         (lambda: LocalSgd(allreduce="rng"), "unknown collective 'rng'"),
         (lambda: Elastic(every=0), "every of elastic must be at least 1; got 0"),
         (lambda: Elastic(moving_rate=0.0), "moving-rate of elastic must be above 0; got 0"),
-        (lambda: Elastic(moving_rate=0.4).check(4), "must be below 2 / (ranks + 1), or the centre oscillates"),
+        (
+            lambda: Elastic(moving_rate=0.4).check(4),
+            "must be below 2 / (ranks + 1), or the centre oscillates",
+        ),
         (lambda: Elastic(allreduce="rng"), "unknown collective 'rng'"),
         (lambda: Psgd(tolerance=-0.1), "tolerance of psgd must be at least 0; got -0.1"),
         (lambda: Psgd(allreduce="rng"), "unknown collective 'rng'"),
