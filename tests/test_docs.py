@@ -15,6 +15,7 @@ import paceline
 from paceline import names as registry
 from paceline import names as spec
 from paceline.cli import COMMANDS
+from paceline.strategies import Strategy
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
@@ -117,3 +118,15 @@ def test_every_strategy_s_page_has_the_same_parts(page: Path) -> None:
     listed = re.findall(r"^\| `([\w-]+)` \|", text.partition("## Options")[2].partition("\n## ")[0], re.M)
     options = spec.options_of(registry.find("strategies", page.stem), "strategies")
     assert set(listed) == {name.replace("_", "-") for name in options}
+
+
+def test_a_strategy_declares_its_methods_as_the_page_spells_them() -> None:
+    page = (ROOT / "docs" / "adding.md").read_text()
+    section = page.split("### What a strategy declares")[1].split("\n## ")[0]
+    spelled = re.findall(r"`(\w+)\((?:self|cls)(?:, )?([^`]*)\)`", section)
+    assert {"interval", "remedies", "offers"} <= {name for name, _ in spelled}
+    for name, words in spelled:
+        parameters = inspect.signature(getattr(Strategy, name)).parameters.values()
+        wanted = {each.name: each.kind for each in parameters if each.name != "self"}
+        function = eval(f"lambda {words}: None")
+        assert {n: p.kind for n, p in inspect.signature(function).parameters.items()} == wanted, name

@@ -27,6 +27,7 @@ Array = NDArray[Any]
 OLDER: dict[str, Target | None] = {"auto": None, "classes": "classes", "numbers": "values"}
 # Part of the cache entry's name: entries made under an earlier rule for whole numbers are not used.
 RULE = "few whole numbers are classes"
+SHOWN = 20  # columns that a message names
 
 
 def load(
@@ -44,9 +45,10 @@ def load(
     The last column is the label by default. `target` says whether labels are classes or values. `validation` and
     `test` are fractions, or numbers of samples from 1 on. `labels` is the earlier spelling of `target`.
     """
-    if target is None:
-        target = OLDER[labels]
-    file = Path(path).expanduser()
+    file, older = Path(path).expanduser(), OLDER[labels]
+    if target is not None and older not in (None, target):
+        raise UsageError(f"{file}: target={target} and labels={labels} contradict each other; give target only")
+    target = target or older
     if not file.is_file():
         raise UsageError(f"no such file: {file}")
     key = entry_name("csv", file, label, target, RULE)
@@ -110,8 +112,10 @@ def _layout(file: Path, first: list[str], label: str | None) -> tuple[bool, int]
         column = int(label) - 1
     header = any(not _is_number(cell) for place, cell in enumerate(first) if place != column)
     if label is not None and not by_number:
-        choices = [*first, "…"] if header else []
-        raise unknown(f"label column of {file}", label, [*choices[:20], f"a number from 1 to {len(first)}"])
+        choices = first if header else []
+        if len(choices) > SHOWN:
+            choices = [*choices[:SHOWN], "…"]
+        raise unknown(f"label column of {file}", label, [*choices, f"a number from 1 to {len(first)}"])
     return header, column
 
 

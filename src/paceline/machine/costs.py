@@ -62,7 +62,7 @@ def measure_costs(
             tables.setdefault(kind, {})[count] = [[amount, fair * taken] for amount, taken in points]
     if not bound:
         log.warning(
-            "other programs were running, so that work may seem to cost too much: --recalibrate measures it anew"
+            "other programs were running, so that work may seem to cost too much: --recalibrate measures it again"
         )
     return Costs(
         processor=processor(),
