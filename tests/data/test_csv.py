@@ -119,7 +119,11 @@ def test_rows_are_divided_evenly(tmp_path: Path) -> None:
             ",label=colour",
             "c19, c20, …, a number from 1 to 30",
         ),
-        (FLOWERS, ",target=classes,labels=numbers", "target=classes and labels=numbers contradict each other"),
+        (
+            FLOWERS,
+            ",target=classes,labels=numbers",
+            "target=classes and labels=numbers contradict each other",
+        ),
         (FLOWERS, ",label=4", "'4'; choose one of length, width, species, a number from 1 to 3"),
         (FLOWERS.replace("4.5", "wide"), "", "line 3, column 'width': 'wide' is not a number"),
         (FLOWERS.replace("4.5", ""), "", "line 3, column 'width': '' is not a number"),

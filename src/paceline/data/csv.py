@@ -47,7 +47,9 @@ def load(
     """
     file, older = Path(path).expanduser(), OLDER[labels]
     if target is not None and older not in (None, target):
-        raise UsageError(f"{file}: target={target} and labels={labels} contradict each other; give target only")
+        raise UsageError(
+            f"{file}: target={target} and labels={labels} contradict each other; give target only"
+        )
     target = target or older
     if not file.is_file():
         raise UsageError(f"no such file: {file}")
