@@ -53,7 +53,7 @@ print(json.dumps(found))
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What was measured. The defaults are those of a machine where nothing is wrong."""
+    """The measurements of a machine. The defaults are those of a machine without problems."""
 
     rank: int = 0  # of this process, in the job that it is part of
     ranks: int = 1  # planned
@@ -260,7 +260,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """What was measured, and what it means.
+    """The measurements, and their interpretation.
 
     >>> Report(Facts(), (Finding(topic="cores", verdict="ok", text="8 cores"),)).status
     0

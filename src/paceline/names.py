@@ -1,4 +1,4 @@
-"""What users type: names of strategies, collectives, models, data sets, updates, schedules and rules, with options.
+"""The names that users type: strategies, collectives, models, data sets, updates, schedules and rules, with options.
 
 A name is a file: `strategies/local_sgd.py` is `local-sgd`. Files whose name starts with an underscore are not
 algorithms. Other packages add names through entry points in the groups `paceline.strategies`, `paceline.data` and so on.

@@ -1,4 +1,4 @@
-"""Which rank is on which node, and how a vector is cut into parts: arithmetic with the same result on every rank."""
+"""The node of each rank, and the division of a vector into parts: arithmetic with the same result on every rank."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Data sets: loading by name or path, splits, and the seeded batches that every number of ranks shares.
 
-| module | what it holds |
+| module | contents |
 |---|---|
-| `_load` | `load`: a name, a path, arrays or a PyTorch data set becomes a `Dataset` |
+| `_load` | `load`: a `Dataset` from a name, a path, arrays or a PyTorch data set |
 | `_dataset` | `Dataset`, its splits, and how missing splits are drawn |
 | `_batches` | `Batches`: the same global batch at step t for any number of ranks; `Shares`: how ranks divide an epoch |
 | `_samples` | checks of samples and labels; files that are checked once and then memory-mapped |
-| `_cache` | arrays that are made once and shared by all processes of a node; the data that come with paceline |
+| `_cache` | arrays that are built once and shared by all processes of a node; the data that come with paceline |
 
 Every other module is a data set or a file format of that name.
 """

@@ -18,13 +18,13 @@ from paceline.errors import UsageError
 
 Array = NDArray[Any]
 
-# Samples drawn at once: the random draws of many batches are made together.
+# Samples drawn at once: many batches are drawn together.
 DRAWN_AT_ONCE = 65_536
 
 
 @dataclass(slots=True)
 class Batch:
-    """One rank's piece of one global batch. Its arrays are reused, so they are valid until the next batch is made.
+    """One rank's piece of one global batch. Its arrays are reused, so they are valid until the next batch is created.
 
     >>> from paceline.data import Batches, load
     >>> batch = Batches(load("iris").train, batch=10, rank=1, ranks=3).at(epoch=0, step=7)
@@ -98,7 +98,7 @@ class Batches:
         draws: int | None = None,
         time_only: bool = False,
     ) -> None:
-        """Prepare the batches; with `time_only` they only say how many samples they have, for simulations of time."""
+        """Prepare the batches; with `time_only` they only have a number of samples, for simulations of time."""
         samples = len(split)
         if samples == 0:
             raise UsageError("there are no training samples")
@@ -203,7 +203,7 @@ class Batches:
         return self._order[row]  # type: ignore[no-any-return]
 
 
-# Orders in use, by what they are drawn from. All ranks of a process (a simulation has thousands) share them.
+# Orders in use, by the arguments of the draw. All ranks of a process (a simulation has thousands) share them.
 _orders: WeakValueDictionary[tuple[int, ...], Array] = WeakValueDictionary()
 
 
@@ -213,7 +213,7 @@ def _permutation(samples: int, seed: int, *key: int) -> Array:
 
 
 def _drawn(samples: int, rows: int, size: int, seed: int, *key: int) -> Array:
-    """Return what `_draw` gives: a read-only array, shared by all callers with the same arguments."""
+    """Return the result of `_draw`: a read-only array, shared by all callers with the same arguments."""
     what = (samples, rows, size, seed, *key)
     return _shared(what, lambda: _draw(_generator(seed, *key), samples, rows, size))
 
@@ -229,7 +229,7 @@ def _shared(what: tuple[int, ...], draw: Callable[[], Array]) -> Array:
 
 def _draw(generator: np.random.Generator, samples: int, rows: int, size: int) -> Array:
     """Draw `rows` batches of `size` different samples each."""
-    if size * (size - 1) > samples:  # a row without a repetition would be rare
+    if size * (size - 1) > samples:  # a row without repetitions would be rare
         return np.stack([generator.choice(samples, size, replace=False) for _ in range(rows)])
     drawn = generator.integers(samples, size=(rows, size), dtype=np.intp)
     again = np.arange(rows)
@@ -242,7 +242,7 @@ def _draw(generator: np.random.Generator, samples: int, rows: int, size: int) ->
 
 
 def _generator(seed: int, *key: int) -> np.random.Generator:
-    """Return a generator for one purpose: an epoch's draws do not depend on how many were made before it."""
+    """Return a generator for one purpose: an epoch's draws do not depend on earlier ones."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
 
 
@@ -283,7 +283,7 @@ class Shares:
         return self._cut(0, 1).at(*divmod(step, self.steps_per_epoch))
 
     def dealt(self, epoch: int) -> Iterator[Batch]:
-        """Yield whole batches, dealt out like cards; every rank has as many turns, and the last may be empty."""
+        """Yield whole batches, dealt out like cards; all ranks have the same number of turns, the last perhaps empty."""
         rank, ranks, steps = self.batches.rank, self.batches.ranks, self.steps_per_epoch
         for turn in range(-(-steps // ranks)):
             step = turn * ranks + rank
@@ -292,7 +292,7 @@ class Shares:
             )
 
     def own(self, epoch: int) -> Iterator[Batch]:
-        """Yield batches of this rank's own part of the data, drawn at random once; every rank has as many turns."""
+        """Yield batches of this rank's own data, a part drawn at random once; all ranks have the same number of turns."""
         own = self.own_batches()
         for turn in range(self._rounds):
             step = epoch * self._rounds + turn

@@ -1,12 +1,12 @@
-"""A cache of arrays that are made once and then memory-mapped, so that all processes of a node share one copy.
+"""A cache of arrays that are built once and then memory-mapped, so that all processes of a node share one copy.
 
     PACELINE_CACHE, or XDG_CACHE_HOME/paceline, or ~/.cache/paceline
-      mnist-1f0c…/          one entry: its name and the fingerprint of what it was made from
+      mnist-1f0c…/          one entry: its name and the fingerprint of its source
         images.npy labels.npy
-        entry.json          the size of each file; an entry that does not match it, or has none, is made again
+        entry.json          the size of each file; an entry that does not match it, or has none, is built again
 
 An entry is built in a folder beside it and renamed into place, under a lock: a second process that needs it at the same
-time waits and maps what the first one built.
+time waits and maps the result of the first.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ New = Callable[[str, tuple[int, ...], DTypeLike], Array]
 
 
 def cached(name: str, fingerprint: str, build: Callable[[New], None]) -> dict[str, Array]:
-    """Return the arrays of an entry, read-only and memory-mapped; `build` makes them if they do not exist yet.
+    """Return the arrays of an entry, read-only and memory-mapped; `build` creates them if they do not exist yet.
 
     >>> def squares(new):
     ...     new("squares", (4,), np.int64)[:] = [0, 1, 4, 9]
@@ -72,13 +72,13 @@ def cached(name: str, fingerprint: str, build: Callable[[New], None]) -> dict[st
 
 
 def cache_folders() -> list[Path]:
-    """Return the folders that may hold entries, the preferred one first."""
+    """Return the possible cache folders, the preferred one first."""
     if given := os.environ.get("PACELINE_CACHE"):
         return [Path(given).expanduser()]
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     spare = Path(tempfile.gettempdir()) / f"paceline-{os.getuid()}"
     try:
-        own = spare.lstat().st_uid == os.getuid()  # anybody may create folders in the temporary directory
+        own = spare.lstat().st_uid == os.getuid()  # any user may create folders in the temporary directory
     except OSError:
         own = True
     return [Path(base).expanduser() / "paceline", *([spare] if own else [])]
@@ -125,7 +125,7 @@ def _writable() -> Path:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-    """Wait until no other process builds the entry; yield False where the file system cannot tell."""
+    """Wait until no other process builds the entry; yield False if the file system has no locks."""
     import fcntl
 
     with path.open("w") as file:
@@ -180,7 +180,7 @@ def _make(entry: Path, name: str, build: Callable[[New], None]) -> None:
 
 
 def _sweep(folder: Path, name: str) -> None:
-    """Remove what interrupted builds of this entry left behind."""
+    """Remove the remains of interrupted builds of this entry."""
     for left in folder.glob(f".{name}-*"):
         if len(left.name) == len(f".{name}-") + RANDOM:  # not those of an entry with a longer name
             _remove(left)

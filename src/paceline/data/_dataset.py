@@ -1,6 +1,6 @@
-"""A data set: train, validation and test samples with labels, and how missing parts are drawn from the training samples.
+"""A data set: train, validation and test samples with labels; missing parts are drawn from the training samples.
 
-Samples stay in the type in which they are stored until a batch is made.
+Samples keep the type in which they are stored until a batch is created.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Split(Protocol):
 class ArraySplit:
     """Samples in an array, often a memory map that all ranks of a node share.
 
-    uint8 stays uint8 until a batch is made, and is then multiplied by `scale` (1/255 by default).
+    uint8 stays uint8 until a batch is created, and is then multiplied by `scale` (1/255 by default).
 
     >>> split = ArraySplit(np.array([[0, 255], [51, 102]], np.uint8), np.array([3, 7]))
     >>> inputs, labels = np.empty((1, 2)), np.empty(1, np.int64)
@@ -95,7 +95,9 @@ class ArraySplit:
             stored = self._stored[:count]
             self.inputs.take(indices, 0, stored, "clip")
             np.copyto(inputs, stored, casting="unsafe")
-        if self.scale != 1:  # in a pass of its own: NumPy's mixed-type multiplication takes twice as long
+        if (
+            self.scale != 1
+        ):  # in a separate pass, because NumPy's mixed-type multiplication takes twice as long
             np.multiply(inputs, self.scale, out=inputs)
         if labels.dtype == self.labels.dtype:
             self.labels.take(indices, 0, labels, "clip")
@@ -163,7 +165,7 @@ class Dataset:
 
     @property
     def target(self) -> str:
-        """Return what the labels are: "classes" or "values"."""
+        """Return the kind of labels: "classes" or "values"."""
         return "classes" if self.classes else "values"
 
 
@@ -203,7 +205,7 @@ def divide(
     class_names: tuple[str, ...] = (),
     remarks: tuple[str, ...] = (),
 ) -> Dataset:
-    """Make a data set whose `validation` and `test` parts are given, or drawn at random from `split`.
+    """Create a data set whose `validation` and `test` parts are given, or drawn at random from `split`.
 
     An amount below 1 is a fraction, from 1 on a number of samples. The draw takes the same share of every class;
     without `labels`, which may be slow to read, it ignores the classes.

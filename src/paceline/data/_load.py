@@ -32,7 +32,7 @@ def from_python(
     test: float = 0.1,
     seed: int = 0,
 ) -> Dataset:
-    """Make a data set from `(inputs, labels)`, from a map-style data set, or from two or three of either.
+    """Create a data set from `(inputs, labels)`, from a map-style data set, or from two or three of either.
 
     Two are train and test, three are train, validation and test; a dictionary may name them. A part that is
     not given is cut from train: `validation` and `test` are fractions, or numbers of samples from 1 on.
@@ -202,7 +202,7 @@ READERS = {".npz": "npz", ".csv": "csv", ".tsv": "csv"}
 
 
 def load(what: Any, **options: Any) -> Dataset:
-    """Load the data set that a name, a path or an object stands for; options in the text or as arguments.
+    """Load a data set from a name, a path or an object; options are part of the text, or arguments.
 
     | `what` | loads |
     |---|---|
@@ -326,7 +326,7 @@ def _check(name: str, target: Callable[..., Any], options: dict[str, Any]) -> No
 
 
 def _expanded(place: str) -> Path:
-    """Return the path with `~` expanded, or as it is where there is no such user."""
+    """Return the path with `~` expanded, or unchanged if there is no such user."""
     try:
         return Path(place).expanduser()
     except RuntimeError:

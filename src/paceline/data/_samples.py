@@ -1,6 +1,6 @@
-"""Samples and labels that a user brings: what can be wrong with them, and whether labels are classes or values.
+"""Samples and labels from users: checks, and whether labels are classes or values.
 
-A file's samples are checked once, kept in the cache and memory-mapped from then on (`read_stored`).
+A file's samples are checked once, stored in the cache and memory-mapped from then on (`read_stored`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from paceline.errors import UsageError
 Array = NDArray[Any]
 
 Target = Literal["classes", "values"]
-"""What labels are: the numbers of classes, or real values to be predicted (regression)."""
+"""The kind of labels: the numbers of classes, or real values to be predicted (regression)."""
 
-# Whole numbers in a table are taken for classes up to this many different ones, or when they are 0, 1, ..., k - 1.
+# Whole numbers in a table count as classes up to this many different ones, or when they are 0, 1, ..., k - 1.
 FEW = 20
 # Values checked at once when a large array is searched for NaN.
 AT_ONCE = 1 << 20
@@ -70,7 +70,7 @@ def check_labels(
 ) -> int:
     """Check that the labels fit their samples; return the number of classes, 0 for real values.
 
-    With `each`, every class must have a sample. `hint` is added to the message about labels that are no classes.
+    With `each`, every class must have a sample. `hint` is added to the message about labels that are not classes.
 
     >>> check_labels("a.npz", np.array([0, 1, 1, 2]), 4)
     3
@@ -116,19 +116,19 @@ Parts = dict[str, tuple[Array, Array]]
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """Samples that can be trained on: the parts, with classes as numbers from 0, and what their labels are."""
+    """Samples that can be trained on: the parts, with classes as numbers from 0, and the kind of labels."""
 
     parts: Parts
     classes: int
     """The number of classes; 0 when the labels are values."""
     class_names: tuple[str, ...] = ()
     remark: str = ""
-    """What was assumed about the labels, where that was a guess."""
+    """The assumption about the labels, if it was a guess."""
 
     def dataset(
         self, name: str, *, validation: float, test: float, seed: int, scale: float | None = None
     ) -> Dataset:
-        """Make a data set; a part that is missing is cut from train."""
+        """Create a data set; a missing part is cut from train."""
         splits: dict[str, Split] = {part: ArraySplit(*pair, scale=scale) for part, pair in self.parts.items()}
         return divide(
             name,
@@ -151,7 +151,7 @@ def check_parts(
     target: Target | None = None,
     column: str | None = None,
 ) -> Checked:
-    """Check all parts, and make their labels numbers of classes or values, as `target` says.
+    """Check all parts, and convert their labels to class numbers or values, according to `target`.
 
     Without `target`, text and integers are classes and floats are values. The labels of a table have no type: with
     `column`, the name of the label's column, whole numbers are classes or values by how many different ones there are.
@@ -186,7 +186,7 @@ def check_parts(
 
 
 def _guess(what: str, labels: Array, column: str | None) -> tuple[Target | None, str]:
-    """Return what labels are taken for (None: integers, still to be checked), and a remark where that may be wrong."""
+    """Return the assumed kind of labels (None: integers, still to be checked), and a remark if it may be wrong."""
     if labels.dtype.kind in "US":
         return "classes", ""
     if labels.dtype.kind != "f":
@@ -242,7 +242,7 @@ def _as_values(what: str, labels: Array) -> Array:
 
 
 def read_stored(entry: str, fingerprint: str, read: Callable[[], Checked]) -> Checked:
-    """Return the checked samples of a file from the cache; `read` makes them when they are not there yet."""
+    """Return the checked samples of a file from the cache; `read` creates them if they are not there yet."""
 
     def build(new: New) -> None:
         checked = read()
@@ -268,7 +268,7 @@ def read_stored(entry: str, fingerprint: str, read: Callable[[], Checked]) -> Ch
 
 
 def fill(new: New, part: str, inputs: Array, labels: Array) -> None:
-    """Write one part in the types that batches are made from: bytes or floats, and int64 or floating labels."""
+    """Write one part in the types that batches use: bytes or floats, and int64 or floating labels."""
     as_stored = inputs.dtype == np.uint8 or inputs.dtype.kind == "f"
     input_dtype = inputs.dtype.newbyteorder("=") if as_stored else np.float32
     label_dtype = labels.dtype.newbyteorder("=") if labels.dtype.kind == "f" else np.int64

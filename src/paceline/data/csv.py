@@ -1,8 +1,8 @@
 """A table in a .csv file: one sample per row, numbers in every column, and the label in one of the columns.
 
-The separator (comma, semicolon or tab) and a header are recognised. `target=classes` and `target=values` say what the
-labels are. Without it, text is classes and numbers with a fraction are values; whole numbers are classes when there
-are few different ones, otherwise values, and the run says which was assumed. Classes are numbered in sorted order.
+The separator (comma, semicolon or tab) and a header are recognised. `target=classes` and `target=values` define the kind
+of labels. Without it, text is classes and numbers with a fraction are values; whole numbers are classes when there
+are few different ones, otherwise values, and the run prints the assumption. Classes are numbered in sorted order.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def load(
     """Load the rows of a file, divided at random, each class evenly; `label` is a column's name or number.
 
     The last column is the label by default. `target` says whether labels are classes or values. `validation` and
-    `test` are fractions, or numbers of samples from 1 on. `labels` is the earlier spelling of `target`.
+    `test` are fractions, or numbers of samples from 1 on. `labels` is the former name of `target`.
     """
     file, older = Path(path).expanduser(), OLDER[labels]
     if target is not None and older not in (None, target):

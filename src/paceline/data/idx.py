@@ -84,7 +84,7 @@ def load(*, path: str, validation: float = 1 / 6, test: float = 0.1, scale: floa
 
 
 def files_in(folder: Path) -> dict[tuple[str, str], Path]:
-    """Find the IDX files of a folder, by what they hold: ("train", "images") and so on; plain files before .gz."""
+    """Find the IDX files of a folder, by contents: ("train", "images") and so on; plain files before .gz."""
     found: dict[tuple[str, str], Path] = {}
     for file in sorted(folder.iterdir(), key=lambda file: (file.suffix == ".gz", file.name)):
         words = re.split(r"[-_.]", file.name.lower())

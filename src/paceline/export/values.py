@@ -1,4 +1,4 @@
-"""What other tools are given of a run: its settings, and its figures at steps and times."""
+"""The values of a run that other tools receive: its settings, and its figures by step and time."""
 
 from __future__ import annotations
 

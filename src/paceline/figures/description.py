@@ -1,4 +1,4 @@
-"""What a figure shows, before it is drawn: curves, bars or a histogram, with every value and its words."""
+"""Descriptions of figures before they are drawn: curves, bars or a histogram, with all values and labels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 from paceline import text
 
 Origin = Literal["measured", "simulated", "fit", "ideal", "theory", "published"]
-"""Where the points of a curve come from; figures show it without colour."""
+"""The origin of a curve's points; figures show it without colour."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores, threads, memory, processes, shared memory.
+"""The resources available to this process: cores, threads, memory, processes, shared memory.
 
 Threads are divided, not multiplied: p ranks that each start a BLAS pool as wide as the machine are the most common reason
 why more ranks are slower.

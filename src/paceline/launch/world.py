@@ -26,7 +26,7 @@ LAUNCHERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What the launcher says about this process."""
+    """The information of the launcher about this process."""
 
     rank: int
     size: int

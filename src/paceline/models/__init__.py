@@ -1,8 +1,8 @@
 """Models: two flat vectors, parameters and gradient, of which every layer's arrays are views.
 
-| module | what it holds |
+| module | contents |
 |---|---|
-| `_model` | `Model`, what a strategy needs of a network; `make` and `as_model`: a spec, a module or a pair becomes one |
+| `_model` | `Model`, the interface that strategies use; `make` and `as_model` create one from a spec, a module or a pair |
 | `mlp` | `mlp:128,64`: the fully connected network in NumPy, with `_passes` (forward and backward) and `_factors` |
 | `cnn` | `cnn`: the reference convolutional network in PyTorch |
 | `_torch` | `TorchModel`: any `torch.nn.Module` as a model; `GlobalDropout`, and the module of `cnn` |

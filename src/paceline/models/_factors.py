@@ -1,7 +1,7 @@
 """The gradient of a small batch as factors, which ranks that share memory exchange instead of gradients.
 
-A layer's gradient is a sum of outer products, one per sample, so that B (n + m) numbers say it for a batch of B samples,
-not n m:
+A layer's gradient is a sum of outer products, one per sample, so a batch of B samples needs B (n + m) numbers instead of
+n m:
 
     each rank, for its samples:       h_{i-1} and d_i of every layer into the shared rows of the whole batch
     each rank, for its rows of W_i:   dE/dW_i[rows] = h_{i-1}[:, rows]^T d_i, over all samples
@@ -84,12 +84,12 @@ class Factors:
         """Begin this batch; return the pass for this piece if there is one."""
         if (
             batch.offset == 0 and self.total[0] != batch.total
-        ):  # written only if it changed: it stays in all caches
+        ):  # written only if it changed, so that it stays in all caches
             self.total[0] = batch.total
         return self._passes.get((batch.count, batch.offset))
 
     def make(self, batch: Batch) -> FactorPass:
-        """Make and keep the pass for this piece."""
+        """Create and store the pass for this piece."""
         if batch.offset + batch.count > self.batch or batch.total > self.batch:
             raise ValueError(
                 f"factors are shared for {self.batch} samples; got {batch.offset + batch.count} of {batch.total}"
@@ -161,7 +161,7 @@ class FactorPass(Pass):
 
 
 class PartGradient:
-    """The gradient of one part of x, summed over all samples of the batch whose factors are there."""
+    """The gradient of one part of x, summed over all samples of the batch whose factors are available."""
 
     def __init__(self, net: MLP, factors: Factors, part: slice) -> None:
         self.part = part

@@ -1,4 +1,4 @@
-"""What every model offers, its state as named arrays, and how specs, modules and (module, loss) pairs become models."""
+"""The interface of models, their state as named arrays, and models from specs, modules and (module, loss) pairs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Ready = Callable[[int], None]
 
 @runtime_checkable
 class Model(Protocol):
-    """What a strategy needs of a network.
+    """The interface of a network that strategies use.
 
     `g` is the gradient of the last batch as a SUM over its samples, so that pieces of a batch add up to the whole, however
-    unevenly they were cut. The mean is `g / count`. A model may have a `default_rate`: the learning rate to use when the
+    unevenly it is divided. The mean is `g / count`. A model may have a `default_rate`: the learning rate to use when the
     user gives none.
 
     >>> from paceline.data import Batches, load
@@ -120,7 +120,7 @@ def _takes_ready(gradient: Callable[..., Any] | None) -> bool:
     while gradient is not None:
         try:
             takes = inspect.signature(gradient, follow_wrapped=False).parameters
-        except (TypeError, ValueError):  # it is not written in Python
+        except (TypeError, ValueError):  # not written in Python
             return False
         if "ready" in takes:
             return takes["ready"].kind is not inspect.Parameter.POSITIONAL_ONLY
@@ -183,7 +183,7 @@ def state_of(model: Model) -> dict[str, Array]:
 
 
 def put_state(model: Model, state: Mapping[str, Array]) -> None:
-    """Put what `state_of` returned into a model of the same shape."""
+    """Copy a state returned by `state_of` into a model of the same shape."""
     model.x[...] = state["x"]
     for name, buffer in model.buffers.items():
         buffer[...] = state[BUFFER + name]
@@ -211,7 +211,7 @@ def flat_buffers(model: Model) -> Array:
 
 
 def put_flat_buffers(model: Model, values: Array) -> None:
-    """Put what `flat_buffers` returned into the buffers of a model of the same shape."""
+    """Copy a vector returned by `flat_buffers` into the buffers of a model of the same shape."""
     floating = [buffer for buffer in model.buffers.values() if buffer.dtype.kind in FLOATING]
     sizes = [buffer.size * (2 if buffer.dtype.kind == "c" else 1) for buffer in floating]
     if values.shape != (sum(sizes),):
@@ -227,7 +227,7 @@ def put_flat_buffers(model: Model, values: Array) -> None:
 
 
 def make(spec: Spec, data: Dataset, *, seed: int = 0, dtype: Any = "float32") -> Model:
-    """Make the model that a spec stands for. A function of the user's own draws its initial weights from the seed too.
+    """Create the model of a spec. A user's own function draws its initial weights from the seed too.
 
     >>> from paceline.data import load
     >>> from paceline.names import parse
@@ -247,7 +247,7 @@ def make(spec: Spec, data: Dataset, *, seed: int = 0, dtype: Any = "float32") ->
             return model
         # The function itself imported torch and drew weights before torch could be seeded, so call it again.
     torch = sys.modules["torch"]
-    with torch.random.fork_rng(devices=[]):  # leaves the user's generator as it was
+    with torch.random.fork_rng(devices=[]):  # leaves the user's generator unchanged
         torch.default_generator.manual_seed(seed)
         return make_once()
 
@@ -258,7 +258,7 @@ def as_model(thing: Any, data: Dataset, *, seed: int = 0, dtype: Any = None) -> 
     A module keeps the dtype of its parameters, but `dtype=float64` makes it float64. PyTorch is not imported unless
     `thing` needs it.
     """
-    torch = sys.modules.get("torch")  # imported by whoever made a module
+    torch = sys.modules.get("torch")  # imported already by whoever created a module
     module, loss = thing if isinstance(thing, tuple) and len(thing) == 2 else (thing, None)
     if torch is not None and isinstance(module, torch.nn.Module):
         if dtype is not None and np.dtype(dtype) == np.float64:
@@ -296,7 +296,7 @@ def _wrap(module: Any, loss: Any, data: Dataset, seed: int) -> TorchModel:
 
 
 def _problem(model: TorchModel, sample: Any, data: Dataset) -> str:
-    """Say what is wrong with the module for samples of this shape and this number of classes; "" if nothing."""
+    """Describe the problem of the module with samples of this shape and this number of classes; "" if there is none."""
     shape = "x".join(map(str, data.shape)) or "one number"
     try:
         scores = model.predict(sample)

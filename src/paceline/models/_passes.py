@@ -3,7 +3,7 @@
     up:    h_0 = inputs    z_i = h_{i-1} W_i + b_i    a_i = f(z_i)    h_i = a_i, or its normalisation
     down:  d_i = dE/dz_i   dE/dW_i = h_{i-1}^T d_i    dE/db_i = 1^T d_i    d_{i-1} = (d_i W_i^T) f'(z_{i-1})
 
-In a small network, NumPy's overhead takes as long as the arithmetic. So every view is made once, every call has an
+In a small network, NumPy's overhead takes as long as the arithmetic. So every view is created once, every call has an
 `out`, and the slopes of all layers are one call, as their activations are adjacent in memory. A row or a column is copied
 to full size before it is combined with a matrix: broadcasting would copy it too, into memory that it allocates.
 """
@@ -94,7 +94,7 @@ ACTIVATIONS = {"sigmoid": sigmoid, "tanh": tanh, "relu": relu}
 # Terms are added in float64: a sum of many small numbers is the one place in a step where float32 is not precise enough.
 
 Carve = Callable[[tuple[int, ...], np.dtype[Any]], Array]
-"""Returns uninitialised memory of a shape and dtype."""
+"""A function that returns uninitialised memory of a shape and dtype."""
 WIDE = np.dtype(np.float64)
 
 
@@ -227,7 +227,7 @@ SMALL_PRODUCT = 1_000_000
 """Multiply-adds up to which OpenBLAS does not pack its operands: 1.4 times as fast for few rows."""
 
 FEW_CLASSES = 256
-"""Classes up to which one-hot targets are rows of an identity matrix, the fastest way to make them."""
+"""Classes up to which one-hot targets are rows of an identity matrix, the fastest way to create them."""
 
 
 class Memory:

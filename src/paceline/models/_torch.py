@@ -89,7 +89,7 @@ class SummedLoss:
 
 
 def scores_in(outputs: Any) -> Tensor:
-    """Return the scores in what a module returned: the tensor, the one called logits, or the first of several."""
+    """Return the scores in the output of a module: the tensor, the one called logits, or the first of several."""
     if isinstance(outputs, Tensor):
         return outputs
     if isinstance(logits := getattr(outputs, "logits", None), Tensor):
@@ -161,7 +161,7 @@ def evaluation_mode(roots: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def _parts(roots: list[nn.Module]) -> list[nn.Module]:
-    """Return what `root.modules()` yields for each root, in a fifth of the time."""
+    """Return the modules that `root.modules()` yields for each root, in a fifth of the time."""
     found, more = dict.fromkeys(roots), list(roots)
     while more:
         for part in more.pop()._modules.values():
@@ -280,7 +280,7 @@ class Trained:
             self._show()
 
     def after(self) -> None:
-        """Finish a backward pass: bring the gradient to `g`."""
+        """Finish a backward pass: copy the gradient to `g`."""
         grad = self.p.grad
         if grad is self.g:
             return
@@ -289,7 +289,7 @@ class Trained:
         self.p.grad = None if self.mirrored else self.g
 
     def fetch_gradient(self) -> None:
-        """Bring a gradient to `g` that the user's own code has cleared or replaced between passes."""
+        """Copy to `g` a gradient that the user's own code has cleared or replaced between passes."""
         grad = self.p.grad
         if grad is self.g or (grad is None and self.mirrored):
             return
@@ -301,7 +301,7 @@ class Trained:
 
 
 class StateTensor:
-    """A buffer or a frozen parameter, and the array that shows it."""
+    """A buffer or a frozen parameter, and the array that represents it."""
 
     def __init__(self, home: Any, name: str, full_name: str) -> None:
         self._home, self._name, self._full_name = home, name, full_name
@@ -323,7 +323,7 @@ class StateTensor:
             self.tensor.detach().copy_(torch.from_numpy(self.array))
 
     def pull(self) -> bool:
-        """Bring to the array what the module wrote to the buffer, or replaced it with, in a pass.
+        """Copy to the array what the module wrote to the buffer, or replaced it with, in a pass.
 
         Returns True if the shape or dtype has changed, and so the array is a new one.
         """
@@ -373,7 +373,7 @@ def _memory(p: nn.Parameter) -> Any:
 
 
 class ReadyLayers:
-    """Finds out, during a backward pass, when the gradient of a layer is final: when all of its parameters have theirs.
+    """Detection, during a backward pass, of final gradients: a layer's is final when those of all its parameters are.
 
     PyTorch sums the contributions of all uses of a parameter and then accumulates the sum into the gradient, once; that
     makes it final. But a backward pass inside the backward pass (a reentrant checkpoint) accumulates on its own, so that
@@ -477,7 +477,7 @@ class TorchModel:
         module: on the CPU; its parameters become views of `x`, which is float32, or float64 if any of them is.
             Parameters of another dtype (bfloat16, say) are copied from `x`, their master copy, before each pass.
         loss: `loss(outputs, labels)`; by default cross-entropy for classes, squared error for values.
-        reduction: what the loss does over the samples: "mean", "sum", or "none" (one loss per sample). A `reduction`
+        reduction: how the loss combines the samples: "mean", "sum", or "none" (one loss per sample). A `reduction`
             attribute of the loss takes precedence.
         seed: the seed of random numbers drawn in the forward pass, by dropout for instance.
         sample: inputs of a few samples, `(n, *shape)`; needed by lazy modules.

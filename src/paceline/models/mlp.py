@@ -75,7 +75,7 @@ def mean_and_std(data: Dataset) -> tuple[Array, Array]:
 # Samples that are evaluated at once: at most CHUNK_ROWS, and at most CHUNK_VALUES in the widest layer.
 CHUNK_VALUES = 1 << 22
 CHUNK_ROWS = 1024
-# Batch sizes whose passes are kept.
+# The number of batch sizes whose passes are cached.
 PASSES = 32
 
 
@@ -233,7 +233,7 @@ class MLP:
         return loss, right
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy needs; it makes its own views and working memory."""
+        """Return the state of a copy, which creates its own views and working memory."""
         own = ("weights", "biases", "weight_gradients", "bias_gradients", "_passes", "_memory", "_factors")
         return {name: value for name, value in vars(self).items() if name not in own}
 

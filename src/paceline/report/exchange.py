@@ -1,4 +1,4 @@
-"""What the ranks sent each other: messages beside what the formulas predict, and the age of gradients when applied."""
+"""The traffic between ranks, compared with the formulas, and the age of gradients when they are applied."""
 
 from __future__ import annotations
 

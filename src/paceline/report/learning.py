@@ -1,4 +1,4 @@
-"""What was learned: accuracy against workers, loss and accuracy as training goes on, and the time to a target accuracy."""
+"""Learning: accuracy against workers, loss and accuracy during training, and the time to a target accuracy."""
 
 from __future__ import annotations
 

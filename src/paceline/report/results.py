@@ -1,4 +1,4 @@
-"""What a problem's runs achieved: the table of results, where the time went, and the sentences at the top of the report."""
+"""The results of a problem's runs: their table, the parts of their time, and the sentences at the top of the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a study adds to its runs: figures that others published, and cells that failed.
+"""A study's contribution to the report: published figures, and cells that failed.
 
 Published figures stand beside ours; they are never fitted and never part of a verdict.
 """

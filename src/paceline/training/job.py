@@ -49,7 +49,7 @@ class Job:
     trace: bool = False
     """True if the record should contain every span of time and every MPI call of every rank."""
     objects: tuple[str, ...] = ()
-    """Which of data, model and strategy the user gave as objects, which cannot be rebuilt from the record."""
+    """Those of data, model and strategy that the user gave as objects, which cannot be rebuilt from the record."""
 
     def name(self) -> str:
         """Return the strategy's name as it appears in records and legends."""
