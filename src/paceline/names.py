@@ -347,7 +347,7 @@ def _value(name: str, key: str, kind: Any, text: str) -> Any:
 
 
 def spell(value: Any) -> str:
-    """Spell the value of an option as the command line takes it.
+    """Format the value of an option as the command line takes it.
 
     >>> spell(True), spell(None), spell(0.5)
     ('true', 'none', '0.5')

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 
 def seconds(value: float) -> str:
-    """Spell seconds with three figures and no unit, for a column whose heading has the unit.
+    """Format seconds with three figures and no unit, for a column whose heading has the unit.
 
     >>> [seconds(value) for value in (0, 0.0512, 4.8, 61.24, 999.6, 12345.6)]
     ['0.00', '0.0512', '4.80', '61.2', '1,000', '12,346']
@@ -24,7 +24,7 @@ def seconds(value: float) -> str:
 
 
 def duration(value: float) -> str:
-    """Spell seconds with three figures and the unit that suits them.
+    """Format seconds with three figures and the unit that suits them.
 
     >>> duration(0.0000314), duration(0.00314), duration(31.4)
     ('31.4 us', '3.14 ms', '31.4 s')
@@ -36,7 +36,7 @@ def duration(value: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """Spell an accuracy: a fraction as a percentage with two decimals.
+    """Format an accuracy: a fraction as a percentage with two decimals.
 
     >>> percent(0.9297)
     '92.97 %'
@@ -45,7 +45,7 @@ def percent(fraction: float) -> str:
 
 
 def share(fraction: float) -> str:
-    """Spell a part of a whole as a percentage without decimals, or with one figure when it is below 1 %.
+    """Format a part of a whole as a percentage without decimals, or with one figure when it is below 1 %.
 
     >>> share(0.347), share(0.004)
     ('35 %', '0.4 %')
@@ -54,7 +54,7 @@ def share(fraction: float) -> str:
 
 
 def times(factor: float) -> str:
-    """Spell a speedup.
+    """Format a speedup.
 
     >>> times(3.2), times(41.26), times(1234.5)
     ('3.20x', '41.3x', '1,234x')
@@ -63,7 +63,7 @@ def times(factor: float) -> str:
 
 
 def megabytes(nbytes: float) -> str:
-    """Spell bytes in MB, without the unit, for a column whose heading has it.
+    """Format bytes in MB, without the unit, for a column whose heading has it.
 
     >>> [megabytes(nbytes) for nbytes in (0, 12_345, 29_850_000, 2_765_300_000)]
     ['0', '0.01', '29.9', '2,765']
@@ -73,7 +73,7 @@ def megabytes(nbytes: float) -> str:
 
 
 def amount(nbytes: float) -> str:
-    """Spell an amount of traffic in bytes, in decimal units, as network speeds are given.
+    """Format an amount of traffic in bytes, in decimal units, as network speeds are given.
 
     >>> amount(437_544), amount(1.2e9), amount(12)
     ('438 kB', '1.2 GB', '12 B')
@@ -85,7 +85,7 @@ def amount(nbytes: float) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Spell the size of a buffer in bytes, in binary units, since such sizes are often powers of two.
+    """Format the size of a buffer in bytes, in binary units, since such sizes are often powers of two.
 
     >>> size(1024), size(437544), size(64 << 20)
     ('1 KiB', '427.3 KiB', '64 MiB')
@@ -99,7 +99,7 @@ def size(nbytes: float) -> str:
 
 
 def number(value: float) -> str:
-    """Spell any other number: four figures, whole numbers whole.
+    """Format any other number: four figures, whole numbers whole.
 
     >>> [number(value) for value in (12345, 3.0, 0.0512345, 1234.567)]
     ['12,345', '3', '0.05123', '1,235']
@@ -110,7 +110,7 @@ def number(value: float) -> str:
 
 
 def count(number_: int, noun: str, plural: str = "s") -> str:
-    """Spell a number of things; `plural` is the ending of the plural.
+    """Format a number of things; `plural` is the ending of the plural.
 
     >>> count(1, "rank"), count(4, "rank"), count(1200, "batch", "es")
     ('1 rank', '4 ranks', '1,200 batches')
@@ -129,7 +129,7 @@ def join(words: Iterable[object], last: str = "and") -> str:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Spell rising whole numbers, with runs of them shortened.
+    """Format rising whole numbers, with runs of them shortened.
 
     >>> ranges([0, 1, 2, 5])
     '0-2, 5'
@@ -261,7 +261,7 @@ def progress(
 
 
 def clock_time(seconds_: float) -> str:
-    """Spell seconds as a clock shows them.
+    """Format seconds as a clock shows them.
 
     >>> clock_time(65.2), clock_time(3600)
     ('1:05', '1:00:00')

@@ -15,7 +15,7 @@ from paceline.errors import UsageError
 from paceline.machine import Costs, Machine, costs_of, make_compute, measure_costs
 from paceline.machine import costs as _calibrate_costs
 from paceline.machine.calibration import calibrate, link_of
-from paceline.machine.costs import merged
+from paceline.machine.costs import merge_tables
 from paceline.models.mlp import MLP
 from paceline.training.job import Job
 from paceline.vmpi import Curves, Network
@@ -63,7 +63,7 @@ def test_noise_does_not_make_longer_messages_cheaper() -> None:
 def test_both_measurements_in_one_table() -> None:
     alone = {"gradient": [[1, 1.0], [2, 2.0]], "evaluate": [[1, math.nan]]}
     together = {"gradient": [[1, 3.0], [4, 2.0]], "serve": [[1, 5.0]], "factors": []}
-    assert merged(alone, together) == {"gradient": [[1.0, 2.0], [4.0, 2.0]], "serve": [[1.0, 5.0]]}
+    assert merge_tables(alone, together) == {"gradient": [[1.0, 2.0], [4.0, 2.0]], "serve": [[1.0, 5.0]]}
 
 
 def test_refusals() -> None:

@@ -17,7 +17,7 @@ from paceline.study.cells import Cell
 from paceline.study.context import context_of
 from paceline.study.file import read
 from paceline.study.folder import Folder
-from paceline.study.run import Trains, _why, opened
+from paceline.study.run import Trains, _why, open_folder
 from tests.simulate.test_training import COSTS
 from tests.study.studies import PART, SETTINGS, nobody, records, rest, study, write
 
@@ -136,7 +136,7 @@ def test_a_note_of_a_cell_that_nobody_names_is_forgotten(tmp_path: Path) -> None
         folder.fail(Cell(config=Config(seed=9), ranks=3), "why not", 1, ["said"])
         folder.fail(named, "why not", 1, ["said"])
         assert len(folder.failed()) == 2
-        opened(folder, made, made.cells("mpi"))
+        open_folder(folder, made, made.cells("mpi"))
     assert set(folder.failed()) == {named.key}
 
 

@@ -20,7 +20,7 @@ from paceline.simulate.training import simulate
 from paceline.study.cells import Cell
 from paceline.study.file import Study, read
 from paceline.study.folder import Folder
-from paceline.study.run import Ended, Lines, opened, run_missing
+from paceline.study.run import Ended, Lines, open_folder, run_missing
 from paceline.training.job import Job
 from paceline.training.rank import train
 from tests.simulate.test_training import COSTS
@@ -72,7 +72,7 @@ def carry_out(folder: Path, plan: Study) -> None:
         return Ended(status=0)
 
     with where.lock():
-        state = opened(where, plan, cells(plan))
+        state = open_folder(where, plan, cells(plan))
         run_missing(where, state, start, Silent(sys.stderr, total=2, done=0))
 
 

@@ -122,12 +122,12 @@ def _check_report(folder: Folder, report: Path) -> None:
 def _run(
     args: argparse.Namespace, study: Study, folder: Folder, cells: list[Cell], spell: Any, lock: int
 ) -> int:
-    from paceline.study.run import Trains, on, opened, run_missing
+    from paceline.study.run import Trains, on, open_folder, run_missing
 
     state = None
     with _terminated() as signals:
         try:
-            state = opened(folder, study, cells, retry=args.retry_failed)
+            state = open_folder(folder, study, cells, retry=args.retry_failed)
             show = on(sys.stderr, total=len(cells), done=len(cells) - len(state.missing))
             start = Trains(runs=folder.path, lock=lock, modules=args.file.parent, timeout=study.timeout)
             try:

@@ -29,7 +29,7 @@ def facts_of(run: Run) -> Facts:
     strategy = built_in(str(c["strategy"]))
     if strategy is not None:
         return Facts.of(strategy, ranks=c["ranks"], update=str(c.get("update", "sgd")))
-    return Facts.read(c.get("strategy_facts"), ranks=c["ranks"]) or _inferred(run)
+    return Facts.read(c.get("strategy_facts"), ranks=c["ranks"]) or _infer_facts(run)
 
 
 def workers(strategy: str, ranks: int) -> int:
@@ -42,7 +42,7 @@ def workers(strategy: str, ranks: int) -> int:
     return ranks if found is None else found.workers(ranks)
 
 
-def _inferred(run: Run) -> Facts:
+def _infer_facts(run: Run) -> Facts:
     """Infer the facts of a strategy that declared none: which ranks log steps, and of how many samples."""
     ranks, findings = run.config["ranks"], run.summary.get("findings") or {}
     workers, whole = ranks, False
@@ -93,10 +93,10 @@ def theory_of(run: Run) -> Traffic:
     strategy = built_in(str(c["strategy"]))
     if strategy is not None:
         return strategy.traffic(Load.of(c, s, Nodes(layout(run))))
-    return _recorded(s.get("expected_traffic"))
+    return _read_traffic(s.get("expected_traffic"))
 
 
-def _recorded(values: Any) -> Traffic:
+def _read_traffic(values: Any) -> Traffic:
     """Read the expected traffic of a user's own strategy from its record."""
     given = values if isinstance(values, dict) else {}
     known = {name: given.get(name) for name in ("bytes", "messages")}

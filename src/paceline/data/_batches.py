@@ -198,7 +198,7 @@ class Batches:
         block, row = divmod(step, max(1, DRAWN_AT_ONCE // self.batch))
         if self._key != (epoch, block):
             rows = min(max(1, DRAWN_AT_ONCE // self.batch), self.draws)
-            self._order = _drawn(len(self.split), rows, self.batch, self.seed, 2, epoch, block)
+            self._order = _cached_draw(len(self.split), rows, self.batch, self.seed, 2, epoch, block)
             self._key = (epoch, block)
         return self._order[row]  # type: ignore[no-any-return]
 
@@ -212,7 +212,7 @@ def _permutation(samples: int, seed: int, *key: int) -> Array:
     return _shared((samples, seed, *key), lambda: _generator(seed, *key).permutation(samples))
 
 
-def _drawn(samples: int, rows: int, size: int, seed: int, *key: int) -> Array:
+def _cached_draw(samples: int, rows: int, size: int, seed: int, *key: int) -> Array:
     """Return the result of `_draw`: a read-only array, shared by all callers with the same arguments."""
     what = (samples, rows, size, seed, *key)
     return _shared(what, lambda: _draw(_generator(seed, *key), samples, rows, size))

@@ -50,7 +50,7 @@ def cached(name: str, fingerprint: str, build: Callable[[New], None]) -> dict[st
     folder = _writable()
     entry = _entry(folder, name, fingerprint)
     try:
-        with _locked(folder / f"{name}.lock") as alone:
+        with _lock_entry(folder / f"{name}.lock") as alone:
             if (arrays := _open(entry)) is not None:
                 return arrays
             if alone:
@@ -124,7 +124,7 @@ def _writable() -> Path:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[bool]:
+def _lock_entry(path: Path) -> Iterator[bool]:
     """Wait until no other process builds the entry; yield False if the file system has no locks."""
     import fcntl
 
@@ -162,7 +162,7 @@ def _make(entry: Path, name: str, build: Callable[[New], None]) -> None:
         made: dict[str, np.memmap[Any, Any]] = {}
 
         def new(array: str, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
-            made[array] = _mapped(work / f"{array}.npy", shape, np.dtype(dtype))
+            made[array] = _create_mapped(work / f"{array}.npy", shape, np.dtype(dtype))
             return made[array]
 
         build(new)
@@ -193,7 +193,7 @@ def _remove(entry: Path) -> None:
         entry.unlink(missing_ok=True)
 
 
-def _mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.memmap[Any, Any]:
+def _create_mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.memmap[Any, Any]:
     """Create a mapped .npy file, and reserve its space on the disk: writing to a map on a full disk kills the process."""
     mapped = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     with path.open("r+b") as file:

@@ -267,8 +267,8 @@ def _with_path(name: str, rest: str) -> Spec | None:
     if "path" not in options_of(names.find("data", name), "data") or not words[0]:
         return None
     prefixes = [(",".join(words[:end]), ",".join(words[end:])) for end in range(len(words), 0, -1)]
-    found = next((pair for pair in prefixes if _expanded(pair[0]).exists()), prefixes[-1])
-    if "=" in found[0] and not _expanded(found[0]).exists():
+    found = next((pair for pair in prefixes if _expand_user(pair[0]).exists()), prefixes[-1])
+    if "=" in found[0] and not _expand_user(found[0]).exists():
         return None
     return _spec(name, *found)
 
@@ -280,11 +280,11 @@ def _path(text: str) -> tuple[Path, str] | None:
     if colon and "=" in after:
         cuts.append((before, after))
     for place, options in cuts:
-        if place and (path := _expanded(place)).exists():
+        if place and (path := _expand_user(place)).exists():
             return path, options
     place = cuts[-1][0]
     file, comma, options = place.partition(",")
-    if comma and _expanded(file).exists():
+    if comma and _expand_user(file).exists():
         raise UsageError(f"options follow a colon; write {file}:{options}")
     if os.sep in place or Path(place).suffix in READERS or place.startswith(("~", ".")):
         raise UsageError(f"no such file or folder: {place}")
@@ -325,7 +325,7 @@ def _check(name: str, target: Callable[..., Any], options: dict[str, Any]) -> No
             raise unknown(f"option of {name}", key, known)
 
 
-def _expanded(place: str) -> Path:
+def _expand_user(place: str) -> Path:
     """Return the path with `~` expanded, or unchanged if there is no such user."""
     try:
         return Path(place).expanduser()

@@ -59,10 +59,10 @@ def _summary(case: Case, causes: Sequence[Cause]) -> str:
     if any(cause.rule == GROWN_BATCH.name for cause in causes if cause is not main):
         said.append(GROWN_BATCH.short)
     simulated = f"simulated on {case.simulated}: " if case.simulated else ""
-    return f"{simulated}{case.way} {_joined(case, main, *_where(case), '; '.join(said))}"
+    return f"{simulated}{case.way} {_join(case, main, *_where(case), '; '.join(said))}"
 
 
-def _joined(case: Case, main: Cause, stops: str, used: str, why: str) -> str:
+def _join(case: Case, main: Cause, stops: str, used: str, why: str) -> str:
     """Join limit, efficiency and reason, so that the reason follows what it explains."""
     if not used:
         return f"{stops}: {why}"

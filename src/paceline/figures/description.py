@@ -70,7 +70,7 @@ class Axis:
         return self.label.removesuffix("(%)").removesuffix("in %").rstrip() if self.percent else self.label
 
     def spell(self, value: float) -> str:
-        """Spell a value for a reader who points at it.
+        """Format a value for a reader who points at it.
 
         >>> Axis(label="a", percent=True).spell(0.91234), Axis(label="s").spell(0.0123456)
         ('91.23 %', '0.01235')
@@ -80,7 +80,7 @@ class Axis:
         return text.percent(value) if self.percent else text.number(value)
 
     def spell_tick(self, value: float) -> str:
-        """Spell the value of a tick.
+        """Format the value of a tick.
 
         >>> [Axis(label="a", percent=True).spell_tick(0.925), Axis(label="s").spell_tick(20000)]
         ['92.5 %', '20,000']

@@ -115,7 +115,7 @@ def median(comm: Any, laps: Array) -> float:
 def mean(comm: Any, laps: Array) -> float:
     """Return the mean over all ranks without the longest hundredth, because a run's seconds are sums; collective."""
     every = np.empty(comm.Get_size())
-    comm.Allgather(np.array([_most(laps) if len(laps) else np.nan]), every)
+    comm.Allgather(np.array([_mean_without_longest(laps) if len(laps) else np.nan]), every)
     return float(np.nanmean(every)) if np.isfinite(every).any() else float("nan")
 
 
@@ -361,11 +361,11 @@ def serving(
         if comm.Get_rank() < count:
             pieces = place(layers, count, server.placement)
             mine = sum(piece.master == comm.Get_rank() for piece in pieces)
-            updates, shown = (_later(me.performed.get(kind, [])) for kind in ("rule", "show"))
+            updates, shown = (_drop_first_quarter(me.performed.get(kind, [])) for kind in ("rule", "show"))
             for (size, updating), (_, showing) in zip(updates, shown, strict=False):
                 rule.setdefault(size, []).append(updating + showing)
-            waiting = _waiting(comm, requests=(ranks - count) * max(mine, 1))
-            serve.append(_middle(_later(me.handled)) + waiting)
+            waiting = _measure_waiting(comm, requests=(ranks - count) * max(mine, 1))
+            serve.append(_trimmed_mean(_drop_first_quarter(me.handled)) + waiting)
         else:
             rows = np.array(me.log).reshape(-1, len(STEP_COLUMNS))
             computed += rows[max(2, len(rows) // 4) :, COMPUTE].tolist()
@@ -374,7 +374,7 @@ def serving(
     factor = float(np.clip(slower, 0.8, 3.0)) if np.isfinite(slower) else 1.0
     return {
         "gradient": [[samples, factor * taken] for samples, taken in gradient],
-        "rule": _gathered(comm, rule),
+        "rule": _gather_means(comm, rule),
         "serve": [[1, max(median(comm, np.array(serve)), 1e-6)]],
     }
 
@@ -400,12 +400,12 @@ def _run(
     return me
 
 
-def _later(values: list[Any]) -> list[Any]:
+def _drop_first_quarter(values: list[Any]) -> list[Any]:
     """Return all but the first quarter, in which caches are still cold."""
     return values[len(values) // 4 :]
 
 
-def _middle(laps: list[float]) -> float:
+def _trimmed_mean(laps: list[float]) -> float:
     """Return the mean without the shortest and longest, because a gradient's first piece takes longer than the others."""
     if not laps:
         return 0.0
@@ -413,7 +413,7 @@ def _middle(laps: list[float]) -> float:
     return float(np.mean([lap for lap in laps if low <= lap <= high]))
 
 
-def _waiting(comm: Any, requests: int) -> float:
+def _measure_waiting(comm: Any, requests: int) -> float:
     """Return the seconds to find a completed receive among this many, with a small message from this rank to itself."""
     comm = mpi_of(comm).COMM_SELF
     inbox = Inbox()
@@ -433,13 +433,13 @@ def _waiting(comm: Any, requests: int) -> float:
     return float(np.median(taken))
 
 
-def _gathered(comm: Any, rule: dict[int, list[float]]) -> Points:
+def _gather_means(comm: Any, rule: dict[int, list[float]]) -> Points:
     """Return the means of all masters, by elements, on every rank. With some rules every fourth update takes longer."""
-    every = comm.allgather({size: _most(taken) for size, taken in rule.items()})
+    every = comm.allgather({size: _mean_without_longest(taken) for size, taken in rule.items()})
     sizes = sorted({size for some in every for size in some})
     return [[size, float(np.mean([some[size] for some in every if size in some]))] for size in sizes]
 
 
-def _most(laps: Array | list[float]) -> float:
+def _mean_without_longest(laps: Array | list[float]) -> float:
     """Return the mean without the longest hundredth."""
     return float(np.mean(np.sort(laps)[: max(1, len(laps) - len(laps) // 100)]))

@@ -50,13 +50,13 @@ def measure_costs(
     for count in numbers(ranks, cores):
         known = None if alone is None else _points(alone, count)
         if known is not None and count == 1:
-            found = merged(known, {})
+            found = merge_tables(known, {})
         else:
             log.info("measuring %s on %d processes", name, count)
             answer = _answer(job, count, seconds, known, own)
             bound &= answer["bound"] or count > cores
             uneven += [sigma for _, sigma in answer["alone"].pop("spread", ()) if sigma == sigma]
-            found = merged(answer["alone"], answer["more"])
+            found = merge_tables(answer["alone"], answer["more"])
         for kind, points in found.items():
             fair = min(1.0, cores / count)  # more ranks than cores take turns, which would distort the costs
             tables.setdefault(kind, {})[count] = [[amount, fair * taken] for amount, taken in points]
@@ -116,7 +116,7 @@ def _keep(costs: Costs, name: str) -> None:
     log.warning("the measurements cannot be stored; set PACELINE_CACHE to a writable folder")
 
 
-def merged(alone: dict[str, Any], more: dict[str, Any]) -> dict[str, list[list[float]]]:
+def merge_tables(alone: dict[str, Any], more: dict[str, Any]) -> dict[str, list[list[float]]]:
     """Merge two tables by rising amounts, lowering points raised by noise; values measured together have priority.
 
     >>> merged({"update": [[2, 1.0], [8, 3.0]]}, {"update": [[4, 0.5]], "part": []})

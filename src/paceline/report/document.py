@@ -42,7 +42,7 @@ class Column:
     """True if pages leave it out, because the caption says what is in it; CSV has it."""
 
     def spell(self, value: Value) -> str:
-        """Spell a value for readers; text in a column of numbers stays as it is.
+        """Format a value for readers; text in a column of numbers stays as it is.
 
         >>> Column(name="test accuracy", kind="percent").spell(0.9134), Column(name="s", kind="times").spell("diverged")
         ('91.34 %', 'diverged')

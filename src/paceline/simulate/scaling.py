@@ -268,7 +268,7 @@ class Scaling:
             steps=timing.steps,
         )
         point = reasons.cheap(candidate, point, length)
-        return self._accurate(candidate, point, growth) if self.accuracy else point
+        return self._with_accuracy(candidate, point, growth) if self.accuracy else point
 
     def _timed(self, candidate: Candidate, scenario: Scenario, length: RunLength) -> StepTiming:
         try:
@@ -286,7 +286,7 @@ class Scaling:
 
     # ---- accuracy
 
-    def _accurate(self, candidate: Candidate, point: ScalingPoint, growth: Growth) -> ScalingPoint:
+    def _with_accuracy(self, candidate: Candidate, point: ScalingPoint, growth: Growth) -> ScalingPoint:
         """Return the point with the accuracy of a whole run, really computed."""
         if candidate.is_serial_sgd:
             return replace(point, accuracy=self._serial_accuracy(candidate.batch))

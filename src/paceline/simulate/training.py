@@ -69,7 +69,7 @@ def check(job: Job, ranks: int, options: Options) -> Any:
 def costs_for(job: Job, options: Options) -> tuple[Network, Costs]:
     """Return the network and the job's costs: from the options, or else measured here."""
     network = load_network(options.network)
-    machine, costs = _known(job, options)
+    machine, costs = _load_machine(job, options)
     if machine is not None:
         network = replace(network, node=machine)
     return network, costs_of(job, again=options.recalibrate) if costs is None else costs
@@ -247,7 +247,7 @@ def _kind(path: Path) -> str | None:
     return values.get("kind") if isinstance(values, dict) else None
 
 
-def _known(job: Job, options: Options) -> tuple[Machine | None, Costs | None]:
+def _load_machine(job: Job, options: Options) -> tuple[Machine | None, Costs | None]:
     """Load the argument of `--machine`: a machine, costs, or a simulated run that has both."""
     if options.machine is None:
         return None, None

@@ -25,8 +25,8 @@ def allreduce_traffic(load: Load, collective: str, *, calls: int, when: str) -> 
     """
     n = load.parameters + 1
     each = _of_allreduce(collective, n, load.ranks, load.itemsize, load.nodes)
-    name = _chosen(collective, n * load.itemsize, load)
-    return _called(load, each, calls, _words(load, calls, "(n + 1)", name, when))
+    name = _choose(collective, n * load.itemsize, load)
+    return _traffic_of_calls(load, each, calls, _words(load, calls, "(n + 1)", name, when))
 
 
 def exchange_traffic(load: Load, collective: str, *, calls: int, when: str) -> Traffic:
@@ -38,11 +38,11 @@ def exchange_traffic(load: Load, collective: str, *, calls: int, when: str) -> T
         collective = "shared-memory"
     n = load.parameters
     each = _of_exchange(collective, n, load.ranks, load.itemsize, load.nodes)
-    name = _chosen(collective, n * load.itemsize, load)
-    return _called(load, each, calls, _words(load, calls, "n", name, when))
+    name = _choose(collective, n * load.itemsize, load)
+    return _traffic_of_calls(load, each, calls, _words(load, calls, "n", name, when))
 
 
-def _chosen(collective: str, nbytes: int, load: Load) -> str:
+def _choose(collective: str, nbytes: int, load: Load) -> str:
     """Return the collective that `auto` chooses for this many bytes, or the given one."""
     if collective != "auto":
         return collective
@@ -78,7 +78,7 @@ def _total(costs: list[Cost]) -> tuple[int, int]:
     return sum(each.messages for each in costs), sum(each.sent for each in costs)
 
 
-def _called(load: Load, each: tuple[int, int] | None, calls: int, words: str) -> Traffic:
+def _traffic_of_calls(load: Load, each: tuple[int, int] | None, calls: int, words: str) -> Traffic:
     if each is None:
         return Traffic.unknown("the collective has no formula")
     return Traffic(bytes=each[1] * load.itemsize * calls, messages=each[0] * calls, words=words)

@@ -144,7 +144,7 @@ def context_of(places: Iterable[str | Path]) -> Context:
     wrong: list[str] = []
     for place in dict.fromkeys(map(_home, map(Path, places))):
         if (place / STUDY).is_file() and (told := _read(place / STUDY, wrong)) is not None:
-            each.append(_told(place, told, wrong))
+            each.append(_read_values(place, told, wrong))
             published += _figures(place / STUDY, told.get("published"), wrong)
         if (place / FAILED).is_dir():
             files = sorted((place / FAILED).glob("*.json"))
@@ -152,9 +152,9 @@ def context_of(places: Iterable[str | Path]) -> Context:
     for line in wrong:
         logging.getLogger(__name__).warning("left out: %s", line)
     return Context(
-        title=_agreed([one.title for one in each]),
-        question=_agreed([one.question for one in each]),
-        target_accuracy=_agreed([one.target_accuracy for one in each]),
+        title=_common_value([one.title for one in each]),
+        question=_common_value([one.question for one in each]),
+        target_accuracy=_common_value([one.target_accuracy for one in each]),
         published=tuple(dict.fromkeys(published)),
         failed=tuple(failed),
         studies=tuple(each),
@@ -167,11 +167,11 @@ def _home(place: Path) -> Path:
     return place.parent if (place / "config.json").is_file() else place
 
 
-def _agreed(values: Sequence[Value]) -> Value | None:
+def _common_value(values: Sequence[Value]) -> Value | None:
     return values[0] if len(set(values)) == 1 else None
 
 
-def _told(folder: Path, told: Mapping[str, Any], wrong: list[str]) -> StudyInfo:
+def _read_values(folder: Path, told: Mapping[str, Any], wrong: list[str]) -> StudyInfo:
     """Read the valid values of a study's file; add mistakes to `wrong`."""
     known = {}
     for name, rule in (("title", TEXT), ("question", TEXT), ("target_accuracy", SHARE)):

@@ -290,7 +290,7 @@ def state_of(folder: Folder, cells: Sequence[Cell], *, retry: bool = False) -> S
     return state
 
 
-def opened(folder: Folder, study: Study, cells: Sequence[Cell], *, retry: bool = False) -> State:
+def open_folder(folder: Folder, study: Study, cells: Sequence[Cell], *, retry: bool = False) -> State:
     """Prepare a folder locked by the caller and return its state; remove the remains of an interrupted study.
 
     Runs that the study no longer requests stay; notes of failures that it no longer requests are removed.

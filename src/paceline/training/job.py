@@ -168,7 +168,7 @@ def strategy_of(given: str | Strategy | Train) -> Strategy | Train:
         wanted = spec.parse("strategies", given)
         if inspect.isfunction(wanted.target):
             return functools.partial(wanted.target, **wanted.options)
-        found = _called(given, wanted.make)
+        found = _call(given, wanted.make)
     else:
         if not callable(given):
             raise UsageError(
@@ -176,7 +176,7 @@ def strategy_of(given: str | Strategy | Train) -> Strategy | Train:
             )
         if not isinstance(given, type):
             return given
-        found = _called(given.__qualname__, given)
+        found = _call(given.__qualname__, given)
     if not isinstance(found, Strategy):
         name = given if isinstance(given, str) else given.__qualname__
         raise UsageError(f"{name} is neither a paceline Strategy nor a function of a worker")
@@ -202,7 +202,7 @@ def built_in(text: str) -> Strategy | None:
 def build_component(kind: str, text: str) -> Any:
     """Build the update or schedule that a text names, or raise a UsageError."""
     wanted, methods = {"updates": (Update, "start and apply"), "schedules": (Schedule, "factor")}[kind]
-    found = _called(text, lambda: spec.parse(kind, text).make())
+    found = _call(text, lambda: spec.parse(kind, text).make())
     if isinstance(found, type) or not isinstance(found, wanted):
         raise UsageError(
             f"{text} is no {registry.SINGULAR[kind]}: it makes a {type(found).__name__} without {methods}"
@@ -210,7 +210,7 @@ def build_component(kind: str, text: str) -> Any:
     return found
 
 
-def _called(name: str, make: Callable[[], Any]) -> Any:
+def _call(name: str, make: Callable[[], Any]) -> Any:
     """Call `make`; raise a UsageError if it cannot be called with these arguments."""
     try:
         return make()

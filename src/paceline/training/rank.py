@@ -283,7 +283,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
 
     def start() -> None:
         if record is not None:
-            record.start(_described(job, place, data, strategy, ranks, rate), place.environment())
+            record.start(_settings_for_record(job, place, data, strategy, ranks, rate), place.environment())
 
     def on_epoch(epoch: Epoch) -> None:
         if record is not None:
@@ -348,7 +348,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
         trained = None if place.time_only else model
         summary = {**fitted.summary(), "buffers": flat_buffers(model).size, "seconds_by_rank": by_rank}
         record.finish(
-            trained, found.logs, {**summary, **_expected(record, job, strategy, summary)}, me.tables
+            trained, found.logs, {**summary, **_expected_traffic(record, job, strategy, summary)}, me.tables
         )
     if shown is not None:
         shown.close()
@@ -356,7 +356,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     return fitted
 
 
-def _expected(
+def _expected_traffic(
     record: Record, job: Job, strategy: Strategy | Train, summary: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the expected traffic of a user's own strategy; readers of records ask built-in ones themselves."""
@@ -367,7 +367,7 @@ def _expected(
     return {"expected_traffic": asdict(strategy.traffic(load))}
 
 
-def _described(
+def _settings_for_record(
     job: Job, place: RankEnvironment, data: Dataset, strategy: Strategy | Train, ranks: int, rate: float
 ) -> dict[str, Any]:
     """Return the requested settings, for the record."""

@@ -30,7 +30,7 @@ class Probing:
     size: int
 
     def Iprobe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> bool:
-        found = self._found(source, tag)
+        found = self._find_message(source, tag)
         if found is None:
             self.kernel.count_poll(self.me)
             return False
@@ -49,7 +49,7 @@ class Probing:
     def Improbe(
         self, source: int | None = None, tag: int | None = None, status: Any = None
     ) -> MatchedMessage | None:
-        found = self._found(source, tag)
+        found = self._find_message(source, tag)
         if found is None:
             self.kernel.count_poll(self.me)
             return None
@@ -58,11 +58,11 @@ class Probing:
 
     def _waited_for(self, name: str, source: int | None, tag: int | None) -> Message:
         self.me.doing = name
-        while (found := self._found(source, tag)) is None:
+        while (found := self._find_message(source, tag)) is None:
             self.kernel.progress(self.me)
         return found
 
-    def _found(self, source: int | None, tag: int | None) -> Message | None:
+    def _find_message(self, source: int | None, tag: int | None) -> Message | None:
         """Return the message that a receive would take; from MPI.PROC_NULL that is an empty one."""
         kernel = self.kernel
         special = kernel.special

@@ -37,7 +37,7 @@ def score(model: Model, split: Split, rank: int = 0, ranks: int = 1) -> Score:
     """Evaluate the model on the rank-th of `ranks` parts of a split."""
     start, stop = piece(len(split), rank, ranks)
     found = Score(0.0, 0, 0)
-    for found in scored(model, samples_for(model, split, start=start, stop=stop)):  # noqa: B007
+    for found in iterate_scores(model, samples_for(model, split, start=start, stop=stop)):  # noqa: B007
         pass
     return found
 
@@ -62,7 +62,7 @@ def samples_for(
         yield np.broadcast_to(zero, (count, *split.shape)), np.broadcast_to(zero, (count, *split.label_shape))
 
 
-def scored(model: Model, samples: Iterable[tuple[Array, Array]]) -> Iterator[Score]:
+def iterate_scores(model: Model, samples: Iterable[tuple[Array, Array]]) -> Iterator[Score]:
     """Evaluate the model on chunks of samples; yield the sums so far after each."""
     loss, correct, count = 0.0, 0, 0
     known = not getattr(model, "time_only", False)  # a time-only model has no results

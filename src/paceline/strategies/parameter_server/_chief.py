@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from paceline.models import flat_buffers, put_flat_buffers
 from paceline.worker import Guard, Score, Worker
-from paceline.worker.evaluation import ratio, samples_for, score_together, scored
+from paceline.worker.evaluation import iterate_scores, ratio, samples_for, score_together
 
 Array = NDArray[Any]
 log = logging.getLogger(__name__)
@@ -148,7 +148,7 @@ class Chief:
             if self._going is None:
                 self.assemble(epoch)
                 model, self._so_far = self.me.model, Score(0.0, 0, 0)
-                self._going = scored(model, samples_for(model, self.me.data.validation, size=LITTLE))
+                self._going = iterate_scores(model, samples_for(model, self.me.data.validation, size=LITTLE))
             found = next(self._going, None)
             if found is not None:
                 self._so_far = found
@@ -189,11 +189,11 @@ class Chief:
         self.me.control.broadcast(np.array([len(self._queue)]))
         for epoch in self._queue:
             self.assemble(epoch)
-            self._scores[epoch] = evaluated_together(self.me)
+            self._scores[epoch] = evaluate_together(self.me)
             self._report()
 
 
-def evaluated_together(me: Worker) -> Score:
+def evaluate_together(me: Worker) -> Score:
     """Evaluate rank 0's model on the validation samples, dividing them among all ranks. Collective."""
     me.broadcast()
     return score_together(me.model, me.data.validation, me.control)
@@ -202,4 +202,4 @@ def evaluated_together(me: Worker) -> Score:
 def help_to_finish(me: Worker) -> None:
     """Take part in rank 0's `Chief.finish`. Collective."""
     for _ in range(int(me.control.broadcast(np.zeros(1, np.int64))[0])):
-        evaluated_together(me)
+        evaluate_together(me)
