@@ -136,6 +136,13 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     (run.folder / "model.npz").write_bytes(b"PK\x03\x04 and no more")
     with pytest.raises(UsageError, match=r"model\.npz cannot be read"):
         predict(run.folder)
+    (run.folder / "model.npz").write_bytes(b"junk")
+    with pytest.raises(UsageError, match=r"^\S+model\.npz cannot be read: it is not an \.npz file"):
+        predict(run.folder)
+    with (run.folder / "model.npz").open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(UsageError, match=r"^\S+model\.npz cannot be read: it is not an \.npz file"):
+        predict(run.folder)
     (run.folder / "config.json").write_text("{")
     with pytest.raises(UsageError, match=r"config\.json is not JSON"):
         _ = Run(run.folder).config

@@ -332,7 +332,11 @@ class Run:
 
     def _arrays(self, name: str) -> dict[str, NDArray[Any]]:
         try:
-            with (self.folder / name).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            with (self.folder / name).open("rb") as file:
+                if not zipfile.is_zipfile(file):  # NumPy would take it for a pickle or a single array
+                    raise zipfile.BadZipFile("it is not an .npz file")
+                file.seek(0)
+                arrays = np.load(file, allow_pickle=False)
                 # 0.1.0 on NumPy 2.0 or 2.1 stored savez's option as an array.
                 return {column: array for column, array in arrays.items() if column != "allow_pickle"}
         except FileNotFoundError:
