@@ -168,7 +168,7 @@ def test_list_names_everything(tmp_path: Path) -> None:
     [hogwild] = (thing for thing in found["strategies"] if thing["name"] == "hogwild")
     every, backend = hogwild["options"]
     assert (every["name"], every["type"], every["default"]) == ("every", "whole number", "16")
-    assert every["about"] == "Turns of a rank between averages of the nodes"
+    assert every["about"] == "Steps of a rank between averages of the nodes"
     assert (backend["type"], backend["default"]) == ("mpi | torch", "mpi")
 
     listed = paceline("list", "rules", cwd=tmp_path).stdout

@@ -97,7 +97,7 @@ NOTES: list[tuple[dict[str, Any], str]] = [
         r"threads: BLAS \(openblas\) starts 8 threads in a plain process -> .*OMP_NUM_THREADS=1",
     ),
     ({"torch": "2.13", "torch_threads": 4}, r"threads: torch 2.13 starts 4 threads"),
-    ({"blas": ""}, r"threads: NumPy's BLAS is not known"),
+    ({"blas": ""}, r"threads: NumPy's BLAS is unknown"),
     (
         {"remains": ("mpich_shm_1_0",)},
         r"shared memory: 1 segment in /dev/shm .* -> rm /dev/shm/mpich_shm_1_0$",

@@ -194,7 +194,7 @@ def test_the_simulator() -> None:
 def test_the_simulators_speed() -> None:
     found = result("simulator")["cases"]
     rows = {
-        "messages a second, 1 KiB to a neighbour, 256 ranks": f"{found['messages']['messages_per_second']:,.0f}",
+        "messages per second, 1 KiB to a neighbour, 256 ranks": f"{found['messages']['messages_per_second']:,.0f}",
         "the same, strict": f"{found['messages']['messages_per_second_strict']:,.0f}",
     }
     ring, epoch, memory = found["ring"], found["epoch"], found["memory"]

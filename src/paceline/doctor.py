@@ -347,17 +347,17 @@ def _launcher(facts: Facts) -> Iterator[Finding]:
         yield _problem("launcher", text, "" if facts.start_error else f"use the mpiexec of {facts.loaded}")
     if facts.root and facts.kind == "openmpi":
         yield _note("launcher", "you are root: Open MPI's mpiexec refuses that when you type it yourself",
-                    "`paceline train -n` allows it; else mpiexec --allow-run-as-root")  # fmt: skip
+                    "`paceline train -n` allows it; otherwise use mpiexec --allow-run-as-root")  # fmt: skip
 
 
 def _cores(facts: Facts) -> Iterator[Finding]:
     text = f"{facts.usable} usable of {facts.logical}"
     if facts.quota is not None and facts.quota < facts.affinity:
         yield _note("cores", f"{text}: the container grants CPU time of {facts.quota:g} cores",
-                    "docker run --cpus, or the CPU limit of the pod, if you want more")  # fmt: skip
+                    "for more, raise docker run --cpus or the CPU limit of the pod")  # fmt: skip
     elif facts.affinity < facts.logical:
         yield _note("cores", f"{text}: this process is bound to {facts.affinity}",
-                    "taskset, or the cores asked of Slurm, if you want more")  # fmt: skip
+                    "for more, change taskset or request more cores from Slurm")  # fmt: skip
     else:
         yield _ok("cores", text)
     if facts.physical is not None and facts.physical < facts.affinity:
@@ -387,7 +387,7 @@ def _threads(facts: Facts) -> Iterator[Finding]:
             yield _note("threads", f"{name} starts {threads} threads in a plain process",
                         f"set OMP_NUM_THREADS={each} for your own mpiexec, as paceline does")  # fmt: skip
     if not facts.blas:
-        yield _note("threads", "NumPy's BLAS is not known, so its threads cannot be limited",
+        yield _note("threads", "NumPy's BLAS is unknown, so its threads cannot be limited",
                     "install NumPy from PyPI")  # fmt: skip
 
 

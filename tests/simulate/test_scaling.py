@@ -347,7 +347,7 @@ def test_the_table_and_the_json_hold_all_of_it(tmp_path: Path) -> None:
     real = find_measured([tmp_path / "runs"], on.config, [RING], serial=100.0)
     said = table(describe(on), prediction, real)
     assert (
-        "iris, mlp:8, batch 32; 10gbe:ranks-per-node=4, 4 ranks a node, slow 1:2x; computing as on made for a test"
+        "iris, mlp:8, batch 32; 10gbe:ranks-per-node=4, 4 ranks per node, slow 1:2x; computing as on made for a test"
         in said
     )
     assert "latency, 60 %" in said

@@ -92,7 +92,7 @@ def describe(workload: Workload) -> str:
         else f"batch {config.batch_per_rank} a rank"
     )
     on_node = workload.network.ranks_per_node
-    nodes = "all ranks on one node" if on_node is None else f"{on_node} rank{'s' * (on_node > 1)} a node"
+    nodes = "all ranks on one node" if on_node is None else f"{on_node} rank{'s' * (on_node > 1)} per node"
     slow = f", slow {workload.options.slow}" if workload.options.slow else ""
     uneven = f", jitter {workload.options.jitter:g}" if workload.options.jitter else ""
     machine = None if workload.network.node is None else Machine.of_network(workload.network)
