@@ -11,8 +11,7 @@ import pytest
 from paceline.errors import UsageError
 from paceline.launch import find, mpiexec
 from paceline.launch import library as _library
-from paceline.launch.command import clean, folder_settings, for_library
-from paceline.launch.library import Library, recognise
+from paceline.launch.library import Library, clean, folder_settings, for_library, recognise
 
 HYDRA = "HYDRA build details:\n    Version:                                 4.0.2\n    Release Date: x\n"
 INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.9 Build 20230307\nCopyright 2003-2023, Intel Corporation."

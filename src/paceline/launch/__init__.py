@@ -2,8 +2,7 @@
 
 job          run a command on ranks; its output, signals and exit status (`run`)
 calling      call a function on ranks that are started for it (`call`)
-command      the mpiexec command line and environment (`mpiexec`)
-library      which MPI is installed (`find`)
+library      which MPI is installed (`find`), and its command line and environment (`mpiexec`)
 prepare      start MPI in this process (`mpi`, `communicator`, `by_hand`); pmi is its relay to Slurm
 world        the job that this process is a rank of (`world`, `verify`)
 guard        end all ranks when one fails (`abort_on_error`)
@@ -16,11 +15,10 @@ supervise    the script that makes sure that nothing of a job is left behind
 from __future__ import annotations
 
 from paceline.launch.calling import RanksFailedError, call
-from paceline.launch.command import mpiexec
 from paceline.launch.cores import allowed_cores, machine_cores, take_cores
 from paceline.launch.guard import abort_on_error
 from paceline.launch.job import run
-from paceline.launch.library import Library, find
+from paceline.launch.library import Library, find, mpiexec
 from paceline.launch.prepare import by_hand, communicator, mpi, prepared, refuse
 from paceline.launch.resources import (
     allocated_cores,

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.errors import AgreedError, UsageError
-from paceline.launch.command import allocated_nodes
 from paceline.launch.job import run
+from paceline.launch.library import allocated_nodes
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection, Listener

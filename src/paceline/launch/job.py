@@ -24,8 +24,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Literal
 
-from paceline.launch.command import allocated_nodes, mpiexec
 from paceline.launch.cores import core_variables, reserve_cores
+from paceline.launch.library import allocated_nodes, mpiexec
 from paceline.launch.processes import process_command
 from paceline.launch.resources import threads_per_rank
 

@@ -19,10 +19,9 @@ from types import ModuleType
 from typing import Any, Literal, NoReturn
 
 from paceline.errors import UsageError
-from paceline.launch.command import for_library
 from paceline.launch.cores import machine_cores
 from paceline.launch.guard import _say, abort_on_error, forget_segments
-from paceline.launch.library import TITLES, Library, home_settings, installed_wheels
+from paceline.launch.library import TITLES, Library, for_library, home_settings, installed_wheels
 from paceline.launch.pmi import interpose
 from paceline.launch.resources import limit_threads, threads_of_rank
 from paceline.launch.world import World, refuse_mismatch, verify, world

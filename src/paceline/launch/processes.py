@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from paceline.launch.command import clean
 from paceline.launch.cores import take_cores
+from paceline.launch.library import clean
 from paceline.launch.resources import thread_variables, threads_per_rank
 
 START = "import sys; from paceline.launch.processes import main; sys.exit(main())"
