@@ -119,7 +119,7 @@ def _keep(costs: Costs, name: str) -> None:
 def merge_tables(alone: dict[str, Any], more: dict[str, Any]) -> dict[str, list[list[float]]]:
     """Merge two tables by rising amounts, lowering points raised by noise; values measured together have priority.
 
-    >>> merged({"update": [[2, 1.0], [8, 3.0]]}, {"update": [[4, 0.5]], "part": []})
+    >>> merge_tables({"update": [[2, 1.0], [8, 3.0]]}, {"update": [[4, 0.5]], "part": []})
     {'update': [[2.0, 0.5], [4.0, 0.5], [8.0, 3.0]]}
     """
     found = {}
