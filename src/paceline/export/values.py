@@ -25,16 +25,9 @@ FINAL = {
 }
 SIMULATED = ("network", "slow", "jitter", "compute", "rendezvous")
 OMITTED = (
-    "format",
-    "objects",
-    "asked",
-    "class_names",
-    "shape",
-    "label_shape",
-    "simulated",
-    "strategy_facts",
+    "format", "objects", "asked", "class_names", "shape", "label_shape", "simulated", "strategy_facts",
     "code",
-)
+)  # fmt: skip
 
 
 class Point(NamedTuple):

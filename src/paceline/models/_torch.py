@@ -137,9 +137,8 @@ def evaluation_mode(roots: Iterable[nn.Module]) -> Iterator[None]:
     """
     roots = list(roots)
     parts = _parts(roots)
-    plain = all(map(_has_default_modes, {type(part) for part in parts})) and all(
-        map(_has_no_own_modes, parts)
-    )
+    kinds = {type(part) for part in parts}
+    plain = all(map(_has_default_modes, kinds)) and all(map(_has_no_own_modes, parts))
     before = [(part, part.training) for part in parts]
     for root in () if plain else roots:
         root.eval()
@@ -667,16 +666,8 @@ class TorchModel:
     def __getstate__(self) -> dict[str, Any]:
         self._before()
         rebuilt = (
-            "x",
-            "_g",
-            "_in_pass",
-            "layers",
-            "buffers",
-            "_trained",
-            "_state",
-            "_begins",
-            "_ready_layers",
-        )
+            "x", "_g", "_in_pass", "layers", "buffers", "_trained", "_state", "_begins", "_ready_layers",
+        )  # fmt: skip
         state = {name: value for name, value in vars(self).items() if name not in rebuilt}
         return {**state, "x": self.x} if any(one.mirrored for one in self._trained) else state
 

@@ -19,12 +19,9 @@ SIZE, SMALL = 9.5, 8.5
 HEADINGS = {1: 19.0, 2: 14.0, 3: 11.5, 4: 10.0}
 ACCENT, TINT = "#0b5a8c", "#eef5fa"
 TINTS = {
-    "best": "#e5f3ec",
-    "diverged": "#fbeee6",
-    "failed": "#fbeee6",
-    "simulated": "#f2f2f7",
+    "best": "#e5f3ec", "diverged": "#fbeee6", "failed": "#fbeee6", "simulated": "#f2f2f7",
     "published": "#f6f3e6",
-}
+}  # fmt: skip
 # A table's letters become smaller until no word is broken and no cell has more lines than this.
 SIZES, LINES, GAP = (8.5, 8.0, 7.5, 7.0, 6.5, 6.0, 5.5), 9, 9.0
 WHOLE = 100.0  # words wider than this may be broken

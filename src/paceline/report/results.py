@@ -91,12 +91,8 @@ def _failed(cell: Failed) -> tuple[Value, ...]:
     settings = cell.settings
     ranks = settings.get("ranks")
     words = " (simulated)" if settings.get("simulated") else ""
-    known = (
-        f"{settings.get('strategy', '')}{words}",
-        ranks if isinstance(ranks, int) else None,
-        None,
-        "failed",
-    )
+    name = f"{settings.get('strategy', '')}{words}"
+    known = (name, ranks if isinstance(ranks, int) else None, None, "failed")
     return (*known, *(None for _ in COLUMNS[len(known) :]))
 
 

@@ -28,10 +28,8 @@ def draw(
         raise UsageError(f"{run.folder} has no steps to draw")
     timeline = timeline if steps is None else select_steps(timeline, steps)
     with settings("paceline trace"):
-        save_page(
-            _figure(run, timeline, typical_window(timeline) if steps is None else whole_window(timeline)),
-            path,
-        )
+        window = typical_window(timeline) if steps is None else whole_window(timeline)
+        save_page(_figure(run, timeline, window), path)
 
 
 def typical_window(timeline: Timeline) -> tuple[int, int]:
@@ -96,14 +94,9 @@ def _figure(run: Run, timeline: Timeline, window: tuple[int, int]) -> Any:
     work = [span for span in split_waits(timeline, window) if span.rank < rows]
     for kind, colour in COLOURS.items():
         for rank in range(rows):
-            bars = [
-                (
-                    (max(span.start, start) - start) / scale,
-                    (min(span.end, end) - max(span.start, start)) / scale,
-                )
-                for span in work
-                if span.kind == kind and span.rank == rank
-            ]
+            own = [span for span in work if span.kind == kind and span.rank == rank]
+            cut = [(max(span.start, start), min(span.end, end)) for span in own]
+            bars = [((first - start) / scale, (last - first) / scale) for first, last in cut]
             axes.broken_barh(bars, (rank - 0.36, 0.72), facecolors=colour, linewidth=0)
     _mark_steps(axes, timeline, window, rows, scale)
     drawn = _draw_messages(axes, timeline, window, rows, scale)
@@ -140,13 +133,8 @@ def _mark_steps(axes: Any, timeline: Timeline, window: tuple[int, int], rows: in
     for span in timeline.steps:
         if span.rank < rows and window[0] <= span.start < window[1]:
             at = (span.start - window[0]) / scale
-            axes.plot(
-                [at, at],
-                [span.rank - 0.46, span.rank + 0.46],
-                color=INK,
-                linewidth=1.1,
-                solid_capstyle="butt",
-            )
+            ends = [span.rank - 0.46, span.rank + 0.46]
+            axes.plot([at, at], ends, color=INK, linewidth=1.1, solid_capstyle="butt")
             if span.rank == first:
                 axes.annotate(
                     span.name, (at, 1), xycoords=("data", "axes fraction"), xytext=(0, 3),

@@ -452,12 +452,7 @@ def _complete(span: Span, category: str) -> dict[str, Any]:
 
 def _flow(phase: str, number: int, call: Span, at: int) -> dict[str, Any]:
     event = {
-        "ph": phase,
-        "name": "message",
-        "cat": "message",
-        "id": number,
-        "pid": PROCESS,
-        "tid": call.rank,
+        "ph": phase, "name": "message", "cat": "message", "id": number, "pid": PROCESS, "tid": call.rank,
         "ts": at / 1000,
-    }
+    }  # fmt: skip
     return {**event, "bp": "e"} if phase == "f" else event

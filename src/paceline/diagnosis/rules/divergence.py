@@ -27,18 +27,9 @@ def find(case: Case) -> Cause | None:
     remedy.append("--schedule warmup")
     if first.finding("staleness", "mean") is not None:
         remedy = [staleness.remedies(there)]
-    return Cause(
-        rule=RULE.name,
-        share=1.0,
-        words=words,
-        advice=", or ".join(
-            filter(
-                None, [*remedy, "--on-divergence halve (goes back and halves the learning rate by itself)"]
-            )
-        ),
-        of_accuracy=True,
-        ranks=first.ranks,
-    )
+    remedy.append("--on-divergence halve (goes back and halves the learning rate by itself)")
+    advice = ", or ".join(filter(None, remedy))
+    return Cause(rule=RULE.name, share=1.0, words=words, advice=advice, of_accuracy=True, ranks=first.ranks)
 
 
 def _some(scale: Scale) -> str:

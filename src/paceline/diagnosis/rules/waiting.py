@@ -71,14 +71,11 @@ def _by_chance(case: Case, part: float) -> Cause:
     rank, often = timing.often
     mostly = often >= max(MOSTLY, TURNS / timing.workers)
     first = f"rank {rank} is the slowest in {share(often)} of the steps, and " if mostly else ""
-    any_ = (
-        ""
-        if mostly
-        else f"the slowest rank changes, most often it is rank {rank} ({share(often)} of the steps); "
-    )
+    changes = f"the slowest rank changes, most often it is rank {rank} ({share(often)} of the steps); "
     words = (
         f"at {count(case.at.ranks, 'rank')} {first}computing varies from step to step: the slowest rank of a step takes "
-        f"{duration(timing.slowest)}, the mean is {duration(timing.compute)}; {any_}waiting takes {share(part)} of the time"
+        f"{duration(timing.slowest)}, the mean is {duration(timing.compute)}; "
+        f"{'' if mostly else changes}waiting takes {share(part)} of the time"
     )
     return Cause(rule=STRAGGLERS.name, share=part, words=words, advice=_for_chance(case))
 
