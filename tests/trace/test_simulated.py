@@ -193,7 +193,7 @@ def test_old_records_are_refused_in_a_line(
 
 
 def test_refusals(machine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UsageError, match="a trace is kept in the run's folder"):
+    with pytest.raises(UsageError, match="a trace is stored in the run's folder"):
         fit("mlp:8", "iris", strategy="serial", runs=None, trace=True, **SMALL)
     run = simulated(tmp_path, machine, "sync")
     out = ["-o", str(tmp_path / "trace.json")]

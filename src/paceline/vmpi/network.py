@@ -261,7 +261,7 @@ def parse_network(text: str, load_node: Callable[[str], Node] | None = None) -> 
     'infiniband:bandwidth=50000000000.0B/s'
     >>> parse_network("10gbe:latency=20")
     Traceback (most recent call last):
-    paceline.errors.UsageError: latency of 10gbe must have a unit, as 20us; got '20'; choose one of ns, us, ms, s
+    paceline.errors.UsageError: latency of 10gbe must have a unit, such as 20us; got '20'; choose one of ns, us, ms, s
     """
     name, _, rest = text.partition(":")
     words = [word for word in rest.split(",") if word]
