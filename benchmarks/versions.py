@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-MNIST = ["--data", "mnist", "--model", "mlp:128,64", "--epochs", "2"]
+MNIST = ["--data", "mnist", "--model", "mlp:128,64", "--epochs", "2", "--lr", "0.01"]
 
 
 def cases(ranks: list[int]) -> dict[str, tuple[str, list[str]]]:
@@ -43,7 +43,7 @@ def cases(ranks: list[int]) -> dict[str, tuple[str, list[str]]]:
             "psgd",
             "hogwild",
             "gossip",
-            f"parameter-server:masters={max(1, n // 4)}",
+            f"parameter-server:masters={max(1, n // 4)},placement=even",
         ):
             found[f"{strategy}, {n} ranks"] = (
                 "speed",
@@ -85,6 +85,7 @@ def main() -> None:
     parser.add_argument("--new", required=True, help="the Python of the environment with the new version")
     parser.add_argument("--ranks", default="4,16")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", default="", help="only cases whose name contains one of these, separated by commas")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no further case after so long")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
@@ -92,6 +93,8 @@ def main() -> None:
     begun, table = time.monotonic(), {}
     print(f"{'case':48} {'old':>12} {'new':>12} {'new/old':>8}  range")
     for name, (kind, arguments) in cases([int(n) for n in asked.ranks.split(",")]).items():
+        if not any(part in name for part in asked.only.split(",")):
+            continue
         if time.monotonic() - begun > asked.seconds:
             print(f"{name:48} not measured: out of time")
             continue

@@ -7,7 +7,7 @@ Nothing is measured inside a block that is already timed: an exchange, an evalua
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from paceline.comm.clocks import CLOSED, Stopwatch
@@ -21,7 +21,7 @@ REQUESTED = frozenset(name for name in EXCHANGES if name.startswith("I") and nam
 
 
 class Timer:
-    """Wraps the calls of a communicator.
+    """Wraps the calls of a communicator, so that its rank's stopwatch knows what is under way.
 
     >>> ticks = iter([0.0, 1.0, 4.0])
     >>> watch = Stopwatch(lambda: next(ticks), waits="wait")
@@ -32,54 +32,79 @@ class Timer:
 
     def __init__(self, watch: Stopwatch) -> None:
         self._watch = watch
+        self._timed: dict[type, Callable[[Any], Any]] = {}  # by class: what makes a timed request of a request
 
     def wrap(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a timed version of a call, whose requests are timed too; return other methods unchanged."""
+        """Return a call that is timed, and whose requests are; other methods as they are."""
         if name not in EXCHANGES and name not in WAITS:
             return call
-        watch, requests = self._watch, name in REQUESTED
-        kind = watch.waits if name in WAITS or plain_name(name) == "Barrier" else "exchange"
+        watch, timed = self._watch, self._timed
+        waits = name in WAITS or plain_name(name) == "Barrier"
+        if name not in REQUESTED:
+            return _timing(watch, call, waits=waits)
 
         def timing(*given: Any, **named: Any) -> Any:
             doing = watch.kind
             if doing == "exchange":  # a collective's own messages: it waits for them itself
                 return call(*given, **named)
             if doing in CLOSED:
-                found = call(*given, **named)
+                request = call(*given, **named)
             else:
-                watch.switch(kind)
+                watch.switch(watch.waits if waits else "exchange")
                 try:
-                    found = call(*given, **named)
+                    request = call(*given, **named)
                 finally:
                     watch.switch(doing)
-            return timed_request(found, watch) if requests else found
+            kind = type(request)
+            make = timed.get(kind)
+            if make is None:
+                make = timed[kind] = _maker(kind, watch)
+            return make(request)
 
         return timing
 
 
-def timed_request(request: Any, watch: Stopwatch) -> Any:
-    """Return a request whose waiting is timed; an MPI request remains an instance of MPI's class."""
-    kind: Any = type(request)
-    if request is None or isinstance(request, str):
+def _timing(watch: Stopwatch, call: Callable[..., Any], *, waits: bool) -> Callable[..., Any]:
+    """Return a call during which a rank waits for others, or else exchanges."""
+
+    def timing(*given: Any, **named: Any) -> Any:
+        doing = watch.kind
+        if doing in CLOSED:
+            return call(*given, **named)
+        watch.switch(watch.waits if waits else "exchange")
+        try:
+            return call(*given, **named)
+        finally:
+            watch.switch(doing)
+
+    return timing
+
+
+def _maker(kind: Any, watch: Stopwatch) -> Callable[[Any], Any]:
+    """Return a function that makes timed requests of requests of this class; one of MPI's stays one of MPI's."""
+    if kind in (type(None), str):
+        return lambda request: request
+    if not any(base.__module__ == "mpi4py.MPI" for base in kind.__mro__):
+        return lambda request: Around(request, watch)
+    made: Any = type(f"Timed{kind.__name__}", (kind,), {"__slots__": (), **_waits(kind, watch)})
+    if kind.__module__ == "mpi4py.MPI":
+        return partial(made.__new__, made)  # the same handle
+
+    def change(request: Any) -> Any:  # a class of Python's: a traced request
+        request.__class__ = made
         return request
-    if not _is_mpi(kind):
-        return Around(request, watch)
-    made = _of_mpi(kind, watch)
-    try:
-        request.__class__ = made  # an instance of a Python subclass: a traced one
-    except TypeError:
-        request = made.__new__(made, request)  # the same handle
-    return request
+
+    return change
 
 
-@cache
-def _is_mpi(kind: Any) -> bool:
-    return any(base.__module__ == "mpi4py.MPI" for base in kind.__mro__)
-
-
-@cache
-def _of_mpi(kind: Any, watch: Stopwatch) -> Any:
-    return type(f"Timed{kind.__name__}", (Timing, kind), {"__slots__": (), "_watch": watch})
+def _waits(kind: Any, watch: Stopwatch) -> dict[str, Any]:
+    """Return the calls with which requests of a class are waited for, timed."""
+    found: dict[str, Any] = {}
+    for name, waits in (("Wait", True), ("Test", False)):
+        found[name] = _timing(watch, getattr(kind, name), waits=waits)
+        for several in ("all", "any", "some"):
+            found[name + several] = staticmethod(_timing(watch, getattr(kind, name + several), waits=waits))
+    return found
 
 
 class Waiting:
@@ -93,43 +118,6 @@ class Waiting:
         if name not in EXCHANGES and name not in WAITS:
             return call
         return lambda *given, **named: _waiting(self._watch, partial(call, **named), *given)
-
-
-class Timing:
-    """Timed versions of the calls that wait for requests."""
-
-    __slots__ = ()
-    _watch: Stopwatch
-
-    def Wait(self, status: Any = None) -> Any:
-        return _waiting(self._watch, super().Wait, status)  # type: ignore[misc]
-
-    def Test(self, status: Any = None) -> Any:
-        return _testing(self._watch, super().Test, status)  # type: ignore[misc]
-
-    @classmethod
-    def Waitall(cls, requests: Sequence[Any], statuses: Any = None) -> Any:
-        return _waiting(cls._watch, super().Waitall, requests, statuses)  # type: ignore[misc]
-
-    @classmethod
-    def Waitany(cls, requests: Sequence[Any], status: Any = None) -> Any:
-        return _waiting(cls._watch, super().Waitany, requests, status)  # type: ignore[misc]
-
-    @classmethod
-    def Waitsome(cls, requests: Sequence[Any], statuses: Any = None) -> Any:
-        return _waiting(cls._watch, super().Waitsome, requests, statuses)  # type: ignore[misc]
-
-    @classmethod
-    def Testall(cls, requests: Sequence[Any], statuses: Any = None) -> Any:
-        return _testing(cls._watch, super().Testall, requests, statuses)  # type: ignore[misc]
-
-    @classmethod
-    def Testany(cls, requests: Sequence[Any], status: Any = None) -> Any:
-        return _testing(cls._watch, super().Testany, requests, status)  # type: ignore[misc]
-
-    @classmethod
-    def Testsome(cls, requests: Sequence[Any], statuses: Any = None) -> Any:
-        return _testing(cls._watch, super().Testsome, requests, statuses)  # type: ignore[misc]
 
 
 class Around:
