@@ -85,7 +85,9 @@ def main() -> None:
     parser.add_argument("--new", required=True, help="the Python of the environment with the new version")
     parser.add_argument("--ranks", default="4,16")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", default="", help="only cases whose name contains one of these, separated by commas")
+    parser.add_argument(
+        "--only", default="", help="only cases whose name contains one of these, separated by commas"
+    )
     parser.add_argument("--seconds", type=float, default=1e9, help="start no further case after so long")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()

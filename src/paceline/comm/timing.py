@@ -32,7 +32,9 @@ class Timer:
 
     def __init__(self, watch: Stopwatch) -> None:
         self._watch = watch
-        self._timed: dict[type, Callable[[Any], Any]] = {}  # by class: what makes a timed request of a request
+        self._timed: dict[
+            type, Callable[[Any], Any]
+        ] = {}  # by class: what makes a timed request of a request
 
     def wrap(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return a call that is timed, and whose requests are; other methods as they are."""
