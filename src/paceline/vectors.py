@@ -196,6 +196,9 @@ def charge_whole(
     >>> charged, float(x[0])
     ([('update', 100)], 0.5)
     """
+    if type(x) is np.ndarray:
+        function(x, *arguments)
+        return
     meter = _meter(x)
     if meter is not None:
         if amount:
