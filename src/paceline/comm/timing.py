@@ -119,7 +119,7 @@ class Waiting:
         call = getattr(self._comm, name)
         if name not in EXCHANGES and name not in WAITS:
             return call
-        return lambda *given, **named: _waiting(self._watch, partial(call, **named), *given)
+        return _timing(self._watch, call, waits=True)
 
 
 class Around:
@@ -137,56 +137,38 @@ class Around:
         return bool(self.bare)
 
     def Wait(self, status: Any = None) -> Any:
-        return _waiting(self._watch, self.bare.Wait, status)
+        return _timing(self._watch, self.bare.Wait, waits=True)(status)
 
     def Test(self, status: Any = None) -> Any:
-        return _testing(self._watch, self.bare.Test, status)
+        return _timing(self._watch, self.bare.Test, waits=False)(status)
 
     @classmethod
     def Waitall(cls, requests: Sequence[Any], statuses: Any = None) -> Any:
-        return _several(_waiting, "Waitall", requests, statuses)
+        return _several("Waitall", requests, statuses)
 
     @classmethod
     def Waitany(cls, requests: Sequence[Any], status: Any = None) -> Any:
-        return _several(_waiting, "Waitany", requests, status)
+        return _several("Waitany", requests, status)
 
     @classmethod
     def Waitsome(cls, requests: Sequence[Any], statuses: Any = None) -> Any:
-        return _several(_waiting, "Waitsome", requests, statuses)
+        return _several("Waitsome", requests, statuses)
 
     @classmethod
     def Testall(cls, requests: Sequence[Any], statuses: Any = None) -> Any:
-        return _several(_testing, "Testall", requests, statuses)
+        return _several("Testall", requests, statuses)
 
     @classmethod
     def Testany(cls, requests: Sequence[Any], status: Any = None) -> Any:
-        return _several(_testing, "Testany", requests, status)
+        return _several("Testany", requests, status)
 
     @classmethod
     def Testsome(cls, requests: Sequence[Any], statuses: Any = None) -> Any:
-        return _several(_testing, "Testsome", requests, statuses)
+        return _several("Testsome", requests, statuses)
 
 
-def _several(how: Callable[..., Any], name: str, requests: Sequence[Any], statuses: Any) -> Any:
+def _several(name: str, requests: Sequence[Any], statuses: Any) -> Any:
     watch = next(request._watch for request in requests if isinstance(request, Around))
     bare = [request.bare if isinstance(request, Around) else request for request in requests]
-    return how(watch, getattr(type(bare[0]), name), bare, statuses)
-
-
-def _waiting(watch: Stopwatch, call: Callable[..., Any], *given: Any) -> Any:
-    return _call(watch, watch.waits, call, given)
-
-
-def _testing(watch: Stopwatch, call: Callable[..., Any], *given: Any) -> Any:
-    return _call(watch, "exchange", call, given)
-
-
-def _call(watch: Stopwatch, kind: str, call: Callable[..., Any], given: tuple[Any, ...]) -> Any:
-    doing = watch.kind
-    if doing in CLOSED:
-        return call(*given)
-    watch.switch(kind)
-    try:
-        return call(*given)
-    finally:
-        watch.switch(doing)
+    call = getattr(type(bare[0]), name)
+    return _timing(watch, call, waits=name.startswith("Wait"))(bare, statuses)
