@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -110,3 +111,90 @@ class Config:
     def own_batch(self) -> int:
         """Return the samples in one step of one rank, if ranks compute whole batches."""
         return self.batch_per_rank or self.batch or 64
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A time between two checkpoints: in seconds, steps or epochs; all None: never.
+
+    >>> Interval.parse("30s"), Interval.parse("500 steps"), Interval.parse("epoch").epochs
+    (Interval(seconds=30.0, steps=None, epochs=None), Interval(seconds=None, steps=500, epochs=None), 1)
+    """
+
+    seconds: float | None = None
+    steps: int | None = None
+    epochs: int | None = None
+
+    @classmethod
+    def parse(cls, text: str, what: str = "checkpoint-every") -> Interval:
+        """Parse "30s", "10m", "1h", "500 steps", "epoch", "2 epochs" or "never"."""
+        words = str(text).strip().lower()
+        if words == "never":
+            return cls()
+        if words == "epoch":
+            return cls(epochs=1)
+        counted = re.fullmatch(r"(\d{1,15})\s*(step|epoch)s?", words)
+        if counted and int(counted[1]) > 0:
+            return cls(**{f"{counted[2]}s": int(counted[1])})
+        if counted is None and (found := duration(words)) is not None and found > 0:
+            return cls(seconds=found)
+        raise UsageError(
+            f"{what} must be a time (30s, 10m, 1h), N steps, epoch, N epochs or never; got {text!r}"
+        )
+
+
+def duration(text: str) -> float | None:
+    """Return the seconds that a text such as "30s", "1.5m", "2h" or "45" means; None if it means none.
+
+    >>> duration("1.5m"), duration("45"), duration("soon")
+    (90.0, 45.0, None)
+    """
+    found = re.fullmatch(r"(\d{1,12}(?:\.\d{0,9})?)\s*(s|m|h|d)?", text.strip().lower())
+    return (
+        None if found is None else float(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2] or "s"]
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Safety:
+    """How a run is protected against signals, failures and stalls. None of this changes what is trained.
+
+    >>> Safety(checkpoint_every="500 steps").interval.steps
+    500
+    """
+
+    checkpoint_every: str = _setting(
+        "3m", "save a checkpoint at this interval: 30s, 10m, 500 steps, epoch or never", "TIME"
+    )
+    checkpoints: int = _setting(2, "keep this many of the latest checkpoints", "K")
+    stall_timeout: str = _setting(
+        "60s", "report a rank that makes no progress for this long, beyond the longest step so far", "TIME"
+    )
+    on_stall: Literal["warn", "abort", "checkpoint-abort"] = _setting(
+        "warn", "what to do about such a rank: only report it, end the run, or save a checkpoint and end it"
+    )
+    tolerate_failures: bool = _setting(False, "go on without ranks that die (Open MPI), or restart")
+    restarts: int = _setting(
+        3, "with --tolerate-failures: restart from the last checkpoint at most this many times", "R"
+    )
+
+    def __post_init__(self) -> None:
+        Interval.parse(self.checkpoint_every)
+        if duration(str(self.stall_timeout)) is None and self.stall_timeout != "never":
+            raise UsageError(f"stall-timeout must be a time (60s, 5m) or never; got {self.stall_timeout!r}")
+        if self.on_stall not in ("warn", "abort", "checkpoint-abort"):
+            raise unknown("on-stall", str(self.on_stall), ("warn", "abort", "checkpoint-abort"))
+        for name, least in (("checkpoints", 1), ("restarts", 0)):
+            value: Any = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+                raise UsageError(f"{name} must be a whole number of at least {least}; got {value!r}")
+
+    @property
+    def interval(self) -> Interval:
+        """The interval between checkpoints."""
+        return Interval.parse(self.checkpoint_every)
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds without progress before a rank is reported; None: for ever."""
+        return duration(str(self.stall_timeout))

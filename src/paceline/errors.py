@@ -1,4 +1,4 @@
-"""Errors in what the user asked for."""
+"""Errors in what the user asked for, and the end of a run that was asked to stop."""
 
 from __future__ import annotations
 
@@ -20,6 +20,18 @@ class UntrustedError(UsageError):
 
 class AgreedError(UsageError):
     """Bad input that every rank of a job knows about and raises, so that each can end by itself."""
+
+
+class StoppedError(Exception):
+    """The end of a run before its time, because a signal asked for it; raised on every rank, between two steps.
+
+    >>> StoppedError(15).signal
+    15
+    """
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(f"stopped by signal {signal}")
+        self.signal = signal
 
 
 def unknown(what: str, name: str, choices: Iterable[str]) -> UsageError:

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.config import Config
+from paceline.config import Config, Safety
 from paceline.errors import UsageError
 from paceline.simulate.options import NAMES, Options, options_of
 
@@ -171,15 +171,19 @@ def _job(
     }
     if not isinstance(strategy, str):
         objects["strategy"] = strategy = strategy_of(strategy)
+    safety = Safety(
+        **{field.name: settings.pop(field.name) for field in fields(Safety) if field.name in settings}
+    )
     config = _config(model, data, strategy, settings, trust)
     where = None if runs is None else Path(runs)
-    return Job(config=config, **objects, runs=where, trace=trace, objects=tuple(objects))
+    return Job(config=config, **objects, runs=where, trace=trace, safety=safety, objects=tuple(objects))
 
 
 def _config(model: Any, data: Any, strategy: Any, settings: dict[str, Any], trust: bool) -> Config:
     known = [field.name for field in fields(Config) if field.name not in ("model", "data", "strategy")]
     for name in settings:
         if name not in known:
+            known += [field.name for field in fields(Safety)]
             simulated = f'; with on="sim" also {", ".join(NAMES)}'
             raise UsageError(f"unknown setting {name!r} of fit; choose one of {', '.join(known)}{simulated}")
     words = {"model": model, "data": data, "strategy": strategy}

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import MISSING, fields
 from typing import Any, Literal
 
-from paceline.config import Config
+from paceline.config import Config, Safety
 from paceline.simulate.options import Options
 
 GROUPS = {
@@ -33,11 +33,27 @@ def add_settings(parser: argparse.ArgumentParser, *, but: Collection[str] = ()) 
     """Add the settings of a run, except for `but`, and return the groups that they are in."""
     groups = {title: parser.add_argument_group(title) for title in GROUPS}
     group_of = {name: groups[title] for title, members in GROUPS.items() for name in members}
-    kinds = typing.get_type_hints(Config)
-    for setting in fields(Config):
+    _add_fields(Config, group_of, but)
+    return groups
+
+
+def add_safety(group: Any, *, but: Collection[str] = ()) -> None:
+    """Add the settings that protect a run, except for `but`."""
+    _add_fields(Safety, {setting.name: group for setting in fields(Safety)}, but)
+
+
+def _add_fields(of: type[Any], group_of: dict[str, Any], but: Collection[str]) -> None:
+    """Add one argument for each field of a dataclass of settings."""
+    kinds = typing.get_type_hints(of)
+    for setting in fields(of):
         if setting.name in but:
             continue
         kind = kinds[setting.name]
+        if kind is bool:
+            group_of[setting.name].add_argument(
+                f"--{setting.name.replace('_', '-')}", action="store_true", help=setting.metadata["help"]
+            )
+            continue
         literal = typing.get_origin(kind) is Literal
         kinds_taken = (kind, *typing.get_args(kind))
         number = int if int in kinds_taken else float if float in kinds_taken else str
@@ -53,7 +69,6 @@ def add_settings(parser: argparse.ArgumentParser, *, but: Collection[str] = ()) 
             metavar=None if literal else setting.metadata["metavar"],
             help=(setting.metadata["help"] + shown).replace("%", "%%"),
         )
-    return groups
 
 
 def add_simulation(group: Any, *, but: Collection[str] = ()) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.commands import import_from_here
-from paceline.commands._settings import add_settings, add_simulation
-from paceline.config import Config
+from paceline.commands._settings import add_safety, add_settings, add_simulation
+from paceline.config import Config, Safety
 from paceline.names import as_arguments
 from paceline.simulate.options import NAMES, PLACES, Options, options_of
 
@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="train on real ranks, or on simulated ones in this process (default: mpi)",
     )  # fmt: skip
     where.add_argument("--no-bind", action="store_true", help="do not reserve cores for the ranks")
+    add_safety(parser.add_argument_group("checkpoints and failures"))
     add_simulation(parser.add_argument_group("options for --on sim"))
     output = parser.add_argument_group("record and output")
     output.add_argument(
@@ -84,6 +85,7 @@ def main(args: argparse.Namespace) -> int:
     if args.name is not None:
         check_name(args.name)
     config = Config(**{setting.name: getattr(args, setting.name) for setting in fields(Config)})
+    args.safety = Safety(**{setting.name: getattr(args, setting.name) for setting in fields(Safety)})
     given = {name: value for name in NAMES if (value := getattr(args, name)) is not None}
     options = options_of(args.on, given)
     here = launch.world()
@@ -112,7 +114,7 @@ def _start(args: argparse.Namespace, config: Config) -> int:
     from paceline import launch
     from paceline.training.job import Job
 
-    job = Job(config=config, runs=args.runs, run_name=args.name, trace=args.trace)
+    job = Job(config=config, runs=args.runs, run_name=args.name, trace=args.trace, safety=args.safety)
     job.check_early(args.ranks)
     command = [
         sys.executable,
@@ -122,7 +124,7 @@ def _start(args: argparse.Namespace, config: Config) -> int:
         f"--runs={args.runs}",
         f"--expect-ranks={args.ranks}",
     ]
-    command += as_arguments(config)
+    command += [*as_arguments(config), *as_arguments(args.safety)]
     command += [] if args.name is None else [f"--name={args.name}"]
     command += [f"--{flag}" for flag in ("trace", "quiet", "json") if getattr(args, flag)]
     if sys.stderr.isatty():
@@ -144,7 +146,7 @@ def _simulate(args: argparse.Namespace, config: Config, options: Options) -> int
 
     progress = None if args.quiet else on(sys.stderr, simulated=True)
     try:
-        job = Job(config=config, runs=args.runs, run_name=args.name, trace=args.trace)
+        job = Job(config=config, runs=args.runs, run_name=args.name, trace=args.trace, safety=args.safety)
         fitted = simulate(job, args.ranks or 1, options, progress=progress)
     except SimulationError as error:
         if isinstance(error, RankFailed) and not isinstance(error.error, SimulationError | MPIError):
@@ -162,7 +164,7 @@ def _rank(args: argparse.Namespace, config: Config, here: Any) -> int:
     from paceline.training.progress import on
     from paceline.training.rank import train
 
-    job = Job(config=config, runs=args.runs, run_name=args.name, trace=args.trace)
+    job = Job(config=config, runs=args.runs, run_name=args.name, trace=args.trace, safety=args.safety)
     comm = None
     if here is not None or config.strategy != "serial":
         comm = launch.communicator(job.launcher() if here is None else "mpi")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from paceline import names as registry
 from paceline import names as spec
-from paceline.config import Config
+from paceline.config import Config, Safety
 from paceline.data import Dataset, load
 from paceline.errors import UsageError
 from paceline.models import Model, as_model, make
@@ -48,6 +48,7 @@ class Job:
     """The run's folder below `runs`; None: one named by the time, the strategy, the ranks and the seed."""
     trace: bool = False
     """True if the record should contain every span of time and every MPI call of every rank."""
+    safety: Safety = field(default_factory=Safety)
     objects: tuple[str, ...] = ()
     """Those of data, model and strategy that the user gave as objects, which cannot be rebuilt from the record."""
 

@@ -70,6 +70,8 @@ class Steps:
         self._epochs = epochs
         self._on_step = on_step
         self._states: dict[tuple[int | None, int | None], dict[str, Array]] = {}
+        self.stop_asked = 0
+        """The number of a signal that asks the run to save a checkpoint and stop; 0: none has come."""
         self._step = 0
         self._loss = 0.0
         self._epoch_sums = [0.0, 0]
