@@ -1,11 +1,20 @@
-"""Writing files completely or not at all, and JSON."""
+"""Reading files without trusting them, and writing them completely or not at all: text, JSON, arrays.
+
+Whatever a file holds, reading it ends with its contents or with a UsageError of one line that names the file. Nothing but
+regular files is opened, so reading never waits for a pipe or a device. No more memory is used than the size of the file
+explains: up to 1032 times as much for compressed arrays, which is the most that deflate can compress.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
+import stat
 import tempfile
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -115,3 +124,308 @@ def _umask() -> int:
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
+
+
+# ---- reading
+
+# The most that deflate compresses: 258 bytes into 2 bits.
+MOST_COMPRESSED = 1032
+# Sizes and depths that no file of ours comes near.
+LARGEST_TEXT = 1 << 28
+LONGEST_NUMBER = 64
+DEEPEST = 100
+LARGEST_HEADER = 1 << 16
+
+KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a folder",
+}
+
+
+def open_file(path: str | Path) -> IO[bytes]:
+    """Open a regular file for reading; raise a UsageError if it is anything else, without waiting for a pipe's writer.
+
+    >>> open_file("/dev/zero")
+    Traceback (most recent call last):
+    paceline.errors.UsageError: cannot read /dev/zero: it is a device
+    """
+    try:
+        _check_regular(path, Path(path).stat().st_mode)  # some devices act when they are opened
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            _check_regular(path, os.fstat(handle).st_mode)
+        except UsageError:
+            os.close(handle)
+            raise
+        return os.fdopen(handle, "rb")
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except UsageError:
+        raise
+    except ValueError:  # a path with a null character
+        raise UsageError(f"cannot read {str(path)!r}: it is not a path") from None
+
+
+def _check_regular(path: str | Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise UsageError(f"cannot read {path}: it is {KINDS.get(stat.S_IFMT(mode), 'not a file')}")
+
+
+def unreadable(path: str | Path, error: OSError) -> UsageError:
+    """Return the error for a file or folder that could not be read."""
+    return UsageError(f"cannot read {path}: {(error.strerror or str(error)).lower()}")
+
+
+def read_text(path: str | Path) -> str:
+    """Read a text file in UTF-8."""
+    with open_file(path) as file:
+        try:
+            if (size := os.fstat(file.fileno()).st_size) > LARGEST_TEXT:
+                raise UsageError(f"cannot read {path}: it has {size:,} bytes, more than {LARGEST_TEXT:,}")
+            return file.read(LARGEST_TEXT).decode()
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"cannot read {path}: it is not text in UTF-8 ({error.reason}, byte {error.start})"
+            ) from None
+        except OSError as error:
+            raise unreadable(path, error) from None
+
+
+def read_json(path: str | Path) -> Any:
+    """Read a JSON file; see `parse_json` for what is refused."""
+    return parse_json(read_text(path), str(path))
+
+
+def read_json_lines(path: str | Path) -> list[Any]:
+    """Read a file with one JSON value in each line."""
+    lines = read_text(path).split("\n")
+    return [
+        parse_json(line, f"line {number} of {path}") for number, line in enumerate(lines, 1) if line.strip()
+    ]
+
+
+def parse_json(text: str, what: str) -> Any:
+    """Parse JSON; raise a UsageError that begins with `what` if it is anything that other readers would trip over.
+
+    Apart from mistakes of syntax, these are: NaN and infinity, also as 1e999; whole numbers of more than 64 digits; a key
+    that appears twice in an object; values nested more than 100 deep; text with null characters or half characters.
+
+    >>> parse_json('{"ranks": 4, "ranks": 8}', "config.json")
+    Traceback (most recent call last):
+    paceline.errors.UsageError: config.json is not JSON: the key 'ranks' appears twice
+    """
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_int=_whole_number,
+            parse_float=_finite_number,
+            parse_constant=_finite_number,
+        )
+        _check_inside(value)
+    except RecursionError:
+        raise UsageError(f"{what} is not JSON: it is nested more than {DEEPEST} deep") from None
+    except ValueError as error:
+        why = str(error)
+        raise UsageError(f"{what} is not JSON: {why[:1].lower()}{why[1:]}") from None
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {twice[:40]!r} appears twice")
+    return found
+
+
+def _whole_number(word: str) -> int:
+    if len(word) > LONGEST_NUMBER:
+        raise ValueError(f"a number of {len(word)} digits")
+    return int(word)
+
+
+def _finite_number(word: str) -> float:
+    number = float(word)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {word[:40]} is not finite")
+    return number
+
+
+def _check_inside(value: Any) -> None:
+    """Raise a ValueError if the value is nested too deeply, or has text that is no valid path or cannot be printed."""
+    level = [value]
+    for _ in range(DEEPEST):
+        deeper: list[Any] = []
+        for inner in level:
+            if isinstance(inner, str):
+                if not inner.isascii():
+                    inner.encode()  # half a surrogate pair raises a UnicodeEncodeError
+                if "\0" in inner:
+                    raise ValueError(f"the text {inner[:40]!r} has a null character")
+            elif isinstance(inner, dict):
+                deeper += inner.keys()
+                deeper += inner.values()
+            elif isinstance(inner, list):
+                deeper += inner
+        if not deeper:
+            return
+        level = deeper
+    raise ValueError(f"it is nested more than {DEEPEST} deep")
+
+
+def read_arrays(path: str | Path, names: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
+    """Read the arrays of an .npz file, or those with the given names; raise a UsageError if anything is wrong with it.
+
+    Only numbers and text are read: no pickle. Arrays are in the byte order of this machine. Before any memory is
+    allocated, the size that an array's header promises is compared with that of its data.
+
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> write_arrays(folder / "a.npz", {"x": np.arange(3), "y": np.ones(2)})
+    >>> read_arrays(folder / "a.npz", ["x"])
+    {'x': array([0, 1, 2])}
+    >>> read_arrays(folder / "a.npz", ["z"])
+    Traceback (most recent call last):
+    paceline.errors.UsageError: .../a.npz cannot be read: it has no array 'z'; it has x, y
+    """
+    with _opened_arrays(path) as members:
+        return {name: members[name].read() for name in _chosen(members, names)}
+
+
+def read_shapes(path: str | Path) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    """Read the types and shapes of the arrays of an .npz file, without their contents.
+
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> write_arrays(folder / "a.npz", {"x": np.zeros((2, 3))})
+    >>> read_shapes(folder / "a.npz")
+    {'x': (dtype('float64'), (2, 3))}
+    """
+    with _opened_arrays(path) as members:
+        return {name: (member.dtype, member.shape) for name, member in members.items()}
+
+
+def _chosen(members: Collection[str], names: Collection[str] | None) -> Collection[str]:
+    if names is None:
+        return members
+    if missing := next((name for name in names if name not in members), None):
+        have = ", ".join(list(members)[:20]) or "none"
+        raise ValueError(f"it has no array {missing!r}; it has {have}")
+    return names
+
+
+@contextmanager
+def _opened_arrays(path: str | Path) -> Iterator[dict[str, _Member]]:
+    """Open an .npz file and check its directory and the headers of its arrays."""
+    with open_file(path) as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                yield _members(archive, os.fstat(file.fileno()).st_size)
+        except Exception as error:  # zipfile and zlib raise exceptions of many kinds for damaged files
+            raise UsageError(f"{path} cannot be read: {_why(error)}") from None
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, zipfile.BadZipFile) and "not a zip file" in str(error):
+        return "it is not an .npz file"
+    if isinstance(error, MemoryError):
+        return "there is not enough memory"
+    why = " ".join(str(error).split()) or type(error).__name__
+    return f"{why[:1].lower()}{why[1:200]}"
+
+
+def _members(archive: zipfile.ZipFile, size: int) -> dict[str, _Member]:
+    found: dict[str, _Member] = {}
+    packed = 0
+    for info in archive.infolist():
+        name = info.filename.removesuffix(".npy")
+        if name in found or name == info.filename:
+            raise ValueError(f"it has {'two arrays' if name in found else 'a file'} named {name[:40]!r}")
+        packed += info.compress_size
+        if packed > size:  # parts that overlap could be unpacked any number of times
+            raise ValueError("its parts are larger than the file")
+        found[name] = _Member(archive, info)
+    total = sum(math.prod(member.shape) * member.dtype.itemsize for member in found.values())
+    if total > (memory := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
+        raise ValueError(f"its arrays need {total:,} bytes, and this machine has {memory:,} bytes of memory")
+    found.pop("allow_pickle", None)  # older versions of NumPy stored the option of savez as an array
+    return found
+
+
+class _Member:
+    """One array of an .npz file."""
+
+    ITEM = re.compile(
+        r"""\s*(['"])(\w+)\1\s*:\s*('[^']*'|"[^"]*"|True|False|\([\dL,\s]*\))\s*(?:,\s*|(?=\}))"""
+    )
+    DTYPE = re.compile(r"[<>|=]?[?biufcSU][0-9]{0,9}")
+
+    def __init__(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
+        self._archive, self._info, self._name = archive, info, info.filename[:40]
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{self._name} is compressed with an unknown method, {info.compress_type}")
+        with archive.open(info) as file:
+            self.dtype, self.shape, self._columns_first, header = self._read_header(file)
+        promised = math.prod(self.shape) * self.dtype.itemsize
+        if header + promised != info.file_size:
+            raise ValueError(
+                f"{self._name} promises {promised:,} bytes of data and has {max(0, info.file_size - header):,}"
+            )
+        most = info.compress_size * (1 if info.compress_type == zipfile.ZIP_STORED else MOST_COMPRESSED)
+        if info.file_size > most:
+            raise ValueError(f"{self._name} promises {info.file_size:,} bytes in {info.compress_size:,}")
+
+    def _read_header(self, file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
+        """Return the type, the shape, whether columns come first, and the length of the header."""
+        start = file.read(8)
+        wide = 2 if start[6:7] == b"\x01" else 4
+        if start[:6] != b"\x93NUMPY" or start[6] not in (1, 2, 3):
+            raise ValueError(f"{self._name} is not an array")
+        length = int.from_bytes(file.read(wide), "little")
+        if length > LARGEST_HEADER:
+            raise ValueError(f"{self._name} has a header of {length:,} bytes")
+        text = file.read(length).decode("latin1").strip()
+        values: dict[str, str] = {}
+        place = 1
+        while (item := self.ITEM.match(text, place)) is not None:
+            values[item[2]] = item[3]
+            place = item.end()
+        if (
+            text[:1] != "{"
+            or text[place:].strip() != "}"
+            or values.keys() != {"descr", "fortran_order", "shape"}
+        ):
+            raise ValueError(f"the header of {self._name} is damaged, or its elements are not plain numbers")
+        kind, shape = values["descr"][1:-1], values["shape"].strip("()").replace("L", "")
+        try:
+            if not self.DTYPE.fullmatch(kind):
+                raise ValueError
+            dtype = np.dtype(kind)
+            sizes = tuple(int(word) for word in shape.split(",") if word.strip())
+        except (ValueError, TypeError):
+            raise ValueError(f"the header of {self._name} is damaged: {kind[:40]}, {shape[:40]}") from None
+        if dtype.itemsize == 0 or len(sizes) > 32 or max(sizes, default=0) >= 1 << 62:
+            raise ValueError(f"the header of {self._name} is damaged: {kind[:40]}, {shape[:40]}")
+        return dtype, sizes, values["fortran_order"] == "True", 8 + wide + length
+
+    def read(self) -> NDArray[Any]:
+        """Read the array, and compare it with its checksum."""
+        array: NDArray[Any] = np.empty(math.prod(self.shape), self.dtype)
+        with self._archive.open(self._info) as file:
+            self._read_header(file)
+            rest = array.view(np.uint8).data
+            while rest and (count := file.readinto(rest[: 1 << 22])):  # type: ignore[attr-defined]
+                rest = rest[count:]
+            if rest or file.read(1):  # at the end, the checksum is compared
+                raise ValueError(f"{self._name} is truncated")
+        array = array.astype(self.dtype.newbyteorder("="), copy=False)
+        if self.dtype.kind == "U" and array.size:
+            codes = array.view(np.uint32)
+            if ((codes > 0x10FFFF) | ((codes >= 0xD800) & (codes < 0xE000))).any():
+                raise ValueError(f"{self._name} has text with impossible characters")
+        if self.dtype.kind == "b" and (array.view(np.uint8) > 1).any():
+            raise ValueError(f"{self._name} has truth values other than 0 and 1")
+        return array.reshape(self.shape[::-1]).T if self._columns_first else array.reshape(self.shape)
