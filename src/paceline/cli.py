@@ -18,6 +18,7 @@ from paceline.errors import UsageError
 
 COMMANDS = {
     "train": ("paceline.commands.train", "train a network on one process or on many ranks"),
+    "resume": ("paceline.commands.resume", "go on with a run that was stopped or killed"),
     "predict": ("paceline.commands.predict", "predict with a trained network"),
     "study": (
         "paceline.commands.study",

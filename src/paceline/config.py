@@ -125,12 +125,19 @@ class Interval:
     steps: int | None = None
     epochs: int | None = None
 
+    @property
+    def any(self) -> bool:
+        """True unless it means never."""
+        return (self.seconds, self.steps, self.epochs) != (None, None, None)
+
     @classmethod
     def parse(cls, text: str, what: str = "checkpoint-every") -> Interval:
         """Parse "30s", "10m", "1h", "500 steps", "epoch", "2 epochs" or "never"."""
         words = str(text).strip().lower()
         if words == "never":
             return cls()
+        if words == "auto":
+            return cls(seconds=180.0)
         if words == "epoch":
             return cls(epochs=1)
         counted = re.fullmatch(r"(\d{1,15})\s*(step|epoch)s?", words)
@@ -164,7 +171,9 @@ class Safety:
     """
 
     checkpoint_every: str = _setting(
-        "3m", "save a checkpoint at this interval: 30s, 10m, 500 steps, epoch or never", "TIME"
+        "auto",
+        "save a checkpoint at this interval: 30s, 10m, 500 steps, epoch or never (auto: 3m, and never in the simulator)",
+        "TIME",
     )
     checkpoints: int = _setting(2, "keep this many of the latest checkpoints", "K")
     stall_timeout: str = _setting(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
+from pathlib import Path
+from signal import Signals
 
 
 class UsageError(ValueError):
@@ -29,9 +32,21 @@ class StoppedError(Exception):
     15
     """
 
-    def __init__(self, signal: int) -> None:
-        super().__init__(f"stopped by signal {signal}")
+    def __init__(self, signal: int, *, saved: bool = False) -> None:
+        super().__init__(f"stopped by {Signals(signal).name}")
         self.signal = signal
+        self.saved = saved
+        """True if a checkpoint was saved at this moment."""
+        self.run: Path | None = None
+        """The run's folder, if it has one."""
+
+    def __str__(self) -> str:
+        how = (
+            f"; go on with: paceline resume {shlex.quote(str(self.run))}"
+            if self.saved
+            else "; nothing was saved"
+        )
+        return f"stopped by {Signals(self.signal).name}{how}"
 
 
 def unknown(what: str, name: str, choices: Iterable[str]) -> UsageError:

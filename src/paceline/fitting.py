@@ -33,6 +33,7 @@ def fit(
     trace: bool = False,
     quiet: bool = False,
     trust: bool = False,
+    resume: str | Path | None = None,
     **settings: Any,
 ) -> Fitted:
     """Train `model` on `data` and return the results, including the trained model.
@@ -49,6 +50,9 @@ def fit(
     With `replay=RUN` the settings come from that run's record. If it names code (`module:attribute`), `trust=True` allows
     that code to be run.
 
+    With `resume=RUN` training goes on from the last checkpoint of that run, with its settings; `epochs` is then the number
+    of further epochs. Objects (model, data, strategy) are given again; names are taken from the record.
+
     With `trace=True` the record also holds every MPI call of every rank, which `paceline trace` draws.
 
     With `on="sim"` the ranks are simulated in this process, in virtual time: `ranks=256, network="10gbe"`. Further
@@ -63,8 +67,19 @@ def fit(
     options = options_of(on, {name: settings.pop(name) for name in NAMES if name in settings})
 
     def job() -> Job:
+        if resume is not None:
+            return _resumed(model, data, strategy, settings, Path(resume), wanted, trust)
         return _job(model, data, strategy, settings, runs, trace, trust)
 
+    wanted = ranks
+    if resume is not None:
+        from paceline.record import Run
+
+        before = Run(resume).config
+        asked = before.get("asked") or {}
+        if asked.get("on") == "sim" and options is None:
+            options = options_of("sim", {name: asked[name] for name in NAMES if asked.get(name) is not None})
+        ranks = int(before["ranks"]) if ranks is None else ranks
     if options is not None:
         return _simulated(job(), ranks, comm, options, quiet)
     if comm is None and (world() is not None or _mpi_is_running()):
@@ -177,6 +192,31 @@ def _job(
     config = _config(model, data, strategy, settings, trust)
     where = None if runs is None else Path(runs)
     return Job(config=config, **objects, runs=where, trace=trace, safety=safety, objects=tuple(objects))
+
+
+def _resumed(
+    model: Any, data: Any, strategy: Any, settings: dict[str, Any], run: Path, ranks: int | None, trust: bool
+) -> Job:
+    """Return the job that goes on with a run."""
+    from paceline.training.job import Job, strategy_of
+    from paceline.training.resuming import settings_of
+
+    given = {"model": model, "data": data, "strategy": strategy}
+    objects = {name: thing for name, thing in given.items() if not isinstance(thing, str)}
+    if "strategy" in objects:
+        objects["strategy"] = strategy_of(strategy)
+    safety = Safety(
+        **{field.name: settings.pop(field.name) for field in fields(Safety) if field.name in settings}
+    )
+    more = settings.pop("epochs", 0)
+    if settings:
+        raise UsageError(f"a run is resumed with its own settings; {', '.join(settings)} cannot be given")
+    folder = run.resolve()
+    config, _ = settings_of(folder, more_epochs=more, ranks=ranks, trust=trust, objects=objects)
+    return Job(
+        config=config, **objects, runs=folder.parent, run_name=folder.name, safety=safety, resume=folder,
+        trace=(folder / "trace.npz").exists(), objects=tuple(objects),
+    )  # fmt: skip
 
 
 def _config(model: Any, data: Any, strategy: Any, settings: dict[str, Any], trust: bool) -> Config:

@@ -17,6 +17,7 @@ from paceline.names import as_arguments
 from paceline.simulate.options import NAMES, PLACES, Options, options_of
 
 if TYPE_CHECKING:
+    from paceline.training.job import Job
     from paceline.training.rank import Fitted
 
 # The exit status of a run that was stopped because it had diverged; its record is complete.
@@ -80,6 +81,7 @@ def main(args: argparse.Namespace) -> int:
     from paceline import launch
     from paceline.errors import UsageError
     from paceline.record.writing import check_name
+    from paceline.training.job import Job
 
     import_from_here()
     if args.name is not None:
@@ -100,21 +102,18 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError(f"ranks must be at least 1; got {args.ranks}")
     if here is not None and args.ranks not in (None, here.size):
         raise UsageError(f"-n {args.ranks} is not allowed inside a job of {here.size} ranks: leave it out")
+    job = Job(config=config, runs=args.runs, run_name=args.name, trace=args.trace, safety=args.safety)
     if options is not None:
-        return _simulate(args, config, options)
+        return simulate_job(args, job, args.ranks or 1, options)
     if here is None and (args.ranks or 1) > 1:
-        return _start(args, config)
+        return _start(args, job)
     launch.set_thread_variables(here.local_size if here is not None else 1, config.threads)
     launch.take_cores()
-    return _rank(args, config, here)
+    return run_rank(args, job, here)
 
 
-def _start(args: argparse.Namespace, config: Config) -> int:
+def _start(args: argparse.Namespace, job: Job) -> int:
     """Check the settings, then start the ranks."""
-    from paceline import launch
-    from paceline.training.job import Job
-
-    job = Job(config=config, runs=args.runs, run_name=args.name, trace=args.trace, safety=args.safety)
     job.check_early(args.ranks)
     command = [
         sys.executable,
@@ -124,30 +123,35 @@ def _start(args: argparse.Namespace, config: Config) -> int:
         f"--runs={args.runs}",
         f"--expect-ranks={args.ranks}",
     ]
-    command += [*as_arguments(config), *as_arguments(args.safety)]
+    command += [*as_arguments(job.config), *as_arguments(job.safety)]
     command += [] if args.name is None else [f"--name={args.name}"]
     command += [f"--{flag}" for flag in ("trace", "quiet", "json") if getattr(args, flag)]
+    return start_ranks(args, job, args.ranks, command)
+
+
+def start_ranks(args: argparse.Namespace, job: Job, ranks: int, command: list[str]) -> int:
+    """Run a command on ranks of this machine or allocation; return its exit status."""
+    from paceline import launch
+
     if sys.stderr.isatty():
         command.append(f"--terminal={shutil.get_terminal_size().columns}")
     return launch.run(
-        args.ranks, command, threads=config.threads, bind=not args.no_bind, launcher=job.launcher()
+        ranks, command, threads=job.config.threads, bind=not args.no_bind, launcher=job.launcher()
     )
 
 
-def _simulate(args: argparse.Namespace, config: Config, options: Options) -> int:
+def simulate_job(args: argparse.Namespace, job: Job, ranks: int, options: Options) -> int:
     """Train on simulated ranks, all in this process."""
     from paceline import launch
 
-    launch.set_thread_variables(1, config.threads or 1)
+    launch.set_thread_variables(1, job.config.threads or 1)
     from paceline.simulate.training import simulate
-    from paceline.training.job import Job
     from paceline.training.progress import on
     from paceline.vmpi.errors import MPIError, RankFailed, SimulationError
 
     progress = None if args.quiet else on(sys.stderr, simulated=True)
     try:
-        job = Job(config=config, runs=args.runs, run_name=args.name, trace=args.trace, safety=args.safety)
-        fitted = simulate(job, args.ranks or 1, options, progress=progress)
+        fitted = simulate(job, ranks, options, progress=progress)
     except SimulationError as error:
         if isinstance(error, RankFailed) and not isinstance(error.error, SimulationError | MPIError):
             traceback.print_exception(error.error)
@@ -156,28 +160,31 @@ def _simulate(args: argparse.Namespace, config: Config, options: Options) -> int
     return _end(args, fitted)
 
 
-def _rank(args: argparse.Namespace, config: Config, here: Any) -> int:
+def run_rank(args: argparse.Namespace, job: Job, here: Any) -> int:
     """Train as one rank of a job, or as the only process."""
     from paceline import launch
-    from paceline.errors import AgreedError
-    from paceline.training.job import Job
+    from paceline.errors import AgreedError, StoppedError
     from paceline.training.progress import on
     from paceline.training.rank import train
 
-    job = Job(config=config, runs=args.runs, run_name=args.name, trace=args.trace, safety=args.safety)
     comm = None
-    if here is not None or config.strategy != "serial":
+    if here is not None or job.config.strategy != "serial":
         comm = launch.communicator(job.launcher() if here is None else "mpi")
         launch.verify(comm.Get_size(), promised=args.expect_ranks)
+    first = comm is None or comm.Get_rank() == 0
     with launch.abort_on_error(comm):
         progress = None if args.quiet else on(sys.stderr, width=args.terminal)
         try:
             fitted = train(job, comm, progress=progress)
         except AgreedError:
-            if comm is not None and comm.Get_rank() != 0:
+            if not first:
                 return 2  # rank 0 prints it
             raise
-    return _end(args, fitted, shown=comm is None or comm.Get_rank() == 0)
+        except StoppedError as stopped:
+            if first:
+                print(f"paceline: {stopped}", file=sys.stderr, flush=True)
+            return 128 + stopped.signal
+    return _end(args, fitted, shown=first)
 
 
 def _end(args: argparse.Namespace, fitted: Fitted, *, shown: bool = True) -> int:

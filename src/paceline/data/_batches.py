@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
@@ -177,6 +177,14 @@ class Batches:
         """Return the number of samples in the global batch of a step."""
         return self.batch if self.draws is not None else min(self.batch, len(self.split) - step * self.batch)
 
+    def taking(self, indices: Array, epoch: int, step: int) -> Batch:
+        """Return a batch of the given samples, at most as many as a whole batch has."""
+        count = len(indices)
+        inputs, labels = self._inputs[:count], self._labels[:count]
+        if not self.time_only:
+            self.split.take(indices, inputs, labels)
+        return Batch(inputs, labels, count, count, 0, step, epoch)
+
     def empty(self) -> Batch:
         """Return a batch without samples, for a rank for which no batch is left."""
         return Batch(self._inputs[:0], self._labels[:0], 0, 0, 0, 0, 0)
@@ -268,35 +276,70 @@ class Shares:
         self._own: Batches | None = None
         self._weights: Array | None = None
         self._turns = self._rounds = 0
+        self._left: dict[
+            int, Array
+        ] = {}  # of an epoch that is resumed on another number of ranks: batches left
+        self._rest: dict[int, Array] = {}  # this rank's samples left
 
     @property
     def steps_per_epoch(self) -> int:
         """Return the number of batches in an epoch, of all ranks together."""
         return self.batches.steps_per_epoch
 
-    def pieces(self, epoch: int, rank: int, ranks: int) -> Iterator[Batch]:
-        """Yield the rank-th of `ranks` slices of each batch of an epoch."""
-        return self._cut(rank, ranks).epoch(epoch)
+    def pieces(self, epoch: int, rank: int, ranks: int, start: int = 0) -> Iterator[Batch]:
+        """Yield the rank-th of `ranks` slices of each batch of an epoch, from turn `start` on."""
+        return self._cut(rank, ranks).epoch(epoch, start)
 
     def whole(self, step: int) -> Batch:
         """Return the whole batch of one step of the run."""
         return self._cut(0, 1).at(*divmod(step, self.steps_per_epoch))
 
-    def dealt(self, epoch: int) -> Iterator[Batch]:
+    def dealt(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield whole batches, dealt out like cards; all ranks have the same number of turns, the last perhaps empty."""
         rank, ranks, steps = self.batches.rank, self.batches.ranks, self.steps_per_epoch
-        for turn in range(-(-steps // ranks)):
+        left = self._left.get(epoch)
+        for turn in range(start, self.dealt_turns):
             step = turn * ranks + rank
+            if left is not None:
+                place = (turn - start) * ranks + rank
+                step = int(left[place]) if place < len(left) else steps
             yield (
                 self.whole(epoch * steps + step) if step < steps else self._none(epoch, epoch * steps + step)
             )
 
-    def own(self, epoch: int) -> Iterator[Batch]:
+    @property
+    def dealt_turns(self) -> int:
+        """Return the number of turns in an epoch of `dealt`, the same on every rank."""
+        return -(-self.steps_per_epoch // self.batches.ranks)
+
+    def resume_dealt(self, epoch: int, turns: Sequence[int]) -> int:
+        """Go on with an epoch of `dealt` of which rank r of others has had `turns[r]` turns; return the next turn.
+
+        The batches that are left are dealt out anew to this number of ranks.
+
+        >>> from paceline.data import load
+        >>> shares = Shares(Batches(load("iris").train, batch=12, rank=0, ranks=2))     # 10 batches
+        >>> start = shares.resume_dealt(0, [2, 1, 2])                                   # of 3 ranks; 1 has fallen behind
+        >>> start, [batch.step for batch in shares.dealt(0, start)]
+        (2, [4, 7, 9])
+        """
+        ranks, steps = len(turns), self.steps_per_epoch
+        done = {turn * ranks + rank for rank in range(ranks) for turn in range(turns[rank])}
+        left = np.array([step for step in range(steps) if step not in done], np.intp)
+        self._left[epoch] = left
+        return self.dealt_turns - -(-len(left) // self.batches.ranks)
+
+    def own(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield batches of this rank's own data, a part drawn at random once; all ranks have the same number of turns."""
         own = self.own_batches()
-        for turn in range(self._rounds):
+        rest = self._rest.get(epoch)
+        for turn in range(start, self._rounds):
             step = epoch * self._rounds + turn
-            batch = own.at(epoch, turn) if turn < self._turns else self._none(epoch, step)
+            if rest is not None:
+                mine = rest[(turn - start) * own.batch :][: own.batch]
+                batch = self._cut(0, 1).taking(mine, epoch, step) if len(mine) else self._none(epoch, step)
+            else:
+                batch = own.at(epoch, turn) if turn < self._turns else self._none(epoch, step)
             # All ranks agree on the step, even where one has fewer batches; the offset makes dropout differ between ranks.
             batch.step, batch.offset = step, self.batches.rank * self.batches.batch
             yield batch
@@ -306,6 +349,35 @@ class Shares:
         """Return the number of turns in an epoch of `own`, the same on every rank."""
         self.own_batches()
         return self._rounds
+
+    def resume_own(self, epoch: int, turns: Sequence[int]) -> int:
+        """Go on with an epoch of `own` of which rank r of others has had `turns[r]` turns; return the next turn.
+
+        The samples that are left of all parts are divided anew among this number of ranks; later epochs are not affected.
+
+        >>> from paceline.data import load
+        >>> shares = Shares(Batches(load("iris").train, batch=10, rank=0, ranks=2))     # 120 samples
+        >>> start = shares.resume_own(0, [1, 1, 1])                                     # each of 3 ranks has had 10
+        >>> start, [batch.count for batch in shares.own(0, start)], shares.own_turns
+        (1, [10, 10, 10, 10, 5], 6)
+        """
+        of, ranks = self.batches, len(turns)
+        left = []
+        for rank, had in enumerate(turns):
+            before = Shares(Batches(of.split, batch=of.batch, seed=of.seed, rank=rank, ranks=ranks, draws=of.draws,
+                                    dtype=of.dtype, time_only=True))  # fmt: skip
+            own = before.own_batches()
+            some = [own.indices(epoch, turn) for turn in range(had, before.own_turns) if turn < before._turns]
+            part = own.split
+            left += [
+                part.places[indices] if isinstance(part, Subset) and ranks > 1 else indices
+                for indices in some
+            ]
+        rest = np.concatenate(left) if left else np.empty(0, np.intp)
+        self.own_batches()
+        self._rest[epoch] = rest[of.rank :: of.ranks]
+        longest = -(-len(rest) // of.ranks)
+        return self._rounds - -(-longest // of.batch)
 
     def own_batches(self) -> Batches:
         """Return the batches of this rank's own part of the data."""
@@ -331,6 +403,16 @@ class Shares:
             )
         return self._own
 
+    @property
+    def weights(self) -> Array | None:
+        """The shares of the ranks in each batch; None: equal ones."""
+        return self._weights
+
+    @weights.setter
+    def weights(self, weights: Array) -> None:
+        self._weights = weights
+        self.batches.share(weights)
+
     def balance(self, counts: Array, seconds: Array) -> None:
         """Cut the following batches by the speeds of the ranks: the samples that each computed, and the seconds it took."""
         # The speed of a rank without samples is unknown; and new sizes need new memory, so small differences are ignored.
@@ -338,8 +420,7 @@ class Shares:
             speeds, before = counts / seconds, self._weights
             if before is None:
                 before = np.full(self.batches.ranks, 1 / self.batches.ranks)
-            self._weights = (before + speeds / speeds.sum()) / 2  # halfway: times are noisy
-            self.batches.share(self._weights)
+            self.weights = (before + speeds / speeds.sum()) / 2  # halfway: times are noisy
 
     def _cut(self, rank: int, ranks: int) -> Batches:
         found = self._pieces.get((rank, ranks))

@@ -299,6 +299,11 @@ class Run:
         """Every update of every master of an asynchronous run, in order, as columns."""
         return self._arrays("updates.npz")
 
+    @cached_property
+    def model(self) -> dict[str, NDArray[Any]]:
+        """The parameters, as `x`, and the buffers of the trained model."""
+        return self._arrays("model.npz")
+
     def restore(self, model: Model) -> None:
         """Copy the trained parameters and buffers into a model of the same shape."""
         if self.simulated is not None and not self.simulated.get("compute", True):

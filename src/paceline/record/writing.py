@@ -7,11 +7,14 @@ steps.npz          every step of every rank: loss, samples, seconds, when it beg
 trace.npz          with --trace: time spans and MPI calls of every rank
 NAME.npz           the strategy's own tables, such as every update of every master; summary.json lists them
 model.npz          parameters and buffers, unless only time was simulated
+checkpoints/       the state of every rank at the last few checkpoints (see `checkpoint`)
+stopped.json       why a run was stopped before its end, and how to resume it
 summary.json       results; written last, so a folder that has it is complete
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import unicodedata
@@ -27,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import UsageError
-from paceline.files import json_text, write_arrays, write_json
+from paceline.files import json_text, replacing, write_arrays, write_json
 from paceline.models import Model, state_of
 
 FORMAT = 1
@@ -105,6 +108,22 @@ class Record:
         except UsageError:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
+
+    def resume(self, changes: dict[str, Any], history: list[Epoch], environment: dict[str, Any]) -> None:
+        """Go on with the record of a run that was cut: its settings change by `changes`, its history ends here."""
+        with self._writing():
+            config = json.loads((self.folder / "config.json").read_text())
+            write_json(self.folder / "config.json", {**config, **changes})
+            write_json(self.folder / "environment.json", environment)
+            with replacing(self.folder / "epochs.jsonl") as file:
+                file.write("".join(json_text(asdict(epoch)) + "\n" for epoch in history).encode())
+            for name in ("stopped.json", "summary.json"):
+                (self.folder / name).unlink(missing_ok=True)
+
+    def stop(self, why: dict[str, Any]) -> None:
+        """Close the record of a run that was stopped before its end."""
+        with self._writing():
+            write_json(self.folder / "stopped.json", why)
 
     def epoch(self, epoch: Epoch) -> None:
         """Append the line of an epoch that has ended."""

@@ -16,6 +16,7 @@ from paceline.launch import limit_threads
 from paceline.machine import Costs, Machine, costs_of, load_network, make_compute
 from paceline.models import Model
 from paceline.record import Run
+from paceline.record.checkpoint import latest
 from paceline.record.environment import environment
 from paceline.simulate.model import PAYS, Costed, Pool, Room, copied, costed, kind_of, moved
 from paceline.simulate.options import Options
@@ -90,6 +91,7 @@ class Simulation:
 
     def __enter__(self) -> None:
         self._folder: Path | None = None
+        self._checkpoint: list[int] | None = None
         self._pool: Pool | None = None
         self._kind: type[Costed] | None = None
         model = self.parts.model
@@ -144,6 +146,12 @@ class Simulation:
     def folder(self) -> Path | None:
         """Return the run's folder."""
         return self._folder
+
+    def checkpoint(self, run: Path) -> list[int] | None:
+        """Return the latest checkpoint, looked for once for all ranks."""
+        if self._checkpoint is None:
+            self._checkpoint = latest(run)
+        return self._checkpoint
 
     def model(self, comm: Any) -> Model:
         """Return the model of a rank, on its clock."""
@@ -215,6 +223,9 @@ class Simulated:
 
     def agreed(self, work: Callable[[], Made]) -> Made:
         return work()
+
+    def checkpoint(self, run: Path) -> list[int] | None:
+        return self._simulation.checkpoint(run)
 
     def asked(self) -> dict[str, Any]:
         return {"on": "sim", **asdict(self._simulation.options)}

@@ -21,7 +21,7 @@ from paceline.strategies._facts import Change, Facts, Load, Traffic, Trouble, ep
 
 if TYPE_CHECKING:
     from paceline.models import Model
-    from paceline.worker import Worker
+    from paceline.worker import Saves, Worker
 
 __all__ = [
     "Change", "Facts", "Load", "Strategy", "Traffic", "Trouble", "at_least", "check_collective", "epoch_samples",
@@ -59,6 +59,9 @@ class Strategy(ABC):
     """True if the result equals that of serial SGD with the same batches, up to rounding."""
     in_place: ClassVar[bool] = False
     """True if gradients are computed directly in shared memory where its collective uses that."""
+    saves: ClassVar[Saves | None] = None
+    """How its ranks save checkpoints: "together" at a common step, if all iterate over the same number of batches;
+    "alone", if they do not depend on each other; "itself", by calls of its own; None: they cannot be saved."""
     interval_option: ClassVar[str] = ""
     """The option that sets how many steps a rank takes between two exchanges, if there is one."""
     masters_option: ClassVar[str] = ""

@@ -25,7 +25,7 @@ from paceline.strategies._traffic import OnOwnData
 from paceline.updates import positive
 
 if TYPE_CHECKING:
-    from paceline.worker import Worker
+    from paceline.worker import Saves, Worker
 
 BETA = 0.9  # The default of p alpha, from the paper.
 
@@ -41,6 +41,7 @@ class Elastic(OnOwnData):
     allreduce: str = "auto"
 
     interval_option: ClassVar[str] = "every"
+    saves: ClassVar[Saves] = "together"
     colour: ClassVar[str] = "#999933"
     marker: ClassVar[str] = ">"
 
@@ -64,7 +65,7 @@ class Elastic(OnOwnData):
     def train(self, me: Worker) -> None:
         me.broadcast()
         x, p, turns = me.model.x, me.size, (me.last_epoch + 1) * me.shares.own_turns
-        c, mean = x.copy(), me.mean(self.allreduce)  # x_1 = … = x_p = c
+        c, mean = me.kept("centre", c=x.copy()).c, me.mean(self.allreduce)  # x_1 = … = x_p = c
         alpha = BETA / p if self.moving_rate is None else self.moving_rate
         for epoch in me.epochs():
             for batch in me.own_batches(epoch):

@@ -28,7 +28,7 @@ from paceline.strategies._mail import Mail, merge
 from paceline.strategies.serial import Serial
 
 if TYPE_CHECKING:
-    from paceline.worker import Worker
+    from paceline.worker import Saves, Worker
 
 Array = NDArray[Any]
 # Messages of one rank that may be in flight at once; beyond that, the rank continues without sending.
@@ -49,6 +49,7 @@ class Gossip(Strategy):
     """
 
     whole_batches: ClassVar[bool] = True
+    saves: ClassVar[Saves] = "alone"
     in_step: ClassVar[bool] = False
     averages: ClassVar[bool] = True
     interval_option: ClassVar[str] = "every"
@@ -73,44 +74,55 @@ class Gossip(Strategy):
             Serial().train(me)
             return
         me.broadcast()  # x the same on every rank
-        x, own, w = me.model.x, me.vector(), 1 / me.size
+        x, own = me.model.x, me.vector()
         with me.preparation():  # includes the first allreduce, which sets up what later ones use
             own[:] = x
             me.allreduce(own)
             own[:] = x
             comm = me.comm.Dup()  # only for these messages
             mail = Mail(me.vector, comm, slots=SLOTS)
-        draw = np.random.default_rng((me.seed, me.rank))
-        light = busy = 0  # messages not sent: weight too low, earlier ones still in flight
+        now = me.kept(
+            "gossip", own=own, w=1 / me.size, draw=np.random.default_rng((me.seed, me.rank)), light=0, busy=0
+        )
+        if me.resumed_from:  # the weight of messages that were in flight is lost
+            total = float(me.control.total(np.array([now.w]))[0])
+            now.w = now.w / total if me.resumed_from == me.size else 1 / me.size
+
+        def collect() -> None:
+            for message in mail.rest(me.control):
+                now.w = merge(x, now.w, message)
+            mail.flush()
+
+        me.before_stopping(collect)
         for epoch in me.epochs():
-            x[:] = own  # continue from this rank's own model
-            for turn, batch in enumerate(me.turns(epoch), 1):
+            if me.turn == 0:
+                x[:] = own  # continue from this rank's own model
+            for turn, batch in enumerate(me.turns(epoch), me.turn + 1):
                 while (message := mail.next()) is not None:
-                    w = merge(x, w, message)
+                    now.w = merge(x, now.w, message)
                 me.gradient(batch)  # g <- sum over B of grad f(x_i)
                 me.step(me.model.g, batch.count)  # x_i <- x_i - eta g / |B|
                 if turn % self.every:
                     continue
-                if w < LEAST / me.size:
-                    light += 1
+                if now.w < LEAST / me.size:
+                    now.light += 1
                 elif (envelope := mail.free()) is None:
-                    busy += 1
+                    now.busy += 1
                 else:
-                    w /= 2  # w_i <- w_i / 2
-                    envelope.weight[0], envelope.x[:] = w, x
-                    mail.send(envelope, dest=(me.rank + int(draw.integers(1, me.size))) % me.size)
-            for message in mail.rest(me.control):
-                w = merge(x, w, message)
-            mail.flush()
+                    now.w /= 2  # w_i <- w_i / 2
+                    envelope.weight[0], envelope.x[:] = now.w, x
+                    mail.send(envelope, dest=(me.rank + int(now.draw.integers(1, me.size))) % me.size)
+            me.may_stop()
+            collect()
             own[:] = x
-            x *= w
+            x *= now.w
             me.allreduce(x)  # x <- sum of w_i x_i
-            self._note(me, own, w)
+            self._note(me, own, now.w)
             if me.validate(epoch):  # restored: all ranks restart from there
                 own[:] = x
-                w = 1 / me.size
+                now.w = 1 / me.size
         with me.evaluation():
-            self._tell(me, mail, light, busy)
+            self._tell(me, mail, now.light, now.busy)
         comm.Free()
 
     def _note(self, me: Worker, own: Array, w: float) -> None:

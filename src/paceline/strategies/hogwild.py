@@ -30,7 +30,7 @@ from paceline.strategies import Load, Strategy, Traffic, summarize_staleness
 from paceline.strategies.serial import Serial
 
 if TYPE_CHECKING:
-    from paceline.worker import SharedX, Worker
+    from paceline.worker import Saves, SharedX, Worker
 
 BACKENDS = ("mpi", "torch")
 
@@ -44,6 +44,7 @@ class Hogwild(Strategy):
     """
 
     whole_batches: ClassVar[bool] = True
+    saves: ClassVar[Saves] = "alone"
     in_step: ClassVar[bool] = False
     colour: ClassVar[str] = "#CC79A7"
     marker: ClassVar[str] = "v"
@@ -82,8 +83,11 @@ class Hogwild(Strategy):
             return
         me.broadcast()  # x the same on every node
         with me.shared_x() as shared:
+            me.before_saving(lambda: shared.read(me.model.x))
+            if shared.several_nodes:  # whose first ranks average in step
+                me.save_together()
             for epoch in me.epochs():
-                for turn, batch in enumerate(me.turns(epoch), 1):
+                for turn, batch in enumerate(me.turns(epoch), me.turn + 1):
                     shared.read(me.model.x)  # y <- x
                     me.gradient(batch)  # g <- sum over B of grad f(y)
                     if batch.count:
@@ -91,6 +95,7 @@ class Hogwild(Strategy):
                             me.step(me.model.g, batch.count, x=x)  # x <- x - eta g / |B|
                     if turn % self.every == 0:
                         shared.average()  # x_k <- x_k + (m - s)
+                me.may_stop()
                 shared.meet()  # from here on no rank writes x
                 shared.average(at_rest=True)  # x_k <- m, the same bits everywhere
                 shared.meet()

@@ -29,7 +29,7 @@ from paceline.updates.nesterov import Nesterov
 from paceline.worker import apply_update, start_update
 
 if TYPE_CHECKING:
-    from paceline.worker import Worker
+    from paceline.worker import Saves, Worker
 
 Array = NDArray[Any]
 
@@ -49,6 +49,7 @@ class LocalSgd(OnOwnData):
     allreduce: str = "auto"
 
     interval_option: ClassVar[str] = "every"
+    saves: ClassVar[Saves] = "together"
     colour: ClassVar[str] = "#E69F00"
     marker: ClassVar[str] = "P"
 
@@ -95,12 +96,12 @@ class LocalSgd(OnOwnData):
                         current.begin()
                     continue
                 me.step(me.model.g, batch.count)  # x_i <- x_i - eta grad f(x_i; B_i)
-                current.steps += 1
-                current.moved |= batch.count > 0
-                if current.steps == self.every or batch.step + 1 == turns:
-                    current.end(mean(me.model.x, current.moved))
+                current.now.steps += 1
+                current.now.moved |= batch.count > 0
+                if current.now.steps == self.every or batch.step + 1 == turns:
+                    current.end(mean(me.model.x, current.now.moved))
             # In the middle of a round the average is only evaluated; training continues from the ranks' own parameters.
-            shown = mean.preview(me.model.x, current.moved) if current.steps else None
+            shown = mean.preview(me.model.x, current.now.moved) if current.now.steps else None
             if me.validate(epoch, shown=shown):
                 current = Round(self, me)  # with zero momentum
 
@@ -114,15 +115,14 @@ class Round:
         self._plain = options.outer_momentum == 0 and options.outer_lr == 1
         self._x = self._own if self._plain else self._own.copy()
         self._v = {} if self._plain else start_update(self._outer, self._x)
-        self.steps = 0
-        """Steps taken, including turns without a batch."""
-        self.moved = False
-        """True if this rank had a batch; otherwise it does not count in the average."""
+        outer = {} if self._plain else {"x": self._x, "v": self._v}
+        self.now = me.kept("round", steps=0, moved=False, **outer)
+        """`steps`: taken, including turns without a batch; `moved`: this rank had a batch, and counts in the average."""
 
     def begin(self) -> None:
         """Start from the current parameters."""
         self._x[:] = self._own
-        self.steps, self.moved = 0, False
+        self.now.steps, self.now.moved = 0, False
 
     def end(self, mean: Array) -> None:
         """Continue from the average."""
@@ -133,4 +133,4 @@ class Round:
             # v <- mu v + Delta; x <- x - nu (Delta + mu v)
             apply_update(self._outer, self._x, delta, self._nu, self._v)
             self._own[:] = self._x
-        self.steps, self.moved = 0, False
+        self.now.steps, self.now.moved = 0, False

@@ -21,7 +21,7 @@ from paceline.errors import UsageError
 from paceline.strategies import Load, Strategy, Traffic
 
 if TYPE_CHECKING:
-    from paceline.worker import Worker
+    from paceline.worker import Saves, Worker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +33,7 @@ class MainWorker(Strategy):
     paceline.errors.UsageError: main-worker needs at least 2 ranks (1 main + 1 worker); the job has 1
     """
 
+    saves: ClassVar[Saves] = "together"
     in_step: ClassVar[bool] = False
     colour: ClassVar[str] = "#882255"
     marker: ClassVar[str] = "<"
@@ -61,7 +62,7 @@ class MainWorker(Strategy):
     def _main(self, me: Worker, epoch: int) -> None:
         x = me.model.x
         message = me.vector(more=1)  # a change and, for progress output, the piece's part of the mean loss
-        for step in range(me.steps_per_epoch):
+        for step in me.rounds(epoch):
             loss = 0.0
             for worker in range(1, me.size):
                 me.comm.Recv(message, source=worker)
@@ -69,7 +70,7 @@ class MainWorker(Strategy):
                 loss += float(message[-1])
             for worker in range(1, me.size):
                 me.comm.Send(x, dest=worker)
-            me.tell(epoch * me.steps_per_epoch + step, loss)
+            me.tell(step, loss)
 
     def _work(self, me: Worker, epoch: int) -> None:
         x = me.model.x

@@ -28,7 +28,7 @@ from paceline.updates import not_negative
 from paceline.worker.evaluation import score
 
 if TYPE_CHECKING:
-    from paceline.worker import Worker
+    from paceline.worker import Saves, Worker
 
 Array = NDArray[Any]
 COLUMNS = ("epochs", "loss", "converged", "diverged", "test_loss", "test_accuracy")
@@ -38,6 +38,7 @@ COLUMNS = ("epochs", "loss", "converged", "diverged", "test_loss", "test_accurac
 class Psgd(OnOwnData):
     """Every rank trains independently on its own part of the data; the weights are averaged at the end."""
 
+    saves: ClassVar[Saves] = "alone"
     in_step: ClassVar[bool] = False
     colour: ClassVar[str] = "#009E73"
     marker: ClassVar[str] = "D"
@@ -57,30 +58,32 @@ class Psgd(OnOwnData):
     def train(self, me: Worker) -> None:
         me.broadcast()  # x_1 = … = x_p
         x, average = me.model.x, me.mean(self.allreduce)
-        epoch, before, loss = -1, math.inf, math.nan
-        converged = moved = False
+        now = me.kept("part", before=math.inf, moved=False)
+        epoch, loss, converged = -1, math.nan, False
         for epoch in me.epochs():
             for batch in me.own_batches(epoch):
                 me.gradient(batch)
                 me.step(me.model.g, batch.count)  # x_i <- x_i - eta grad f(x_i; B)
-                moved = moved or batch.count > 0
+                now.moved |= batch.count > 0
             loss = me.epoch_loss
             back = me.guard(epoch, loss, same=me.stands_still())
-            settled = self.tolerance is not None and moved and before - loss < self.tolerance * before
+            settled = (
+                self.tolerance is not None and now.moved and now.before - loss < self.tolerance * now.before
+            )
             converged = settled and not back and me.diverged is None
             if converged or me.diverged is not None or epoch == me.last_epoch:
                 break
             me.ended(epoch)
-            before = math.inf if back else loss
+            now.before = math.inf if back else loss
         if epoch < 0:
             return
-        me.control.wait()
-        healthy = moved and me.diverged is None
-        counts = healthy if me.control.total(np.array([healthy]).astype(float))[0] else moved
+        me.may_stop(wait=True)
+        healthy = now.moved and me.diverged is None
+        counts = healthy if me.control.total(np.array([healthy]).astype(float))[0] else now.moved
         mean = average(x, counts)  # (x_1 + … + x_p) / p, of those that did not diverge
         with me.evaluation():
             alone = score(me.model, me.data.test).means(me.data.classes)
-            mine = (epoch + 1, loss if moved else None, converged, me.diverged is not None, *alone)
+            mine = (epoch + 1, loss if now.moved else None, converged, me.diverged is not None, *alone)
             parts = me.control.gather(np.array([[math.nan if value is None else value for value in mine]]))
             diverged = me.control.vote(me.diverged is not None)
         x[:] = mean  # x <- the average

@@ -16,13 +16,14 @@ from paceline.errors import UsageError
 from paceline.strategies import Strategy
 
 if TYPE_CHECKING:
-    from paceline.worker import Worker
+    from paceline.worker import Saves, Worker
 
 
 @dataclass(frozen=True, kw_only=True)
 class Serial(Strategy):
     """One process, no communication: the baseline."""
 
+    saves: ClassVar[Saves] = "together"
     equals_serial: ClassVar[bool] = True
     colour: ClassVar[str] = "#000000"
     marker: ClassVar[str] = "o"

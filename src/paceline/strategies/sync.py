@@ -24,7 +24,7 @@ from paceline.strategies import Change, Load, Strategy, Traffic, Trouble, check_
 from paceline.strategies._traffic import exchange_traffic
 
 if TYPE_CHECKING:
-    from paceline.worker import Worker
+    from paceline.worker import Saves, Worker
 
 # Reasons to use it instead of another strategy.
 SMALLER = "slower ranks get smaller pieces"
@@ -44,6 +44,7 @@ class Sync(Strategy):
     balance: bool = False
     """Give slower ranks smaller pieces, based on measured times."""
 
+    saves: ClassVar[Saves] = "together"
     equals_serial: ClassVar[bool] = True
     in_place: ClassVar[bool] = True
     colour: ClassVar[str] = "#0072B2"

@@ -21,7 +21,7 @@ from paceline.strategies import check_collective
 from paceline.strategies._traffic import OnOwnData
 
 if TYPE_CHECKING:
-    from paceline.worker import Worker
+    from paceline.worker import Saves, Worker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,7 @@ class WeightAverage(OnOwnData):
 
     allreduce: str = "auto"
 
+    saves: ClassVar[Saves] = "together"
     colour: ClassVar[str] = "#56B4E9"
     marker: ClassVar[str] = "X"
 

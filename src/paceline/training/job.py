@@ -49,6 +49,8 @@ class Job:
     trace: bool = False
     """True if the record should contain every span of time and every MPI call of every rank."""
     safety: Safety = field(default_factory=Safety)
+    resume: Path | None = None
+    """The folder of the run to go on with, whose settings `config` has."""
     objects: tuple[str, ...] = ()
     """Those of data, model and strategy that the user gave as objects, which cannot be rebuilt from the record."""
 
@@ -57,7 +59,9 @@ class Job:
         return self.config.strategy if self.strategy is None else strategy_name(self.strategy)
 
     def new_folder(self, ranks: int) -> Path | None:
-        """Create the run's folder, if a record is wanted."""
+        """Create the run's folder, if a record is wanted; a run that is resumed has one."""
+        if self.resume is not None:
+            return self.resume
         if self.runs is None:
             return None
         return new_folder(self.runs, self.name(), ranks, self.config.seed, name=self.run_name)

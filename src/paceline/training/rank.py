@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -18,15 +19,24 @@ from paceline.comm.counting import Recorded
 from paceline.comm.torch_processes import Processes
 from paceline.comm.tracing import Events, Tracer, event_limit, gather_events
 from paceline.data import Batches, Dataset
-from paceline.errors import UsageError
+from paceline.errors import StoppedError, UsageError
 from paceline.launch import limit_threads, threads_of_rank
 from paceline.models import Model, flat_buffers
 from paceline.record import STEP_COLUMNS, Epoch, Record, Run
+from paceline.record.checkpoint import latest
 from paceline.record.environment import environment, layout, nodes_of
 from paceline.schedules import scaled_rate
 from paceline.strategies import Facts, Load, Strategy
 from paceline.training.job import Components, Job, Train, batch_of, built_in
 from paceline.training.progress import Progress
+from paceline.training.resuming import (
+    changes_for_record,
+    describe_stop,
+    finish,
+    kind_of_batches,
+    load_states,
+    protect,
+)
 from paceline.vectors import Meter
 from paceline.worker import Worker
 
@@ -179,6 +189,10 @@ class RankEnvironment(Protocol):
         """Call a function that may raise a UsageError; if it does on one rank, raise it on all."""
         ...
 
+    def checkpoint(self, run: Path) -> list[int] | None:
+        """Return the numbers of the parts of the latest complete checkpoint, the same on every rank."""
+        ...
+
     def asked(self) -> dict[str, Any]:
         """Return where the run was requested to run, with the given settings of that place."""
         ...
@@ -236,6 +250,13 @@ class Process:
     def agreed(self, work: Callable[[], Made]) -> Made:
         return agree(self.comm, work)
 
+    def checkpoint(self, run: Path) -> list[int] | None:
+        first = self.comm is None or self.comm.Get_rank() == 0
+        found: list[int] | None = json.loads(
+            broadcast_text(self.comm, json.dumps(latest(run) if first else None))
+        )
+        return found
+
     def asked(self) -> dict[str, Any]:
         return {"on": "mpi"}
 
@@ -281,9 +302,16 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     steps, samples = (config.epochs * n for n in (batches.steps_per_epoch, batches.samples_per_epoch))
     shown = progress(config.epochs, steps, samples) if progress and rank == 0 else None
 
+    resumption = None if job.resume is None else load_states(place, job.resume)
+
     def start() -> None:
-        if record is not None:
+        if record is None:
+            return
+        if resumption is None:
             record.start(_settings_for_record(job, place, data, strategy, ranks, rate), place.environment())
+        else:
+            history = [Epoch(**epoch) for epoch in resumption.first["history"]]
+            record.resume(changes_for_record(job, place, resumption), history, place.environment())
 
     def on_epoch(epoch: Epoch) -> None:
         if record is not None:
@@ -317,8 +345,20 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
         origin=origin,
         events=events,
     )
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # the guard describes it
-        (strategy.train if isinstance(strategy, Strategy) else strategy)(me)
+    saver = protect(me, job, place, strategy, folder)
+    if resumption is not None:
+        me.resume(resumption, kind_of_batches(strategy))
+    try:
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # the guard describes it
+            (strategy.train if isinstance(strategy, Strategy) else strategy)(me)
+    except StoppedError as stopped:
+        if shown is not None:
+            shown.close()
+        if record is not None:
+            record.stop(describe_stop(me, stopped, record.folder))
+        me.close()
+        stopped.run = folder
+        raise
     me.end_training()
     _remark(me)
     traffic = (0, 0) if counted is None else (counted.counts.bytes, counted.counts.messages)
@@ -347,9 +387,14 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
         by_rank = [dict(zip(KINDS, map(float, row), strict=True)) for row in found.by_rank]
         trained = None if place.time_only else model
         summary = {**fitted.summary(), "buffers": flat_buffers(model).size, "seconds_by_rank": by_rank}
+        summary["checkpoints"] = (
+            None if saver is None else {"saved": saver.written, "seconds": me.keeper.seconds}
+        )
         record.finish(
             trained, found.logs, {**summary, **_expected_traffic(record, job, strategy, summary)}, me.tables
         )
+    if saver is not None:
+        finish(me, saver, job)
     if shown is not None:
         shown.close()
     me.close()

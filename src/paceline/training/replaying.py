@@ -40,7 +40,7 @@ def as_in(config: Config, given: Collection[str] | None = None, *, trust: bool =
             continue
         mine, theirs = getattr(config, name), run.config[name]
         if mine != theirs and name in KINDS:
-            _check_trust(name, str(theirs), run, trust)
+            check_trust(name, str(theirs), run, trust)
         if _same(name, mine, theirs):
             continue
         if mine != setting.default if given is None else name in given:
@@ -52,7 +52,7 @@ def as_in(config: Config, given: Collection[str] | None = None, *, trust: bool =
     return replace(config, **taken)
 
 
-def _check_trust(name: str, text: str, run: Run, trust: bool) -> None:
+def check_trust(name: str, text: str, run: Run, trust: bool) -> None:
     """Refuse code that only the run's record names, unless it is trusted; import nothing."""
     kind = KINDS[name]
     with spec.registered_only(str(run.folder), trust=trust):

@@ -5,12 +5,14 @@
 | `worker` | `Worker`: one rank of a run, with its communicator, model, batches, update and record; `Exchange`; `Mean` |
 | `steps` | `Steps`: the part of a Worker that needs no other rank: batches, gradients, steps, their log |
 | `shared` | `SharedX`: parameters that the ranks of a node read and write without locks |
+| `checkpoints` | `Keeper`: when a rank saves its state or stops; `Resumption`: the states that it goes on from |
 | `evaluation` | `Score`: the loss and accuracy of a model, on a part of the samples or on all ranks together |
 | `divergence` | `Guard`: detects a loss that has diverged |
 """
 
 from __future__ import annotations
 
+from paceline.worker.checkpoints import Kept, Resumption, Saves
 from paceline.worker.divergence import Guard
 from paceline.worker.evaluation import Score
 from paceline.worker.shared import SharedX
@@ -20,7 +22,10 @@ from paceline.worker.worker import Exchange, Mean, Worker
 __all__ = [
     "Exchange",
     "Guard",
+    "Kept",
     "Mean",
+    "Resumption",
+    "Saves",
     "Score",
     "SharedX",
     "Steps",

@@ -69,14 +69,23 @@ class Steps:
         self._schedule = schedule
         self._epochs = epochs
         self._on_step = on_step
-        self._states: dict[tuple[int | None, int | None], dict[str, Array]] = {}
+        self.update_states: dict[tuple[int | None, int | None], dict[str, Array]] = {}
+        """The states of the update, by the start and stop of the part of the parameters."""
+        self.saved_updates: Callable[[int, int], State | None] | None = None
+        """Returns the saved state of the update for a part of the parameters, if the run is resumed."""
+        self.keeper: Any = None
+        """Saves this rank's state between two batches; None if it is not saved."""
+        self.position = (0, 0)
+        """The current epoch and the number of batches that this rank has had in it."""
+        self._resume_at = (0, 0)
         self.stop_asked = 0
         """The number of a signal that asks the run to save a checkpoint and stop; 0: none has come."""
         self._step = 0
         self._loss = 0.0
-        self._epoch_sums = [0.0, 0]
-        # The number of the batches' mean losses, their sum, and the sum of their squares.
-        self._epoch_losses = [0.0, 0.0, 0.0]
+        self.epoch_sums = [0.0, 0]
+        """The sum of the losses of this rank's samples in the epoch, and their number."""
+        self.epoch_losses = [0.0, 0.0, 0.0]
+        """The number of the batches' mean losses in the epoch, their sum, and the sum of their squares."""
         self._by_layer: Callable[[Batch, Ready], float] | None = None
 
     @property
@@ -87,7 +96,7 @@ class Steps:
     @property
     def epoch_loss(self) -> float:
         """The mean loss of this rank's own batches of the current epoch; 0 if it had none."""
-        return ratio(*self._epoch_sums) or 0.0
+        return ratio(*self.epoch_sums) or 0.0
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -124,15 +133,41 @@ class Steps:
     def batches(self, epoch: int, *, rank: int | None = None, ranks: int | None = None) -> Iterator[Batch]:
         """Iterate over this rank's piece of each global batch: by default piece `rank` of `size`."""
         mine = (self.rank if rank is None else rank, self.size if ranks is None else ranks)
-        return self.logged(self.shares.pieces(epoch, *mine))
+        return self.logged(self.shares.pieces(epoch, *mine, start=self._begin(epoch)))
 
     def turns(self, epoch: int) -> Iterator[Batch]:
         """Iterate over this rank's whole batches; all ranks have the same number of turns, and the last may be empty."""
-        return self.logged(self.shares.dealt(epoch))
+        return self.logged(self.shares.dealt(epoch, self._begin(epoch)))
 
     def own_batches(self, epoch: int) -> Iterator[Batch]:
         """Iterate over whole batches of this rank's own data; all ranks have the same number, and the last may be empty."""
-        return self.logged(self.shares.own(epoch), each=self.steps_per_epoch / self.shares.own_turns)
+        start = self._begin(epoch)
+        return self.logged(self.shares.own(epoch, start), each=self.steps_per_epoch / self.shares.own_turns)
+
+    def rounds(self, epoch: int) -> Iterator[int]:
+        """Iterate over the steps of an epoch, counted from the start of the run, on a rank that computes no batches."""
+        for turn in range(self._begin(epoch), self.steps_per_epoch):
+            yield epoch * self.steps_per_epoch + turn
+            self._end_batch()
+
+    @property
+    def turn(self) -> int:
+        """The number of batches that this rank has had in the current epoch."""
+        return self.position[1]
+
+    def _begin(self, epoch: int) -> int:
+        """Begin an epoch; return its first turn: 0, unless the run is resumed in the middle of this epoch."""
+        start = self._resume_at[1] if epoch == self._resume_at[0] else 0
+        self.position = (epoch, start)
+        if start == 0:
+            self.epoch_sums[:], self.epoch_losses[:] = (0.0, 0), (0.0, 0.0, 0.0)
+        return start
+
+    def _end_batch(self) -> None:
+        """Count a batch that is done; a checkpoint may be saved now."""
+        self.position = (self.position[0], self.position[1] + 1)
+        if self.keeper is not None:
+            self.keeper.boundary()
 
     def logged(self, batches: Iterable[Batch], *, each: float = 1) -> Iterator[Batch]:
         """Iterate over batches, logging each step when the next one is requested.
@@ -140,8 +175,7 @@ class Steps:
         `each`: the batches of all ranks per batch of this rank.
         """
         watch, seconds, log, origin = self.watch, self.watch.seconds, self.log, self.origin
-        sums, means = self._epoch_sums, self._epoch_losses
-        sums[:], means[:] = (0.0, 0), (0.0, 0.0, 0.0)
+        sums, means = self.epoch_sums, self.epoch_losses
         watch.switch("compute")  # fetching samples counts as computing
         for batch in batches:
             compute, exchange, update = seconds["compute"], seconds["exchange"], seconds["update"]
@@ -161,6 +195,7 @@ class Steps:
                 mean = self._loss / batch.count
                 means[:] = means[0] + 1, means[1] + mean, means[2] + mean * mean
                 self.tell(self._step, mean)
+            self._end_batch()
         watch.switch("update")
 
     def tell(self, step: int, loss: float) -> None:
@@ -204,10 +239,20 @@ class Steps:
             return
         x = (self.model.x if x is None else x)[part]
         key = (part.start, part.stop)
-        state = self._states.get(key)
+        state = self.update_states.get(key)
         if state is None:
-            state = self._states[key] = start_update(self.update, x)
+            state = self.update_states[key] = self._start_update(x, part)
         apply_update(self.update, x, g, self.eta(), state, 1.0 / count)
+
+    def _start_update(self, x: Array, part: slice) -> State:
+        """Return the state of the update for a part of the parameters, as it was saved if the run is resumed."""
+        state = start_update(self.update, x)
+        if self.saved_updates is not None:
+            start, stop, _ = part.indices(self.model.x.size)
+            for name, value in (self.saved_updates(start, stop) or {}).items():
+                if name in state:
+                    state[name][...] = value
+        return state
 
 
 def start_update(update: Update, x: Array) -> State:

@@ -19,12 +19,16 @@ from paceline.comm.clocks import Stopwatch
 from paceline.comm.control import Control
 from paceline.comm.timing import Timer
 from paceline.comm.tracing import Events
+from paceline.config import Interval
 from paceline.data import Batches, Dataset
+from paceline.errors import StoppedError
 from paceline.models import Model
 from paceline.record import STEP_COLUMNS, Epoch
+from paceline.record.checkpoint import Saver, State
 from paceline.schedules import Schedule
 from paceline.updates import Update, is_elementwise
 from paceline.vectors import Meter, charge_whole, vector
+from paceline.worker.checkpoints import Keeper, Kept, Resumption, Saves, put, restore_worker, state_of_worker
 from paceline.worker.divergence import Recovery, alike
 from paceline.worker.evaluation import Score, agree_on_buffers, ratio, score_together
 from paceline.worker.shared import SharedX
@@ -195,21 +199,130 @@ class Worker(Steps):
         )
         self._norm = 0.0
         self._recovery = Recovery(self.on_divergence)
+        self.kept_values: dict[str, Kept] = {}
+        """The values of the strategy that belong to its state, by name."""
+        self._resumption: Resumption | None = None
+        self._restored = False
+        self._replicas = self._whole_updates = False
         self.watch.restart()  # opening channels to the other ranks is no part of training
 
     def epochs(self) -> Iterator[int]:
         """Iterate over the epochs of the run, from 0; stop early if training has diverged."""
         self._recovery.keep(np.asarray(self.model.x))
         self.watch.restart()  # preparation belongs to the start of a run, not to a step
-        for epoch in range(self._epochs):
+        for epoch in range(self._resume_at[0], self._epochs):
             if self.diverged is not None:
                 return
             yield epoch
+            if epoch != self.last_epoch and self.diverged is None:
+                self.position = (epoch + 1, 0)
+                if self.keeper is not None:
+                    self.keeper.epoch_end()
+
+    # ---- checkpoints
+
+    def kept(self, name: str, **values: Any) -> Kept:
+        """Return a namespace of values that belong to this rank's state, as they were saved if the run is resumed.
+
+        Values are arrays, numbers, texts, random generators, and dicts of these. Arrays and generators are restored in
+        place. If the number of ranks has changed, arrays of floats are averaged over the earlier ranks and other values
+        are those of rank 0.
+        """
+        if self._resumption is not None and name not in self.kept_values:
+            saved = self._resumption.find("kept", name) or {}
+            values = {
+                key: put(f"{name}.{key}", value, saved[key]) if key in saved else value
+                for key, value in values.items()
+            }
+        self.kept_values[name] = Kept(**values)
+        return self.kept_values[name]
+
+    @property
+    def resumed_from(self) -> int:
+        """The number of ranks of the run that is resumed; 0 if none is."""
+        return 0 if self._resumption is None else self._resumption.ranks
+
+    def keep_with(
+        self,
+        saves: Saves | None,
+        interval: Interval,
+        saver: Saver | None,
+        *,
+        replicas: bool,
+        whole_updates: bool,
+    ) -> None:
+        """Save this rank's state at intervals; see `paceline.worker.checkpoints`."""
+        self._replicas, self._whole_updates = replicas, whole_updates
+        self.keeper = Keeper(self, saves, interval, saver)
+
+    def resume(self, resumption: Resumption, kind: str) -> None:
+        """Go on from a saved state; call this after `keep_with`, before training."""
+        self._resumption, self._restored = resumption, True
+        self._resume_at = self.position = restore_worker(self, resumption, kind)
+
+    def state(self) -> State:
+        """Return this rank's state, as references to what it is now."""
+        return state_of_worker(self, replicas=self._replicas, whole_updates=self._whole_updates)
+
+    def may_stop(self, *, wait: bool = False) -> None:
+        """Stop here if a rank has been asked to; for strategies whose ranks are saved alone. Collective.
+
+        `wait`: wait for all ranks in any case.
+        """
+        if self.keeper is not None and self.keeper.saves == "alone":
+            self.keeper.may_stop()
+        elif wait:
+            self.control.wait()
+
+    def save_together(self) -> None:
+        """Save checkpoints at common steps, although the strategy's ranks are usually saved alone."""
+        if self.keeper is not None:
+            self.keeper.saves = "together"
+
+    def before_saving(self, work: Callable[[], object]) -> None:
+        """Call `work` whenever this rank's state is about to be saved."""
+        if self.keeper is not None:
+            self.keeper.before.append(work)
+
+    def before_stopping(self, work: Callable[[], object]) -> None:
+        """Call `work` on every rank once all have agreed to stop, before their states are saved. It may be collective."""
+        if self.keeper is not None:
+            self.keeper.before_stop.append(work)
+
+    @property
+    def traffic(self) -> list[int]:
+        """The messages and bytes that this rank has sent itself, and those of its collective calls."""
+        if self._off_clock is None:
+            return [0, 0, 0, 0]
+        own, together = self._off_clock.counts.point_to_point, self._off_clock.counts.collective
+        return [own.messages, own.bytes, together.messages, together.bytes]
+
+    @traffic.setter
+    def traffic(self, values: list[int]) -> None:
+        if self._off_clock is not None:
+            own, together = self._off_clock.counts.point_to_point, self._off_clock.counts.collective
+            own.messages, own.bytes, together.messages, together.bytes = (int(value) for value in values)
+
+    def recovery_state(self) -> State:
+        """Return the state of the response to divergence."""
+        return {**vars(self._recovery), "_guard": vars(self._recovery._guard), "norm": self._norm}
+
+    def restore_recovery(self, state: State | None) -> None:
+        """Restore the state of the response to divergence, if it is known."""
+        if state is None:
+            return
+        state = dict(state)
+        self._norm = state.pop("norm")
+        vars(self._recovery._guard).update(state.pop("_guard"))
+        vars(self._recovery).update(state)
 
     # ---- together with the other ranks
 
     def broadcast(self) -> None:
-        """Send rank 0's parameters and buffers to every rank."""
+        """Send rank 0's parameters and buffers to every rank; if the run is resumed, every rank has its own already."""
+        if self._restored:
+            self._restored = False
+            return
         with self.watch.during("exchange"):
             self.control.broadcast(self.model.x)
             for buffer in self.model.buffers.values():
@@ -230,7 +343,11 @@ class Worker(Steps):
             with unrecorded(self.comm, self.watch, self._events):
                 rehearse()
         self.watch.restart()
-        yield Exchange(inner, self.watch, self._meter)
+        try:
+            yield Exchange(inner, self.watch, self._meter)
+        except StoppedError:  # on every rank
+            inner.close()
+            raise
         inner.close()
 
     def allreduce(self, values: Array, algorithm: str = "auto") -> None:
@@ -255,7 +372,11 @@ class Worker(Steps):
         """Copy the parameters, the same on every rank, into memory shared by the ranks of a node. Collective."""
         with self.preparation():
             shared = SharedX(np.asarray(self.model.x), self._off_clock, self.watch)
-        yield shared
+        try:
+            yield shared
+        except StoppedError:  # on every rank
+            shared.free()
+            raise
         shared.free()
 
     def perform(
@@ -316,8 +437,8 @@ class Worker(Steps):
         return back
 
     def _validate(self, epoch: int, guarded: bool) -> bool:
-        agree_on_buffers(self.model, self.control, trained=self._epoch_sums[1] > 0)
-        mine = [*self._epoch_sums, *self._epoch_losses, float(self._moved())]
+        agree_on_buffers(self.model, self.control, trained=self.epoch_sums[1] > 0)
+        mine = [*self.epoch_sums, *self.epoch_losses, float(self._moved())]
         *sums, moved = self.control.total(np.array(mine))
         found = score_together(self.model, self.data.validation, self.control)
         loss = ratio(sums[0], sums[1]) or 0.0
@@ -382,7 +503,7 @@ class Worker(Steps):
 
     def stands_still(self) -> bool:
         """Return True if all batches of this rank in the epoch had the same loss and its parameters did not change."""
-        return not self._moved() and alike(*self._epoch_losses)
+        return not self._moved() and alike(*self.epoch_losses)
 
     def _moved(self) -> bool:
         """Return True if the parameters have changed since the last call."""
@@ -402,7 +523,8 @@ class Worker(Steps):
             back = self._recovery.act(loss, x, f"epoch {epoch + 1}", warn=self.rank == 0, same=same)
         if back:
             self.rate /= 2
-            self._states.clear()
+            self.update_states.clear()
+            self.saved_updates = None
         return back
 
     # ---- the end

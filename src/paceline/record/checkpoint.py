@@ -1,0 +1,307 @@
+"""Checkpoints: the state of every rank of a run between two steps, from which it can be resumed.
+
+    RUN/checkpoints/rank-3/000012.npz      rank 3's part of checkpoint 12
+
+Each file holds arrays, and a JSON text under the name `state` for everything else. It is written under another name,
+flushed to the disk and then renamed, so a file that has its name is complete; the archive's checksums show whether it has
+been damaged since. A checkpoint of ranks that work in step is complete when every rank has written its part. Ranks that
+work independently save at moments of their own, and are resumed from their latest files.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import threading
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.errors import UsageError
+from paceline.files import write_arrays
+
+Array = NDArray[Any]
+State = dict[str, Any]
+FORMAT = 1
+FOLDER = "checkpoints"
+log = logging.getLogger(__name__)
+
+
+# ---- states as arrays and JSON
+
+
+def pack(state: State) -> dict[str, Array]:
+    """Return a state (nested dicts and lists of arrays, numbers, texts, generators) as named arrays; one of them is JSON.
+
+    >>> packed = pack({"x": np.arange(3), "w": [0.5, float("inf")]})
+    >>> sorted(packed), unpack(packed)["w"]
+    (['0', 'state'], [0.5, inf])
+    """
+    arrays: dict[str, Array] = {}
+    text = json.dumps(_to_json(state, arrays), allow_nan=False)
+    return {**arrays, "state": np.frombuffer(text.encode(), np.uint8)}
+
+
+def unpack(arrays: Mapping[str, Array]) -> State:
+    """Return the state that `pack` was given; raise a ValueError if the arrays are not such a state."""
+    found = _from_json(json.loads(arrays["state"].tobytes()), arrays)
+    if not isinstance(found, dict):
+        raise ValueError("it holds no state")
+    return found
+
+
+def _to_json(value: Any, arrays: dict[str, Array]) -> Any:
+    if isinstance(value, np.random.Generator):
+        return {"$generator": _to_json(value.bit_generator.state, arrays)}
+    if isinstance(value, np.ndarray):
+        name = str(len(arrays))
+        arrays[name] = np.asarray(value)
+        return {"$array": name}
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": str(value)}
+    if isinstance(value, dict):
+        return {str(key): _to_json(inner, arrays) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_json(inner, arrays) for inner in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(
+        f"a checkpoint holds arrays, numbers, texts and random generators; got a {type(value).__name__}"
+    )
+
+
+def _from_json(value: Any, arrays: Mapping[str, Array]) -> Any:
+    if isinstance(value, list):
+        return [_from_json(inner, arrays) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    if "$array" in value:
+        return arrays[value["$array"]]
+    if "$float" in value:
+        return float(value["$float"])
+    if "$generator" in value:
+        return _from_json(value["$generator"], arrays)
+    return {key: _from_json(inner, arrays) for key, inner in value.items()}
+
+
+class _Missing(dict[str, Array]):
+    """Arrays of which only some were read; the others are empty."""
+
+    def __missing__(self, name: str) -> Array:
+        return np.empty(0)
+
+
+def copied(state: Any, into: Any = None) -> Any:
+    """Return a copy of a state that shares no memory with it, except what cannot change.
+
+    `into`: an earlier copy that is no longer needed, whose memory is used again where the shapes agree: fresh memory
+    takes several times as long to fill.
+
+    >>> first = copied({"x": np.zeros(2)})
+    >>> copied({"x": np.ones(2)}, into=first)["x"] is first["x"]
+    True
+    """
+    if isinstance(state, np.random.Generator):
+        return state.bit_generator.state
+    if isinstance(state, np.ndarray):
+        if isinstance(into, np.ndarray) and (into.shape, into.dtype) == (state.shape, state.dtype):
+            np.copyto(into, np.asarray(state))
+            return into
+        return np.array(state)
+    if isinstance(state, dict):
+        before = into if isinstance(into, dict) else {}
+        return {key: copied(inner, before.get(key)) for key, inner in state.items()}
+    if isinstance(state, list | tuple):
+        return [copied(inner) for inner in state]
+    return state
+
+
+# ---- files
+
+
+def part_of(run: Path, rank: int, number: int) -> Path:
+    """Return the file of one rank's part of a checkpoint."""
+    return run / FOLDER / f"rank-{rank}" / f"{number:06d}.npz"
+
+
+def write(run: Path, rank: int, number: int, state: State) -> None:
+    """Write one rank's part of a checkpoint, completely or not at all."""
+    path = part_of(run, rank, number)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_arrays(path, pack({"format": FORMAT, "rank": rank, "number": number, **state}))
+    _flush_folder(path.parent)
+
+
+def read(run: Path, rank: int, number: int, *, arrays: bool = True) -> State:
+    """Read one rank's part of a checkpoint; raise a UsageError if it is damaged. `arrays=False`: leave them out."""
+    path = part_of(run, rank, number)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            wanted = {name: file[name] for name in file.files if arrays or name == "state"}
+            state = unpack(wanted if arrays else _Missing(wanted))
+        if state["format"] != FORMAT:
+            raise ValueError(f"format {state['format']} is unknown to this version")
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        EOFError,
+        zipfile.BadZipFile,
+        NotImplementedError,
+    ) as error:
+        raise UsageError(f"{path} is damaged: {error}") from None
+    return state
+
+
+def numbers(run: Path, rank: int) -> list[int]:
+    """Return the numbers of the checkpoints of which a rank has written its part, latest first."""
+    try:
+        names = [path.stem for path in (run / FOLDER / f"rank-{rank}").iterdir() if path.suffix == ".npz"]
+    except OSError:
+        return []
+    return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
+
+
+def saved_ranks(run: Path) -> list[int]:
+    """Return the ranks that have written parts of checkpoints."""
+    try:
+        names = [path.name.removeprefix("rank-") for path in (run / FOLDER).iterdir()]
+    except OSError:
+        return []
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def latest(run: Path) -> list[int] | None:
+    """Return, for every rank, the number of its part of the latest complete and undamaged checkpoint; None: there is none.
+
+    The numbers differ only where ranks saved independently. Damaged parts are named in a warning, and an earlier
+    checkpoint is chosen. Every part is read once, a little at a time, to check it.
+    """
+    for number in numbers(run, 0):
+        state = _checked(run, 0, number)
+        if state is None:
+            continue
+        ranks = range(1, state["ranks"])
+        if state["together"]:
+            if all(part_of(run, rank, number).exists() and _checked(run, rank, number) for rank in ranks):
+                return [number] * state["ranks"]
+            continue
+        own = [next((n for n in numbers(run, rank) if _checked(run, rank, n)), None) for rank in ranks]
+        if None not in own:
+            return [number, *(n for n in own if n is not None)]
+    return None
+
+
+def _checked(run: Path, rank: int, number: int) -> State | None:
+    """Return a part of a checkpoint without its arrays; None if it is damaged."""
+    path = part_of(run, rank, number)
+    try:
+        with zipfile.ZipFile(path) as file:
+            if (bad := file.testzip()) is not None:
+                raise UsageError(f"{path} is damaged: the checksum of {bad} does not match")
+        return read(run, rank, number, arrays=False)
+    except (OSError, UsageError, zipfile.BadZipFile, NotImplementedError, zlib.error, ValueError) as error:
+        log.warning("%s", error if isinstance(error, UsageError) else f"{path} is damaged: {error}")
+        return None
+
+
+def discard(run: Path, rank: int, *, keep: Callable[[int], bool]) -> None:
+    """Remove a rank's parts of the checkpoints that are not to be kept."""
+    for number in numbers(run, rank):
+        if not keep(number):
+            part_of(run, rank, number).unlink(missing_ok=True)
+
+
+def _flush_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class Saver:
+    """Writes one rank's parts of checkpoints, one at a time, in its own thread or (`background=False`) in the caller's.
+
+    A part that cannot be written is reported once, and the next is tried as usual.
+    """
+
+    def __init__(self, run: Path, rank: int, *, keep: int, first: int, background: bool = True) -> None:
+        """`keep`: the number of checkpoints to keep; `first`: the number of the next one."""
+        self.run, self.rank = run, rank
+        self.number = first
+        """The number of the next checkpoint."""
+        self.written = 0
+        """The number of parts written."""
+        self._keep, self._background = keep, background
+        self._thread: threading.Thread | None = None
+        self._failure: str | None = None
+        self._reported = False
+
+    @property
+    def busy(self) -> bool:
+        """True while a part is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def save(
+        self, state: State, *, first: Callable[[], object] | None = None, keep_all: bool = False
+    ) -> None:
+        """Write a state that nothing else changes meanwhile.
+
+        `first`: a function to call before, in the same thread, to flush other files; `keep_all`: remove no earlier part,
+        because other ranks may lack later ones.
+        """
+        self.wait()
+        number = self.number
+        self.number += 1
+
+        def work() -> None:
+            try:
+                if first is not None:
+                    first()
+                write(self.run, self.rank, number, state)
+                self.written += 1
+                if not keep_all:  # one more than asked for: others may still be writing theirs
+                    discard(self.run, self.rank, keep=lambda other: number - self._keep <= other <= number)
+            except OSError as error:
+                self._failure = (error.strerror or str(error)).lower()
+
+        if self._background:
+            self._thread = threading.Thread(target=work, name="checkpoint")
+            self._thread.start()
+        else:
+            work()
+            self._report()
+
+    def wait(self) -> bool:
+        """Wait until the last part has been written; return False if that failed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        return self._report()
+
+    def _report(self) -> bool:
+        """Log a failure, the first time; return False if the last part could not be written."""
+        failure, self._failure = self._failure, None
+        if failure is not None and not self._reported:
+            self._reported = True
+            log.warning(
+                "cannot write a checkpoint to %s: %s; training goes on and the next one is tried",
+                self.run / FOLDER, failure,
+            )  # fmt: skip
+        return failure is None
+
+    def prune(self, count: int) -> None:
+        """Keep only the latest `count` parts."""
+        for number in numbers(self.run, self.rank)[count:]:
+            part_of(self.run, self.rank, number).unlink(missing_ok=True)

@@ -1,0 +1,195 @@
+"""Checkpoints of a run: save them at intervals, and go on from the last one (`paceline resume`)."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Collection
+from dataclasses import fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceline.config import Config
+from paceline.errors import StoppedError, UsageError
+from paceline.models import BUFFER
+from paceline.record import Run
+from paceline.record import checkpoint as files
+from paceline.record.checkpoint import Saver, State
+from paceline.training.job import Job, batch_of, strategy_of
+from paceline.training.replaying import KINDS, check_trust
+from paceline.worker import Resumption, Worker
+
+if TYPE_CHECKING:
+    from paceline.training.rank import RankEnvironment
+
+
+# ---- during a run
+
+
+def protect(me: Worker, job: Job, place: RankEnvironment, strategy: Any, folder: Path | None) -> Saver | None:
+    """Prepare a rank to save its state and to stop when it is asked to; return what saves it, if anything does."""
+    saves = getattr(strategy, "saves", None)
+    asked = job.safety.checkpoint_every != "auto"
+    if asked and saves is None and job.safety.interval.any:
+        raise UsageError(
+            f"{job.name()} cannot be saved: a strategy declares how with `saves` (see docs/checkpoints.md)"
+        )
+    if asked and place.time_only and job.safety.interval.any:
+        raise UsageError(
+            "--no-compute trains nothing: there is no checkpoint to save; leave out --checkpoint-every"
+        )
+    if saves is None or place.time_only or (place.simulated and not asked):
+        return None
+    saver = None
+    if folder is not None and saves != "itself":
+        first = 1 + max(files.numbers(folder, me.rank), default=0)
+        saver = Saver(
+            folder, me.rank, keep=job.safety.checkpoints, first=first, background=not place.simulated
+        )
+    me.keep_with(
+        saves, job.safety.interval, saver,
+        replicas=saves == "together" and not getattr(strategy, "averages", False),
+        whole_updates=getattr(strategy, "equals_serial", False),
+    )  # fmt: skip
+    return saver
+
+
+def kind_of_batches(strategy: Any) -> str:
+    """Return how a strategy divides batches among its ranks: "own", "dealt" or "pieces"."""
+    if getattr(strategy, "own_data", False):
+        return "own"
+    return "dealt" if getattr(strategy, "whole_batches", False) else "pieces"
+
+
+def describe_stop(me: Worker, stopped: StoppedError, folder: Path) -> dict[str, Any]:
+    """Return the contents of stopped.json."""
+    return {
+        "signal": signal.Signals(stopped.signal).name,
+        "saved": stopped.saved,
+        "epoch": me.position[0],
+        "turn": me.position[1],
+        "train_seconds": me.train_seconds,
+        "time": _now(),
+        "resume": shlex.join(["paceline", "resume", str(folder)]),
+    }
+
+
+def finish(me: Worker, saver: Saver, job: Job) -> None:
+    """Save the state of a run that has ended, if it saved others, so that it can be trained further."""
+    saved = bool(saver.wait() and saver.written)
+    if me.control.vote(saved or job.safety.checkpoint_every != "auto").ranks and job.safety.interval.any:
+        me.position = (me.last_epoch + 1, 0)
+        me.keeper.save()
+    if saver.wait():
+        saver.prune(job.safety.checkpoints)
+
+
+# ---- going on
+
+
+def load_states(place: RankEnvironment, run: Path) -> Resumption:
+    """Read the states that this rank needs to go on from the last checkpoint of a run. Collective."""
+    rank, ranks = (0, 1) if place.comm is None else (place.comm.Get_rank(), place.comm.Get_size())
+    numbers = place.checkpoint(run)
+    if numbers is None:
+        raise UsageError(f"{run} has no complete checkpoint: it cannot be resumed; train it again")
+
+    def read() -> Resumption:
+        before = len(numbers)
+        if before == ranks:
+            wanted = [0] if rank == 0 else [0, rank]
+            states = [files.read(run, old, numbers[old]) for old in wanted]
+            return Resumption(states, own=len(states) - 1, ranks=before)
+        states = [files.read(run, old, number) for old, number in enumerate(numbers)]
+        epochs = [state["position"]["epoch"] for state in states]
+        turns = tuple(
+            state["position"]["turn"] if epoch == min(epochs) else 10**9
+            for state, epoch in zip(states, epochs, strict=True)
+        )
+        return Resumption(states, own=-1, ranks=before, turns=turns)
+
+    resumption: Resumption = place.agreed(read)
+    return resumption
+
+
+def changes_for_record(job: Job, place: RankEnvironment, resumption: Resumption) -> dict[str, Any]:
+    """Return what changes in the record's settings when a run is resumed."""
+    assert job.resume is not None
+    before = Run(job.resume).config
+    ranks = 1 if place.comm is None else place.comm.Get_size()
+    position = resumption.first["position"]
+    entry = {
+        "time": _now(), "ranks": ranks, "ranks_before": resumption.ranks, "epoch": position["epoch"],
+        "turn": position["turn"],
+    }  # fmt: skip
+    return {"ranks": ranks, "epochs": job.config.epochs, "resumed": [*before.get("resumed", []), entry]}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+# ---- `paceline resume` and fit(resume=...)
+
+
+def settings_of(
+    folder: Path,
+    *,
+    more_epochs: int = 0,
+    ranks: int | None = None,
+    trust: bool = False,
+    objects: Collection[str] = (),
+) -> tuple[Config, int]:
+    """Return the settings with which to go on with a run, and the number of ranks: by default as many as before.
+
+    Code that only the record names (`module:attribute`) is refused unless `trust`, or unless the user gives an object in
+    its place (`objects`).
+    """
+    run = Run(folder)
+    values = {
+        setting.name: run.config[setting.name] for setting in fields(Config) if setting.name in run.config
+    }
+    asked = run.config.get("asked") or {}
+    if "lr" in asked:
+        values["lr"] = asked["lr"]
+    missing = [name for name in run.config.get("objects") or () if name not in objects]
+    if missing:
+        raise UsageError(
+            f"{folder} was trained with objects of a program ({', '.join(missing)}): resume it there, with fit(resume=...)"
+        )
+    for name in KINDS.keys() - objects:
+        check_trust(name, str(values[name]), run, trust)
+    if values.get("replay") is not None:
+        raise UsageError(f"{folder} is a replay, which cannot be resumed; replay it again")
+    config = Config(**values)
+    before = int(run.config["ranks"])
+    ranks = before if ranks is None else ranks
+    if ranks != before and config.batch_per_rank is not None:
+        strategy = strategy_of(config.strategy)
+        if not getattr(strategy, "whole_batches", False):  # the batch stays what it was
+            batch = batch_of(config, strategy, before)
+            config = replace(config, batch=batch, batch_per_rank=None, lr_scaling="none")
+    if (folder / "summary.json").exists():
+        if more_epochs == 0:
+            raise UsageError(f"{folder} is complete; --epochs N trains it for N more")
+        _save_complete(run)
+    return replace(config, epochs=config.epochs + more_epochs), ranks
+
+
+def _save_complete(run: Run) -> None:
+    """Turn the trained model of a complete run into a checkpoint, if the run left none."""
+    if files.latest(run.folder) is not None:
+        return
+    arrays = run.model
+    state: State = {
+        "ranks": 1, "together": True, "x": arrays["x"],
+        "buffers": {name.removeprefix(BUFFER): value for name, value in arrays.items() if name.startswith(BUFFER)},
+        "position": {"epoch": int(run.config["epochs"]), "turn": 0, "count": 0},
+        "updates": [], "rate": float(run.config["lr"]), "recovery": None, "epoch_sums": [0.0, 0],
+        "epoch_losses": [0.0, 0.0, 0.0], "seconds": {}, "elapsed": 0.0, "counts": [0, 0, 0, 0], "log": np.empty(0),
+        "weights": None, "kept": {}, "history": run.epochs, "findings": {}, "remarks": [], "tables": {},
+    }  # fmt: skip
+    files.write(run.folder, 0, 1, state)
