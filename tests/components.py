@@ -7,8 +7,12 @@ Where a component is missing, such tests are skipped with a line that says what 
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+from functools import cache
 
+from tools.hosts.network import PROGRAMS
 from tools.slurm.cluster import PATH
 
 # Of each component: programs, of each of which one name must be found, and how to install them.
@@ -16,6 +20,10 @@ COMPONENTS = {
     "chromium": (
         [("chromium", "chromium-browser")],
         "needs Chromium: run `make system-packages`, or `apt install chromium`",
+    ),
+    "hosts": (
+        [(name,) for name in PROGRAMS],
+        "needs root, and network namespaces: `apt install iproute2 util-linux`",
     ),
     "slurm": (
         [
@@ -35,4 +43,12 @@ def find(*names: str) -> str | None:
 def missing(component: str) -> str | None:
     """Return what a component's absence is reported with, or None where it is there."""
     programs, advice = COMPONENTS[component]
-    return None if all(find(*names) for names in programs) else advice
+    there = all(find(*names) for names in programs)
+    return None if there and (component != "hosts" or _may_make_hosts()) else advice
+
+
+@cache
+def _may_make_hosts() -> bool:
+    """Return True if this user may make network namespaces: as root, and not in a container that forbids it."""
+    words = [str(find("unshare")), "--net", "--pid", "--fork", "true"]
+    return os.geteuid() == 0 and subprocess.run(words, capture_output=True).returncode == 0

@@ -179,3 +179,22 @@ def test_the_empty_line_above_a_paragraph_waits_for_it() -> None:
     )
     assert stream.feed(b"\n") == b""
     assert stream.flush(end=True) == b"\n"
+
+
+LOST = DASHES + (
+    b"PRTE has lost communication with a remote daemon.\n\n"
+    b"  HNP daemon   : [prterun-h1-14@0,0] on node here\n  Remote daemon: [prterun-h1-14@0,2] on node there\n\n"
+    b"therefore will terminate the job.\n"
+) + DASHES  # fmt: skip
+
+
+@pytest.mark.parametrize("said", [LOST, b"[paceline] lost host there\n"], ids=["Open MPI's", "our own"])
+def test_a_lost_host_is_noticed(said: bytes) -> None:
+    stream = Banners("here", "there")
+    assert stream.feed(b"before\n" + said + b"after\n") == b"before\nafter\n"
+    assert stream.lost == ["there"]
+
+
+def test_a_paragraph_that_ends_with_its_launcher_is_dropped() -> None:
+    cut = SEGFAULT_MPICH.partition(b"=   EXIT CODE")[0]
+    assert through([b"words\n", cut]) == (b"words\n", None)

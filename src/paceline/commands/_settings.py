@@ -6,10 +6,14 @@ import argparse
 import typing
 from collections.abc import Collection
 from dataclasses import MISSING, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.config import Config, Safety
+from paceline.errors import UsageError
 from paceline.simulate.options import Options
+
+if TYPE_CHECKING:
+    from paceline.launch import Host
 
 GROUPS = {
     "what to train": ("data", "model", "dtype"),
@@ -69,6 +73,29 @@ def _add_fields(of: type[Any], group_of: dict[str, Any], but: Collection[str]) -
             metavar=None if literal else setting.metadata["metavar"],
             help=(setting.metadata["help"] + shown).replace("%", "%%"),
         )
+
+
+def add_hosts(group: Any) -> None:
+    """Add `--hosts`."""
+    group.add_argument(
+        "--hosts",
+        metavar="LIST",
+        help="start the ranks on these hosts by ssh: a:8,b:8, each with the number of its ranks",
+    )
+
+
+def read_hosts(args: argparse.Namespace, *, simulated: bool) -> tuple[Host, ...]:
+    """Parse `--hosts`; if it is given and the number of ranks is not, all hosts are filled."""
+    from paceline.launch import parse_hosts, world
+
+    if args.hosts is None:
+        return ()
+    if simulated or world() is not None:
+        why = "simulated ranks are all in this process" if simulated else "the ranks are already started"
+        raise UsageError(f"{why}; leave out --hosts")
+    hosts = parse_hosts(args.hosts)
+    args.ranks = sum(host.slots for host in hosts) if args.ranks is None else args.ranks
+    return hosts
 
 
 def add_simulation(group: Any, *, but: Collection[str] = ()) -> None:

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from paceline.commands import import_from_here
-from paceline.commands._settings import add_safety
+from paceline.commands._settings import add_hosts, add_safety, read_hosts
 from paceline.commands.train import run_rank, simulate_job, start_ranks
 from paceline.config import Safety
 from paceline.names import as_arguments
@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "paceline resume RUN [options]"
     parser.add_argument("run", metavar="RUN", type=Path, help="the folder of the run")
     parser.add_argument("-n", "--ranks", type=int, metavar="Q", help="number of ranks (default: as before)")
+    add_hosts(parser)
     parser.add_argument(
         "--epochs", type=int, default=0, metavar="N", help="train N epochs more than the run was asked for"
     )
@@ -60,6 +61,7 @@ def main(args: argparse.Namespace) -> int:
     import_from_here()
     if args.epochs < 0:
         raise UsageError(f"epochs must be at least 0; got {args.epochs}")
+    hosts = read_hosts(args, simulated=False)
     if args.ranks is not None and args.ranks < 1:
         raise UsageError(f"ranks must be at least 1; got {args.ranks}")
     here = launch.world()
@@ -80,15 +82,16 @@ def main(args: argparse.Namespace) -> int:
     if asked.get("on") == "sim":
         if here is not None:
             raise UsageError("simulated ranks are all in one process: run it without mpiexec or srun")
+        read_hosts(args, simulated=True)
         options = options_of("sim", {name: asked[name] for name in NAMES if asked.get(name) is not None})
         assert options is not None
         return simulate_job(args, job, ranks, options)
-    if here is None and ranks > 1:
+    if here is None and (ranks > 1 or hosts):
         job.check_early(ranks)
         command = [sys.executable, "-m", "paceline", "resume", str(folder), f"--expect-ranks={ranks}"]
         command += [f"--epochs={args.epochs}", *as_arguments(safety)]
         command += [f"--{flag}" for flag in ("quiet", "json", "trust") if getattr(args, flag)]
-        return start_ranks(args, job, ranks, command)
+        return start_ranks(args, job, ranks, command, hosts)
     launch.set_thread_variables(here.local_size if here is not None else 1, config.threads)
     launch.take_cores()
     return run_rank(args, job, here)

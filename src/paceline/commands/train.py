@@ -6,17 +6,19 @@ import argparse
 import shutil
 import sys
 import traceback
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.commands import import_from_here
-from paceline.commands._settings import add_safety, add_settings, add_simulation
-from paceline.config import Config, Safety
+from paceline.commands._settings import add_hosts, add_safety, add_settings, add_simulation, read_hosts
+from paceline.config import Config, Interval, Safety
 from paceline.names import as_arguments
 from paceline.simulate.options import NAMES, PLACES, Options, options_of
 
 if TYPE_CHECKING:
+    from paceline.launch import Host
     from paceline.training.job import Job
     from paceline.training.rank import Fitted
 
@@ -28,6 +30,7 @@ examples:
   paceline train --data mnist --model mlp:128,64 --strategy sync:allreduce=shared-memory -n 4 --epochs 5
   paceline train --data pictures/ --model cnn --strategy serial
   paceline train --model my_module:build_net --data my_arrays.npz -n 8
+  paceline train --data mnist --hosts a:8,b:8
   mpiexec -n 4 python -m paceline train --strategy sync
   paceline train --strategy sync --on sim -n 256 --network 10gbe --slow 3:4x
 
@@ -45,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n", "--ranks", type=int, metavar="P",
         help="start P ranks on this machine or in this Slurm allocation (not inside mpiexec or srun)",
     )  # fmt: skip
+    add_hosts(where)
     where.add_argument(
         "--on", choices=PLACES, default="mpi",
         help="train on real ranks, or on simulated ones in this process (default: mpi)",
@@ -98,6 +102,7 @@ def main(args: argparse.Namespace) -> int:
 
         config = as_in(config, getattr(args, "given", ()), trust=args.trust)
         args.ranks = ranks_of(config) if args.ranks is None and here is None else args.ranks
+    hosts = read_hosts(args, simulated=options is not None)
     if args.ranks is not None and args.ranks < 1:
         raise UsageError(f"ranks must be at least 1; got {args.ranks}")
     if here is not None and args.ranks not in (None, here.size):
@@ -105,14 +110,14 @@ def main(args: argparse.Namespace) -> int:
     job = Job(config=config, runs=args.runs, run_name=args.name, trace=args.trace, safety=args.safety)
     if options is not None:
         return simulate_job(args, job, args.ranks or 1, options)
-    if here is None and (args.ranks or 1) > 1:
-        return _start(args, job)
+    if here is None and ((args.ranks or 1) > 1 or hosts):
+        return _start(args, job, hosts)
     launch.set_thread_variables(here.local_size if here is not None else 1, config.threads)
     launch.take_cores()
     return run_rank(args, job, here)
 
 
-def _start(args: argparse.Namespace, job: Job) -> int:
+def _start(args: argparse.Namespace, job: Job, hosts: Sequence[Host]) -> int:
     """Check the settings, then start the ranks."""
     job.check_early(args.ranks)
     command = [
@@ -126,17 +131,25 @@ def _start(args: argparse.Namespace, job: Job) -> int:
     command += [*as_arguments(job.config), *as_arguments(job.safety)]
     command += [] if args.name is None else [f"--name={args.name}"]
     command += [f"--{flag}" for flag in ("trace", "quiet", "json") if getattr(args, flag)]
-    return start_ranks(args, job, args.ranks, command)
+    return start_ranks(args, job, args.ranks, command, hosts)
 
 
-def start_ranks(args: argparse.Namespace, job: Job, ranks: int, command: list[str]) -> int:
-    """Run a command on ranks of this machine or allocation; return its exit status."""
+def start_ranks(
+    args: argparse.Namespace, job: Job, ranks: int, command: list[str], hosts: Sequence[Host]
+) -> int:
+    """Run a command on ranks of this machine, allocation or `hosts`; return its exit status."""
     from paceline import launch
+    from paceline.errors import UsageError
 
+    if hosts:
+        if job.launcher() != "mpi":
+            raise UsageError(f"{job.name()} starts its processes on this machine only; leave out --hosts")
+        saved = job.safety.interval != Interval()  # each rank saves its own part of a checkpoint
+        hosts = launch.check_hosts(hosts, ranks=ranks, shared=job.runs if saved else None)
     if sys.stderr.isatty():
         command.append(f"--terminal={shutil.get_terminal_size().columns}")
     return launch.run(
-        ranks, command, threads=job.config.threads, bind=not args.no_bind, launcher=job.launcher()
+        ranks, command, threads=job.config.threads, bind=not args.no_bind, hosts=hosts, launcher=job.launcher()
     )
 
 

@@ -3,13 +3,14 @@
 job          run a command on ranks; its output, signals and exit status (`run`)
 calling      call a function on ranks that are started for it (`call`)
 library      which MPI is installed (`find`), and its command line and environment (`mpiexec`)
+hosts        several hosts without Slurm: parse a list of them, check them (`check_hosts`)
 prepare      start MPI in this process (`mpi`, `communicator`, `by_hand`); pmi is its relay to Slurm
 world        the job that this process is a rank of (`world`, `verify`)
 guard        end all ranks when one fails (`abort_on_error`)
 cores        reserve idle cores for ranks, and bind ranks to them
 resources    cores, threads, memory and other limits of this process
 processes    ranks without MPI, for torch
-supervise    the script that makes sure that nothing of a job is left behind
+supervise    the script that makes sure that nothing of a job is left behind; remote starts it on other hosts
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 from paceline.launch.calling import RanksFailedError, call
 from paceline.launch.cores import allowed_cores, machine_cores, take_cores
 from paceline.launch.guard import abort_on_error
+from paceline.launch.hosts import Host, answering_hosts, check_hosts, parse_hosts
 from paceline.launch.job import run
 from paceline.launch.library import Library, find, mpiexec
 from paceline.launch.prepare import by_hand, communicator, mpi, prepared, refuse
@@ -32,21 +34,25 @@ from paceline.launch.resources import (
 from paceline.launch.world import World, verify, world
 
 __all__ = [
+    "Host",
     "Library",
     "RanksFailedError",
     "World",
     "abort_on_error",
     "allocated_cores",
     "allowed_cores",
+    "answering_hosts",
     "apply_threads",
     "by_hand",
     "call",
+    "check_hosts",
     "communicator",
     "find",
     "limit_threads",
     "machine_cores",
     "mpi",
     "mpiexec",
+    "parse_hosts",
     "prepared",
     "refuse",
     "run",

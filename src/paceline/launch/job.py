@@ -19,14 +19,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Literal
 
 from paceline.launch.cores import core_variables, reserve_cores
+from paceline.launch.hosts import Host
 from paceline.launch.library import allocated_nodes, mpiexec
 from paceline.launch.processes import process_command
+from paceline.launch.remote import LOST
 from paceline.launch.resources import threads_per_rank
 
 SUPERVISOR = Path(__file__).with_name("supervise.py")
@@ -49,6 +51,7 @@ def run(
     time_limit: float | None = None,
     bind: bool = False,
     one_node: bool = False,
+    hosts: Sequence[Host] = (),
     launcher: Literal["mpi", "torch"] = "mpi",
 ) -> int:
     """Run `command` on `ranks` ranks and return the exit status: the ranks' own, or 128 + the signal.
@@ -57,8 +60,8 @@ def run(
     SIGTERM end the whole job (130, 143), and so do the death of this process and `time_limit` seconds (124). Nothing of
     the job is left behind: no process, no segment in /dev/shm, no temporary file. With `bind`, idle cores are reserved
     for the ranks, which move to them with `take_cores`. With `one_node`, the ranks stay on this node of a Slurm
-    allocation. With `launcher="torch"`, they are processes of this machine without MPI, and `command` must be
-    `python -m module ...`.
+    allocation. With `hosts` (see `check_hosts`), they are started there, and are not bound. With `launcher="torch"`,
+    they are processes of this machine without MPI, and `command` must be `python -m module ...`.
 
     >>> run(2, [sys.executable, "-c", "print('hello')"], on_line=print)
     hello
@@ -66,7 +69,7 @@ def run(
     0
     """
     wanted = ranks * threads_per_rank(ranks, threads)
-    alone = one_node or allocated_nodes() == 1
+    alone = (one_node or allocated_nodes() == 1) and not hosts
     reservation = reserve_cores(wanted) if bind and alone else contextlib.nullcontext()
     with _standard_streams(), _folder() as (folder, lock), reservation as cores:
         given = {**(environment or {}), **core_variables(cores)}
@@ -75,7 +78,8 @@ def run(
         else:
             argv, variables = mpiexec(
                 ranks, [*NO_INPUT, *command], threads, folder=folder, environment=given,
-                crowded=cores is None and bind, one_node=one_node, terminal=on_line is None and os.isatty(2),
+                crowded=cores is None and bind and not hosts, one_node=one_node, hosts=hosts,
+                terminal=on_line is None and os.isatty(2),
             )  # fmt: skip
         supervisor = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(lock), str(folder)]
         reported = None
@@ -86,7 +90,8 @@ def run(
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
             )  # fmt: skip
             with job:
-                streams = [_Stream(job.stdout, 1, on_line), _Stream(job.stderr, 2, on_line)]
+                names = {os.uname().nodename, *(host.name for host in hosts)}
+                streams = [_Stream(job.stdout, 1, on_line, names), _Stream(job.stderr, 2, on_line, names)]
                 signals.end(job)
                 try:
                     reported = _relay(job, streams, late)
@@ -101,11 +106,14 @@ def run(
                 stream.pass_on(stream.last)
             if signals.received or status != 0:
                 streams[1].end_line()
-            quiet = reported is None and not any(stream.spoke for stream in streams)
+            quiet = reported is None and not any(stream.spoke or stream.banners.lost for stream in streams)
             if not signals.received and status > 128 and quiet and (late is None or time.monotonic() < late):
                 streams[1].pass_on(
                     f"a rank was ended by {_name(status - 128)}\n".encode()
                 )  # the launcher prints nothing
+            lost = dict.fromkeys(host for stream in streams for host in stream.banners.lost)
+            for host in lost if not signals.received else ():
+                streams[1].pass_on(f"host {host} is lost, and the ranks there with it\n".encode())
             if not signals.received and status < 0:
                 streams[1].pass_on(
                     f"the job's supervisor was ended by {_name(-status)}; the job ended with it\n".encode()
@@ -114,6 +122,8 @@ def run(
         return 128 + signals.received[0]
     if late is not None and time.monotonic() > late:
         return 124
+    if lost:
+        return 1
     if reported is not None:
         return reported
     return status if status >= 0 else 128 - status
@@ -150,12 +160,18 @@ def _relay(job: subprocess.Popen[bytes], streams: list[_Stream], late: float | N
 class _Stream:
     """One of the job's two outputs on its way out."""
 
-    def __init__(self, source: IO[bytes] | None, target: int, on_line: Callable[[str], None] | None) -> None:
+    def __init__(
+        self,
+        source: IO[bytes] | None,
+        target: int,
+        on_line: Callable[[str], None] | None,
+        hosts: Iterable[str] = (),
+    ) -> None:
         assert source is not None
         self.source = source.fileno()
         self.target = target
         self.on_line = on_line
-        self.banners = Banners()
+        self.banners = Banners(*hosts)
         self.line = b""  # the unfinished last line
         self.spoke = False
         self.last = b""
@@ -202,11 +218,18 @@ DROPPED = re.compile(
     rb"|MPI_ABORT was invoked on rank"
     rb"|Primary job +terminated normally, but"
     rb"|PMIX ERROR: PMIX_ERR_(UNREACH|LOST_CONNECTION|COMM_FAILURE) "
+    rb"|An MPI communication peer process has unexpectedly disconnected"
+    rb"|plm:(ssh|rsh): Warning: setpgid"
     rb"|\[warn\] Epoll [A-Z]+\(\d+\) on fd \d+ failed\."
     rb"|BAD TERMINATION"
     # What Hydra's processes print about each other's end, but not about a program that cannot be started.
     rb"|^\[(proxy:|mpiexec@)[^]]*\] \w+ \([^)]*\): (assert \(!\w*closed\) failed|(sock )?(read|write) error"
-    rb"|callback returned error|.*error waiting for)",
+    rb"|callback returned error|.*error waiting for|one of the processes terminated badly)",
+)
+LOST_HOST = re.compile(
+    re.escape(LOST.encode()) + rb"(\S+)"
+    rb"|lost communication with a remote daemon.*Remote daemon: \S+ on node (\S+)",
+    re.DOTALL,
 )
 SIGNAL = re.compile(rb"process rank (\d+) with PID \d+ on node (\S+) exited on\s+signal (\d+)")
 CODES = re.compile(rb"\] Exit codes: \[(\S+)\] ([\d,]+)\n")
@@ -222,20 +245,22 @@ class Banners:
     b'bye'
     """
 
-    def __init__(self, host: str = "") -> None:
-        host = host or os.uname().nodename
+    def __init__(self, *hosts: str) -> None:
+        hosts = hosts or (os.uname().nodename,)
         self._ends = {
             DASHES: DASHES,
             EQUALS: b"debugging suggestions\n",
-            f"[{host}:".encode(): b"\n",  # Open MPI's single lines
-            f"[mpiexec@{host}]".encode(): b"\n",  # MPICH's
+            **{f"[{host}:".encode(): b"\n" for host in hosts},  # Open MPI's single lines
+            **{f"[mpiexec@{host}]".encode(): b"\n" for host in hosts},  # MPICH's
             b"[proxy:": b"\n",
+            LOST.encode(): b"\n",
             b"[warn] Epoll ": b"\n",  # Open MPI's event loop, when a rank's output closes as the job ends
         }
         self._start = re.compile(rb"\n?(" + b"|".join(re.escape(start) for start in self._ends) + b")")
         self._held = b""
         self._dropped = False
         self._fresh = True  # at the beginning of a line
+        self.lost: list[str] = []  # hosts that no longer answer
         self.status: int | None = (
             None  # the exit status that the launcher reports, 128 + the signal if there was one
         )
@@ -259,6 +284,8 @@ class Banners:
         if not end and not self.holds:
             return b""
         held, self._held = self._held, b""
+        if held.lstrip(b"\n").startswith(EQUALS):  # a paragraph that was cut short with its launcher
+            held = b""
         self._fresh = held.endswith(b"\n") if held else self._fresh
         return held
 
@@ -291,6 +318,9 @@ class Banners:
 
     def _judge(self, block: bytes) -> bytes:
         """Return what is printed instead of a whole paragraph."""
+        if match := LOST_HOST.search(block):
+            self.lost.append(next(filter(None, match.groups())).decode())
+            return b""
         if match := SIGNAL.search(block):
             return self._ended(f"rank {match[1].decode()} on {match[2].decode()}", int(match[3]))
         if match := CODES.search(block):

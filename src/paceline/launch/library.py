@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError
+from paceline.launch.hosts import Host, hand_over, ranks_on
 from paceline.launch.resources import thread_variables, threads_per_rank, usable_cores
 
 if TYPE_CHECKING:
@@ -202,11 +203,13 @@ def mpiexec(
     environment: Mapping[str, str] | None = None,
     crowded: bool = False,
     one_node: bool = False,
+    hosts: Sequence[Host] = (),
     terminal: bool = False,
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line and the environment that start `command` on `ranks` ranks of this machine.
 
-    Inside a Slurm allocation the ranks are spread over its nodes, unless `one_node` keeps them on this one. `folder` is
+    Inside a Slurm allocation the ranks are spread over its nodes, unless `one_node` keeps them on this one. With `hosts`
+    (and a `folder`), they are started there. `folder` is
     where `run` lets the job keep its segments and sockets, `environment` has more variables for the ranks. `crowded`
     means that they share cores with other programs and must yield while they wait; ranks that share cores with each
     other are found out here. `terminal` makes their output appear at once, unfinished lines too; lines of several ranks
@@ -223,11 +226,14 @@ def mpiexec(
             "this process is not on a node of its Slurm allocation; start it there, with sbatch or srun --pty"
         )
     library = find()
-    nodes = 1 if one_node else allocated_nodes()
-    here = -(-ranks // nodes)
-    options, settings = for_library(library, crowded=crowded or here > usable_cores(), one_node=nodes == 1)
-    if folder is not None and nodes == 1:
+    shares = ranks_on(hosts, ranks) if hosts else {}
+    nodes = len(shares) or (1 if one_node else allocated_nodes())
+    here = max(shares.values(), default=-(-ranks // nodes))
+    cores = min((host.cores for host in hosts if host.cores is not None), default=usable_cores())
+    options, settings = for_library(library, crowded=crowded or here > cores, one_node=nodes == 1)
+    if folder is not None and (nodes == 1 or hosts):
         settings |= folder_settings(library, folder)
+    if folder is not None and nodes == 1:
         options += report_options(library)
     if terminal:
         options += terminal_options(library)
@@ -235,12 +241,41 @@ def mpiexec(
         clean(dict(os.environ))
         | home_settings()
         | settings
-        | thread_variables(threads_per_rank(here, threads))
+        | thread_variables(threads or max(1, cores // here) if hosts else threads_per_rank(here, threads))
     )
     if one_node:
         variables = {name: value for name, value in variables.items() if not name.startswith("SLURM_")}
     variables |= environment or {}
+    if hosts and folder is not None:
+        more, settings = on_hosts(library, shares, hand_over(folder, variables))
+        options, variables = options + more, variables | settings
     return [str(library.mpiexec), *options, "-n", str(ranks), *command], variables
+
+
+def on_hosts(
+    library: Library, shares: Mapping[str, int], agent: Sequence[str]
+) -> tuple[list[str], dict[str, str]]:
+    """Return mpiexec's options and the variables that start ranks on hosts, with `agent` in place of ssh.
+
+    >>> library = Library(kind="mpich", version="5.0.2", mpiexec=Path("mpiexec"), wheel=True)
+    >>> on_hosts(library, {"a": 8, "b": 4}, ["/bin/sh", "agent"])[0][-2:]
+    ['-hosts', 'a:8,b:4']
+    """
+    listed = ",".join(f"{name}:{share}" for name, share in shares.items())
+    shell, script = agent
+    if library.kind == "mpich":
+        variables = {"HYDRA_LAUNCHER_EXTRA_ARGS": script}
+        # Its launcher "ssh" would pass -x, which is ssh's, to the shell.
+        return ["-launcher", "rsh", "-launcher-exec", shell, "-hosts", listed], variables
+    if library.kind != "openmpi":
+        raise UsageError(f"hosts need Open MPI or MPICH; this is {library.title}")
+    name, flag, mapping = (
+        ("ssh", "--prtemca", "slot:oversubscribe") if library.major >= 5 else ("rsh", "--mca", "slot")
+    )
+    # Daemons are started from here and not by each other: only this machine has the agent.
+    agents = (f"plm_{name}_agent", f"{shell} {script}"), (f"plm_{name}_no_tree_spawn", "1")
+    options = [word for setting in agents for word in (flag, *setting)]
+    return ["--host", listed, "--map-by", mapping, *options], {}
 
 
 def allocated_nodes() -> int:

@@ -1,7 +1,11 @@
-# ruff: noqa: PTH106, PTH108, PTH112, PTH118, PTH123, PTH208, SIM105
+# ruff: noqa: PTH102, PTH106, PTH108, PTH112, PTH118, PTH123, PTH208, SIM105
 """Run one mpiexec and leave nothing of it behind, whatever happens.
 
     python -I -S supervise.py PARENT LOCK FOLDER COMMAND...
+    python -I -S supervise.py remote
+
+The second form runs the daemon that mpiexec starts on another host (see `remote`). It reads one line of JSON (command,
+variables, folder) from its standard input, and asks the daemon to end when that input ends.
 
 This is a separate script because it must outlive the process that asked for the job, which may be killed without a chance
 to clean up. It imports little (no pathlib, nothing from paceline) and starts in 10 ms.
@@ -28,8 +32,39 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main() -> int:
+    if sys.argv[1] == "remote":
+        return supervise_remote()
     parent, lock, folder, *command = sys.argv[1:]
     os.set_inheritable(int(lock), False)  # held until this process ends: it marks the folder as in use
+    return supervise(int(parent), folder, command)
+
+
+def supervise_remote() -> int:
+    import json
+
+    given = json.loads(sys.stdin.buffer.readline() or b"{}")
+    if not given:
+        return 255
+    try:
+        os.mkdir(given["folder"], 0o700)
+    except FileExistsError:
+        pass
+    os.environ.update(given["environment"])
+    return supervise(os.getppid(), given["folder"], ["/bin/sh", "-c", given["command"]], tethered=True)
+
+
+def end_with_input() -> None:
+    """Ask this process to stop when its standard input ends."""
+    try:
+        while os.read(0, 4096):
+            pass
+    except OSError:
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def supervise(parent: int, folder: str, command: list[str], *, tethered: bool = False) -> int:
+    """Run `command`, and leave nothing of it behind; return its exit status."""
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -38,14 +73,20 @@ def main() -> int:
     if job == 0:
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         os.setpgid(0, 0)
+        if tethered:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
         try:
             os.execve(command[0], command, os.environ)
         except OSError as error:
             os.write(2, f"{command[0]}: {error.strerror}\n".encode())
             os._exit(127)
+    if tethered:
+        import threading  # after the fork
+
+        threading.Thread(target=end_with_input, daemon=True).start()
     segments: set[str] = set()
-    status = watch(job, int(parent), segments, command[0])
+    status = watch(job, parent, segments, command[0])
     end_everything()
     for name in segments:
         remove(name)

@@ -102,16 +102,18 @@ def _source() -> dict[str, Any] | None:
 
 # ---- the nodes of the ranks
 
+HOST_BYTES = 64  # of a node's name
 
-def nodes_of(comm: Any) -> dict[str, list[int]]:
-    """Return the node of every rank and the cores of every node, in the form of a record. Collective.
+
+def nodes_of(comm: Any) -> dict[str, list[Any]]:
+    """Return the node of every rank, and the cores and the name of every node, as in a record. Collective.
 
     >>> nodes_of(None)["ranks"]
     [0]
     """
     size = 1 if comm is None else comm.Get_size()
     if size == 1 or isinstance(comm, Processes):
-        return {"ranks": [0] * size, "cores": [machine_cores()]}
+        return {"ranks": [0] * size, "cores": [machine_cores()], "hosts": [_host()]}
     # A node is identified by its first rank, and has the cores that this rank sees.
     here = np.array([comm.Get_rank(), machine_cores()])
     node = split_node(comm)
@@ -119,9 +121,23 @@ def nodes_of(comm: Any) -> dict[str, list[int]]:
     node.Free()
     told = np.empty((size, 2), here.dtype)
     comm.Allgather(here, told)
+    name = np.zeros(HOST_BYTES, np.uint8)
+    own = _host().encode()[:HOST_BYTES]
+    name[: len(own)] = np.frombuffer(own, np.uint8)
+    names = np.empty((size, HOST_BYTES), np.uint8)
+    comm.Allgather(name, names)
     cores = {int(first): int(count) for first, count in told}
     numbers = {first: number for number, first in enumerate(cores)}
-    return {"ranks": [numbers[int(first)] for first in told[:, 0]], "cores": list(cores.values())}
+    return {
+        "ranks": [numbers[int(first)] for first in told[:, 0]],
+        "cores": list(cores.values()),
+        "hosts": [names[first].tobytes().rstrip(b"\0").decode(errors="replace") for first in cores],
+    }
+
+
+def _host() -> str:
+    """Return the name of this node; Slurm's, where several nodes may be one machine."""
+    return os.environ.get("SLURMD_NODENAME") or platform.node()
 
 
 def layout(run: Run) -> tuple[int, ...]:

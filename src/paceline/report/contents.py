@@ -258,7 +258,15 @@ def _facts(found: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+# More hosts than this are counted, not named.
+NAMED_HOSTS = 8
+
+
 def _nodes(found: dict[str, Any]) -> str:
     """Describe the nodes; empty for a single one."""
-    cores = (found.get("nodes") or {}).get("cores") or ()
-    return f"{len(cores)}, of {' and '.join(map(str, sorted(set(cores))))} cores" if len(cores) > 1 else ""
+    nodes = found.get("nodes") or {}
+    cores, hosts = nodes.get("cores") or (), nodes.get("hosts") or ()
+    if len(cores) < 2:
+        return ""
+    names = f" ({', '.join(map(str, hosts))})" if 0 < len(hosts) <= NAMED_HOSTS else ""
+    return f"{len(cores)}{names}, of {' and '.join(map(str, sorted(set(cores))))} cores"

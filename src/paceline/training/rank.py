@@ -216,7 +216,7 @@ class Process:
         self.threads = threads
         self.clock = time.perf_counter
         self.meter: Meter | None = None
-        self._nodes: dict[str, list[int]] | None = None  # set together with the folder
+        self._nodes: dict[str, list[Any]] | None = None  # set together with the folder
 
     def origin(self) -> float:
         return common_start(self.comm, self.clock)
