@@ -149,7 +149,12 @@ def start_ranks(
     if sys.stderr.isatty():
         command.append(f"--terminal={shutil.get_terminal_size().columns}")
     return launch.run(
-        ranks, command, threads=job.config.threads, bind=not args.no_bind, hosts=hosts, launcher=job.launcher()
+        ranks,
+        command,
+        threads=job.config.threads,
+        bind=not args.no_bind,
+        hosts=hosts,
+        launcher=job.launcher(),
     )
 
 
