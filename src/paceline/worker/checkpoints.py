@@ -151,8 +151,9 @@ class Keeper:
         if self.saves == "together":
             self._meet(epoch_end=True)
         elif self.saves == "alone":
-            self.may_stop()
-            if self._is_due(epoch_end=True) and not self._busy:
+            if self.me.stop_asked:
+                self.may_stop()
+            elif self._is_due(epoch_end=True) and not self._busy:
                 self.save()
 
     def may_stop(self) -> None:
