@@ -14,7 +14,7 @@ import re
 import stat
 import tempfile
 import zipfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -105,6 +105,31 @@ def write_arrays(path: Path, arrays: dict[str, NDArray[Any]], *, compress: bool 
     save: Callable[..., None] = np.savez_compressed if compress else np.savez
     with replacing(path) as file:
         save(file, **arrays)
+
+
+def write_columns(
+    path: Path, columns: Iterable[tuple[str, np.dtype[Any], Iterable[NDArray[Any]]]], rows: int
+) -> None:
+    """Write columns of `rows` values to one compressed .npz file, completely or not at all, with constant memory.
+
+    `columns`: the name and the type of each, and its values in chunks.
+
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> write_columns(folder / "a.npz", [("step", np.dtype(np.uint32), [np.arange(2), np.arange(2, 5)])], rows=5)
+    >>> np.load(folder / "a.npz")["step"].tolist()
+    [0, 1, 2, 3, 4]
+    """
+    with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, dtype, chunks in columns:
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                header = {
+                    "descr": np.lib.format.dtype_to_descr(dtype),
+                    "fortran_order": False,
+                    "shape": (rows,),
+                }
+                np.lib.format.write_array_header_1_0(member, header)
+                for chunk in chunks:
+                    member.write(np.ascontiguousarray(chunk, dtype).tobytes())
 
 
 def _finite(value: Any) -> Any:

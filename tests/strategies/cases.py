@@ -126,10 +126,7 @@ def balanced(comm: Any) -> dict[str, Any]:
 
     def train_and_see(me: Any) -> None:
         Sync(balance=True).train(me)
-        counts.extend(
-            int(count)
-            for count in np.array(me.log).reshape(-1, len(STEP_COLUMNS))[:, STEP_COLUMNS.index("count")]
-        )
+        counts.extend(int(count) for count in me.log.read()[:, STEP_COLUMNS.index("count")])
 
     slow = Slow([64, 16, 10], dtype=np.float64, seed=3)
     job = Job(config=Config(**settings), model=slow, strategy=train_and_see, runs=None)

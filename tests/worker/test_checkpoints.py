@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from paceline import fit
-from paceline.record import checkpoint
+from paceline.record import STEP_COLUMNS, Run, checkpoint
+from paceline.record.rows import unpack_rows
 
 COMMON: dict[str, Any] = {
     "model": "mlp:12", "data": "iris", "epochs": 3, "batch": 10, "seed": 3, "lr": 0.05, "quiet": True,
@@ -23,6 +24,7 @@ IN_STEP = ["sync:allreduce=ring", "sync:allreduce=shared-memory", "sync:allreduc
 def cut(run: Path, to: Path, number: int) -> Path:
     """Copy a run as it would be if it had been killed just after a checkpoint."""
     shutil.copytree(run, to)
+    unpack_rows(to, "steps", STEP_COLUMNS)
     for name in ("summary.json", "model.npz", "steps.npz"):
         (to / name).unlink()
     for rank in checkpoint.saved_ranks(to):
@@ -52,3 +54,5 @@ def test_same_bits_from_any_checkpoint(strategy: str, update: str, tmp_path: Pat
         assert np.array_equal(whole.model.x, again.model.x), number
         assert [e.validation_loss for e in again.history] == [e.validation_loss for e in whole.history]
         assert again.bytes_sent == whole.bytes_sent
+        for name in ("rank", "step", "loss", "count"):
+            assert np.array_equal(Run(again.run).steps[name], Run(whole.run).steps[name])

@@ -162,7 +162,7 @@ class Loop:
 
     def column(self, number: int) -> Array:
         """Return the laps of one kind, for complete pieces, without the first, in which caches are still cold."""
-        rows = np.array(self.me.log).reshape(-1, len(STEP_COLUMNS))
+        rows = self.me.log.read()
         rows = rows[max(WARM, len(rows) // 4) :]
         found: Array = rows[rows[:, COUNT] >= self._most - 1][:, number]
         return found
@@ -367,7 +367,7 @@ def serving(
             waiting = _measure_waiting(comm, requests=(ranks - count) * max(mine, 1))
             serve.append(_trimmed_mean(_drop_first_quarter(me.handled)) + waiting)
         else:
-            rows = np.array(me.log).reshape(-1, len(STEP_COLUMNS))
+            rows = me.log.read()
             computed += rows[max(2, len(rows) // 4) :, COMPUTE].tolist()
         me.close()
     slower = mean(comm, np.array(computed)) / alone

@@ -1,6 +1,7 @@
 """The run folder: written by rank 0 during a run, and read by reports, diagnoses, traces and exports.
 
 Record, new_folder, Epoch, STEP_COLUMNS     write a run's folder and its tables
+Spool, RowLog, Table, gather_rows           tables that grow with every step, in constant memory
 Run, find_runs                              read one, or find the complete ones among some folders
 environment                                 the machine and software of a run, and where its ranks were
 code_digest                                 a digest that shows whether a user's own code has changed
@@ -8,6 +9,23 @@ code_digest                                 a digest that shows whether a user's
 
 from paceline.record.environment import code_digest, text_digest
 from paceline.record.reading import Run, find_runs
+from paceline.record.rows import Outage, RowLog, Spool, Table, gather_rows, rows_path, truncate_logs
 from paceline.record.writing import STEP_COLUMNS, Epoch, Record, new_folder
 
-__all__ = ["STEP_COLUMNS", "Epoch", "Record", "Run", "code_digest", "find_runs", "new_folder", "text_digest"]
+__all__ = [
+    "STEP_COLUMNS",
+    "Epoch",
+    "Outage",
+    "Record",
+    "RowLog",
+    "Run",
+    "Spool",
+    "Table",
+    "code_digest",
+    "find_runs",
+    "gather_rows",
+    "new_folder",
+    "rows_path",
+    "text_digest",
+    "truncate_logs",
+]

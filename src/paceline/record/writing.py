@@ -30,8 +30,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import UsageError
-from paceline.files import json_text, replacing, write_arrays, write_json
+from paceline.files import json_text, replacing, write_arrays, write_columns, write_json
 from paceline.models import Model, state_of
+from paceline.record.rows import RowLog, Table, unpack_rows
 
 FORMAT = 1
 STEP_COLUMNS = ("step", "epoch", "loss", "count", "compute", "exchange", "update", "wait", "start")
@@ -50,6 +51,20 @@ class Epoch:
     validation_accuracy: float | None
     train_seconds: float
     """Since the start, without evaluation."""
+
+
+def steps_table(logs: list[RowLog]) -> Table:
+    """Return the columns of steps.npz, from the logs of all ranks."""
+    types = dict.fromkeys(("rank", "step", "epoch", "count"), np.uint32)
+    return Table(logs, ("rank", *STEP_COLUMNS), types={**types, "loss": np.float64, "start": np.float64})
+
+
+def write_table(path: Path, table: Mapping[str, NDArray[Any]]) -> None:
+    """Write a table to an .npz file; one that grew in files, with constant memory."""
+    if isinstance(table, Table):
+        write_columns(path, ((name, table.dtype(name), table.chunks(name)) for name in table), table.rows)
+    else:
+        write_arrays(path, dict(table), compress=True)
 
 
 def folder_name(strategy: str, ranks: int, seed: int) -> str:
@@ -117,6 +132,7 @@ class Record:
             write_json(self.folder / "environment.json", environment)
             with replacing(self.folder / "epochs.jsonl") as file:
                 file.write("".join(json_text(asdict(epoch)) + "\n" for epoch in history).encode())
+            unpack_rows(self.folder, "steps", STEP_COLUMNS)
             for name in ("stopped.json", "summary.json"):
                 (self.folder / name).unlink(missing_ok=True)
 
@@ -133,34 +149,25 @@ class Record:
     def finish(
         self,
         model: Model | None,
-        logs: list[NDArray[np.float64]],
         summary: dict[str, Any],
-        tables: Mapping[str, dict[str, NDArray[Any]]] = MappingProxyType({}),
+        tables: Mapping[str, Mapping[str, NDArray[Any]]] = MappingProxyType({}),
     ) -> None:
-        """Write the steps of every rank, the strategy's own tables, the trained model (if there is one) and the summary."""
-        rows = np.concatenate(logs) if logs else np.empty((0, len(STEP_COLUMNS)))
-        columns: dict[str, NDArray[Any]] = {
-            "rank": np.repeat(np.arange(len(logs), dtype=np.uint32), [len(log) for log in logs])
-        }
-        kinds = {
-            "step": np.uint32,
-            "epoch": np.uint32,
-            "count": np.uint32,
-            "loss": np.float64,
-            "start": np.float64,
-        }
-        for number, name in enumerate(STEP_COLUMNS):
-            columns[name] = rows[:, number].astype(kinds.get(name, np.float32))
+        """Write the tables, among them the steps of every rank, the trained model (if there is one) and the summary."""
         with self._writing():
-            write_arrays(self.folder / "steps.npz", columns, compress=True)
             for name, table in tables.items():
-                write_arrays(self.folder / f"{name}.npz", table, compress=True)
+                write_table(self.folder / f"{name}.npz", table)
             if model is not None:
                 write_arrays(self.folder / "model.npz", state_of(model))
             write_json(
                 self.folder / "summary.json",
-                {**summary, "tables": {name: list(table) for name, table in tables.items()}},
+                {
+                    **summary,
+                    "tables": {name: list(table) for name, table in tables.items() if name != "steps"},
+                },
             )
+        for table in tables.values():
+            if isinstance(table, Table):
+                table.remove()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from paceline.collectives import Nodes
 from paceline.comm.clocks import KINDS, common_start
-from paceline.comm.control import agree, broadcast_text, check_same
+from paceline.comm.control import Control, agree, broadcast_text, check_same
 from paceline.comm.counting import Recorded
 from paceline.comm.torch_processes import Processes
 from paceline.comm.tracing import Events, Tracer, event_limit, gather_events
@@ -22,9 +22,10 @@ from paceline.data import Batches, Dataset
 from paceline.errors import StoppedError, UsageError
 from paceline.launch import limit_threads, threads_of_rank
 from paceline.models import Model, flat_buffers
-from paceline.record import STEP_COLUMNS, Epoch, Record, Run
+from paceline.record import STEP_COLUMNS, Epoch, Record, RowLog, Run, Spool, gather_rows
 from paceline.record.checkpoint import latest
 from paceline.record.environment import environment, layout, nodes_of
+from paceline.record.writing import steps_table
 from paceline.schedules import scaled_rate
 from paceline.strategies import Facts, Load, Strategy
 from paceline.training.job import Components, Job, Train, batch_of, built_in
@@ -115,19 +116,16 @@ class Collected:
     messages_sent: int
     by_rank: Array
     """Seconds, one row per rank and one column per kind; no rows except on rank 0."""
-    logs: list[Array]
 
 
 def collect(me: Worker, traffic: tuple[int, int], *, in_step: bool) -> Collected:
     """Compute the totals of the run. Collective; only rank 0 receives arrays with an entry per rank."""
-    rows = np.array(me.log).reshape(-1, len(STEP_COLUMNS))
-    logs = me.control.gather(rows)
     of_ranks = me.control.gather(np.array([[me.watch.seconds[kind] for kind in KINDS]]))
-    totals = me.control.total(np.array([rows[:, STEP_COLUMNS.index("count")].sum(), *traffic]))
+    totals = me.control.total(np.array([me.log.totals()["count"], *traffic]))
+    waited = waiting(me.log, me.control) if in_step else np.zeros(me.size)
     by_rank = np.concatenate(of_ranks) if of_ranks else np.empty((0, len(KINDS)))
     summary = np.empty(len(KINDS) + 1)
     if me.rank == 0:
-        waited = waiting(logs) if in_step else np.zeros(me.size)
         by_rank[:, KINDS.index("exchange")] -= waited
         by_rank[:, KINDS.index("wait")] += waited
         summary[:-1] = by_rank.mean(axis=0)
@@ -135,22 +133,45 @@ def collect(me: Worker, traffic: tuple[int, int], *, in_step: bool) -> Collected
     *means, busy = me.control.broadcast(summary).tolist()
     samples, bytes_sent, messages_sent = map(int, totals)
     seconds = dict(zip(KINDS, means, strict=True))
-    return Collected(seconds, busy, samples, bytes_sent, messages_sent, by_rank, logs)
+    return Collected(seconds, busy, samples, bytes_sent, messages_sent, by_rank)
 
 
-def waiting(logs: list[Array]) -> Array:
-    """Return the seconds that each rank waited for others in the exchanges of common steps.
+# Numbers of all ranks together in memory at once.
+AT_ONCE = 1 << 20
+
+
+def waiting(log: RowLog, control: Control) -> Array:
+    """Return, on rank 0, the seconds that each rank waited for others in the exchanges of common steps. Collective.
 
     No rank leaves an exchange before the last one has arrived, so the rank that spent the least time in it arrived last
-    and did not wait; the excess of the others over it is their waiting time.
+    and did not wait; the excess of the others over it is their waiting time. If not every step was kept, those that were,
+    the same on all ranks, stand for the others.
 
-    >>> step = lambda seconds: np.array([[0, 0, 0, 1, 0, seconds, 0, 0, 0]])
-    >>> waiting([step(3.0), step(1.0)]).tolist()
-    [2.0, 0.0]
+    >>> log = RowLog(STEP_COLUMNS)
+    >>> waiting(log, Control(None)).tolist()
+    [0.0]
     """
-    if len({len(log) for log in logs}) != 1 or len(logs) == 1:
-        return np.zeros(len(logs))
-    spent = np.stack([log[:, STEP_COLUMNS.index("exchange")] for log in logs])
+    log.check()
+    waited = np.zeros(control.size)
+    span, plan = log.first_span, np.zeros(1, np.int64)
+    of_ranks = control.gather(np.array([[len(log), span.first, span.stride, span.rows]]))
+    if control.rank == 0 and control.size > 1:
+        every = np.concatenate(of_ranks)
+        plan[0] = 0 if (every[:, :3] != every[0, :3]).any() else every[:, 3].min()
+    rows, each = int(control.broadcast(plan)[0]), max(1, AT_ONCE // control.size)
+    for start in range(0, rows, each):
+        mine = log.read(start, min(start + each, rows))[:, STEP_COLUMNS.index("exchange")]
+        if spent := control.gather(np.ascontiguousarray(mine)):
+            waited += excess(np.stack(spent))
+    return waited * (len(log) / rows if rows else 1)
+
+
+def excess(spent: Array) -> Array:
+    """Return the sum, over the columns of a matrix, of the excess of each row over the smallest.
+
+    >>> excess(np.array([[3.0, 1.0], [1.0, 1.5]])).tolist()
+    [2.0, 0.5]
+    """
     return (spent - spent.min(axis=0)).sum(axis=1)  # type: ignore[no-any-return]
 
 
@@ -323,6 +344,12 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
         place.agreed(start)
     in_step = getattr(strategy, "in_step", True)
     origin = place.origin()
+    spool = Spool(
+        folder=folder,
+        rank=rank,
+        ranks=ranks if place.simulated else 1,
+        visible=rank == 0 or folder is None or (folder / "config.json").is_file(),
+    )
     events = Events(place.clock, event_limit(ranks)) if job.trace else None
     tracer = None if events is None else Tracer(events, comm)
     counted = None if comm is None else Recorded(comm, tracer=tracer)
@@ -344,6 +371,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
         in_step=in_step,
         origin=origin,
         events=events,
+        spool=spool,
     )
     saver = protect(me, job, place, strategy, folder)
     if resumption is not None:
@@ -367,6 +395,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     found = collect(me, traffic, in_step=in_step)
     if events is not None:
         _keep(me, events)
+    logs = [] if folder is None else gather_rows(me.log, me.control, folder, "steps")
     fitted = Fitted(
         run=folder,
         strategy=job.name(),
@@ -391,7 +420,9 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
             None if saver is None else {"saved": saver.written, "seconds": me.keeper.seconds}
         )
         record.finish(
-            trained, found.logs, {**summary, **_expected_traffic(record, job, strategy, summary)}, me.tables
+            trained,
+            {**summary, **_expected_traffic(record, job, strategy, summary)},
+            {"steps": steps_table(logs), **me.tables},
         )
     if saver is not None:
         finish(me, saver, job)

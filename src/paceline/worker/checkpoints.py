@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from paceline.config import Interval
 from paceline.errors import StoppedError, UsageError
-from paceline.record import Epoch
+from paceline.record import Epoch, truncate_logs
 from paceline.record.checkpoint import Saver, State, copied
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class Keeper:
                 work()
             saver.wait()
             self._copy = copied(self.me.state(), into=self._copy)
-            saver.save(self._copy, keep_all=keep_all)
+            saver.save(self._copy, first=self.me.log.sync, keep_all=keep_all)
             self._saved = self._clock()
             self.seconds += self._saved - start
 
@@ -273,7 +273,7 @@ def state_of_worker(me: Worker, *, replicas: bool, whole_updates: bool) -> State
         "seconds": dict(watch.seconds),
         "elapsed": watch.clock() - me.origin,
         "counts": me.traffic,
-        "log": np.array(me.log),
+        "rows": me.log.flush(),
         "weights": me.shares.weights,
         "kept": {name: vars(kept) for name, kept in me.kept_values.items()},
     }
@@ -313,12 +313,13 @@ def restore_worker(me: Worker, resumption: Resumption, kind: str) -> tuple[int, 
         own = resumption.states[resumption.own]
         epoch, turn = int(own["position"]["epoch"]), int(own["position"]["turn"])
         me.traffic = own["counts"]
-        me.log.extend(own["log"])
+        me.log.truncate(own["rows"])
         me.epoch_sums[:] = own["epoch_sums"]
         me.epoch_losses[:] = own["epoch_losses"]
         if own["weights"] is not None:
             me.shares.weights = own["weights"]
     else:
+        truncate_logs(me.log, me.rank, me.size, [state["rows"] for state in resumption.states])
         # The sums of all ranks go on at rank 0.
         if me.rank == 0:
             me.epoch_sums[:] = np.sum([state["epoch_sums"] for state in resumption.states], axis=0)

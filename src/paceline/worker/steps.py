@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +14,7 @@ from paceline.comm.clocks import Stopwatch, TracedStopwatch
 from paceline.comm.tracing import Events
 from paceline.data import Batch, Batches, Shares
 from paceline.models import Model, Ready, layer_by_layer
+from paceline.record import STEP_COLUMNS, RowLog
 from paceline.schedules import Schedule
 from paceline.updates import State, Update
 from paceline.vectors import charge_whole, is_unknown
@@ -46,6 +46,7 @@ class Steps:
         simulated: bool = False,
         origin: float | None = None,
         events: Events | None = None,
+        log: RowLog | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -56,7 +57,8 @@ class Steps:
         self.shares = Shares(batches)
         self.steps_per_epoch = batches.steps_per_epoch
         self.steps = epochs * batches.steps_per_epoch
-        self.log = array("d")
+        self.log = RowLog(STEP_COLUMNS) if log is None else log
+        """A row of STEP_COLUMNS for every step of this rank."""
         # If ranks work in step, waiting times are computed from their exchanges at the end of the run.
         waits, shortest = "exchange" if in_step else "wait", 0.0 if simulated else SHORTEST
         self.watch = (
@@ -175,6 +177,7 @@ class Steps:
         `each`: the batches of all ranks per batch of this rank.
         """
         watch, seconds, log, origin = self.watch, self.watch.seconds, self.log, self.origin
+        rows, full = log.buffer, log.full
         sums, means = self.epoch_sums, self.epoch_losses
         watch.switch("compute")  # fetching samples counts as computing
         for batch in batches:
@@ -184,11 +187,13 @@ class Steps:
             watch.switch("update")
             yield batch
             watch.switch("compute")
-            log.extend((
+            rows.extend((
                 batch.step, batch.epoch, self._loss, batch.count,
                 seconds["compute"] - compute, seconds["exchange"] - exchange, seconds["update"] - update,
                 seconds["wait"] - wait, start,
             ))  # fmt: skip
+            if len(rows) >= full:
+                log.spill()
             sums[0] += self._loss
             sums[1] += batch.count
             if batch.count:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict
@@ -23,7 +23,7 @@ from paceline.config import Interval
 from paceline.data import Batches, Dataset
 from paceline.errors import StoppedError
 from paceline.models import Model
-from paceline.record import STEP_COLUMNS, Epoch
+from paceline.record import STEP_COLUMNS, Epoch, Spool
 from paceline.record.checkpoint import Saver, State
 from paceline.schedules import Schedule
 from paceline.updates import Update, is_elementwise
@@ -37,6 +37,8 @@ from paceline.worker.steps import Steps
 Array = NDArray[Any]
 # A smaller relative change of the parameters' squared norm in an epoch counts as no movement.
 UNMOVED = 1e-6
+# The number of steps, at most, by which batches are balanced.
+TYPICAL = 4096
 
 
 class Exchange:
@@ -155,8 +157,10 @@ class Worker(Steps):
         in_step: bool = True,
         origin: float | None = None,
         events: Events | None = None,
+        spool: Spool | None = None,
     ) -> None:
-        """`meter`: charges the operations of simulated vectors; None on real ranks."""
+        """`meter`: charges the operations of simulated vectors; None on real ranks. `spool`: where tables grow."""
+        self._spool = Spool() if spool is None else spool
         super().__init__(
             rank=comm.Get_rank() if comm is not None else 0,
             size=comm.Get_size() if comm is not None else 1,
@@ -172,6 +176,7 @@ class Worker(Steps):
             simulated=meter is not None,
             origin=origin,
             events=events,
+            log=self._spool.log("steps", STEP_COLUMNS),
         )
         self._off_clock = comm if comm is None or isinstance(comm, Recorded) else Recorded(comm)
         self.comm: Any = comm
@@ -186,7 +191,7 @@ class Worker(Steps):
         """The run whose order of messages is repeated (a `paceline.record.Run`), if any."""
         self.history: list[Epoch] = []
         self.findings: dict[str, Any] = {}
-        self.tables: dict[str, dict[str, Array]] = {}
+        self.tables: dict[str, Mapping[str, Array]] = {}
         self.remarks: list[str] = []
         self.control = Control(comm, self.watch)
         self._on_epoch = on_epoch
@@ -405,8 +410,8 @@ class Worker(Steps):
 
         The samples of a batch do not change, only the ranks that compute them.
         """
-        rows = np.array(self.log[self._balanced :]).reshape(-1, len(STEP_COLUMNS))
-        self._balanced = len(self.log)
+        rows = self.log.read(max(self._balanced, self.log.kept - TYPICAL))
+        self._balanced = self.log.kept
         with self.watch.during("exchange"):
             if self.size > 1 and len(rows):
                 typical = np.median(
