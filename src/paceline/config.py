@@ -189,8 +189,10 @@ class Safety:
 
     def __post_init__(self) -> None:
         Interval.parse(self.checkpoint_every)
-        if duration(str(self.stall_timeout)) is None and self.stall_timeout != "never":
-            raise UsageError(f"stall-timeout must be a time (60s, 5m) or never; got {self.stall_timeout!r}")
+        if not duration(str(self.stall_timeout)) and self.stall_timeout != "never":
+            raise UsageError(
+                f"stall-timeout must be a time above 0 (60s, 5m) or never; got {self.stall_timeout!r}"
+            )
         if self.on_stall not in ("warn", "abort", "checkpoint-abort"):
             raise unknown("on-stall", str(self.on_stall), ("warn", "abort", "checkpoint-abort"))
         for name, least in (("checkpoints", 1), ("restarts", 0)):

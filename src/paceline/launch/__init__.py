@@ -6,7 +6,7 @@ library      which MPI is installed (`find`), and its command line and environme
 hosts        several hosts without Slurm: parse a list of them, check them (`check_hosts`)
 prepare      start MPI in this process (`mpi`, `communicator`, `by_hand`); pmi is its relay to Slurm
 world        the job that this process is a rank of (`world`, `verify`)
-guard        end all ranks when one fails (`abort_on_error`)
+guard        end all ranks when one fails (`abort_on_error`), or in any case (`end_ranks`)
 cores        reserve idle cores for ranks, and bind ranks to them
 resources    cores, threads, memory and other limits of this process
 processes    ranks without MPI, for torch
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from paceline.launch.calling import RanksFailedError, call
 from paceline.launch.cores import allowed_cores, machine_cores, take_cores
-from paceline.launch.guard import abort_on_error
+from paceline.launch.guard import abort_on_error, end_ranks
 from paceline.launch.hosts import Host, answering_hosts, check_hosts, parse_hosts
 from paceline.launch.job import run
 from paceline.launch.library import Library, find, mpiexec
@@ -47,6 +47,7 @@ __all__ = [
     "call",
     "check_hosts",
     "communicator",
+    "end_ranks",
     "find",
     "limit_threads",
     "machine_cores",

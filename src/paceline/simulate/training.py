@@ -227,6 +227,9 @@ class Simulated:
     def checkpoint(self, run: Path) -> list[int] | None:
         return self._simulation.checkpoint(run)
 
+    def follow(self, me: object, strategy: object) -> None:
+        """Do nothing: the simulator itself notices ranks that wait for each other."""
+
     def asked(self) -> dict[str, Any]:
         return {"on": "sim", **asdict(self._simulation.options)}
 

@@ -38,6 +38,7 @@ from paceline.training.resuming import (
     load_states,
     protect,
 )
+from paceline.training.watchdog import Watchdog, watch_ranks
 from paceline.vectors import Meter
 from paceline.worker import Worker
 
@@ -214,6 +215,10 @@ class RankEnvironment(Protocol):
         """Return the numbers of the parts of the latest complete checkpoint, the same on every rank."""
         ...
 
+    def follow(self, me: Worker, strategy: Strategy | Train) -> None:
+        """Begin to watch the progress of this rank."""
+        ...
+
     def asked(self) -> dict[str, Any]:
         """Return where the run was requested to run, with the given settings of that place."""
         ...
@@ -232,8 +237,9 @@ class Process:
 
     simulated = time_only = False
 
-    def __init__(self, comm: Any, threads: int) -> None:
+    def __init__(self, comm: Any, threads: int, watchdog: Watchdog | None = None) -> None:
         self.comm = comm
+        self._watchdog = watchdog
         self.threads = threads
         self.clock = time.perf_counter
         self.meter: Meter | None = None
@@ -278,6 +284,10 @@ class Process:
         )
         return found
 
+    def follow(self, me: Worker, strategy: Strategy | Train) -> None:
+        if self._watchdog is not None:
+            self._watchdog.follow(me, strategy)
+
     def asked(self) -> dict[str, Any]:
         return {"on": "mpi"}
 
@@ -298,8 +308,8 @@ def train(job: Job, comm: Any, *, progress: Show | None = None) -> Fitted:
         {**asdict(job.config), "strategy": job.name(), "record": job.runs is not None, "trace": job.trace},
     )
     threads = threads_of_rank(comm, job.config.threads)
-    with limit_threads(threads):
-        return train_at(Process(comm, threads), job, progress)
+    with limit_threads(threads), watch_ranks(comm, job.safety) as watchdog:
+        return train_at(Process(comm, threads, watchdog), job, progress)
 
 
 def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
@@ -376,6 +386,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     saver = protect(me, job, place, strategy, folder)
     if resumption is not None:
         me.resume(resumption, kind_of_batches(strategy))
+    place.follow(me, strategy)
     try:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # the guard describes it
             (strategy.train if isinstance(strategy, Strategy) else strategy)(me)

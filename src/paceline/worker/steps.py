@@ -82,6 +82,8 @@ class Steps:
         self._resume_at = (0, 0)
         self.stop_asked = 0
         """The number of a signal that asks the run to save a checkpoint and stop; 0: none has come."""
+        self.beats = 0
+        """Gradients computed and steps shown so far: it stands still when training does."""
         self._step = 0
         self._loss = 0.0
         self.epoch_sums = [0.0, 0]
@@ -94,6 +96,11 @@ class Steps:
     def last_epoch(self) -> int:
         """The number of the run's last epoch."""
         return self._epochs - 1
+
+    @property
+    def current_step(self) -> int:
+        """The step of the run that this rank is at, from 0."""
+        return self._step
 
     @property
     def epoch_loss(self) -> float:
@@ -205,6 +212,7 @@ class Steps:
 
     def tell(self, step: int, loss: float) -> None:
         """Show the run's progress: the batch that was completed, and its mean loss."""
+        self.beats += 1
         if self._on_step is not None:
             self._on_step(min(step, self.steps - 1), loss)
 
@@ -214,6 +222,7 @@ class Steps:
         `ready(i)` is called as soon as the gradient of layer i is final, while the pass continues.
         """
         watch = self.watch
+        self.beats += 1
         watch.switch("compute")
         if ready is not None:
             if self._by_layer is None:

@@ -1,0 +1,710 @@
+"""The watchdog: notices a rank that makes no progress, says which and where it is, and ends the run if that is wanted.
+
+In every process of a run a thread looks at the training thread once a second: how many gradients it has computed, where in
+the code it is, and whether it is waiting for other ranks. It only reads (attributes and `sys._current_frames`), so training
+does nothing for it. `Observer` makes a `Report` of that.
+
+The threads send their reports to rank 0's in UDP datagrams, each signed with the run's random key (`Watchdog`). There are
+no connections that could break or must be closed, and a lost datagram is followed by another one a second later. Rank 0
+answers with its own report. If it does not, the ranks turn to the lowest rank that answers, which takes over.
+
+That rank judges the reports (`judge`): a rank is stalled if no report comes from it (it is stopped, its host or network is
+lost), or if it makes no progress and does not wait for others. If all ranks wait, they wait for each other. What has taken
+that long before is no stall: the time allowed is `--stall-timeout` plus the longest step so far. Nor is what takes long but
+moves: evaluation, compilation in the first steps, reading data and writing the record.
+
+The same messages carry a request to stop (`Worker.stop_asked`) from one rank to all.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hmac
+import json
+import linecache
+import logging
+import multiprocessing
+import os
+import re
+import secrets
+import selectors
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import paceline
+from paceline import launch, text
+from paceline.comm.clocks import machine
+from paceline.comm.control import broadcast_bytes
+from paceline.comm.counting import COLLECTIVE_CALLS, RECEIVES, SENDS, WAITS, argument
+from paceline.config import Safety
+from paceline.worker import Worker
+
+log = logging.getLogger(__name__)
+
+STALLED = 75
+"""The exit status of a run that is ended because of a stall (EX_TEMPFAIL of sysexits.h)."""
+EVERY = 1.0  # seconds between two looks at the training thread, and between two reports of a rank
+REPORTS = 16  # that one rank receives in a second; with more ranks, each reports less often
+BUSY = 10  # a rank whose code moves is allowed this many times as long
+FIRST = 4  # gradients and steps during which the model may be compiled
+PATIENCE = 5.0  # seconds that the thread may take to end
+ROW = 256  # bytes of a rank's address
+SHOWN = 8  # lines about waiting ranks in one message
+WIDTH = 100  # characters of a line of code in it
+
+# ---- what one rank says about itself
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a rank is doing and since when; all times are in seconds, up to the moment of the report."""
+
+    rank: int
+    step: int = 0
+    phase: str = "setup"
+    """The kind of work on the rank's stopwatch; "setup" before and after training."""
+    waiting: bool = False
+    """True if the rank is in a call that waits for other ranks."""
+    idle: float = 0.0
+    """Time without progress."""
+    still: float = 0.0
+    """Time for which the code has not moved from where it is."""
+    unbeaten: float = 0.0
+    """Time without a gradient or a step."""
+    longest: float = 0.0
+    """The longest time between two gradients or steps of this rank so far."""
+    line: str = ""
+    """The line of the strategy."""
+    inner: str = ""
+    """The line that is being executed, if it is not the strategy's."""
+    call: str = ""
+    """The call in that line, if it is known."""
+    peer: int | None = None
+    """The rank that this one waits for, if the call says so."""
+    host: str = ""
+    process: int = 0
+
+    def where(self) -> str:
+        """Describe the place in the code.
+
+        >>> Report(rank=0, step=7, phase="wait", line="mine.py:3: comm.Recv(x, source=1)", call="Recv", peer=1).where()
+        'step 8, mine.py:3: comm.Recv(x, source=1), in Recv, which waits for rank 1'
+        """
+        words = ["before or after training" if self.phase == "setup" else f"step {self.step + 1:,}"]
+        words += [self.line] * bool(self.line)
+        inner = f"{self.call} at {self.inner}" if self.call and self.inner else self.call or self.inner
+        words += [f"in {inner}"] * bool(inner)
+        words += [f"which waits for rank {self.peer}"] if self.peer is not None else []
+        return ", ".join(words)
+
+
+HOME = str(Path(paceline.__file__).parent) + os.sep
+COMMUNICATING = tuple(HOME + package + os.sep for package in ("comm", "collectives"))
+PIPES = str(Path(multiprocessing.__file__).parent) + os.sep
+WRAPPERS = tuple(f"{COMMUNICATING[0]}{name}.py" for name in ("timing", "counting", "tracing"))
+MPI_CALLS = frozenset(
+    {*SENDS, *RECEIVES, *COLLECTIVE_CALLS, *WAITS, "Mprobe", "Dup", "Split", "Split_type", "Fence", "Free"}
+)
+DEBUGGERS = ("/bdb.py", "/pdb.py", "/pydevd.py")
+CALL = re.compile(r"(\w+)?[\])]*\.(\w+)\(")
+# The position of the rank that a call names.
+PEERS = {
+    **dict.fromkeys(("Send", "Ssend", "Rsend", "Bsend"), (1, "dest")),
+    **dict.fromkeys(("Recv", "Probe"), (1, "source")),
+    **{"Bcast": (1, "root"), "Scatter": (2, "root"), "Scatterv": (2, "root")},
+}
+
+
+class Observer:
+    """Looks at the thread that trains, from another thread."""
+
+    def __init__(self, rank: int, thread: int, now: float) -> None:
+        self._rank, self._thread = rank, thread
+        self._host = os.uname().nodename
+        self._me: Worker | None = None
+        self._sources: tuple[str, ...] = ()
+        self._seen: tuple[Any, ...] = ()
+        self._moved = self._advanced = self._beaten = now
+        self._longest = 0.0
+
+    def follow(self, me: Worker, strategy: Any) -> None:
+        """Observe this worker from now on; `strategy` is what it runs."""
+        self._sources = sources(strategy)
+        self._me = me
+
+    def forgive(self, now: float) -> None:
+        """Begin to count anew: this process itself was stopped for a while."""
+        self._moved = self._advanced = self._beaten = now
+
+    def look(self, now: float, patience: float) -> Report:
+        """Return what the training thread is doing now."""
+        me = self._me
+        phase, beats, switched, step = "setup", 0, 0.0, 0
+        if me is not None:
+            phase, beats, switched, step = me.watch.kind, me.beats, me.watch.last, me.current_step
+        frame = sys._current_frames().get(self._thread)
+        stack = hash(tuple(_walk(frame)))
+        before, self._seen = self._seen, (stack, switched, beats)
+        if not before or stack != before[0]:
+            self._moved = now
+        moves_on = phase in ("setup", "evaluation") or beats < FIRST
+        if not before or switched != before[1] or (moves_on and self._moved == now):
+            self._advanced = now
+        if not before or beats != before[2] or (moves_on and self._moved == now):
+            gap, self._beaten = now - self._beaten, now
+            if gap <= patience + self._longest:  # else it was a stall
+                self._longest = max(self._longest, gap)
+        report = Report(
+            rank=self._rank, step=step, phase=phase, idle=now - self._advanced, still=now - self._moved,
+            unbeaten=now - self._beaten, longest=self._longest, host=self._host, process=os.getpid(),
+        )  # fmt: skip
+        return replace(report, **_place(frame, self._sources, settled=report.still > 2 * EVERY))
+
+
+def sources(strategy: Any) -> tuple[str, ...]:
+    """Return the file of a strategy, or the folder if it is a package.
+
+    >>> from paceline.strategies.sync import Sync
+    >>> [Path(name).name for name in sources(Sync())]
+    ['sync.py']
+    """
+    function = getattr(strategy, "func", strategy)
+    module = sys.modules.get(
+        function.__module__ if hasattr(function, "__code__") else type(strategy).__module__
+    )
+    file = getattr(module, "__file__", None) or getattr(
+        getattr(function, "__code__", None), "co_filename", ""
+    )
+    return (str(Path(file).parent) + os.sep if Path(file).name == "__init__.py" else file,) if file else ()
+
+
+def _walk(frame: FrameType | None) -> Iterable[tuple[int, int]]:
+    while frame is not None:
+        yield id(frame.f_code), frame.f_lasti
+        frame = frame.f_back
+
+
+def _place(frame: FrameType | None, source: tuple[str, ...], *, settled: bool) -> dict[str, Any]:
+    """Return where a thread is, as fields of a Report.
+
+    Source text is read for the files of paceline and of the strategy and, once the thread has `settled`, for any.
+    Variables are read only from paceline's own wrappers of MPI calls, which keep nothing alive for long.
+    """
+    found: dict[str, Any] = {}
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if "waiting" not in found and not file.startswith(PIPES):
+            found["waiting"] = file.startswith(COMMUNICATING)
+        if file.endswith(DEBUGGERS):
+            found["phase"] = "setup"
+        if file in WRAPPERS:
+            if "call" not in found:
+                _read_wrapper(frame.f_locals, found)
+        elif file.startswith(HOME) or file.startswith(source) or settled:
+            shown = f"{_short(file)}:{frame.f_lineno}"
+            words = (
+                linecache.getline(file, frame.f_lineno, frame.f_globals).partition("  #")[0].strip()[:WIDTH]
+            )
+            if "inner" not in found:
+                found["inner"] = shown if file.startswith(HOME) else f"{shown}: {words}"
+                calls = [name for on, name in CALL.findall(words) if _is_mpi(on, name)]
+                if calls:
+                    found["waiting"] = True
+                    found.setdefault("call", calls[-1])
+            if source and file.startswith(source):
+                found["line"] = f"{shown}: {words}"
+                if found["inner"].startswith(shown):
+                    found["inner"] = ""
+                break
+        frame = frame.f_back
+    return found
+
+
+def _read_wrapper(variables: Mapping[str, Any], found: dict[str, Any]) -> None:
+    """Read the name of an MPI call, and the rank that it names, from the variables of a function that wraps it."""
+    name = getattr(variables.get("call"), "__name__", "")
+    if name in MPI_CALLS:
+        found["call"] = name
+        given = variables.get("given", variables.get("arguments", ()))
+        position, word = PEERS.get(name, (99, ""))
+        peer = argument(
+            given, variables.get("named", {}), position, word, default=0 if word == "root" else None
+        )
+        if isinstance(peer, int) and peer >= 0:
+            found["peer"] = peer
+
+
+def _is_mpi(receiver: str, name: str) -> bool:
+    """Return True if this is a call of MPI, or of mpi4py's calls for any object (`comm.recv`)."""
+    small = name.capitalize() in MPI_CALLS and re.search("comm|req|world", receiver, re.IGNORECASE)
+    return name in MPI_CALLS or bool(small)
+
+
+def _short(file: str) -> str:
+    for folder in (str(Path(HOME).parent) + os.sep, str(Path.cwd()) + os.sep):
+        file = file.removeprefix(folder)
+    return file
+
+
+# ---- the verdict
+
+
+class Heard(NamedTuple):
+    """A rank's last report, and when it arrived; None if the rank must answer but never has."""
+
+    report: Report | None
+    at: float
+
+
+class Stall(NamedTuple):
+    """Ranks that hold up the run, with the time for which each has."""
+
+    silent: dict[int, float]
+    """Ranks from which no report comes."""
+    stuck: dict[int, float]
+    """Ranks that make no progress and do not wait for others."""
+    deadlock: float
+    """The time for which all ranks have been waiting for each other; 0: they do not."""
+
+    @property
+    def ranks(self) -> dict[int, float]:
+        return self.silent | self.stuck
+
+
+def judge(heard: Mapping[int, Heard], ranks: int, now: float, patience: float) -> Stall:
+    """Return which of the ranks are stalled, given the last report of each.
+
+    >>> report = Report(rank=0, phase="exchange", waiting=True, idle=9.0, still=9.0, unbeaten=9.0)
+    >>> judge({0: Heard(report, 99.0), 1: Heard(replace(report, rank=1), 90.0)}, 2, now=100.0, patience=5.0)
+    Stall(silent={1: 10.0}, stuck={}, deadlock=0.0)
+    """
+    allowed = patience + longest(heard)
+    silent = {rank: now - last.at for rank, last in heard.items() if now - last.at > allowed}
+    live = [last.report for rank, last in heard.items() if rank not in silent and last.report is not None]
+    stuck = {
+        report.rank: report.idle
+        for report in live
+        if report.phase != "setup" and not report.waiting and report.idle > allowed
+        if report.still > allowed or report.idle > BUSY * allowed
+    }
+    deadlock = 0.0
+    if len(live) == ranks > 1 and not stuck:
+        if all(report.waiting and min(report.idle, report.still) > allowed for report in live):
+            deadlock = min(report.idle for report in live)
+        elif all(report.unbeaten > BUSY * allowed and report.phase != "setup" for report in live):
+            deadlock = min(report.unbeaten for report in live)  # some look for messages again and again
+    return Stall(silent, stuck, deadlock)
+
+
+def longest(heard: Mapping[int, Heard]) -> float:
+    """Return the longest step of any rank so far."""
+    return max((last.report.longest for last in heard.values() if last.report is not None), default=0.0)
+
+
+def describe(stall: Stall, heard: Mapping[int, Heard], states: Mapping[int, str]) -> str:
+    """Return the message about a stall; `states` says what is known about the processes of silent ranks."""
+    lines = []
+    if stall.deadlock:
+        waited = _seconds(stall.deadlock)
+        lines = [f"no rank makes progress: all {len(heard)} have waited for each other for {waited}"]
+        lines += _grouped({rank: last.report for rank, last in heard.items() if last.report is not None})
+        return "\n".join(lines)
+    for rank, seconds in stall.ranks.items():
+        report = heard[rank].report
+        name = f"rank {rank}"
+        if report is not None and report.process:
+            name += f" (process {report.process} on {report.host})"
+        if rank in stall.silent:
+            why = states.get(
+                rank, "it is stopped, its host or network is down, or its code never lets others run"
+            )
+            lines.append(f"{name} has given no sign of life for {_seconds(seconds)}: {why}")
+            lines += [f"  last seen in {report.where()}"] if report is not None else []
+        else:
+            lines += [
+                f"{name} has made no progress for {_seconds(seconds)}",
+                f"  it is in {report.where()}" if report is not None else "",
+            ]
+    waiting = {
+        rank: last.report
+        for rank, last in heard.items()
+        if rank not in stall.ranks and last.report is not None and last.report.waiting
+    }
+    if waiting:
+        lines += ["  waiting meanwhile:", *_grouped(waiting)]
+    return "\n".join(lines)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f} s"
+
+
+def _grouped(reports: Mapping[int, Report]) -> list[str]:
+    """Return one line for all ranks that are in the same place, with the time since the last of them came there."""
+    places: dict[str, list[int]] = {}
+    for rank, report in sorted(reports.items()):
+        places.setdefault(report.where(), []).append(rank)
+    lines = [
+        f"  rank{'s' * (len(there) > 1)} {text.ranges(there)}: "
+        f"for {_seconds(min(reports[rank].idle for rank in there))} in {where}"
+        for where, there in places.items()
+    ]
+    return lines if len(lines) <= SHOWN else [*lines[:SHOWN], f"  … and {len(lines) - SHOWN} other places"]
+
+
+# ---- the thread and its messages
+
+
+class Peers(NamedTuple):
+    """The addresses of all ranks, and the key of their messages."""
+
+    socket: socket.socket | None
+    addresses: list[list[tuple[str, int]]]
+    """Of every rank; several if it is unknown which of them can be reached."""
+    here: list[bool]
+    """True for ranks that this machine's loopback reaches."""
+    key: bytes
+
+
+def find_peers(comm: Any) -> Peers:
+    """Open this rank's socket, and tell all ranks its address. Collective.
+
+    Ranks of one machine use its loopback, which no other machine can reach.
+    """
+    mine = machine().strip()
+    with suppress(OSError):  # containers of one machine cannot reach each other's loopback
+        mine += "".join(f" {Path('/proc/self/ns', kind).stat().st_ino}" for kind in ("net", "pid"))
+    nodes = _allgather(comm, mine)
+    alone = len(set(nodes)) == 1
+    addresses: list[tuple[str, int]] = []
+    opened = None
+    with suppress(OSError):
+        opened = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        opened.bind(("127.0.0.1" if alone else "", 0))
+        opened.setblocking(False)
+        port = opened.getsockname()[1]
+        addresses = [(host, port) for host in (["127.0.0.1"] if alone else interfaces())]
+    if opened is not None and not addresses:
+        opened.close()
+        opened = None
+    told = _allgather(comm, json.dumps(addresses))
+    key = broadcast_bytes(comm, secrets.token_bytes(32))
+    return Peers(
+        opened,
+        [[(str(host), int(port)) for host, port in json.loads(row)] for row in told],
+        [node == mine for node in nodes],
+        key,
+    )
+
+
+def _allgather(comm: Any, words: str) -> list[str]:
+    mine, rows = np.zeros(ROW, np.uint8), np.empty((comm.Get_size(), ROW), np.uint8)
+    data = np.frombuffer(words.encode()[:ROW], np.uint8)
+    mine[: data.size] = data
+    comm.Allgather(mine, rows)
+    return [row.tobytes().rstrip(b"\0").decode() for row in rows]
+
+
+def interfaces() -> list[str]:
+    """Return the IPv4 addresses of this machine's interfaces, except the loopback; the first six."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):
+                asked = fcntl.ioctl(probe, 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
+                found.append(socket.inet_ntoa(asked[20:24]))
+    return [address for address in found if not address.startswith("127.")][:6]
+
+
+class Watchdog:
+    """The watchdog of one process of a run, as a context manager around its training. Entering it is collective.
+
+    >>> with Watchdog(None, Safety(stall_timeout="30s")) as watchdog:
+    ...     watchdog.alive
+    True
+    >>> watchdog.alive
+    False
+    """
+
+    def __init__(self, comm: Any, safety: Safety, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._comm, self._safety, self._clock = comm, safety, clock
+        self._rank: int = 0 if comm is None else comm.Get_rank()
+        self._ranks: int = 1 if comm is None else comm.Get_size()
+        self._patience = safety.patience
+        self._every = max(EVERY, self._ranks / REPORTS)
+        if self._patience is not None:
+            self._every = min(self._every, self._patience / 4)
+        self._me: Worker | None = None
+        self._stop = 0
+        self._peers: Peers | None = None
+        self._heard: dict[int, Heard] = {}
+        self._reached: dict[int, tuple[str, int]] = {}  # the address from which a rank's last message came
+        self._gone: set[int] = set()
+        # When the stalls that have been reported began, by rank; -1: that of all ranks.
+        self._told: dict[int, float] = {}
+        self._leader, self._answered, self._trusted, self._led = 0, clock(), True, clock()
+        self._notes: dict[str, str] = {}  # remarks for the record, by what they are about
+        self._observer = Observer(self._rank, threading.get_ident(), clock())
+        self._thread = threading.Thread(target=self._run, name="paceline-watchdog", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """True while the thread runs."""
+        return self._thread.is_alive()
+
+    def __enter__(self) -> Watchdog:
+        now = self._answered = self._led = self._clock()
+        if self._ranks > 1:
+            self._peers = peers = find_peers(self._comm)
+            lost = [rank for rank, addresses in enumerate(peers.addresses) if not addresses]
+            if lost and self._rank == 0:
+                words = f"rank{'s' * (len(lost) > 1)} {text.ranges(lost)}"
+                log.warning("the watchdog cannot reach %s: a stall there will not be noticed", words)
+            if peers.socket is None:
+                self._leader = self._rank  # it can only judge itself
+            else:
+                reachable = (rank for rank in range(self._ranks) if peers.here[rank] and rank not in lost)
+                self._heard = {rank: Heard(None, now) for rank in reachable}
+        self._bell, self._ear = socket.socketpair()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bell.close()
+        self._thread.join(PATIENCE)
+        if self.alive:  # it cannot print: its stderr is full
+            return
+        self._ear.close()
+        if self._peers is not None and self._peers.socket is not None:
+            for rank in range(self._ranks) if self._leader == self._rank else (self._leader,):
+                self._send(self._peers.socket, rank, {"bye": self._rank})
+            self._peers.socket.close()
+
+    def follow(self, me: Worker, strategy: Any) -> None:
+        """Observe the training of `me`, and set its `stop_asked` when another rank is asked to stop."""
+        self._me = me
+        me.stop_asked = me.stop_asked or self._stop
+        self._observer.follow(me, strategy)
+
+    def forget(self, ranks: Collection[int]) -> None:
+        """Expect nothing more of these ranks: they have ended."""
+        self._gone |= set(ranks)
+
+    # ---- the loop
+
+    def _run(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:  # training goes on without a watchdog
+            log.warning("rank %d: the watchdog ends: %s: %s", self._rank, type(error).__name__, error)
+
+    def _watch(self) -> None:
+        inbox, patience = None if self._peers is None else self._peers.socket, self._patience
+        due = reported = looked = self._clock()
+        report = self._observer.look(looked, patience or 0.0)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._ear, selectors.EVENT_READ)
+            if inbox is not None:
+                selector.register(inbox, selectors.EVENT_READ)
+            while True:
+                ready = selector.select(max(0.0, due - self._clock()))
+                if any(key.fileobj is self._ear for key, _ in ready):  # closed: training is over
+                    return
+                now = self._clock()
+                if now - looked > EVERY + max(2 * EVERY, (patience or 0.0) / 2):
+                    self._forgive(now)
+                if inbox is not None:
+                    self._receive(inbox, report, now)
+                if now < due:
+                    continue
+                looked, due = now, now + min(EVERY, self._every)
+                report = self._observer.look(now, patience or 0.0)
+                self._heard[self._rank] = Heard(report, now)
+                asked = self._relay(0)
+                if inbox is not None and (asked or now - reported >= self._every - EVERY / 2):
+                    reported = now
+                    self._choose_leader(now)
+                    self._send_report(inbox, report)
+                    if asked:
+                        self._spread(inbox, report)
+                if patience is not None and self._leader == self._rank and now - self._led >= 4 * self._every:
+                    self._judge(now, patience)
+
+    def _forgive(self, now: float) -> None:
+        """Begin to count anew after this process itself was stopped, perhaps together with all others."""
+        self._observer.forgive(now)
+        self._answered = now
+        self._heard = {rank: last._replace(at=now) for rank, last in self._heard.items()}
+
+    def _relay(self, number: int) -> bool:
+        """Take over a request to stop, from this rank's worker or from another rank; return True if it is new."""
+        me, before = self._me, self._stop
+        self._stop = self._stop or number or (0 if me is None else me.stop_asked)
+        if me is not None and self._stop and not me.stop_asked:
+            me.stop_asked = self._stop
+        return self._stop != before
+
+    # ---- messages
+
+    def _send(self, outbox: socket.socket, rank: int, message: dict[str, Any]) -> None:
+        assert self._peers is not None
+        data = json.dumps({**message, "stop": self._stop, "leader": self._leader}).encode()
+        data = hmac.digest(self._peers.key, data, "sha256") + data
+        known = self._reached.get(rank)
+        for address in [known] if known is not None else self._peers.addresses[rank]:
+            with suppress(OSError):
+                outbox.sendto(data, address)
+
+    def _send_report(self, outbox: socket.socket, report: Report) -> None:
+        """Send a report to the leader; as the leader, to the lower ranks that have not answered."""
+        to = range(self._rank) if self._leader == self._rank else (self._leader,)
+        for rank in to:
+            if rank not in self._gone:
+                self._send(outbox, rank, {"report": asdict(report), "notes": self._notes})
+
+    def _receive(self, inbox: socket.socket, report: Report, now: float) -> None:
+        """Handle all messages that have arrived."""
+        assert self._peers is not None
+        while True:
+            try:
+                data, address = inbox.recvfrom(65536)
+            except OSError:
+                return
+            if not hmac.compare_digest(data[:32], hmac.digest(self._peers.key, data[32:], "sha256")):
+                continue
+            message = json.loads(data[32:])
+            if "end" in message:
+                self._end(None)
+            if "bye" in message:
+                self.forget([message["bye"]])
+                continue
+            theirs = Report(**message["report"])
+            self._heard[theirs.rank] = Heard(theirs, now)
+            self._reached[theirs.rank] = address
+            asked = self._relay(message["stop"])
+            if not message.get("answer"):
+                self._note(message["notes"])
+                self._send(inbox, theirs.rank, {"report": asdict(report), "answer": True})
+            elif theirs.rank <= self._leader:
+                self._turn_to(theirs.rank, now)
+                self._answered, self._trusted = now, True
+                if message["leader"] < self._leader:  # it has an older leader again
+                    self._turn_to(message["leader"], now)
+            if asked:
+                self._spread(inbox, report)
+
+    def _spread(self, outbox: socket.socket, report: Report) -> None:
+        """As the leader, tell all ranks at once that the run is asked to stop."""
+        for rank in range(self._ranks) if self._leader == self._rank else ():
+            if rank != self._rank:
+                self._send(outbox, rank, {"report": asdict(report), "answer": True})
+
+    def _choose_leader(self, now: float) -> None:
+        """Turn to the next rank if the leader does not answer; the last resort is this rank itself."""
+        assert self._peers is not None
+        if self._leader >= self._rank or not (self._reached or self._peers.here[self._leader]):
+            return
+        allowed = (self._patience or 60.0) + longest(self._heard) if self._trusted else 3 * self._every
+        if now - self._answered > allowed or self._leader in self._gone:
+            self._turn_to(self._leader + 1, now)
+
+    def _turn_to(self, leader: int, now: float) -> None:
+        """Report to another rank from now on, or judge the others' reports if it is this one."""
+        if leader == self._leader:
+            return
+        if leader in self._told:
+            self._say_recovery(leader, now - self._told[leader])
+        self._told.clear()
+        self._leader, self._answered, self._trusted, self._led = leader, now, False, now
+        if leader == self._rank:  # ranks that reported to others have not been silent
+            self._heard = {
+                rank: last if rank < self._rank and last.report is not None else last._replace(at=now)
+                for rank, last in self._heard.items()
+            }
+
+    def _note(self, notes: Mapping[str, str]) -> None:
+        """Add remarks to the record, or correct them, if this is rank 0; else send them there with the next report."""
+        for about, words in notes.items():
+            before = self._notes.get(about)
+            self._notes[about] = words
+            if self._me is not None and self._rank == 0 and words != before:
+                self._me.remarks[:] = [one for one in self._me.remarks if one != before] + [words]
+
+    # ---- stalls
+
+    def _judge(self, now: float, patience: float) -> None:
+        heard = {rank: last for rank, last in self._heard.items() if rank not in self._gone}
+        stall = judge(heard, self._ranks - len(self._gone), now, patience)
+        states = {rank: self._state(rank) for rank in stall.silent}
+        self._gone |= {rank for rank, state in states.items() if state == "ended"}
+        for rank in [
+            rank for rank in self._told if rank not in stall.ranks and (rank >= 0 or not stall.deadlock)
+        ]:
+            self._say_recovery(rank, now - self._told[rank])
+            del self._told[rank]
+        new = stall._replace(
+            silent={r: t for r, t in stall.silent.items() if r not in self._told and r not in self._gone},
+            stuck={r: t for r, t in stall.stuck.items() if r not in self._told},
+        )
+        if not new.ranks and not (new.deadlock and -1 not in self._told):
+            return
+        began = new.ranks or {-1: new.deadlock}
+        self._told |= {rank: now - seconds for rank, seconds in began.items()}
+        for rank, seconds in began.items():
+            self._remark(rank, f"for {_seconds(seconds)} or more")
+        log.warning("%s", describe(new, heard, states))
+        if self._safety.on_stall != "warn":
+            self._end(new)
+
+    def _state(self, rank: int) -> str:
+        """Return what the system says about the process of a silent rank, if it is on this machine."""
+        report = self._heard[rank].report
+        if report is None or self._peers is None or not self._peers.here[rank]:
+            return "it is stopped, or its host or network is down"
+        try:
+            state = Path(f"/proc/{report.process}/stat").read_text().rpartition(") ")[2][0]
+        except OSError:
+            return "ended"
+        return {
+            "T": "its process is stopped (SIGSTOP; `kill -CONT` continues it)",
+            "t": "a debugger has stopped its process",
+            "D": "its process waits for a disk or network file system",
+            "Z": "ended",
+            "X": "ended",
+        }.get(state, "its process lives, but its code lets no other thread run")
+
+    def _say_recovery(self, rank: int, seconds: float) -> None:
+        who, goes = ("all ranks", "go") if rank < 0 else (f"rank {rank}", "goes")
+        log.warning("%s %s on again after %s", who, goes, _seconds(seconds))
+        self._remark(rank, f"for {_seconds(seconds)} and then went on")
+
+    def _remark(self, rank: int, words: str) -> None:
+        """Add a remark on the current stall of a rank, or of all (-1), instead of an earlier one."""
+        who = "the ranks" if rank < 0 else f"rank {rank}"
+        self._note({f"{rank} {self._told[rank]:.3f}": f"{who} made no progress {words}"})
+
+    def _end(self, stall: Stall | None) -> None:
+        """End the run; `stall` is None if another rank has said why."""
+        if stall is not None:
+            log.warning("the run ends with status %d (--on-stall %s)", STALLED, self._safety.on_stall)
+            if self._peers is not None and self._peers.socket is not None:
+                for rank in self._heard.keys() - stall.ranks.keys() - {self._rank}:
+                    self._send(self._peers.socket, rank, {"end": True})
+        launch.end_ranks(self._comm, STALLED)
+
+
+def watch_ranks(comm: Any, safety: Safety) -> AbstractContextManager[Watchdog | None]:
+    """Return the watchdog of this process, or nothing if the ranks of `comm` are simulated: their time is not ours."""
+    simulated = getattr(comm, "Work", None) is not None
+    return nullcontext() if simulated else Watchdog(comm, safety)
