@@ -28,7 +28,17 @@ COMPONENTS = {
     "slurm": (
         [
             (name,)
-            for name in ("munged", "slurmctld", "slurmd", "srun", "sbatch", "salloc", "sinfo", "scancel")
+            for name in (
+                "munged",
+                "slurmctld",
+                "slurmd",
+                "srun",
+                "sbatch",
+                "salloc",
+                "sinfo",
+                "scancel",
+                "scontrol",
+            )
         ],
         "needs Slurm: run `make system-packages`, or `apt install slurm-wlm munge`",
     ),

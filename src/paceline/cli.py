@@ -32,6 +32,7 @@ COMMANDS = {
         "paceline.commands.simulate",
         "predict scaling, or run an mpi4py program on simulated ranks",
     ),
+    "slurm": ("paceline.commands.slurm", "print or submit a batch script for a Slurm job"),
     "doctor": ("paceline.doctor", "check the MPI, cores, threads and memory of this machine or job"),
     "list": (
         "paceline.commands.list",
@@ -86,6 +87,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: Sequence[str], chosen: str | None) -> int:
+    parsed = _parse(words, chosen)
+    logging.basicConfig(format="paceline: %(message)s", level=logging.WARNING)
+    status: int = importlib.import_module(COMMANDS[parsed.command][0]).main(parsed)
+    return status
+
+
+def _parse(words: Sequence[str], chosen: str | None = None) -> argparse.Namespace:
+    """Parse a command line; `chosen` is its command, by default the first word."""
+    chosen = words[0] if chosen is None and words else chosen
     layout = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog="paceline", description=paceline.__doc__, epilog=EPILOG, formatter_class=layout)
     parser.add_argument("--version", action="version", version=f"paceline {paceline.__version__}")
@@ -100,9 +110,8 @@ def _run(words: Sequence[str], chosen: str | None) -> int:
         if name == chosen:
             importlib.import_module(module).add_arguments(command)
     parsed = parser.parse_args(words)
-    logging.basicConfig(format="paceline: %(message)s", level=logging.WARNING)
-    status: int = importlib.import_module(COMMANDS[parsed.command][0]).main(parsed)
-    return status
+    parsed.parse = _parse  # for a command that takes another one
+    return parsed
 
 
 def _open_streams() -> None:

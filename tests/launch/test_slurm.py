@@ -7,6 +7,7 @@ and is started by mpiexec; `paceline train -n` inside an allocation works with b
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -116,6 +117,53 @@ def test_the_batch_script_with_srun(slurm: dict[str, str], tmp_path: Path) -> No
     assert status == 2
     [line] = own_lines(out)
     assert line.startswith(REFUSAL)
+
+
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_a_made_script_is_accepted_and_runs(slurm: dict[str, str], tmp_path: Path, nodes: str) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "slurm",
+        "--nodes",
+        nodes,
+        "--ranks-per-node",
+        "2",
+        "--time",
+        "10",
+    ]
+    made = submit(slurm, tmp_path, *words, "--", "train", *SMALL)
+    assert made.returncode == 0, made.stderr
+    (tmp_path / "job.sh").write_text(made.stdout)
+    tried = submit(slurm, tmp_path, "sbatch", "--test-only", "job.sh")
+    assert tried.returncode == 0, tried.stderr
+    done = submit(slurm, tmp_path, "sbatch", "-Q", "-W", "job.sh")
+    [out] = [path.read_text() for path in tmp_path.glob("paceline-*.out")]
+    assert done.returncode == 0, out
+    result = one_run(tmp_path, out, 4)
+    assert re.fullmatch(r"runs/paceline-\d+", result["run"])
+    environment = json.loads((tmp_path / result["run"] / "environment.json").read_text())
+    assert environment["nodes"]["hosts"] == ["n1", "n2"]
+
+
+def test_a_submitted_command_that_is_no_training(slurm: dict[str, str], tmp_path: Path) -> None:
+    words = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "slurm",
+        "--sbatch=--wait",
+        "--submit",
+        "--",
+        "list",
+        "updates",
+    ]
+    done = submit(slurm, tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"Submitted batch job \d+\n", done.stdout)
+    [out] = [path.read_text() for path in tmp_path.glob("paceline-*.out")]
+    assert "momentum" in out
 
 
 def test_a_shell_in_an_allocation_is_no_rank(slurm: dict[str, str], tmp_path: Path) -> None:

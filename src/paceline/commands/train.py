@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.commands import import_from_here
 from paceline.commands._settings import add_hosts, add_safety, add_settings, add_simulation, read_hosts
-from paceline.config import Config, Interval, Safety
+from paceline.config import Config, Safety
 from paceline.names import as_arguments
 from paceline.simulate.options import NAMES, PLACES, Options, options_of
 
@@ -144,7 +144,7 @@ def start_ranks(
     if hosts:
         if job.launcher() != "mpi":
             raise UsageError(f"{job.name()} starts its processes on this machine only; leave out --hosts")
-        saved = job.safety.interval != Interval()  # each rank saves its own part of a checkpoint
+        saved = job.safety.interval.any  # each rank saves its own part of a checkpoint
         hosts = launch.check_hosts(hosts, ranks=ranks, shared=job.runs if saved else None)
     if sys.stderr.isatty():
         command.append(f"--terminal={shutil.get_terminal_size().columns}")
