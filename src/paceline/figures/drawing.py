@@ -158,7 +158,7 @@ def _fit(page: Any, drawings: Sequence[Sequence[Drawing]]) -> None:
         for drawing in row:
             _thin_ticks(drawing.axes.xaxis, drawing.size)
     layout.execute(page)
-    page.set_layout_engine("none")
+    page.set_layout_engine(None)  # matplotlib draws a page that has one twice
 
 
 def _thin_ticks(axis: Any, size: float) -> None:

@@ -64,6 +64,8 @@ class Pages:
                 self.put(ROOM, HEIGHT - 28, f"{number} of {len(self.pages)}", 7.5, color=GREY, ha="right")
                 if page.subfigs:
                     page.set_layout_engine("constrained", w_pad=2 / 72, h_pad=2 / 72)
+                    page.get_layout_engine().execute(page)
+                    page.set_layout_engine(None)  # matplotlib lays out and draws a page that has one twice
                 pdf.savefig(page)
         return file.getvalue()
 
