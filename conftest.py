@@ -10,9 +10,14 @@ from tests.components import missing
 
 
 def pytest_configure() -> None:
-    """Listen to Ctrl-C even as a background job, which a shell starts deaf to it; children would inherit that."""
+    """Listen to Ctrl-C even as a background job, which a shell starts deaf to it; children would inherit that.
+
+    Children also keep the code that they compile.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Tests start hundreds of processes: with this variable each of them would compile the whole package again.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -65,23 +65,19 @@ def test_markdown_has_its_figures_beside_it(report: Document, tmp_path: Path) ->
     assert "★ sync:allreduce=ring" in text
 
 
-def test_a_pdf_has_pages(report: Document, tmp_path: Path) -> None:
-    write(report, tmp_path / "a.pdf")
-    assert len(re.findall(rb"/Type /Page\b", (tmp_path / "a.pdf").read_bytes())) >= 4
-
-
-def test_no_text_of_a_pdf_leaves_its_page(report: Document) -> None:
+def test_a_pdf_has_pages_and_no_text_leaves_them(report: Document) -> None:
     with settings("test"):
         pages = Pages(report)
-        pages.write()
+        written = pages.write()
         seen = [found for page in pages.pages for found in seen_texts(page)]
+    assert len(re.findall(rb"/Type /Page\b", written)) == len(pages.pages) >= 4
     for words, box in seen:
         assert LEFT - 2 <= box.x0 < box.x1 <= WIDTH - LEFT + 2, words
         assert 0 <= box.y0 < box.y1 <= HEIGHT, words
-    written = "".join(words for words, _ in seen).replace("\n", "").replace(" ", "")
+    words = "".join(words for words, _ in seen).replace("\n", "").replace(" ", "")
     for figure in report.figures():
-        assert figure.title.replace(" ", "") in written
-        assert figure.x.label.replace(" ", "") in written
+        assert figure.title.replace(" ", "") in words
+        assert figure.x.label.replace(" ", "") in words
 
 
 def test_long_tables_take_several_pages_with_their_headings(monkeypatch: pytest.MonkeyPatch) -> None:
