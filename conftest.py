@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,3 +67,11 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         del os.environ["PACELINE_CACHE"]
     else:
         os.environ["PACELINE_CACHE"] = before
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ranks() -> Iterator[None]:
+    """Ranks that a module's tests have started end with it."""
+    yield
+    if (ranks := sys.modules.get("tests.ranks")) is not None:
+        ranks.end_jobs()

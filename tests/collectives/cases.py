@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -17,18 +16,10 @@ from paceline.collectives._cost import cost
 from paceline.collectives._layout import Nodes
 from paceline.comm import Recorded, pretend_nodes
 from tests.collectives.drawn import LAYOUTS, draw, laid_out
+from tests.ranks import first
 
 POINT_TO_POINT = ("naive", "ring", "recursive-doubling", "rabenseifner")
 NAMES = (*POINT_TO_POINT, "shared-memory", "hierarchical", "native", "auto")
-
-
-@contextmanager
-def first(world: Any, ranks: int) -> Iterator[Any]:
-    """A communicator of the first `ranks` ranks; None on the others."""
-    part = world.Split(int(world.rank >= ranks), world.rank)
-    yield part if world.rank < ranks else None
-    part.Free()
-    world.Barrier()
 
 
 def layouts(ranks: int) -> list[list[int]]:
@@ -68,10 +59,12 @@ def any_case(world: Any, count: int, seed: int) -> None:
                 assert case.in_place or np.array_equal(send, kept), where
 
 
+@patch.object(shared_memory, "ROW_BYTES", 1 << 12)  # longer arrays go in pieces
+@patch.object(hierarchical, "ROW_BYTES", 1 << 12)
+@patch.object(_buffers, "LONGEST", 5000)
+@patch.object(_cost, "LONGEST", 5000)
 def sizes(world: Any) -> None:
     """Arrays shorter than the ranks, around multiples of them, longer than a shared row, on any nodes."""
-    shared_memory.ROW_BYTES = hierarchical.ROW_BYTES = 1 << 12  # longer arrays go in pieces
-    _buffers.LONGEST = _cost.LONGEST = 5000
     for ranks in (2, 3, 4, 7, 9):
         with first(world, ranks) as comm:
             if comm is None:
@@ -124,9 +117,10 @@ def rank_order(world: Any) -> None:
     assert (np.abs(total - expected) <= bound).all()
 
 
+@patch.object(_buffers, "LONGEST", 50_000)
+@patch.object(_cost, "LONGEST", 50_000)
 def counted(world: Any) -> None:
     """Messages and bytes sent equal the formulas, on every rank, for uneven blocks and any nodes."""
-    _buffers.LONGEST = _cost.LONGEST = 50_000
     for ranks in range(1, world.size + 1):
         with first(world, ranks) as comm:
             if comm is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -26,3 +27,37 @@ def alone(program: Path, *words: str) -> tuple[int, list[str]]:
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
     )  # fmt: skip
     return done.returncode, done.stdout.splitlines()
+
+
+EACH = """
+import json, os, runpy, sys, tempfile
+program, *commands = sys.argv[1:]
+sys.path[0] = program.rpartition("/")[0]
+found, outputs = {}, (os.dup(1), os.dup(2))
+for words in commands:
+    sys.argv[:] = [program, *words.split()]
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+        try:
+            runpy.run_path(program, run_name="__main__")
+            status = 0
+        except SystemExit as leaving:
+            status = leaving.code
+        sys.stdout.flush()
+        said.seek(0)
+        found[words] = status, said.read().decode().splitlines()
+    os.dup2(outputs[0], 1)
+    os.dup2(outputs[1], 2)
+print(json.dumps(found))
+"""
+
+
+def each_alone(program: Path, commands: list[str]) -> dict[str, tuple[int, list[str]]]:
+    """The same for several commands that start nothing: one after the other in one process."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", EACH, str(program), *commands],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return {words: (status, lines) for words, (status, lines) in json.loads(done.stdout).items()}

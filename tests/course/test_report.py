@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.course.started import COURSE, alone
+from tests.course.started import COURSE, alone, each_alone
 
 QUESTIONS = [
     "# Report",
@@ -47,22 +47,17 @@ def test_a_quick_report(tmp_path: Path) -> None:
     assert (status, (tmp_path / "REPORT.md").read_text()) == (0, text)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--ranks 1,2", "argument --ranks: ranks must be at least 2; got 1,2"),
-        ("--ranks 2,x", "argument --ranks: ranks must be at least 2; got 2,x"),
-        ("--quick --ranks 999", r"one of --ranks must be at most \d+, 4 for each core; got 999"),
-        (
-            "--again --out nowhere",
-            "--again needs earlier measurements in nowhere/measured.json: .*No such file.*",
-        ),
-    ],
-)
-def test_what_cannot_be_reported_is_one_sentence(words: str, said: str) -> None:
-    status, (line,) = alone(COURSE / "report.py", *words.split())
-    assert status == 2
-    assert re.fullmatch(f"report.py: {said}", line), line
+def test_what_cannot_be_reported_is_one_sentence() -> None:
+    refused = {
+        "--ranks 1,2": "argument --ranks: ranks must be at least 2; got 1,2",
+        "--ranks 2,x": "argument --ranks: ranks must be at least 2; got 2,x",
+        "--quick --ranks 999": r"one of --ranks must be at most \d+, 4 for each core; got 999",
+        "--again --out nowhere": "--again needs earlier measurements in nowhere/measured.json: .*No such file.*",
+    }
+    for words, (status, lines) in each_alone(COURSE / "report.py", list(refused)).items():
+        assert status == 2, words
+        (line,) = lines
+        assert re.fullmatch(f"report.py: {refused[words]}", line), line
 
 
 def test_the_committed_report_is_of_the_committed_figures(answers: Any) -> None:

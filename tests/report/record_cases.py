@@ -7,6 +7,7 @@ from typing import Any
 from paceline.config import Config
 from paceline.training.job import Job
 from paceline.training.rank import train
+from tests.ranks import first
 
 SETTINGS: dict[str, Any] = {
     "data": "iris",
@@ -23,7 +24,6 @@ def recorded(comm: Any, folder: str, cases: list[tuple[str, int, int]]) -> None:
     from pathlib import Path
 
     for strategy, ranks, seed in cases:
-        group = comm.Split(0 if comm.rank < ranks else 1, comm.rank)
-        if comm.rank < ranks:
-            train(Job(config=Config(**SETTINGS, strategy=strategy, seed=seed), runs=Path(folder)), group)
-        group.Free()
+        with first(comm, ranks) as group:
+            if group is not None:
+                train(Job(config=Config(**SETTINGS, strategy=strategy, seed=seed), runs=Path(folder)), group)

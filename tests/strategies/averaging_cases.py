@@ -15,6 +15,7 @@ from paceline.launch import limit_threads
 from paceline.schedules.cosine import Cosine
 from paceline.training.rank import Fitted, Job, train
 from paceline.worker.evaluation import score
+from tests.ranks import first
 from tests.strategies import cases
 
 MLP = {**cases.MLP, "batch": 60, "lr": 0.2, "dtype": "float64"}
@@ -180,8 +181,9 @@ def against_numpy(comm: Any, runs: list[tuple[str, str, int]]) -> list[dict[str,
     """Train on the first p ranks; the parameters, and what was validated, must be what a few lines of NumPy say."""
     found = []
     for strategy, settings, p in runs:
-        group = comm.Split(0 if comm.rank < p else 1, comm.rank)
-        if comm.rank < p:
+        with first(comm, p) as group:
+            if group is None:
+                continue
             fitted = trained(group, strategy, globals()[settings])
             with limit_threads(1):
                 row = group.bcast(wanted(strategy, globals()[settings], p) if comm.rank == 0 else None)
@@ -195,7 +197,6 @@ def against_numpy(comm: Any, runs: list[tuple[str, str, int]]) -> list[dict[str,
                 row["parts"] = [told["parts"], row["parts"]]
                 row["accuracies"].append((told["average"]["test_accuracy"], row.pop("average")))
             found.append(row)
-        group.Free()
     return found
 
 

@@ -13,6 +13,7 @@ from paceline.data import chunks, load
 from paceline.record import STEP_COLUMNS, Run
 from paceline.strategies.sync import Sync
 from paceline.training.rank import Job, train
+from tests.ranks import first
 
 MLP = {
     "data": "digits",
@@ -58,21 +59,20 @@ def sync_against_serial(
         Job(config=Config(**{**settings, "epochs": 0}, dtype="float64", strategy="serial"), runs=None), None
     )
     for size in sizes:
-        group = comm.Split(0 if comm.rank < size else 1, comm.rank)
-        for name in registry.names("collectives") if comm.rank < size else []:
-            config = Config(**settings, dtype="float64", strategy=f"sync:allreduce={name}")
-            # Each rank's own seed would start it elsewhere: x must come from rank 0.
-            parallel = train(Job(config=config, runs=Path(folder)), group)
-            found.append({
-                "ranks": size,
-                "collective": name,
-                "moved": float(np.abs(serial.model.x - start.model.x).max()),
-                "x": float(np.abs(parallel.model.x - serial.model.x).max()),
-                "loss": float(np.abs(losses(parallel.run) - losses(serial.run)).max()),
-                "accuracy": abs(parallel.test_accuracy - serial.test_accuracy),
-                "steps": len(losses(parallel.run)),
-            })  # fmt: skip
-        group.Free()
+        with first(comm, size) as group:
+            for name in registry.names("collectives") if group is not None else []:
+                config = Config(**settings, dtype="float64", strategy=f"sync:allreduce={name}")
+                # Each rank's own seed would start it elsewhere: x must come from rank 0.
+                parallel = train(Job(config=config, runs=Path(folder)), group)
+                found.append({
+                    "ranks": size,
+                    "collective": name,
+                    "moved": float(np.abs(serial.model.x - start.model.x).max()),
+                    "x": float(np.abs(parallel.model.x - serial.model.x).max()),
+                    "loss": float(np.abs(losses(parallel.run) - losses(serial.run)).max()),
+                    "accuracy": abs(parallel.test_accuracy - serial.test_accuracy),
+                    "steps": len(losses(parallel.run)),
+                })  # fmt: skip
     return found
 
 

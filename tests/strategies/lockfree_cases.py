@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from paceline.models.mlp import MLP
 from paceline.strategies import _mail
 from paceline.strategies._mail import Mail, merge
 from paceline.training.rank import Fitted, Job, train
+from tests.ranks import first
 from tests.strategies.cases import CNN
 
 DIGITS = {
@@ -28,14 +28,6 @@ DIGITS = {
     "dtype": "float64",
 }
 SAMPLES = 1437  # of digits, for training
-
-
-@contextmanager
-def first(world: Any, ranks: int) -> Iterator[Any]:
-    """The first so many ranks of the world as a communicator; None for the others."""
-    comm = world.Split(0 if world.rank < ranks else 1, world.rank)
-    yield comm if world.rank < ranks else None
-    comm.Free()
 
 
 def run(comm: Any, strategy: str, network: Any = None, **settings: Any) -> Fitted:
@@ -243,8 +235,12 @@ def windows(world: Any) -> list[int]:
 
 def talk(world: Any, rounds: int, few: int) -> list[dict[str, Any]]:
     """Sum-weight gossip with no training: nothing of what there was is lost, and all come to the mean."""
+    with patch.object(_mail, "FEW", few):
+        return _talk(world, rounds)
+
+
+def _talk(world: Any, rounds: int) -> list[dict[str, Any]]:
     found = []
-    _mail.FEW = few
     control = Control(world)
     for dtype, size in ((np.float64, 5000), (np.float32, 1)):
         draw = np.random.default_rng((5, world.rank))

@@ -15,6 +15,7 @@ from paceline.models.mlp import MLP
 from paceline.record import Run
 from paceline.training.rank import Fitted, Job, train
 from paceline.worker.evaluation import score
+from tests.ranks import first
 from tests.strategies.cases import CNN
 from tests.strategies.watched import Watched
 
@@ -36,10 +37,8 @@ def run(comm: Any, strategy: str, folder: str | None = None, network: Any = None
 
 def on(comm: Any, ranks: int, work: Any) -> Any:
     """Let the first ranks do something."""
-    group = comm.Split(0 if comm.rank < ranks else 1, comm.rank)
-    found = work(group) if comm.rank < ranks else None
-    group.Free()
-    return found
+    with first(comm, ranks) as group:
+        return None if group is None else work(group)
 
 
 def torch_models(comm: Any, folder: str) -> dict[str, Any]:
