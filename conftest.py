@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -29,19 +30,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("mpi")
 
 
+def pytest_collection_finish() -> None:
+    """Leave what is there by now, all modules and tests, out of every later garbage collection."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With `pytest -n`, hand out whole modules, so that each makes its fixtures once.
 
-    Tests of starting jobs look at idle cores and at processes that are left over: they run in one process. (Groups of
-    `--dist loadgroup` do nothing with pytest 9.2.)
+    Tests of starting jobs look at idle cores and at processes that are left over: they run in one process. So do those
+    of reports, whose runs take long to make. (Groups of `--dist loadgroup` do nothing with pytest 9.2.)
     """
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.partition("::")[0]
-            return "tests/launch" if path.startswith("tests/launch/") else path
+            return next(
+                (folder for folder in ("tests/launch", "tests/report") if path.startswith(f"{folder}/")), path
+            )
 
     return Scheduling(config, log)
 
@@ -59,9 +68,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests unpack data into a folder of their own."""
+    """Tests unpack data into a folder of their own, which the processes of `pytest -n` share."""
     before = os.environ.get("PACELINE_CACHE")
-    os.environ["PACELINE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
+    folder.mkdir(exist_ok=True)
+    os.environ["PACELINE_CACHE"] = str(folder)
     yield
     if before is None:
         del os.environ["PACELINE_CACHE"]
