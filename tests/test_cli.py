@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from paceline import names as registry
-from paceline.cli import COMMANDS
+from paceline.cli import COMMANDS, main
 from paceline.commands.list import GIVEN, _field_docs
 from paceline.launch import mpiexec
 from paceline.record import Run
@@ -36,28 +36,28 @@ def paceline(*words: str, cwd: Path, time_limit: float = 60) -> subprocess.Compl
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "how",
-    [("--strategy", "serial"), ("--strategy", "sync"), ("-n", "3", "--strategy", "sync:allreduce=ring")],
-)
-def test_train_predict_and_report(tmp_path: Path, how: tuple[str, ...]) -> None:
-    trained = paceline("train", *SMALL, *how, "--json", cwd=tmp_path)
-    assert trained.returncode == 0, trained.stderr
-    result = json.loads(trained.stdout)
-    assert result.keys() >= KEYS
-    assert (result["ranks"], result["epochs"], result["steps"]) == (3 if "-n" in how else 1, 2, 24)
-    assert set(result["seconds"]) == {"compute", "exchange", "wait", "update", "evaluation"}
-    assert "epoch 2/2" in trained.stderr
+def test_train_predict_and_report(tmp_path: Path) -> None:
+    strategies = []
+    for how in ("--strategy serial", "--strategy sync", "-n 3 --strategy sync:allreduce=ring"):
+        trained = paceline("train", *SMALL, *how.split(), "--json", cwd=tmp_path)
+        assert trained.returncode == 0, trained.stderr
+        result = json.loads(trained.stdout)
+        assert result.keys() >= KEYS
+        assert (result["ranks"], result["epochs"], result["steps"]) == (3 if "-n" in how else 1, 2, 24)
+        assert set(result["seconds"]) == {"compute", "exchange", "wait", "update", "evaluation"}
+        assert "epoch 2/2" in trained.stderr
+        strategies.append(result["strategy"])
 
-    run = Run(tmp_path / result["run"])
-    assert run.summary["test_accuracy"] == result["test_accuracy"]
-    assert [epoch["epoch"] for epoch in run.epochs] == [0, 1]
-    assert len(run.steps["step"]) == 24 * result["ranks"]
-    assert run.steps["count"].sum() == 240
-    assert run.environment["threads_per_rank"] >= 1
+        run = Run(tmp_path / result["run"])
+        assert run.summary["test_accuracy"] == result["test_accuracy"]
+        assert [epoch["epoch"] for epoch in run.epochs] == [0, 1]
+        assert len(run.steps["step"]) == 24 * result["ranks"]
+        assert run.steps["count"].sum() == 240
+        assert run.environment["threads_per_rank"] >= 1
 
-    predicted = paceline("predict", result["run"], "--json", cwd=tmp_path)
-    assert json.loads(predicted.stdout)["accuracy"] == pytest.approx(result["test_accuracy"])
+        predicted = paceline("predict", result["run"], "--json", cwd=tmp_path)
+        assert json.loads(predicted.stdout)["accuracy"] == pytest.approx(result["test_accuracy"])
+
     lines = paceline("predict", result["run"], cwd=tmp_path).stdout.split()
     assert len(lines) == 15
     assert set(map(int, lines)) <= {0, 1, 2}
@@ -66,7 +66,8 @@ def test_train_predict_and_report(tmp_path: Path, how: tuple[str, ...]) -> None:
 
     report = paceline("report", "runs", "-o", "page.html", cwd=tmp_path)
     assert report.returncode == 0, report.stderr
-    assert result["strategy"] in report.stdout
+    assert len(set(strategies)) == 3
+    assert all(strategy in report.stdout for strategy in strategies)
     page = (tmp_path / "page.html").read_text()
     assert "Where the time went" in page
     assert "http" not in page  # one file, that needs no other
@@ -122,13 +123,33 @@ BAD = [
 
 
 @pytest.mark.parametrize(("words", "said"), BAD, ids=[" ".join(words) or "nothing" for words, _ in BAD])
-def test_bad_input_gets_one_line_and_status_2(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
-    done = paceline(*words, cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert said in done.stderr
+def test_bad_input_gets_one_line_and_status_2(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        status: object = main(list(words))
+    except SystemExit as leaving:
+        status = leaving.code
+    out, err = capfd.readouterr()
+    assert status == 2, err
+    assert out == ""
+    assert len(err.splitlines()) == 1, err
+    assert said in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_input_of_a_process(tmp_path: Path) -> None:
+    """What `main` returns is the status, and one line is all that is said, in a process of its own."""
+    for words, said in (BAD[0], BAD[-1]):
+        done = paceline(*words, cwd=tmp_path)
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done.stderr
+        assert said in done.stderr
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_ranks_that_refuse_say_so_once(tmp_path: Path) -> None:
@@ -154,10 +175,11 @@ def test_rank_0_is_not_confused_by_n_inside_a_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_and_is_documented(tmp_path: Path, command: str) -> None:
-    done = paceline(command, "--help", cwd=tmp_path)
-    assert done.returncode == 0
-    assert "usage: paceline" in done.stdout
+def test_every_command_has_help_and_is_documented(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert not ended.value.code
+    assert "usage: paceline" in capsys.readouterr().out
     assert f"paceline {command}" in (ROOT / "README.md").read_text()
 
 
