@@ -15,7 +15,9 @@ from tests.ranks import on_ranks
 @pytest.mark.parametrize("strategy", ["sync:allreduce=native", "weight-average:allreduce=native"])
 @pytest.mark.parametrize("trace", [False, True])
 def test_the_first_sum_is_nobodys_step(strategy: str, trace: bool) -> None:
-    for rank in on_ranks("tests.worker.rehearsal_cases:trained", 2, strategy=strategy, trace=trace):
+    for rank in on_ranks(
+        "tests.worker.rehearsal_cases:trained", 2, alone=True, strategy=strategy, trace=trace
+    ):
         first, *others = rank["sums"]
         assert first == 0  # of zeros
         assert min(others) > 0
