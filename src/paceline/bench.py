@@ -27,10 +27,12 @@ from paceline.comm import Recorded, mpi_of
 from paceline.compare.laws import fit_line
 from paceline.errors import UsageError, unknown
 from paceline.record.environment import environment
+from paceline.text import size as size_text
 
 Array = NDArray[Any]
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+LARGEST = 1 << 40
 STEP = 4  # the factor between the sizes of a range
 SIZES = tuple(8 << k for k in range(0, 22, 3))  # 8 bytes to 16 MiB: those that the model is fitted to
 SECONDS = 0.05  # for each size
@@ -50,9 +52,9 @@ class Question:
     def __post_init__(self) -> None:
         try:
             kind = np.dtype(self.dtype)
-        except TypeError:
+        except (TypeError, ValueError, SyntaxError):
             raise UsageError(f"dtype must be a NumPy number type; got {self.dtype!r}") from None
-        if kind.kind not in "iufc":
+        if kind.kind not in "iufc" or kind.shape:
             raise UsageError(f"dtype must be a NumPy number type; got {self.dtype!r}")
         for ranks in self.ranks:
             if ranks < 2:
@@ -78,7 +80,7 @@ def read_ranks(text: str) -> tuple[int, ...]:
     (2, 4, 8)
     """
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words):
+    if not all(re.fullmatch("[0-9]{1,9}", word) for word in words):
         raise UsageError(f"-n takes rank counts such as 2,4,8; got {text!r}")
     return tuple(dict.fromkeys(int(word) for word in words))
 
@@ -107,6 +109,8 @@ def _read_bytes(word: str, text: str) -> int:
     if match is None or match[2].upper() not in UNITS:
         raise UsageError(f"sizes must look like 1KiB..64MiB or 4096,437544,16MiB; got {text!r}")
     size = float(match[1]) * UNITS[match[2].upper()]
+    if size > LARGEST:
+        raise UsageError(f"sizes must be at most {size_text(LARGEST)}; got {word.strip()!r}")
     if size != int(size):
         raise UsageError(f"sizes must be whole bytes; got {word.strip()!r}")
     return int(size)
@@ -133,6 +137,10 @@ def run(question: Question) -> dict[str, Any]:
 
 def _job(question: Question, ranks: int) -> dict[str, Any]:
     arguments = {k: v for k, v in asdict(question).items() if k != "ranks"}
+    largest = max(question.sizes)
+    launch.check_memory(
+        2 * ranks * largest, f"{ranks} ranks need {{}} of memory for {size_text(largest)} each"
+    )
     try:
         job = launch.call(measure, arguments, ranks=ranks, threads=1)
     except launch.RanksFailedError as failed:
@@ -205,8 +213,8 @@ def _measure_size(
         times[name] = _slowest(
             comm, [_timed(comm, call) for _ in range(3 if first < seconds else 1)]
         ).tolist()
-    wanted = {name: min(repeats, int(seconds / min(first))) for name, first in times.items()}
-    for turn in range(max(wanted.values())):
+    wanted = {name: min(repeats, seconds / max(min(first), 1e-9)) for name, first in times.items()}
+    for turn in range(math.ceil(max(wanted.values()))):
         for name, call in calls.items():
             if turn >= 3 and turn < wanted[name]:
                 times[name].append(_timed(comm, call))

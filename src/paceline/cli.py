@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import paceline
 from paceline.errors import UsageError
+from paceline.text import one_line
 
 COMMANDS = {
     "train": ("paceline.commands.train", "train a network on one process or on many ranks"),
@@ -54,7 +55,13 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that reports bad input in one line and exits with status 2."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
+        self.exit(2, f"{self.prog}: {one_line(message)}\n")
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        if action.option_strings and action.nargs is None and arg_strings == ["--"]:
+            # As in --name=--; argparse would drop it, and return an empty list instead of a value.
+            return self._get_value(action, "--")
+        return super()._get_values(action, arg_strings)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         (file or sys.stderr).write(message)  # argparse's own hides write errors
@@ -72,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except UsageError as error:
-        print(f"{said}: {error}", file=sys.stderr)
+        print(f"{said}: {one_line(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -81,8 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
     except OSError as error:  # usually a full disk
         where = "" if error.filename is None else f"{error.filename}: "
-        print(f"{said}: {where}{(error.strerror or str(error)).lower()}", file=sys.stderr)
+        print(one_line(f"{said}: {where}{(error.strerror or str(error)).lower()}"), file=sys.stderr)
         _drop_output()
+        return 1
+    except MemoryError as error:
+        print(one_line(f"{said}: out of memory{str(error) and f': {error}'}"), file=sys.stderr)
         return 1
 
 

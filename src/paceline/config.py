@@ -13,6 +13,9 @@ from paceline.errors import UsageError, unknown
 
 # The smallest allowed values of whole numbers.
 LEAST = {"batch": 1, "batch_per_rank": 1, "epochs": 0, "draws": 1, "threads": 1, "seed": 0}
+# The largest: thread pools take 32 bits, and far fewer threads than that; generators take 64 bits.
+MOST = {"threads": 4096}
+LARGEST = 2**63 - 1
 
 
 def _setting(default: Any, text: str, metavar: str | None = None) -> Any:
@@ -83,6 +86,8 @@ class Config:
                 raise UsageError(
                     f"{name.replace('_', '-')} must be a whole number of at least {least}; got {value!r}"
                 )
+            if int(value) > (most := MOST.get(name, LARGEST)):
+                raise UsageError(f"{name.replace('_', '-')} must be at most {most:,}; got {value}")
             object.__setattr__(self, name, int(value))  # JSON has no NumPy numbers
         if self.batch is not None and self.batch_per_rank is not None:
             raise UsageError("batch and batch-per-rank exclude each other; give one of them")

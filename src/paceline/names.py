@@ -14,14 +14,16 @@ Settings (dataclasses such as `Config`) become command-line arguments with `as_a
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import importlib
 import inspect
 import pkgutil
 import sys
+import traceback
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -118,6 +120,10 @@ def import_target(kind: str, text: str) -> Callable[..., Any]:
             f"{file} names {text} as its {SINGULAR[kind]}, which would be run; allow that with --trust"
         )
     module_name, _, attribute = text.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), *attribute.split("."))):
+        raise UsageError(
+            f"unknown {SINGULAR[kind]} {text!r}; choose one of {', '.join(names(kind))} or module:attribute"
+        )
     try:
         found = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -194,11 +200,24 @@ class Spec:
     options: dict[str, Any] = field(default_factory=dict)
 
     def make(self, **supplied: Any) -> Any:
-        """Call the target with its options and with those of `supplied` that it takes."""
-        takes = list(inspect.signature(self.target).parameters)
+        """Call the target with its options and with those of `supplied` that it takes.
+
+        If somebody else's code fails with these options, the UsageError names the line that failed.
+        """
+        takes = list(signature(self.name, self.target))
         given = {name: value for name, value in supplied.items() if name in takes}
         first = [given.pop(takes[0])] if takes and takes[0] in given else []
-        return self.target(*first, *self.arguments, **given, **self.options)
+        try:
+            return self.target(*first, *self.arguments, **given, **self.options)
+        except (UsageError, OSError):
+            raise
+        except Exception as error:
+            if has(self.kind, self.name):
+                raise
+            *_, last = traceback.extract_tb(error.__traceback__)
+            where = "" if last.filename == __file__ else f" ({last.filename}, line {last.lineno})"
+            why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            raise UsageError(f"{self} cannot be created: {why}{where}") from error
 
     def __str__(self) -> str:
         words = [spell(a) for a in self.arguments] + [f"{k}={spell(v)}" for k, v in self.options.items()]
@@ -221,7 +240,7 @@ def parse(kind: str, text: str) -> Spec:
     else:
         raise unknown(SINGULAR[kind], name, [*names(kind), "module:attribute"])
     function = kind == "strategies" and inspect.isfunction(target)
-    if function and not _takes_worker(list(inspect.signature(target).parameters.values())):
+    if function and not _takes_worker(list(signature(name, target).values())):
         raise UsageError(f"{name} is not a strategy: a function must take a worker")
     arguments, options = _convert(kind, name, target, [word for word in rest.split(",") if word])
     return Spec(kind, name, target, arguments, options)
@@ -259,8 +278,8 @@ def as_arguments(settings: Any) -> list[str]:
 def options_of(target: Callable[..., Any], kind: str = "") -> dict[str, inspect.Parameter]:
     """Return the parameters that a user may set, with their types resolved."""
     supplied = SUPPLIED_TO_DATA if kind == "data" else SUPPLIED
-    known = vars(sys.modules[target.__module__])
-    parameters = list(inspect.signature(target).parameters.values())
+    known = vars(sys.modules.get(getattr(target, "__module__", None) or "", builtins))
+    parameters = list(signature(getattr(target, "__name__", repr(target)), target).values())
     if kind == "strategies" and inspect.isfunction(target):
         # The first parameter is the worker, whatever its name, and nothing else is supplied.
         parameters, supplied = parameters[_takes_worker(parameters) :], frozenset()
@@ -269,6 +288,19 @@ def options_of(target: Callable[..., Any], kind: str = "") -> dict[str, inspect.
         for p in parameters
         if p.name not in supplied and p.kind is not p.VAR_KEYWORD
     }
+
+
+def signature(name: str, target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a class or function, whose options they are; raise a UsageError if it declares none.
+
+    >>> signature("builtins:dict", dict)
+    Traceback (most recent call last):
+    paceline.errors.UsageError: builtins:dict cannot be created: Python cannot tell which options it takes
+    """
+    try:
+        return inspect.signature(target).parameters
+    except (TypeError, ValueError):  # not written in Python
+        raise UsageError(f"{name} cannot be created: Python cannot tell which options it takes") from None
 
 
 def _takes_worker(parameters: Sequence[inspect.Parameter]) -> bool:
@@ -284,7 +316,7 @@ def _resolved(annotation: Any, known: dict[str, Any]) -> Any:
     if isinstance(annotation, str):
         try:
             return eval(annotation, known)
-        except NameError:  # imported only for type checkers
+        except Exception:  # imported only for type checkers, or no type at all
             return str
     return annotation
 

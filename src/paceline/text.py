@@ -1,7 +1,7 @@
 """Text that people read: one spelling for every quantity, lists of words, tables and progress bars.
 
 Quantities: `seconds`, `duration`, `clock_time`, `percent`, `share`, `times`, `megabytes`, `amount`, `size`, `number`.
-Words: `count`, `join`, `ranges`. Terminal: `table`, `Bar`, `progress` (drawn by rich).
+Words: `count`, `join`, `ranges`, `one_line`. Terminal: `table`, `Bar`, `progress` (drawn by rich).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import sys
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
@@ -78,7 +79,7 @@ def amount(nbytes: float) -> str:
     >>> amount(437_544), amount(1.2e9), amount(12)
     ('438 kB', '1.2 GB', '12 B')
     """
-    for unit, size_ in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, size_ in (("EB", 1e18), ("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= size_:
             return f"{nbytes / size_:.3g} {unit}"
     return f"{nbytes:.0f} B"
@@ -126,6 +127,25 @@ def join(words: Iterable[object], last: str = "and") -> str:
     """
     *first, end = [str(word) for word in words] or [""]
     return f"{', '.join(first)} {last} {end}" if first else end
+
+
+LONGEST_LINE = 2000
+
+
+def one_line(words: str) -> str:
+    """Return a message as one line of at most 2,000 characters, with control characters spelled out.
+
+    >>> print(one_line("no such file: a\\nb"))
+    no such file: a\\nb
+    >>> len(one_line("9" * 5000))
+    2000
+    """
+    shown = "".join(
+        repr(letter)[1:-1] if unicodedata.category(letter) in ("Cc", "Zl", "Zp") else letter
+        for letter in words
+    )
+    half = (LONGEST_LINE - 3) // 2
+    return shown if len(shown) <= LONGEST_LINE else f"{shown[: half + 1]}...{shown[-half:]}"
 
 
 def ranges(numbers: Iterable[int]) -> str:

@@ -12,9 +12,11 @@ import numpy as np
 from paceline.data._cache import New, cached
 from paceline.data._dataset import ArraySplit, Dataset, divide
 from paceline.errors import UsageError
+from paceline.text import amount
 
 # With more noise, some values would not fit into float32.
 LARGEST_NOISE = 1e30
+LARGEST_FILE = 10**12
 
 
 def load(
@@ -38,6 +40,11 @@ def load(
         raise UsageError(
             f"synthetic needs samples >= classes >= 0, noise from 0 to {LARGEST_NOISE:g} and seed >= 0; "
             f"got samples={samples}, classes={classes}, noise={noise:g}, seed={seed}"
+        )
+    if (need := 4 * samples * math.prod(shape)) > LARGEST_FILE:
+        raise UsageError(
+            f"synthetic: {samples} samples of {features} features need {amount(need)}; "
+            f"at most {amount(LARGEST_FILE)} are drawn"
         )
 
     def build(new: New) -> None:

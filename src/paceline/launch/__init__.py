@@ -20,11 +20,13 @@ from paceline.launch.cores import allowed_cores, machine_cores, take_cores
 from paceline.launch.guard import abort_on_error, end_ranks
 from paceline.launch.hosts import Host, answering_hosts, check_hosts, parse_hosts
 from paceline.launch.job import run
-from paceline.launch.library import Library, find, mpiexec
+from paceline.launch.library import Library, allocated_nodes, find, mpiexec
 from paceline.launch.prepare import by_hand, communicator, mpi, prepared, refuse
 from paceline.launch.resources import (
     allocated_cores,
     apply_threads,
+    check_memory,
+    check_ranks,
     limit_threads,
     set_thread_variables,
     threads_of_rank,
@@ -40,12 +42,15 @@ __all__ = [
     "World",
     "abort_on_error",
     "allocated_cores",
+    "allocated_nodes",
     "allowed_cores",
     "answering_hosts",
     "apply_threads",
     "by_hand",
     "call",
     "check_hosts",
+    "check_memory",
+    "check_ranks",
     "communicator",
     "end_ranks",
     "find",

@@ -29,7 +29,7 @@ from paceline.launch.hosts import Host
 from paceline.launch.library import allocated_nodes, mpiexec
 from paceline.launch.processes import process_command
 from paceline.launch.remote import LOST
-from paceline.launch.resources import threads_per_rank
+from paceline.launch.resources import check_ranks, threads_per_rank
 
 SUPERVISOR = Path(__file__).with_name("supervise.py")
 PREFIX = "paceline-job-"
@@ -68,6 +68,7 @@ def run(
     hello
     0
     """
+    check_ranks(ranks, 1 if one_node else len(hosts) if hosts else allocated_nodes())
     wanted = ranks * threads_per_rank(ranks, threads)
     alone = (one_node or allocated_nodes() == 1) and not hosts
     reservation = reserve_cores(wanted) if bind and alone else contextlib.nullcontext()

@@ -19,6 +19,7 @@ from typing import Any
 
 from paceline.errors import UsageError
 from paceline.launch.world import by_node
+from paceline.text import amount
 
 # Variables that OpenMP, OpenBLAS, MKL, BLIS, numexpr and Accelerate read when they are loaded.
 VARIABLES = (
@@ -193,6 +194,60 @@ def memory_total(root: Path = Path("/")) -> int:
     """Return the bytes of memory in this machine."""
     lines = (root / "proc/meminfo").read_text().splitlines()
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemTotal:")))
+
+
+def memory_available(root: Path = Path("/")) -> int:
+    """Return the bytes of memory that processes started now can use: what is free, within the control groups' limits.
+
+    >>> 0 < memory_available() <= memory_total()
+    True
+    """
+    lines = (root / "proc/meminfo").read_text().splitlines()
+    found = {line.partition(":")[0]: 1024 * int(line.split()[1]) for line in lines if "kB" in line}
+    rooms = [found.get("MemAvailable", found["MemTotal"])]
+    for folder in cgroup_folders("memory", root):
+        for limit, used in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            most, now = _read(folder / limit), _read(folder / used)
+            if most is not None and now is not None:
+                cached = re.search(r"^(?:total_)?inactive_file (\d+)$", _text(folder / "memory.stat"), re.M)
+                rooms.append(most - now + (int(cached[1]) if cached else 0))  # a file's pages can be dropped
+    return max(0, min(rooms))
+
+
+def check_memory(need: int, what: str, root: Path = Path("/")) -> None:
+    """Raise a UsageError if `need` bytes are more than this machine has left; `what` says what they are for.
+
+    >>> check_memory(10**18, "a network of 10^17 parameters needs {} of memory")
+    Traceback (most recent call last):
+    paceline.errors.UsageError: a network of 10^17 parameters needs 1 EB of memory; ... available
+    """
+    if need > (there := memory_available(root)):
+        raise UsageError(f"{what.format(amount(need))}; {amount(there)} are available")
+
+
+# Private memory of a rank that has imported NumPy, mpi4py and paceline and started MPI, before it trains.
+LEAST_MEMORY = 25 << 20
+
+
+def check_ranks(ranks: int, nodes: int = 1, root: Path = Path("/")) -> None:
+    """Raise a UsageError if this machine, one of `nodes` that share the ranks, cannot hold so many processes.
+
+    >>> check_ranks(10**20)
+    Traceback (most recent call last):
+    paceline.errors.UsageError: 100000000000000000000 ranks are too many for this machine: at most ... processes ...
+    """
+    here = -(-ranks // nodes)
+    left = processes_left(root)
+    limits = [limit for limit in (left, _read(root / "proc/sys/kernel/pid_max")) if limit is not None]
+    if limits and here > min(limits):
+        raise UsageError(
+            f"{ranks} ranks are too many for this machine: at most {min(limits)} processes can be started"
+        )
+    each = f"{amount(LEAST_MEMORY)} each before they train"
+    check_memory(here * LEAST_MEMORY, f"{ranks} ranks need {{}} of memory, {each}", root)
 
 
 def processes_left(root: Path = Path("/")) -> int | None:

@@ -237,7 +237,10 @@ def make(spec: Spec, data: Dataset, *, seed: int = 0, dtype: Any = "float32") ->
     dtype = np.dtype(dtype)
 
     def make_once() -> Model:
-        return as_model(spec.make(data=data, seed=seed, dtype=dtype), data, seed=seed, dtype=dtype)
+        supplied = {"data": data, "seed": seed, "dtype": dtype}
+        if _is_module(spec.target):  # its own `dtype` is torch's; `as_model` converts the module
+            del supplied["dtype"]
+        return as_model(spec.make(**supplied), data, seed=seed, dtype=dtype)
 
     if spec.target.__module__.startswith("paceline.models."):
         return make_once()
@@ -250,6 +253,24 @@ def make(spec: Spec, data: Dataset, *, seed: int = 0, dtype: Any = "float32") ->
     with torch.random.fork_rng(devices=[]):  # leaves the user's generator unchanged
         torch.default_generator.manual_seed(seed)
         return make_once()
+
+
+def count_parameters(spec: Spec, data: Dataset) -> int | None:
+    """Return the number of parameters of the model of a spec without building it; None if only building it tells.
+
+    >>> from paceline.data import load
+    >>> from paceline.names import parse
+    >>> count_parameters(parse("models", "mlp:100000,100000"), load("iris"))
+    10000900003
+    """
+    count = getattr(sys.modules.get(spec.target.__module__), "count_parameters", None)
+    return None if count is None else int(count(data, *spec.arguments, **spec.options))
+
+
+def _is_module(target: Any) -> bool:
+    """Return True for a class of torch.nn.Module, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(target, type) and issubclass(target, torch.nn.Module)
 
 
 def as_model(thing: Any, data: Dataset, *, seed: int = 0, dtype: Any = None) -> Model:

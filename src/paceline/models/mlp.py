@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -284,6 +285,17 @@ class MLP:
                 f"labels must be from 0 to {self.sizes[-1] - 1}, the network's outputs; "
                 f"got {labels.min()} to {labels.max()}"
             )
+
+
+def count_parameters(data: Dataset, *hidden: int, **_: Any) -> int:
+    """Return the number of parameters of the network that `build` builds.
+
+    >>> from paceline.data import load
+    >>> count_parameters(load("iris"), 8)
+    67
+    """
+    sizes = (math.prod(data.shape), *hidden, data.classes or math.prod(data.label_shape))
+    return sum((n + 1) * m for n, m in pairwise(sizes))
 
 
 def build(

@@ -15,6 +15,7 @@ summary.json       results; written last, so a folder that has it is complete
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import unicodedata
@@ -35,6 +36,7 @@ from paceline.models import Model, state_of
 from paceline.record.rows import RowLog, Table, unpack_rows
 
 FORMAT = 1
+LONGEST_NAME = 200  # file systems take 255 bytes, and files in the folder have temporary names
 STEP_COLUMNS = ("step", "epoch", "loss", "count", "compute", "exchange", "update", "wait", "start")
 """The columns of a rank's log of steps; steps.npz has them after `rank`."""
 
@@ -69,7 +71,7 @@ def write_table(path: Path, table: Mapping[str, NDArray[Any]]) -> None:
 
 def folder_name(strategy: str, ranks: int, seed: int) -> str:
     """Return a name for a run's folder that sorts by time."""
-    words = re.sub(r"[^A-Za-z0-9.]+", "-", strategy).strip("-")
+    words = re.sub(r"[^A-Za-z0-9.]+", "-", strategy).strip("-")[:150]  # file systems take names of 255 bytes
     return f"{datetime.now():%Y%m%d-%H%M%S}-{words}-n{ranks}-s{seed}"
 
 
@@ -80,6 +82,10 @@ def check_name(name: str) -> None:
     Traceback (most recent call last):
     paceline.errors.UsageError: the name of a run must be that of a folder, without / or control characters; got '../mine'
     """
+    if len(os.fsencode(name)) > LONGEST_NAME:
+        raise UsageError(
+            f"the name of a run must have at most {LONGEST_NAME} bytes; got {len(os.fsencode(name)):,}"
+        )
     unseen = any(unicodedata.category(letter) in ("Cc", "Zl", "Zp") for letter in name)
     if unseen or not name.strip(".") or Path(name).name != name:
         raise UsageError(

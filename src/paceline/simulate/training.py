@@ -27,7 +27,7 @@ from paceline.vectors import Meter, carried
 from paceline.vmpi import Compute, Network
 from paceline.vmpi.errors import RankFailed, SimulationError
 from paceline.vmpi.faults import load_faults
-from paceline.vmpi.program import run
+from paceline.vmpi.program import check_ranks, run
 
 Made = TypeVar("Made")
 log = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ def simulate(job: Job, ranks: int, options: Options, *, progress: Show | None = 
 
 def check(job: Job, ranks: int, options: Options) -> Any:
     """Raise a UsageError for what cannot be simulated, before anything is measured; return the faults to inject."""
+    check_ranks(ranks)
     options.check(ranks)
     if job.launcher() == "torch":
         raise UsageError(
@@ -116,7 +117,6 @@ class Simulation:
     def run(self, faults: Any, progress: Show | None) -> Fitted:
         """Train on all ranks; return the results of rank 0."""
         job, compute = self.job, self._compute()
-        self._folder = job.new_folder(self.ranks)
 
         def rank(comm: Any) -> Fitted | None:
             fitted = train_at(Simulated(comm, self), job, progress)
@@ -144,7 +144,9 @@ class Simulation:
         return fitted
 
     def folder(self) -> Path | None:
-        """Return the run's folder."""
+        """Return the run's folder, created when the first rank asks: by then nothing can be refused any more."""
+        if self._folder is None:
+            self._folder = self.job.new_folder(self.ranks)
         return self._folder
 
     def checkpoint(self, run: Path) -> list[int] | None:

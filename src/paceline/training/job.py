@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from paceline import names as registry
 from paceline import names as spec
 from paceline.config import Config, Safety
 from paceline.data import Dataset, load
 from paceline.errors import UsageError
-from paceline.models import Model, as_model, make
+from paceline.launch import allocated_nodes, check_memory, check_ranks
+from paceline.models import Model, as_model, count_parameters, make
 from paceline.record import code_digest, new_folder, text_digest
 from paceline.schedules import Schedule
 from paceline.strategies import Strategy
@@ -124,9 +127,33 @@ class Job:
         replaying.check(self.config, ranks, len(data.train), getattr(strategy, "replayable", False))
         return data, strategy
 
+    def check_memory(self, data: Dataset, strategy: Strategy | Train, ranks: int) -> None:
+        """Raise a UsageError if a network that has not been built does not fit into the memory of this machine.
+
+        Counted are its parameters, its gradient and the state of the update, on `ranks` ranks of this machine.
+        """
+        wanted = spec.parse("models", self.config.model) if self.model is None else None
+        count = None if wanted is None else count_parameters(wanted, data)
+        if count is None:
+            return
+        one = np.ones(1)
+        state = build_component("updates", self.config.update).start(one)
+        states = sum(array.size for name, array in state.items() if array.dtype == one.dtype)
+        copies = (
+            1 if getattr(strategy, "in_place", False) else ranks
+        )  # each rank may keep only its part of the state
+        need = count * np.dtype(self.config.dtype).itemsize * (2 * ranks + states * copies)
+        parts = "parameters, gradient" + " and state of the update" * bool(states)
+        on = f" on {ranks} ranks" if ranks > 1 else ""
+        check_memory(
+            need, f"{self.config.model} has {count:,} parameters and needs {{}} of memory{on} ({parts})"
+        )
+
     def check_early(self, ranks: int) -> None:
         """Run `check` and, if the network is quick to build (in NumPy), check that it suits the strategy."""
+        check_ranks(ranks, allocated_nodes())
         data, strategy = self.check(ranks)
+        self.check_memory(data, strategy, -(-ranks // allocated_nodes()))
         named = self.config.model.partition(":")[0] == "mlp"
         if isinstance(strategy, Strategy) and self.model is None and named:
             strategy.check_model(ranks, self.build(data))
@@ -134,6 +161,7 @@ class Job:
     def prepare(self, ranks: int) -> Components:
         """Build the objects of the run, and check that they fit together."""
         data, strategy = self.check(ranks)
+        self.check_memory(data, strategy, 1)
         model = self.build(data)
         if isinstance(strategy, Strategy):
             strategy.check_model(ranks, model)

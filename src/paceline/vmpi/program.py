@@ -81,8 +81,7 @@ def run(
     >>> outcome.values, outcome.messages
     ([4, 0, 1, 2, 3], 5)
     """
-    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
-        raise UsageError(f"ranks must be a whole number of at least 1; got {ranks!r}")
+    check_ranks(ranks)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise UsageError(f"seed must be a whole number; got {seed!r}")
     if not isinstance(faults, Sequence) or not all(hasattr(fault, "prepare") for fault in faults):
@@ -111,6 +110,23 @@ def run(
         messages=kernel.messages, bytes=kernel.bytes,
         killed={} if kernel.faults is None else {rank: death.time for rank, death in kernel.faults.dead.items()},
     )  # fmt: skip
+
+
+# Each takes about 20 kB before it does anything.
+MOST_RANKS = 1 << 20
+
+
+def check_ranks(ranks: int) -> None:
+    """Raise a UsageError for a number of ranks that cannot be simulated.
+
+    >>> check_ranks(0)
+    Traceback (most recent call last):
+    paceline.errors.UsageError: ranks must be a whole number of at least 1; got 0
+    """
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        raise UsageError(f"ranks must be a whole number of at least 1; got {ranks!r}")
+    if ranks > MOST_RANKS:
+        raise UsageError(f"at most {MOST_RANKS:,} ranks can be simulated; got {ranks:,}")
 
 
 @contextmanager
