@@ -129,10 +129,11 @@ def _on_these_ranks(job: Callable[[], Job], comm: Any, ranks: int | None, progre
 
 def _on_new_ranks(job: Job, ranks: int, quiet: bool) -> Fitted:
     """Train on ranks that are started for it; a model given as an object is trained in place."""
-    from paceline.launch import call
+    from paceline.launch import allocated_nodes, call
     from paceline.models import put_state
 
-    data, _ = job.check(ranks)
+    data, strategy = job.check(ranks)
+    job.check_memory(data, strategy, -(-ranks // allocated_nodes()))
     model = None if job.model is None else job.build(data)  # refuses here what cannot be a model
     width = shutil.get_terminal_size().columns if not quiet and sys.stderr.isatty() else None
     arguments = {"job": replace(job, data=None, model=model), "quiet": quiet, "width": width}

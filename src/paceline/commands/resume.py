@@ -87,7 +87,7 @@ def main(args: argparse.Namespace) -> int:
         assert options is not None
         return simulate_job(args, job, ranks, options)
     if here is None and (ranks > 1 or hosts):
-        job.check_early(ranks)
+        job.check_early(ranks, len(hosts) or launch.allocated_nodes())
         command = [sys.executable, "-m", "paceline", "resume", str(folder), f"--expect-ranks={ranks}"]
         command += [f"--epochs={args.epochs}", *as_arguments(safety)]
         command += [f"--{flag}" for flag in ("quiet", "json", "trust") if getattr(args, flag)]

@@ -119,7 +119,9 @@ def main(args: argparse.Namespace) -> int:
 
 def _start(args: argparse.Namespace, job: Job, hosts: Sequence[Host]) -> int:
     """Check the settings, then start the ranks."""
-    job.check_early(args.ranks)
+    from paceline import launch
+
+    job.check_early(args.ranks, len(hosts) or launch.allocated_nodes())
     command = [
         sys.executable,
         "-m",

@@ -27,7 +27,7 @@ from paceline.vectors import Meter, carried
 from paceline.vmpi import Compute, Network
 from paceline.vmpi.errors import RankFailed, SimulationError
 from paceline.vmpi.faults import load_faults
-from paceline.vmpi.program import check_ranks, run
+from paceline.vmpi.program import check_faults, check_ranks, run
 
 Made = TypeVar("Made")
 log = logging.getLogger(__name__)
@@ -61,11 +61,14 @@ def check(job: Job, ranks: int, options: Options) -> Any:
         raise UsageError(
             f"{job.name()} starts its own processes, which cannot be simulated; leave out backend=torch"
         )
-    nodes = load_network(options.network).nodes(ranks)
+    network = load_network(options.network)
+    nodes = network.nodes(ranks)
     strategy = strategy_of(job.config.strategy if job.strategy is None else job.strategy)
     if isinstance(strategy, Strategy):
         strategy.check_nodes(nodes)
-    return () if options.faults is None else load_faults(options.faults)
+    faults = () if options.faults is None else load_faults(options.faults)
+    check_faults(faults, ranks, network)
+    return faults
 
 
 def costs_for(job: Job, options: Options) -> tuple[Network, Costs]:

@@ -16,7 +16,7 @@ from paceline import names as spec
 from paceline.config import Config, Safety
 from paceline.data import Dataset, load
 from paceline.errors import UsageError
-from paceline.launch import allocated_nodes, check_memory, check_ranks
+from paceline.launch import check_memory, check_ranks
 from paceline.models import Model, as_model, count_parameters, make
 from paceline.record import code_digest, new_folder, text_digest
 from paceline.schedules import Schedule
@@ -149,11 +149,15 @@ class Job:
             need, f"{self.config.model} has {count:,} parameters and needs {{}} of memory{on} ({parts})"
         )
 
-    def check_early(self, ranks: int) -> None:
-        """Run `check` and, if the network is quick to build (in NumPy), check that it suits the strategy."""
-        check_ranks(ranks, allocated_nodes())
+    def check_early(self, ranks: int, nodes: int | None = None) -> None:
+        """Run `check` and, if the network is quick to build (in NumPy), check that it suits the strategy.
+
+        `nodes`: the number of nodes that real ranks will run on; this one must have enough memory for its share.
+        """
+        here = 1 if nodes is None else -(-ranks // nodes)
+        check_ranks(here)
         data, strategy = self.check(ranks)
-        self.check_memory(data, strategy, -(-ranks // allocated_nodes()))
+        self.check_memory(data, strategy, here)
         named = self.config.model.partition(":")[0] == "mlp"
         if isinstance(strategy, Strategy) and self.model is None and named:
             strategy.check_model(ranks, self.build(data))

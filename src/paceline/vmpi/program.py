@@ -112,6 +112,14 @@ def run(
     )  # fmt: skip
 
 
+def check_faults(faults: Sequence[Any], ranks: int, network: Network) -> None:
+    """Raise a UsageError if a fault names a rank or a node that such a run does not have."""
+    if faults:
+        kernel = Kernel(ranks, network.wires(ranks, random.Random(0)), None)
+        for fault in faults:
+            fault.prepare(kernel)
+
+
 # Each takes about 20 kB before it does anything.
 MOST_RANKS = 1 << 20
 
