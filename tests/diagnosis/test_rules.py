@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.diagnosis.rules import RULES
-from tests.diagnosis.made import LOOPBACK, SERIAL, TIME_ALONE, US, case_of, cause, made, only
+from tests.diagnosis.made import LOOPBACK, SERIAL, TIME_ALONE, US, as_real, case_of, cause, made, only
 from tests.diagnosis.steering import contradictions, gone_astray, less_learned
 from tests.diagnosis.typed import accepted
 
@@ -119,7 +119,57 @@ CASES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
 
 
 def test_every_rule_is_provoked() -> None:
-    assert set(CASES) == {rule.name for rule in RULES}
+    assert {*CASES, "slow link"} == {
+        rule.name for rule in RULES
+    }  # that one below: simulated links are all equal
+
+
+@pytest.mark.parametrize(
+    ("links", "slow"),
+    [
+        (
+            [1e8, 1.1e8, 1e7, 0.9e8],
+            "at 8 ranks the link of host h2 carries 10 MB per second, those of the others 100 MB",
+        ),
+        ([1e8, 1e7, 1e7, 1e8, 1e8], "the links of hosts h1 and h2 carry 10 MB and 10 MB per second"),
+        ([1e8, 1.1e8, 0.5e8, 0.9e8], None),
+        ([1e8, 1e7], None),  # whose is it?
+    ],
+)
+def test_slow_link(tmp_path: Path, links: list[float], slow: str | None) -> None:
+    """The rule on runs that differ in their links alone; real hosts are in tests/launch/test_hosts.py."""
+    runs = as_real(made(tmp_path, SERIAL, (RING, 8)))
+    for run in runs:
+        nodes = range(len(links)) if run.config["ranks"] > 1 else range(1)
+        run.environment["nodes"] = {
+            "ranks": [rank * len(nodes) // run.config["ranks"] for rank in range(run.config["ranks"])],
+            "cores": [8 for _ in nodes],
+            "hosts": [f"h{node}" for node in nodes],
+            "links": [links[node] for node in nodes],
+        }
+    case, found = case_of(runs), cause(only(runs), "slow link")
+    if slow is None:
+        assert found is None
+        return
+    assert found is not None
+    assert slow in found.words
+    assert found.share is not None
+    assert 0.5 < found.share < case.at.timing.share("exchange", "wait")
+    assert "h2" not in found.advice
+    assert found.advice.startswith("-n ")
+    accepted(case.at.runs[0], found.advice)
+
+
+def test_a_slow_link_that_costs_nothing_is_not_named(tmp_path: Path) -> None:
+    """A step that computes long enough hides it."""
+    runs = as_real(made(tmp_path, SERIAL, (RING, 8), given={"each": 0.1}), cores=8)
+    for run in runs:
+        ranks = run.config["ranks"]
+        run.environment["nodes"] = {
+            "ranks": [min(rank, 2) for rank in range(ranks)], "cores": [8] * min(3, ranks),
+            "hosts": ["h0", "h1", "h2"][:ranks], "links": [1e8, 1e8, 1e6][:ranks],
+        }  # fmt: skip
+    assert cause(only(runs), "slow link") is None
 
 
 @pytest.mark.parametrize("rule", list(CASES))

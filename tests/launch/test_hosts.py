@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 from tools.hosts.network import Network, network
 
+from paceline.diagnosis import diagnose
 from paceline.errors import UsageError
 from paceline.launch import Host, answering_hosts, check_hosts, find, parse_hosts
 from paceline.launch.hosts import ranks_on
 from paceline.launch.remote import describe
+from paceline.record import find_runs
 
 STARTS_RANKS = True
 HERE = os.uname().nodename
@@ -188,6 +190,37 @@ def test_nothing_stays_on_the_hosts_if_paceline_is_killed(net: Network, tmp_path
     os.kill(int(inside[0]), signal.SIGKILL)  # the job itself is a child of nsenter
     job.wait(60)
     assert left(net) == {}
+
+
+@pytest.mark.requires("hosts")
+@pytest.mark.once
+def test_a_slow_link_is_diagnosed(net: Network, tmp_path: Path) -> None:
+    """Two runs that differ in the link of one host alone."""
+    words = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "train",
+        "--data",
+        "digits",
+        "--model",
+        "mlp:64",
+        "--epochs",
+        "1",
+    ]
+    words += ["--strategy", "sync:allreduce=ring", "--quiet", "--hosts", "h1:1,h2:1,h3:1"]
+    named = []
+    for rate in (None, "2mbit"):
+        if rate is not None:
+            net.limit("h2", rate)
+        done = net.run([*words, "--runs", f"at {rate}"], cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        (found,) = diagnose(find_runs([tmp_path / f"at {rate}"]))
+        named.append([cause.words for cause in found.causes if cause.rule == "slow link"])
+    net.limit("h2", "10gbit")
+    assert named[0] == []
+    [said] = named[1]
+    assert said.startswith("at 3 ranks the link of host h2 carries ")
 
 
 @pytest.mark.requires("hosts")

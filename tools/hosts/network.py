@@ -70,8 +70,13 @@ class Network:
 
     def entering(self, name: str, command: Sequence[str], cwd: Path | None = None) -> list[str]:
         """Return the command line that runs a command on a host, in this process's working directory or in `cwd`."""
-        first = str(self.inside(name))
-        return ["nsenter", "-t", first, "-n", "-u", "-i", "-m", "-p", f"--wd={cwd or Path.cwd()}", *command]
+        there = [
+            "sh",
+            "-c",
+            'cd "$0" && exec "$@"',
+            str(cwd or Path.cwd()),
+        ]  # nsenter --wd would stay outside
+        return ["nsenter", "-t", str(self.inside(name)), "-n", "-u", "-i", "-m", "-p", *there, *command]
 
     def environment(self) -> dict[str, str]:
         """Return the environment in which `ssh` reaches the hosts."""

@@ -13,6 +13,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -103,10 +104,14 @@ def _source() -> dict[str, Any] | None:
 # ---- the nodes of the ranks
 
 HOST_BYTES = 64  # of a node's name
+# The messages by which links between nodes are compared: long enough to be limited by bandwidth, and few.
+LINK_BYTES, LINK_REPEATS, LINK_ROUNDS = 1 << 18, 5, 4
 
 
 def nodes_of(comm: Any) -> dict[str, list[Any]]:
     """Return the node of every rank, and the cores and the name of every node, as in a record. Collective.
+
+    If there are several nodes, the speed of their links is measured too, in some milliseconds.
 
     >>> nodes_of(None)["ranks"]
     [0]
@@ -128,11 +133,50 @@ def nodes_of(comm: Any) -> dict[str, list[Any]]:
     comm.Allgather(name, names)
     cores = {int(first): int(count) for first, count in told}
     numbers = {first: number for number, first in enumerate(cores)}
-    return {
+    found = {
         "ranks": [numbers[int(first)] for first in told[:, 0]],
         "cores": list(cores.values()),
         "hosts": [names[first].tobytes().rstrip(b"\0").decode(errors="replace") for first in cores],
     }
+    return found if len(cores) == 1 else {**found, "links": _links(comm, list(cores))}
+
+
+def _links(comm: Any, firsts: list[int]) -> list[float]:
+    """Return the bytes per second that each node exchanges with others in both directions at once. Collective.
+
+    In every round each node's first rank exchanges messages with that of another node. A node's figure is that of its best
+    round, so that a slow partner does not count against it.
+    """
+    me = comm.Get_rank()
+    send, receive = np.zeros(LINK_BYTES, np.uint8), np.empty(LINK_BYTES, np.uint8)
+    best = 0.0
+    for partners in pairings(len(firsts))[:LINK_ROUNDS]:
+        if me not in firsts or (partner := partners[firsts.index(me)]) is None:
+            continue
+        for _ in range(LINK_REPEATS):  # the first one opens the connection
+            began = time.perf_counter()
+            comm.Sendrecv(send, firsts[partner], 0, receive, firsts[partner], 0)
+            best = max(best, LINK_BYTES / (time.perf_counter() - began))
+    told = np.empty(comm.Get_size())
+    comm.Allgather(np.array([best]), told)
+    return [float(f"{told[first]:.4g}") for first in firsts]
+
+
+def pairings(count: int) -> list[list[int | None]]:
+    """Return rounds in which every two of `count` players meet once: in each, the partner of every player, or None.
+
+    >>> pairings(3)
+    [[None, 2, 1], [2, None, 0], [1, 0, None]]
+    """
+    players: list[int | None] = [*range(count), *([None] * (count % 2))]
+    rounds = []
+    for _ in range(len(players) - 1):
+        partners: dict[int | None, int | None] = {}
+        for one, other in zip(players, reversed(players), strict=True):
+            partners[one] = other
+        rounds.append([partners[player] for player in range(count)])
+        players.insert(1, players.pop())  # the first one stays
+    return rounds
 
 
 def _host() -> str:

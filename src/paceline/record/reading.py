@@ -79,14 +79,20 @@ def _seconds(value: Any) -> bool:
 
 
 def _nodes(value: Any) -> bool:
-    """Return True for the node number of every rank, and the cores of every node."""
+    """Return True for the node number of every rank, and the cores, name and link of every node."""
     if not (
         is_object(value) and isinstance(value.get("ranks"), list) and isinstance(value.get("cores"), list)
     ):
         return False
     ranks, cores = value["ranks"], value["cores"]
+    hosts, links = value.get("hosts"), value.get("links")
     return (
         bool(ranks)
+        and (hosts is None or (_texts(hosts) and len(hosts) == len(cores)))
+        and (
+            links is None
+            or (isinstance(links, list) and len(links) == len(cores) and all(map(is_amount, links)))
+        )
         and all(map(is_some, cores))
         and all(is_whole(node) and node < len(cores) for node in ranks)
     )
