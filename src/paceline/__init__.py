@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # as in typing, whose import takes longer than everything else here
 
 __version__ = "0.1.0"
 
@@ -31,6 +30,8 @@ _PLACES = {
 __all__ = ["__version__", *sorted(_PLACES)]
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from paceline.collectives import allreduce as allreduce
     from paceline.config import Config as Config
     from paceline.data import Batch as Batch
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    import importlib
+
     value = getattr(importlib.import_module(_PLACES[name]), name)
     globals()[name] = value
     return value

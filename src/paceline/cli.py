@@ -10,7 +10,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import paceline
@@ -47,7 +47,8 @@ examples:
   paceline simulate scaling --strategy sync --ranks 1..256 --network 10gbe
 
 `paceline COMMAND --help` describes a command, `paceline list` the names that it takes.
-exit status: 0 success, 1 failure, 2 bad input or a file that cannot be read or written, 130 interrupted
+exit status: 0 success, 1 failure, 2 bad input or a file that cannot be read or written, 130 interrupted,
+             128 + N ended by signal N
 """
 
 
@@ -67,15 +68,18 @@ class Parser(argparse.ArgumentParser):
         (file or sys.stderr).write(message)  # argparse's own hides write errors
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status: 2 for bad input, 1 if the system failed, each with one line."""
+def main(arguments: Sequence[str] | None = None, *, on_start: Callable[[], None] | None = None) -> int:
+    """Run one command and return its exit status: 2 for bad input, 1 if the system failed, each with one line.
+
+    `on_start` is called when the arguments have been parsed, before the command starts to work.
+    """
     _open_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     chosen = next((word for word in words if not word.startswith("-")), None)
     said = f"paceline {chosen}" if chosen in COMMANDS else "paceline"
     try:
         try:
-            return _run(words, chosen)
+            return _run(words, chosen, on_start)
         finally:
             sys.stdout.flush()
     except UsageError as error:
@@ -94,11 +98,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError as error:
         print(one_line(f"{said}: out of memory{str(error) and f': {error}'}"), file=sys.stderr)
         return 1
+    except Exception as error:
+        if _interrupted(error):  # a library has made another error of Ctrl-C
+            return 130
+        raise
 
 
-def _run(words: Sequence[str], chosen: str | None) -> int:
+def _interrupted(error: BaseException | None) -> bool:
+    """Return True if an exception was caused by a KeyboardInterrupt, or raised while one was handled."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _run(words: Sequence[str], chosen: str | None, on_start: Callable[[], None] | None) -> int:
     parsed = _parse(words, chosen)
     logging.basicConfig(format="paceline: %(message)s", level=logging.WARNING)
+    if on_start is not None:
+        on_start()
     status: int = importlib.import_module(COMMANDS[parsed.command][0]).main(parsed)
     return status
 

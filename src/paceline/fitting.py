@@ -5,7 +5,8 @@ from __future__ import annotations
 import numbers
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from paceline.errors import UsageError
 from paceline.simulate.options import NAMES, Options, options_of
 
 if TYPE_CHECKING:
+    from paceline.launch import StopRequests
     from paceline.strategies import Strategy
     from paceline.training.job import Job
     from paceline.training.rank import Fitted
@@ -52,6 +54,9 @@ def fit(
 
     With `resume=RUN` training goes on from the last checkpoint of that run, with its settings; `epochs` is then the number
     of further epochs. Objects (model, data, strategy) are given again; names are taken from the record.
+
+    Ctrl-C saves a checkpoint and then raises KeyboardInterrupt; a second Ctrl-C raises it at once. SIGTERM and SIGUSR1 do
+    the same with SystemExit (143, 138). A signal for which the program has a handler of its own is left to it.
 
     With `trace=True` the record also holds every MPI call of every rank, which `paceline trace` draws.
 
@@ -96,7 +101,8 @@ def fit(
         from paceline.training.replaying import ranks_of
 
         return _on_new_ranks(alone, ranks_of(alone.config) or 1, quiet)
-    return train(alone, _alone(alone), progress=shown)
+    with _stoppable() as requests:
+        return train(alone, _alone(alone), progress=shown, requests=requests)
 
 
 def _simulated(job: Job, ranks: int | None, comm: Any, options: Options, quiet: bool) -> Fitted:
@@ -119,12 +125,25 @@ def _on_these_ranks(job: Callable[[], Job], comm: Any, ranks: int | None, progre
     from paceline.training.rank import train
 
     verify(comm.Get_size())
-    with abort_on_error(comm, usage_errors=False):
+    with _stoppable() as requests, abort_on_error(comm, usage_errors=False):
         if ranks is not None and ranks != comm.Get_size():
             raise UsageError(
                 f"ranks={ranks} is not allowed inside a job of {comm.Get_size()} ranks: leave it out"
             )
-        return train(job(), comm, progress=progress)
+        return train(job(), comm, progress=progress, requests=requests)
+
+
+@contextmanager
+def _stoppable() -> Iterator[StopRequests]:
+    """Let signals stop the training inside the block, after which this program ends as it would have without it."""
+    from paceline.errors import StoppedError
+    from paceline.launch import StopRequests, leave
+
+    try:
+        with StopRequests(own_process=False) as requests:
+            yield requests
+    except StoppedError as stopped:
+        leave(stopped.signal)
 
 
 def _on_new_ranks(job: Job, ranks: int, quiet: bool) -> Fitted:
@@ -149,10 +168,13 @@ def _on_new_ranks(job: Job, ranks: int, quiet: bool) -> Fitted:
 
 def _train(comm: Any, *, job: Job, data: Any, quiet: bool, width: int | None) -> tuple[Fitted, Any]:
     """Train as one of such ranks; return the results and, on rank 0, the arrays of the trained model."""
+    from paceline.launch import StopRequests
     from paceline.models import state_of
     from paceline.training.rank import train
 
-    fitted = train(replace(job, data=data), comm, progress=None if quiet else _progress(width=width))
+    progress = None if quiet else _progress(width=width)
+    with StopRequests(own_process=True) as requests:
+        fitted = train(replace(job, data=data), comm, progress=progress, requests=requests)
     state = state_of(fitted.model) if comm.Get_rank() == 0 else None
     return replace(fitted, model=None), state  # type: ignore[arg-type]
 

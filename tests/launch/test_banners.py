@@ -99,7 +99,7 @@ PARAGRAPHS = [
     (codes(2 << 8, 2 << 8), b"", 2),
     (codes(0, 9, 0), b"rank 1 on host was ended by signal 9 (Killed)" + OOM, 137),
     (codes(9, 9, 0), b"a rank on host was ended by signal 9 (Killed)" + OOM, 137),
-    (codes(15, 15, 0), b"", 143),  # somebody wished it
+    (codes(15, 15, 0), b"a rank on host was ended by signal 15 (Terminated)\n", 143),
     (codes(9, 11, 1 << 8), b"rank 1 on host was ended by signal 11 (Segmentation fault)\n", 139),
     (NO_PROGRAM, NO_PROGRAM, None),
     (BACKTRACE, BACKTRACE, None),
@@ -114,6 +114,20 @@ def through(pieces: list[bytes]) -> tuple[bytes, int | None]:
 @pytest.mark.parametrize(("said", "shown", "number"), PARAGRAPHS)
 def test_each_paragraph(said: bytes, shown: bytes, number: int | None) -> None:
     assert through([b"before\n" + said + b"after\n"]) == (b"before\n" + shown + b"after\n", number)
+
+
+def test_the_end_of_a_job_that_was_asked_to_stop_is_no_news() -> None:
+    stream = Banners("here")
+    stream.asked = True
+    assert stream.feed(codes(15, 15, 0)) + stream.flush(end=True) == b""
+    assert stream.status == 143
+
+
+def test_the_ranks_that_signals_ended_are_known() -> None:
+    stream = Banners("here")
+    stream.feed(KILLED)
+    stream.feed(codes(0, 0, 11))
+    assert stream.dead == [1, 2]
 
 
 @given(st.sampled_from(PARAGRAPHS[:-1]), st.lists(st.integers(0, 900), max_size=8))

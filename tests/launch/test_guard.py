@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -35,9 +36,10 @@ def test_of_many_that_fail_together_one_speaks(start: Callable[..., Started], wh
     assert job.left() == []
 
 
-def test_an_interrupt_is_quiet(start: Callable[..., Started]) -> None:
+def test_the_rank_that_was_interrupted_is_named(start: Callable[..., Started]) -> None:
     job = start("one interrupted")
-    assert job.end() == (130, "", "")
+    said = f"rank 1 of 3 on {os.uname().nodename} was interrupted (signal 2)\n"
+    assert job.end() == (130, "", said)
     assert job.left() == []
 
 

@@ -47,11 +47,13 @@ def test_a_rank_that_vanishes_ends_the_job_with_its_status(start: Callable[..., 
     assert job.left() == []
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)]
+)
 def test_a_signal_ends_the_whole_job(start: Callable[..., Started], number: int, status: int) -> None:
     job = start("waits")
     job.process.send_signal(number)
-    assert job.end() == (status, "", "")
+    assert job.end() == (status, "", f"ended by signal {number} ({signal.strsignal(number)})\n")
     assert job.left() == []
 
 
@@ -60,6 +62,9 @@ def test_a_killed_parent_takes_the_job_with_it(start: Callable[..., Started]) ->
     job.process.kill()
     job.process.wait()
     assert job.left_after() == []
+    said = "the process that started mpiexec is gone; its ranks were ended\n"
+    assert job.process.stderr is not None
+    assert job.process.stderr.read() == said
 
 
 def test_a_killed_rank_ends_the_job_and_one_line_says_so(start: Callable[..., Started]) -> None:
@@ -119,7 +124,7 @@ def test_a_signal_just_after_the_start_ends_the_job_too(monkeypatch: pytest.Monk
     said: list[str] = []
     assert run(1, ["/bin/sleep", "60"], on_line=said.append) == 130
     assert started[0].returncode is not None
-    assert said == []
+    assert said == ["ended by signal 2 (Interrupt)"]
     assert signal.getsignal(signal.SIGINT) is handler
 
 
@@ -143,7 +148,7 @@ def test_a_terminal_shows_unfinished_lines_at_once_and_after_a_signal_is_left_on
         os.close(its)
         assert until(terminal, b"bar") == b"\rhalf a bar"
         job.send_signal(signal.SIGINT)
-        assert until(terminal, b"\n") == b"\r\n"
+        assert until(terminal, b")\r\n") == b"\r\nended by signal 2 (Interrupt)\r\n"
         assert job.wait(20) == 130
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.errors import AgreedError, UsageError
+from paceline.errors import AgreedError, StoppedError, UsageError
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -155,10 +155,10 @@ class Processes:
         """End the job when an exception ends this process; the first process that fails prints the reason."""
         try:
             yield
-        except AgreedError:
+        except (AgreedError, StoppedError):
             raise
         except KeyboardInterrupt:
-            self._end(130, "")
+            self._end(130, f"process {self._rank} of {self._size} was interrupted (signal 2)")
         except UsageError as error:
             self._end(2, f"paceline: process {self._rank}: {error}")
         except SystemExit as leaving:

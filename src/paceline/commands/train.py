@@ -35,7 +35,9 @@ examples:
   paceline train --strategy sync --on sim -n 256 --network 10gbe --slow 3:4x
 
 `paceline list` shows the data sets, models, strategies, updates and schedules with their options.
-exit status: 0 success, 1 failure, 2 bad input, 3 training diverged (the record is complete), 130 interrupted
+Ctrl-C, SIGTERM and SIGUSR1 save a checkpoint and stop the run; a second one ends it at once.
+exit status: 0 success, 1 failure, 2 bad input, 3 training diverged (the record is complete),
+             130, 143, 138 stopped by Ctrl-C, SIGTERM, SIGUSR1; 128 + N a rank was ended by signal N
 """
 
 
@@ -188,23 +190,24 @@ def run_rank(args: argparse.Namespace, job: Job, here: Any) -> int:
     from paceline.training.rank import train
 
     comm = None
-    if here is not None or job.config.strategy != "serial":
-        comm = launch.communicator(job.launcher() if here is None else "mpi")
-        launch.verify(comm.Get_size(), promised=args.expect_ranks)
-    first = comm is None or comm.Get_rank() == 0
-    with launch.abort_on_error(comm):
-        progress = None if args.quiet else on(sys.stderr, width=args.terminal)
-        try:
-            fitted = train(job, comm, progress=progress)
-        except AgreedError:
-            if not first:
-                return 2  # rank 0 prints it
-            raise
-        except StoppedError as stopped:
-            if first:
-                print(f"paceline: {stopped}", file=sys.stderr, flush=True)
-            return 128 + stopped.signal
-    return _end(args, fitted, shown=first)
+    with launch.StopRequests(own_process=True) as requests:
+        if here is not None or job.config.strategy != "serial":
+            comm = launch.communicator(job.launcher() if here is None else "mpi")
+            launch.verify(comm.Get_size(), promised=args.expect_ranks)
+        first = comm is None or comm.Get_rank() == 0
+        with launch.abort_on_error(comm):
+            progress = None if args.quiet else on(sys.stderr, width=args.terminal)
+            try:
+                fitted = train(job, comm, progress=progress, requests=requests)
+            except AgreedError:
+                if not first:
+                    return 2  # rank 0 prints it
+                raise
+            except StoppedError as stopped:
+                if first:
+                    print(f"paceline: {stopped}", file=sys.stderr, flush=True)
+                return 128 + stopped.signal
+        return _end(args, fitted, shown=first)
 
 
 def _end(args: argparse.Namespace, fitted: Fitted, *, shown: bool = True) -> int:

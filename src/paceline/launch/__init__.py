@@ -10,6 +10,7 @@ guard        end all ranks when one fails (`abort_on_error`), or in any case (`e
 cores        reserve idle cores for ranks, and bind ranks to them
 resources    cores, threads, memory and other limits of this process
 processes    ranks without MPI, for torch
+signals      requests to stop: SIGINT, SIGTERM and SIGUSR1 in a process that trains (`StopRequests`)
 supervise    the script that makes sure that nothing of a job is left behind; remote starts it on other hosts
 """
 
@@ -19,7 +20,7 @@ from paceline.launch.calling import RanksFailedError, call
 from paceline.launch.cores import allowed_cores, machine_cores, take_cores
 from paceline.launch.guard import abort_on_error, end_ranks
 from paceline.launch.hosts import Host, answering_hosts, check_hosts, parse_hosts
-from paceline.launch.job import run
+from paceline.launch.job import Outcome, run
 from paceline.launch.library import Library, allocated_nodes, find, mpiexec
 from paceline.launch.prepare import by_hand, communicator, mpi, prepared, refuse
 from paceline.launch.resources import (
@@ -33,17 +34,21 @@ from paceline.launch.resources import (
     threads_per_rank,
     usable_cores,
 )
+from paceline.launch.signals import StopRequests, announce_run, leave
 from paceline.launch.world import World, verify, world
 
 __all__ = [
     "Host",
     "Library",
+    "Outcome",
     "RanksFailedError",
+    "StopRequests",
     "World",
     "abort_on_error",
     "allocated_cores",
     "allocated_nodes",
     "allowed_cores",
+    "announce_run",
     "answering_hosts",
     "apply_threads",
     "by_hand",
@@ -54,6 +59,7 @@ __all__ = [
     "communicator",
     "end_ranks",
     "find",
+    "leave",
     "limit_threads",
     "machine_cores",
     "mpi",

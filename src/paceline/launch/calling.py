@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -23,9 +24,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from paceline.errors import AgreedError, UsageError
-from paceline.launch.job import run
+from paceline.errors import AgreedError, StoppedError, UsageError
+from paceline.launch.job import Outcome, job_folder, run
 from paceline.launch.library import allocated_nodes
+from paceline.launch.signals import leave
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection, Listener
@@ -62,7 +64,8 @@ def call(
     Large arrays inside `shared` are read-only on the ranks, which map one copy of them where all are on one node. What the
     ranks print appears as they print it. The other options are those of `run`.
 
-    A UsageError that all ranks agree on is raised here as a UsageError. A rank that fails otherwise ends all ranks and
+    A UsageError that all ranks agree on is raised here as a UsageError. If a signal has ended the call, a KeyboardInterrupt
+    (SIGINT) or SystemExit is raised. A rank that fails otherwise ends all ranks and
     prints its number and its traceback on stderr; then a RanksFailedError is raised here.
 
     >>> def share(comm, whole):
@@ -71,15 +74,19 @@ def call(
     1.5
     """
     answers: list[tuple[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="paceline-") as name:
-        folder = Path(name) if one_node or allocated_nodes() == 1 else None
-        payload = _pack(function, arguments, shared or {}, folder)
+    outcomes: list[Outcome] = []
+    with job_folder(Path(tempfile.gettempdir())) as (folder, _):
+        alone = one_node or allocated_nodes() == 1
+        payload = _pack(function, arguments, shared or {}, folder if alone else None)
         with serve(payload, answers.append) as variables:
             status = run(
                 ranks, [sys.executable, "-m", "paceline.launch"], threads=threads, environment=variables,
                 bind=bind, one_node=one_node, launcher=launcher, on_line=on_line, time_limit=time_limit,
+                also=[folder, Path(variables[ADDRESS]).parent], report=outcomes.append,
             )  # fmt: skip
-    if status == 130:
+    if outcomes[0].asked and status > 128:
+        leave(status - 128)
+    if status == 128 + signal.SIGINT:  # of a rank
         raise KeyboardInterrupt
     kind, answer = answers[-1] if answers else ("", None)
     if kind == "refused":
@@ -105,6 +112,8 @@ def answer_call() -> int:
             message = ("answer", function(comm, **arguments))
         except AgreedError as refused:
             message = ("refused", str(refused))
+        except StoppedError as stopped:
+            return 128 + stopped.signal
         if up is not None:
             up.send(message)
             up.close()
@@ -169,8 +178,8 @@ def serve(payload: bytes, on_message: Callable[[Any], None]) -> Iterator[dict[st
     from multiprocessing.connection import Listener
 
     key = os.urandom(32)
-    with tempfile.TemporaryDirectory(prefix="paceline-", dir=_short_folder()) as folder:
-        address = str(Path(folder) / "channel")
+    with job_folder(_short_folder()) as (folder, _):
+        address = str(folder / "channel")
         over = threading.Event()
         failures: list[BaseException] = []
 
@@ -225,6 +234,7 @@ def _accept(listener: Listener, over: threading.Event) -> Connection[Any, Any]:
     raise EOFError
 
 
-def _short_folder() -> str | None:
+def _short_folder() -> Path:
     """Return a folder for the socket: its path must stay under 108 bytes, and TMPDIR may be long."""
-    return "/tmp" if len(tempfile.gettempdir()) > 60 and os.access("/tmp", os.W_OK) else None
+    usual = tempfile.gettempdir()
+    return Path("/tmp" if len(usual) > 60 and os.access("/tmp", os.W_OK) else usual)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from paceline.errors import AgreedError, UsageError
+from paceline.errors import AgreedError, StoppedError, UsageError
 from paceline.launch.world import world
 
 AGREEMENT = 1.0  # seconds for the other ranks to end in the same way
@@ -27,8 +27,8 @@ DELIVERY = 0.2  # seconds for the launcher to pass on the last output: it may en
 def abort_on_error(comm: Any, *, usage_errors: bool = True) -> Iterator[None]:
     """End every rank of `comm` when one raises an exception, with its number and traceback on stderr.
 
-    Otherwise the other ranks would wait for ever in whatever exchange they are. Ctrl-C ends the job quietly with 130.
-    Errors that all ranks have agreed on (AgreedError) pass: each rank can end by itself. Other UsageErrors become one
+    Otherwise the other ranks would wait for ever in whatever exchange they are. Ctrl-C ends the job with 130. What all
+    ranks raise together (AgreedError, StoppedError) passes: each rank can end by itself. Other UsageErrors become one
     line and status 2 or, with `usage_errors=False`, pass if every rank raises one. `sys.exit` passes too; but if only
     some ranks exit with a status other than 0, or a rank exits with 0 while others go on, all ranks are ended, because
     they would wait for it.
@@ -47,7 +47,7 @@ def abort_on_error(comm: Any, *, usage_errors: bool = True) -> Iterator[None]:
     apart = comm.Dup()  # its messages cannot be confused with those of the work
     try:
         yield
-    except AgreedError:
+    except (AgreedError, StoppedError):
         _all_end(apart, GOOD, AGREEMENT)
         raise
     except SystemExit as leaving:
@@ -63,6 +63,10 @@ def abort_on_error(comm: Any, *, usage_errors: bool = True) -> Iterator[None]:
             _abort(comm, status)
         raise
     except KeyboardInterrupt:
+        if _is_first(apart):
+            _say(
+                f"rank {comm.Get_rank()} of {comm.Get_size()} on {os.uname().nodename} was interrupted (signal 2)"
+            )
         _abort(comm, 130)
     except UsageError as error:
         if not usage_errors and _all_end(apart, REFUSED, AGREEMENT):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import re
 import selectors
@@ -20,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Literal
@@ -30,6 +32,7 @@ from paceline.launch.library import allocated_nodes, mpiexec
 from paceline.launch.processes import process_command
 from paceline.launch.remote import LOST
 from paceline.launch.resources import check_ranks, threads_per_rank
+from paceline.launch.signals import JOB_FOLDER, REQUESTS, TOGETHER, is_default, name_of_signal
 
 SUPERVISOR = Path(__file__).with_name("supervise.py")
 PREFIX = "paceline-job-"
@@ -53,15 +56,20 @@ def run(
     one_node: bool = False,
     hosts: Sequence[Host] = (),
     launcher: Literal["mpi", "torch"] = "mpi",
+    also: Sequence[Path] = (),
+    report: Callable[[Outcome], None] | None = None,
 ) -> int:
     """Run `command` on `ranks` ranks and return the exit status: the ranks' own, or 128 + the signal.
 
-    The ranks' output goes to this process's stdout and stderr as it arrives, or line by line to `on_line`. SIGINT and
-    SIGTERM end the whole job (130, 143), and so do the death of this process and `time_limit` seconds (124). Nothing of
-    the job is left behind: no process, no segment in /dev/shm, no temporary file. With `bind`, idle cores are reserved
-    for the ranks, which move to them with `take_cores`. With `one_node`, the ranks stay on this node of a Slurm
-    allocation. With `hosts` (see `check_hosts`), they are started there, and are not bound. With `launcher="torch"`,
-    they are processes of this machine without MPI, and `command` must be `python -m module ...`.
+    The ranks' output goes to this process's stdout and stderr as it arrives, or line by line to `on_line`. SIGINT,
+    SIGTERM and SIGUSR1 are passed on to ranks that can stop (`StopRequests`); a second one, or the first if there are no
+    such ranks, ends the whole job at once (130, 143, 138). Handlers of the caller's own stay in place. The death of this
+    process and `time_limit` seconds (124) end the job, too. Nothing of it is left behind: no process, no segment in
+    /dev/shm, no temporary file; if this process is killed, the folders `also` are removed, too. With `bind`, idle cores
+    are reserved for the ranks, which move to them with `take_cores`. With `one_node`, the ranks stay on this node of a
+    Slurm allocation. With `hosts` (see `check_hosts`), they are started there, and are not bound. With
+    `launcher="torch"`, they are processes of this machine without MPI, and `command` must be `python -m module ...`.
+    `report` is called with a fuller account of how the job ended.
 
     >>> run(2, [sys.executable, "-c", "print('hello')"], on_line=print)
     hello
@@ -72,8 +80,18 @@ def run(
     wanted = ranks * threads_per_rank(ranks, threads)
     alone = (one_node or allocated_nodes() == 1) and not hosts
     reservation = reserve_cores(wanted) if bind and alone else contextlib.nullcontext()
-    with _standard_streams(), _folder() as (folder, lock), reservation as cores:
-        given = {**(environment or {}), **core_variables(cores)}
+    with (
+        _standard_streams(),
+        job_folder() as (folder, lock),
+        reservation as cores,
+        _stderr(on_line) as stderr,
+    ):
+        given = {**(environment or {}), **core_variables(cores), JOB_FOLDER: str(folder)}
+        (folder / "stoppable").mkdir()
+        if not alone:
+            (folder / "stoppable" / "elsewhere").touch()
+        (folder / "also").write_text("".join(f"{path}\n" for path in also))
+        (folder / "ranks").write_text(str(ranks))
         if launcher == "torch":
             argv, variables = process_command(ranks, command, threads, folder=folder, environment=given)
         else:
@@ -82,60 +100,99 @@ def run(
                 crowded=cores is None and bind and not hosts, one_node=one_node, hosts=hosts,
                 terminal=on_line is None and os.isatty(2),
             )  # fmt: skip
-        supervisor = [sys.executable, "-I", "-S", str(SUPERVISOR), str(os.getpid()), str(lock), str(folder)]
+        supervisor = [
+            sys.executable,
+            "-I",
+            "-S",
+            str(SUPERVISOR),
+            str(os.getpid()),
+            str(lock),
+            str(folder),
+            str(stderr),
+        ]
         reported = None
         late = None if time_limit is None else time.monotonic() + time_limit
+        broken = False
         with _Signals() as signals:
-            job = subprocess.Popen(
-                [*supervisor, *argv], env=variables, pass_fds=(lock,), start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
-            )  # fmt: skip
+            with (
+                signals.blocked()
+            ):  # the supervisor starts with these signals blocked, so that it misses none
+                job = subprocess.Popen(
+                    [*supervisor, *argv], env=variables, start_new_session=True, bufsize=0,
+                    pass_fds=[number for number in (lock, stderr) if number >= 0],
+                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                )  # fmt: skip
             with job:
                 names = {os.uname().nodename, *(host.name for host in hosts)}
                 streams = [_Stream(job.stdout, 1, on_line, names), _Stream(job.stderr, 2, on_line, names)]
-                signals.end(job)
+                signals.pass_to(job)
                 try:
-                    reported = _relay(job, streams, late)
+                    reported = _relay(job, streams, late, signals)
                 except BrokenPipeError:  # this process's output is no longer read
-                    signals.received.append(signal.SIGPIPE)
-                    job.terminate()
+                    broken = True
+                    job.send_signal(signal.SIGHUP)
                 except BaseException:
-                    job.terminate()
+                    job.send_signal(signal.SIGHUP)
                     raise
                 status = job.wait()
+            expired = late is not None and time.monotonic() > late
+            if broken:
+                return 128 + signal.SIGPIPE
             for stream in streams if status == 0 else ():
                 stream.pass_on(stream.last)
             if signals.received or status != 0:
                 streams[1].end_line()
-            quiet = reported is None and not any(stream.spoke or stream.banners.lost for stream in streams)
-            if not signals.received and status > 128 and quiet and (late is None or time.monotonic() < late):
-                streams[1].pass_on(
-                    f"a rank was ended by {_name(status - 128)}\n".encode()
-                )  # the launcher prints nothing
-            lost = dict.fromkeys(host for stream in streams for host in stream.banners.lost)
-            for host in lost if not signals.received else ():
-                streams[1].pass_on(f"host {host} is lost, and the ranks there with it\n".encode())
-            if not signals.received and status < 0:
-                streams[1].pass_on(
-                    f"the job's supervisor was ended by {_name(-status)}; the job ended with it\n".encode()
-                )
-    if signals.received:
-        return 128 + signals.received[0]
-    if late is not None and time.monotonic() > late:
-        return 124
-    if lost:
-        return 1
-    if reported is not None:
-        return reported
-    return status if status >= 0 else 128 - status
+            lost = tuple(dict.fromkeys(host for stream in streams for host in stream.banners.lost))
+            quiet = reported is None and not lost and not any(stream.spoke for stream in streams)
+            told = []
+            if status < 0:
+                told = [f"the job's supervisor was ended by {name_of_signal(-status)}; the job ended with it"]
+            elif status > 128 and quiet and not expired:
+                told = [f"a rank was ended by {name_of_signal(status - 128)}"]  # the launcher prints nothing
+            if not signals.received:
+                told += [f"host {host} is lost, and the ranks there with it" for host in lost]
+            for line in told:
+                streams[1].pass_on(f"{line}\n".encode())
+            recorded = folder / "run"
+            run_folder = Path(recorded.read_text()) if recorded.exists() else None
+    if expired:
+        status = 124
+    elif lost and not signals.received:
+        status = 1
+    elif reported is not None and not signals.at_once:
+        status = reported
+    status = status if status >= 0 else 128 - status
+    if report is not None:
+        report(
+            Outcome(
+                status=status, asked=signals.received[0] if signals.received else 0, run=run_folder,
+                dead=tuple(rank for stream in streams for rank in stream.banners.dead), hosts=lost,
+            )
+        )  # fmt: skip
+    return status
 
 
-def _name(number: int) -> str:
-    return f"signal {number} ({signal.strsignal(number)})"
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a job ended."""
+
+    status: int
+    """Its exit status, as `run` returns it."""
+    asked: int
+    """The signal that this process received and passed on to the job; 0: none."""
+    dead: tuple[int, ...]
+    """The ranks that were ended by signals, as far as the launcher names them."""
+    hosts: tuple[str, ...]
+    """The hosts that were lost."""
+    run: Path | None
+    """Where the run of this job is recorded, if it said so (`announce_run`)."""
 
 
-def _relay(job: subprocess.Popen[bytes], streams: list[_Stream], late: float | None) -> int | None:
+def _relay(
+    job: subprocess.Popen[bytes], streams: list[_Stream], late: float | None, signals: _Signals
+) -> int | None:
     """Pass the job's output on until it ends; return the exit status that the launcher reports, if it does."""
+    noticed = 0  # signals
     with selectors.DefaultSelector() as selector:
         for stream in streams:
             selector.register(stream.source, selectors.EVENT_READ, stream)
@@ -144,8 +201,13 @@ def _relay(job: subprocess.Popen[bytes], streams: list[_Stream], late: float | N
             if late is not None:
                 patience = min(patience or 1.0, 1.0)
                 if time.monotonic() > late:
-                    job.terminate()
+                    job.send_signal(signal.SIGHUP)
             ready = selector.select(patience)
+            if len(signals.received) > noticed:
+                noticed = len(signals.received)
+                streams[1].end_line()  # the supervisor has something to say about it
+                for stream in streams:
+                    stream.banners.asked = True
             for key, _ in ready:
                 if data := os.read(key.fd, 65536):
                     key.data.pass_on(key.data.banners.feed(data))
@@ -223,6 +285,7 @@ DROPPED = re.compile(
     rb"|plm:(ssh|rsh): Warning: setpgid"
     rb"|\[warn\] Epoll [A-Z]+\(\d+\) on fd \d+ failed\."
     rb"|BAD TERMINATION"
+    rb"|Sending Ctrl-C to processes as requested|Press Ctrl-C again to force abort"
     # What Hydra's processes print about each other's end, but not about a program that cannot be started.
     rb"|^\[(proxy:|mpiexec@)[^]]*\] \w+ \([^)]*\): (assert \(!\w*closed\) failed|(sock )?(read|write) error"
     rb"|callback returned error|.*error waiting for|one of the processes terminated badly)",
@@ -265,6 +328,8 @@ class Banners:
         self.status: int | None = (
             None  # the exit status that the launcher reports, 128 + the signal if there was one
         )
+        self.dead: list[int] = []  # the ranks that a signal ended
+        self.asked = False  # the job was asked to stop: it is no news that ranks end by SIGTERM
 
     @property
     def holds(self) -> bool:
@@ -323,6 +388,7 @@ class Banners:
             self.lost.append(next(filter(None, match.groups())).decode())
             return b""
         if match := SIGNAL.search(block):
+            self.dead.append(int(match[1]))
             return self._ended(f"rank {match[1].decode()} on {match[2].decode()}", int(match[3]))
         if match := CODES.search(block):
             return self._read_codes(match[1].decode(), [int(code) for code in match[2].split(b",")])
@@ -340,14 +406,15 @@ class Banners:
         if not who:
             return b""
         name = f"rank {who[0]}" if len(who) == 1 or own else "a rank"
+        self.dead += who[:1]
         return self._ended(f"{name} on {host}", signals[who[0]])
 
     def _ended(self, who: str, number: int) -> bytes:
         self.status = 128 + number
-        if number == signal.SIGTERM:  # somebody sent it, and knows
+        if number == signal.SIGTERM and self.asked:
             return b""
         why = "; the kernel does this when memory runs out" if number == signal.SIGKILL else ""
-        return f"{who} was ended by signal {number} ({signal.strsignal(number)}){why}\n".encode()
+        return f"{who} was ended by {name_of_signal(number)}{why}\n".encode()
 
 
 def _overlap(data: bytes, start: bytes) -> int:
@@ -356,17 +423,19 @@ def _overlap(data: bytes, start: bytes) -> int:
 
 
 class _Signals:
-    """A block inside which Ctrl-C and SIGTERM end a job instead of this process, even before the job is known."""
+    """A block inside which requests to stop go to a job instead of this process, even before the job is known."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
+        self.at_once = False  # True if the job was told to end at once
         self.job: subprocess.Popen[bytes] | None = None
         self.before: dict[int, Any] = {}
+        self.last = -math.inf
 
     def __enter__(self) -> _Signals:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) not in (signal.SIG_IGN, None):  # None: not Python's
+            for number in REQUESTS:
+                if is_default(signal.getsignal(number)):
                     self.before[number] = signal.signal(number, self._came)
         return self
 
@@ -374,16 +443,41 @@ class _Signals:
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
-    def end(self, job: subprocess.Popen[bytes]) -> None:
-        """Set the job that signals end; one that has already arrived ends it at once."""
+    @contextlib.contextmanager
+    def blocked(self) -> Iterator[None]:
+        """Block the signals inside the block; those that arrive are handled after it."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (*REQUESTS, signal.SIGHUP))
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def pass_to(self, job: subprocess.Popen[bytes]) -> None:
+        """Set the job that signals go to, with those that have already arrived."""
         self.job = job
         if self.received:
-            job.terminate()
+            job.send_signal(signal.SIGHUP if self.at_once else self.received[0])
 
     def _came(self, number: int, frame: FrameType | None) -> None:
+        again = time.monotonic() - self.last > TOGETHER
+        if self.received and not again:
+            return
+        self.at_once = bool(self.received)
         self.received.append(number)
+        self.last = time.monotonic()
         if self.job is not None:
-            self.job.terminate()
+            self.job.send_signal(signal.SIGHUP if self.at_once else number)
+
+
+@contextlib.contextmanager
+def _stderr(on_line: Callable[[str], None] | None) -> Iterator[int]:
+    """Yield a second descriptor of this process's stderr, for what is to be said when this process is no more."""
+    number = -1 if on_line is not None else os.dup(2)
+    try:
+        yield number
+    finally:
+        if number >= 0:
+            os.close(number)
 
 
 @contextlib.contextmanager
@@ -401,9 +495,13 @@ def _standard_streams() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _folder() -> Iterator[tuple[Path, int]]:
-    """Yield a folder for the job in shared memory, and the locked file in it that marks it as in use."""
-    parent = Path("/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else tempfile.gettempdir())
+def job_folder(parent: Path | None = None) -> Iterator[tuple[Path, int]]:
+    """Yield a folder for a job, and the locked file in it that marks it as in use; remove those that no one uses.
+
+    `parent`: the folder that it is created in, by default /dev/shm.
+    """
+    if parent is None:
+        parent = Path("/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else tempfile.gettempdir())
     _sweep(parent)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)
@@ -412,7 +510,7 @@ def _folder() -> Iterator[tuple[Path, int]]:
         yield folder, lock
     finally:
         os.close(lock)
-        shutil.rmtree(folder, ignore_errors=True)  # already gone, unless the job never started
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sweep(parent: Path) -> None:

@@ -21,6 +21,7 @@ from typing import Any, Literal, NoReturn
 from paceline.errors import UsageError
 from paceline.launch.cores import machine_cores
 from paceline.launch.guard import _say, abort_on_error, forget_segments
+from paceline.launch.job import job_folder
 from paceline.launch.library import TITLES, Library, for_library, home_settings, installed_wheels
 from paceline.launch.pmi import interpose
 from paceline.launch.resources import limit_threads, threads_of_rank
@@ -84,8 +85,8 @@ def prepared(vendor: str, version: tuple[int, ...]) -> Iterator[None]:
     here = world()
     if here is None:
         with (
-            tempfile.TemporaryDirectory(prefix="paceline-") as folder,
-            _variables(ALONE | home_settings() | {"TMPDIR": folder}),
+            job_folder(Path(tempfile.gettempdir())) as (folder, _),
+            _variables(ALONE | home_settings() | {"TMPDIR": str(folder)}),
         ):
             yield
         forget_segments(None)

@@ -53,7 +53,7 @@ def start(folder: str, words: list[str]) -> int:
         os.write(2, f"{LOST}{host}\n".encode())
         with open(f"/proc/{os.getppid()}/stat") as file:  # mpiexec's
             supervisor = int(file.read().rpartition(") ")[2].split()[1])
-        os.kill(supervisor, signal.SIGTERM)
+        os.kill(supervisor, signal.SIGHUP)
         time.sleep(60)  # mpiexec would report that this process has ended
     return status if status >= 0 else 128 - status
 

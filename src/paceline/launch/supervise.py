@@ -1,19 +1,26 @@
-# ruff: noqa: PTH102, PTH106, PTH108, PTH112, PTH118, PTH123, PTH208, SIM105
+# ruff: noqa: PTH102, PTH106, PTH108, PTH110, PTH112, PTH118, PTH123, PTH208, SIM105
 """Run one mpiexec and leave nothing of it behind, whatever happens.
 
-    python -I -S supervise.py PARENT LOCK FOLDER COMMAND...
+    python -I -S supervise.py PARENT LOCK FOLDER STDERR COMMAND...
     python -I -S supervise.py remote
 
 The second form runs the daemon that mpiexec starts on another host (see `remote`). It reads one line of JSON (command,
-variables, folder) from its standard input, and asks the daemon to end when that input ends.
+variables, folder) from its standard input, and ends the daemon when that input ends.
 
 This is a separate script because it must outlive the process that asked for the job, which may be killed without a chance
 to clean up. It imports little (no pathlib, nothing from paceline) and starts in 10 ms.
 
 1. Every process of the job whose parent ends becomes a child of this one, so none can escape.
-2. The job is over when mpiexec ends, or when this process is asked to stop by SIGTERM or by PARENT's death. Then it asks
-   mpiexec to end, and kills it after GRACE seconds.
-3. Whatever still runs is killed; FOLDER is removed, and so are segments in /dev/shm that the job had mapped.
+2. SIGINT, SIGTERM and SIGUSR1 ask the job to stop. They are passed on to the ranks that understand that (each has a file
+   FOLDER/stoppable/PROCESS; FOLDER/stop holds the number of the signal), which have STOP_WITHIN seconds to save their
+   work and end. They do not go to mpiexec: Open MPI's kills its ranks a quarter of a second after a SIGTERM. If the
+   ranks are on other machines, mpiexec passes SIGUSR1 on to them.
+3. The job is ended at once by SIGHUP, by PARENT's death, or if no rank understands the request: this process asks mpiexec
+   to end, and kills it after GRACE seconds.
+4. When mpiexec has ended, whatever still runs is killed, and segments in /dev/shm that the job had mapped are removed.
+   If PARENT is no more, so are FOLDER and the folders of PARENT that FOLDER/also lists.
+
+STDERR is a descriptor of the stderr of PARENT (-1: none), for what is to be said when PARENT is no more.
 """
 
 from __future__ import annotations
@@ -25,18 +32,21 @@ import sys
 import time
 
 GRACE = 3.0
+STOP_WITHIN = 300.0
 FOREVER = 1e6
-STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-WATCHED = (*STOP, signal.SIGCHLD)
+REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+WATCHED = (*REQUESTS, signal.SIGHUP, signal.SIGCHLD)
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main() -> int:
     if sys.argv[1] == "remote":
         return supervise_remote()
-    parent, lock, folder, *command = sys.argv[1:]
+    parent, lock, folder, stderr, *command = sys.argv[1:]
     os.set_inheritable(int(lock), False)  # held until this process ends: it marks the folder as in use
-    return supervise(int(parent), folder, command)
+    if stderr != "-1":
+        os.set_inheritable(int(stderr), False)
+    return supervise(int(parent), folder, command, stderr=int(stderr))
 
 
 def supervise_remote() -> int:
@@ -54,23 +64,25 @@ def supervise_remote() -> int:
 
 
 def end_with_input() -> None:
-    """Ask this process to stop when its standard input ends."""
+    """End the job of this process when its standard input ends."""
     try:
         while os.read(0, 4096):
             pass
     except OSError:
         pass
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGHUP)
 
 
-def supervise(parent: int, folder: str, command: list[str], *, tethered: bool = False) -> int:
+def supervise(
+    parent: int, folder: str, command: list[str], *, stderr: int = -1, tethered: bool = False
+) -> int:
     """Run `command`, and leave nothing of it behind; return its exit status."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)  # PARENT has blocked them from the start
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    job = os.fork()
-    if job == 0:
+    prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
+    process = os.fork()
+    if process == 0:
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         os.setpgid(0, 0)
         if tethered:
@@ -85,44 +97,137 @@ def supervise(parent: int, folder: str, command: list[str], *, tethered: bool = 
         import threading  # after the fork
 
         threading.Thread(target=end_with_input, daemon=True).start()
-    segments: set[str] = set()
-    status = watch(job, parent, segments, command[0])
+    job = Job(process, command[0].rpartition("/")[2], folder, parent, stderr)
+    status = job.watch()
     end_everything()
-    for name in segments:
+    for name in job.segments:
         remove(name)
-    remove(folder)
+    if os.getppid() != parent:
+        say(f"the process that started {job.name} is gone; its ranks were ended", stderr)
+        for name in (*job.also(), folder):
+            remove(name)
+    elif tethered:
+        remove(folder)
     return status
 
 
-def watch(job: int, parent: int, segments: set[str], command: str) -> int:
-    """Wait for `job` to end, by itself or because it was asked to; return its exit status as a shell reports it."""
-    stop_at: float | None = 0.0 if os.getppid() != parent else None
-    while True:
-        patience = FOREVER if stop_at is None else max(0.0, stop_at - time.monotonic())
-        received = signal.sigtimedwait(WATCHED, patience)
-        if received is None and stop_at is None:
-            continue
-        if received is None:  # the time is up
-            segments |= mapped_segments()
-            for process in descendants():
-                kill(process, signal.SIGKILL)
-            stop_at = time.monotonic() + GRACE
-        elif received.si_signo != signal.SIGCHLD and stop_at is None:
-            stop_at = time.monotonic() + GRACE
-            segments |= mapped_segments()
-            kill(job, signal.SIGTERM)
-        for process, status in ended():
-            if process == job:
-                code = os.waitstatus_to_exitcode(status)
-                if code < 0 and stop_at is None:  # not asked to
-                    name, cause = command.rpartition("/")[2], f"signal {-code} ({signal.strsignal(-code)})"
-                    say(f"{name} was ended by {cause}, and the ranks with it")
-                return code if code >= 0 else 128 - code
+class Job:
+    """A job that is running: its mpiexec, and when that must have ended."""
+
+    def __init__(self, process: int, name: str, folder: str, parent: int, stderr: int) -> None:
+        self.process = process
+        self.name = name
+        self.folder = folder
+        self.parent = parent
+        self.stderr = stderr
+        self.segments: set[str] = set()
+        self.asked = 0  # the signal that asked the job to stop
+        self.stop_by: float | None = None  # when ranks that were asked to stop must have ended
+        self.kill_at: float | None = None  # when mpiexec, which was told to end, must have ended
+
+    def watch(self) -> int:
+        """Wait for mpiexec to end, by itself or because it was told to; return its exit status as a shell reports it.
+
+        If the job was ended because of a request to stop, return 128 + that signal.
+        """
+        if os.getppid() != self.parent:
+            self.end()
+        while True:
+            late = self.kill_at if self.kill_at is not None else self.stop_by
+            patience = FOREVER if late is None else max(0.0, late - time.monotonic())
+            received = signal.sigtimedwait(WATCHED, patience)
+            if received is not None and received.si_signo in REQUESTS:
+                self.ask(received.si_signo)
+            elif received is not None and received.si_signo == signal.SIGHUP:
+                self.end()
+            elif received is None and self.kill_at is not None:
+                self.kill()
+            elif received is None and self.stop_by is not None:
+                say(f"the ranks did not stop within {STOP_WITHIN:g} s; they are ended")
+                self.end()
+            for process, status in ended():
+                if process == self.process:
+                    return self.status(os.waitstatus_to_exitcode(status))
+
+    def ask(self, number: int) -> None:
+        """Ask the job to stop, if it has not been asked before; end it if no rank understands that."""
+        if self.asked or self.kill_at is not None:
+            return
+        self.asked = number
+        with open(os.path.join(self.folder, "stop"), "w") as file:  # for ranks that are not ready yet
+            file.write(str(number))
+        told = [process for process in descendants() if os.path.exists(self.stoppable(process))]
+        for process in told:
+            kill(process, number)
+        if not told and os.path.exists(self.stoppable("elsewhere")):
+            kill(self.process, signal.SIGUSR1)
+        elif not told:
+            self.end()
+            return
+        say(
+            f"{name_of(number)}: the ranks are asked to save a checkpoint and stop; a second one ends them at once"
+        )
+        self.stop_by = time.monotonic() + STOP_WITHIN
+
+    def stoppable(self, process: object) -> str:
+        return os.path.join(self.folder, "stoppable", str(process))
+
+    def end(self) -> None:
+        """Tell mpiexec to end, once."""
+        if self.kill_at is None:
+            if self.asked:
+                say(f"ended by {name_of(self.asked)}")
+            self.kill_at = time.monotonic() + GRACE
+            self.segments |= mapped_segments()
+            kill(self.process, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill the whole job."""
+        self.segments |= mapped_segments()
+        for process in descendants():
+            kill(process, signal.SIGKILL)
+        self.kill_at = time.monotonic() + GRACE
+
+    def status(self, code: int) -> int:
+        """Return the exit status of a job whose mpiexec has ended in this way."""
+        if self.kill_at is not None and self.asked:
+            return 128 + self.asked
+        if code < 0 and self.kill_at is None:
+            say(f"{self.name} was ended by {name_of(-code)}, and the ranks with it")
+        heard = self.heard() if code == 1 and not self.asked and self.kill_at is None else 0
+        if heard:
+            say(f"{self.name} was told to end by a signal, and ended the ranks with {name_of(heard)}")
+            return 128 + heard
+        return code if code >= 0 else 128 - code
+
+    def heard(self) -> int:
+        """Return the signal that all ranks have received from elsewhere; 0: there is none."""
+        if not (ranks := self.lines("ranks")):
+            return 0
+        names = os.listdir(os.path.join(self.folder, "stoppable"))
+        numbers = [line for name in names for line in self.lines(os.path.join("stoppable", name))]
+        everyone = len(numbers) == int(ranks[0])
+        return int(numbers[0]) if everyone and len(set(numbers)) == 1 else 0
+
+    def also(self) -> list[str]:
+        """Return the folders of the process that started the job."""
+        return self.lines("also")
+
+    def lines(self, name: str) -> list[str]:
+        try:
+            with open(os.path.join(self.folder, name)) as file:
+                return file.read().splitlines()
+        except OSError:
+            return []
 
 
-def say(text: str) -> None:
+def name_of(number: int) -> str:
+    return f"signal {number} ({signal.strsignal(number)})"
+
+
+def say(text: str, stderr: int = 2) -> None:
     try:
-        os.write(2, f"{text}\n".encode())
+        os.write(stderr, f"{text}\n".encode())
     except OSError:
         pass
 

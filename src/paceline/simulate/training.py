@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ from paceline.vmpi import Compute, Network
 from paceline.vmpi.errors import RankFailed, SimulationError
 from paceline.vmpi.faults import load_faults
 from paceline.vmpi.program import check_faults, check_ranks, run
+from paceline.worker import Worker
 
 Made = TypeVar("Made")
 log = logging.getLogger(__name__)
@@ -243,6 +245,9 @@ class Simulated:
 
     def environment(self) -> dict[str, Any]:
         return self._simulation.environment()
+
+    def stoppable(self, me: Worker) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 def _where(measured: Machine | Costs) -> str:

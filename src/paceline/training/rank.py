@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -20,7 +22,7 @@ from paceline.comm.torch_processes import Processes
 from paceline.comm.tracing import Events, Tracer, event_limit, gather_events
 from paceline.data import Batches, Dataset
 from paceline.errors import StoppedError, UsageError
-from paceline.launch import limit_threads, threads_of_rank
+from paceline.launch import StopRequests, announce_run, limit_threads, threads_of_rank
 from paceline.models import Model, flat_buffers
 from paceline.record import STEP_COLUMNS, Epoch, Record, RowLog, Run, Spool, gather_rows
 from paceline.record.checkpoint import latest
@@ -231,15 +233,26 @@ class RankEnvironment(Protocol):
         """Return the record's description of the machine."""
         ...
 
+    def stoppable(self, me: Worker) -> AbstractContextManager[None]:
+        """Return a block in which signals ask this rank's worker to stop."""
+        ...
+
 
 class Process:
     """A rank in its own process: it prepares everything itself, and all ranks check that they agree."""
 
     simulated = time_only = False
 
-    def __init__(self, comm: Any, threads: int, watchdog: Watchdog | None = None) -> None:
+    def __init__(
+        self,
+        comm: Any,
+        threads: int,
+        watchdog: Watchdog | None = None,
+        requests: StopRequests | None = None,
+    ) -> None:
         self.comm = comm
         self._watchdog = watchdog
+        self._requests = requests
         self.threads = threads
         self.clock = time.perf_counter
         self.meter: Meter | None = None
@@ -271,6 +284,8 @@ class Process:
             return None
         ranks, rank = (1, 0) if self.comm is None else (self.comm.Get_size(), self.comm.Get_rank())
         made = self.agreed(lambda: job.new_folder(ranks) if rank == 0 else None)
+        if made is not None:
+            announce_run(made)
         self._nodes = nodes_of(self.comm)
         return Path(broadcast_text(self.comm, str(made)))
 
@@ -294,6 +309,11 @@ class Process:
     def described(self) -> dict[str, Any]:
         return {}
 
+    def stoppable(self, me: Worker) -> AbstractContextManager[None]:
+        if self._requests is None:
+            return nullcontext()
+        return self._requests.passed_to(None if me.keeper is None else partial(setattr, me, "stop_asked"))
+
     def environment(self) -> dict[str, Any]:
         return {**environment(threads=self.threads, comm=self.comm), "nodes": self._nodes}
 
@@ -301,15 +321,20 @@ class Process:
 Show = Callable[[int, int, int], Progress]
 
 
-def train(job: Job, comm: Any, *, progress: Show | None = None) -> Fitted:
-    """Run `job` on the ranks of `comm` (None: only this process). Collective; every rank gets the results."""
+def train(
+    job: Job, comm: Any, *, progress: Show | None = None, requests: StopRequests | None = None
+) -> Fitted:
+    """Run `job` on the ranks of `comm` (None: only this process). Collective; every rank gets the results.
+
+    `requests`: the block of this process in which signals ask for a stop; None: they do what they always do.
+    """
     check_same(
         comm,
         {**asdict(job.config), "strategy": job.name(), "record": job.runs is not None, "trace": job.trace},
     )
     threads = threads_of_rank(comm, job.config.threads)
     with limit_threads(threads), watch_ranks(comm, job.safety) as watchdog:
-        return train_at(Process(comm, threads, watchdog), job, progress)
+        return train_at(Process(comm, threads, watchdog, requests), job, progress)
 
 
 def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
@@ -388,7 +413,10 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
         me.resume(resumption, kind_of_batches(strategy))
     place.follow(me, strategy)
     try:
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # the guard describes it
+        with (
+            place.stoppable(me),
+            np.errstate(over="ignore", invalid="ignore", divide="ignore"),  # the guard describes it
+        ):
             (strategy.train if isinstance(strategy, Strategy) else strategy)(me)
     except StoppedError as stopped:
         if shown is not None:
