@@ -23,11 +23,18 @@ class Started:
             [sys.executable, "-m", "tests.launch.job", "parent", what, str(ranks)], env=environment, cwd=ROOT,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        line = self._first_line()
         if not line.startswith("[{"):
             raise AssertionError("\n".join(["the job did not start", line, *self.process.communicate()]))
         self.ranks: list[dict[str, Any]] = sorted(json.loads(line), key=lambda one: one["rank"])
+
+    def _first_line(self) -> str:
+        """Read one line and nothing behind it: `communicate` would miss what is left in a buffer."""
+        assert self.process.stdout is not None
+        line = b""
+        while not line.endswith(b"\n") and (byte := os.read(self.process.stdout.fileno(), 1)):
+            line += byte
+        return line.decode()
 
     def end(self) -> tuple[int, str, str]:
         """The parent's exit status, and the rest of what was said."""

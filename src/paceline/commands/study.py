@@ -28,7 +28,8 @@ examples:
   paceline study mine.toml --only "sync* 4 ranks*"
   paceline study mine.toml --on sim
 
-Stop it with Ctrl-C and start it again at any time: finished runs are kept.
+Stop it with Ctrl-C and start it again at any time: finished runs are kept. The run that is under way saves a checkpoint
+first; a second Ctrl-C ends it at once.
 """
 
 
@@ -75,8 +76,14 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError("a study starts its runs itself: run it without mpiexec or srun")
     import_from_here()
     sys.path.insert(1, str(args.file.parent.absolute()))
-    with registered_only(str(args.file), trust=args.trust or not args.dry_run):
-        return _study(args)
+    with _terminated() as signals:
+        try:
+            with registered_only(str(args.file), trust=args.trust or not args.dry_run):
+                return _study(args)
+        except KeyboardInterrupt as stopped:
+            if not args.dry_run:
+                print(f"stopped{stopped}; continue with: {_again()}", file=sys.stderr)
+            return 128 + signals[0] if signals else 130
 
 
 def _study(args: argparse.Namespace) -> int:
@@ -124,22 +131,17 @@ def _run(
 ) -> int:
     from paceline.study.run import Trains, on, open_folder, run_missing
 
-    state = None
-    with _terminated() as signals:
-        try:
-            state = open_folder(folder, study, cells, retry=args.retry_failed)
-            show = on(sys.stderr, total=len(cells), done=len(cells) - len(state.missing))
-            start = Trains(runs=folder.path, lock=lock, modules=args.file.parent, timeout=study.timeout)
-            try:
-                run_missing(folder, state, start, show, spell)
-            finally:
-                show.close()
-        except KeyboardInterrupt:
-            far = "" if state is None else f": {len(state.done)} of {len(cells)} cells are done"
-            print(f"stopped{far}; continue with: {_again()}", file=sys.stderr)
-            return 128 + signals[0] if signals else 130
-        named = {cell.key for cell in study.named()}
-        return _end(args, folder, [run.folder for key in named for run in state.found.get(key, ())], state)
+    state = open_folder(folder, study, cells, retry=args.retry_failed)
+    show = on(sys.stderr, total=len(cells), done=len(cells) - len(state.missing))
+    start = Trains(runs=folder.path, lock=lock, modules=args.file.parent, timeout=study.timeout)
+    try:
+        run_missing(folder, state, start, show, spell)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f": {len(state.done)} of {len(cells)} cells are done") from None
+    finally:
+        show.close()
+    named = {cell.key for cell in study.named()}
+    return _end(args, folder, [run.folder for key in named for run in state.found.get(key, ())], state)
 
 
 def _end(args: argparse.Namespace, folder: Folder, runs: Sequence[Path], state: State) -> int:
@@ -200,15 +202,16 @@ def _again() -> str:
 
 @contextmanager
 def _terminated() -> Iterator[list[int]]:
-    """Treat SIGTERM as Ctrl-C inside the block; yield a list that has it if it came."""
+    """Treat SIGTERM and SIGUSR1 as Ctrl-C inside the block; yield a list that has the first if it came."""
     came: list[int] = []
 
     def stop(number: int, frame: object) -> None:
         came.append(number)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
     try:
         yield came
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -31,7 +31,8 @@ from paceline.text import clock_time
 
 TETHER = Path(__file__).with_name("_tether.py")
 LAST = 20  # lines of a failed run's output to keep
-GRACE = 15.0  # seconds for a run to end, some of them for its ranks
+SAVE_WITHIN = 330.0  # seconds for a run to save a checkpoint and end; its own limit is 300
+GRACE = 15.0  # seconds for a run to end at once, some of them for its ranks
 LOOK = 0.1  # seconds between two checks of the clock
 
 
@@ -74,7 +75,7 @@ class Trains:
     timeout: float | None = None
 
     def __call__(self, cell: Cell, name: str, tick: Callable[[], None]) -> Ended:
-        """Run the cell until it ends in any way; if interrupted, end the run and raise."""
+        """Run the cell until it ends in any way; if interrupted, let the run save a checkpoint, and raise."""
         paths = [os.environ.get("PYTHONPATH"), str(self.modules.absolute())]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         words = [sys.executable, "-m", "paceline", *command(cell, self.runs, name)]
@@ -87,7 +88,7 @@ class Trains:
             try:
                 status = self._wait(run, tick)
             except BaseException:
-                _end(run)
+                _stop(run)
                 raise
             return Ended(status=status, said=_last(said), timeout=self.timeout)
 
@@ -103,14 +104,27 @@ class Trains:
                 return None
 
 
-def _end(run: subprocess.Popen[bytes]) -> None:
-    """Ask the run to end its ranks and itself, and kill it if it does not."""
+def _stop(run: subprocess.Popen[bytes]) -> None:
+    """Ask the run to save a checkpoint and end; if this is interrupted, too, end it at once."""
     run.terminate()
     try:
-        run.wait(GRACE)
-    except subprocess.TimeoutExpired:
-        run.send_signal(signal.SIGKILL)
-        run.wait()
+        run.wait(SAVE_WITHIN)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        _end(run)
+
+
+def _end(run: subprocess.Popen[bytes]) -> None:
+    """End the run and its ranks at once, and kill it if it does not."""
+    until = time.monotonic() + GRACE
+    while time.monotonic() < until:
+        run.terminate()  # the second one ends it at once
+        try:
+            run.wait(0.5)
+        except subprocess.TimeoutExpired:
+            continue
+        return
+    run.send_signal(signal.SIGKILL)
+    run.wait()
 
 
 def _last(said: IO[bytes]) -> tuple[str, ...]:
