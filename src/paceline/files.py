@@ -369,6 +369,8 @@ def _members(archive: zipfile.ZipFile, size: int) -> dict[str, _Member]:
         name = info.filename.removesuffix(".npy")
         if name in found or name == info.filename:
             raise ValueError(f"it has {'two arrays' if name in found else 'a file'} named {name[:40]!r}")
+        if info.comment:  # a damaged length makes one of the following entries
+            raise ValueError(f"its directory is damaged at {name[:40]!r}")
         packed += info.compress_size
         if packed > size:  # parts that overlap could be unpacked any number of times
             raise ValueError("its parts are larger than the file")
