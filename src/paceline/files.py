@@ -13,6 +13,7 @@ import os
 import re
 import stat
 import tempfile
+import tomllib
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -160,6 +161,7 @@ LARGEST_TEXT = 1 << 28
 LONGEST_NUMBER = 64
 DEEPEST = 100
 LARGEST_HEADER = 1 << 16
+MAGIC = b"\x93NUMPY"
 
 KINDS = {
     stat.S_IFIFO: "a named pipe",
@@ -204,6 +206,21 @@ def unreadable(path: str | Path, error: OSError) -> UsageError:
     return UsageError(f"cannot read {path}: {(error.strerror or str(error)).lower()}")
 
 
+def exists(path: Path) -> bool:
+    """Return True if there is anything at the path, also a link that leads nowhere or something that cannot be read.
+
+    >>> exists(Path("/dev/null")), exists(Path("/nope/at/all"))
+    (True, False)
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError:  # no permission: reading it says so
+        return True
+    return True
+
+
 def read_text(path: str | Path) -> str:
     """Read a text file in UTF-8."""
     with open_file(path) as file:
@@ -230,6 +247,20 @@ def read_json_lines(path: str | Path) -> list[Any]:
     return [
         parse_json(line, f"line {number} of {path}") for number, line in enumerate(lines, 1) if line.strip()
     ]
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Read a TOML file; as in JSON, a value may be nested at most 100 deep."""
+    try:
+        value = tomllib.loads(read_text(path))
+        _check_inside(value)
+    except RecursionError:
+        raise UsageError(f"{path} is not TOML: it is nested more than {DEEPEST} deep") from None
+    except UsageError:
+        raise
+    except ValueError as error:
+        raise UsageError(f"{path} is not TOML: {str(error)[:1].lower()}{str(error)[1:]}") from None
+    return value
 
 
 def parse_json(text: str, what: str) -> Any:
@@ -317,53 +348,52 @@ def read_arrays(path: str | Path, names: Collection[str] | None = None) -> dict[
     Traceback (most recent call last):
     paceline.errors.UsageError: .../a.npz cannot be read: it has no array 'z'; it has x, y
     """
-    with _opened_arrays(path) as members:
-        return {name: members[name].read() for name in _chosen(members, names)}
+    with _open_archive(path) as (archive, entries):
+        if missing := next((name for name in names or () if name not in entries), None):
+            raise ValueError(f"it has no array {missing!r}; it has {', '.join(list(entries)[:20]) or 'none'}")
+        chosen = [_Member(archive, entries[name]) for name in (entries if names is None else names)]
+        total = sum(member.nbytes for member in chosen)
+        if total > (memory := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
+            raise ValueError(f"its arrays need {total:,} bytes, and this machine has {memory:,} bytes")
+        return {name: member.read() for name, member in zip(names or entries, chosen, strict=True)}
 
 
-def read_shapes(path: str | Path) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-    """Read the types and shapes of the arrays of an .npz file, without their contents.
+def read_array_names(path: str | Path) -> list[str]:
+    """Read the names of the arrays of an .npz file.
 
     >>> folder = Path(tempfile.mkdtemp())
     >>> write_arrays(folder / "a.npz", {"x": np.zeros((2, 3))})
-    >>> read_shapes(folder / "a.npz")
-    {'x': (dtype('float64'), (2, 3))}
+    >>> read_array_names(folder / "a.npz")
+    ['x']
     """
-    with _opened_arrays(path) as members:
-        return {name: (member.dtype, member.shape) for name, member in members.items()}
-
-
-def _chosen(members: Collection[str], names: Collection[str] | None) -> Collection[str]:
-    if names is None:
-        return members
-    if missing := next((name for name in names if name not in members), None):
-        have = ", ".join(list(members)[:20]) or "none"
-        raise ValueError(f"it has no array {missing!r}; it has {have}")
-    return names
+    with _open_archive(path) as (_, entries):
+        return list(entries)
 
 
 @contextmanager
-def _opened_arrays(path: str | Path) -> Iterator[dict[str, _Member]]:
-    """Open an .npz file and check its directory and the headers of its arrays."""
+def _open_archive(path: str | Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
+    """Open an .npz file; yield it and the entries of its arrays."""
     with open_file(path) as file:
         try:
+            if file.read(6) == MAGIC:
+                raise ValueError("it is a single .npy array, not an .npz file")
             with zipfile.ZipFile(file) as archive:
-                yield _members(archive, os.fstat(file.fileno()).st_size)
+                yield archive, _entries(archive, os.fstat(file.fileno()).st_size)
         except Exception as error:  # zipfile and zlib raise exceptions of many kinds for damaged files
             raise UsageError(f"{path} cannot be read: {_why(error)}") from None
 
 
 def _why(error: Exception) -> str:
     if isinstance(error, zipfile.BadZipFile) and "not a zip file" in str(error):
-        return "it is not an .npz file"
+        return "it is not an .npz file, or truncated"
     if isinstance(error, MemoryError):
         return "there is not enough memory"
     why = " ".join(str(error).split()) or type(error).__name__
     return f"{why[:1].lower()}{why[1:200]}"
 
 
-def _members(archive: zipfile.ZipFile, size: int) -> dict[str, _Member]:
-    found: dict[str, _Member] = {}
+def _entries(archive: zipfile.ZipFile, size: int) -> dict[str, zipfile.ZipInfo]:
+    found: dict[str, zipfile.ZipInfo] = {}
     packed = 0
     for info in archive.infolist():
         name = info.filename.removesuffix(".npy")
@@ -374,10 +404,7 @@ def _members(archive: zipfile.ZipFile, size: int) -> dict[str, _Member]:
         packed += info.compress_size
         if packed > size:  # parts that overlap could be unpacked any number of times
             raise ValueError("its parts are larger than the file")
-        found[name] = _Member(archive, info)
-    total = sum(math.prod(member.shape) * member.dtype.itemsize for member in found.values())
-    if total > (memory := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
-        raise ValueError(f"its arrays need {total:,} bytes, and this machine has {memory:,} bytes of memory")
+        found[name] = info
     found.pop("allow_pickle", None)  # older versions of NumPy stored the option of savez as an array
     return found
 
@@ -396,7 +423,7 @@ class _Member:
             raise ValueError(f"{self._name} is compressed with an unknown method, {info.compress_type}")
         with archive.open(info) as file:
             self.dtype, self.shape, self._columns_first, header = self._read_header(file)
-        promised = math.prod(self.shape) * self.dtype.itemsize
+        promised = self.nbytes
         if header + promised != info.file_size:
             raise ValueError(
                 f"{self._name} promises {promised:,} bytes of data and has {max(0, info.file_size - header):,}"
@@ -405,16 +432,23 @@ class _Member:
         if info.file_size > most:
             raise ValueError(f"{self._name} promises {info.file_size:,} bytes in {info.compress_size:,}")
 
+    @property
+    def nbytes(self) -> int:
+        """The size of the array in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
     def _read_header(self, file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
         """Return the type, the shape, whether columns come first, and the length of the header."""
         start = file.read(8)
         wide = 2 if start[6:7] == b"\x01" else 4
-        if start[:6] != b"\x93NUMPY" or start[6] not in (1, 2, 3):
+        if start[:6] != MAGIC or start[6] not in (1, 2, 3):
             raise ValueError(f"{self._name} is not an array")
         length = int.from_bytes(file.read(wide), "little")
         if length > LARGEST_HEADER:
             raise ValueError(f"{self._name} has a header of {length:,} bytes")
         text = file.read(length).decode("latin1").strip()
+        if re.search(r"'descr': *'\|?O", text):
+            raise ValueError(f"{self._name} holds Python objects, which are not read")
         values: dict[str, str] = {}
         place = 1
         while (item := self.ITEM.match(text, place)) is not None:

@@ -146,7 +146,7 @@ def test_a_single_array(tmp_path: Path) -> None:
     with file.open("wb") as out:
         np.save(out, INPUTS)
     with pytest.raises(
-        UsageError, match=r"a single .npy array; an .npz file with inputs and labels is needed"
+        UsageError, match=r"mine.npz cannot be read: it is a single .npy array, not an .npz file"
     ):
         load(file)
 

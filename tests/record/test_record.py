@@ -13,7 +13,7 @@ import pytest
 from paceline import MLP, UsageError, fit, load_model, predict
 from paceline.cli import main
 from paceline.commands.train import _describe
-from paceline.files import replacing, write_arrays, write_json
+from paceline.files import read_arrays, replacing, write_arrays, write_json
 from paceline.launch.resources import VARIABLES
 from paceline.record import Run, find_runs, new_folder
 
@@ -141,7 +141,9 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         predict(run.folder)
     with (run.folder / "model.npz").open("wb") as file:
         np.save(file, np.zeros(3))
-    with pytest.raises(UsageError, match=r"^\S+model\.npz cannot be read: it is not an \.npz file"):
+    with pytest.raises(
+        UsageError, match=r"^\S+model\.npz cannot be read: it is a single \.npy array, not an \.npz file"
+    ):
         predict(run.folder)
     (run.folder / "config.json").write_text("{")
     with pytest.raises(UsageError, match=r"config\.json is not JSON"):
@@ -176,7 +178,7 @@ def test_an_option_that_was_stored_as_an_array_is_ignored(tmp_path: Path) -> Non
     run = trained(tmp_path)
     columns = list(run.steps)
     for name in ("model.npz", "steps.npz"):
-        arrays = run._arrays(name)
+        arrays = read_arrays(run.folder / name)
         with (run.folder / name).open("wb") as file:
             savez_of_numpy_2_0(file, allow_pickle=False, **arrays)
     again = Run(run.folder)

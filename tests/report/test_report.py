@@ -33,8 +33,8 @@ def test_seeds_are_averaged_and_speedup_is_against_serial(runs: list[Run], tmp_p
     [
         {"batch": 99},
         {"dtype": "float64"},
-        {"batch_per_rank": 10},
-        {"lr_scaling": "linear"},
+        {"batch": None, "batch_per_rank": 10},
+        {"batch": None, "batch_per_rank": 10, "lr_scaling": "linear"},
         {"parameters": 5},
         {"samples": 40},
         {"processor": "another"},

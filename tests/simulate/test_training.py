@@ -18,6 +18,7 @@ from paceline.cli import main
 from paceline.compare.rows import rows_of
 from paceline.compare.verdict import verdict
 from paceline.errors import UsageError
+from paceline.files import read_arrays
 from paceline.machine import Costs
 from paceline.record import Run, find_runs
 from paceline.report import write_report
@@ -460,7 +461,7 @@ def test_the_same_seed_gives_the_same_record(machine: str, tmp_path: Path) -> No
         second = of[1][strategy]
         for name in ("steps.npz", "model.npz", "updates.npz"):
             if (first.folder / name).exists():
-                a, b = first._arrays(name), second._arrays(name)
+                a, b = read_arrays(first.folder / name), read_arrays(second.folder / name)
                 assert all(np.array_equal(a[key], b[key], equal_nan=True) for key in a), (strategy, name)
         assert {**first.summary, "run": 0} == {**second.summary, "run": 0}
         assert first.epochs == second.epochs

@@ -32,7 +32,6 @@ def read(folder: Path, caplog: pytest.LogCaptureFixture) -> tuple[Context, list[
         ("target_accuracy", 95, f"{SHARE} 95"),
         ("target_accuracy", 0, f"{SHARE} 0"),
         ("target_accuracy", True, f"{SHARE} True"),
-        ("target_accuracy", float("nan"), f"{SHARE} nan"),
         ("published", 5, "published must be a list of objects; got 5"),
         ("published", {"strategy": "sync"}, "published must be a list of objects; got {'strategy': 'sync'}"),
         ("published", [GOOD, 7], "published 2: it must be an object; got 7"),
@@ -70,8 +69,10 @@ def test_a_whole_study_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", " cannot be read: Expecting property name"),
-        ("[]", " cannot be read: it is not an object"),
+        ("{", " is not JSON: expecting property name"),
+        ("[]", " is damaged: it is not an object"),
+        ('{"settings": {}, "why": NaN}', " is not JSON: the number NaN is not finite"),
+        ("[" * 200_000, " is not JSON: it is nested more than 100 deep"),
         ('{"why": "w"}', ": settings is missing"),
         ('{"settings": 5}', ": settings must be an object; got 5"),
         ('{"settings": {"ranks": "2"}}', ": ranks must be a whole number of at least 1; got '2'"),

@@ -111,8 +111,10 @@ def test_what_is_no_study(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"s.toml is not TOML: expected '=' after a key"):
         read(write(tmp_path, "title"))
     (tmp_path / "s.toml").write_bytes(b"title = '\xff'")
-    with pytest.raises(UsageError, match=r"s.toml is not TOML"):
+    with pytest.raises(UsageError, match=r"cannot read .*s.toml: it is not text in UTF-8"):
         read(tmp_path / "s.toml")
+    with pytest.raises(UsageError, match=r"s.toml is not TOML: it is nested more than 100 deep"):
+        read(write(tmp_path, f"title = {'[' * 50_000}"))
 
 
 def test_cells_that_cannot_work_are_refused_together(

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from paceline.record.schema import STALENESS, passes
+
 # A histogram has at most BARS bars for SHOWN of the updates, and one more for the rest.
 BARS, SHOWN = 24, 0.95
 
@@ -111,19 +113,16 @@ def staleness_of(summaries: Iterable[Mapping[str, Any]]) -> Staleness | None:
     for summary in summaries:
         findings = summary.get("findings") or {}
         found = findings.get("staleness")
-        if not isinstance(found, dict):
+        if not passes(found, STALENESS):
             continue
-        try:
-            histogram = found["histogram"]
-            pairs = histogram.items() if isinstance(histogram, dict) else enumerate(histogram)
-            counts += Counter({int(tau): int(count) for tau, count in pairs})
-            for values in found.get("pieces", ()):
-                known = {key: values[key] for key in ("master", "parameters", "mean", "largest", "mean_gap")}
-                piece = PieceStaleness(**known, layers=tuple(values["layers"]))
-                pieces[piece.master, piece.layers, piece.parameters].append(piece)
-            dropped += findings.get("gradients_dropped", 0)
-        except (KeyError, TypeError, ValueError):
-            continue
+        histogram = found["histogram"]
+        pairs = histogram.items() if isinstance(histogram, dict) else enumerate(histogram)
+        counts += Counter({int(tau): count for tau, count in pairs})
+        for values in found.get("pieces") or ():
+            known = {key: values.get(key) for key in ("master", "parameters", "mean", "largest", "mean_gap")}
+            piece = PieceStaleness(**known, layers=tuple(values["layers"]))
+            pieces[piece.master, piece.layers, piece.parameters].append(piece)
+        dropped += findings.get("gradients_dropped") or 0
     if not counts:
         return None
     return Staleness(dict(counts), tuple(map(_together, pieces.values())), dropped)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from paceline.collectives import Nodes
-from paceline.errors import UsageError
 from paceline.record import Run
 from paceline.record.environment import layout
 from paceline.strategies import Facts, Load, Traffic, passes_of
@@ -44,16 +43,12 @@ def workers(strategy: str, ranks: int) -> int:
 
 def _infer_facts(run: Run) -> Facts:
     """Infer the facts of a strategy that declared none: which ranks log steps, and of how many samples."""
-    ranks, findings = run.config["ranks"], run.summary.get("findings") or {}
+    ranks, rank, count = run.config["ranks"], run.steps["rank"], run.steps["count"]
     workers, whole = ranks, False
-    try:
-        rank, count = run.steps["rank"], run.steps["count"]
-        if ranks > 1 and (count > 0).any():
-            workers = len(np.unique(rank))
-            whole = bool(np.median(count[count > 0]) >= run.summary["global_batch"])
-    except (UsageError, KeyError):
-        pass
-    return Facts(workers=workers, whole_batches=whole, in_step="staleness" not in findings)
+    if ranks > 1 and (count > 0).any():
+        workers = len(np.unique(rank))
+        whole = bool(np.median(count[count > 0]) >= run.summary["global_batch"])
+    return Facts(workers=workers, whole_batches=whole, in_step="staleness" not in run.summary["findings"])
 
 
 def epoch_samples(run: Run) -> int | None:

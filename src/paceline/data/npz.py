@@ -7,16 +7,13 @@ integers from 0, are classes; floats are values; `target=classes` and `target=va
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from pathlib import Path
-
-import numpy as np
 
 from paceline.data._cache import entry_name, state
 from paceline.data._dataset import Dataset
 from paceline.data._samples import Parts, Target, check_parts, read_stored
 from paceline.errors import UsageError
+from paceline.files import read_array_names, read_arrays
 
 PAIRS = (("inputs", "labels"), ("x", "y"), ("images", "labels"), ("data", "target"))
 PARTS = {"train": ("train",), "validation": ("validation", "val", "valid"), "test": ("test",)}
@@ -50,23 +47,9 @@ def load(
 
 
 def _read(file: Path, inputs: str | None, labels: str | None) -> Parts:
-    try:
-        with file.open("rb") as opened:
-            archive = np.load(opened, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise UsageError(
-                    f"{file}: a single .npy array; an .npz file with inputs and labels is needed"
-                )
-            found = _find(file, list(archive.files), inputs, labels)
-            return {part: (archive[first], archive[second]) for part, (first, second) in found.items()}
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-        raise UsageError(f"{file}: not an .npz file, or truncated ({str(error).lower()})") from None
-    except UsageError:
-        raise
-    except ValueError:
-        raise UsageError(
-            f"{file}: not an .npz file, or one that holds Python objects, which are not read"
-        ) from None
+    found = _find(file, read_array_names(file), inputs, labels)
+    arrays = read_arrays(file, {name for pair in found.values() for name in pair})
+    return {part: (arrays[first], arrays[second]) for part, (first, second) in found.items()}
 
 
 def _find(file: Path, there: list[str], inputs: str | None, labels: str | None) -> dict[str, tuple[str, str]]:

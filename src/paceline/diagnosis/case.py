@@ -475,10 +475,7 @@ def _machine(values: Any) -> Machine:
     """Return the machine that a record holds, or a typical one."""
     from paceline.machine import Machine
 
-    try:
-        return Machine.of(values)
-    except (TypeError, KeyError, ValueError, AttributeError):
-        return Machine.typical()
+    return Machine.typical() if values is None else Machine.of(values)
 
 
 def _inside(machine: Machine, ranks: int) -> CostModel:

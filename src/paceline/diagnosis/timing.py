@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.compare.laws import fit_line
-from paceline.errors import UsageError
 from paceline.record import Run
 
 if TYPE_CHECKING:
@@ -227,13 +226,10 @@ def timing_of(runs: Sequence[Run], *, together: bool, served: bool) -> Timing:
 
 
 def _log(run: Run) -> dict[str, Array] | None:
-    """Return the columns of a run's steps; None if there are none, or none of use."""
-    try:
-        steps = run.steps
-    except UsageError:
-        return None
-    rows = len(steps.get("compute", ()))
-    if not rows or any(name not in steps for name in ("rank", "count")):
+    """Return the columns of a run's steps; None if there are none."""
+    steps = run.steps
+    rows = len(steps["rank"])
+    if not rows:
         return None
     return {
         name: steps[name].astype(float if name not in ("rank", "count") else int)

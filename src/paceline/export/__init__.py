@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib.util import find_spec
+from pathlib import Path
 
 from paceline.errors import UsageError
+from paceline.files import exists
 from paceline.record import Run, find_runs
 
 TOOLS = ("tensorboard", "mlflow")
@@ -26,8 +28,11 @@ def check_installed(tool: str) -> None:
 
 
 def runs_in(places: Iterable[str]) -> list[Run]:
-    """Return the complete runs of some folders; refuse if there is none."""
+    """Return the complete runs of some folders; refuse if there is none, or if one of the places is a damaged run."""
     places = list(places)
+    for place in map(Path, places):
+        if exists(place / "config.json"):
+            Run(place).check()
     found = find_runs(places)
     if not found:
         raise UsageError(f"there is no complete run in {', '.join(map(str, places))}")

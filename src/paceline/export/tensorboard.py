@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.errors import UsageError
 from paceline.export.values import identity, points, settings, staleness, start_time
+from paceline.files import read_json
 from paceline.record import Run
 
 MARK = "paceline.json"
@@ -46,10 +47,10 @@ def to_tensorboard(run: Run, folder: Path) -> tuple[Path, bool]:
 
 def _owner(place: Path) -> str | None:
     try:
-        mark: dict[str, str] = json.loads((place / MARK).read_text())
-        return mark.get("record")
-    except (OSError, ValueError, AttributeError):
+        mark = read_json(place / MARK)
+    except UsageError:
         return None
+    return mark.get("record") if isinstance(mark, dict) else None
 
 
 def _write(run: Run, folder: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from paceline.files import read_text
 from paceline.record import Run
 
 # The record's own small files.
@@ -41,10 +42,10 @@ class Point(NamedTuple):
 
 def identity(run: Run) -> str:
     """Return a digest of a run, by which an earlier export of it is recognised."""
-    content = b"".join(
-        (run.folder / name).read_bytes() for name in ("config.json", "environment.json", "summary.json")
+    content = "".join(
+        read_text(run.folder / name) for name in ("config.json", "environment.json", "summary.json")
     )
-    return hashlib.sha256(content).hexdigest()[:32]
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
 def start_time(run: Run) -> float:
@@ -70,17 +71,17 @@ def points(run: Run) -> Iterator[Point]:
 def _points(run: Run) -> Iterator[Point]:
     yield from _batches(run)
     for epoch in run.epochs:
-        at = (epoch["step"], epoch["train_seconds"])
+        at = (epoch["step"] or 0, epoch["train_seconds"])
         yield Point("loss/epoch", *at, epoch["loss"])
         yield Point("validation/loss", *at, epoch["validation_loss"])
         yield Point("validation/accuracy", *at, epoch["validation_accuracy"])
     summary = run.summary
-    end: tuple[int, float] = (summary["steps"], summary["train_seconds"])
+    end: tuple[int, float] = (summary.get("steps") or 0, summary["train_seconds"])
     for key, name in FINAL.items():
         yield Point(name, *end, summary.get(key))
     for kind, seconds in summary["seconds"].items():
         yield Point(f"seconds/{kind}", *end, seconds)
-    ages: dict[str, Any] = summary.get("findings", {}).get("staleness", {})
+    ages: dict[str, Any] = summary["findings"].get("staleness") or {}
     for name in ("mean", "largest"):
         yield Point(f"staleness/{name}", *end, ages.get(name))
 
@@ -90,18 +91,21 @@ def _batches(run: Run) -> Iterator[Point]:
     columns = run.steps
     if not len(columns["step"]):
         return
-    count = np.bincount(columns["step"], columns["count"])
-    loss = np.bincount(columns["step"], columns["loss"])
+    steps, place = np.unique(columns["step"], return_inverse=True)
+    count = np.bincount(place, columns["count"])
+    loss = np.bincount(place, columns["loss"])
     spent = sum(columns[kind].astype(np.float64) for kind in ("compute", "exchange", "update"))
     when = np.zeros(len(count))
-    np.maximum.at(when, columns["step"], columns["start"] + spent if "start" in columns else 0.0)
+    np.maximum.at(when, place, columns["start"] + spent if "start" in columns else 0.0)
     known = np.flatnonzero(count)
-    for step in known[:: -(-len(known) // BATCHES)].tolist():
-        yield Point("loss/batch", step, float(when[step]), float(loss[step] / count[step]))
+    for at in known[:: max(1, -(-len(known) // BATCHES))].tolist():
+        yield Point("loss/batch", int(steps[at]), float(when[at]), float(loss[at] / count[at]))
 
 
 def staleness(run: Run) -> list[int] | None:
     """Return how many updates had a staleness of 0, 1, 2 …; None if it was not recorded."""
-    found: dict[str, Any] = run.summary.get("findings", {}).get("staleness", {})
-    counts = found.get("histogram")
-    return [int(count) for count in counts] if counts else None
+    counts = (run.summary["findings"].get("staleness") or {}).get("histogram")
+    if isinstance(counts, dict):
+        last = max(map(int, counts), default=-1)
+        counts = [counts.get(str(tau), 0) for tau in range(last + 1)] if last < BATCHES else None
+    return counts or None

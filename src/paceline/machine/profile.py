@@ -6,13 +6,14 @@ A machine's file holds no path, no user and no host name, and can be published w
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from paceline.errors import UsageError
+from paceline.files import read_json, write_json
+from paceline.record.schema import COSTS, MACHINE, check_values, shown
 from paceline.vmpi import Compute
 from paceline.vmpi.compute import Curves
 from paceline.vmpi.network import Link, Network, Node, parse_network
@@ -31,8 +32,6 @@ class _Stored:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file, completely or not at all."""
-        from paceline.files import write_json
-
         path = Path(path)
         try:
             write_json(path, self.values())
@@ -43,22 +42,14 @@ class _Stored:
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a file written by `save`."""
         path, what = Path(path), cls.__name__.lower()
-        try:
-            values = json.loads(path.read_text())
-        except OSError as error:
-            raise UsageError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
-        except ValueError as error:
-            raise UsageError(f"{path} is not the file of a {what}: {error}") from None
+        values = read_json(path)
         if not isinstance(values, dict) or values.get("kind") != what:
             raise UsageError(
                 f"{path} is not the file of a {what}, as `paceline simulate calibrate` writes it"
             )
         if values.get("format") != FORMAT:
-            raise UsageError(f"{path} has format {values.get('format')}; this paceline reads {FORMAT}")
-        try:
-            return cls.of(values)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UsageError(f"{path} is damaged: {error}") from None
+            raise UsageError(f"{path} has format {shown(values.get('format'))}; this paceline reads {FORMAT}")
+        return cls.of(values, str(path))
 
     def values(self) -> dict[str, Any]:
         """Return the values of the file."""
@@ -67,14 +58,14 @@ class _Stored:
         return {**named, **{name: _plain(value) for name, value in kept.items()}}
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> Self:
-        """Create an object from the values of a file."""
+    def of(cls, values: Any, what: str = "the file") -> Self:
+        """Create an object from the values of a file; raise a UsageError that begins with `what` if they are wrong."""
         raise NotImplementedError
 
     @staticmethod
     def _described(values: dict[str, Any]) -> dict[str, Any]:
-        words = {name: str(values.get(name, "")) for name in ("processor", "date", "command")}
-        return {**words, "cores": int(values["cores"])}
+        words = {name: values.get(name) or "" for name in ("processor", "date", "command")}
+        return {**words, "cores": values["cores"]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,15 +84,17 @@ class Machine(Node, _Stored):
     """True if every rank had a core to itself."""
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> Self:
+    def of(cls, values: Any, what: str = "the machine") -> Self:
+        check_values(what, values, MACHINE)
+        link = values["link"]
         return cls(
             **cls._described(values),
-            mpi=str(values.get("mpi", "")),
-            bound=bool(values.get("bound", True)),
-            eager_limit=int(values["eager_limit"]),
+            mpi=values.get("mpi") or "",
+            bound=values.get("bound") is not False,
+            eager_limit=values["eager_limit"],
             post=float(values["post"]),
             poll=float(values["poll"]),
-            link=Link(**{name: Curves.of(curves) for name, curves in values["link"].items()}),
+            link=Link(**{name: Curves.of(link[name]) for name in ("send", "flight", "take")}),
             collectives=_curves(values["collectives"]),
             memory=_curves(values["memory"]),
         )
@@ -136,9 +129,10 @@ class Costs(_Stored):
     """The variation of gradient times between ranks and steps: sigma of a log-normal distribution."""
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> Self:
-        about = str(values.get("about", ""))
-        spread = float(values.get("spread", 0.0))
+    def of(cls, values: Any, what: str = "the costs") -> Self:
+        check_values(what, values, COSTS)
+        about = values.get("about") or ""
+        spread = float(values.get("spread") or 0.0)
         return cls(**cls._described(values), work=_curves(values["work"]), about=about, spread=spread)
 
 

@@ -3,6 +3,7 @@
 Record, new_folder, Epoch, STEP_COLUMNS     write a run's folder and its tables
 Spool, RowLog, Table, gather_rows           tables that grow with every step, in constant memory
 Run, find_runs                              read one, or find the complete ones among some folders
+schema                                      what each file must contain, and the version of that
 environment                                 the machine and software of a run, and where its ranks were
 code_digest                                 a digest that shows whether a user's own code has changed
 """

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from paceline.comm.control import Control
+from paceline.files import read_arrays
 
 Array = NDArray[Any]
 # Rows of one rank in memory before they are written, and if they cannot be written; fewer if many (simulated) ranks
@@ -472,8 +473,8 @@ def unpack_rows(folder: Path, table: str, columns: Sequence[str]) -> None:
     """Write the files of rows from which TABLE.npz was made, to append to them."""
     if (folder / table).exists() or not (folder / f"{table}.npz").exists():
         return
-    with np.load(folder / f"{table}.npz", allow_pickle=False) as found:
-        ranks, values = found["rank"], [found[name] for name in columns]
+    found = read_arrays(folder / f"{table}.npz", ("rank", *columns))
+    ranks, values = found["rank"], [found[name] for name in columns]
     for rank in np.unique(ranks).tolist():
         log = RowLog(columns, rows_path(folder, table, rank))
         first, last = np.searchsorted(ranks, [rank, rank + 1]).tolist()

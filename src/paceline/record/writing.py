@@ -14,7 +14,6 @@ summary.json       results; written last, so a folder that has it is complete
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -31,11 +30,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import UsageError
-from paceline.files import json_text, replacing, write_arrays, write_columns, write_json
+from paceline.files import json_text, read_json, replacing, write_arrays, write_columns, write_json
 from paceline.models import Model, state_of
 from paceline.record.rows import RowLog, Table, unpack_rows
+from paceline.record.schema import FORMAT
 
-FORMAT = 1
 LONGEST_NAME = 200  # file systems take 255 bytes, and files in the folder have temporary names
 STEP_COLUMNS = ("step", "epoch", "loss", "count", "compute", "exchange", "update", "wait", "start")
 """The columns of a rank's log of steps; steps.npz has them after `rank`."""
@@ -133,7 +132,7 @@ class Record:
     def resume(self, changes: dict[str, Any], history: list[Epoch], environment: dict[str, Any]) -> None:
         """Go on with the record of a run that was cut: its settings change by `changes`, its history ends here."""
         with self._writing():
-            config = json.loads((self.folder / "config.json").read_text())
+            config = read_json(self.folder / "config.json")
             write_json(self.folder / "config.json", {**config, **changes})
             write_json(self.folder / "environment.json", environment)
             with replacing(self.folder / "epochs.jsonl") as file:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import UsageError
 from paceline.figures import Axis, Curve, Lines
+from paceline.files import read_json
 from paceline.report.document import Block, Column, Section, Table, Value
 from paceline.text import size
 
@@ -41,12 +41,7 @@ def bench_section(path: str | Path, number: int = 1) -> Section:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        found: Any = json.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
-    except ValueError as error:
-        raise UsageError(f"{path} is not JSON: {error}") from None
+    found = read_json(path)
     good = isinstance(found, dict) and found.get("benchmark") == "allreduce" and "dtype" in found
     if not good or not all(key in job for job in found.get("jobs", [{}]) for key in KEYS):
         raise UsageError(f"{path} is not a result of `paceline bench allreduce --json`")

@@ -13,7 +13,6 @@ from paceline.compare.rows import Row, label
 from paceline.compare.target import Target, known_points, reached
 from paceline.compare.theory import workers
 from paceline.compare.verdict import divergence, quality
-from paceline.errors import UsageError
 from paceline.figures import Axis, Bar, Bars, Curve, Lines
 from paceline.record import Run
 from paceline.report.document import Block, Section, Text
@@ -221,21 +220,15 @@ def run_points(run: Run) -> list[Point]:
 def samples_seen(run: Run) -> list[float]:
     """Return the samples that all ranks had computed by the end of each epoch.
 
-    They are counted in the log of every step of every rank. Without that log, each epoch counts the same.
+    They are counted in the log of every step of every rank.
     """
     ends = [epoch["epoch"] for epoch in run.epochs]
     if not ends:
         return []
-    try:
-        logged, counts = run.steps["epoch"], run.steps["count"]
-    except UsageError as error:
-        log.warning("%s: its samples are estimated from its epochs", error)
-        c = run.config
-        each = c.get("samples") or 0 if c["draws"] is None else c["draws"] * run.summary["global_batch"]
-        return [float((end + 1) * each) for end in ends]
-    per_epoch = np.bincount(logged, weights=counts, minlength=max(ends) + 1)
-    so_far = np.cumsum(per_epoch)
-    return [*(float(so_far[end]) for end in ends[:-1]), float(so_far[-1])]
+    logged, place = np.unique(run.steps["epoch"], return_inverse=True)
+    so_far = np.cumsum(np.bincount(place, weights=run.steps["count"], minlength=1))
+    upto = np.searchsorted(logged, ends, side="right") - 1
+    return [*(float(so_far[at]) if at >= 0 else 0.0 for at in upto[:-1].tolist()), float(so_far[-1])]
 
 
 def _lines(

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from paceline.errors import UsageError
 from paceline.figures import Figure, png, svg
 from paceline.figures.palette import names_in
-from paceline.files import cannot, check_folder, check_place, replacing
+from paceline.files import cannot, check_folder, check_place, read_json, replacing
 from paceline.record import Run
 from paceline.report.contents import document_of
 from paceline.report.document import SIGNS, Block, Document, Section, Table, Text, data_of
@@ -215,8 +215,8 @@ def put(path: Path, content: bytes) -> Path:
 def _read_list(path: Path) -> dict[str, str]:
     """Read a folder's list, without names that lead out of the folder."""
     try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
+        found = read_json(path)
+    except UsageError:
         return {}
     if not isinstance(found, dict):
         return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from paceline.errors import UsageError
+from paceline.files import read_json, read_text
 from paceline.launch import limit_threads
 from paceline.machine import Costs, Machine, costs_of, load_network, make_compute
 from paceline.models import Model
@@ -189,7 +189,7 @@ class Simulation:
             "jitter": self._compute().jitter,
             "compute": options.compute,
             "rendezvous": options.rendezvous,
-            "faults": None if options.faults is None else Path(options.faults).read_text(),
+            "faults": None if options.faults is None else read_text(options.faults),
             "ranks_per_node": self.network.ranks_per_node,
             "node_cores": self.network.node_cores(self.costs.cores),
             "machine": Machine.of_network(self.network).values(),
@@ -265,8 +265,8 @@ def _is_ours(strategy: Any) -> bool:
 def _kind(path: Path) -> str | None:
     """Return the kind that a file declares; None if it declares none, so that loading it reports the problem."""
     try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError):
+        values = read_json(path)
+    except UsageError:
         return None
     return values.get("kind") if isinstance(values, dict) else None
 
@@ -283,11 +283,9 @@ def _load_machine(job: Job, options: Options) -> tuple[Machine | None, Costs | N
         raise UsageError(
             f"{path} was not simulated: it holds no machine; calibrate one, or take a simulated run"
         )
-    try:
-        machine = Machine.of(run_before.simulated["machine"])
-        costs = Costs.of(run_before.simulated["costs"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"{path / 'config.json'} is damaged: {error}") from None
+    what = f"{path / 'config.json'}"
+    machine = Machine.of(run_before.simulated.get("machine"), f"the machine in {what}")
+    costs = Costs.of(run_before.simulated.get("costs"), f"the costs in {what}")
     mine = {**vars(job.config), "strategy": job.name()}
     other = next((name for name in SAME_WORK if run_before.config[name] != mine[name]), None)
     if other is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -10,7 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from paceline.errors import UsageError
-from paceline.record.reading import (
+from paceline.files import exists, read_json
+from paceline.record.schema import (
     first_wrong,
     is_amount,
     is_object,
@@ -143,7 +143,7 @@ def context_of(places: Iterable[str | Path]) -> Context:
     failed: list[Failed] = []
     wrong: list[str] = []
     for place in dict.fromkeys(map(_home, map(Path, places))):
-        if (place / STUDY).is_file() and (told := _read(place / STUDY, wrong)) is not None:
+        if exists(place / STUDY) and (told := _read(place / STUDY, wrong)) is not None:
             each.append(_read_values(place, told, wrong))
             published += _figures(place / STUDY, told.get("published"), wrong)
         if (place / FAILED).is_dir():
@@ -221,10 +221,10 @@ def _mistake(values: Any, rules: Mapping[str, Rule]) -> str | None:
 
 def _read(path: Path, wrong: list[str]) -> dict[str, Any] | None:
     try:
-        told = json.loads(path.read_text())
+        told = read_json(path)
         if not isinstance(told, dict):
-            raise UsageError("it is not an object")
+            raise UsageError(f"{path} is damaged: it is not an object")
         return told
-    except (OSError, ValueError, RecursionError) as error:
-        wrong.append(f"{path} cannot be read: {error}")
+    except UsageError as error:
+        wrong.append(str(error))
         return None

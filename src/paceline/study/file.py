@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from paceline.config import Config
 from paceline.errors import UsageError
+from paceline.files import read_toml
 from paceline.launch import allocated_cores
 from paceline.machine import load_network
 from paceline.simulate.options import NAMES as SIMULATION
@@ -161,12 +161,7 @@ class Study:
 
 def read(path: Path) -> Study:
     """Read a study's file; raise a BadStudyError that lists all mistakes in its settings."""
-    try:
-        told = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
-    except ValueError as error:
-        raise UsageError(f"{path} is not TOML: {str(error)[:1].lower()}{str(error)[1:]}") from None
+    told = read_toml(path)
     wrong: list[str] = _unknown("the file", told, TOP)
     for name in ("title", "question"):
         if not isinstance(told.get(name, ""), str):

@@ -13,7 +13,6 @@ incomplete run that `.running.json` names was interrupted; whoever holds the loc
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UsageError
-from paceline.files import write_json
+from paceline.files import read_json, write_json
 from paceline.record import Run, find_runs
 from paceline.record.writing import folder_name
 from paceline.study.cells import Cell, asked_in
@@ -141,7 +140,7 @@ class Folder:
     def settle(self) -> None:
         """Remove the run that was started last, if it is not complete."""
         with suppress(OSError, ValueError, KeyError, TypeError):
-            name = json.loads((self.path / RUNNING).read_text())["run"]
+            name = read_json(self.path / RUNNING)["run"]
             started = self.path / name
             if Path(name).name == name and started.is_dir() and not (started / "summary.json").exists():
                 shutil.rmtree(started)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.errors import UsageError
+from paceline.files import read_text
 from paceline.vmpi.failures import KillEvent, LinkFault, PauseEvent, get_faults
 
 __all__ = [
@@ -311,11 +312,7 @@ def load_faults(path: str | Path) -> list[Fault]:
     def collecting(make: Callable[..., Fault]) -> Callable[..., None]:
         return lambda *given, **named: found.append(make(*given, **named))
 
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise UsageError(f"cannot read the faults of {path}: {why}") from None
+    text = read_text(path)
     names = {make.__name__: collecting(make) for make in WORDS}
     try:
         exec(compile(text, str(path), "exec"), {**names, "node": node, "__name__": "faults"})

@@ -21,6 +21,7 @@ import mpi4py
 from greenlet import getcurrent
 
 from paceline.errors import UsageError
+from paceline.files import open_file, unreadable
 from paceline.vmpi import MPI
 from paceline.vmpi.communicator import Comm
 from paceline.vmpi.compute import Compute
@@ -231,9 +232,10 @@ class _RankModule(ModuleType):
 def compile_script(file: Path) -> CodeType:
     """Compile a file, or raise UsageError if it is not a Python program."""
     try:
-        text = file.read_bytes()
+        with open_file(file) as opened:
+            text = opened.read()
     except OSError as error:
-        raise UsageError(f"cannot read {file}: {(error.strerror or str(error)).lower()}") from None
+        raise unreadable(file, error) from None
     try:
         return compile(text, str(file), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
