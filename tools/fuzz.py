@@ -299,8 +299,8 @@ def mutate_npz(data: bytes, r: Random) -> bytes:
 
 
 TOML = (
-    "true", "0", "-1", "1", "9" * 30, "1e400", "nan", "inf", '""', '"x"', "[]", "[[]]", "{}", '["sync", "serial"]', "[1, 2]",
-    "1979-05-27", "07:32:00", '"\\u0000"', "[" * 50_000, "{a=" * 50_000, '"""', "0x10", '"mlp:8"', '"/dev/zero"', "[true]",
+    "true", "0", "-1", "1", "9" * 30, "1e400", "nan", "inf", '""', '"x"', "[]", "[[]]", "{}", '["sync", "serial"]',
+    "[1, 2]", "1979-05-27", "07:32:00", '"\\u0000"', "[" * 50_000, "{a=" * 50_000, '"""', "0x10", '"mlp:8"', '"/dev/zero"', "[true]",
     '"' + "x" * 3000 + '"', "99999", "0.5", '"cores, at most ' + "9" * 5000 + '"', '"10gbe"', "[" + "1, " * 200 + "]",
 )  # fmt: skip
 
@@ -626,7 +626,8 @@ def archives(folder: Path) -> Reader:
     r = np.random.default_rng(0)
     np.savez(folder / "a.npz", x=r.normal(size=(40, 3)), y=np.arange(40) % 4)
     np.savez_compressed(
-        folder / "b.npz", train_images=r.integers(0, 256, (30, 4, 4), np.uint8), train_labels=np.array(["a", "b", "c"] * 10),
+        folder / "b.npz",
+        train_images=r.integers(0, 256, (30, 4, 4), np.uint8), train_labels=np.array(["a", "b", "c"] * 10),
         test_images=r.integers(0, 256, (6, 4, 4), np.uint8), test_labels=np.array(["a", "b", "c"] * 2),
     )  # fmt: skip
     names = ("a.npz", "b.npz")
@@ -679,14 +680,13 @@ class Finding:
 
 def memory() -> int:
     """Return the most memory that this process has used since `forget_memory`, in bytes."""
-    with open("/proc/self/status") as file:
+    with Path("/proc/self/status").open() as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) << 10
 
 
 def forget_memory() -> None:
     """Begin to measure the most memory in use from now on."""
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def size_of(folder: Path) -> int:
@@ -710,8 +710,7 @@ def limited_time(seconds: float) -> Iterator[None]:
 @contextlib.contextmanager
 def limited_space(more: int) -> Iterator[None]:
     """Let allocations fail beyond this much more address space."""
-    with open("/proc/self/statm") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + more, before[1]))
     try:

@@ -56,7 +56,7 @@ def write(path: Path, inputs: np.ndarray, labels: np.ndarray) -> None:
             member.external_attr = 0o644 << 16
             archive.writestr(member, buffer.getvalue(), compresslevel=9)
     digest = hashlib.sha256(inputs.tobytes() + labels.tobytes()).hexdigest()
-    print(f"{path.stem}: {inputs.shape} {inputs.dtype}, {path.stat().st_size} bytes, sha256 {digest}")  # noqa: T201
+    print(f"{path.stem}: {inputs.shape} {inputs.dtype}, {path.stat().st_size} bytes, sha256 {digest}")
 
 
 def main() -> None:

@@ -113,7 +113,7 @@ def staleness_of(summaries: Iterable[Mapping[str, Any]]) -> Staleness | None:
     for summary in summaries:
         findings = summary.get("findings") or {}
         found = findings.get("staleness")
-        if not passes(found, STALENESS):
+        if found is None or not passes(found, STALENESS):
             continue
         histogram = found["histogram"]
         pairs = histogram.items() if isinstance(histogram, dict) else enumerate(histogram)

@@ -14,9 +14,8 @@ import json
 import logging
 import math
 import os
+import re
 import threading
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import UsageError
-from paceline.files import write_arrays
+from paceline.files import check_arrays, parse_json, read_arrays, write_arrays
+from paceline.record.schema import CHECKPOINT_FORMAT, check_checkpoint, shown
 
 Array = NDArray[Any]
 State = dict[str, Any]
-FORMAT = 1
 FOLDER = "checkpoints"
 log = logging.getLogger(__name__)
 
@@ -51,7 +50,10 @@ def pack(state: State) -> dict[str, Array]:
 
 def unpack(arrays: Mapping[str, Array]) -> State:
     """Return the state that `pack` was given; raise a ValueError if the arrays are not such a state."""
-    found = _from_json(json.loads(arrays["state"].tobytes()), arrays)
+    text = arrays.get("state")
+    if text is None or text.dtype != np.uint8:
+        raise ValueError("it holds no state")
+    found = _from_json(parse_json(text.tobytes().decode(), "its state"), arrays)
     if not isinstance(found, dict):
         raise ValueError("it holds no state")
     return found
@@ -85,8 +87,13 @@ def _from_json(value: Any, arrays: Mapping[str, Array]) -> Any:
     if not isinstance(value, dict):
         return value
     if "$array" in value:
-        return arrays[value["$array"]]
+        name = value["$array"]
+        if not isinstance(name, str) or (name not in arrays and not isinstance(arrays, _Missing)):
+            raise ValueError(f"it has no array {shown(name)}")
+        return arrays[name]
     if "$float" in value:
+        if value["$float"] not in ("nan", "inf", "-inf"):
+            raise ValueError(f"{shown(value['$float'])} is not a number")
         return float(value["$float"])
     if "$generator" in value:
         return _from_json(value["$generator"], arrays)
@@ -137,30 +144,19 @@ def write(run: Path, rank: int, number: int, state: State) -> None:
     """Write one rank's part of a checkpoint, completely or not at all."""
     path = part_of(run, rank, number)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_arrays(path, pack({"format": FORMAT, "rank": rank, "number": number, **state}))
+    write_arrays(path, pack({"format": CHECKPOINT_FORMAT, "rank": rank, "number": number, **state}))
     _flush_folder(path.parent)
 
 
 def read(run: Path, rank: int, number: int, *, arrays: bool = True) -> State:
     """Read one rank's part of a checkpoint; raise a UsageError if it is damaged. `arrays=False`: leave them out."""
     path = part_of(run, rank, number)
+    wanted = read_arrays(path, None if arrays else ["state"])
     try:
-        with np.load(path, allow_pickle=False) as file:
-            wanted = {name: file[name] for name in file.files if arrays or name == "state"}
-            state = unpack(wanted if arrays else _Missing(wanted))
-        if state["format"] != FORMAT:
-            raise ValueError(f"format {state['format']} is unknown to this version")
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        EOFError,
-        zipfile.BadZipFile,
-        NotImplementedError,
-    ) as error:
+        state = unpack(wanted if arrays else _Missing(wanted))
+    except ValueError as error:
         raise UsageError(f"{path} is damaged: {error}") from None
-    return state
+    return check_checkpoint(str(path), state, rank=rank, number=number, arrays=arrays)
 
 
 def numbers(run: Path, rank: int) -> list[int]:
@@ -169,16 +165,16 @@ def numbers(run: Path, rank: int) -> list[int]:
         names = [path.stem for path in (run / FOLDER / f"rank-{rank}").iterdir() if path.suffix == ".npz"]
     except OSError:
         return []
-    return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
+    return sorted((int(name) for name in names if re.fullmatch(r"[0-9]{6,12}", name)), reverse=True)
 
 
 def saved_ranks(run: Path) -> list[int]:
     """Return the ranks that have written parts of checkpoints."""
     try:
-        names = [path.name.removeprefix("rank-") for path in (run / FOLDER).iterdir()]
+        names = [path.name for path in (run / FOLDER).iterdir()]
     except OSError:
         return []
-    return sorted(int(name) for name in names if name.isdecimal())
+    return sorted(int(name[5:]) for name in names if re.fullmatch(r"rank-[0-9]{1,9}", name))
 
 
 def latest(run: Path) -> list[int] | None:
@@ -204,14 +200,11 @@ def latest(run: Path) -> list[int] | None:
 
 def _checked(run: Path, rank: int, number: int) -> State | None:
     """Return a part of a checkpoint without its arrays; None if it is damaged."""
-    path = part_of(run, rank, number)
     try:
-        with zipfile.ZipFile(path) as file:
-            if (bad := file.testzip()) is not None:
-                raise UsageError(f"{path} is damaged: the checksum of {bad} does not match")
+        check_arrays(part_of(run, rank, number))
         return read(run, rank, number, arrays=False)
-    except (OSError, UsageError, zipfile.BadZipFile, NotImplementedError, zlib.error, ValueError) as error:
-        log.warning("%s", error if isinstance(error, UsageError) else f"{path} is damaged: {error}")
+    except UsageError as error:
+        log.warning("%s", error)
         return None
 
 

@@ -216,7 +216,8 @@ CONFIG: Tests = {
     **dict.fromkeys(("(shape)", "(label_shape)"), listed(is_whole, 32)),
     **dict.fromkeys(("(objects)", "(class_names)"), listed(is_text)),
     "(asked)": keyed(or_null(lambda value: is_number(value) or is_text(value) or is_truth(value))),
-    "(resumed)": listed({"ranks": _rank_count, "ranks_before": _rank_count}), "(strategy_facts)": is_object, "(simulated)": SIMULATED,
+    "(resumed)": listed({"ranks": _rank_count, "ranks_before": _rank_count}),
+    "(strategy_facts)": is_object, "(simulated)": SIMULATED,
 }  # fmt: skip
 ENVIRONMENT: Tests = {
     "python": is_text, "packages": keyed(is_text), "system": is_text, "processor": is_text, "cores": is_some,
@@ -440,3 +441,51 @@ def check_model(what: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
         if name != "x" and not (name.startswith(BUFFER) and array.dtype.kind in "biufc"):
             raise UsageError(f"{what} is damaged: {shown(name)} is not a buffer of a model")
     return dict(arrays)
+
+
+# ---- checkpoints
+
+CHECKPOINT_FORMAT = 1
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray)
+
+
+def _numbers(count: int) -> Test:
+    """Return a test for a list of this many numbers, which may be infinite or NaN: training may have diverged."""
+    return lambda value: (
+        isinstance(value, list)
+        and len(value) == count
+        and all(isinstance(number, int | float) and not isinstance(number, bool) for number in value)
+    )
+
+
+# The state of one rank, as a checkpoint holds it; rank 0's has more.
+RANK_STATE: Tests = {
+    "ranks": _rank_count, "together": is_truth, "position": {"epoch": is_whole, "turn": is_whole, "count": is_whole},
+    "buffers": keyed(_is_array), "rate": is_number, "(recovery)": is_object, "epoch_sums": _numbers(2),
+    "epoch_losses": _numbers(3), "seconds": keyed(is_seconds), "elapsed": is_number, "counts": listed(is_whole, 4),
+    "updates": listed({"(start)": is_whole, "(stop)": is_whole, "state": keyed(_is_array)}),
+    "(rows)": is_whole, "kept": keyed(is_object),
+}  # fmt: skip
+FIRST_STATE: Tests = {
+    "x": _is_array, "history": listed(EPOCH), "findings": is_object, "remarks": listed(is_text), "tables": is_object,
+}  # fmt: skip
+
+
+def check_checkpoint(
+    what: str, state: dict[str, Any], *, rank: int, number: int, arrays: bool
+) -> dict[str, Any]:
+    """Check the state of a rank in its part of a checkpoint; without `arrays`, those have not been read."""
+    if state.get("format") != CHECKPOINT_FORMAT:
+        raise UsageError(
+            f"{what} has format {shown(state.get('format'))}; this version of paceline reads {CHECKPOINT_FORMAT}"
+        )
+    check_values(what, state, {**RANK_STATE, **(FIRST_STATE if rank == 0 else {})})
+    if (state.get("rank"), state.get("number")) != (rank, number) or rank >= state["ranks"]:
+        raise UsageError(f"{what} is damaged: it is another rank's, or of another checkpoint")
+    x = state.get("x")
+    if arrays and x is not None and (not _is_array(x) or x.ndim != 1 or x.dtype.kind != "f"):
+        raise UsageError(f"{what} is damaged: x is not a vector of parameters")
+    return state
