@@ -18,7 +18,15 @@ import numpy as np
 import pytest
 
 from paceline.errors import UsageError
-from paceline.files import read_array_names, read_arrays, read_json, read_json_lines, read_text, write_arrays
+from paceline.files import (
+    check_place,
+    read_array_names,
+    read_arrays,
+    read_json,
+    read_json_lines,
+    read_text,
+    write_arrays,
+)
 
 READERS: list[Callable[[Path], Any]] = [read_text, read_json, read_json_lines, read_arrays, read_array_names]
 
@@ -39,7 +47,7 @@ def make_socket(path: Path) -> None:
 
 NO_FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "pipe": (os.mkfifo, "it is a named pipe"),
-    "device": (lambda path: path.symlink_to("/dev/zero"), "it is a device"),
+    "device": (lambda path: path.symlink_to("/dev/null"), "it is a device"),
     "socket": (make_socket, "it is a socket"),
     "loop": (lambda path: path.symlink_to(path.name), "too many levels of symbolic links"),
     "folder": (Path.mkdir, "it is a folder"),
@@ -56,6 +64,20 @@ def test_only_files_are_opened(
     make, said = NO_FILES[kind]
     make(tmp_path / "a")
     assert said in refused(read, tmp_path / "a")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "socket", "folder"])
+def test_only_files_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """A file written to /dev/null by root would otherwise take its place."""
+    monkeypatch.chdir(tmp_path)
+    NO_FILES[kind][0](tmp_path / "a")
+    before = (tmp_path / "a").lstat()
+    with pytest.raises(OSError, match=NO_FILES[kind][1]):
+        write_arrays(tmp_path / "a", {"x": np.zeros(3)})
+    with pytest.raises(UsageError, match=f"cannot write .*: {NO_FILES[kind][1]}"):
+        check_place(tmp_path / "a")
+    assert (tmp_path / "a").lstat() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 BAD_JSON = {

@@ -7,6 +7,7 @@ explains: up to 1032 times as much for compressed arrays, which is the most that
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -36,6 +37,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     >>> [p.name for p in folder.iterdir()]
     ['a.txt']
     """
+    if (kind := _kind(path)) not in (None, "a file"):
+        raise OSError(errno.EINVAL, f"it is {kind}", str(path))  # renaming would put a file in its place
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -57,11 +60,19 @@ def check_place(path: Path) -> None:
     paceline.errors.UsageError: cannot write /nope/trace.json: there is no folder /nope
     """
     try:
-        if path.is_dir():
-            raise UsageError(f"cannot write {path}: it is a folder")
+        if (kind := _kind(path)) not in (None, "a file"):
+            raise UsageError(f"cannot write {path}: it is {kind}")
     except OSError as error:
         raise cannot(path, error) from None
     check_folder(path, path.parent)
+
+
+def _kind(path: Path) -> str | None:
+    """Return what there is at a path, in words; None if there is nothing."""
+    try:
+        return KINDS.get(stat.S_IFMT(path.stat().st_mode), "not a file")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def check_folder(path: Path, folder: Path) -> None:
@@ -169,15 +180,16 @@ KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFSOCK: "a socket",
     stat.S_IFDIR: "a folder",
+    stat.S_IFREG: "a file",
 }
 
 
 def open_file(path: str | Path) -> IO[bytes]:
     """Open a regular file for reading; raise a UsageError if it is anything else, without waiting for a pipe's writer.
 
-    >>> open_file("/dev/zero")
+    >>> open_file("/dev/null")
     Traceback (most recent call last):
-    paceline.errors.UsageError: cannot read /dev/zero: it is a device
+    paceline.errors.UsageError: cannot read /dev/null: it is a device
     """
     try:
         _check_regular(path, Path(path).stat().st_mode)  # some devices act when they are opened

@@ -163,7 +163,7 @@ HARMS: dict[str, tuple[Harm, str]] = {
     "bytes": (lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe"), "config.json: it is not text in UTF-8"),
     "pipe": (replaced("config.json", os.mkfifo), "config.json: it is a named pipe"),
     "another pipe": (replaced("steps.npz", os.mkfifo), "steps.npz: it is a named pipe"),
-    "device": (replaced("summary.json", lambda path: path.symlink_to("/dev/zero")), "it is a device"),
+    "device": (replaced("summary.json", lambda path: path.symlink_to("/dev/null")), "it is a device"),
     "folder": (replaced("environment.json", Path.mkdir), "environment.json: it is a folder"),
     "loop": (replaced("epochs.jsonl", lambda path: path.symlink_to(path.name)), "too many levels of symbolic links"),
 }  # fmt: skip
