@@ -172,10 +172,15 @@ def _seconds(value: Any) -> bool:
 
 
 def _nodes(value: Any) -> bool:
-    """Return True for the node number of every rank, and the cores of every node."""
-    if not passes(value, {"ranks": listed(is_whole, MOST_RANKS), "cores": listed(is_some)}):
+    """Return True for the node number of every rank, and the cores, name and link of every node."""
+    tests: Tests = {
+        "ranks": listed(is_whole, MOST_RANKS), "cores": listed(is_some), "(hosts)": listed(is_text), "(links)": listed(is_amount),
+    }  # fmt: skip
+    if not passes(value, tests):
         return False
-    return bool(value["ranks"]) and max(value["ranks"]) < len(value["cores"])
+    of_nodes = [value[name] for name in ("cores", "hosts", "links") if value.get(name) is not None]
+    nodes = len(value["cores"])
+    return bool(value["ranks"]) and max(value["ranks"]) < nodes and all(len(one) == nodes for one in of_nodes)
 
 
 def _curves(value: Any) -> bool:
