@@ -174,7 +174,8 @@ def _seconds(value: Any) -> bool:
 def _nodes(value: Any) -> bool:
     """Return True for the node number of every rank, and the cores, name and link of every node."""
     tests: Tests = {
-        "ranks": listed(is_whole, MOST_RANKS), "cores": listed(is_some), "(hosts)": listed(is_text), "(links)": listed(is_amount),
+        "ranks": listed(is_whole, MOST_RANKS), "cores": listed(is_some), "(hosts)": listed(is_text),
+        "(links)": listed(is_amount),
     }  # fmt: skip
     if not passes(value, tests):
         return False
