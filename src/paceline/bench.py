@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -22,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline import launch, names
-from paceline.collectives import CostModel, allreduce, cost, has_cost, recursive_doubling
+from paceline.collectives import CostModel, Nodes, allreduce, cost, has_cost, recursive_doubling
 from paceline.comm import Recorded, mpi_of
 from paceline.compare.laws import fit_line
 from paceline.errors import UsageError, unknown
-from paceline.record.environment import environment
+from paceline.record.environment import environment, nodes_of
 from paceline.text import size as size_text
 
 Array = NDArray[Any]
@@ -129,35 +130,40 @@ def check_file(option: str, path: Path | None, endings: tuple[str, ...] = ()) ->
 # ---- the measurement
 
 
-def run(question: Question) -> dict[str, Any]:
+def run(question: Question, hosts: Sequence[launch.Host] = ()) -> dict[str, Any]:
     """Start the ranks, once for each rank count; return the measurements, with the theory beside them."""
-    jobs = [_job(question, ranks) for ranks in question.ranks]
+    jobs = [_job(question, ranks, hosts) for ranks in question.ranks]
     return {"benchmark": "allreduce", **asdict(question), "environment": environment(threads=1), "jobs": jobs}
 
 
-def _job(question: Question, ranks: int) -> dict[str, Any]:
+def _job(question: Question, ranks: int, hosts: Sequence[launch.Host]) -> dict[str, Any]:
     arguments = {k: v for k, v in asdict(question).items() if k != "ranks"}
     largest = max(question.sizes)
     launch.check_memory(
         2 * ranks * largest, f"{ranks} ranks need {{}} of memory for {size_text(largest)} each"
     )
     try:
-        job = launch.call(measure, arguments, ranks=ranks, threads=1)
+        job = launch.call(measure, arguments, ranks=ranks, threads=1, hosts=hosts)
     except launch.RanksFailedError as failed:
         raise SystemExit(failed.status) from None
-    cores = launch.usable_cores()
+    here = Counter(job["nodes"]["ranks"])
+    cores = sum(job["nodes"]["cores"])
+    crowded = any(here[node] > count for node, count in enumerate(job["nodes"]["cores"]))
+    layout = Nodes(tuple(job["nodes"]["ranks"]))
     itemsize = np.dtype(question.dtype).itemsize
-    cells = [_with_theory(cell, ranks, itemsize, job["machine"]) for cell in job["cells"]]
-    return {"ranks": ranks, "cores": cores, "oversubscribed": ranks > cores, **job, "cells": cells}
+    cells = [_with_theory(cell, layout, itemsize, job["machine"]) for cell in job["cells"]]
+    return {"ranks": ranks, "cores": cores, "oversubscribed": crowded, **job, "cells": cells}
 
 
-def _with_theory(cell: dict[str, Any], p: int, itemsize: int, machine: dict[str, float]) -> dict[str, Any]:
+def _with_theory(
+    cell: dict[str, Any], layout: Nodes, itemsize: int, machine: dict[str, float]
+) -> dict[str, Any]:
     """Return a measured cell with its statistics, bandwidths, formula and model."""
     low, median, high = np.percentile(cell["seconds"], [10, 50, 90]).tolist()
-    n, name = cell["size"] // itemsize, cell["algorithm"]
+    n, name, p = cell["size"] // itemsize, cell["algorithm"], len(layout.of)
     formula = model = None
     if has_cost(name):
-        costs = [cost(name, n=n, p=p, r=r, itemsize=itemsize) for r in range(p)]
+        costs = [cost(name, n=n, p=p, r=r, itemsize=itemsize, nodes=layout) for r in range(p)]
         formula = [[each.messages, itemsize * each.sent] for each in costs]
         model = max(CostModel(**machine).seconds(each, itemsize) for each in costs)
     return {
@@ -190,7 +196,7 @@ def measure(
     library = " ".join(
         mpi_of(comm).Get_library_version().strip("\0 \n").splitlines()[0].split(",")[0].split()
     )
-    return {"machine": asdict(machine), "mpi": library, "cells": cells}
+    return {"machine": asdict(machine), "mpi": library, "nodes": nodes_of(comm), "cells": cells}
 
 
 def _measure_size(

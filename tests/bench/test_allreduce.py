@@ -105,7 +105,7 @@ def test_a_wrong_sum_or_count_is_said_and_is_the_exit_status(
     _, result, _ = measured
     first = result["jobs"][0]
     other = {**result, "jobs": [{**first, "cells": [{**first["cells"][0], **wrong}]}]}
-    monkeypatch.setattr("paceline.bench.run", lambda question: other)
+    monkeypatch.setattr("paceline.bench.run", lambda question, hosts: other)
     assert bench.main(arguments()) == (verdict != "right")
     assert capsys.readouterr().out.rstrip().endswith(verdict)
 

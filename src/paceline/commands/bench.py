@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline import names, text
+from paceline.commands._settings import add_hosts, read_hosts
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,7 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser = kinds.add_parser("allreduce", help=about, description=about)
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("-n", dest="ranks", default="2,4,8", help="rank counts; default: 2,4,8")
+    parser.add_argument(
+        "-n", dest="ranks", help="rank counts; default: 2,4,8, or with --hosts as many as they take"
+    )
+    add_hosts(parser)
     parser.add_argument(
         "--sizes", default="1KiB..64MiB", help="a list or a range of bytes; default: 1KiB..64MiB"
     )
@@ -56,15 +60,19 @@ def main(args: argparse.Namespace) -> int:
     """Measure; print the table; return 1 if a sum was wrong or a count differs from the formula."""
     from paceline.bench import Question, check_file, read_ranks, read_sizes, run
     from paceline.figures import FORMATS
-    from paceline.launch import world
+    from paceline.launch import allocated_nodes, check_hosts, world
 
     if (here := world()) is not None:  # each rank of that job would start a benchmark of its own
         if here.rank != 0:
             return 2
         raise UsageError(f"bench starts its ranks itself: -n {here.size}, not {here.launcher}")
-    algorithms = names.names("collectives") if args.algorithms is None else args.algorithms.split(",")
+    hosts = read_hosts(args, simulated=False)
+    ranks = read_ranks(str(args.ranks or "2,4,8"))
+    several = len(hosts) > 1 or (not hosts and allocated_nodes() > 1)
+    every = [name for name in names.names("collectives") if not several or name != "shared-memory"]
+    algorithms = every if args.algorithms is None else args.algorithms.split(",")
     question = Question(
-        ranks=read_ranks(args.ranks),
+        ranks=ranks,
         sizes=read_sizes(args.sizes),
         algorithms=tuple(dict.fromkeys(name.strip() for name in algorithms)),
         dtype=args.dtype,
@@ -73,7 +81,7 @@ def main(args: argparse.Namespace) -> int:
     )
     check_file("--json", args.json)
     check_file("--plot", args.plot, FORMATS)
-    result = run(question)
+    result = run(question, check_hosts(hosts, ranks=max(ranks)) if hosts else ())
     print(table(result))
     if args.json is not None:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
@@ -89,10 +97,12 @@ def table(result: dict[str, Any]) -> str:
 
 
 def _block(job: dict[str, Any], dtype: str) -> str:
-    machine = job["machine"]
+    machine, nodes = job["machine"], len(job["nodes"]["cores"])
+    several = f" of {text.count(nodes, 'node')}" if nodes > 1 else ""
     crowded = "; more ranks than cores: the times say little" if job["oversubscribed"] else ""
     head = (
-        f"{text.count(job['ranks'], 'rank')} on {text.count(job['cores'], 'core')}, {dtype}, {job['mpi']}{crowded}\n"
+        f"{text.count(job['ranks'], 'rank')} on {text.count(job['cores'], 'core')}{several}, {dtype}, "
+        f"{job['mpi']}{crowded}\n"
         f"call {1e6 * machine['call']:.1f} us, alpha {1e6 * machine['alpha']:.2f} us per message, "
         f"beta {1e9 * machine['beta']:.3f} ns per byte sent, gamma {1e9 * machine['gamma']:.3f} ns per byte combined"
     )

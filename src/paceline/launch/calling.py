@@ -19,12 +19,13 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.errors import AgreedError, StoppedError, UsageError
+from paceline.launch.hosts import Host
 from paceline.launch.job import Outcome, job_folder, run
 from paceline.launch.library import allocated_nodes
 from paceline.launch.signals import leave
@@ -55,6 +56,7 @@ def call(
     threads: int | None = None,
     bind: bool = True,
     one_node: bool = False,
+    hosts: Sequence[Host] = (),
     launcher: Literal["mpi", "torch"] = "mpi",
     on_line: Callable[[str], None] | None = None,
     time_limit: float | None = None,
@@ -62,7 +64,8 @@ def call(
     """Call `function(comm, **arguments, **shared)` on `ranks` new ranks; return what rank 0 returns.
 
     Large arrays inside `shared` are read-only on the ranks, which map one copy of them where all are on one node. What the
-    ranks print appears as they print it. The other options are those of `run`.
+    ranks print appears as they print it. The other options are those of `run`; the first of `hosts` must be this machine,
+    because rank 0 reports to this process.
 
     A UsageError that all ranks agree on is raised here as a UsageError. If a signal has ended the call, a KeyboardInterrupt
     (SIGINT) or SystemExit is raised. A rank that fails otherwise ends all ranks and
@@ -73,15 +76,19 @@ def call(
     >>> call(share, {"whole": 3.0}, ranks=2)
     1.5
     """
+    if hosts and not hosts[0].here:
+        raise UsageError(
+            f"rank 0 reports to this machine: list {os.uname().nodename} as the first of the hosts, not {hosts[0].name}"
+        )
     answers: list[tuple[str, Any]] = []
     outcomes: list[Outcome] = []
     with job_folder(Path(tempfile.gettempdir())) as (folder, _):
-        alone = one_node or allocated_nodes() == 1
+        alone = not hosts and (one_node or allocated_nodes() == 1)
         payload = _pack(function, arguments, shared or {}, folder if alone else None)
         with serve(payload, answers.append) as variables:
             status = run(
                 ranks, [sys.executable, "-m", "paceline.launch"], threads=threads, environment=variables,
-                bind=bind, one_node=one_node, launcher=launcher, on_line=on_line, time_limit=time_limit,
+                bind=bind, one_node=one_node, hosts=hosts, launcher=launcher, on_line=on_line, time_limit=time_limit,
                 also=[folder, Path(variables[ADDRESS]).parent], report=outcomes.append,
             )  # fmt: skip
     if outcomes[0].asked and status > 128:
