@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -174,6 +175,12 @@ class Control:
         """Wait for all ranks."""
         if self._comm is not None:
             self._comm.Barrier()
+
+    def revoke(self) -> None:
+        """Make all calls of all ranks on this communicator fail, because a rank has died (ULFM)."""
+        if self._comm is not None:
+            with contextlib.suppress(Exception):  # another rank may have done so
+                self._comm.Revoke()
 
     def close(self) -> None:
         """Wait for all ranks, so that all can see what rank 0 has written; free the communicator."""

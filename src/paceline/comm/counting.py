@@ -154,7 +154,10 @@ class Recorded:
         counts: Counts | None = None,
         tracer: Tracer | None = None,
         timer: Timer | None = None,
+        made: list[Any] | None = None,
     ) -> None:
+        self.made: list[Any] = [] if made is None else made
+        """The communicators made from this one, from those, and so on."""
         self.bare: Any = comm.bare if isinstance(comm, Recorded) else comm
         self.counts = Counts() if counts is None else counts
         self.tracer = tracer
@@ -221,6 +224,9 @@ class Recorded:
         def derive(*arguments: Any, **named: Any) -> Any:
             comm = call(*arguments, **named)
             tracer = None if self.tracer is None else self.tracer.of_new(comm)
-            return Recorded(comm, self.counts, tracer, self.timer) if comm else comm
+            if not comm:
+                return comm
+            self.made.append(comm)
+            return Recorded(comm, self.counts, tracer, self.timer, self.made)
 
         return derive

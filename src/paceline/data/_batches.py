@@ -404,6 +404,11 @@ class Shares:
         return self._own
 
     @property
+    def has_own(self) -> bool:
+        """True if this rank's own part of the data is in use."""
+        return self._own is not None
+
+    @property
     def weights(self) -> Array | None:
         """The shares of the ranks in each batch; None: equal ones."""
         return self._weights

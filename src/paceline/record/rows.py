@@ -493,6 +493,19 @@ def truncate_logs(log: RowLog, rank: int, ranks: int, rows: Sequence[int | None]
             RowLog(log.columns, path).truncate(rows[gone])
 
 
+def renumber(folder: Path, table: str, alive: Sequence[int], dead: Sequence[int]) -> None:
+    """Give the files of ranks that are left the numbers 0, 1 ...; those of dead ranks come after them."""
+    files = [rows_path(folder, table, rank) for rank in (*alive, *dead)]
+    aside = [path.with_suffix(".moved") for path in files if path is not None]
+    for path, away in zip(files, aside, strict=True):
+        if path is not None and path.exists():
+            path.rename(away)
+    for number, away in enumerate(aside):
+        path = rows_path(folder, table, number)
+        if path is not None and away.exists():
+            away.rename(path)
+
+
 def gather_rows(log: RowLog, control: Control, folder: Path | None, table: str) -> list[RowLog]:
     """Return the logs of all ranks on rank 0, and an empty list elsewhere. Collective.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,12 +24,13 @@ from paceline.simulate.options import Options
 from paceline.strategies import Strategy
 from paceline.training.job import Components, Job, strategy_of
 from paceline.training.rank import Fitted, Show, train_at
+from paceline.training.surviving import train_surviving
 from paceline.vectors import Meter, carried
 from paceline.vmpi import Compute, Network
 from paceline.vmpi.errors import RankFailed, SimulationError
 from paceline.vmpi.faults import load_faults
 from paceline.vmpi.program import check_faults, check_ranks, run
-from paceline.worker import Worker
+from paceline.worker import Resumption, Worker
 
 Made = TypeVar("Made")
 log = logging.getLogger(__name__)
@@ -124,6 +125,10 @@ class Simulation:
         job, compute = self.job, self._compute()
 
         def rank(comm: Any) -> Fitted | None:
+            if job.safety.tolerate_failures and self.ranks > 1:
+                return train_surviving(
+                    Simulated(comm, self), job, lambda place, job: train_at(place, job, progress)
+                )
             fitted = train_at(Simulated(comm, self), job, progress)
             return fitted if comm.Get_rank() == 0 else None
 
@@ -143,9 +148,9 @@ class Simulation:
             if isinstance(failed.error, UsageError) or not isinstance(failed.error, Exception):
                 raise failed.error from None
             raise
-        fitted: Fitted | None = outcome.values[0]
+        fitted: Fitted | None = next((value for value in outcome.values if value is not None), None)
         if fitted is None:
-            raise SimulationError("rank 0, which has the results, did not live to the end")
+            raise SimulationError("no rank that has the results lived to the end")
         return fitted
 
     def folder(self) -> Path | None:
@@ -217,6 +222,10 @@ class Simulated:
         self.time_only = simulation.time_only
         self.clock: Callable[[], float] = comm.Wtime
         self.meter: Meter | None = Meter(comm.Work, simulation.time_only)
+        self.resumption: Resumption | None = None
+        self.run: Path | None = None
+        self.part: tuple[int, int] | None = None
+        self.worker: Worker | None = None
 
     def origin(self) -> float:
         return 0.0
@@ -234,14 +243,17 @@ class Simulated:
     def checkpoint(self, run: Path) -> list[int] | None:
         return self._simulation.checkpoint(run)
 
-    def follow(self, me: object, strategy: object) -> None:
-        """Do nothing: the simulator itself notices ranks that wait for each other."""
+    def follow(self, me: Worker, strategy: object) -> None:
+        self.worker = me
 
     def asked(self) -> dict[str, Any]:
         return {"on": "sim", **asdict(self._simulation.options)}
 
     def described(self) -> dict[str, Any]:
         return {"simulated": self._simulation.described()}
+
+    def without(self, comm: Any, dead: Collection[int]) -> Simulated:
+        return Simulated(comm, self._simulation)
 
     def environment(self) -> dict[str, Any]:
         return self._simulation.environment()

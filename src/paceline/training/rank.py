@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -40,9 +40,10 @@ from paceline.training.resuming import (
     load_states,
     protect,
 )
+from paceline.training.surviving import train_surviving
 from paceline.training.watchdog import Watchdog, watch_ranks
 from paceline.vectors import Meter
-from paceline.worker import Worker
+from paceline.worker import Resumption, Worker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +197,14 @@ class RankEnvironment(Protocol):
     clock: Callable[[], float]
     meter: Meter | None
     """Charges the operations of a simulated rank's vectors."""
+    resumption: Resumption | None
+    """The state with which this rank goes on after another has died."""
+    run: Path | None
+    """The run's folder, once it is known."""
+    part: tuple[int, int] | None
+    """The part of the data that this rank has, if not that of its place among the ranks: its number, and of how many."""
+    worker: Worker | None
+    """The worker, once training has begun."""
 
     def origin(self) -> float:
         """Return the reading of this rank's clock at the common time zero of all ranks. Collective."""
@@ -229,6 +238,10 @@ class RankEnvironment(Protocol):
         """Return the entries of the record's configuration about this place."""
         ...
 
+    def without(self, comm: Any, dead: Collection[int]) -> RankEnvironment:
+        """Return the environment of this rank on the communicator of the survivors of some ranks."""
+        ...
+
     def environment(self) -> dict[str, Any]:
         """Return the record's description of the machine."""
         ...
@@ -256,6 +269,10 @@ class Process:
         self.threads = threads
         self.clock = time.perf_counter
         self.meter: Meter | None = None
+        self.resumption: Resumption | None = None
+        self.run: Path | None = None
+        self.part: tuple[int, int] | None = None
+        self.worker: Worker | None = None
         self._nodes: dict[str, list[Any]] | None = None  # set together with the folder
 
     def origin(self) -> float:
@@ -300,6 +317,7 @@ class Process:
         return found
 
     def follow(self, me: Worker, strategy: Strategy | Train) -> None:
+        self.worker = me
         if self._watchdog is not None:
             self._watchdog.follow(me, strategy)
 
@@ -313,6 +331,12 @@ class Process:
         if self._requests is None:
             return nullcontext()
         return self._requests.passed_to(None if me.keeper is None else partial(setattr, me, "stop_asked"))
+
+    def without(self, comm: Any, dead: Collection[int]) -> Process:
+        """Return the environment of this rank among the survivors."""
+        if self._watchdog is not None:
+            self._watchdog.forget(dead)
+        return Process(comm, self.threads, self._watchdog, self._requests)
 
     def environment(self) -> dict[str, Any]:
         return {**environment(threads=self.threads, comm=self.comm), "nodes": self._nodes}
@@ -334,7 +358,10 @@ def train(
     )
     threads = threads_of_rank(comm, job.config.threads)
     with limit_threads(threads), watch_ranks(comm, job.safety) as watchdog:
-        return train_at(Process(comm, threads, watchdog, requests), job, progress)
+        place = Process(comm, threads, watchdog, requests)
+        if comm is None or not job.safety.tolerate_failures:
+            return train_at(place, job, progress)
+        return train_surviving(place, job, lambda place, job: train_at(place, job, progress))
 
 
 def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
@@ -342,7 +369,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     comm, config = place.comm, job.config
     rank, ranks = (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())
     data, strategy, model, update, schedule = place.prepare(job)
-    folder = place.folder(job)
+    folder = place.run = place.folder(job)
     record = Record(folder) if folder is not None and rank == 0 else None
     rate = config.lr if config.lr is not None else float(getattr(model, "default_rate", 0.1))
     batches = Batches(
@@ -350,15 +377,17 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
         batch=batch_of(config, strategy, ranks),
         seed=config.seed,
         dtype=model.x.dtype,
-        rank=rank,
-        ranks=ranks,
+        rank=rank if place.part is None else place.part[0],
+        ranks=ranks if place.part is None else place.part[1],
         draws=config.draws,
         time_only=place.time_only,
     )
     steps, samples = (config.epochs * n for n in (batches.steps_per_epoch, batches.samples_per_epoch))
     shown = progress(config.epochs, steps, samples) if progress and rank == 0 else None
 
-    resumption = None if job.resume is None else load_states(place, job.resume)
+    resumption = place.resumption
+    if resumption is None and job.resume is not None:
+        resumption = load_states(place, job.resume)
 
     def start() -> None:
         if record is None:

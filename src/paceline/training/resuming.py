@@ -39,11 +39,18 @@ def protect(me: Worker, job: Job, place: RankEnvironment, strategy: Any, folder:
         raise UsageError(
             "--no-compute trains nothing: there is no checkpoint to save; leave out --checkpoint-every"
         )
-    if saves is None or place.time_only or (place.simulated and not asked):
+    survives = job.safety.tolerate_failures and me.size > 1
+    if survives and saves is None:
+        raise UsageError(
+            f"{job.name()} cannot go on without a rank: a strategy declares with `saves` how its ranks are saved"
+        )
+    if saves is None or place.time_only or (place.simulated and not asked and not survives):
         return None
     saver = None
-    if folder is not None and saves != "itself":
-        first = 1 + max(files.numbers(folder, me.rank), default=0)
+    if folder is not None and saves != "itself" and (asked or not place.simulated):
+        first = 1 + max(
+            (n for rank in files.saved_ranks(folder) for n in files.numbers(folder, rank)), default=0
+        )
         saver = Saver(
             folder, me.rank, keep=job.safety.checkpoints, first=first, background=not place.simulated
         )
@@ -52,6 +59,8 @@ def protect(me: Worker, job: Job, place: RankEnvironment, strategy: Any, folder:
         replicas=saves == "together" and not getattr(strategy, "averages", False),
         whole_updates=getattr(strategy, "equals_serial", False),
     )  # fmt: skip
+    if survives:
+        me.survive()
     return saver
 
 

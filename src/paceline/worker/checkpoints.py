@@ -11,6 +11,7 @@ A checkpoint is taken between two batches. A strategy declares how its ranks are
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
@@ -51,7 +52,7 @@ class Resumption:
     ranks: int
     """The number of earlier ranks."""
     turns: tuple[int, ...] = ()
-    """The number of turns that each earlier rank has had in its epoch."""
+    """The number of turns that each earlier rank has had in its epoch, if what is left of it is divided anew."""
 
     @property
     def first(self) -> State:
@@ -131,12 +132,18 @@ class Keeper:
         self._met = self._saved = self._clock()
         self._met_count = 0
         self._copy: State | None = None
+        self.memory: deque[State] | None = None
+        """The states after the last two exchanges, to go back to when another rank dies; None: not kept."""
+        self._spare: State | None = None
+        self._exchanges = -1
 
     # ---- called by the worker
 
     def boundary(self) -> None:
         """Handle the end of a batch."""
         self.count += 1
+        if self.memory is not None:
+            self._remember()
         if self.saves == "together":
             if self.count >= self._meet_at:
                 self._meet(epoch_end=False)
@@ -148,6 +155,9 @@ class Keeper:
 
     def epoch_end(self) -> None:
         """Handle the end of an epoch that is not the last, after its evaluation."""
+        if self.memory is not None:
+            self._exchanges = -1
+            self._remember()
         if self.saves == "together":
             self._meet(epoch_end=True)
         elif self.saves == "alone":
@@ -191,6 +201,18 @@ class Keeper:
             saver.save(self._copy, first=self.me.log.sync, keep_all=keep_all)
             self._saved = self._clock()
             self.seconds += self._saved - start
+
+    def _remember(self) -> None:
+        """Copy this rank's state, if it has exchanged anything with others since the last copy."""
+        assert self.memory is not None
+        if self.me.exchanges == self._exchanges and self.saves == "together":
+            return
+        self._exchanges = self.me.exchanges
+        with self.me.evaluation():
+            if len(self.memory) == 2:
+                self._spare = self.memory.popleft()
+            self.memory.append(copied(brief_state(self.me), into=self._spare))
+            self._spare = None
 
     # ---- ranks in step
 
@@ -254,9 +276,21 @@ def state_of_worker(me: Worker, *, replicas: bool, whole_updates: bool) -> State
     `replicas`: all ranks have the same parameters, so those of rank 0 are enough; `whole_updates`: the same holds for
     the state of an update of the whole vector.
     """
+    state = {**brief_state(me), "rows": me.log.flush(), "history": [asdict(epoch) for epoch in me.history]}
+    if me.rank != 0 and replicas:
+        del state["x"]
+    if me.rank != 0 and whole_updates:
+        state["updates"] = [of for of in state["updates"] if (of["start"], of["stop"]) != (None, None)]
+    if me.rank == 0:
+        state["findings"], state["remarks"], state["tables"] = me.findings, me.remarks, me.tables
+    return state
+
+
+def brief_state(me: Worker) -> State:
+    """Return the part of a rank's state that changes with every step; of what only grows, return how much there is."""
     keeper, watch = me.keeper, me.watch
     assert keeper is not None
-    state: State = {
+    return {
         "ranks": me.size,
         "together": keeper.saves != "alone",
         "position": {"epoch": me.position[0], "turn": me.position[1], "count": keeper.count},
@@ -264,7 +298,6 @@ def state_of_worker(me: Worker, *, replicas: bool, whole_updates: bool) -> State
         "updates": [
             {"start": start, "stop": stop, "state": {k: v for k, v in of.items() if not k.startswith("_")}}
             for (start, stop), of in me.update_states.items()
-            if me.rank == 0 or not whole_updates or (start, stop) != (None, None)
         ],
         "rate": me.rate,
         "recovery": me.recovery_state(),
@@ -273,16 +306,12 @@ def state_of_worker(me: Worker, *, replicas: bool, whole_updates: bool) -> State
         "seconds": dict(watch.seconds),
         "elapsed": watch.clock() - me.origin,
         "counts": me.traffic,
-        "rows": me.log.flush(),
+        "rows": len(me.log),
+        "epochs": len(me.history),
         "weights": me.shares.weights,
         "kept": {name: vars(kept) for name, kept in me.kept_values.items()},
+        "x": np.asarray(me.model.x),
     }
-    if me.rank == 0 or not replicas:
-        state["x"] = np.asarray(me.model.x)
-    if me.rank == 0:
-        state["history"] = [asdict(epoch) for epoch in me.history]
-        state["findings"], state["remarks"], state["tables"] = me.findings, me.remarks, me.tables
-    return state
 
 
 def restore_worker(me: Worker, resumption: Resumption, kind: str) -> tuple[int, int]:
@@ -302,9 +331,9 @@ def restore_worker(me: Worker, resumption: Resumption, kind: str) -> tuple[int, 
     me.restore_recovery(find("recovery"))
     me.history[:] = [Epoch(**epoch) for epoch in first["history"]]
     if me.rank == 0:
-        me.findings.update(first["findings"])
-        me.remarks += first["remarks"]
-        me.tables.update(first["tables"])
+        me.findings.update(first.get("findings") or {})
+        me.remarks += first.get("remarks") or []
+        me.tables.update(first.get("tables") or {})
     me.origin -= float(first["elapsed"])
     me.watch.seconds.update(find("seconds"))
     position = first["position"]
@@ -316,7 +345,7 @@ def restore_worker(me: Worker, resumption: Resumption, kind: str) -> tuple[int, 
         me.log.truncate(own["rows"])
         me.epoch_sums[:] = own["epoch_sums"]
         me.epoch_losses[:] = own["epoch_losses"]
-        if own["weights"] is not None:
+        if own["weights"] is not None and not resumption.turns:
             me.shares.weights = own["weights"]
     else:
         truncate_logs(me.log, me.rank, me.size, [state["rows"] for state in resumption.states])
@@ -325,10 +354,10 @@ def restore_worker(me: Worker, resumption: Resumption, kind: str) -> tuple[int, 
             me.epoch_sums[:] = np.sum([state["epoch_sums"] for state in resumption.states], axis=0)
             me.epoch_losses[:] = np.sum([state["epoch_losses"] for state in resumption.states], axis=0)
             me.traffic = np.sum([state["counts"] for state in resumption.states], axis=0).tolist()
-        if kind == "own":
-            turn = me.shares.resume_own(epoch, resumption.turns)
-        elif kind == "dealt":
-            turn = me.shares.resume_dealt(epoch, resumption.turns)
+    if resumption.turns and kind == "own":
+        turn = me.shares.resume_own(epoch, resumption.turns)
+    elif resumption.turns and kind == "dealt":
+        turn = me.shares.resume_dealt(epoch, resumption.turns)
     if me.keeper is not None:
         me.keeper.count = int(position["count"])
     return epoch, turn

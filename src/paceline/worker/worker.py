@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import asdict
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.collectives import make_exchange, prepare_sum
-from paceline.comm import Recorded
+from paceline.comm import Recorded, revoke
 from paceline.comm.clocks import Stopwatch
 from paceline.comm.control import Control
 from paceline.comm.timing import Timer
@@ -182,7 +183,7 @@ class Worker(Steps):
         self.comm: Any = comm
         if self._off_clock is not None:
             counts, tracer = self._off_clock.counts, self._off_clock.tracer
-            self.comm = Recorded(self._off_clock, counts, tracer, Timer(self.watch))
+            self.comm = Recorded(self._off_clock, counts, tracer, Timer(self.watch), self._off_clock.made)
         self.data = data
         self._meter = meter
         self._time_only = meter is not None and meter.time_only
@@ -204,11 +205,15 @@ class Worker(Steps):
         )
         self._norm = 0.0
         self._recovery = Recovery(self.on_divergence)
+        self.exchanges = 0
+        """The number of sums over all ranks so far."""
         self.kept_values: dict[str, Kept] = {}
         """The values of the strategy that belong to its state, by name."""
         self._resumption: Resumption | None = None
         self._restored = False
         self._replicas = self._whole_updates = False
+        self.survives = False
+        """True if the run goes on when other ranks die."""
         self.watch.restart()  # opening channels to the other ranks is no part of training
 
     def epochs(self) -> Iterator[int]:
@@ -294,6 +299,21 @@ class Worker(Steps):
         if self.keeper is not None:
             self.keeper.before_stop.append(work)
 
+    def survive(self) -> None:
+        """Keep the states after the last two exchanges, so that the run can go on when another rank dies."""
+        self.survives = True
+        if self.keeper is not None and self.keeper.saves == "together":
+            self.keeper.memory = deque()
+
+    def revoke(self) -> None:
+        """Make all calls of all ranks on this run's communicators fail, because a rank has died (ULFM)."""
+        if self._off_clock is None:
+            return
+        self.control.revoke()
+        for comm in (*self._off_clock.made, self._off_clock):
+            with suppress(Exception):  # freed, or revoked by another rank
+                revoke(comm)
+
     @property
     def traffic(self) -> list[int]:
         """The messages and bytes that this rank has sent itself, and those of its collective calls."""
@@ -341,7 +361,8 @@ class Worker(Steps):
         small batch may be exchanged as its factors where that is faster. An update that needs the whole vector gets
         an exchange whose `part` is everything.
         """
-        whole = not is_elementwise(self.update)
+        # If ranks may die, none has a part of the update's state that no other has.
+        whole = not is_elementwise(self.update) or (self.survives and bool(self.update.start(np.zeros(1))))
         batch = self.shares.batches.batch if factors else None
         inner = make_exchange(name, self.model, self._off_clock, batch, whole=whole)
         if self._rehearses and (rehearse := getattr(inner, "rehearse", None)):
@@ -363,6 +384,7 @@ class Worker(Steps):
             self._sum = (values, algorithm, prepare_sum(values, self._off_clock, algorithm))
         with self.watch.during("exchange"):
             self._sum[2]()
+        self.exchanges += 1
 
     def mean(self, algorithm: str = "auto") -> Mean:
         """Prepare averages, over the ranks, of vectors as long as the model's, with the named collective. Collective."""

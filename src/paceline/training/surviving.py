@@ -1,0 +1,177 @@
+"""Runs that go on when ranks die (`--tolerate-failures`), with MPI's user-level failure mitigation (ULFM).
+
+A call that needs a dead rank fails. The rank that notices it revokes the run's communicators, so that the calls of all
+others fail too; the survivors make a communicator of their own, agree on the last state that all of them have, and train
+on from there as if the run were resumed on fewer ranks:
+
+strategies in step        from the state after the last exchange that all survivors have completed
+others                    each from the state in which it is
+
+What was left of the dead rank's batches in the epoch is divided among the survivors, except where every rank has data
+of its own for the whole run (psgd).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceline import text
+from paceline.comm import mpi_of
+from paceline.record.checkpoint import State, copied
+from paceline.record.rows import renumber
+from paceline.training.job import Job
+from paceline.worker import Resumption, Worker
+from paceline.worker.checkpoints import brief_state
+
+if TYPE_CHECKING:
+    from paceline.training.rank import Fitted, RankEnvironment
+
+log = logging.getLogger(__name__)
+# A rank may be ahead of another by this many states; those of strategies that are saved alone are not compared.
+ANY = -1
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The death of some ranks, and what the survivors did."""
+
+    ranks: tuple[int, ...]
+    """Their numbers at the start of the run."""
+    epoch: int
+    turn: int
+    """The position from which the survivors went on."""
+    redone: int
+    """The most batches that a survivor computes again."""
+    left: int
+    """The number of survivors."""
+
+
+def train_surviving(
+    place: RankEnvironment, job: Job, attempt: Callable[[RankEnvironment, Job], Fitted]
+) -> Fitted:
+    """Run one rank's part of a job; when other ranks die, go on with those that are left."""
+    numbers = list(range(place.comm.Get_size()))  # of the ranks, at the start of the run
+    losses: list[Loss] = []
+    while True:
+        try:
+            return attempt(place, job)
+        except Exception as error:
+            me = place.worker
+            if me is None or not is_failure(error, place.comm):
+                raise
+            place, loss, numbers = recover(place, job, me, numbers, losses)
+            losses.append(loss)
+            job = replace(job, resume=place.run, data=me.data)
+
+
+def is_failure(error: Exception, comm: Any) -> bool:
+    """Return True if a call failed because a rank has died, or because another rank has noticed that."""
+    kind = getattr(error, "Get_error_class", None)
+    if kind is None:
+        return False
+    MPI = mpi_of(comm)
+    names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
+    return kind() in {getattr(MPI, name) for name in names if hasattr(MPI, name)}
+
+
+def recover(
+    place: RankEnvironment, job: Job, me: Worker, numbers: list[int], losses: list[Loss]
+) -> tuple[RankEnvironment, Loss, list[int]]:
+    """Return the environment of this rank among the survivors, with the state from which it goes on."""
+    before, comm = place.comm, place.comm
+    me.log.flush()
+    states = _states(me)
+    me.revoke()
+    while True:
+        try:
+            after = comm.Shrink()
+            known = np.full(6, ANY, np.int64)
+            known[0] = before.Get_rank()
+            known[1 : 1 + len(states)] = [state["position"]["count"] for state in states]
+            position = states[-1]["position"]
+            known[3:] = position["epoch"], position["turn"], me.keeper.count
+            rows = np.empty((after.Get_size(), known.size), np.int64)
+            after.Allgather(known, rows)
+            break
+        except Exception as error:  # another rank has died meanwhile
+            if not is_failure(error, before):
+                raise
+            comm.Revoke()
+            if after is not comm:
+                comm = after
+    alive = rows[:, 0].tolist()
+    dead = [rank for rank in range(before.Get_size()) if rank not in alive]
+    state = states[-1]
+    if me.keeper.saves == "together":
+        common = set.intersection(
+            *({count for count in row if count != ANY} for row in rows[:, 1:3].tolist())
+        )
+        if not common:
+            raise RuntimeError(f"the ranks {text.join(alive)} have no common state to go on from")
+        state = next(state for state in states if state["position"]["count"] == max(common))
+    found = place.without(after, dead)
+    found.run = place.run
+    epoch, turns = _left(me, state, rows, before.Get_size(), dead)
+    if turns is None:  # every rank keeps its part of the data
+        found.part = place.part or (before.Get_rank(), before.Get_size())
+    state = _completed(state, me, epoch)
+    found.resumption = Resumption([state], own=0, ranks=before.Get_size(), turns=turns or ())
+    if place.run is not None and after.Get_rank() == 0:
+        renumber(place.run, "steps", alive, dead)
+    after.Barrier()
+    redone = int((rows[:, 5] - state["position"]["count"]).max()) if me.keeper.saves == "together" else 0
+    loss = Loss(
+        ranks=tuple(numbers[rank] for rank in dead), epoch=epoch, turn=state["position"]["turn"],
+        redone=max(0, redone), left=len(alive),
+    )  # fmt: skip
+    if after.Get_rank() == 0:
+        _say(loss, state, [*losses, loss])
+    return found, loss, [numbers[rank] for rank in alive]
+
+
+def _states(me: Worker) -> list[State]:
+    """Return the states that this rank can go on from, the latest last."""
+    keeper = me.keeper
+    if keeper.memory:
+        return list(keeper.memory)
+    for work in keeper.before:
+        work()
+    return [copied(brief_state(me))]
+
+
+def _left(
+    me: Worker, state: State, rows: Any, ranks: int, dead: Collection[int]
+) -> tuple[int, tuple[int, ...] | None]:
+    """Return the epoch to go on with, and the turns that each rank has had in it; None: their batches stay theirs."""
+    epoch, turn = state["position"]["epoch"], state["position"]["turn"]
+    if me.keeper.saves == "together":
+        return epoch, (turn,) * ranks
+    if me.shares.has_own:
+        return epoch, None
+    epoch = int(rows[:, 3].min())
+    done = {int(row[0]): int(row[4]) if row[3] == epoch else 1 << 30 for row in rows}
+    least = min(done.values())
+    return epoch, tuple(done.get(rank, least) for rank in range(ranks))
+
+
+def _completed(state: State, me: Worker, epoch: int) -> State:
+    """Return a state with the parts that only grow, as they were at its time."""
+    history = [asdict(epoch) for epoch in me.history[: state["epochs"]]]
+    position = {**state["position"], "epoch": epoch}
+    known = {"findings": me.findings, "remarks": me.remarks, "tables": me.tables}
+    return {**state, **known, "position": position, "history": history}
+
+
+def _say(loss: Loss, state: State, losses: list[Loss]) -> None:
+    """Report a loss on the screen and in the findings of the run."""
+    who = f"rank{'s' * (len(loss.ranks) > 1)} {text.join(loss.ranks)} died"
+    again = f"; at most {text.count(loss.redone, 'batch', 'es')} computed again" if loss.redone else ""
+    words = f"{who} in epoch {loss.epoch + 1}: {text.count(loss.left, 'rank')} went on from batch {loss.turn} of it{again}"
+    log.warning("%s", words)
+    state["findings"] = {**state["findings"], "failures": [asdict(loss) for loss in losses]}
+    state["remarks"] = [*state["remarks"], words]
