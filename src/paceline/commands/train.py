@@ -159,6 +159,7 @@ def start_ranks(
         bind=not args.no_bind,
         hosts=hosts,
         launcher=job.launcher(),
+        survive=job.safety.tolerate_failures,
     )
 
 
@@ -207,7 +208,10 @@ def run_rank(args: argparse.Namespace, job: Job, here: Any) -> int:
                 if first:
                     print(f"paceline: {stopped}", file=sys.stderr, flush=True)
                 return 128 + stopped.signal
-        return _end(args, fitted, shown=first)
+        comm = launch.survivors(comm)
+        status = _end(args, fitted, shown=comm is None or comm.Get_rank() == 0)
+        launch.leave_survivors(status)
+        return status
 
 
 def _end(args: argparse.Namespace, fitted: Fitted, *, shown: bool = True) -> int:

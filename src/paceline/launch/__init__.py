@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from paceline.launch.calling import RanksFailedError, call
 from paceline.launch.cores import allowed_cores, machine_cores, take_cores
-from paceline.launch.guard import abort_on_error, end_ranks
+from paceline.launch.guard import abort_on_error, end_ranks, leave_survivors, note_survivors, survivors
 from paceline.launch.hosts import Host, answering_hosts, check_hosts, parse_hosts
 from paceline.launch.job import Outcome, run
 from paceline.launch.library import Library, allocated_nodes, find, mpiexec
@@ -60,15 +60,18 @@ __all__ = [
     "end_ranks",
     "find",
     "leave",
+    "leave_survivors",
     "limit_threads",
     "machine_cores",
     "mpi",
     "mpiexec",
+    "note_survivors",
     "parse_hosts",
     "prepared",
     "refuse",
     "run",
     "set_thread_variables",
+    "survivors",
     "take_cores",
     "threads_of_rank",
     "threads_per_rank",

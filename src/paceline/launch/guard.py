@@ -83,8 +83,32 @@ def abort_on_error(comm: Any, *, usage_errors: bool = True) -> Iterator[None]:
         else:
             time.sleep(PATIENCE)
         _abort(comm, 1)
+    if _survivors:  # the others are not waited for
+        return
     _all_end(apart, GOOD, None)
     apart.Free()
+
+
+_survivors: list[Any] = []
+
+
+def note_survivors(comm: Any) -> None:
+    """Note that ranks of this job have died, and that those of `comm` go on."""
+    _survivors[:] = [comm]
+
+
+def survivors(comm: Any) -> Any:
+    """Return the communicator of the ranks that are left of those of `comm`: `comm` itself if none has died."""
+    return _survivors[0] if _survivors else comm
+
+
+def leave_survivors(status: int) -> None:
+    """End this process if ranks of its job have died: MPI itself might wait for them. Collective on the survivors."""
+    if _survivors:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        _survivors[0].Barrier()
+        os._exit(status)
 
 
 def forget_segments(comm: Any) -> None:

@@ -40,6 +40,7 @@ PREFIX = "paceline-job-"
 NO_INPUT = ("/bin/sh", "-c", 'exec "$@" < /dev/null', "sh")
 ERASE = re.compile(rb"\x1b\[[02]?K")  # erases a line of a terminal
 ESCAPE = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+REPEATED = re.compile(rb"(?m)^ ?\d+ more process(es have| has) sent help message help-mpi-ft[^\n]*\n")
 LONG_LINE = 4096
 UNFINISHED = 0.2  # seconds for which the possible beginning of a launcher's paragraph is held back
 
@@ -58,6 +59,7 @@ def run(
     launcher: Literal["mpi", "torch"] = "mpi",
     also: Sequence[Path] = (),
     report: Callable[[Outcome], None] | None = None,
+    survive: bool = False,
 ) -> int:
     """Run `command` on `ranks` ranks and return the exit status: the ranks' own, or 128 + the signal.
 
@@ -69,7 +71,8 @@ def run(
     are reserved for the ranks, which move to them with `take_cores`. With `one_node`, the ranks stay on this node of a
     Slurm allocation. With `hosts` (see `check_hosts`), they are started there, and are not bound. With
     `launcher="torch"`, they are processes of this machine without MPI, and `command` must be `python -m module ...`.
-    `report` is called with a fuller account of how the job ended.
+    `report` is called with a fuller account of how the job ended. With `survive`, ranks may go on when
+    others die, if the MPI library can (Open MPI 5).
 
     >>> run(2, [sys.executable, "-c", "print('hello')"], on_line=print)
     hello
@@ -98,7 +101,7 @@ def run(
             argv, variables = mpiexec(
                 ranks, [*NO_INPUT, *command], threads, folder=folder, environment=given,
                 crowded=cores is None and bind and not hosts, one_node=one_node, hosts=hosts,
-                terminal=on_line is None and os.isatty(2),
+                terminal=on_line is None and os.isatty(2), survive=survive,
             )  # fmt: skip
         supervisor = [
             sys.executable,
@@ -240,6 +243,7 @@ class _Stream:
         self.last = b""
 
     def pass_on(self, data: bytes, *, end: bool = False) -> None:
+        data = REPEATED.sub(b"", data)
         self.spoke |= bool(data.strip())
         if self.on_line is None:
             self.line = (self.line + data)[-LONG_LINE:].rpartition(b"\n")[2]
@@ -283,6 +287,7 @@ DROPPED = re.compile(
     rb"|PMIX ERROR: PMIX_ERR_(UNREACH|LOST_CONNECTION|COMM_FAILURE) "
     rb"|An MPI communication peer process has unexpectedly disconnected"
     rb"|plm:(ssh|rsh): Warning: setpgid"
+    rb"|The selected '[^']*' module '[^']*' is (not|insuficiently) tested (for|in) post-failure"
     rb"|\[warn\] Epoll [A-Z]+\(\d+\) on fd \d+ failed\."
     rb"|BAD TERMINATION"
     rb"|Sending Ctrl-C to processes as requested|Press Ctrl-C again to force abort"

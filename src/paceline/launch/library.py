@@ -205,6 +205,7 @@ def mpiexec(
     one_node: bool = False,
     hosts: Sequence[Host] = (),
     terminal: bool = False,
+    survive: bool = False,
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line and the environment that start `command` on `ranks` ranks of this machine.
 
@@ -213,7 +214,7 @@ def mpiexec(
     where `run` lets the job keep its segments and sockets, `environment` has more variables for the ranks. `crowded`
     means that they share cores with other programs and must yield while they wait; ranks that share cores with each
     other are found out here. `terminal` makes their output appear at once, unfinished lines too; lines of several ranks
-    may then mix.
+    may then mix. `survive` lets ranks go on when others die, where the library can.
 
     >>> argv, variables = mpiexec(2, ["python", "-V"], threads=3)
     >>> argv[-4:], variables["OMP_NUM_THREADS"]
@@ -237,6 +238,8 @@ def mpiexec(
         options += report_options(library)
     if terminal:
         options += terminal_options(library)
+    if survive and can_survive(library):
+        options += ["--with-ft", "ulfm"]
     variables = (
         clean(dict(os.environ))
         | home_settings()
@@ -250,6 +253,15 @@ def mpiexec(
         more, settings = on_hosts(library, shares, hand_over(folder, variables))
         options, variables = options + more, variables | settings
     return [str(library.mpiexec), *options, "-n", str(ranks), *command], variables
+
+
+def can_survive(library: Library) -> bool:
+    """Return True if ranks can go on when others die (ULFM).
+
+    >>> can_survive(Library(kind="mpich", version="5.0.2", mpiexec=Path("mpiexec"), wheel=True))
+    False
+    """
+    return library.kind == "openmpi" and library.major >= 5
 
 
 def on_hosts(

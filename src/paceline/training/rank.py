@@ -22,7 +22,7 @@ from paceline.comm.torch_processes import Processes
 from paceline.comm.tracing import Events, Tracer, event_limit, gather_events
 from paceline.data import Batches, Dataset
 from paceline.errors import StoppedError, UsageError
-from paceline.launch import StopRequests, announce_run, limit_threads, threads_of_rank
+from paceline.launch import StopRequests, announce_run, limit_threads, note_survivors, threads_of_rank
 from paceline.models import Model, flat_buffers
 from paceline.record import STEP_COLUMNS, Epoch, Record, RowLog, Run, Spool, gather_rows
 from paceline.record.checkpoint import latest
@@ -336,6 +336,7 @@ class Process:
         """Return the environment of this rank among the survivors."""
         if self._watchdog is not None:
             self._watchdog.forget(dead)
+        note_survivors(comm)
         return Process(comm, self.threads, self._watchdog, self._requests)
 
     def environment(self) -> dict[str, Any]:

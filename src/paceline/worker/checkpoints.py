@@ -139,6 +139,11 @@ class Keeper:
 
     # ---- called by the worker
 
+    def begin(self) -> None:
+        """Handle the start of training."""
+        if self.memory is not None:
+            self._remember()
+
     def boundary(self) -> None:
         """Handle the end of a batch."""
         self.count += 1

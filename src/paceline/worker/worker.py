@@ -219,6 +219,8 @@ class Worker(Steps):
     def epochs(self) -> Iterator[int]:
         """Iterate over the epochs of the run, from 0; stop early if training has diverged."""
         self._recovery.keep(np.asarray(self.model.x))
+        if self.keeper is not None:
+            self.keeper.begin()
         self.watch.restart()  # preparation belongs to the start of a run, not to a step
         for epoch in range(self._resume_at[0], self._epochs):
             if self.diverged is not None:

@@ -1,0 +1,62 @@
+"""Runs that go on when simulated ranks die, at any step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import fit
+from paceline.errors import UsageError
+from paceline.worker import Worker
+
+RUN: dict[str, Any] = {
+    "model": "mlp:12", "data": "iris", "on": "sim", "ranks": 4, "batch": 8, "epochs": 4, "lr": 0.3, "quiet": True,
+}  # fmt: skip
+
+
+def with_deaths(folder: Path, strategy: str, *deaths: tuple[int, int], **more: Any) -> Any:
+    faults = folder / "faults.py"
+    faults.write_text("".join(f"fail_at(rank={rank}, step={step})\n" for rank, step in deaths))
+    return fit(**{**RUN, **more}, strategy=strategy, runs=folder, faults=str(faults), tolerate_failures=True)
+
+
+@pytest.mark.parametrize("update", ["sgd", "momentum"])
+@pytest.mark.parametrize(
+    "strategy", ["sync:allreduce=ring", "sync:allreduce=shared-memory", "sync:allreduce=native"]
+)
+def test_sync_ends_where_an_undisturbed_run_ends(strategy: str, update: str, tmp_path: Path) -> None:
+    whole = fit(**RUN, strategy=strategy, update=update, runs=None)
+    for number, death in enumerate([(0, 0), (1, 7), (3, 14), (2, 15), (0, 40)]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        left = with_deaths(folder, strategy, death, update=update)
+        assert left.ranks == 3
+        assert left.test_loss == pytest.approx(whole.test_loss, rel=1e-4)
+        assert [epoch.epoch for epoch in left.history] == [0, 1, 2, 3]
+        assert left.findings["failures"][0]["ranks"] == (death[0],)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["main-worker", "weight-average", "local-sgd:every=4", "elastic:every=3", "psgd", "gossip", "hogwild"],
+)
+def test_others_go_on_with_what_is_left(strategy: str, tmp_path: Path) -> None:
+    left = with_deaths(tmp_path, strategy, (1, 3), (3, 5))
+    assert left.ranks == 2
+    assert [failure["ranks"] for failure in left.findings["failures"]] == [(1,), (3,)]
+    assert sum("died in epoch" in remark for remark in left.remarks) == 2
+    config = json.loads((left.run / "config.json").read_text())
+    assert config["ranks"] == 2
+    assert len(config["resumed"]) == 2
+    assert left.history[-1].epoch == 3
+
+
+def test_a_strategy_that_cannot_be_saved_is_refused(tmp_path: Path) -> None:
+    def mine(me: Worker) -> None:
+        raise AssertionError
+
+    with pytest.raises(UsageError, match="cannot go on without a rank"):
+        fit(**RUN, strategy=mine, runs=tmp_path, tolerate_failures=True)
