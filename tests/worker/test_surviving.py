@@ -46,11 +46,12 @@ def test_sync_ends_where_an_undisturbed_run_ends(strategy: str, update: str, tmp
 def test_others_go_on_with_what_is_left(strategy: str, tmp_path: Path) -> None:
     left = with_deaths(tmp_path, strategy, (1, 3), (3, 5))
     assert left.ranks == 2
-    assert [failure["ranks"] for failure in left.findings["failures"]] == [(1,), (3,)]
-    assert sum("died in epoch" in remark for remark in left.remarks) == 2
+    failures = left.findings["failures"]  # psgd notices both only at the end
+    assert sorted(rank for failure in failures for rank in failure["ranks"]) == [1, 3]
+    assert sum("died in epoch" in remark for remark in left.remarks) == len(failures)
     config = json.loads((left.run / "config.json").read_text())
     assert config["ranks"] == 2
-    assert len(config["resumed"]) == 2
+    assert len(config["resumed"]) == len(failures)
     assert left.history[-1].epoch == 3
 
 
