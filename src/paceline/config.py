@@ -12,9 +12,9 @@ from typing import Any, Literal
 from paceline.errors import UsageError, unknown
 
 # The smallest allowed values of whole numbers.
-LEAST = {"batch": 1, "batch_per_rank": 1, "epochs": 0, "draws": 1, "threads": 1, "seed": 0}
+LEAST = {"batch": 1, "batch_per_rank": 1, "epochs": 0, "draws": 1, "threads": 1, "seed": 0, "reproducible": 1}
 # The largest: thread pools take 32 bits, and far fewer threads than that; generators take 64 bits.
-MOST = {"threads": 4096}
+MOST = {"threads": 4096, "reproducible": 1 << 16}
 LARGEST = 2**63 - 1
 
 
@@ -66,6 +66,12 @@ class Config:
         "what to do when the loss becomes NaN or infinite, runs away or no longer changes: stop, go back to good "
         "parameters with half the learning rate, or go on",
     )
+    reproducible: int | None = _setting(
+        None,
+        "compute gradients in V fixed pieces of each batch and add them in a fixed order, so that 1, 2, 4 ... V ranks "
+        "give the same bits (sync and serial; V is a power of two; threads: 1, unless given)",
+        "V",
+    )
     replay: str | None = _setting(
         None, "repeat the order in which the masters of an earlier run served its workers", "RUN"
     )
@@ -91,6 +97,15 @@ class Config:
             object.__setattr__(self, name, int(value))  # JSON has no NumPy numbers
         if self.batch is not None and self.batch_per_rank is not None:
             raise UsageError("batch and batch-per-rank exclude each other; give one of them")
+        if self.reproducible is not None:
+            if self.reproducible & (self.reproducible - 1):
+                raise UsageError(f"reproducible must be a power of two; got {self.reproducible}")
+            if self.batch_per_rank is not None:
+                raise UsageError(
+                    "reproducible needs batch: with batch-per-rank, the batch grows with the ranks"
+                )
+            if self.threads is None:
+                object.__setattr__(self, "threads", 1)  # libraries add in another order with another number
         if self.lr is not None:
             rate: Any = self.lr
             real = isinstance(rate, numbers.Real) and not isinstance(rate, bool)

@@ -2,6 +2,7 @@
 
     allreduce                         combine the arrays of all ranks, by the algorithm of a name
     make_exchange, Exchange           sum gradients and publish parameters, with as few copies as possible
+    IN_ORDER                          collectives whose exchange can add in a fixed order
     prepare_sum                       an allreduce whose arguments are checked once
     cost, has_cost, Case, Cost        how many messages and bytes an algorithm takes, exactly
     CostModel                         the alpha-beta-gamma model of its time
@@ -21,7 +22,7 @@ import numpy as np
 
 from paceline.collectives._buffers import Array, collective, find_allreduce, prepare_sum
 from paceline.collectives._cost import Case, Cost, CostModel, cost, has_cost
-from paceline.collectives._exchange import Exchange, Factored, factors_pay, make_exchange
+from paceline.collectives._exchange import IN_ORDER, Exchange, Factored, factors_pay, make_exchange
 from paceline.collectives._layout import Nodes, cut, length, one_node
 from paceline.collectives._nodes import nodes, peers
 
@@ -43,6 +44,7 @@ def allreduce(send: Array, recv: Array, comm: Any, op: Any = np.add, *, algorith
 
 
 __all__ = [
-    "Array", "Case", "Cost", "CostModel", "Exchange", "Factored", "Nodes", "allreduce", "collective", "cost", "cut",
+    "IN_ORDER", "Array", "Case", "Cost", "CostModel", "Exchange", "Factored", "Nodes", "allreduce", "collective", "cost",
+    "cut",
     "factors_pay", "has_cost", "length", "make_exchange", "nodes", "one_node", "peers", "prepare_sum",
 ]  # fmt: skip

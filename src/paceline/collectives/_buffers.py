@@ -146,7 +146,7 @@ def find_allreduce(algorithm: str) -> Allreduce:
     return find("collectives", algorithm)  # looks into folders: 0.2 ms
 
 
-def prepare_sum(values: Array, comm: Any, algorithm: str) -> Callable[[], None]:
+def prepare_sum(values: Array, comm: Any, algorithm: str, op: Any = np.add) -> Callable[[], None]:
     """Return a function that sums this array over the ranks, in place, each time it is called.
 
     The arguments are checked here, once: with cold caches that takes tens of microseconds. Only calling the function
@@ -160,4 +160,4 @@ def prepare_sum(values: Array, comm: Any, algorithm: str) -> Callable[[], None]:
     """
     found = find_allreduce(algorithm)
     prepare: Callable[..., Callable[[], None]] = getattr(found, "prepare", None) or partial(partial, found)
-    return prepare(values, values, comm, np.add)
+    return prepare(values, values, comm, op)

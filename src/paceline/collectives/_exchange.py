@@ -20,11 +20,13 @@ from typing import Any, Protocol, Self, TypeGuard
 
 import numpy as np
 
+from paceline.collectives import recursive_doubling
 from paceline.collectives._buffers import Array, prepare_sum
-from paceline.collectives._layout import cut, length
+from paceline.collectives._layout import Nodes, cut, length
 from paceline.collectives._nodes import nodes, peers
 from paceline.collectives.hierarchical import between
 from paceline.comm import Channel, channel
+from paceline.comm.operations import TreeSum
 from paceline.comm.shared import CACHE_LINE, SharedMemory, padded
 from paceline.errors import UsageError
 from paceline.models import FactoredModel, Model
@@ -55,16 +57,31 @@ class Exchange(Protocol):
     ) -> None: ...
 
 
+# Collectives whose exchange can add in a fixed order.
+IN_ORDER = ("auto", "hierarchical", "recursive-doubling", "shared-memory")
+
+
 def make_exchange(
-    name: str, model: Model, comm: Any, batch: int | None = None, *, whole: bool = False
+    name: str,
+    model: Model,
+    comm: Any,
+    batch: int | None = None,
+    *,
+    whole: bool = False,
+    in_order: bool = False,
 ) -> Exchange:
     """Make the exchange that belongs to the collective called `name`. Collective; every rank gets rank 0's x.
 
     `batch`: samples in a global batch, given by a caller that uses no gradient except the one that `reduce` returns.
     The ranks of one node may then exchange factors, and model.g is not used.
     `whole`: every rank makes the whole update, so that `part` is everything.
+    `in_order`: gradients are added in a fixed order: (0 + 1) + (2 + 3) ...; for one of IN_ORDER, and 2^k ranks.
     """
-    if whole or comm is None or comm.Get_size() == 1:
+    if comm is None or comm.Get_size() == 1:
+        return Replicated(model, comm, name)
+    if in_order:
+        return _in_order(name, model, comm, whole)
+    if whole:
         return Replicated(model, comm, name)
     if name == "auto":
         layout = nodes(channel(comm))
@@ -75,6 +92,31 @@ def make_exchange(
     if name in ("shared-memory", "hierarchical"):
         return Shared(model, comm, across_nodes=name == "hierarchical")
     return Replicated(model, comm, name)
+
+
+def _in_order(name: str, model: Model, comm: Any, whole: bool) -> Exchange:
+    """Make an exchange that adds in the order of recursive doubling: inside the nodes, then between them."""
+    layout = nodes(channel(comm))
+    alike = layout.count == 1 or _is_regular(layout)
+    if name == "auto":
+        name = "recursive-doubling" if layout.largest == 1 or not alike else "hierarchical"
+    if name == "hierarchical" and not alike:
+        raise UsageError(
+            "reproducible sums with hierarchical need the same number of ranks, a power of two, on every node, "
+            "and adjacent ranks on one node; choose recursive-doubling"
+        )
+    if name == "recursive-doubling" or (whole and layout.count > 1):
+        return Replicated(model, comm, "recursive-doubling")
+    if whole:
+        return Replicated(model, comm, "shared-memory", TreeSum())
+    return Shared(model, comm, across_nodes=name == "hierarchical", in_order=True)
+
+
+def _is_regular(layout: Nodes) -> bool:
+    """Return True if every node has the same 2^k adjacent ranks."""
+    each = layout.largest
+    blocks = [set(layout.of[start : start + each]) for start in range(0, len(layout.of), each)]
+    return each & (each - 1) == 0 and layout.smallest == each and all(len(block) == 1 for block in blocks)
 
 
 class _Closing:
@@ -93,15 +135,15 @@ class _Closing:
 class Replicated(_Closing):
     """Every rank has its own x and g, and performs the whole update."""
 
-    def __init__(self, model: Model, comm: Any, name: str) -> None:
-        self._model, self._comm, self._name = model, comm, name
+    def __init__(self, model: Model, comm: Any, name: str, op: Any = np.add) -> None:
+        self._model, self._comm, self._name, self._op = model, comm, name, op
         self._channel = None if comm is None or comm.Get_size() == 1 else channel(comm)
         self.part = slice(0, model.x.size)
         self._prepare()
 
     def _prepare(self) -> None:
         self._g = self._model.g
-        self._step = prepare_sum(self._g, self._comm, self._name)
+        self._step = prepare_sum(self._g, self._comm, self._name, self._op)
 
     def rehearse(self) -> None:
         """Reduce zeros, so that MPI sets up its connections now. Collective."""
@@ -165,7 +207,7 @@ class InWindow(_Closing):
 class Shared(InWindow):
     """One x for the node and a row of g for each of its ranks, in one window; each rank updates its part of x."""
 
-    def __init__(self, model: Model, comm: Any, *, across_nodes: bool) -> None:
+    def __init__(self, model: Model, comm: Any, *, across_nodes: bool, in_order: bool = False) -> None:
         own = channel(comm)
         layout = nodes(own)
         if layout.count > 1 and not across_nodes:
@@ -186,7 +228,8 @@ class Shared(InWindow):
             model.place(self._x, rows[r])
         self._shared.fence()
         self._columns = rows[:, self.part]
-        self._add = node.operation(np.add, model.g.dtype, model.g.nbytes)
+        self._add = node.operation(TreeSum() if in_order else np.add, model.g.dtype, model.g.nbytes)
+        self._between = recursive_doubling.allreduce if in_order else None
         self._sum = node.room(length(self.part), model.g.dtype)
 
     def reduce(self) -> Array:
@@ -194,7 +237,10 @@ class Shared(InWindow):
         if length(self.part):
             self._add.over(self._columns, self._sum)  # s_r = g_0 + g_1 + … + g_p-1, columns of part r
             if self._peers is not None:
-                between(self._sum, self._peers, self._add)  # s_r <- sum of s_r over the nodes
+                if self._between is None:
+                    between(self._sum, self._peers, self._add)  # s_r <- sum of s_r over the nodes
+                else:
+                    self._between(self._sum, self._sum, self._peers, self._add)
         return self._sum
 
     def _own_g(self) -> Array:

@@ -93,6 +93,32 @@ class Operation:
         return Operation(lambda a, b, out: call(a.view(dtype), b.view(dtype), out.view(dtype)), None)
 
 
+class TreeSum(Operation):
+    """A sum whose order of additions depends only on the number of rows: halves first, each summed in the same way.
+
+    With 2^k rows it is the order of recursive doubling, so any 2^j of adjacent rows may have been summed before.
+
+    >>> rows, out = np.array([[1e8], [1.0], [-1e8], [1.0]], np.float32), np.empty(1, np.float32)
+    >>> TreeSum().over(rows, out)
+    >>> out
+    array([0.], dtype=float32)
+    """
+
+    def __init__(self) -> None:
+        super().__init__(lambda a, b, out: np.add(a, b, out=out), np.add)
+
+    def over(self, rows: Array, out: Array) -> None:
+        for start in range(0, out.size, AT_ONCE):
+            out[start : start + AT_ONCE] = _tree(rows[:, start : start + AT_ONCE])
+
+
+def _tree(rows: Array) -> Array:
+    """Return the sum of the rows: (0 + 1) + (2 + 3) ..."""
+    half = len(rows) // 2
+    total: Array = rows[0] if half == 0 else _tree(rows[:half]) + _tree(rows[half:])
+    return total
+
+
 class Charged(Operation):
     """An operation that charges its cost with `work(kind, amount)` to the simulator's clock. `time_only`: only that."""
 

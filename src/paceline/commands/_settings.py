@@ -19,7 +19,7 @@ GROUPS = {
     "what to train": ("data", "model", "dtype"),
     "how to train": (
         *("strategy", "update", "lr", "schedule", "lr_scaling", "batch", "batch_per_rank", "epochs", "draws"),
-        *("seed", "on_divergence", "replay"),
+        *("seed", "reproducible", "on_divergence", "replay"),
     ),
     "where to run": ("threads",),
 }

@@ -97,8 +97,12 @@ class Batches:
         ranks: int = 1,
         draws: int | None = None,
         time_only: bool = False,
+        pieces: int | None = None,
     ) -> None:
-        """Prepare the batches; with `time_only` they only have a number of samples, for simulations of time."""
+        """Prepare the batches; with `time_only` they only have a number of samples, for simulations of time.
+
+        `pieces`: cut every batch into this many fixed pieces (see `parts`), of which each rank gets an equal number.
+        """
         samples = len(split)
         if samples == 0:
             raise UsageError("there are no training samples")
@@ -121,10 +125,11 @@ class Batches:
         self.ranks = ranks
         self.draws = draws
         self.time_only = time_only
+        self.pieces = pieces
         self.steps_per_epoch = draws if draws is not None else -(-samples // batch)
         self.samples_per_epoch = draws * batch if draws is not None else samples
         self._ends: Array | None = None
-        self._piece = piece(batch, rank, ranks)
+        self._piece = self._cut(batch)
         self.dtype = dtype
         self._inputs, self._labels = buffers(
             split, 0 if time_only else self._piece[1] - self._piece[0], dtype
@@ -150,6 +155,10 @@ class Batches:
 
     def _cut(self, total: int) -> tuple[int, int]:
         """Return the start and stop of this rank's piece of `total` samples."""
+        if self.pieces is not None:
+            each = self.pieces // self.ranks
+            first, last = self.rank * each, (self.rank + 1) * each - 1
+            return piece(total, first, self.pieces)[0], piece(total, last, self.pieces)[1]
         if self._ends is None:
             return piece(total, self.rank, self.ranks)
         start = 0 if self.rank == 0 else round(float(self._ends[self.rank - 1]) * total)
@@ -172,6 +181,29 @@ class Batches:
         if indices is not None:
             self.split.take(indices[start:stop], inputs, labels)
         return Batch(inputs, labels, count, total, start, epoch * self.steps_per_epoch + step, epoch)
+
+    def parts(self, batch: Batch) -> Iterator[Batch]:
+        """Yield the fixed pieces that this rank's share of a batch consists of, in order; some may be empty.
+
+        >>> from paceline.data import load
+        >>> batches = Batches(load("iris").train, batch=10, rank=1, ranks=2, pieces=4)
+        >>> [(part.offset, part.count) for part in batches.parts(batches.at(0, 0))]
+        [(6, 2), (8, 2)]
+        """
+        pieces = self.pieces or self.ranks
+        each = pieces // self.ranks
+        for number in range(self.rank * each, (self.rank + 1) * each):
+            start, stop = piece(batch.total, number, pieces)
+            here = slice(start - batch.offset, stop - batch.offset)
+            yield Batch(
+                batch.inputs[here],
+                batch.labels[here],
+                stop - start,
+                batch.total,
+                start,
+                batch.step,
+                batch.epoch,
+            )
 
     def _total(self, step: int) -> int:
         """Return the number of samples in the global batch of a step."""
@@ -440,6 +472,7 @@ class Shares:
                 ranks=ranks,
                 draws=of.draws,
                 time_only=of.time_only,
+                pieces=of.pieces,
             )
             self._pieces[rank, ranks] = found
         return found

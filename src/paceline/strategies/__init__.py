@@ -130,6 +130,13 @@ class Strategy(ABC):
     def check(self, ranks: int) -> None:  # noqa: B027
         """Raise a UsageError for a number of ranks that it cannot use; called before any message."""
 
+    def check_reproducible(self) -> None:
+        """Raise a UsageError if the bits of its result depend on the number of ranks even with fixed pieces."""
+        name = type(self).__module__.rpartition(".")[2].replace("_", "-")
+        raise UsageError(
+            f"{name} cannot be reproducible: its result depends on the number of ranks; choose sync or serial"
+        )
+
     def check_nodes(self, nodes: int) -> None:  # noqa: B027
         """Refuse a number of nodes that this strategy cannot use, if it is known before the ranks are started."""
 

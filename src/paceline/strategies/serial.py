@@ -32,6 +32,9 @@ class Serial(Strategy):
         if ranks != 1:
             raise UsageError(f"serial is one process; the job has {ranks} ranks: choose sync, or 1 rank")
 
+    def check_reproducible(self) -> None:
+        pass
+
     def train(self, me: Worker) -> None:
         for epoch in me.epochs():
             for batch in me.batches(epoch):

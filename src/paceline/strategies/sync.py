@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from paceline.collectives import IN_ORDER
 from paceline.errors import UsageError
 from paceline.strategies import Change, Load, Strategy, Traffic, Trouble, check_collective
 from paceline.strategies._traffic import exchange_traffic
@@ -71,6 +72,14 @@ class Sync(Strategy):
         if trouble == "slow ranks":
             return [Change(options={"balance": True}, why=SMALLER)]
         return [Change(why=REASONS[trouble])] if trouble in REASONS else []
+
+    def check_reproducible(self) -> None:
+        if self.balance:
+            raise UsageError("sync:balance=true cannot be reproducible: its pieces depend on measured times")
+        if self.allreduce not in IN_ORDER:
+            raise UsageError(
+                f"reproducible needs a collective that adds in a fixed order: {', '.join(IN_ORDER)}; got {self.allreduce}"
+            )
 
     def check_nodes(self, nodes: int) -> None:
         if self.allreduce == "shared-memory" and nodes > 1:

@@ -106,6 +106,8 @@ class Job:
         strategy = self.chosen()
         if isinstance(strategy, Strategy):
             strategy.check(ranks)
+        if self.config.reproducible is not None:
+            self._check_reproducible(self.config.reproducible, strategy, ranks)
         update = build_component("updates", self.config.update)
         build_component("schedules", self.config.schedule)
         if self.model is None:
@@ -126,6 +128,17 @@ class Job:
                 )
         replaying.check(self.config, ranks, len(data.train), getattr(strategy, "replayable", False))
         return data, strategy
+
+    def _check_reproducible(self, pieces: int, strategy: Strategy | Train, ranks: int) -> None:
+        if pieces % ranks:
+            raise UsageError(
+                f"reproducible={pieces} needs a number of ranks that divides {pieces}; got {ranks}"
+            )
+        if not isinstance(strategy, Strategy):
+            raise UsageError(f"{self.name()} cannot be reproducible: choose sync or serial")
+        if self.safety.tolerate_failures:
+            raise UsageError("reproducible and tolerate-failures exclude each other: survivors are no power of two")
+        strategy.check_reproducible()
 
     def check_memory(self, data: Dataset, strategy: Strategy | Train, ranks: int) -> None:
         """Raise a UsageError if a network that has not been built does not fit into the memory of this machine.

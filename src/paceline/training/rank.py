@@ -382,6 +382,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
         ranks=ranks if place.part is None else place.part[1],
         draws=config.draws,
         time_only=place.time_only,
+        pieces=config.reproducible,
     )
     steps, samples = (config.epochs * n for n in (batches.steps_per_epoch, batches.samples_per_epoch))
     shown = progress(config.epochs, steps, samples) if progress and rank == 0 else None

@@ -90,6 +90,7 @@ class Steps:
         """The sum of the losses of this rank's samples in the epoch, and their number."""
         self.epoch_losses = [0.0, 0.0, 0.0]
         """The number of the batches' mean losses in the epoch, their sum, and the sum of their squares."""
+        self._piece_sums: list[Array] = []
         self._by_layer: Callable[[Batch, Ready], float] | None = None
 
     @property
@@ -228,6 +229,8 @@ class Steps:
             if self._by_layer is None:
                 self._by_layer = layer_by_layer(self.model)
             self._loss = self._by_layer(batch, ready)
+        elif self.shares.batches.pieces is not None:
+            self._loss = self._sum_pieces(batch)
         elif batch.count:
             self._loss = self.model.gradient(batch)
         else:
@@ -235,6 +238,26 @@ class Steps:
             self._loss = 0.0
         watch.switch("update")
         return self._loss
+
+    def _sum_pieces(self, batch: Batch) -> float:
+        """Fill `model.g` piece by piece, in a fixed order of additions: (0 + 1) + (2 + 3) ...; return the summed loss."""
+        batches, g, loss = self.shares.batches, self.model.g, 0.0
+        levels = ((batches.pieces or 1) // batches.ranks).bit_length() - 1
+        if len(self._piece_sums) != levels:
+            self._piece_sums = [self.vector() for _ in range(levels)]
+        sums = self._piece_sums  # sums[k]: the last sum of 2^k pieces
+        for number, part in enumerate(batches.parts(batch)):
+            if part.count:
+                loss += self.model.gradient(part)
+            else:
+                g[:] = 0
+            level = 0
+            while number >> level & 1:
+                g += sums[level]
+                level += 1
+            if level < levels:
+                sums[level][:] = g
+        return loss
 
     def eta(self, step: int | None = None) -> float:
         """Return the learning rate of the current step of the run, or of the given one."""

@@ -365,8 +365,9 @@ class Worker(Steps):
         """
         # If ranks may die, none has a part of the update's state that no other has.
         whole = not is_elementwise(self.update) or (self.survives and bool(self.update.start(np.zeros(1))))
-        batch = self.shares.batches.batch if factors else None
-        inner = make_exchange(name, self.model, self._off_clock, batch, whole=whole)
+        in_order = self.shares.batches.pieces is not None
+        batch = self.shares.batches.batch if factors and not in_order else None
+        inner = make_exchange(name, self.model, self._off_clock, batch, whole=whole, in_order=in_order)
         if self._rehearses and (rehearse := getattr(inner, "rehearse", None)):
             with unrecorded(self.comm, self.watch, self._events):
                 rehearse()
@@ -469,7 +470,7 @@ class Worker(Steps):
         agree_on_buffers(self.model, self.control, trained=self.epoch_sums[1] > 0)
         mine = [*self.epoch_sums, *self.epoch_losses, float(self._moved())]
         *sums, moved = self.control.total(np.array(mine))
-        found = score_together(self.model, self.data.validation, self.control)
+        found = score_together(self.model, self.data.validation, self.control, self.shares.batches.pieces)
         loss = ratio(sums[0], sums[1]) or 0.0
         self.ended(epoch, loss, found)
         back = guarded and self.guard(epoch, loss, same=not moved and alike(*sums[2:]))
@@ -510,7 +511,7 @@ class Worker(Steps):
         """
         if self._tested is None:
             with self.evaluation():
-                found = score_together(self.model, self.data.test, self.control)
+                found = score_together(self.model, self.data.test, self.control, self.shares.batches.pieces)
                 self._tested = found.means(self.data.classes)
         return self._tested
 
