@@ -137,7 +137,9 @@ class Job:
         if not isinstance(strategy, Strategy):
             raise UsageError(f"{self.name()} cannot be reproducible: choose sync or serial")
         if self.safety.tolerate_failures:
-            raise UsageError("reproducible and tolerate-failures exclude each other: survivors are no power of two")
+            raise UsageError(
+                "reproducible and tolerate-failures exclude each other: survivors are no power of two"
+            )
         strategy.check_reproducible()
 
     def check_memory(self, data: Dataset, strategy: Strategy | Train, ranks: int) -> None:
