@@ -17,7 +17,7 @@ from paceline.study.cells import Cell
 from paceline.study.context import context_of
 from paceline.study.file import read
 from paceline.study.folder import Folder
-from paceline.study.run import Trains, _why, open_folder
+from paceline.study.run import Trains, _why, command, open_folder
 from tests.simulate.test_training import COSTS
 from tests.study.studies import PART, SETTINGS, nobody, records, rest, study, write
 
@@ -178,6 +178,36 @@ def test_only_and_dry_run(
     assert main(["study", path, "--only", "hogwild"]) == 2
     assert "no cell of" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [tmp_path / "s.toml"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--hosts", "a;b"), "hosts must look like a:8,b:8"),
+        (("--hosts", "a:1,b:1", "--dry-run"), "3 ranks do not fit on the hosts, which take 2"),
+        (("--hosts", "a:2", "--on", "sim"), "simulated ranks are all in this process; leave out --hosts"),
+    ],
+)
+def test_hosts_that_do_not_suit_the_study_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...], reason: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = write(tmp_path, SETTINGS + '[[matrix]]\nstrategy = "sync"\nranks = [2, 3]\n')
+    assert main(["study", str(path), *words]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"paceline study: {reason}")
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_ranks_of_a_study_are_started_on_its_hosts() -> None:
+    hosts = "a:8,b:8"
+    real = Cell(config=Config(data="iris", strategy="sync"), ranks=12)
+    assert "--hosts=a:8,b:8" in command(real, Path("runs"), "x", hosts)
+    serial = Cell(config=Config(data="iris", strategy="serial"), ranks=1)
+    assert not any("hosts" in word for word in command(serial, Path("runs"), "x", hosts))
 
 
 def test_places_that_cannot_be_written_are_refused_before_anything_is_started(

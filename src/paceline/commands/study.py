@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.commands import import_from_here
+from paceline.commands._settings import add_hosts
 from paceline.simulate.options import PLACES
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--on", choices=PLACES, default="mpi", help="train on real or on simulated ranks (default: mpi)"
     )
+    add_hosts(parser)
     parser.add_argument(
         "--runs", type=Path, metavar="DIR", help="folder for the runs (default: runs/NAME for NAME.toml)"
     )
@@ -109,10 +111,28 @@ def _study(args: argparse.Namespace) -> int:
     args.out = args.out or folder.path / "report.html"
     folder.check()
     _check_report(folder, args.out)
+    _check_hosts(args, chosen, folder)
     if args.dry_run:
         return _list(folder, chosen, spell, args.retry_failed)
     with folder.lock() as lock:
         return _run(args, study, folder, chosen, spell, lock)
+
+
+def _check_hosts(args: argparse.Namespace, cells: Sequence[Cell], folder: Folder) -> None:
+    """Refuse hosts that cannot be used, or that are too few for a cell; `--dry-run` asks none of them."""
+    from paceline.errors import UsageError
+    from paceline.launch import check_hosts, parse_hosts
+
+    if args.hosts is None:
+        return
+    if args.on != "mpi":
+        raise UsageError("simulated ranks are all in this process; leave out --hosts")
+    hosts = parse_hosts(args.hosts)
+    slots, most = sum(host.slots for host in hosts), max((c.ranks for c in cells if c.on_ranks), default=1)
+    if most > slots:
+        raise UsageError(f"{most} ranks do not fit on the hosts, which take {slots}")
+    if not args.dry_run:
+        check_hosts(hosts, ranks=most, shared=folder.path)
 
 
 def _check_report(folder: Folder, report: Path) -> None:
@@ -133,7 +153,9 @@ def _run(
 
     state = open_folder(folder, study, cells, retry=args.retry_failed)
     show = on(sys.stderr, total=len(cells), done=len(cells) - len(state.missing))
-    start = Trains(runs=folder.path, lock=lock, modules=args.file.parent, timeout=study.timeout)
+    start = Trains(
+        runs=folder.path, lock=lock, modules=args.file.parent, timeout=study.timeout, hosts=args.hosts
+    )
     try:
         run_missing(folder, state, start, show, spell)
     except KeyboardInterrupt:

@@ -65,6 +65,11 @@ class Cell:
         """A short digest of the key, for file names."""
         return hashlib.sha256(self.key.encode()).hexdigest()[:8]
 
+    @property
+    def on_ranks(self) -> bool:
+        """True if its ranks are real ones, which have to be started."""
+        return self.options is None and self.config.strategy != SERIAL
+
     def oversubscribes(self, cores: int) -> bool:
         """Return True if it has more ranks than there are cores: its times say nothing about scaling."""
         return self.options is None and self.ranks > cores

@@ -48,8 +48,8 @@ class Ended:
     """The seconds that it was allowed to run; None: no limit."""
 
 
-def command(cell: Cell, runs: Path, name: str) -> list[str]:
-    """Return the command that a user would type for the cell.
+def command(cell: Cell, runs: Path, name: str, hosts: str | None = None) -> list[str]:
+    """Return the command that a user would type for the cell; `hosts`: those of its ranks, if they are real.
 
     >>> from paceline.config import Config
     >>> from paceline.simulate.options import Options
@@ -59,6 +59,7 @@ def command(cell: Cell, runs: Path, name: str) -> list[str]:
     """
     words = ["train", *as_arguments(cell.config)]
     words += [] if cell.config.strategy == SERIAL else ["-n", str(cell.ranks)]
+    words += [f"--hosts={hosts}"] if hosts and cell.on_ranks else []
     if cell.options is not None:
         words += ["--on=sim", *as_arguments(cell.options)]
     return [*words, f"--runs={runs}", f"--name={name}", "--quiet", "--json"]
@@ -73,12 +74,13 @@ class Trains:
     modules: Path
     """Folders to search for the user's modules, after the working directory."""
     timeout: float | None = None
+    hosts: str | None = None
 
     def __call__(self, cell: Cell, name: str, tick: Callable[[], None]) -> Ended:
         """Run the cell until it ends in any way; if interrupted, let the run save a checkpoint, and raise."""
         paths = [os.environ.get("PYTHONPATH"), str(self.modules.absolute())]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        words = [sys.executable, "-m", "paceline", *command(cell, self.runs, name)]
+        words = [sys.executable, "-m", "paceline", *command(cell, self.runs, name, self.hosts)]
         with tempfile.TemporaryFile() as said:
             run = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(TETHER), str(os.getpid()), *words],
