@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from paceline.config import Config
+from paceline.config import Config, Safety
 from paceline.data import Batch, load
+from paceline.errors import StoppedError
 from paceline.models.mlp import MLP
 from paceline.record import Run
 from paceline.training.rank import Fitted, Job, train
+from paceline.worker.checkpoints import Keeper
 from paceline.worker.evaluation import score
 from tests.ranks import first
 from tests.strategies.cases import CNN
@@ -174,3 +177,34 @@ def batch_norm(comm: Any) -> dict[str, Any]:
     fitted = run(comm, "masters=2", network=module, epochs=6)
     buffers = {name: np.asarray(value).ravel().tolist() for name, value in fitted.model.buffers.items()}
     return {"buffers": buffers, "x": fitted.model.x.tolist(), "accuracy": fitted.test_accuracy}
+
+
+def cut_and_resumed(comm: Any, folder: str) -> dict[str, Any]:
+    """Checkpoints, a stop in the middle, and the rest of the run, in one job."""
+    watched = Watched(comm)
+    config = Config(**{**SETTINGS, "draws": 20}, strategy="parameter-server:masters=2,bound=1")
+    job = Job(config=config, runs=Path(folder), run_name="run", safety=Safety(checkpoint_every="9 steps"))
+    is_due = Keeper.is_due
+
+    def due(keeper: Keeper, done: int) -> bool:
+        if done >= 31:
+            keeper.me.stop_asked = 15
+        return is_due(keeper, done)
+
+    Keeper.is_due = due  # type: ignore[method-assign]
+    saved = False
+    try:
+        train(job, watched)
+    except StoppedError as stopped:
+        saved = stopped.saved
+    Keeper.is_due = is_due  # type: ignore[method-assign]
+    fitted = train(replace(job, resume=Path(folder) / "run"), watched)
+    found = {**watched.report(), "saved": saved}
+    if comm.rank == 0:
+        assert fitted.run is not None
+        run = Run(fitted.run)
+        found["steps"] = sorted(run.steps["step"].tolist())
+        found["applied"] = sorted(run.updates["step"][run.updates["piece"] == 1].tolist())
+        found["applied"] = [step for step in found["applied"] if step >= 0]
+        found["history"], found["accuracy"] = len(fitted.history), fitted.test_accuracy
+    return found

@@ -3,14 +3,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from paceline.launch import mpi
 
 
-def kept(request: Any) -> Any:
+def kept(request: Any, cancelled: Callable[[], None] | None = None) -> Any:
     """A request of a class that Python has made: whoever times it makes no other one of it."""
-    Kept = type("Kept", (mpi().Request,), {})
+
+    def cancel(self: Any) -> None:
+        mpi().Request.Cancel(self)
+        assert cancelled is not None  # only receives are cancelled, and only those that nothing was sent for
+        cancelled()
+
+    Kept = type("Kept", (mpi().Request,), {"Cancel": cancel})
     return Kept.__new__(Kept, request)
 
 
@@ -37,9 +44,12 @@ class Watched:
 
     def Irecv(self, buffer: Any, source: int, tag: int = 0) -> Any:
         self.notes["received"][source] = self.notes["received"].get(source, 0) + 1
-        request = kept(self._comm.Irecv(buffer, source, tag))
+        request = kept(self._comm.Irecv(buffer, source, tag), cancelled=lambda: self._cancelled(source))
         self.notes["requests"].append(request)
         return request
+
+    def _cancelled(self, source: int) -> None:
+        self.notes["received"][source] -= 1
 
     def Free(self) -> None:
         self._comm.Barrier()

@@ -182,6 +182,11 @@ class Control:
             with contextlib.suppress(Exception):  # another rank may have done so
                 self._comm.Revoke()
 
+    def begin_waiting(self) -> Any:
+        """Return a request that is complete when all ranks have called this; there must be more than one."""
+        comm: Any = self._comm
+        return comm.Ibarrier()
+
     def close(self) -> None:
         """Wait for all ranks, so that all can see what rank 0 has written; free the communicator."""
         if self._comm is not None:

@@ -356,7 +356,7 @@ class Shares:
         (2, [4, 7, 9])
         """
         ranks, steps = len(turns), self.steps_per_epoch
-        done = {turn * ranks + rank for rank in range(ranks) for turn in range(turns[rank])}
+        done = {turn * ranks + rank for rank in range(ranks) for turn in range(min(turns[rank], steps))}
         left = np.array([step for step in range(steps) if step not in done], np.intp)
         self._left[epoch] = left
         return self.dealt_turns - -(-len(left) // self.batches.ranks)

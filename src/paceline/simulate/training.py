@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from paceline.errors import UsageError
+from paceline.errors import StoppedError, UsageError
 from paceline.files import read_json, read_text
 from paceline.launch import limit_threads
 from paceline.machine import Costs, Machine, costs_of, load_network, make_compute
@@ -124,12 +124,15 @@ class Simulation:
         """Train on all ranks; return the results of rank 0."""
         job, compute = self.job, self._compute()
 
-        def rank(comm: Any) -> Fitted | None:
-            if job.safety.tolerate_failures and self.ranks > 1:
-                return train_surviving(
-                    Simulated(comm, self), job, lambda place, job: train_at(place, job, progress)
-                )
-            fitted = train_at(Simulated(comm, self), job, progress)
+        def rank(comm: Any) -> Fitted | StoppedError | None:
+            try:
+                if job.safety.tolerate_failures and self.ranks > 1:
+                    return train_surviving(
+                        Simulated(comm, self), job, lambda place, job: train_at(place, job, progress)
+                    )
+                fitted = train_at(Simulated(comm, self), job, progress)
+            except StoppedError as stopped:  # on every rank
+                return stopped
             return fitted if comm.Get_rank() == 0 else None
 
         try:
@@ -148,7 +151,9 @@ class Simulation:
             if isinstance(failed.error, UsageError) or not isinstance(failed.error, Exception):
                 raise failed.error from None
             raise
-        fitted: Fitted | None = next((value for value in outcome.values if value is not None), None)
+        fitted: Fitted | StoppedError | None = next((value for value in outcome.values if value is not None), None)
+        if isinstance(fitted, StoppedError):
+            raise fitted
         if fitted is None:
             raise SimulationError("no rank that has the results lived to the end")
         return fitted

@@ -47,7 +47,8 @@ def protect(me: Worker, job: Job, place: RankEnvironment, strategy: Any, folder:
     if saves is None or place.time_only or (place.simulated and not asked and not survives):
         return None
     saver = None
-    if folder is not None and saves != "itself" and (asked or not place.simulated):
+    # A replay saves nothing: it can be replayed again.
+    if folder is not None and job.config.replay is None and (asked or not place.simulated):
         first = 1 + max(
             (n for rank in files.saved_ranks(folder) for n in files.numbers(folder, rank)), default=0
         )
@@ -56,7 +57,7 @@ def protect(me: Worker, job: Job, place: RankEnvironment, strategy: Any, folder:
         )
     me.keep_with(
         saves, job.safety.interval, saver,
-        replicas=saves == "together" and not getattr(strategy, "averages", False),
+        replicas=saves != "alone" and not getattr(strategy, "averages", False),
         whole_updates=getattr(strategy, "equals_serial", False),
     )  # fmt: skip
     if survives:
@@ -65,7 +66,9 @@ def protect(me: Worker, job: Job, place: RankEnvironment, strategy: Any, folder:
 
 
 def kind_of_batches(strategy: Any) -> str:
-    """Return how a strategy divides batches among its ranks: "own", "dealt" or "pieces"."""
+    """Return how a strategy divides batches among its ranks: "own", "dealt", "pieces" or, by messages, "itself"."""
+    if getattr(strategy, "saves", None) == "itself":
+        return "itself"
     if getattr(strategy, "own_data", False):
         return "own"
     return "dealt" if getattr(strategy, "whole_batches", False) else "pieces"

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -184,13 +184,32 @@ class Keeper:
         """Save and raise a StoppedError, on every rank. Collective."""
         for work in self.before_stop:
             work()
+        self.save()
+        self.end(signal)
+
+    def end(self, signal: int) -> NoReturn:
+        """Raise a StoppedError on every rank, after all have written what they saved last. Collective."""
         saved = False
         if self.saver is not None:
-            self.save()
             with self.me.evaluation():
                 lost = self.me.control.total(np.array([float(not self.saver.wait())]))
             saved = not lost[0]
         raise StoppedError(signal, saved=saved)
+
+    def is_due(self, done: int) -> bool:
+        """Return True if a strategy that saves itself should do so, or stop, after `done` batches of all ranks.
+
+        It sets `count` to this number when it has.
+        """
+        if self.me.stop_asked:
+            return True
+        if self.saver is None or self.saver.busy or done == self.me.steps:
+            return False
+        every = self.interval
+        if every.seconds is not None:
+            return self._clock() - self._saved >= every.seconds
+        per = every.steps or (every.epochs or 0) * self.me.steps_per_epoch
+        return per > 0 and done // per > self.count // per
 
     def save(self, *, keep_all: bool = False) -> None:
         """Copy this rank's state and write it in the background."""

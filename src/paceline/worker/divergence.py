@@ -82,6 +82,17 @@ class Guard:
         self.still = (same or self._alike >= self.horizon > 1) and level > LOW * self._first
         return f"the loss stays at {level:.3g}, whatever the batch," if self.still else None
 
+    def state(self) -> Array:
+        """Return what the guard has seen, for `resume`."""
+        return np.array(
+            [self.mean, self._seen, self._level, self._alike, self.still, self._first, self._best]
+        )
+
+    def resume(self, state: Array) -> None:
+        """Continue from what another guard has seen."""
+        self.mean, seen, self._level, alike, still, self._first, self._best = map(float, state)
+        self._seen, self._alike, self.still = int(seen), int(alike), bool(still)
+
     def forget(self) -> None:
         """Compare only with the best mean so far from now on, because the parameters have been restored."""
         self._seen, self.mean, self._alike, self.still = self.horizon, self._best, 0, False

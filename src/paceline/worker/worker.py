@@ -250,6 +250,11 @@ class Worker(Steps):
         return self.kept_values[name]
 
     @property
+    def resumption(self) -> Resumption | None:
+        """The states of the run that is resumed; None if none is."""
+        return self._resumption
+
+    @property
     def resumed_from(self) -> int:
         """The number of ranks of the run that is resumed; 0 if none is."""
         return 0 if self._resumption is None else self._resumption.ranks

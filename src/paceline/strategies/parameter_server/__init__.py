@@ -35,7 +35,9 @@ from paceline.strategies.parameter_server._master import (
     LAST_LOSS,
     LAST_STEP,
     NEXT,
+    NONE,
     PIECES,
+    SAVE,
     STEP,
     Inbox,
     Master,
@@ -49,12 +51,13 @@ from paceline.strategies.parameter_server._pieces import (
     place,
     record_events,
 )
+from paceline.strategies.parameter_server._saved import NAME, Saved
 from paceline.strategies.parameter_server.rules import make_rule
 
 if TYPE_CHECKING:
     from paceline.data import Batch
     from paceline.models import Model
-    from paceline.worker import Worker
+    from paceline.worker import Saves, Worker
 
 __all__ = ["EVENTS", "Inbox", "ParameterServer", "Piece", "digest", "place"]
 
@@ -78,6 +81,7 @@ class ParameterServer(Strategy):
     whole_batches: ClassVar[bool] = True
     in_step: ClassVar[bool] = False
     replayable: ClassVar[bool] = True
+    saves: ClassVar[Saves] = "itself"
     masters_option: ClassVar[str] = "masters"
     colour: ClassVar[str] = "#D55E00"
     marker: ClassVar[str] = "^"
@@ -185,21 +189,32 @@ class ParameterServer(Strategy):
         me.broadcast()  # x the same on every rank
         with me.preparation():
             comm = me.comm.Dup()
-        workers = me.size - self.masters
+        workers, steps = me.size - self.masters, (me.steps_per_epoch, me.steps)
         pieces = place(me.model.layers, self.masters, self.placement)
+        saved = Saved.of(me, self.masters)
         master = None
         if me.rank < self.masters:
             chief = None
             if me.rank == 0:
-                dealer = Dealer(self.share, workers, me.steps_per_epoch, me.steps)
+                dealer = Dealer(self.share, workers, *steps, dealt=None if saved is None else saved.dealt)
                 chief = Chief(me, dealer, workers, len(pieces))
             disciplines = maker(workers, self.bound, self.backup)
             master = Master(me, comm, pieces, self.masters, make_rule(self.rule), disciplines, chief)
+            if saved is not None:
+                saved.give(master)
+            me.before_saving(lambda: vars(me.kept(NAME)).update(master.state()))
             master.serve()
+            stopped = master.stopped
         else:
-            first = first_batch(self.share, me.rank - self.masters, me.steps_per_epoch, me.steps)
-            work(me, comm, pieces, self.masters, first)
-        me.control.wait()
+            first = first_batch(self.share, me.rank - self.masters, *steps) if saved is None else None
+            last = saved.losses[0] if saved is not None and saved.losses else ()
+            stopped = work(me, comm, pieces, self.masters, first, last)
+        stopped = wait_for_end(me, comm, stopped, worker=master is None)
+        if stopped:
+            if master is not None:
+                master.abandon()
+            comm.Free()
+            me.keeper.end(stopped)
         with me.evaluation():
             if master is not None:
                 master.end()
@@ -213,13 +228,22 @@ class ParameterServer(Strategy):
             comm.Free()
 
 
-def work(me: Worker, comm: Any, pieces: list[Piece], masters: int, first: int) -> None:
-    """Run a worker: compute, send, receive and repeat until master 0 has no more batches for it."""
-    x, step = me.model.x, np.array([first])
+def work(
+    me: Worker, comm: Any, pieces: list[Piece], masters: int, first: int | None, last: Sequence[float] = ()
+) -> int:
+    """Run a worker: compute, send, receive and repeat until master 0 has no more batches for it.
+
+    `first`: its first batch, or None to receive it with the current values; `last`: step, loss and count of its last
+    batch of a run that is resumed. Return the signal because of which the run stops, or 0.
+    """
+    x, step = me.model.x, np.array([NONE if first is None else first])
     gradient = Sending(comm, me.model, pieces)
     requests = gradient.requests
     header = np.zeros(BUFFERS + flat_buffers(me.model).size)
-    header[LAST_STEP] = -1
+    header[[LAST_STEP, LAST_LOSS, LAST_COUNT]] = last or (-1, 0, 0)
+    me.before_saving(
+        lambda: vars(me.kept(NAME)).update(last=header[[LAST_STEP, LAST_LOSS, LAST_COUNT]].tolist())
+    )
 
     def announce(now: int, count: int) -> None:
         header[STEP], header[COUNT], header[BUFFERS:] = now, count, flat_buffers(me.model)
@@ -227,24 +251,68 @@ def work(me: Worker, comm: Any, pieces: list[Piece], masters: int, first: int) -
             part = header if master == 0 else header[:BUFFERS]
             requests.append(comm.Isend(part, dest=master, tag=HEADER))
 
-    def own_batches() -> Iterator[Batch]:
-        while step[0] >= 0:
-            yield me.shares.whole(int(step[0]))
+    def expect_values() -> None:
+        requests.append(comm.Irecv(step, source=0, tag=NEXT))
+        for piece in pieces:
+            requests.append(comm.Irecv(x[piece.part], source=piece.master, tag=PIECES + piece.number))
 
+    def receive_values() -> None:
+        type(requests[0]).Waitall(requests)  # x_then <- x
+        requests.clear()
+
+    def own_batches() -> Iterator[Batch]:
+        while step[0] != NONE:
+            if step[0] >= 0:
+                yield me.shares.whole(int(step[0]))
+                continue
+            me.keeper.save()  # all masters save theirs at this moment
+            if step[0] < SAVE:
+                return
+            comm.Irecv(step, source=0, tag=NEXT).Wait()
+
+    if first is None:
+        expect_values()
+        receive_values()
     for batch in me.logged(own_batches()):
         announce(batch.step, batch.count)
         gradient.begin()
         loss = me.gradient(batch, gradient.ready)  # g <- gradient at x_then, sent layer by layer
-        requests.append(comm.Irecv(step, source=0, tag=NEXT))
-        for piece in pieces:
-            requests.append(comm.Irecv(x[piece.part], source=piece.master, tag=PIECES + piece.number))
+        expect_values()
         gradient.send_rest()
-        type(requests[0]).Waitall(requests)  # x_then <- x
-        requests.clear()
+        receive_values()
         header[LAST_STEP], header[LAST_LOSS], header[LAST_COUNT] = batch.step, loss, batch.count
-    announce(-1, 0)
+    announce(NONE, 0)
     gradient.leave()
-    type(requests[0]).Waitall(requests)
+    receive_values()
+    header[LAST_STEP] = -1
+    return SAVE - int(step[0]) if step[0] < SAVE else 0
+
+
+def wait_for_end(me: Worker, comm: Any, stopped: int, *, worker: bool) -> int:
+    """Wait for all ranks; a worker without batches takes part in later checkpoints. Collective.
+
+    Return the signal because of which the run stops, or 0.
+    """
+    if me.keeper is None:
+        me.control.wait()
+        return 0
+    ended, told = me.control.begin_waiting(), np.empty(1, np.int64)
+    if not worker or stopped:
+        ended.Wait()
+        return stopped
+    over = False
+    while not over:
+        asked = comm.Irecv(told, source=0, tag=NEXT)
+        over = type(asked).Waitany([asked, ended]) == 1
+        if over and not asked.Test():  # and none will come: the end is after the last message
+            asked.Cancel()
+            asked.Wait()
+            return 0
+        me.keeper.save()
+        if told[0] < SAVE:
+            ended.Wait()
+            return SAVE - int(told[0])
+    return 0
 
 
 class Sending:

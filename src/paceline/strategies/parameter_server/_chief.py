@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
 from typing import Any, Literal
 
 import numpy as np
@@ -32,23 +34,54 @@ class Dealer:
     >>> dynamic = Dealer("dynamic", workers=2, steps_per_epoch=3, steps=6)
     >>> [dynamic.next(worker) for worker in (1, 1, 1, 0, 0)]
     [2, 3, 4, 5, -1]
+    >>> other = Dealer("static", workers=3, steps_per_epoch=3, steps=6, dealt=np.array([True, False, True, False]))
+    >>> [other.next(worker) for worker in (0, 0, 1, 2)]                        # 1 of the first epoch; 3, 4, 5
+    [1, 3, 4, 5]
     """
 
     def __init__(
-        self, share: Literal["static", "dynamic"], workers: int, steps_per_epoch: int, steps: int
+        self,
+        share: Literal["static", "dynamic"],
+        workers: int,
+        steps_per_epoch: int,
+        steps: int,
+        dealt: Array | None = None,
     ) -> None:
-        """Assign the first batches, which every worker knows without a message."""
+        """Assign the first batches, which every worker knows without a message; after an interruption there are none.
+
+        `dealt`: the batches of an interrupted run that need not be dealt any more (True), the first ones of all `steps`.
+        """
         self.share = share
         self.stopped = False
-        self._free = iter(range(min(workers, steps), steps))
-        self._own = [_share(worker, workers, steps_per_epoch, steps) for worker in range(workers)]
-        for own in self._own:
-            next(own, None)
+        self.dealt = np.zeros(steps, bool)
+        """The batches that have been dealt."""
+        left: Sequence[int] = range(steps)
+        if dealt is not None:
+            self.dealt[: dealt.size] = dealt
+            left = np.flatnonzero(~self.dealt).tolist()
+        self.count = steps - len(left)
+        """The number of batches that have been dealt."""
+        self.idle: set[int] = set()
+        """The workers that have no more batches."""
+        self._free = iter(left)
+        self._own = [_share(worker, workers, steps_per_epoch, left) for worker in range(workers)]
+        if dealt is None:
+            for worker in range(workers):
+                if first_batch(share, worker, steps_per_epoch, steps) < 0:
+                    self.idle.add(worker)
+                else:
+                    self.next(worker)
 
     def next(self, worker: int) -> int:
-        if self.stopped:
-            return -1
-        return next(self._free if self.share == "dynamic" else self._own[worker], -1)
+        """Return the next batch of a worker; -1: there is none."""
+        own = self._free if self.share == "dynamic" else self._own[worker]
+        step = -1 if self.stopped else next(own, -1)
+        if step < 0:
+            self.idle.add(worker)
+        else:
+            self.dealt[step] = True
+            self.count += 1
+        return step
 
 
 def first_batch(share: Literal["static", "dynamic"], worker: int, steps_per_epoch: int, steps: int) -> int:
@@ -62,10 +95,13 @@ def first_batch(share: Literal["static", "dynamic"], worker: int, steps_per_epoc
     return worker if worker < (min(steps_per_epoch, steps) if share == "static" else steps) else -1
 
 
-def _share(worker: int, workers: int, steps_per_epoch: int, steps: int) -> Iterator[int]:
-    """Iterate over a worker's own batches: every `workers`-th batch of each epoch."""
-    for start in range(0, steps, steps_per_epoch):
-        yield from range(start + worker, start + steps_per_epoch, workers)
+def _share(worker: int, workers: int, steps_per_epoch: int, left: Sequence[int]) -> Iterator[int]:
+    """Iterate over a worker's own batches of those that are left: every `workers`-th batch of each epoch."""
+    start = 0
+    while start < len(left):
+        stop = bisect_left(left, (left[start] // steps_per_epoch + 1) * steps_per_epoch, start)
+        yield from left[start:stop][worker::workers]
+        start = stop
 
 
 class Chief:
@@ -91,13 +127,53 @@ class Chief:
         self._ended: dict[int, float] = {}  # training time at the end of each epoch
         self._all_known = False
 
+    # ---- the state at a cut, when the ends of all epochs so far have been reported
+
+    def state(self) -> dict[str, Any]:
+        """Return everything that is needed to continue."""
+        x, waiting = self.me.model.x, {}
+        for epoch, parts in self._parts.items():
+            waiting[str(epoch)] = whole = np.empty(x.size, x.dtype)
+            for part, values in parts:
+                whole[part] = np.asarray(values)
+        return {
+            "dealt": np.packbits(self.dealer.dealt),
+            "done": self._done,
+            "guard": self._guard.state(),
+            "sums": {str(epoch): sums for epoch, sums in self._sums.items() if epoch >= len(self.me.history)},
+            "queue": list(self._queue),
+            "waiting": waiting,
+            "scores": {str(epoch): astuple(score) for epoch, score in self._scores.items()},
+            "ended": {str(epoch): seconds for epoch, seconds in self._ended.items()},
+        }
+
+    def resume(self, saved: dict[str, Any]) -> None:
+        """Continue from a state, with a dealer that does so."""
+        self._done = saved["done"]
+        self._guard.resume(saved["guard"])
+        self._sums = {int(epoch): list(sums) for epoch, sums in saved["sums"].items()}
+        self._queue.extend(saved["queue"])
+        self._parts = {int(epoch): [(slice(0, x.size), x)] for epoch, x in saved["waiting"].items()}
+        self._scores = {int(epoch): Score(*score) for epoch, score in saved["scores"].items()}
+        self._ended = {int(epoch): seconds for epoch, seconds in saved["ended"].items()}
+
+    def put(self, parts: Sequence[tuple[slice, Array]]) -> None:
+        """Copy the model at a cut, and the workers' buffers, into `me.model`; an evaluation in progress begins again."""
+        self._going = None
+        for part, values in parts:
+            self.me.model.x[part] = values
+        self.put_buffers()
+
     # ---- losses
 
     def loss(self, worker: int, step: int, loss: float, count: int, buffers: Array) -> None:
-        """Record a worker's loss on the batch of an earlier step, and its buffers after it."""
+        """Record a worker's loss on the batch of an earlier step, and its buffers after it.
+
+        `worker`: -1 if the worker that computed it is none of this run's any more.
+        """
         sums = self._sums.setdefault(step // self.me.steps_per_epoch, [0.0, 0, 0])
         sums[0], sums[1], sums[2] = sums[0] + loss, sums[1] + count, sums[2] + 1
-        if buffers.size:
+        if buffers.size and worker >= 0:
             self._buffers[worker], self._heard[worker] = buffers, True
         self._done += 1
         self.me.tell(self._done - 1, loss / count)
@@ -160,9 +236,7 @@ class Chief:
 
     def assemble(self, epoch: int) -> None:
         """Copy the model at the end of an epoch, and the workers' buffers, into `me.model`."""
-        for part, values in self._parts[epoch]:
-            self.me.model.x[part] = values
-        self.put_buffers()
+        self.put(self._parts[epoch])
 
     def put_buffers(self) -> None:
         """Average the workers' buffers (BatchNorm's statistics) into `me.model`."""
@@ -187,7 +261,8 @@ class Chief:
         self._going = None
         self._report()
         self.me.control.broadcast(np.array([len(self._queue)]))
-        for epoch in self._queue:
+        while self._queue:
+            epoch = self._queue.popleft()
             self.assemble(epoch)
             self._scores[epoch] = evaluate_together(self.me)
             self._report()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +21,8 @@ from paceline.strategies.parameter_server._pieces import (
     Marks,
     Owned,
     Piece,
+    PieceState,
+    recut,
 )
 from paceline.strategies.parameter_server.rules import Rule
 from paceline.worker import Worker
@@ -31,8 +33,10 @@ HEADER, NEXT, ORDERS, PIECES = range(4)
 # Places in the header with which a worker announces a gradient, or (step -1) that it leaves: floats of 64 bits.
 # To master 0 the model's floating buffers follow.
 STEP, COUNT, LAST_STEP, LAST_LOSS, LAST_COUNT, BUFFERS = range(6)
-# Orders from master 0 to the other masters.
-RESTORE, END = range(2)
+# Instead of the next batch: there is none; save a checkpoint (lower numbers: and stop because of signal SAVE - number).
+NONE, SAVE = -1, -2
+# Orders from master 0 to the other masters; the last one plus a signal: save a checkpoint, and stop because of it.
+RESTORE, END, CUT = range(3)
 Key = tuple[str, int, int]
 """The kind of message, the piece and the worker."""
 
@@ -57,6 +61,10 @@ class Inbox:
             del self._under_way[key]
         return found
 
+    def expects(self, *key: Any) -> bool:
+        """Return True if a receive for this message is posted."""
+        return key in self._under_way
+
     def take(self, what: str, number: int = 0, worker: int = 0) -> Key:
         """Wait for one of them."""
         key = (what, number, worker)
@@ -69,6 +77,13 @@ class Inbox:
         for key in found:
             del self._under_way[key]
         return found
+
+    def cancel(self) -> None:
+        """Give up all receives: nothing will be sent any more."""
+        for request in self._under_way.values():
+            request.Cancel()
+            request.Wait()
+        self._under_way.clear()
 
 
 class Outbox:
@@ -87,9 +102,10 @@ class Outbox:
         if request is not None:
             request.Wait()
 
-    def send(self, values: Array, tag: int, worker: int) -> None:
-        """Send values that do not change until the send is complete."""
-        self._under_way[tag, worker] = self._comm.Isend(values, dest=self._first + worker, tag=tag)
+    def send(self, values: Array, tag: int, worker: int, *, matched: bool = False) -> None:
+        """Send values that do not change until the send is complete; `matched`: not before it is received."""
+        send = self._comm.Issend if matched else self._comm.Isend
+        self._under_way[tag, worker] = send(values, dest=self._first + worker, tag=tag)
 
     def send_copy(self, values: Array, tag: int, master: int) -> None:
         """Send memory allocated for this message, and release that of completed earlier ones."""
@@ -109,7 +125,13 @@ class Outbox:
 
 
 class Master:
-    """A master, which serves workers in the order of arrival; `chief` performs the extra duties of master 0."""
+    """A master, which serves workers in the order of arrival; `chief` performs the extra duties of master 0.
+
+    A checkpoint is a consistent cut: master 0 holds back the next batches until all that were dealt have arrived. It
+    then tells the other masters how many those were; each saves its state when as many have arrived at it, and sends its
+    pieces to master 0, which saves its own state with the complete model and releases the workers. No gradient is on its
+    way at the cut. A worker takes no part in it, but saves its own state when it is told so instead of a batch.
+    """
 
     def __init__(
         self,
@@ -155,6 +177,13 @@ class Master:
             "snapshot": self._on_snapshot,
             "orders": self._on_orders,
         }
+        self.stopped = 0
+        """The number of the signal because of which the run has stopped; 0: it has not."""
+        self._resumed = False
+        self._cutting = False
+        self._ordered: tuple[int, int] | None = None  # the gradients at the cut, and the signal to stop
+        self._complete: list[tuple[slice, Array]] = []  # the other masters' pieces at the cut
+        self._held: list[int] = []  # workers that wait for their next batches until the cut
 
     # ---- the loop
 
@@ -169,15 +198,19 @@ class Master:
         else:
             for number in self._theirs:
                 self._expect("snapshot", number)
+        if self._resumed:
+            for worker in range(self.workers):
+                for owned in self._owned.values():
+                    self._answer(owned, [worker])
         for what, number, worker in self._as_they_come() if self.me.replay is None else self._as_they_came():
             self._handlers[what](number, worker)
         self._outbox.complete_replies()
         if self.chief is not None:
-            self._give_orders(END, 0)
+            self._give_orders(END, self.stopped)
 
     def _as_they_come(self) -> Iterator[Key]:
         """Iterate over messages as they arrive; when there are none, master 0 evaluates some samples."""
-        while self._working or not self._ended:
+        while self._working or not self._ended or self._cutting:
             idle = self.chief is not None and self.chief.may_work
             arrived = self._inbox.arrived(wait=not idle)
             if self.chief is not None and idle and (not arrived or self.chief.pressed):
@@ -185,23 +218,31 @@ class Master:
             yield from arrived
 
     def _as_they_came(self) -> Iterator[Key]:
-        """Iterate over messages in the order of the run that is replayed."""
-        rows = self.me.replay.updates
-        mine = rows["master"] == self.me.rank
-        for event, number, worker in zip(*(rows[name][mine].tolist() for name in EVENTS[:3]), strict=True):
+        """Iterate over messages in the order of the run that is replayed; when it stops, workers leave before its end."""
+        for key in self._recorded_order():
             if self.chief is not None:  # their order does not matter, but their memory must be released
                 yield from self._inbox.arrived_of("snapshot")
                 while self.chief.pressed:
                     self.chief.work()
+            if self._inbox.expects(*key):
+                yield self._inbox.take(*key)
+        while self._working:
+            yield from self._inbox.arrived_of("gradient")
+
+    def _recorded_order(self) -> Iterator[Key]:
+        """Iterate over the messages that this master handled in the run that is replayed."""
+        rows = self.me.replay.updates
+        mine = rows["master"] == self.me.rank
+        for event, number, worker in zip(*(rows[name][mine].tolist() for name in EVENTS[:3]), strict=True):
             if event in (APPLIED, DROPPED):
-                yield self._inbox.take("gradient", number, worker)
+                yield ("gradient", number, worker)
             elif event == LEFT:
                 for piece in self._owned:
-                    yield self._inbox.take("gradient", piece, worker)
+                    yield ("gradient", piece, worker)
             elif self.chief is None:  # master 0 decides to restore as it did then
-                yield self._inbox.take("orders")
+                yield ("orders", 0, 0)
         if self.chief is None:
-            yield self._inbox.take("orders")
+            yield ("orders", 0, 0)
 
     def _expect(self, what: str, number: int = 0, worker: int = 0) -> None:
         """Post a receive."""
@@ -243,6 +284,8 @@ class Master:
             self._tell_chief(owned, epoch - 1)
         if self._marks is not None:
             self._marks.arrived(owned)
+        if self.me.keeper is not None and self.me.replay is None:
+            self._cut()
 
     def _take_header(self, worker: int) -> None:
         """Read the header that the worker sent before this gradient; it contains the loss of the previous one."""
@@ -267,13 +310,17 @@ class Master:
         self._expect("snapshot", number)
 
     def _on_orders(self, _: int, __: int) -> None:
-        """Handle an order from master 0: restore, or end."""
-        kind, mark = self._orders.astype(int).tolist()
+        """Handle an order from master 0: restore, save, or end."""
+        kind, value = self._orders.astype(int).tolist()
         if kind == END:
-            self._ended = True
+            self._ended, self.stopped = True, value
+            return
+        self._expect("orders")
+        if kind == RESTORE:
+            self._restore(value)
         else:
-            self._restore(mark)
-            self._expect("orders")
+            self._ordered = (value, kind - CUT)
+            self._cut()
 
     # ---- answers
 
@@ -287,9 +334,100 @@ class Master:
             if self._unanswered[worker] == 0:
                 self._unanswered[worker] = len(self._owned)
                 if self.chief is not None:
-                    self._outbox.complete(NEXT, worker)
-                    self._next[worker] = self.chief.dealer.next(worker)
-                    self._outbox.send(self._next[worker], NEXT, worker)
+                    self._deal(worker, self.chief)
+
+    def _deal(self, worker: int, chief: Chief) -> None:
+        """Send a worker its next batch, or hold it back until the cut."""
+        if self._cutting:
+            self._held.append(worker)
+            return
+        if self.me.replay is not None and self.me.stop_asked and not self.stopped:
+            self._release(chief, self.me.stop_asked)  # without a cut: the run can be replayed again
+        self._send_next(worker, SAVE - self.stopped if self.stopped else chief.dealer.next(worker))
+
+    def _send_next(self, worker: int, step: int, *, matched: bool = False) -> None:
+        self._outbox.complete(NEXT, worker)
+        self._next[worker] = step
+        self._outbox.send(self._next[worker], NEXT, worker, matched=matched)
+
+    # ---- checkpoints
+
+    def state(self) -> dict[str, Any]:
+        """Return what this master needs to continue, as references to what it is now."""
+        pieces = [owned.state() for owned in self._owned.values()]
+        if self._marks is not None:
+            self._marks.add_to(pieces)
+        found = {"pieces": [vars(piece) for piece in pieces], "log": np.array(self.log)}
+        if self.chief is None:
+            return found
+        ends = self._working == 0 or (self._ordered is not None and self._ordered[1] > 0)
+        return {**found, "chief": self.chief.state(), "ends": ends}
+
+    def resume(self, saved: Sequence[PieceState], log: Array) -> bool:
+        """Continue with the current parameters from the states of all pieces, and from this master's log.
+
+        Return False if states of a rule are lost.
+        """
+        mine = [recut(saved, owned.piece.part) for owned in self._owned.values()]
+        kept = [owned.resume(one) for owned, one in zip(self._owned.values(), mine, strict=True)]
+        if self._marks is not None:
+            self._marks.resume(mine)
+        ends = mine[0].arrivals // self.me.steps_per_epoch
+        for number in self._owned if self.chief is None else range(len(self.snapshots)):
+            self.snapshots[number] = ends
+        self.log.extend(log)
+        self._resumed = True
+        return all(kept)
+
+    def _cut(self) -> None:
+        """Begin a cut if one is due, and go on with it if everything has arrived."""
+        if self.chief is not None:
+            self._cut_as_first(self.chief)
+        elif self._ordered is not None and self._has_all(self._ordered[0]):
+            signal, self._ordered = self._ordered[1], None
+            self.me.keeper.save()
+            for owned in self._owned.values():
+                self._outbox.send_copy(owned.x.copy(), PIECES + owned.piece.number, master=0)
+            self._stop(signal)
+
+    def _cut_as_first(self, chief: Chief) -> None:
+        dealt, keeper = chief.dealer.count, self.me.keeper
+        if not self._cutting:
+            self._cutting = not chief.dealer.stopped and keeper.is_due(dealt)
+        if not self._cutting or not self._has_all(dealt):
+            return
+        if self._ordered is None:
+            self._ordered = (dealt, self.me.stop_asked)
+            self._give_orders(CUT + self.me.stop_asked, dealt)
+        if len(self._complete) == len(self._theirs):
+            chief.put([*self._complete, *((owned.piece.part, owned.x) for owned in self._owned.values())])
+            self._complete.clear()
+            self.me.position, keeper.count = divmod(dealt, self.me.steps_per_epoch), dealt
+            keeper.save()
+            self._release(chief, self._ordered[1])
+
+    def _has_all(self, count: int) -> bool:
+        """Return True if this many gradients of each piece have arrived."""
+        return all(owned.arrivals == count for owned in self._owned.values())
+
+    def _release(self, chief: Chief, signal: int) -> None:
+        """As master 0, let the workers save their states and go on, or stop."""
+        self._ordered, self._cutting = None, False
+        chief.dealer.stopped |= signal > 0
+        self._stop(signal)
+        # A worker without batches waits for the end of the run or for this message, whichever comes first.
+        for worker in sorted(chief.dealer.idle) if signal else range(self.workers):
+            self._send_next(worker, SAVE - signal, matched=True)
+        held, self._held = self._held, []
+        for worker in held:
+            self._deal(worker, chief)
+
+    def _stop(self, signal: int) -> None:
+        """If the run is to stop, answer the workers that wait for others."""
+        self.stopped = signal
+        if signal:
+            for number, owned in self._owned.items():
+                self._answer(owned, self._discipline[number].release())
 
     # ---- with master 0
 
@@ -327,9 +465,14 @@ class Master:
 
     def _take_snapshot(self, number: int) -> None:
         assert self.chief is not None
-        epoch = int(self.snapshots[number])
+        epoch, part = int(self.snapshots[number]), self._theirs[number].part
+        values = self._landing[number].copy()
+        if self._ordered is not None and epoch == self._ordered[0] // self.me.steps_per_epoch:
+            self._complete.append((part, values))
+            self._cut()
+            return
         self.snapshots[number] += 1
-        self.chief.snapshot(epoch, self._theirs[number].part, self._landing[number].copy())
+        self.chief.snapshot(epoch, part, values)
 
     def _give_orders(self, kind: int, mark: int) -> None:
         for master in range(1, self.masters):
@@ -341,6 +484,11 @@ class Master:
         self._marks.restore(mark)
 
     # ---- the end
+
+    def abandon(self) -> None:
+        """End the remaining communication of a run that stops, after all workers have left."""
+        self._outbox.complete_copies()
+        self._inbox.cancel()
 
     def end(self) -> None:
         """Collect the complete model on rank 0 and finish its evaluations. Collective on all ranks."""
@@ -390,6 +538,8 @@ class Governed(Protocol):
 class Discipline(Protocol):
     def arrived(self, piece: Governed, worker: int) -> list[int]: ...
     def left(self, piece: Governed, worker: int) -> list[int]: ...
+    def release(self) -> list[int]:
+        """Return the workers that wait, because the run stops."""
 
 
 class Asynchronous:
@@ -400,6 +550,9 @@ class Asynchronous:
         return [worker]
 
     def left(self, piece: Governed, worker: int) -> list[int]:
+        return []
+
+    def release(self) -> list[int]:
         return []
 
 
@@ -424,6 +577,10 @@ class Bounded:
     def left(self, piece: Governed, worker: int) -> list[int]:
         self.active.discard(worker)
         return self._released()
+
+    def release(self) -> list[int]:
+        free, self.waiting = self.waiting, []
+        return free
 
     def _released(self) -> list[int]:
         slowest = min((self.clock[worker] for worker in self.active), default=0)
@@ -454,6 +611,10 @@ class Rounds:
     def left(self, piece: Governed, worker: int) -> list[int]:
         self.active.discard(worker)
         return self._closed(piece)
+
+    def release(self) -> list[int]:
+        free, self.waiting = self.waiting, []
+        return free
 
     def _closed(self, piece: Governed) -> list[int]:
         if not self.waiting or len(self.waiting) < min(self.enough, len(self.active)):

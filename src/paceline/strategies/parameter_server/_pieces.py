@@ -1,4 +1,4 @@
-"""The pieces of the parameters: which master owns which, a piece at its master, and the record of its updates."""
+"""The pieces of the parameters: which master owns which, a piece at its master, its state, and the record of updates."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -89,6 +89,70 @@ def _overlap(one: slice, other: slice) -> bool:
     return bool(one.start < other.stop and other.start < one.stop)
 
 
+# ---- the state of a piece, from which training can continue
+
+
+@dataclass
+class PieceState:
+    """A piece between two gradients: everything that its master needs to continue, except the parameters themselves."""
+
+    start: int
+    stop: int
+    arrivals: int = 0
+    """Gradients that have arrived."""
+    version: int = 0
+    """Updates that have been made."""
+    halved: float = 1.0
+    """The factor on the step after divergence."""
+    count: int = 0
+    """The samples of a round of gradients that is not complete; their sum is the array `total`."""
+    good: bool = False
+    """True if the array `good` holds the values to restore after divergence; `first` holds those of the start."""
+    arrays: dict[str, Array] = field(default_factory=dict)
+    """Those of rule and update, whose names begin with `rule.` and `update.`, and the ones above."""
+
+    def numbers(self) -> dict[str, Any]:
+        """Return everything except the arrays."""
+        return {name: value for name, value in vars(self).items() if name != "arrays"}
+
+
+def recut(saved: Sequence[PieceState], part: slice) -> PieceState:
+    """Return the state of another piece, put together from those that it overlaps.
+
+    Arrays as long as their pieces, or whose rows are, are cut and joined. Everything else, such as a count of updates, is
+    taken from the piece with the largest overlap.
+
+    >>> one = PieceState(0, 3, arrivals=7, arrays={"rule.s": np.arange(3.0), "rule.t": np.array([7])})
+    >>> two = PieceState(3, 5, arrivals=7, arrays={"rule.s": np.arange(3.0, 5.0), "rule.t": np.array([6])})
+    >>> cut = recut([one, two], slice(1, 4))
+    >>> cut.arrays, cut.arrivals
+    ({'rule.s': array([1., 2., 3.]), 'rule.t': array([7])}, 7)
+    """
+    for one in saved:
+        if (one.start, one.stop) == (part.start, part.stop):
+            return one
+    some = [one for one in saved if _overlap(slice(one.start, one.stop), part)]
+    most = max(some, key=lambda one: min(one.stop, part.stop) - max(one.start, part.start))
+    arrays = {}
+    equally_far = len({one.count for one in some}) == 1
+    for name, values in most.arrays.items():
+        if name == "total" and not equally_far:  # gradients of rounds that differ: they are lost
+            continue
+        if all(name in one.arrays and one.arrays[name].shape[-1:] == (one.stop - one.start,) for one in some):
+            arrays[name] = np.concatenate(
+                [
+                    one.arrays[name][..., max(part.start - one.start, 0) : part.stop - one.start]
+                    for one in some
+                ],
+                axis=-1,
+            )
+        elif values.shape[-1:] != (most.stop - most.start,):
+            arrays[name] = values
+    numbers = {**most.numbers(), "start": part.start, "stop": part.stop, "good": "good" in arrays}
+    numbers["count"] *= "total" in arrays
+    return PieceState(**numbers, arrays=arrays)
+
+
 @dataclass
 class Gradient:
     """The header of a gradient that a worker is sending."""
@@ -142,6 +206,37 @@ class Owned:
     def _begin(self, x: Array) -> None:
         self._rule_state = self._rule.start(x, len(self.sent))
         self._update_state = self._update.start(x)
+
+    def state(self) -> PieceState:
+        """Return everything that is needed to continue, as references to what it is now."""
+        part, arrays = self.piece.part, {}
+        if self._count:
+            arrays["total"] = np.asarray(self._total)
+        for kind, state in (("rule", self._rule_state), ("update", self._update_state)):
+            arrays |= {f"{kind}.{name}": values for name, values in state.items() if name[0] != "_"}
+        return PieceState(
+            part.start, part.stop, self.arrivals, self._version, self.halved, self._count, arrays=arrays
+        )
+
+    def resume(self, saved: PieceState) -> bool:
+        """Continue from a state with the current values.
+
+        Return False if the rule's state is lost, because it belongs to another number of workers.
+        """
+        arrays = saved.arrays
+        self.arrivals, self._version, self.halved = saved.arrivals, saved.version, saved.halved
+        self._sent_version = [self._version] * len(self._sent_version)
+        self._count = saved.count
+        if self._count:
+            self._total[:] = arrays["total"]
+        _fill(self._update_state, _named("update", arrays))
+        rule = _named("rule", arrays)
+        if rule and hasattr(self._rule, "share_out"):
+            rule = self._rule.share_out(rule, len(self.sent))
+        if _fill(self._rule_state, rule):
+            return True
+        self._rule_state = self._rule.start(np.asarray(self.x), len(self.sent))
+        return False
 
     # ---- called by the discipline
 
@@ -222,6 +317,21 @@ class Owned:
         self._log.extend((event, self.piece.number, worker, self._said[worker].step, tau, gap))
 
 
+def _named(kind: str, arrays: dict[str, Array]) -> dict[str, Array]:
+    """Return the arrays of a rule or an update."""
+    return {name[len(kind) + 1 :]: values for name, values in arrays.items() if name.startswith(f"{kind}.")}
+
+
+def _fill(state: dict[str, Array], saved: dict[str, Array]) -> bool:
+    """Copy saved arrays into the state of a rule or update; return False if one is missing or has another shape."""
+    wanted = {name: values for name, values in state.items() if name[0] != "_"}
+    if any(name not in saved or saved[name].shape != values.shape for name, values in wanted.items()):
+        return False
+    for name, values in wanted.items():
+        values[...] = saved[name]
+    return True
+
+
 class Marks:
     """Snapshots of the parameters at intervals, which a master restores after divergence.
 
@@ -253,6 +363,24 @@ class Marks:
             self._good = 0
         return self._good
 
+    def add_to(self, saved: Sequence[PieceState]) -> None:
+        """Add the start and the mark to restore to the states of the pieces."""
+        for one, marks in zip(saved, self._marks, strict=True):
+            one.arrays["first"], one.good = np.asarray(marks[0]), self._good > 0
+            if self._good:
+                one.arrays["good"] = np.asarray(marks[self._good])
+
+    def resume(self, saved: Sequence[PieceState]) -> None:
+        """Continue with the marks of saved pieces; the numbers of later ones follow from the gradients so far."""
+        for owned, one, marks in zip(self._pieces, saved, self._marks, strict=True):
+            if "first" in one.arrays:
+                marks[0][:] = one.arrays["first"]
+            number = max(owned.arrivals // self._every, int(one.good))
+            if number > 0:
+                marks[number] = owned.x.copy()
+                marks[number][:] = one.arrays["good"] if one.good else marks[0]
+            self._good = number if one.good else 0
+
     def restore(self, mark: int) -> None:
         """Restore a mark; later marks then hold the same values."""
         for owned, marks in zip(self._pieces, self._marks, strict=True):
@@ -279,7 +407,8 @@ def record_events(me: Worker, pieces: list[Piece], log: Sequence[float]) -> None
     tau = columns["tau"][applied]
     me.findings["gradients_applied"] = round(int(applied.sum()) / len(pieces))
     me.findings["gradients_dropped"] = round(int(dropped.sum()) / len(pieces))
-    me.findings["order"] = digest(columns)
+    if me.resumption is None:  # only the order of one run can be repeated
+        me.findings["order"] = digest(columns)
     me.findings["staleness"] = {
         **_staleness(columns, applied),
         "pieces": [

@@ -67,6 +67,9 @@ class Rule(Protocol):
         """Fill `out` with the values that the worker uses for its next gradient."""
         ...
 
+    # Optional, for a rule whose state has one row per worker: `share_out(state, workers)` returns the state for another
+    # number of workers, when a run is resumed on other ranks or goes on without some. Without it the state starts anew.
+
 
 def make_rule(text: str) -> Rule:
     """Create a rule from its specification, with options separated by slashes.

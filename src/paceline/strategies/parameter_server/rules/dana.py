@@ -47,6 +47,13 @@ class Dana:
     def start(self, x: Array, workers: int) -> State:
         return {"v": np.zeros((workers, x.size), x.dtype), "sum": np.zeros_like(x), "eta": np.zeros(1)}
 
+    def share_out(self, state: State, workers: int) -> State:
+        """Divide the workers' momenta equally among another number of workers; their sum stays the same."""
+        if len(state["v"]) == workers:
+            return state
+        equal = state["sum"] / workers
+        return {**state, "v": np.broadcast_to(equal, (workers, equal.size))}
+
     def correct(self, g: Array, x: Array, arrival: Arrival, state: State) -> float:
         v, total = state["v"][arrival.worker], state["sum"]
         state["eta"][0] = arrival.eta
