@@ -151,7 +151,9 @@ class Simulation:
             if isinstance(failed.error, UsageError) or not isinstance(failed.error, Exception):
                 raise failed.error from None
             raise
-        fitted: Fitted | StoppedError | None = next((value for value in outcome.values if value is not None), None)
+        fitted: Fitted | StoppedError | None = next(
+            (value for value in outcome.values if value is not None), None
+        )
         if isinstance(fitted, StoppedError):
             raise fitted
         if fitted is None:

@@ -104,7 +104,9 @@ def _check_order(run: Run) -> None:
     from paceline.strategies.parameter_server import EVENTS, digest
 
     if run.summary.get("findings", {}).get("resumed"):
-        raise UsageError(f"{run.folder} cannot be replayed: it was resumed, and its order is not that of one run")
+        raise UsageError(
+            f"{run.folder} cannot be replayed: it was resumed, and its order is not that of one run"
+        )
     updates = run.updates
     missing = [name for name in ("master", *EVENTS) if name not in updates]
     if missing:

@@ -71,7 +71,9 @@ class Saved:
             chief.resume(self.chief)
         for step, loss, samples in self.losses:
             chief.loss(-1, int(step), loss, int(samples), np.empty(0))
-        me.findings.setdefault("resumed", []).append({"gradients": count, "lost_later_updates": not self.ends})
+        me.findings.setdefault("resumed", []).append(
+            {"gradients": count, "lost_later_updates": not self.ends}
+        )
         lost = "" if self.ends else "; updates after that checkpoint were lost"
         anew = "" if complete else "; the state of the masters' rule started anew"
         me.remarks.append(f"resumed after {count:,} of {me.steps:,} gradients{lost}{anew}")
