@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from paceline import fit
+from paceline.errors import UsageError
 from paceline.record import STEP_COLUMNS, Run, checkpoint
 from paceline.record.rows import unpack_rows
 
@@ -56,3 +57,78 @@ def test_same_bits_from_any_checkpoint(strategy: str, update: str, tmp_path: Pat
         assert again.bytes_sent == whole.bytes_sent
         for name in ("rank", "step", "loss", "count"):
             assert np.array_equal(Run(again.run).steps[name], Run(whole.run).steps[name])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+@pytest.mark.parametrize("strategy", ["sync:allreduce=ring", "sync:allreduce=shared-memory"])
+def test_another_number_of_ranks_ends_the_same_up_to_rounding(
+    strategy: str, ranks: int, tmp_path: Path
+) -> None:
+    whole = fit(
+        **COMMON,
+        strategy=strategy,
+        update="adam",
+        ranks=3,
+        runs=tmp_path / "runs",
+        checkpoint_every="7 steps",
+        checkpoints=99,
+    )
+    assert whole.run is not None
+    again = fit(resume=cut(whole.run, tmp_path / "cut", 3), ranks=ranks, quiet=True)
+    assert again.ranks == ranks
+    assert np.allclose(whole.model.x, again.model.x, rtol=1e-3, atol=1e-4)
+    assert [epoch.epoch for epoch in again.history] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize(
+    "strategy", ["weight-average", "local-sgd:every=4", "elastic:every=3", "psgd", "gossip", "hogwild"]
+)
+def test_others_go_on_with_the_samples_that_are_left(strategy: str, ranks: int, tmp_path: Path) -> None:
+    whole = fit(
+        **COMMON,
+        strategy=strategy,
+        ranks=3,
+        runs=tmp_path / "runs",
+        checkpoint_every="3 steps",
+        checkpoints=99,
+    )
+    assert whole.run is not None
+    again = fit(resume=cut(whole.run, tmp_path / "cut", 2), ranks=ranks, quiet=True)
+    assert again.history[-1].epoch == 2
+    assert np.isfinite(again.model.x).all()
+    counted = np.load(again.run / "steps.npz")  # type: ignore[operator]
+    by_epoch = [int(counted["count"][counted["epoch"] == epoch].sum()) for epoch in range(3)]
+    assert by_epoch == [120, 120, 120]  # every sample once in each epoch, whoever computed it
+
+
+def test_a_complete_run_is_trained_further(tmp_path: Path) -> None:
+    first = fit(**{**COMMON, "on": "mpi"}, strategy="serial", runs=tmp_path)
+    more = fit(resume=first.run, epochs=2, quiet=True)
+    assert more.run == first.run
+    assert [epoch.epoch for epoch in more.history] == [0, 1, 2, 3, 4]
+    five = fit(**{**COMMON, "on": "mpi", "epochs": 5}, strategy="serial", runs=None)
+    assert np.array_equal(five.model.x, more.model.x)  # plain SGD has no other state
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole = fit(
+        **COMMON, strategy="sync", ranks=2, runs=tmp_path / "runs", checkpoint_every="5 steps", checkpoints=99
+    )
+    assert whole.run is not None
+    run = cut(whole.run, tmp_path / "cut", 4)
+    path = checkpoint.part_of(run, 1, 4)
+    path.write_bytes(path.read_bytes()[:-200])
+    again = fit(resume=run, quiet=True)
+    assert "rank-1/000004.npz cannot be read" in caplog.text
+    assert np.array_equal(whole.model.x, again.model.x)
+
+
+def test_runs_that_cannot_be_resumed_are_refused(tmp_path: Path) -> None:
+    done = fit(**{**COMMON, "on": "mpi"}, strategy="serial", runs=tmp_path)
+    assert done.run is not None
+    with pytest.raises(UsageError, match="is complete; --epochs N"):
+        fit(resume=done.run, quiet=True)
+    (done.run / "summary.json").unlink()
+    with pytest.raises(UsageError, match="has no complete checkpoint"):
+        fit(resume=done.run, quiet=True)

@@ -7,7 +7,8 @@
     20250101-…-1a2b3c4d  runs
 
 A cell is done when there is a readable, complete record of the same settings and the same code, whoever created it. An
-incomplete run that `.running.json` names was interrupted; whoever holds the lock may remove it.
+incomplete run that `.running.json` names was interrupted: it is resumed from its last checkpoint or, if it has none,
+removed by whoever holds the lock.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 from paceline.errors import UsageError
 from paceline.files import read_json, write_json
 from paceline.record import Run, find_runs
+from paceline.record.checkpoint import latest
 from paceline.record.writing import folder_name
 from paceline.study.cells import Cell, asked_in
 from paceline.study.context import FAILED, STUDY, context_of
@@ -91,8 +93,8 @@ class Folder:
             raise UsageError(f"cannot write runs to {self.path}: {why}") from None
 
     def tidy(self) -> None:
-        """Remove the remains of an interrupted study: its unfinished run, and files that it was writing."""
-        self.settle()
+        """Remove the remains of an interrupted study: files that it was writing, and a run that cannot be resumed."""
+        self.settle(keep=True)
         names = "|".join(map(re.escape, (RUNNING, STUDY, *REPORTS)))
         for inside, ours in (
             (self.path, rf"\.({names})\..+"),
@@ -123,8 +125,15 @@ class Folder:
                 note.unlink(missing_ok=True)
 
     def begin(self, cell: Cell) -> str:
-        """Return the name of the folder for the cell's run, which this study may remove from now on."""
+        """Return the name of the folder for the cell's run, which this study may remove from now on.
+
+        If it exists, it is that of an interrupted run, to be resumed from its last checkpoint.
+        """
         # The mark distinguishes the name from those of runs started by hand.
+        name = self._interrupted(cell)
+        if name is not None:
+            write_json(self.path / RUNNING, {"run": name})
+            return name
         name = f"{folder_name(cell.config.strategy, cell.ranks, cell.config.seed)}-{cell.mark}"
         while (self.path / name).exists():
             name += "-again"
@@ -137,12 +146,23 @@ class Folder:
         code = cell.settings["code"]  # if code was edited during the run, the next study handles it
         return next((run for run in runs if asked_in({**run.config, "code": code}) == cell.key), None)
 
-    def settle(self) -> None:
-        """Remove the run that was started last, if it is not complete."""
+    def _interrupted(self, cell: Cell) -> str | None:
+        """Return the name of a run of the cell that was interrupted and has a checkpoint, if there is one."""
+        for folder in sorted(self.path.glob(f"*-{cell.mark}*"), reverse=True):
+            with suppress(OSError, UsageError, KeyError, TypeError):
+                if (folder / "summary.json").exists() or asked_in(Run(folder).config) != cell.key:
+                    continue
+                if latest(folder) is not None:
+                    return folder.name
+        return None
+
+    def settle(self, *, keep: bool = False) -> None:
+        """Remove the run that was started last, if it is not complete; `keep`: unless it can be resumed."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             name = read_json(self.path / RUNNING)["run"]
             started = self.path / name
-            if Path(name).name == name and started.is_dir() and not (started / "summary.json").exists():
+            complete = (started / "summary.json").exists() or (keep and latest(started) is not None)
+            if Path(name).name == name and started.is_dir() and not complete:
                 shutil.rmtree(started)
         (self.path / RUNNING).unlink(missing_ok=True)
 

@@ -80,7 +80,11 @@ class Trains:
         """Run the cell until it ends in any way; if interrupted, let the run save a checkpoint, and raise."""
         paths = [os.environ.get("PYTHONPATH"), str(self.modules.absolute())]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        words = [sys.executable, "-m", "paceline", *command(cell, self.runs, name, self.hosts)]
+        words = command(cell, self.runs, name, self.hosts)
+        if (self.runs / name).exists():  # interrupted; the study file names the same code as the record
+            words = ["resume", str(self.runs / name), "--trust", "--quiet", "--json"]
+            words += [f"--hosts={self.hosts}"] if self.hosts and cell.options is None else []
+        words = [sys.executable, "-m", "paceline", *words]
         with tempfile.TemporaryFile() as said:
             run = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(TETHER), str(os.getpid()), *words],

@@ -566,6 +566,9 @@ class Worker(Steps):
 
     def end_training(self) -> None:
         """End training: work since the last exchange or step, such as freeing memory, does not count."""
+        if self.keeper is not None:  # what they use may have been freed
+            self.keeper.before.clear()
+            self.keeper.before_stop.clear()
         self.watch.lap("evaluation")
 
     def stop_clock(self) -> None:
