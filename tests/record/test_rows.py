@@ -78,7 +78,7 @@ def test_a_complete_run_can_be_continued(tmp_path: Path) -> None:
         control.close()
 
     run(longer, ranks=3)
-    unpack_rows(tmp_path, "steps", COLUMNS)
+    unpack_rows(tmp_path, "steps")
     run(longer, ranks=2)
     with np.load(tmp_path / "steps.npz") as columns:
         assert columns["rank"].tolist() == [0] * 60 + [1] * 60 + [2] * 30
@@ -100,20 +100,20 @@ def test_without_a_file_evenly_spaced_rows_are_kept(rows: int) -> None:
 def test_when_the_disk_is_full_rows_wait_in_memory_and_are_written_later(tmp_path: Path) -> None:
     said: list[str] = []
     folder, away = tmp_path / "steps", tmp_path / "away"
-    log = RowLog(COLUMNS, folder / "rank-0.rows", chunk=10, most=1000, outage=Outage(said.append, "the run"))
+    log = RowLog(COLUMNS, folder / "rank-0.rows", chunk=10, most=1000, outage=Outage(tmp_path, said.append))
     fill(log, 25)
     folder.rename(away)
     folder.write_text("in the way")  # neither a folder nor a new one can be opened here, not even by root
     fill(log, 100, start=25)
     assert (log.rows_written, log.kept) == (20, 125)
     assert len(said) == 1
-    assert "cannot write the run: " in said[0]
+    assert f"cannot write the run to {tmp_path}: " in said[0]
     folder.unlink()
     away.rename(folder)
     fill(log, 15, start=125)
     assert log.read()[:, 0].tolist() == list(range(140))
     assert log.rows_written == 140
-    assert said[1:] == ["the run can be written again"]
+    assert said[1:] == [f"the run can be written to {tmp_path} again"]
 
 
 def test_rows_of_a_removed_folder_are_lost_but_counted(tmp_path: Path) -> None:

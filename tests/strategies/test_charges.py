@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +13,12 @@ from paceline import names as spec
 from paceline.comm.clocks import Stopwatch
 from paceline.data import Batches, load
 from paceline.models.mlp import build
+from paceline.record import RowLog
 from paceline.schedules.constant import Constant
 from paceline.simulate.model import costed, kind_of
 from paceline.strategies.parameter_server._chief import Dealer, first_batch
 from paceline.strategies.parameter_server._master import Outbox
-from paceline.strategies.parameter_server._pieces import KEPT, Gradient, Marks, Owned, Piece
+from paceline.strategies.parameter_server._pieces import EVENTS, KEPT, Gradient, Marks, Owned, Piece
 from paceline.strategies.parameter_server.rules.plain import Plain
 from paceline.updates.sgd import Sgd
 from paceline.vectors import Meter
@@ -85,7 +85,7 @@ def test_what_a_master_does_is_charged_once() -> None:
     me.model.x[:] = 1.0
     said = [Gradient(step=0, count=2), Gradient(step=1, count=2)]
     piece = Piece(number=0, master=0, part=slice(0, 40), layers=(0,))
-    owned = Owned(me, piece, Plain(), 2, said, array("d"))
+    owned = Owned(me, piece, Plain(), 2, said, RowLog(EVENTS))
     owned.g[0] = 4.0
     clock.work.clear()
     owned.apply(0)
@@ -102,7 +102,7 @@ def test_what_a_master_does_is_charged_once() -> None:
 def test_without_computing_a_master_only_counts() -> None:
     clock = Clock()
     me = worker(clock, update=None, time_only=True)
-    said, rows = [Gradient(step=0, count=2)] * 3, array("d")
+    said, rows = [Gradient(step=0, count=2)] * 3, RowLog(EVENTS)
     owned = Owned(me, Piece(0, 0, slice(0, 40), (0,)), Plain(), 3, said, rows)
     before = np.array(owned.x)
     clock.work.clear()
@@ -111,7 +111,7 @@ def test_without_computing_a_master_only_counts() -> None:
         owned.answer(w)
     assert clock.work == [("rule", 40)] * 3
     assert np.array_equal(np.asarray(owned.x), before, equal_nan=True)
-    assert rows[4::6].tolist() == [0, 1, 0]  # tau
+    assert rows.read()[:, EVENTS.index("tau")].tolist() == [0, 1, 0]
 
 
 def test_a_master_keeps_no_copy_of_what_has_arrived() -> None:
@@ -220,7 +220,7 @@ def test_in_a_shared_x_everything_takes_its_time_first_and_earlier_ranks_go_befo
         apply_update(Noting(), there, np.full(10, 2.0, np.float32), 0.25, {}, 1.0)
     assert comm.told == ["pass", ("update", 10), "pass", "applied"]
     assert np.asarray(shared.x).tolist() == [0.5] * 10
-    assert (list(shared.taus), shared.overlapping) == ([0], 0)
+    assert (shared.taus.read().tolist(), shared.overlapping) == ([[0]], 0)
     shared.free()
 
 
@@ -241,7 +241,7 @@ def test_updates_of_others_between_read_and_write_are_counted() -> None:
     with shared.writing() as x:
         apply_update(Sgd(), x, np.ones(4), 0.5, {}, 1.0)
     assert other.updates == 3  # before the read, before the write, and before the end of the write
-    assert list(shared.taus) == [2]
+    assert shared.taus.read().tolist() == [[2]]
     assert shared.overlapping == 1
 
 

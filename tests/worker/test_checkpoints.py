@@ -11,7 +11,7 @@ import pytest
 
 from paceline import fit
 from paceline.errors import UsageError
-from paceline.record import STEP_COLUMNS, Run, checkpoint
+from paceline.record import Run, checkpoint
 from paceline.record.rows import unpack_rows
 
 COMMON: dict[str, Any] = {
@@ -25,7 +25,7 @@ IN_STEP = ["sync:allreduce=ring", "sync:allreduce=shared-memory", "sync:allreduc
 def cut(run: Path, to: Path, number: int) -> Path:
     """Copy a run as it would be if it had been killed just after a checkpoint."""
     shutil.copytree(run, to)
-    unpack_rows(to, "steps", STEP_COLUMNS)
+    unpack_rows(to, "steps")
     for name in ("summary.json", "model.npz", "steps.npz"):
         (to / name).unlink()
     for rank in checkpoint.saved_ranks(to):

@@ -36,7 +36,7 @@ examples:
 
 `paceline list` shows the data sets, models, strategies, updates and schedules with their options.
 Ctrl-C, SIGTERM and SIGUSR1 save a checkpoint and stop the run; a second one ends it at once.
-exit status: 0 success, 1 failure, 2 bad input, 3 training diverged (the record is complete),
+exit status: 0 success, 1 failure or nothing could be saved, 2 bad input, 3 training diverged (the record is complete),
              130, 143, 138 stopped by Ctrl-C, SIGTERM, SIGUSR1; 128 + N a rank was ended by signal N
 """
 
@@ -219,6 +219,8 @@ def _end(args: argparse.Namespace, fitted: Fitted, *, shown: bool = True) -> int
 
     if shown:
         print(json_text(fitted.summary()) if args.json else _describe(fitted), flush=True)
+    if fitted.unsaved is not None:
+        return 1
     return 0 if fitted.diverged is None else DIVERGED
 
 
@@ -243,5 +245,5 @@ def _describe(fitted: Fitted) -> str:
         f"{'simulated ' * fitted.simulated}training{rate}\n"
         f"time: {split}; {fitted.bytes_sent:,} bytes sent\n"
         + "".join(f"{remark}\n" for remark in fitted.remarks)
-        + f"run: {fitted.run}"
+        + (fitted.unsaved or f"run: {fitted.run}")
     )

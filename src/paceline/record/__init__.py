@@ -11,9 +11,10 @@ code_digest                                 a digest that shows whether a user's
 from paceline.record.environment import code_digest, text_digest
 from paceline.record.reading import Run, find_runs
 from paceline.record.rows import Outage, RowLog, Spool, Table, gather_rows, rows_path, truncate_logs
-from paceline.record.writing import STEP_COLUMNS, Epoch, Record, new_folder
+from paceline.record.writing import EPOCHS, STEP_COLUMNS, Epoch, Record, new_folder
 
 __all__ = [
+    "EPOCHS",
     "STEP_COLUMNS",
     "Epoch",
     "Outage",

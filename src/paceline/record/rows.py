@@ -132,6 +132,12 @@ class RowLog:
         del rows  # its memory is the buffer's
         del self.buffer[:]
 
+    def observe_rest(self) -> None:
+        """Pass the rows that are still in the buffer to `observe`; none may be appended afterwards."""
+        if self._observe is not None and self.buffer:
+            self._observe(self._matrix(self.buffer))
+        self._observe = None
+
     def flush(self) -> int:
         """Write all rows so far; return the number of rows in the file. `sync` then makes them survive a power failure."""
         if self._closed:
@@ -227,13 +233,14 @@ class RowLog:
         self._closed = True
 
     def remove(self) -> None:
-        """Remove the file."""
+        """Remove the file, if that is possible."""
         self.close()
         if self._file is not None:
             self._file.close()
             self._file = None
         if self.path is not None:
-            self.path.unlink(missing_ok=True)
+            with suppress(OSError):
+                self.path.unlink()
 
     def check(self) -> None:
         """Notice if the file, or a part of it, was removed: its rows are lost."""
@@ -281,10 +288,10 @@ class RowLog:
                     raise
         except OSError as error:
             if self._outage is not None:
-                self._outage.failed(error)
+                self._outage.failed(error, self)
             return False
         if self._outage is not None:
-            self._outage.ended()
+            self._outage.ended(self)
         self.rows_written += len(values) // self.width
         return True
 
@@ -339,25 +346,49 @@ def _add_span(spans: list[Span], span: Span) -> None:
 
 
 class Outage:
-    """Writing that fails for a while: says so once, and once that it works again."""
+    """A time in which a run's folder cannot be written: says so once, and once that it is over.
 
-    def __init__(self, say: Callable[[str], None], what: str) -> None:
-        self._say, self._what = say, what
-        self.error: OSError | None = None
-        """The last error, while writing fails."""
+    >>> outage = Outage(Path("runs/a"), print)
+    >>> for writer in ("a", "b"):
+    ...     outage.failed(OSError(28, "No space left on device"), writer)
+    cannot write the run to runs/a: no space left on device; training continues, and writing is tried again
+    >>> outage.ended("a"), outage.ended("b")
+    the run can be written to runs/a again
+    (None, None)
+    """
 
-    def failed(self, error: OSError) -> None:
-        """Note that writing failed."""
-        if self.error is None:
-            why = (error.strerror or str(error)).lower()
-            self._say(f"cannot write {self._what}: {why}; training continues, and writing is tried again")
-        self.error = error
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        self._folder, self.say = folder, say
+        self._said: set[str] = set()
+        self._failing: set[int] = set()
 
-    def ended(self) -> None:
-        """Note that writing worked."""
-        if self.error is not None:
-            self._say(f"{self._what} can be written again")
-        self.error = None
+    def failed(self, error: OSError, writer: object) -> None:
+        """Note that something could not be written."""
+        why = reason(error)
+        self._failing.add(id(writer))
+        if why not in self._said:
+            self._said.add(why)
+            self.say(
+                f"cannot write the run to {self._folder}: {why}; training continues, and writing is tried again"
+            )
+
+    def ended(self, writer: object) -> None:
+        """Note that something was written."""
+        if id(writer) not in self._failing:
+            return
+        self._failing.remove(id(writer))
+        if not self._failing and "" not in self._said:
+            self._said.add("")
+            self.say(f"the run can be written to {self._folder} again")
+
+
+def reason(error: OSError) -> str:
+    """Return an error of the operating system in words.
+
+    >>> reason(OSError(28, "No space left on device"))
+    'no space left on device'
+    """
+    return (error.strerror or str(error)).lower()
 
 
 class Table(Mapping[str, Array]):
@@ -412,7 +443,9 @@ class Table(Mapping[str, Array]):
             place = log.columns.index(name) if name in log.columns else None
             for rows in log.chunks():
                 values = np.full(len(rows), rank) if place is None else rows[:, place]
-                yield values.astype(self.dtype(name))
+                with np.errstate(over="ignore", invalid="ignore"):  # the figures of a run that diverged
+                    columns = values.astype(self.dtype(name))
+                yield columns
 
     def __getitem__(self, name: str) -> Array:
         if name not in self._columns:
@@ -469,12 +502,13 @@ def rows_path(folder: Path | None, table: str, rank: int) -> Path | None:
     return None if folder is None else folder / table / f"rank-{rank}.rows"
 
 
-def unpack_rows(folder: Path, table: str, columns: Sequence[str]) -> None:
+def unpack_rows(folder: Path, table: str) -> None:
     """Write the files of rows from which TABLE.npz was made, to append to them."""
     if (folder / table).exists() or not (folder / f"{table}.npz").exists():
         return
-    found = read_arrays(folder / f"{table}.npz", ("rank", *columns))
-    ranks, values = found["rank"], [found[name] for name in columns]
+    found = read_arrays(folder / f"{table}.npz")
+    columns = [name for name in found if name not in ("rank", "master")]
+    ranks, values = found["rank" if "rank" in found else "master"], [found[name] for name in columns]
     for rank in np.unique(ranks).tolist():
         log = RowLog(columns, rows_path(folder, table, rank))
         first, last = np.searchsorted(ranks, [rank, rank + 1]).tolist()

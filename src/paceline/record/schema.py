@@ -473,7 +473,7 @@ RANK_STATE: Tests = {
     "buffers": keyed(_is_array), "rate": is_number, "(recovery)": is_object, "epoch_sums": _numbers(2),
     "epoch_losses": _numbers(3), "seconds": keyed(is_seconds), "elapsed": is_number, "counts": listed(is_whole, 4),
     "updates": listed({"(start)": is_whole, "(stop)": is_whole, "state": keyed(_is_array)}),
-    "(rows)": is_whole, "kept": keyed(is_object),
+    "rows": keyed(is_whole), "kept": keyed(is_object),
 }  # fmt: skip
 FIRST_STATE: Tests = {
     "x": _is_array, "history": listed(EPOCH), "findings": is_object, "remarks": listed(is_text), "tables": is_object,

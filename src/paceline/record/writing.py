@@ -14,9 +14,12 @@ summary.json       results; written last, so a folder that has it is complete
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
 import re
 import shutil
+import tempfile
 import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,10 +35,16 @@ from numpy.typing import NDArray
 from paceline.errors import UsageError
 from paceline.files import json_text, read_json, replacing, write_arrays, write_columns, write_json
 from paceline.models import Model, state_of
-from paceline.record.rows import RowLog, Table, unpack_rows
-from paceline.record.schema import FORMAT
+from paceline.record.rows import Outage, RowLog, Table, reason, unpack_rows
+from paceline.record.schema import FORMAT, TABLES
+
+log = logging.getLogger(__name__)
 
 LONGEST_NAME = 200  # file systems take 255 bytes, and files in the folder have temporary names
+EPOCHS = 10_000
+"""The number of epochs, at most, whose results are in memory; epochs.jsonl has all."""
+GROWING = [name for name in TABLES if name != "trace"]
+"""Tables that grow with every step; a trace is limited."""
 STEP_COLUMNS = ("step", "epoch", "loss", "count", "compute", "exchange", "update", "wait", "start")
 """The columns of a rank's log of steps; steps.npz has them after `rank`."""
 
@@ -114,42 +123,106 @@ def new_folder(runs: Path, strategy: str, ranks: int, seed: int, *, name: str | 
 
 
 class Record:
-    """The folder of one run, written by rank 0."""
+    """The folder of one run, written by rank 0.
+
+    A run that cannot be recorded is refused at its start. Later, training comes first: what cannot be written is kept in
+    memory, up to a limit, and tried again, and at the end a run is saved elsewhere rather than lost.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = self._wanted = folder
+        self.outage = Outage(folder, log.warning)
+        """Is told whenever writing fails or works."""
+        self.moved: tuple[str, str] | None = None
+        """The folder in which the run was saved, if its own could not take it as a whole, and a sentence about it."""
+        self.unsaved: str | None = None
+        """Why the run could not be saved anywhere, in the end."""
+        self._files: dict[str, Any] = {}  # the JSON files written at the start
+        self._lines: list[
+            str
+        ] = []  # of epochs.jsonl; beyond EPOCHS every second one of the earlier is dropped
+        self._unwritten: list[str] = []
+        self._size = 0  # of epochs.jsonl
 
     def start(self, config: dict[str, Any], environment: dict[str, Any]) -> None:
         """Write the configuration and the environment; if that fails, leave no folder."""
+        self._files = {"config.json": {"format": FORMAT, **config}, "environment.json": environment}
         try:
             with self._writing():
-                write_json(self.folder / "config.json", {"format": FORMAT, **config})
-                write_json(self.folder / "environment.json", environment)
+                for name, values in self._files.items():
+                    write_json(self.folder / name, values)
         except UsageError:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
 
     def resume(self, changes: dict[str, Any], history: list[Epoch], environment: dict[str, Any]) -> None:
         """Go on with the record of a run that was cut: its settings change by `changes`, its history ends here."""
+        path = self.folder / "epochs.jsonl"
         with self._writing():
             config = read_json(self.folder / "config.json")
-            write_json(self.folder / "config.json", {**config, **changes})
-            write_json(self.folder / "environment.json", environment)
-            with replacing(self.folder / "epochs.jsonl") as file:
-                file.write("".join(json_text(asdict(epoch)) + "\n" for epoch in history).encode())
-            unpack_rows(self.folder, "steps", STEP_COLUMNS)
+            self._files = {"config.json": {**config, **changes}, "environment.json": environment}
+            for name, values in self._files.items():
+                write_json(self.folder / name, values)
+            self._lines = [_line(epoch) for epoch in history]
+            ended = history[-1].epoch + 1 if history else 0
+            if ended > len(history) and path.exists():  # not all of a long history was in memory
+                with path.open() as file:
+                    self._lines = list(itertools.islice(file, ended))
+            with replacing(path) as new:
+                new.write("".join(self._lines).encode())
+            self._size = path.stat().st_size
+            for table in GROWING:
+                unpack_rows(self.folder, table)
             for name in ("stopped.json", "summary.json"):
                 (self.folder / name).unlink(missing_ok=True)
 
     def stop(self, why: dict[str, Any]) -> None:
         """Close the record of a run that was stopped before its end."""
-        with self._writing():
+        try:
             write_json(self.folder / "stopped.json", why)
+        except OSError as error:
+            self.outage.failed(error, self)
 
     def epoch(self, epoch: Epoch) -> None:
-        """Append the line of an epoch that has ended."""
-        with self._writing(), (self.folder / "epochs.jsonl").open("a") as file:
-            file.write(json_text(asdict(epoch)) + "\n")
+        """Append the line of an epoch that has ended; if that fails, later."""
+        line = _line(epoch)
+        for lines in (self._lines, self._unwritten):
+            lines.append(line)
+            if len(lines) > EPOCHS:
+                del lines[1:-1:2]
+        try:
+            self._repair(self.folder)
+            self._append()
+        except OSError as error:
+            self.outage.failed(error, self)
+        else:
+            self.outage.ended(self)
+
+    def _append(self) -> None:
+        """Append the lines that have not been written to epochs.jsonl, all or none."""
+        with (self.folder / "epochs.jsonl").open("ab", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < self._size:  # the file was removed
+                self._size, self._unwritten = 0, list(self._lines)
+            if size != self._size:  # or: the rest of an attempt that failed
+                file.truncate(self._size)
+            left = data = "".join(self._unwritten).encode()
+            try:
+                while left:
+                    left = left[file.write(left) :]
+            except OSError:
+                file.truncate(self._size)
+                raise
+        self._size += len(data)
+        self._unwritten = []
+
+    def _repair(self, folder: Path) -> None:
+        """Write what a folder that was removed, or a new one, lacks."""
+        if not folder.exists():
+            folder.mkdir()
+        for name, values in self._files.items():
+            if not (folder / name).exists():
+                write_json(folder / name, values)
 
     def finish(
         self,
@@ -157,22 +230,60 @@ class Record:
         summary: dict[str, Any],
         tables: Mapping[str, Mapping[str, NDArray[Any]]] = MappingProxyType({}),
     ) -> None:
-        """Write the tables, among them the steps of every rank, the trained model (if there is one) and the summary."""
-        with self._writing():
-            for name, table in tables.items():
-                write_table(self.folder / f"{name}.npz", table)
-            if model is not None:
-                write_arrays(self.folder / "model.npz", state_of(model))
-            write_json(
-                self.folder / "summary.json",
-                {
-                    **summary,
-                    "tables": {name: list(table) for name, table in tables.items() if name != "steps"},
-                },
-            )
-        for table in tables.values():
-            if isinstance(table, Table):
-                table.remove()
+        """Write the tables, among them the steps of every rank, the trained model (if there is one) and the summary.
+
+        If that fails, do so in a new folder: in the temporary folder of the system, or in the home folder; if there is no
+        room anywhere, write the model without the tables. `moved` and `unsaved` then say so.
+        """
+        why = ""
+        elsewhere = (Path(tempfile.gettempdir()), Path.home())
+        for kept, lacks in ((tables, ""), ({"steps": steps_table([])}, ", without its tables")):
+            for place in (self._wanted, *elsewhere):
+                try:
+                    if place is not self._wanted:
+                        self.folder = Path(tempfile.mkdtemp(prefix=f"{self._wanted.name}-", dir=place))
+                    if why:
+                        words = f"the run could not be written to {self._wanted} ({why}): it is in {self.folder}{lacks}"
+                        self.moved = (str(self.folder), words)
+                    self._finish(model, summary, kept)
+                except OSError as error:
+                    self.outage.failed(error, self)
+                    why = why or reason(error)
+                    if self.folder is not self._wanted:
+                        shutil.rmtree(self.folder, ignore_errors=True)
+                    self.folder, self.moved = self._wanted, None
+                else:
+                    for table in tables.values():
+                        if isinstance(table, Table):
+                            table.remove()
+                    return
+        places = " or ".join(map(str, (self._wanted, *elsewhere)))
+        self.unsaved = f"the run could not be written to {places}: {why}"
+        self.outage.say(self.unsaved)
+
+    def _finish(
+        self, model: Model | None, summary: dict[str, Any], tables: Mapping[str, Mapping[str, NDArray[Any]]]
+    ) -> None:
+        self._repair(self.folder)
+        if self.folder is self._wanted:
+            self._append()
+        else:
+            with replacing(self.folder / "epochs.jsonl") as file:
+                file.write("".join(self._lines).encode())
+        if model is not None:
+            write_arrays(self.folder / "model.npz", state_of(model))
+        for name, table in tables.items():
+            write_table(self.folder / f"{name}.npz", table)
+        remarks = [*summary.get("remarks", ()), *([] if self.moved is None else [self.moved[1]])]
+        write_json(
+            self.folder / "summary.json",
+            {
+                **summary,
+                "run": str(self.folder),
+                "remarks": remarks,
+                "tables": {name: list(table) for name, table in tables.items() if name != "steps"},
+            },
+        )
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -180,5 +291,8 @@ class Record:
         try:
             yield
         except OSError as error:
-            why = (error.strerror or str(error)).lower()
-            raise UsageError(f"cannot write the run to {self.folder}: {why}") from error
+            raise UsageError(f"cannot write the run to {self.folder}: {reason(error)}") from error
+
+
+def _line(epoch: Epoch) -> str:
+    return json_text(asdict(epoch)) + "\n"

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from paceline import names as registry
 from paceline.errors import UsageError, unknown
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Change", "Facts", "Load", "Strategy", "Traffic", "Trouble", "at_least", "check_collective", "epoch_samples",
-    "passes_of", "summarize_staleness",
+    "passes_of",
 ]  # fmt: skip
 
 
@@ -173,19 +170,3 @@ def at_least(least: int, what: str, value: int) -> None:
     """
     if value < least:
         raise UsageError(f"{what} must be at least {least}; got {value}")
-
-
-def summarize_staleness(tau: NDArray[Any]) -> dict[str, Any]:
-    """Summarize the staleness of applied gradients; `histogram` counts those that were 0, 1, 2 … updates old.
-
-    >>> summarize_staleness(np.array([0, 1, 1, 4]))
-    {'mean': 1.5, 'median': 1.0, 'largest': 4, 'histogram': [1, 2, 0, 0, 1]}
-    """
-    if not tau.size:
-        return {"mean": 0.0, "median": 0.0, "largest": 0, "histogram": []}
-    return {
-        "mean": float(tau.mean()),
-        "median": float(np.median(tau)),
-        "largest": int(tau.max()),
-        "histogram": np.bincount(tau.astype(np.int64)).tolist(),
-    }

@@ -37,6 +37,8 @@ SLOTS = 2
 # messages would count for next to nothing, and repeated halving would reach 0. So at most ten messages of one rank
 # queue at a slow one.
 LEAST = 2.0**-10
+# The numbers of all ranks' weights, at most, that are recorded: those of the last epochs.
+NOTED = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +137,14 @@ class Gossip(Strategy):
             if (
                 weights and not np.isnan(np.concatenate(weights)).any()
             ):  # unknown where time only is simulated
-                me.findings.setdefault("weights", []).append(np.concatenate(weights).tolist())
-                me.findings.setdefault("disagreement", []).append(math.sqrt(in_all) / mean)
+                found = {
+                    "weights": np.concatenate(weights).tolist(),
+                    "disagreement": math.sqrt(in_all) / mean,
+                }
+                for name, value in found.items():
+                    values = me.findings.setdefault(name, [])
+                    values.append(value)
+                    del values[: -max(1, NOTED // me.size)]
 
     def _tell(self, me: Worker, mail: Mail, light: int, busy: int) -> None:
         mine = np.array([mail.sent.total(), mail.received, light, busy])

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from paceline.errors import UsageError, unknown
-from paceline.strategies import Load, Strategy, Traffic, summarize_staleness
+from paceline.record import Table
+from paceline.strategies import Load, Strategy, Traffic
 from paceline.strategies.serial import Serial
 
 if TYPE_CHECKING:
@@ -107,16 +108,17 @@ class Hogwild(Strategy):
                 self._tell(me, shared)
 
     def _tell(self, me: Worker, shared: SharedX) -> None:
-        taus = me.control.gather(np.array(shared.taus, np.int64))
+        shared.taus.observe_rest()
+        ages, logs = shared.ages, me.gather_table("staleness")
+        for theirs in me.control.gather(ages.counts)[1:]:
+            ages.add_counts(theirs)
         overlapped = int(me.control.total(np.array([shared.overlapping]))[0])
         if me.rank == 0:
-            tau = np.concatenate(taus)
-            ranks = np.repeat(np.arange(me.size), [len(of_rank) for of_rank in taus])
-            me.tables["staleness"] = {"rank": ranks, "tau": tau}
-            if tau.size:
-                me.findings["staleness"] = summarize_staleness(tau)
+            me.tables["staleness"] = Table(logs, ("rank", "tau"), types={}, default=np.int64)
+            if ages.total:
+                me.findings["staleness"] = ages.summary()
                 me.findings["overlapping_updates"] = overlapped
                 me.remarks.append(
-                    f"a gradient was {tau.mean():.1f} updates old on average and {tau.max()} at most; "
-                    f"{overlapped / tau.size:.1%} of the updates overlapped with another"
+                    f"a gradient was {ages.mean:.1f} updates old on average and {ages.largest} at most; "
+                    f"{overlapped / ages.total:.1%} of the updates overlapped with another"
                 )

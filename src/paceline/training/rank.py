@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -88,7 +88,10 @@ class Fitted:
     """The strategy's findings, such as staleness or the convergence of each rank."""
     remarks: tuple[str, ...]
     """The same in sentences."""
+    unsaved: str | None = None
+    """Why the run could not be saved anywhere; None if it was, or if no record was requested."""
     history: tuple[Epoch, ...] = field(repr=False)
+    """The results of each epoch; beyond 10,000 epochs, of every second one of the earlier (`epochs.jsonl` has all)."""
     model: Model = field(repr=False)
     """The trained model, in this process."""
 
@@ -415,6 +418,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
         rank=rank,
         ranks=ranks if place.simulated else 1,
         visible=rank == 0 or folder is None or (folder / "config.json").is_file(),
+        outage=None if record is None else record.outage,
     )
     events = Events(place.clock, event_limit(ranks)) if job.trace else None
     tracer = None if events is None else Tracer(events, comm)
@@ -465,7 +469,13 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     found = collect(me, traffic, in_step=in_step)
     if events is not None:
         _keep(me, events)
-    logs = [] if folder is None else gather_rows(me.log, me.control, folder, "steps")
+    table = None
+    if folder is not None:
+        table = steps_table(gather_rows(me.log, me.control, folder, "steps"))
+        if table.missing:
+            me.remarks.append(
+                f"steps.npz lacks {table.missing:,} steps, which could not be written during the run"
+            )
     fitted = Fitted(
         run=folder,
         strategy=job.name(),
@@ -482,18 +492,16 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
         model=model,
         **_outcome(me, found, *tested),
     )
-    if record is not None:
+    if record is not None and table is not None:
         by_rank = [dict(zip(KINDS, map(float, row), strict=True)) for row in found.by_rank]
         trained = None if place.time_only else model
         summary = {**fitted.summary(), "buffers": flat_buffers(model).size, "seconds_by_rank": by_rank}
         summary["checkpoints"] = (
             None if saver is None else {"saved": saver.written, "seconds": me.keeper.seconds}
         )
-        record.finish(
-            trained,
-            {**summary, **_expected_traffic(record, job, strategy, summary)},
-            {"steps": steps_table(logs), **me.tables},
-        )
+        summary.update(_expected_traffic(record, job, strategy, summary))
+        record.finish(trained, summary, {"steps": table, **me.tables})
+    fitted = _saved(me, fitted, record)
     if saver is not None:
         finish(me, saver, job)
     if shown is not None:
@@ -502,14 +510,29 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     return fitted
 
 
+def _saved(me: Worker, fitted: Fitted, record: Record | None) -> Fitted:
+    """Return the results with the folder in which rank 0 saved them, which is not the run's if that failed. Collective."""
+    if fitted.run is None:
+        return fitted
+    mine = None if record is None else [record.moved, record.unsaved]
+    moved, unsaved = json.loads(me.control.broadcast_text(json.dumps(mine)))
+    if moved is not None:
+        place, words = moved
+        return replace(fitted, run=Path(place), remarks=(*fitted.remarks, words))
+    return fitted if unsaved is None else replace(fitted, run=None, unsaved=unsaved)
+
+
 def _expected_traffic(
     record: Record, job: Job, strategy: Strategy | Train, summary: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the expected traffic of a user's own strategy; readers of records ask built-in ones themselves."""
     if not isinstance(strategy, Strategy) or built_in(job.name()) is not None or summary["ranks"] == 1:
         return {}
-    run = Run(record.folder)
-    load = Load.of(run.config, summary, Nodes(layout(run)))
+    try:
+        run = Run(record.folder)
+        load = Load.of(run.config, summary, Nodes(layout(run)))
+    except UsageError:  # the folder was removed
+        return {}
     return {"expected_traffic": asdict(strategy.traffic(load))}
 
 

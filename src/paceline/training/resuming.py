@@ -199,7 +199,7 @@ def _save_complete(run: Run) -> None:
         "buffers": {name.removeprefix(BUFFER): value for name, value in arrays.items() if name.startswith(BUFFER)},
         "position": {"epoch": int(run.config["epochs"]), "turn": 0, "count": 0},
         "updates": [], "rate": float(run.config["lr"]), "recovery": None, "epoch_sums": [0.0, 0],
-        "epoch_losses": [0.0, 0.0, 0.0], "seconds": {}, "elapsed": 0.0, "counts": [0, 0, 0, 0], "rows": None,
+        "epoch_losses": [0.0, 0.0, 0.0], "seconds": {}, "elapsed": 0.0, "counts": [0, 0, 0, 0], "rows": {},
         "weights": None, "kept": {}, "history": run.epochs, "findings": {}, "remarks": [], "tables": {},
     }  # fmt: skip
     files.write(run.folder, 0, 1, state)

@@ -84,7 +84,8 @@ def recover(
 ) -> tuple[RankEnvironment, Loss, list[int]]:
     """Return the environment of this rank among the survivors, with the state from which it goes on."""
     before, comm = place.comm, place.comm
-    me.log.flush()
+    for table in me.logs.values():
+        table.flush()
     states = _states(me)
     me.revoke()
     while True:
@@ -122,7 +123,8 @@ def recover(
     state = _completed(state, me, epoch)
     found.resumption = Resumption([state], own=0, ranks=before.Get_size(), turns=turns or ())
     if place.run is not None and after.Get_rank() == 0:
-        renumber(place.run, "steps", alive, dead)
+        for name in me.logs:
+            renumber(place.run, name, alive, dead)
     after.Barrier()
     redone = int((rows[:, 5] - state["position"]["count"]).max()) if me.keeper.saves == "together" else 0
     loss = Loss(
@@ -161,7 +163,7 @@ def _left(
 
 def _completed(state: State, me: Worker, epoch: int) -> State:
     """Return a state with the parts that only grow, as they were at its time."""
-    history = [asdict(epoch) for epoch in me.history[: state["epochs"]]]
+    history = [asdict(ended) for ended in me.history if ended.epoch < state["epochs"]]
     position = {**state["position"], "epoch": epoch}
     known = {"findings": me.findings, "remarks": me.remarks, "tables": me.tables}
     return {**state, **known, "position": position, "history": history}

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from paceline.config import Interval
 from paceline.errors import StoppedError, UsageError
-from paceline.record import Epoch, truncate_logs
+from paceline.record import Epoch, RowLog, Table, truncate_logs
 from paceline.record.checkpoint import Saver, State, copied
 
 if TYPE_CHECKING:
@@ -63,6 +63,14 @@ class Resumption:
     def same_ranks(self) -> bool:
         """True if the number of ranks has not changed."""
         return self.own >= 0
+
+    def continue_log(self, table: str, log: RowLog, rank: int, ranks: int) -> None:
+        """Continue a table of this rank where it was when its state was saved."""
+        rows = [state["rows"].get(table) for state in self.states]
+        if self.same_ranks:
+            log.truncate(rows[self.own])
+        else:
+            truncate_logs(log, rank, ranks, rows)
 
     def find(self, *path: str) -> Any:
         """Return a value of this rank's own state or else of rank 0's; with other ranks, the mean over all of them."""
@@ -222,7 +230,7 @@ class Keeper:
                 work()
             saver.wait()
             self._copy = copied(self.me.state(), into=self._copy)
-            saver.save(self._copy, first=self.me.log.sync, keep_all=keep_all)
+            saver.save(self._copy, first=self._sync_logs, keep_all=keep_all)
             self._saved = self._clock()
             self.seconds += self._saved - start
 
@@ -237,6 +245,10 @@ class Keeper:
                 self._spare = self.memory.popleft()
             self.memory.append(copied(brief_state(self.me), into=self._spare))
             self._spare = None
+
+    def _sync_logs(self) -> None:
+        for log in list(self.me.logs.values()):
+            log.sync()
 
     # ---- ranks in step
 
@@ -284,7 +296,7 @@ class Keeper:
             return self._clock() - self._saved >= every.seconds
         if every.steps is not None:
             return not epoch_end and self.count % every.steps == 0
-        return epoch_end and every.epochs is not None and len(self.me.history) % every.epochs == 0
+        return epoch_end and every.epochs is not None and self.me.epochs_ended % every.epochs == 0
 
 
 def _place(signal: int) -> int:
@@ -300,13 +312,15 @@ def state_of_worker(me: Worker, *, replicas: bool, whole_updates: bool) -> State
     `replicas`: all ranks have the same parameters, so those of rank 0 are enough; `whole_updates`: the same holds for
     the state of an update of the whole vector.
     """
-    state = {**brief_state(me), "rows": me.log.flush(), "history": [asdict(epoch) for epoch in me.history]}
+    state = {**brief_state(me), "history": [asdict(epoch) for epoch in me.history]}
+    state["rows"] = {name: log.flush() for name, log in me.logs.items()}
     if me.rank != 0 and replicas:
         del state["x"]
     if me.rank != 0 and whole_updates:
         state["updates"] = [of for of in state["updates"] if (of["start"], of["stop"]) != (None, None)]
     if me.rank == 0:
-        state["findings"], state["remarks"], state["tables"] = me.findings, me.remarks, me.tables
+        state["findings"], state["remarks"] = me.findings, me.remarks
+        state["tables"] = {name: table for name, table in me.tables.items() if not isinstance(table, Table)}
     return state
 
 
@@ -330,8 +344,8 @@ def brief_state(me: Worker) -> State:
         "seconds": dict(watch.seconds),
         "elapsed": watch.clock() - me.origin,
         "counts": me.traffic,
-        "rows": len(me.log),
-        "epochs": len(me.history),
+        "rows": {name: len(log) for name, log in me.logs.items()},
+        "epochs": me.epochs_ended,
         "weights": me.shares.weights,
         "kept": {name: vars(kept) for name, kept in me.kept_values.items()},
         "x": np.asarray(me.model.x),
@@ -358,6 +372,7 @@ def restore_worker(me: Worker, resumption: Resumption, kind: str) -> tuple[int, 
         me.findings.update(first.get("findings") or {})
         me.remarks += first.get("remarks") or []
         me.tables.update(first.get("tables") or {})
+    resumption.continue_log("steps", me.log, me.rank, me.size)
     me.origin -= float(first["elapsed"])
     me.watch.seconds.update(find("seconds"))
     position = first["position"]
@@ -366,13 +381,11 @@ def restore_worker(me: Worker, resumption: Resumption, kind: str) -> tuple[int, 
         own = resumption.states[resumption.own]
         epoch, turn = int(own["position"]["epoch"]), int(own["position"]["turn"])
         me.traffic = own["counts"]
-        me.log.truncate(own["rows"])
         me.epoch_sums[:] = own["epoch_sums"]
         me.epoch_losses[:] = own["epoch_losses"]
         if own["weights"] is not None and not resumption.turns:
             me.shares.weights = own["weights"]
     else:
-        truncate_logs(me.log, me.rank, me.size, [state["rows"] for state in resumption.states])
         # The sums of all ranks go on at rank 0.
         if me.rank == 0:
             me.epoch_sums[:] = np.sum([state["epoch_sums"] for state in resumption.states], axis=0)

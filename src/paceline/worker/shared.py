@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +14,9 @@ from paceline.collectives.hierarchical import between
 from paceline.comm import channel
 from paceline.comm.clocks import Stopwatch
 from paceline.comm.shared import CACHE_LINE, SharedMemory, padded
+from paceline.record import RowLog
 from paceline.vectors import Meter, vector
+from paceline.worker.staleness import Staleness
 
 Array = NDArray[Any]
 BEGUN, DONE = 0, 1
@@ -33,7 +34,14 @@ class SharedX:
     of the time that it takes.
     """
 
-    def __init__(self, start: Array, comm: Any, watch: Stopwatch) -> None:
+    def __init__(
+        self,
+        start: Array,
+        comm: Any,
+        watch: Stopwatch,
+        taus: RowLog | None = None,
+        ages: Staleness | None = None,
+    ) -> None:
         self._watch = watch
         self._own = own = channel(comm)
         self._time_only = own.time_only
@@ -50,8 +58,10 @@ class SharedX:
         """The shared parameters; in the simulator, their operations yield to ranks that are behind in time."""
         if self._let_others is not None:
             self.x = vector(self._x, Meter(self._take_time, self._time_only))
-        self.taus = array("l")
+        self.taus = RowLog(("tau",)) if taus is None else taus
         """For each update of this rank, the number of updates by others between its read and its write of x."""
+        self.ages = Staleness() if ages is None else ages
+        """The same, counted."""
         self.overlapping = 0
         """Updates of this rank during which another of its node's ranks wrote x too."""
         self.several_nodes = layout.count > 1
@@ -83,12 +93,13 @@ class SharedX:
         if self._let_others is not None:
             self._let_others()
         done = self._others(DONE)
-        self.taus.append(done - self._done_before)
+        tau = done - self._done_before
         self._mine[BEGUN] += 1
         yield self.x
         if self._let_others is not None:  # simulated: the write takes effect now, at the end of its time
-            self.taus[-1] = self._others(DONE) - self._done_before
+            tau = self._others(DONE) - self._done_before
         self._mine[DONE] += 1
+        self.taus.append((tau,))
         self.overlapping += self._others(BEGUN) > done
 
     def _others(self, which: int) -> int:

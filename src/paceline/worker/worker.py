@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import asdict
@@ -24,7 +24,7 @@ from paceline.config import Interval
 from paceline.data import Batches, Dataset
 from paceline.errors import StoppedError
 from paceline.models import Model
-from paceline.record import STEP_COLUMNS, Epoch, Spool
+from paceline.record import EPOCHS, STEP_COLUMNS, Epoch, RowLog, Spool, gather_rows
 from paceline.record.checkpoint import Saver, State
 from paceline.schedules import Schedule
 from paceline.updates import Update, is_elementwise
@@ -33,6 +33,7 @@ from paceline.worker.checkpoints import Keeper, Kept, Resumption, Saves, put, re
 from paceline.worker.divergence import Recovery, alike
 from paceline.worker.evaluation import Score, agree_on_buffers, ratio, score_together
 from paceline.worker.shared import SharedX
+from paceline.worker.staleness import Staleness
 from paceline.worker.steps import Steps
 
 Array = NDArray[Any]
@@ -179,6 +180,8 @@ class Worker(Steps):
             events=events,
             log=self._spool.log("steps", STEP_COLUMNS),
         )
+        self.logs = {"steps": self.log}
+        """The tables of this rank that grow with its steps, by name."""
         self._off_clock = comm if comm is None or isinstance(comm, Recorded) else Recorded(comm)
         self.comm: Any = comm
         if self._off_clock is not None:
@@ -191,6 +194,7 @@ class Worker(Steps):
         self.replay = replay
         """The run whose order of messages is repeated (a `paceline.record.Run`), if any."""
         self.history: list[Epoch] = []
+        """The epochs that have ended; beyond EPOCHS, only every second one of the earlier."""
         self.findings: dict[str, Any] = {}
         self.tables: dict[str, Mapping[str, Array]] = {}
         self.remarks: list[str] = []
@@ -348,6 +352,25 @@ class Worker(Steps):
         vars(self._recovery._guard).update(state.pop("_guard"))
         vars(self._recovery).update(state)
 
+    # ---- tables
+
+    def open_table(
+        self, name: str, columns: Sequence[str], *, observe: Callable[[Array], None] | None = None
+    ) -> RowLog:
+        """Create a table to which this rank appends rows, in constant memory; a resumed run continues it.
+
+        `observe`: a function called once with every row, in chunks. At the end, `gather_table` gives rank 0 the rows of all
+        ranks, for `tables[name]`.
+        """
+        log = self.logs[name] = self._spool.log(name, columns, observe=observe)
+        if self._resumption is not None:
+            self._resumption.continue_log(name, log, self.rank, self.size)
+        return log
+
+    def gather_table(self, name: str) -> list[RowLog]:
+        """Return every rank's rows of a table on rank 0, and an empty list elsewhere. Collective."""
+        return gather_rows(self.logs[name], self.control, self._spool.folder, name)
+
     # ---- together with the other ranks
 
     def broadcast(self) -> None:
@@ -406,7 +429,9 @@ class Worker(Steps):
     def shared_x(self) -> Iterator[SharedX]:
         """Copy the parameters, the same on every rank, into memory shared by the ranks of a node. Collective."""
         with self.preparation():
-            shared = SharedX(np.asarray(self.model.x), self._off_clock, self.watch)
+            ages = Staleness()
+            log = self.open_table("staleness", ("tau",), observe=lambda rows: ages.add(rows[:, 0]))
+            shared = SharedX(np.asarray(self.model.x), self._off_clock, self.watch, log, ages)
         try:
             yield shared
         except StoppedError:  # on every rank
@@ -450,6 +475,11 @@ class Worker(Steps):
                 self.shares.balance(*self.control.allgather(typical).T)
 
     # ---- the end of an epoch
+
+    @property
+    def epochs_ended(self) -> int:
+        """The number of epochs that have ended."""
+        return self.history[-1].epoch + 1 if self.history else 0
 
     def validate(self, epoch: int, *, shown: Array | None = None, guarded: bool = True) -> bool:
         """Evaluate the model, which must be complete and the same on every rank, on the validation samples. Collective.
@@ -506,6 +536,8 @@ class Worker(Steps):
                 train_seconds=self.train_seconds if train_seconds is None else train_seconds,
             )
             self.history.append(at_end)
+            if len(self.history) > EPOCHS:
+                del self.history[1:-1:2]
             if self._on_epoch is not None:
                 self._on_epoch(at_end)
 

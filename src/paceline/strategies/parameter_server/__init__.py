@@ -45,6 +45,7 @@ from paceline.strategies.parameter_server._master import (
 )
 from paceline.strategies.parameter_server._pieces import (
     EVENTS,
+    Events,
     Piece,
     check_placement,
     digest,
@@ -191,7 +192,9 @@ class ParameterServer(Strategy):
             comm = me.comm.Dup()
         workers, steps = me.size - self.masters, (me.steps_per_epoch, me.steps)
         pieces = place(me.model.layers, self.masters, self.placement)
-        saved = Saved.of(me, self.masters)
+        saved = Saved.of(me)
+        events = Events()
+        log = me.open_table("updates", EVENTS, observe=events.add)
         master = None
         if me.rank < self.masters:
             chief = None
@@ -199,7 +202,7 @@ class ParameterServer(Strategy):
                 dealer = Dealer(self.share, workers, *steps, dealt=None if saved is None else saved.dealt)
                 chief = Chief(me, dealer, workers, len(pieces))
             disciplines = maker(workers, self.bound, self.backup)
-            master = Master(me, comm, pieces, self.masters, make_rule(self.rule), disciplines, chief)
+            master = Master(me, comm, pieces, self.masters, make_rule(self.rule), disciplines, chief, log)
             if saved is not None:
                 saved.give(master)
             me.before_saving(lambda: vars(me.kept(NAME)).update(master.state()))
@@ -223,7 +226,7 @@ class ParameterServer(Strategy):
                 help_to_finish(me)
         me.broadcast()  # the complete model, from rank 0
         with me.evaluation():
-            record_events(me, pieces, [] if master is None else master.log)
+            record_events(me, pieces, events)
             me.follow_first()
             comm.Free()
 

@@ -245,7 +245,7 @@ class Chief:
 
     def _report(self) -> None:
         """Report the epochs whose model has been evaluated and whose losses are all known."""
-        epoch = len(self.me.history)
+        epoch = self.me.epochs_ended
         while epoch in self._scores:
             sums = self._sums.get(epoch, [0.0, 0, 0])
             if sums[2] < self.me.steps_per_epoch and not self._all_known:
@@ -253,6 +253,7 @@ class Chief:
             loss = ratio(sums[0], sums[1]) or 0.0
             self.me.ended(epoch, loss, self._scores.pop(epoch), self._ended.pop(epoch))
             del self._parts[epoch]
+            self._sums.pop(epoch, None)
             epoch += 1
 
     def finish(self) -> None:

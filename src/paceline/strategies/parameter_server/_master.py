@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.models import flat_buffers
+from paceline.record import RowLog
 from paceline.strategies.parameter_server._chief import Chief, help_to_finish
 from paceline.strategies.parameter_server._pieces import (
     APPLIED,
@@ -37,6 +38,8 @@ STEP, COUNT, LAST_STEP, LAST_LOSS, LAST_COUNT, BUFFERS = range(6)
 NONE, SAVE = -1, -2
 # Orders from master 0 to the other masters; the last one plus a signal: save a checkpoint, and stop because of it.
 RESTORE, END, CUT = range(3)
+# Events that are read at once in a replay.
+MANY = 4096
 Key = tuple[str, int, int]
 """The kind of message, the piece and the worker."""
 
@@ -142,10 +145,12 @@ class Master:
         rule: Rule,
         discipline: Callable[[], Discipline],
         chief: Chief | None,
+        log: RowLog,
     ) -> None:
+        """`log`: the table of this master's events."""
         self.me, self.comm, self.masters, self.chief = me, comm, masters, chief
         self.workers = workers = me.size - masters
-        self.log = array("d")
+        self.log = log
         self.snapshots = np.zeros(len(pieces), np.int64)
         """Epochs whose end has been reported to master 0, by piece."""
         self._said = [Gradient() for _ in range(workers)]
@@ -232,8 +237,10 @@ class Master:
     def _recorded_order(self) -> Iterator[Key]:
         """Iterate over the messages that this master handled in the run that is replayed."""
         rows = self.me.replay.updates
-        mine = rows["master"] == self.me.rank
-        for event, number, worker in zip(*(rows[name][mine].tolist() for name in EVENTS[:3]), strict=True):
+        mine = np.flatnonzero(rows["master"] == self.me.rank)
+        parts = (mine[start : start + MANY] for start in range(0, len(mine), MANY))
+        every = (zip(*(rows[name][part].tolist() for name in EVENTS[:3]), strict=True) for part in parts)
+        for event, number, worker in itertools.chain.from_iterable(every):
             if event in (APPLIED, DROPPED):
                 yield ("gradient", number, worker)
             elif event == LEFT:
@@ -300,7 +307,7 @@ class Master:
 
     def _leave(self, worker: int) -> None:
         """Note that a worker has finished its last batch."""
-        self.log.extend((LEFT, 0, worker, -1, 0, 0))
+        self.log.append((LEFT, 0, worker, -1, 0, 0))
         for number, owned in self._owned.items():
             self._answer(owned, self._discipline[number].left(owned, worker))
 
@@ -357,14 +364,14 @@ class Master:
         pieces = [owned.state() for owned in self._owned.values()]
         if self._marks is not None:
             self._marks.add_to(pieces)
-        found = {"pieces": [vars(piece) for piece in pieces], "log": np.array(self.log)}
+        found: dict[str, Any] = {"pieces": [vars(piece) for piece in pieces]}
         if self.chief is None:
             return found
         ends = self._working == 0 or (self._ordered is not None and self._ordered[1] > 0)
         return {**found, "chief": self.chief.state(), "ends": ends}
 
-    def resume(self, saved: Sequence[PieceState], log: Array) -> bool:
-        """Continue with the current parameters from the states of all pieces, and from this master's log.
+    def resume(self, saved: Sequence[PieceState]) -> bool:
+        """Continue with the current parameters from the states of all pieces.
 
         Return False if states of a rule are lost.
         """
@@ -375,7 +382,6 @@ class Master:
         ends = mine[0].arrivals // self.me.steps_per_epoch
         for number in self._owned if self.chief is None else range(len(self.snapshots)):
             self.snapshots[number] = ends
-        self.log.extend(log)
         self._resumed = True
         return all(kept)
 
@@ -450,7 +456,7 @@ class Master:
 
     def _lately(self) -> str:
         """Describe the staleness of the last updates."""
-        rows = np.array(self.log).reshape(-1, len(EVENTS))[-100:]
+        rows = self.log.read(-100)
         taus = rows[rows[:, 0] == APPLIED, EVENTS.index("tau")]
         return f"{taus.mean():.1f} updates, at most {taus.max():.0f}" if taus.size else "unknown"
 
@@ -480,7 +486,7 @@ class Master:
 
     def _restore(self, mark: int) -> None:
         assert self._marks is not None
-        self.log.extend((RESTORED, 0, -1, mark, 0, 0))
+        self.log.append((RESTORED, 0, -1, mark, 0, 0))
         self._marks.restore(mark)
 
     # ---- the end

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,8 +13,9 @@ from numpy.typing import NDArray
 
 from paceline.collectives import cut
 from paceline.errors import UsageError
-from paceline.strategies import summarize_staleness
+from paceline.record import RowLog, Table
 from paceline.strategies.parameter_server.rules import Arrival, Rule
+from paceline.worker.staleness import Staleness
 
 if TYPE_CHECKING:
     from paceline.updates import Update
@@ -177,9 +177,7 @@ def spread_out(values: Array) -> Array:
 class Owned:
     """One piece at its master, with memory for every worker's gradient and for the values last sent to it."""
 
-    def __init__(
-        self, me: Worker, piece: Piece, rule: Rule, workers: int, said: list[Gradient], log: array[float]
-    ):
+    def __init__(self, me: Worker, piece: Piece, rule: Rule, workers: int, said: list[Gradient], log: RowLog):
         self.piece = piece
         self.x = me.model.x[piece.part].copy()
         self.g = np.empty_like(self.x, shape=(workers, self.x.size))
@@ -314,7 +312,7 @@ class Owned:
             self._update.apply(x, g, arrival.eta * factor, self._update_state, arrival.scale)
 
     def _note(self, event: int, worker: int, tau: int, gap: float) -> None:
-        self._log.extend((event, self.piece.number, worker, self._said[worker].step, tau, gap))
+        self._log.append((event, self.piece.number, worker, self._said[worker].step, tau, gap))
 
 
 def _named(kind: str, arrays: dict[str, Array]) -> dict[str, Array]:
@@ -392,53 +390,102 @@ class Marks:
 # ---- the record of all masters
 
 
-def record_events(me: Worker, pieces: list[Piece], log: Sequence[float]) -> None:
-    """Gather the log of every master, record it, and summarize staleness in words. Collective."""
-    everything = me.control.gather(np.array(log).reshape(-1, len(EVENTS)))
+class Events:
+    """The events of a master, counted: for each piece the staleness of its updates, their gaps, and gradients dropped."""
+
+    def __init__(self) -> None:
+        self.of_piece: dict[int, _Counted] = {}
+
+    def add(self, rows: Array) -> None:
+        """Count some rows of a table of EVENTS."""
+        event, piece, tau, gap = (rows[:, EVENTS.index(name)] for name in ("event", "piece", "tau", "gap"))
+        for number in np.unique(piece[(event == APPLIED) | (event == DROPPED)]).astype(int).tolist():
+            found = self.of_piece.setdefault(number, _Counted())
+            applied = (event == APPLIED) & (piece == number)
+            found.ages.add(tau[applied])
+            finite = gap[applied & np.isfinite(gap)]  # infinite in a run that diverged
+            found.gaps += np.array([finite.sum(), finite.size])
+            found.dropped += int(((event == DROPPED) & (piece == number)).sum())
+
+    def gather(self, me: Worker) -> None:
+        """Add the events of all other masters, on rank 0. Collective."""
+        ages = [
+            [n, t, count]
+            for n, of in self.of_piece.items()
+            for t, count in enumerate(of.ages.counts.tolist())
+        ]
+        rest = [[n, of.dropped, *of.gaps.tolist()] for n, of in self.of_piece.items()]
+        everyone = [
+            me.control.gather(np.array(rows, float).reshape(-1, n)) for rows, n in ((ages, 3), (rest, 4))
+        ]
+        for theirs in everyone[0][1:]:
+            for number in np.unique(theirs[:, 0]).astype(int).tolist():
+                counts = theirs[theirs[:, 0] == number, 2].astype(np.int64)
+                self.of_piece.setdefault(number, _Counted()).ages.add_counts(counts)
+        for theirs in everyone[1][1:]:
+            for number, dropped, total, count in theirs.tolist():
+                found = self.of_piece.setdefault(int(number), _Counted())
+                found.dropped += int(dropped)
+                found.gaps += np.array([total, count])
+
+
+class _Counted:
+    """The events of one piece; `gaps` is their sum and their number."""
+
+    def __init__(self) -> None:
+        self.ages, self.dropped, self.gaps = Staleness(), 0, np.zeros(2)
+
+    def add(self, other: _Counted) -> None:
+        """Add the events of another piece."""
+        self.ages.add_counts(other.ages.counts)
+        self.dropped += other.dropped
+        self.gaps += other.gaps
+
+    def staleness(self) -> dict[str, Any]:
+        """Return the figures as JSON values."""
+        return {**self.ages.summary(), "mean_gap": float(self.gaps[0] / (self.gaps[1] or 1))}
+
+
+def record_events(me: Worker, pieces: list[Piece], events: Events) -> None:
+    """Gather the events of every master, record them, and summarize staleness in words. Collective."""
+    me.logs["updates"].observe_rest()
+    logs = me.gather_table("updates")
+    events.gather(me)
     if me.rank != 0:
         return
-    table = np.concatenate(everything)
-    columns = {name: table[:, i].astype(TYPES.get(name, np.float32)) for i, name in enumerate(EVENTS)}
-    columns["master"] = np.repeat(
-        np.arange(len(everything), dtype=np.uint32), [len(rows) for rows in everything]
-    )
-    me.tables["updates"] = columns
-    applied, dropped = columns["event"] == APPLIED, columns["event"] == DROPPED
-    tau = columns["tau"][applied]
-    me.findings["gradients_applied"] = round(int(applied.sum()) / len(pieces))
-    me.findings["gradients_dropped"] = round(int(dropped.sum()) / len(pieces))
-    if me.resumption is None:  # only the order of one run can be repeated
-        me.findings["order"] = digest(columns)
+    table = Table(logs, (*EVENTS, "master"), types={**TYPES, "master": np.uint32})
+    me.tables["updates"] = table
+    every = _Counted()
+    for of in events.of_piece.values():
+        every.add(of)
+    me.findings["gradients_applied"] = round(every.ages.total / len(pieces))
+    me.findings["gradients_dropped"] = round(every.dropped / len(pieces))
+    if me.resumption is None and not table.missing:  # only the whole order of one run can be repeated
+        me.findings["order"] = digest(table)
     me.findings["staleness"] = {
-        **_staleness(columns, applied),
+        **every.staleness(),
         "pieces": [
             {
                 "master": piece.master,
                 "layers": list(piece.layers),
                 "parameters": piece.part.stop - piece.part.start,
-                **_staleness(columns, applied & (columns["piece"] == piece.number)),
+                **events.of_piece.get(piece.number, _Counted()).staleness(),
             }
             for piece in pieces
         ],
     }
-    if tau.size:
+    if every.ages.total:
         count = me.findings["gradients_dropped"]
-        lost = f"; {count:,} gradient{'s' * (count != 1)} not applied" if dropped.any() else ""
-        me.remarks.append(f"staleness: {tau.mean():.1f} updates on average, at most {tau.max()}{lost}")
+        lost = f"; {count:,} gradient{'s' * (count != 1)} not applied" if every.dropped else ""
+        me.remarks.append(
+            f"staleness: {every.ages.mean:.1f} updates on average, at most {every.ages.largest}{lost}"
+        )
 
 
-def digest(columns: dict[str, Array]) -> str:
+def digest(columns: Mapping[str, Array]) -> str:
     """Return a digest of an order of events, because replaying a damaged one would never end."""
     found = hashlib.sha256()
     for name in ("master", *EVENTS[:4]):
-        found.update(np.ascontiguousarray(columns[name], np.int64).tobytes())
+        for part in columns.chunks(name) if isinstance(columns, Table) else [columns[name]]:
+            found.update(np.ascontiguousarray(part, np.int64).tobytes())
     return found.hexdigest()
-
-
-def _staleness(columns: dict[str, Array], which: Array) -> dict[str, Any]:
-    gap = columns["gap"][which]
-    gap = gap[np.isfinite(gap)]  # infinite in a run that diverged
-    return {
-        **summarize_staleness(columns["tau"][which]),
-        "mean_gap": float(gap.mean()) if gap.size else 0.0,
-    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,15 +30,13 @@ class Saved:
     """The batches that have been dealt (True), and whose gradients have been applied."""
     chief: dict[str, Any] | None = None
     """The state of master 0's extra duties."""
-    log: Array = field(default_factory=lambda: np.empty(0))
-    """The events at this master."""
     ends: bool = True
     """True if no update was made after the cut."""
     losses: Sequence[Sequence[float]] = ()
     """Step, loss and count of batches whose losses master 0 does not know yet."""
 
     @classmethod
-    def of(cls, me: Worker, masters: int) -> Saved | None:
+    def of(cls, me: Worker) -> Saved | None:
         """Return the state from which a run is resumed, as far as this rank needs it; None if it is not resumed."""
         resumption = me.resumption
         if resumption is None:
@@ -50,20 +48,17 @@ class Saved:
             return cls([PieceState(0, me.model.x.size, arrivals=count)], np.arange(me.steps) < count)
         dealt = np.unpackbits(chief["dealt"]).astype(bool)[: me.steps]
         if resumption.same_ranks:
-            parts, place = [parts[resumption.own]], 0
-        else:
-            place = me.rank
+            parts = [parts[resumption.own]]
         pieces = [PieceState(**piece) for part in parts for piece in part.get("pieces", ())]
-        log = parts[place]["log"] if me.rank < masters else np.empty(0)
         known = resumption.same_ranks or me.rank == 0  # by the worker that computed them, or else by master 0
         losses = [part["last"] for part in parts if known and part.get("last", (-1,))[0] >= 0]
         ends = resumption.first["kept"][NAME]["ends"]
-        return cls(pieces, dealt, chief, log, ends, losses)
+        return cls(pieces, dealt, chief, ends, losses)
 
     def give(self, master: Master) -> None:
         """Let a master continue from here."""
         me, chief = master.me, master.chief
-        complete = master.resume(self.pieces, self.log)
+        complete = master.resume(self.pieces)
         if chief is None:
             return
         count = int(self.dealt.sum())
