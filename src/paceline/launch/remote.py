@@ -5,9 +5,9 @@
     python -I remote.py describe PATH                                on a host: print what `hosts.check_hosts` asks for
 
 `start` runs `supervise.py` on HOST by ssh, and hands it the command and the variables of FOLDER/remote.json through its
-standard input, where no other user can read them. That input stays open as long as this process lives: when it ends, for
-whatever reason, what was started on HOST is ended. If HOST stops answering for about ALIVE * COUNT seconds, the job is
-ended, because not every mpiexec notices that.
+standard input, where no other user can read them. That input stays open as long as this process lives, and it writes a
+line every ALIVE seconds: when the input ends or falls silent, for whatever reason, what was started on HOST is ended.
+If HOST stops answering for about ALIVE * COUNT seconds, the job is ended, because not every mpiexec notices that.
 
 Like the supervisor, this is a separate script that imports nothing from paceline.
 """
@@ -48,7 +48,16 @@ def start(folder: str, words: list[str]) -> int:
         ssh.stdin.flush()
     except BrokenPipeError:
         pass
-    status = ssh.wait()
+    status = None
+    while status is None:
+        try:
+            status = ssh.wait(ALIVE)
+        except subprocess.TimeoutExpired:
+            try:
+                ssh.stdin.write(b"\n")
+                ssh.stdin.flush()
+            except BrokenPipeError:
+                pass
     if status == 255:
         os.write(2, f"{LOST}{host}\n".encode())
         with open(f"/proc/{os.getppid()}/stat") as file:  # mpiexec's

@@ -5,7 +5,7 @@
     python -I -S supervise.py remote
 
 The second form runs the daemon that mpiexec starts on another host (see `remote`). It reads one line of JSON (command,
-variables, folder) from its standard input, and ends the daemon when that input ends.
+variables, folder) from its standard input, and ends the daemon when that input ends or falls silent.
 
 This is a separate script because it must outlive the process that asked for the job, which may be killed without a chance
 to clean up. It imports little (no pathlib, nothing from paceline) and starts in 10 ms.
@@ -33,6 +33,7 @@ import time
 
 GRACE = 3.0
 STOP_WITHIN = 300.0
+SILENCE = 60.0
 FOREVER = 1e6
 REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 WATCHED = (*REQUESTS, signal.SIGHUP, signal.SIGCHLD)
@@ -64,9 +65,11 @@ def supervise_remote() -> int:
 
 
 def end_with_input() -> None:
-    """End the job of this process when its standard input ends."""
+    """End the job of this process when its standard input ends, or says nothing for SILENCE seconds."""
+    import select
+
     try:
-        while os.read(0, 4096):
+        while select.select([0], [], [], SILENCE)[0] and os.read(0, 4096):
             pass
     except OSError:
         pass
