@@ -24,7 +24,7 @@ from paceline.simulate.options import Options
 from paceline.strategies import Strategy
 from paceline.training.job import Components, Job, strategy_of
 from paceline.training.rank import Fitted, Show, train_at
-from paceline.training.surviving import train_surviving
+from paceline.training.surviving import Loss, train_surviving
 from paceline.vectors import Meter, carried
 from paceline.vmpi import Compute, Network
 from paceline.vmpi.errors import RankFailed, SimulationError
@@ -233,6 +233,7 @@ class Simulated:
         self.run: Path | None = None
         self.part: tuple[int, int] | None = None
         self.worker: Worker | None = None
+        self.losses: list[Loss] = []
 
     def origin(self) -> float:
         return 0.0

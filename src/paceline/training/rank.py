@@ -40,7 +40,7 @@ from paceline.training.resuming import (
     load_states,
     protect,
 )
-from paceline.training.surviving import train_surviving
+from paceline.training.surviving import Loss, train_surviving
 from paceline.training.watchdog import Watchdog, watch_ranks
 from paceline.vectors import Meter
 from paceline.worker import Resumption, Worker
@@ -208,6 +208,8 @@ class RankEnvironment(Protocol):
     """The part of the data that this rank has, if not that of its place among the ranks: its number, and of how many."""
     worker: Worker | None
     """The worker, once training has begun."""
+    losses: list[Loss]
+    """The ranks that have died so far."""
 
     def origin(self) -> float:
         """Return the reading of this rank's clock at the common time zero of all ranks. Collective."""
@@ -276,6 +278,7 @@ class Process:
         self.run: Path | None = None
         self.part: tuple[int, int] | None = None
         self.worker: Worker | None = None
+        self.losses: list[Loss] = []
         self._nodes: dict[str, list[Any]] | None = None  # set together with the folder
 
     def origin(self) -> float:
@@ -447,6 +450,8 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     if resumption is not None:
         me.resume(resumption, kind_of_batches(strategy))
     place.follow(me, strategy)
+    if place.losses and not place.simulated:
+        me.findings["failures"][-1]["seconds"] = time.time() - place.losses[-1].noticed
     try:
         with (
             place.stoppable(me),

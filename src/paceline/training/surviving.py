@@ -14,6 +14,7 @@ of its own for the whole run (psgd).
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,16 @@ class Loss:
     """The most batches that a survivor computes again."""
     left: int
     """The number of survivors."""
+    noticed: float
+    """When a survivor noticed it, in seconds since 1970."""
+    seconds: float = 0.0
+    """How long the survivors took to go on."""
+
+    def __str__(self) -> str:
+        who = f"rank{'s' * (len(self.ranks) > 1)} {text.join(self.ranks)} died"
+        again = f"; at most {text.count(self.redone, 'batch', 'es')} computed again" if self.redone else ""
+        left = text.count(self.left, "rank")
+        return f"{who} in epoch {self.epoch + 1}: {left} went on from batch {self.turn} of it{again}"
 
 
 def train_surviving(
@@ -61,11 +72,11 @@ def train_surviving(
         try:
             return attempt(place, job)
         except Exception as error:
+            noticed = time.time()
             me = place.worker
             if me is None or not is_failure(error, place.comm):
                 raise
-            place, loss, numbers = recover(place, job, me, numbers, losses)
-            losses.append(loss)
+            place, numbers = recover(place, me, numbers, losses, noticed)
             job = replace(job, resume=place.run, data=me.data)
 
 
@@ -80,8 +91,8 @@ def is_failure(error: Exception, comm: Any) -> bool:
 
 
 def recover(
-    place: RankEnvironment, job: Job, me: Worker, numbers: list[int], losses: list[Loss]
-) -> tuple[RankEnvironment, Loss, list[int]]:
+    place: RankEnvironment, me: Worker, numbers: list[int], losses: list[Loss], noticed: float
+) -> tuple[RankEnvironment, list[int]]:
     """Return the environment of this rank among the survivors, with the state from which it goes on."""
     before, comm = place.comm, place.comm
     for table in me.logs.values():
@@ -129,11 +140,15 @@ def recover(
     redone = int((rows[:, 5] - state["position"]["count"]).max()) if me.keeper.saves == "together" else 0
     loss = Loss(
         ranks=tuple(numbers[rank] for rank in dead), epoch=epoch, turn=state["position"]["turn"],
-        redone=max(0, redone), left=len(alive),
+        redone=max(0, redone), left=len(alive), noticed=noticed,
     )  # fmt: skip
+    losses.append(loss)
+    found.losses = losses
+    state["findings"] = {**state["findings"], "failures": [asdict(loss) for loss in losses]}
+    state["remarks"] = [*state["remarks"], str(loss)]
     if after.Get_rank() == 0:
-        _say(loss, state, [*losses, loss])
-    return found, loss, [numbers[rank] for rank in alive]
+        log.warning("%s", loss)
+    return found, [numbers[rank] for rank in alive]
 
 
 def _states(me: Worker) -> list[State]:
@@ -167,13 +182,3 @@ def _completed(state: State, me: Worker, epoch: int) -> State:
     position = {**state["position"], "epoch": epoch}
     known = {"findings": me.findings, "remarks": me.remarks, "tables": me.tables}
     return {**state, **known, "position": position, "history": history}
-
-
-def _say(loss: Loss, state: State, losses: list[Loss]) -> None:
-    """Report a loss on the screen and in the findings of the run."""
-    who = f"rank{'s' * (len(loss.ranks) > 1)} {text.join(loss.ranks)} died"
-    again = f"; at most {text.count(loss.redone, 'batch', 'es')} computed again" if loss.redone else ""
-    words = f"{who} in epoch {loss.epoch + 1}: {text.count(loss.left, 'rank')} went on from batch {loss.turn} of it{again}"
-    log.warning("%s", words)
-    state["findings"] = {**state["findings"], "failures": [asdict(loss) for loss in losses]}
-    state["remarks"] = [*state["remarks"], words]
