@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_safety(parser.add_argument_group("checkpoints and failures"))
     parser.add_argument("--expect-ranks", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--because", help=argparse.SUPPRESS)
     parser.add_argument("--terminal", type=int, help=argparse.SUPPRESS)
 
 
@@ -74,7 +75,7 @@ def main(args: argparse.Namespace) -> int:
     run = Run(folder)
     job = Job(
         config=config, runs=folder.parent, run_name=folder.name, safety=safety, resume=folder,
-        trace=(folder / "trace.npz").exists(),
+        trace=(folder / "trace.npz").exists(), because=args.because or "",
     )  # fmt: skip
     if args.expect_ranks is None and (here is None or here.rank == 0) and latest(folder) is None:
         raise UsageError(f"{args.run} has no complete checkpoint: it cannot be resumed; train it again")

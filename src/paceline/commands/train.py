@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import sys
 import traceback
@@ -18,7 +19,7 @@ from paceline.names import as_arguments
 from paceline.simulate.options import NAMES, PLACES, Options, options_of
 
 if TYPE_CHECKING:
-    from paceline.launch import Host
+    from paceline.launch import Host, Outcome
     from paceline.training.job import Job
     from paceline.training.rank import Fitted
 
@@ -88,6 +89,7 @@ def main(args: argparse.Namespace) -> int:
     from paceline.errors import UsageError
     from paceline.record.writing import check_name
     from paceline.training.job import Job
+    from paceline.training.resuming import requeued
 
     import_from_here()
     if args.name is not None:
@@ -110,6 +112,12 @@ def main(args: argparse.Namespace) -> int:
     if here is not None and args.ranks not in (None, here.size):
         raise UsageError(f"-n {args.ranks} is not allowed inside a job of {here.size} ranks: leave it out")
     job = Job(config=config, runs=args.runs, run_name=args.name, trace=args.trace, safety=args.safety)
+    if options is None and config.replay is None:
+        job = requeued(job, ranks=here.size if here is not None else args.ranks)
+        if job.resume is not None and (job.resume / "summary.json").exists():
+            if here is None or here.rank == 0:
+                print(f"run: {job.resume} (complete since before this job was requeued)")
+            return 0
     if options is not None:
         return simulate_job(args, job, args.ranks or 1, options)
     if here is None and ((args.ranks or 1) > 1 or hosts):
@@ -124,6 +132,8 @@ def _start(args: argparse.Namespace, job: Job, hosts: Sequence[Host]) -> int:
     from paceline import launch
 
     job.check_early(args.ranks, len(hosts) or launch.allocated_nodes())
+    if job.resume is not None:
+        return start_ranks(args, job, args.ranks, _resume_command(args, job, job.resume, args.ranks), hosts)
     command = [
         sys.executable,
         "-m",
@@ -138,28 +148,113 @@ def _start(args: argparse.Namespace, job: Job, hosts: Sequence[Host]) -> int:
     return start_ranks(args, job, args.ranks, command, hosts)
 
 
+def _resume_command(args: argparse.Namespace, job: Job, run: Path, ranks: int) -> list[str]:
+    """Return the command for ranks that go on with a run of this very command, whose code needs no further trust."""
+    command = [sys.executable, "-m", "paceline", "resume", str(run), "--trust", f"--expect-ranks={ranks}"]
+    command += as_arguments(job.safety)
+    return command + [f"--{flag}" for flag in ("quiet", "json") if getattr(args, flag)]
+
+
 def start_ranks(
     args: argparse.Namespace, job: Job, ranks: int, command: list[str], hosts: Sequence[Host]
 ) -> int:
-    """Run a command on ranks of this machine, allocation or `hosts`; return its exit status."""
+    """Run a command on ranks of this machine, allocation or `hosts`; return its exit status.
+
+    With `--tolerate-failures`, a job that ends because ranks or hosts are lost is started again without them.
+    """
     from paceline import launch
     from paceline.errors import UsageError
 
-    if hosts:
-        if job.launcher() != "mpi":
-            raise UsageError(f"{job.name()} starts its processes on this machine only; leave out --hosts")
-        saved = job.safety.interval.any  # each rank saves its own part of a checkpoint
-        hosts = launch.check_hosts(hosts, ranks=ranks, shared=job.runs if saved else None)
-    if sys.stderr.isatty():
-        command.append(f"--terminal={shutil.get_terminal_size().columns}")
-    return launch.run(
-        ranks,
-        command,
-        threads=job.config.threads,
-        bind=not args.no_bind,
-        hosts=hosts,
-        launcher=job.launcher(),
-        survive=job.safety.tolerate_failures,
+    given = hosts
+    for restart in range(1, job.safety.restarts + 2):
+        if hosts:
+            if job.launcher() != "mpi":
+                raise UsageError(f"{job.name()} starts its processes on this machine only; leave out --hosts")
+            saved = job.safety.interval.any  # each rank saves its own part of a checkpoint
+            hosts = launch.check_hosts(hosts, ranks=ranks, shared=job.runs if saved else None)
+        if sys.stderr.isatty():
+            command = [*command, f"--terminal={shutil.get_terminal_size().columns}"]
+        outcomes: list[Outcome] = []
+        launch.run(
+            ranks,
+            command,
+            threads=job.config.threads,
+            bind=not args.no_bind,
+            hosts=hosts,
+            launcher=job.launcher(),
+            survive=job.safety.tolerate_failures,
+            report=outcomes.append,
+        )
+        [ended] = outcomes
+        if not _was_lost(ended) or restart > job.safety.restarts or not job.safety.tolerate_failures:
+            break
+        hosts = launch.answering_hosts(given) if given else ()
+        room = sum(host.slots for host in hosts) if given else ranks
+        left = _ranks_left(job, ranks if not given else min(ranks, room), len(ended.dead))
+        if left is None or (given and not hosts):
+            break
+        command = _restart_command(args, job, command, ended, ranks=left)
+        if command[3] == "resume":
+            dead = f"rank {', '.join(map(str, ended.dead))}" if ended.dead else "a rank"
+            gone = f"host {', '.join(ended.hosts)}" if ended.hosts else dead
+            command.append(f"--because={gone} of {ranks} was lost (exit status {ended.status})")
+        where = "its last checkpoint" if command[3] == "resume" else "the beginning"
+        print(
+            f"paceline: restart {restart} of {job.safety.restarts}: from {where}, on {left} "
+            f"rank{'s' * (left > 1)} ({ranks} before)",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+        ranks = left
+    _say_how_to_go_on(ended)
+    return ended.status
+
+
+def _was_lost(ended: Outcome) -> bool:
+    """Return True if a job ended because ranks, their launcher or a host died, not because it was asked to."""
+    from paceline.launch import REQUESTS
+
+    complete = ended.run is not None and (ended.run / "summary.json").exists()
+    by_signal = ended.status > 128 and ended.status - 128 not in REQUESTS
+    return not ended.asked and not complete and (by_signal or bool(ended.hosts))
+
+
+def _ranks_left(job: Job, ranks: int, dead: int) -> int | None:
+    """Return the number of ranks to go on with: without the dead ones, but as many as the strategy needs."""
+    from paceline.errors import UsageError
+
+    for left in range(max(1, ranks - dead), ranks + 1):
+        try:
+            job.check(left)
+        except UsageError:
+            continue
+        return left
+    return None
+
+
+def _restart_command(
+    args: argparse.Namespace, job: Job, command: list[str], ended: Outcome, *, ranks: int
+) -> list[str]:
+    """Return the command for ranks that go on from the last checkpoint or, if there is none, begin again."""
+    from paceline.record.checkpoint import latest
+
+    if ended.run is not None and latest(ended.run) is not None:
+        return _resume_command(args, job, ended.run, ranks)
+    if ended.run is not None:  # nothing was saved there, and the name is needed again
+        shutil.rmtree(ended.run, ignore_errors=True)
+    command = [word for word in command if not word.startswith(("--expect-ranks=", "--terminal="))]
+    return [*command, f"--expect-ranks={ranks}"]
+
+
+def _say_how_to_go_on(ended: Outcome) -> None:
+    """Print the command that resumes a run which has died, if it can be resumed."""
+    from paceline.record.checkpoint import latest
+
+    run = ended.run
+    if run is None or not _was_lost(ended) or latest(run) is None:
+        return
+    print(
+        f"paceline: go on from the last checkpoint with: paceline resume {shlex.quote(str(run))}",
+        file=sys.stderr,
     )
 
 

@@ -34,10 +34,11 @@ from paceline.launch.resources import (
     threads_per_rank,
     usable_cores,
 )
-from paceline.launch.signals import StopRequests, announce_run, leave
-from paceline.launch.world import World, verify, world
+from paceline.launch.signals import REQUESTS, StopRequests, announce_run, leave
+from paceline.launch.world import World, requeued_job, verify, world
 
 __all__ = [
+    "REQUESTS",
     "Host",
     "Library",
     "Outcome",
@@ -69,6 +70,7 @@ __all__ = [
     "parse_hosts",
     "prepared",
     "refuse",
+    "requeued_job",
     "run",
     "set_thread_variables",
     "survivors",

@@ -156,6 +156,9 @@ def run(
                 told += [f"host {host} is lost, and the ranks there with it" for host in lost]
             for line in told:
                 streams[1].pass_on(f"{line}\n".encode())
+            dead = [rank for stream in streams for rank in stream.banners.dead]
+            if (folder / "dead").exists():  # of processes without MPI
+                dead.append(int((folder / "dead").read_text()))
             recorded = folder / "run"
             run_folder = Path(recorded.read_text()) if recorded.exists() else None
     if expired:
@@ -169,7 +172,7 @@ def run(
         report(
             Outcome(
                 status=status, asked=signals.received[0] if signals.received else 0, run=run_folder,
-                dead=tuple(rank for stream in streams for rank in stream.banners.dead), hosts=lost,
+                dead=tuple(dead), hosts=lost,
             )
         )  # fmt: skip
     return status

@@ -58,13 +58,13 @@ def main() -> int:
         for pipe in pipes:  # so that a pipe is closed when the process at its other end exits
             for end in pipe:
                 end.close()
-        return _end_of([*started], ranks)
+        return _end_of([*started], ranks, folder)
     finally:
         for process in started:
             process.kill()
 
 
-def _end_of(running: list[Any], ranks: int) -> int:
+def _end_of(running: list[Any], ranks: int, folder: Path) -> int:
     """Wait for all processes or for the first that fails; report one that a signal ended."""
     while running:
         wait([process.sentinel for process in running])
@@ -74,7 +74,8 @@ def _end_of(running: list[Any], ranks: int) -> int:
                 ended = f"signal {-process.exitcode} ({signal.strsignal(-process.exitcode)})"
                 text = f"{process.name} of {ranks} was ended by {ended}; the others were ended with it\n"
                 os.write(2, text.encode())
-                return 1
+                (folder / "dead").write_text(process.name.rpartition(" ")[2])
+                return 128 - int(process.exitcode)
             if process.exitcode > 0:
                 return int(process.exitcode)
     return 0

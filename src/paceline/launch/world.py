@@ -67,6 +67,16 @@ def world(environment: Mapping[str, str] | None = None) -> World | None:
     return None
 
 
+def requeued_job(environment: Mapping[str, str] | None = None) -> str | None:
+    """Return the number of the Slurm job that this process belongs to, if Slurm has started that job again.
+
+    >>> requeued_job({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}), requeued_job({"SLURM_JOB_ID": "7"})
+    ('7', None)
+    """
+    given = os.environ if environment is None else environment
+    return given.get("SLURM_JOB_ID") if given.get("SLURM_RESTART_COUNT", "0") not in ("", "0") else None
+
+
 def launcher_process() -> int | None:
     """Return the process that started this job's ranks on this node: the nearest ancestor that is not part of a rank.
 

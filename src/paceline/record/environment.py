@@ -39,6 +39,7 @@ def environment(*, threads: int, comm: Any = None) -> dict[str, Any]:
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
         "mpi": _library() if comm is not None and not isinstance(comm, Processes) else None,
         "host": platform.node(),
+        "slurm_job": os.environ.get("SLURM_JOB_ID"),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": processor(),
         "cores": machine_cores(),

@@ -54,6 +54,8 @@ class Job:
     safety: Safety = field(default_factory=Safety)
     resume: Path | None = None
     """The folder of the run to go on with, whose settings `config` has."""
+    because: str = ""
+    """Why the run was resumed, if not because the user wished it."""
     objects: tuple[str, ...] = ()
     """Those of data, model and strategy that the user gave as objects, which cannot be rebuilt from the record."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import signal
 from collections.abc import Collection
 from dataclasses import fields, replace
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.config import Config
 from paceline.errors import StoppedError, UsageError
+from paceline.launch import requeued_job, world
 from paceline.models import BUFFER
 from paceline.record import Run
 from paceline.record import checkpoint as files
@@ -135,11 +137,49 @@ def changes_for_record(job: Job, place: RankEnvironment, resumption: Resumption)
         "time": _now(), "ranks": ranks, "ranks_before": resumption.ranks, "epoch": position["epoch"],
         "turn": position["turn"],
     }  # fmt: skip
+    if job.because:
+        entry["because"] = job.because
     return {"ranks": ranks, "epochs": job.config.epochs, "resumed": [*before.get("resumed", []), entry]}
 
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+# ---- a Slurm job that was started again
+
+
+def requeued(job: Job, *, ranks: int | None) -> Job:
+    """Return the job with which to go on if Slurm has requeued this one; otherwise the same job.
+
+    The run to go on with is the one that this Slurm job has recorded under the same name or, if it was given none, with the
+    same settings. One that has no checkpoint is removed, to begin again.
+    """
+    number, here = requeued_job(), world()
+    if number is None or job.runs is None or not job.runs.is_dir():
+        return job
+    named = job.run_name is not None
+    folders = [job.runs / str(job.run_name)] if named else sorted(job.runs.iterdir(), reverse=True)
+    for folder in folders:
+        try:
+            run = Run(folder)
+            if run.environment.get("slurm_job") != number:
+                continue
+            complete = (folder / "summary.json").exists()
+            if complete and named:
+                return replace(job, resume=folder)
+            if complete or (not named and _config_in(run) != job.config):
+                continue
+        except (UsageError, OSError, KeyError):
+            continue
+        if files.latest(folder) is None:
+            if here is None or here.rank == 0:
+                shutil.rmtree(folder, ignore_errors=True)
+            return job
+        config, _ = settings_of(folder, ranks=ranks, trust=True)
+        why = f"Slurm requeued job {number}"
+        return replace(job, config=config, run_name=folder.name, resume=folder, because=why)
+    return job
 
 
 # ---- `paceline resume` and fit(resume=...)
@@ -159,22 +199,16 @@ def settings_of(
     its place (`objects`).
     """
     run = Run(folder)
-    values = {
-        setting.name: run.config[setting.name] for setting in fields(Config) if setting.name in run.config
-    }
-    asked = run.config.get("asked") or {}
-    if "lr" in asked:
-        values["lr"] = asked["lr"]
+    config = _config_in(run)
     missing = [name for name in run.config.get("objects") or () if name not in objects]
     if missing:
         raise UsageError(
             f"{folder} was trained with objects of a program ({', '.join(missing)}): resume it there, with fit(resume=...)"
         )
     for name in KINDS.keys() - objects:
-        check_trust(name, str(values[name]), run, trust)
-    if values.get("replay") is not None:
+        check_trust(name, getattr(config, name), run, trust)
+    if config.replay is not None:
         raise UsageError(f"{folder} is a replay, which cannot be resumed; replay it again")
-    config = Config(**values)
     before = int(run.config["ranks"])
     ranks = before if ranks is None else ranks
     if ranks != before and config.batch_per_rank is not None:
@@ -187,6 +221,14 @@ def settings_of(
             raise UsageError(f"{folder} is complete; --epochs N trains it for N more")
         _save_complete(run)
     return replace(config, epochs=config.epochs + more_epochs), ranks
+
+
+def _config_in(run: Run) -> Config:
+    """Return the settings that a run was given."""
+    names = [setting.name for setting in fields(Config)]
+    values = {name: run.config[name] for name in names if name in run.config}
+    asked = run.config.get("asked") or {}
+    return Config(**{**values, "lr": asked.get("lr", values.get("lr"))})
 
 
 def _save_complete(run: Run) -> None:
