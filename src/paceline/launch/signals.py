@@ -182,7 +182,11 @@ class StopRequests:
     def _end(self, number: int, when: str = "", *, told: bool) -> None:
         """End the process at once; `told`: another one says so."""
         if self.rank is not None:
-            if not told:
+            if told and when and self.rank.rank == 0:
+                _write(f"ended{when}")
+            if told:
+                time.sleep(DELIVERY if self.rank.rank == 0 else MOMENT)  # the first to exit ends the others
+            else:
                 time.sleep(max(0.0, self._when + MOMENT - time.monotonic()))
                 self._untold = f"was ended by {name_of_signal(number)}{when}"
                 self._tell()

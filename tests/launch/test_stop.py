@@ -1,0 +1,322 @@
+"""A signal stops a run after a checkpoint, wherever it arrives; the next one ends it at once; someone says which it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline import fit
+from paceline.config import Config
+from paceline.launch import StopRequests, find
+from paceline.training.job import Job
+from paceline.training.rank import train
+from paceline.training.resuming import requeued
+from tests.ranks import ROOT
+
+STARTS_RANKS = True
+PATIENCE = 120
+HOST = os.uname().nodename
+LONG = ("--data=iris", "--model=mlp:4", "--batch=12", "--epochs=1000000", "--quiet", "--runs=runs")
+
+
+# ---- in one process
+
+
+def test_the_first_signal_asks_and_the_second_ends() -> None:
+    asked: list[int] = []
+
+    def train() -> None:
+        with StopRequests(own_process=False) as requests, requests.passed_to(asked.append):
+            signal.raise_signal(signal.SIGUSR1)
+            assert asked == [signal.SIGUSR1]
+            signal.raise_signal(signal.SIGUSR1)  # at the same time: the same request
+            time.sleep(0.4)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(SystemExit) as ended:
+        train()
+    assert ended.value.code == 128 + signal.SIGUSR1
+    assert asked == [signal.SIGUSR1]
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
+def test_before_training_the_first_signal_ends_and_after_it_the_first_is_ignored() -> None:
+    with pytest.raises(KeyboardInterrupt), StopRequests(own_process=False):
+        signal.raise_signal(signal.SIGINT)
+    with StopRequests(own_process=False) as requests:
+        with requests.passed_to(print):
+            pass
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.4)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_what_cannot_be_saved_is_ended() -> None:
+    with pytest.raises(SystemExit), StopRequests(own_process=False) as requests, requests.passed_to(None):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_handlers_of_the_program_stay() -> None:
+    came: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        with StopRequests(own_process=False) as requests, requests.passed_to(lambda _: pytest.fail("asked")):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert came == [signal.SIGTERM]
+
+
+def interrupted_fit(runs: Path) -> Path:
+    """Interrupt a run in this process as soon as it has had an epoch; return its folder."""
+
+    def interrupt() -> None:
+        while not list(runs.glob("*/epochs.jsonl")):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        fit("mlp:4", "iris", strategy="serial", epochs=10**6, batch=10, runs=runs, quiet=True)
+    thread.join()
+    [folder] = runs.iterdir()
+    return folder
+
+
+def test_fit_saves_and_raises_keyboard_interrupt(tmp_path: Path) -> None:
+    folder = interrupted_fit(tmp_path)
+    stopped = json.loads((folder / "stopped.json").read_text())
+    assert (stopped["signal"], stopped["saved"]) == ("SIGINT", True)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+# ---- jobs
+
+
+def words_of(process: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return [b""]
+
+
+def below(process: int) -> list[int]:
+    """The children of a process, their children, and so on."""
+    try:
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    except OSError:
+        return []
+    return [found for child in map(int, children) for found in (child, *below(child))]
+
+
+class Run:
+    """`paceline train` in a process of its own, in a folder of its own, once it has had an epoch."""
+
+    def __init__(self, folder: Path, *words: str, terminal: int | None = None) -> None:
+        self.folder = folder
+        command = [sys.executable, "-m", "paceline", "train", *LONG, *words]
+        stdio = {"stdin": terminal, "stdout": terminal, "stderr": terminal} if terminal is not None else {}
+        self.process = subprocess.Popen(
+            command, cwd=folder, text=True, start_new_session=terminal is not None,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            preexec_fn=None if terminal is None else take_terminal,
+            **(stdio or {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}),
+        )  # type: ignore[call-overload]  # fmt: skip
+        self.wait_for("runs/*/epochs.jsonl")
+
+    def wait_for(self, pattern: str) -> None:
+        until = time.monotonic() + PATIENCE
+        while not list(self.folder.glob(pattern)):
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < until, pattern
+            time.sleep(0.02)
+
+    def ranks(self) -> list[int]:
+        found = [
+            process
+            for process in below(self.process.pid)
+            if b"python" in (words := words_of(process))[0]
+            and any(word.startswith(b"--expect-ranks=") for word in words)
+            and not any(word.endswith(b"supervise.py") for word in words)
+        ]
+        return sorted(found)
+
+    def mpiexec(self) -> int:
+        [supervisor] = [
+            process
+            for process in below(self.process.pid)
+            if any(word.endswith(b"supervise.py") for word in words_of(process))
+        ]
+        return below(supervisor)[0]
+
+    def end(self) -> tuple[int, list[str]]:
+        """The exit status, and the lines on stderr."""
+        err = self.process.communicate(timeout=PATIENCE)[1]
+        return self.process.returncode, err.splitlines()
+
+
+def take_terminal() -> None:
+    """Make the terminal on stdin the controlling one of this session, whose keys send signals."""
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    started: list[Run] = []
+
+    def starter(*words: str, terminal: int | None = None) -> Run:
+        started.append(Run(tmp_path, *words, terminal=terminal))
+        return started[-1]
+
+    yield starter
+    for run in started:
+        with run.process as process:
+            process.kill()
+
+
+RESUME = "go on with: paceline resume runs/"
+
+
+def test_a_signal_to_paceline_stops_the_ranks(start: Callable[..., Run]) -> None:
+    run = start("--strategy=sync", "-n2")
+    ranks = run.ranks()
+    assert len(ranks) == 2
+    run.process.send_signal(signal.SIGUSR1)
+    status, lines = run.end()
+    assert status == 138
+    assert lines[0] == (
+        "signal 10 (User defined signal 1): the ranks are asked to save a checkpoint and stop; "
+        "a second one ends them at once"
+    )
+    assert lines[1].startswith(f"paceline: stopped by SIGUSR1; {RESUME}")
+    assert len(lines) == 2, lines
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+
+
+def test_a_signal_to_a_rank_stops_all_and_names_it(start: Callable[..., Run]) -> None:
+    run = start("--strategy=psgd", "-n2")
+    os.kill(run.ranks()[1], signal.SIGTERM)
+    status, lines = run.end()
+    assert status == 143
+    assert lines[0].endswith(f" on {HOST} received signal 15 (Terminated); the run stops after a checkpoint")
+    assert lines[0].startswith("rank ")
+    assert lines[1].startswith(f"paceline: stopped by SIGTERM; {RESUME}")
+
+
+def test_the_end_of_mpiexec_is_explained(start: Callable[..., Run]) -> None:
+    run = start("--strategy=sync", "-n2")
+    os.kill(run.mpiexec(), signal.SIGTERM)
+    status, lines = run.end()
+    assert status == 143
+    if find().kind == "openmpi":
+        said = "mpiexec was told to end by a signal, and ended the ranks with signal 15 (Terminated)"
+    else:  # which passes signals on
+        said = f"all 2 ranks on {HOST} received signal 15 (Terminated); the run stops after a checkpoint"
+    assert said in lines
+
+
+def test_ctrl_c_at_a_terminal_and_a_second_one(start: Callable[..., Run]) -> None:
+    """One rank is frozen, so that the run cannot stop by itself."""
+    mine, its = pty.openpty()
+    with os.fdopen(mine, "r+b", buffering=0) as terminal:
+        run = start("--strategy=sync", "-n2", "--stall-timeout=never", terminal=its)
+        os.close(its)
+        frozen = run.ranks()[1]
+        os.kill(frozen, signal.SIGSTOP)
+        terminal.write(b"\x03")
+        seen = b""
+        while b"at once\r\n" not in seen:
+            seen += terminal.read(1000)
+        assert b"signal 2 (Interrupt): the ranks are asked to save a checkpoint and stop" in seen
+        time.sleep(0.5)
+        terminal.write(b"\x03")
+        while b"ended by signal 2 (Interrupt)\r\n" not in seen:
+            seen += terminal.read(1000)
+        assert run.process.wait(PATIENCE) == 130
+    assert not Path(f"/proc/{frozen}").exists()
+
+
+def test_a_lost_rank_is_restarted_without(start: Callable[..., Run]) -> None:
+    run = start("--strategy=sync", "-n3", "--tolerate-failures", "--restarts=1", "--checkpoint-every=0.2s")
+    run.wait_for("runs/*/checkpoints/rank-2/*.npz")
+    os.kill(run.ranks()[2], signal.SIGKILL)
+    until = time.monotonic() + PATIENCE
+    [config] = run.folder.glob("runs/*/config.json")
+    while not (resumed := json.loads(config.read_text()).get("resumed")) and time.monotonic() < until:
+        assert run.process.poll() is None, run.end()
+        time.sleep(0.1)
+    [entry] = resumed
+    assert (entry["ranks"], entry["ranks_before"]) == (2, 3)
+    assert "was lost (exit status 137)" in entry["because"]
+    epochs = config.with_name("epochs.jsonl")
+    before = len(epochs.read_text().splitlines())
+    while len(epochs.read_text().splitlines()) <= before and time.monotonic() < until:
+        time.sleep(0.1)
+    run.process.send_signal(signal.SIGTERM)
+    status, lines = run.end()
+    assert status == 143, lines
+    assert "paceline: restart 1 of 1: from its last checkpoint, on 2 ranks (3 before)" in lines
+    assert "go on with: paceline resume " in lines[-1]
+
+
+def test_a_rank_that_dies_leaves_the_command_to_go_on(start: Callable[..., Run]) -> None:
+    run = start("--strategy=sync", "-n2", "--checkpoint-every=0.2s")
+    run.wait_for("runs/*/checkpoints/rank-1/*.npz")
+    os.kill(run.ranks()[1], signal.SIGKILL)
+    status, lines = run.end()
+    assert status == 137
+    assert "was ended by signal 9 (Killed)" in lines[0]
+    assert lines[1].startswith("paceline: go on from the last checkpoint with: paceline resume ")
+
+
+# ---- a Slurm job that was requeued
+
+
+def test_a_requeued_job_goes_on_with_its_own_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "41")
+    folder = interrupted_fit(tmp_path)
+    config = Config(model="mlp:4", data="iris", strategy="serial", epochs=10**6, batch=10)
+    unnamed, named = (
+        Job(config=config, runs=tmp_path),
+        Job(config=config, runs=tmp_path, run_name=folder.name),
+    )
+    assert requeued(unnamed, ranks=1) is unnamed
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    for job in (unnamed, named):
+        again = requeued(job, ranks=1)
+        assert (again.resume, again.run_name) == (folder, folder.name)
+        assert again.because == "Slurm requeued job 41"
+    other = Job(config=Config(model="mlp:5", data="iris", strategy="serial"), runs=tmp_path)
+    assert requeued(other, ranks=1) is other
+    monkeypatch.setenv("SLURM_JOB_ID", "42")
+    assert requeued(named, ranks=1) is named
+    assert folder.exists()
+
+
+def test_a_requeued_job_begins_again_without_a_checkpoint_and_knows_a_complete_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "41")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    config = Config(model="mlp:4", data="iris", strategy="serial", epochs=1)
+    job = Job(config=config, runs=tmp_path, run_name="mine")
+    train(job, None)
+    assert requeued(job, ranks=1).resume == tmp_path / "mine"
+    (tmp_path / "mine" / "summary.json").unlink()
+    assert requeued(job, ranks=1) is job
+    assert not (tmp_path / "mine").exists()
