@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from paceline import fit
+from paceline.commands.train import _ranks_left, _was_lost
 from paceline.config import Config
-from paceline.launch import StopRequests, find
+from paceline.launch import Outcome, StopRequests, find
 from paceline.training.job import Job
 from paceline.training.rank import train
 from paceline.training.resuming import requeued
@@ -251,17 +252,17 @@ def test_ctrl_c_at_a_terminal_and_a_second_one(start: Callable[..., Run]) -> Non
     assert not Path(f"/proc/{frozen}").exists()
 
 
-def test_a_lost_rank_is_restarted_without(start: Callable[..., Run]) -> None:
-    run = start("--strategy=sync", "-n3", "--tolerate-failures", "--restarts=1", "--checkpoint-every=0.2s")
-    run.wait_for("runs/*/checkpoints/rank-2/*.npz")
-    os.kill(run.ranks()[2], signal.SIGKILL)
+def test_a_lost_job_is_restarted(start: Callable[..., Run]) -> None:
+    run = start("--strategy=sync", "-n2", "--tolerate-failures", "--restarts=1", "--checkpoint-every=0.2s")
+    run.wait_for("runs/*/checkpoints/rank-1/*.npz")
+    os.kill(run.mpiexec(), signal.SIGKILL)
     until = time.monotonic() + PATIENCE
     [config] = run.folder.glob("runs/*/config.json")
     while not (resumed := json.loads(config.read_text()).get("resumed")) and time.monotonic() < until:
         assert run.process.poll() is None, run.end()
         time.sleep(0.1)
     [entry] = resumed
-    assert (entry["ranks"], entry["ranks_before"]) == (2, 3)
+    assert (entry["ranks"], entry["ranks_before"]) == (2, 2)
     assert "was lost (exit status 137)" in entry["because"]
     epochs = config.with_name("epochs.jsonl")
     before = len(epochs.read_text().splitlines())
@@ -270,7 +271,7 @@ def test_a_lost_rank_is_restarted_without(start: Callable[..., Run]) -> None:
     run.process.send_signal(signal.SIGTERM)
     status, lines = run.end()
     assert status == 143, lines
-    assert "paceline: restart 1 of 1: from its last checkpoint, on 2 ranks (3 before)" in lines
+    assert "paceline: restart 1 of 1: from its last checkpoint, on 2 ranks (2 before)" in lines
     assert "go on with: paceline resume " in lines[-1]
 
 
@@ -282,6 +283,20 @@ def test_a_rank_that_dies_leaves_the_command_to_go_on(start: Callable[..., Run])
     assert status == 137
     assert "was ended by signal 9 (Killed)" in lines[0]
     assert lines[1].startswith("paceline: go on from the last checkpoint with: paceline resume ")
+
+
+def test_what_is_restarted_and_on_how_many_ranks(tmp_path: Path) -> None:
+    def ended(status: int, asked: int = 0, hosts: tuple[str, ...] = ()) -> Outcome:
+        return Outcome(status=status, asked=asked, dead=(), hosts=hosts, run=tmp_path)
+
+    assert all(map(_was_lost, (ended(137), ended(139), ended(1, hosts=("b",)))))
+    kept = (ended(0), ended(1), ended(2), ended(3), ended(130), ended(138), ended(143), ended(137, asked=15))
+    assert not any(map(_was_lost, kept))
+    (tmp_path / "summary.json").touch()
+    assert not _was_lost(ended(137))
+    job = Job(config=Config(data="iris", model="mlp:4", strategy="parameter-server:masters=2"))
+    assert [_ranks_left(job, 4, dead) for dead in (0, 1, 2, 3)] == [4, 3, 3, 3]
+    assert _ranks_left(job, 2, 1) is None
 
 
 # ---- a Slurm job that was requeued
