@@ -37,6 +37,7 @@ def test_sync_ends_where_an_undisturbed_run_ends(strategy: str, update: str, tmp
         assert left.test_loss == pytest.approx(whole.test_loss, rel=1e-4)
         assert [epoch.epoch for epoch in left.history] == [0, 1, 2, 3]
         assert left.findings["failures"][0]["ranks"] == (death[0],)
+        assert left.findings["failures"][0]["redone"] <= 1
 
 
 @pytest.mark.parametrize(

@@ -450,7 +450,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     if resumption is not None:
         me.resume(resumption, kind_of_batches(strategy))
     place.follow(me, strategy)
-    if place.losses and not place.simulated:
+    if place.losses and rank == 0 and not place.simulated:
         me.findings["failures"][-1]["seconds"] = time.time() - place.losses[-1].noticed
     try:
         with (

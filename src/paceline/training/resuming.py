@@ -18,6 +18,7 @@ from paceline.models import BUFFER
 from paceline.record import Run
 from paceline.record import checkpoint as files
 from paceline.record.checkpoint import Saver, State
+from paceline.strategies import Strategy
 from paceline.training.job import Job, batch_of, strategy_of
 from paceline.training.replaying import KINDS, check_trust
 from paceline.worker import Resumption, Worker
@@ -63,7 +64,7 @@ def protect(me: Worker, job: Job, place: RankEnvironment, strategy: Any, folder:
         whole_updates=getattr(strategy, "equals_serial", False),
     )  # fmt: skip
     if survives:
-        me.survive()
+        me.survive(every_step=not isinstance(strategy, Strategy) or strategy.interval() == 1)
     return saver
 
 

@@ -142,6 +142,8 @@ class Keeper:
         self._copy: State | None = None
         self.memory: deque[State] | None = None
         """The states after the last two exchanges, to go back to when another rank dies; None: not kept."""
+        self.every_step = False
+        """True if ranks exchange something at every step."""
         self._spare: State | None = None
         self._exchanges = -1
 
@@ -237,7 +239,7 @@ class Keeper:
     def _remember(self) -> None:
         """Copy this rank's state, if it has exchanged anything with others since the last copy."""
         assert self.memory is not None
-        if self.me.exchanges == self._exchanges and self.saves == "together":
+        if self.me.exchanges == self._exchanges and not self.every_step:
             return
         self._exchanges = self.me.exchanges
         with self.me.evaluation():

@@ -310,11 +310,15 @@ class Worker(Steps):
         if self.keeper is not None:
             self.keeper.before_stop.append(work)
 
-    def survive(self) -> None:
-        """Keep the states after the last two exchanges, so that the run can go on when another rank dies."""
+    def survive(self, *, every_step: bool) -> None:
+        """Keep the states after the last two exchanges, so that the run can go on when another rank dies.
+
+        `every_step`: the strategy exchanges something at every step; otherwise, its sums over all ranks are counted.
+        """
         self.survives = True
         if self.keeper is not None and self.keeper.saves == "together":
             self.keeper.memory = deque()
+            self.keeper.every_step = every_step
 
     def revoke(self) -> None:
         """Make all calls of all ranks on this run's communicators fail, because a rank has died (ULFM)."""
