@@ -216,3 +216,43 @@ def test_list_reads_what_is_said_of_a_field_of_yours() -> None:
     assert _field_docs(Mine) == {"loud": "How it sounds"}
     assert _field_docs(paceline) == {}
     assert _field_docs(type("Made", (), {})) == {}
+
+
+INTERRUPTED = """
+import runpy, signal, sys
+count = 0
+def interrupt(event, arguments):
+    global count
+    if event == "import" and "paceline" in sys.modules:
+        count += 1
+        if count == {at}:
+            signal.raise_signal(signal.SIGINT)
+sys.addaudithook(interrupt)
+sys.argv = ["paceline", *{words}]
+try:
+    runpy.run_module("paceline", run_name="__main__")
+finally:
+    if count < {at}:
+        print("ended at import", count, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("at", "words"),
+    [
+        (2, ["list"]),
+        (20, ["list"]),
+        (60, ["train", "--epochs=0"]),
+        (150, ["report", "none"]),
+        (250, ["study", "s"]),
+    ],
+)
+def test_ctrl_c_during_the_start_ends_without_a_word(tmp_path: Path, at: int, words: list[str]) -> None:
+    """At the first import of paceline's own and at later ones, before and after the command begins to work."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.format(at=at, words=words)], cwd=tmp_path, capture_output=True,
+        text=True, timeout=120, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    assert "KeyboardInterrupt" not in done.stderr
+    assert done.returncode == 130, done.stderr

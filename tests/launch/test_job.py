@@ -8,8 +8,10 @@ import pty
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 import tty
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -95,6 +97,35 @@ def test_a_killed_supervisor_leaves_no_processes_and_its_folder_is_swept(
     assert status in (137, 143)  # the supervisor's end, or that of the ranks which it brought about
     assert (out, err) == ("", "the job's supervisor was ended by signal 9 (Killed); the job ended with it\n")
     assert [name for name in job.left_after(5) if name.startswith("process")] == []
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a short path, in which a socket can have its name."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        yield Path(name)
+
+
+def test_a_killed_caller_leaves_no_folder(short: Path) -> None:
+    """The folders of a call, with its channel and its arrays, are the caller's own."""
+    program = (
+        "import time; from paceline.launch import call\n"
+        "def wait(comm):\n    print('ready', flush=True); time.sleep(600)\n"
+        "call(wait, {}, ranks=2)"
+    )
+    environment = {**os.environ, "TMPDIR": str(short)}
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True
+    ) as caller:
+        assert caller.stdout is not None
+        assert caller.stdout.readline() == "ready\n"
+        assert len(list(short.glob(PREFIX + "*"))) == 2
+        caller.kill()
+        caller.stdout.read()  # until the ranks have gone
+    until = time.monotonic() + 60
+    while list(short.iterdir()) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert list(short.iterdir()) == []
 
 
 def test_folders_of_dead_jobs_are_swept_and_those_of_living_ones_are_not(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_the_command_at_any_moment(tmp_path: Path) -> None:
     for number in (signal.SIGINT, signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
         before = when_written(runs / ".running.json")  # one that was killed has left its own
         running = started(path, cwd=tmp_path)
-        until = time.monotonic() + 30
+        until = time.monotonic() + 300
         while (
             when_written(runs / ".running.json") == before
             and running.poll() is None
@@ -154,7 +154,7 @@ def test_the_command_at_any_moment(tmp_path: Path) -> None:
             time.sleep(0.01)
         time.sleep(moment.uniform(0, 1.2))
         running.send_signal(number)
-        said = running.communicate(timeout=60)[1]
+        said = running.communicate(timeout=300)[1]
         if running.returncode == 0:
             break  # it was quicker
         assert running.returncode == (-number if number == signal.SIGKILL else 128 + number), said
@@ -170,7 +170,7 @@ def test_a_rank_is_killed(tmp_path: Path) -> None:
     text = RANKS.replace("epochs = 1", "epochs = 100000").replace('["sync", "psgd"]', '"sync"')
     path, runs = write(tmp_path, text), tmp_path / "runs/s"
     running = started(path, "--only", "sync", cwd=tmp_path)
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     ranks: list[int] = []
     while not ranks and time.monotonic() < until:
         if any(runs.glob("*-sync-*/epochs.jsonl")):
@@ -178,7 +178,7 @@ def test_a_rank_is_killed(tmp_path: Path) -> None:
         time.sleep(0.05)
     mine = [rank for rank in ranks if Path(f"/proc/{rank}/cwd").readlink() == tmp_path]
     os.kill(mine[-1], signal.SIGKILL)
-    said = running.communicate(timeout=60)[1]
+    said = running.communicate(timeout=300)[1]
     assert running.returncode == 1, said
     assert "sync on 2 ranks, seed 0: failed: " in said
     assert "(exit status " in said

@@ -140,10 +140,10 @@ def run(
                 status = job.wait()
             expired = late is not None and time.monotonic() > late
             if broken:
-                return 128 + signal.SIGPIPE
+                status, reported = 128 + signal.SIGPIPE, 128 + signal.SIGPIPE
             for stream in streams if status == 0 else ():
                 stream.pass_on(stream.last)
-            if signals.received or status != 0:
+            if not broken and (signals.received or status != 0):
                 streams[1].end_line()
             lost = tuple(dict.fromkeys(host for stream in streams for host in stream.banners.lost))
             quiet = reported is None and not lost and not any(stream.spoke for stream in streams)
@@ -154,7 +154,7 @@ def run(
                 told = [f"a rank was ended by {name_of_signal(status - 128)}"]  # the launcher prints nothing
             if not signals.received:
                 told += [f"host {host} is lost, and the ranks there with it" for host in lost]
-            for line in told:
+            for line in told if not broken else ():
                 streams[1].pass_on(f"{line}\n".encode())
             dead = [rank for stream in streams for rank in stream.banners.dead]
             if (folder / "dead").exists():  # of processes without MPI
