@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.strategies.hogwild import Hogwild
+from paceline.strategies.sync import Sync
 from paceline.worker import Worker
 
 
@@ -40,6 +41,22 @@ class Hanging(Hogwild):
             me.validate(epoch)
 
 
+class Frozen(Sync):
+    """Synchronous training in which rank 1 stops its process in the gradient of the tenth step, unless it is resumed."""
+
+    def train(self, me: Worker) -> None:
+        gradient = me.gradient
+
+        def freeze(batch: Any, ready: Any = None) -> float:
+            if me.rank == 1 and batch.step == 9 and "FROZEN" in os.environ:
+                Path(os.environ["FROZEN"]).write_text(str(os.getpid()))
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return gradient(batch, ready)
+
+        me.gradient = freeze  # type: ignore[method-assign]
+        super().train(me)
+
+
 def deadlock(me: Worker) -> None:
     """Let every rank receive, and none send."""
     _train(me, lambda: me.comm.Recv(me.model.x, source=(me.rank + 1) % me.size))
@@ -68,7 +85,7 @@ def relay(comm: Any, asked: int) -> list[Any]:
     from paceline.training.watchdog import Watchdog
 
     me: Any = SimpleNamespace(
-        watch=Stopwatch(time.perf_counter), beats=0, current_step=0, stop_asked=0, remarks=[]
+        watch=Stopwatch(time.perf_counter), beats=0, current_step=0, stop_asked=0, remarks=[], keeper=None
     )
     with Watchdog(comm, Safety()) as watchdog:
         watchdog.follow(me, relay)

@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from paceline import fit, load_model
 from tests.launch.started import lives
 from tests.ranks import ROOT, on_ranks
 
@@ -134,6 +136,20 @@ def test_a_rank_that_goes_on_is_only_remarked(start: Callable[..., Run]) -> None
     (remark,) = [remark for remark in summary["remarks"] if "progress" in remark]
     assert remark.startswith("rank 1 made no progress for ")
     assert "rank 1 goes on again after " in said
+
+
+def test_a_checkpoint_saved_without_the_stopped_rank_continues_bit_for_bit(start: Callable[..., Run]) -> None:
+    run = start("Frozen", "--stall-timeout", "3s", "--on-stall", "checkpoint-abort")
+    status, said = run.end()
+    assert status == 75
+    folder = next((run.folder / "runs").iterdir())
+    assert f"a checkpoint has been saved; go on with: paceline resume {folder}" in said
+    assert "step 10, paceline/strategies/sync.py:" in said
+    assert json.loads((folder / "stopped.json").read_text())["stalled_ranks"] == "1"
+    resume = [sys.executable, "-m", "paceline", "resume", str(folder), "--trust", "--quiet"]
+    subprocess.run(resume, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT, check=True, timeout=120)
+    undisturbed = fit("mlp:8", "iris", ranks=2, epochs=2, batch=10, on="sim", runs=None, quiet=True)
+    assert np.array_equal(load_model(folder, trust=True).x, undisturbed.model.x)
 
 
 @pytest.mark.once

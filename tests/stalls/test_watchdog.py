@@ -85,7 +85,7 @@ def test_ranks_that_look_for_messages_for_ever_wait_for_each_other() -> None:
 
 def test_a_rank_that_never_reported_is_no_part_of_a_deadlock() -> None:
     assert judge({0: Heard(WAITING, 999.5)}, 2, 1000.0, 60.0) == NOTHING
-    silent = {0: Heard(WAITING, 999.5), 1: Heard(None, 900.0)}
+    silent = {0: Heard(WAITING, 999.5), 1: Heard(Report(rank=1), 900.0)}
     assert judge(silent, 2, 1000.0, 60.0) == Stall({1: 100.0}, {}, 0.0)
 
 
@@ -109,10 +109,12 @@ def test_the_message_says_who_where_and_who_waits_for_whom() -> None:
 
 
 def test_the_message_about_silence_says_what_is_known() -> None:
-    reports = heard(WAITING, replace(TRAINING, step=3, line="mine.py:9: f()"), ages={1: 90.0})
+    reports = heard(
+        WAITING, replace(TRAINING, step=3, line="mine.py:9: f()", process=42, host="n1"), ages={1: 90.0}
+    )
     found = describe(judge(reports, 2, 1000.0, 60.0), reports, {1: "its process is stopped"}).splitlines()
     assert found[:2] == [
-        "rank 1 has given no sign of life for 90 s: its process is stopped",
+        "rank 1 (process 42 on n1) has given no sign of life for 90 s: its process is stopped",
         "  last seen in step 4, mine.py:9: f()",
     ]
 
@@ -125,7 +127,9 @@ class Case:
 
     def __init__(self, work: Any) -> None:
         self.released = threading.Event()
-        self.me: Any = SimpleNamespace(watch=Stopwatch(time.perf_counter), beats=9, current_step=3)
+        self.me: Any = SimpleNamespace(
+            watch=Stopwatch(time.perf_counter), beats=9, current_step=3, keeper=None
+        )
         self.thread = threading.Thread(target=work, args=(self,), daemon=True)
         self.thread.start()
         assert self.thread.ident is not None

@@ -251,7 +251,7 @@ class Simulated:
     def checkpoint(self, run: Path) -> list[int] | None:
         return self._simulation.checkpoint(run)
 
-    def follow(self, me: Worker, strategy: object) -> None:
+    def follow(self, me: Worker, strategy: object, folder: Path | None) -> None:
         self.worker = me
 
     def asked(self) -> dict[str, Any]:

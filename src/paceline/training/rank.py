@@ -231,7 +231,7 @@ class RankEnvironment(Protocol):
         """Return the numbers of the parts of the latest complete checkpoint, the same on every rank."""
         ...
 
-    def follow(self, me: Worker, strategy: Strategy | Train) -> None:
+    def follow(self, me: Worker, strategy: Strategy | Train, folder: Path | None) -> None:
         """Begin to watch the progress of this rank."""
         ...
 
@@ -322,10 +322,10 @@ class Process:
         )
         return found
 
-    def follow(self, me: Worker, strategy: Strategy | Train) -> None:
+    def follow(self, me: Worker, strategy: Strategy | Train, folder: Path | None) -> None:
         self.worker = me
         if self._watchdog is not None:
-            self._watchdog.follow(me, strategy)
+            self._watchdog.follow(me, strategy, folder)
 
     def asked(self) -> dict[str, Any]:
         return {"on": "mpi"}
@@ -449,7 +449,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     saver = protect(me, job, place, strategy, folder)
     if resumption is not None:
         me.resume(resumption, kind_of_batches(strategy))
-    place.follow(me, strategy)
+    place.follow(me, strategy, folder)
     if place.losses and rank == 0 and not place.simulated:
         me.findings["failures"][-1]["seconds"] = time.time() - place.losses[-1].noticed
     try:

@@ -28,6 +28,7 @@ import os
 import re
 import secrets
 import selectors
+import signal
 import socket
 import struct
 import sys
@@ -48,6 +49,10 @@ from paceline.comm.clocks import machine
 from paceline.comm.control import broadcast_bytes
 from paceline.comm.counting import COLLECTIVE_CALLS, RECEIVES, SENDS, WAITS, argument
 from paceline.config import Safety
+from paceline.errors import StoppedError, UsageError
+from paceline.record import Record
+from paceline.record.checkpoint import numbers
+from paceline.training.resuming import describe_stop
 from paceline.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -58,6 +63,8 @@ EVERY = 1.0  # seconds between two looks at the training thread, and between two
 REPORTS = 16  # that one rank receives in a second; with more ranks, each reports less often
 BUSY = 10  # a rank whose code moves is allowed this many times as long
 FIRST = 4  # gradients and steps during which the model may be compiled
+SAVING = 120.0  # seconds for all ranks to save a checkpoint
+REACH = 20.0  # seconds for the first message of every rank
 PATIENCE = 5.0  # seconds that the thread may take to end
 ROW = 256  # bytes of a rank's address
 SHOWN = 8  # lines about waiting ranks in one message
@@ -72,6 +79,7 @@ class Report:
 
     rank: int
     step: int = 0
+    """The step of the run, from 0; -1 if the rank does not count steps: a master."""
     phase: str = "setup"
     """The kind of work on the rank's stopwatch; "setup" before and after training."""
     waiting: bool = False
@@ -92,6 +100,10 @@ class Report:
     """The call in that line, if it is known."""
     peer: int | None = None
     """The rank that this one waits for, if the call says so."""
+    standing: int = -1
+    """See `Keeper.standing`."""
+    replaces: bool = False
+    """See `Worker.replaces`."""
     host: str = ""
     process: int = 0
 
@@ -101,8 +113,8 @@ class Report:
         >>> Report(rank=0, step=7, phase="wait", line="mine.py:3: comm.Recv(x, source=1)", call="Recv", peer=1).where()
         'step 8, mine.py:3: comm.Recv(x, source=1), in Recv, which waits for rank 1'
         """
-        words = ["before or after training" if self.phase == "setup" else f"step {self.step + 1:,}"]
-        words += [self.line] * bool(self.line)
+        when = "before or after training" if self.phase == "setup" else f"step {self.step + 1:,}"
+        words = [*[when] * (self.step >= 0), *[self.line] * bool(self.line)]
         inner = f"{self.call} at {self.inner}" if self.call and self.inner else self.call or self.inner
         words += [f"in {inner}"] * bool(inner)
         words += [f"which waits for rank {self.peer}"] if self.peer is not None else []
@@ -153,6 +165,7 @@ class Observer:
         phase, beats, switched, step = "setup", 0, 0.0, 0
         if me is not None:
             phase, beats, switched, step = me.watch.kind, me.beats, me.watch.last, me.current_step
+            step = -1 if step == 0 and beats > 1 else step
         frame = sys._current_frames().get(self._thread)
         stack = hash(tuple(_walk(frame)))
         before, self._seen = self._seen, (stack, switched, beats)
@@ -168,25 +181,29 @@ class Observer:
         report = Report(
             rank=self._rank, step=step, phase=phase, idle=now - self._advanced, still=now - self._moved,
             unbeaten=now - self._beaten, longest=self._longest, host=self._host, process=os.getpid(),
+            standing=-1 if me is None or me.keeper is None else me.keeper.standing,
+            replaces=me is not None and me.keeper is not None and me.replaces,
         )  # fmt: skip
         return replace(report, **_place(frame, self._sources, settled=report.still > 2 * EVERY))
 
 
 def sources(strategy: Any) -> tuple[str, ...]:
-    """Return the file of a strategy, or the folder if it is a package.
+    """Return the files of a strategy and of those that it is derived from; the folder of one that is a package.
 
     >>> from paceline.strategies.sync import Sync
     >>> [Path(name).name for name in sources(Sync())]
     ['sync.py']
     """
     function = getattr(strategy, "func", strategy)
-    module = sys.modules.get(
-        function.__module__ if hasattr(function, "__code__") else type(strategy).__module__
-    )
-    file = getattr(module, "__file__", None) or getattr(
-        getattr(function, "__code__", None), "co_filename", ""
-    )
-    return (str(Path(file).parent) + os.sep if Path(file).name == "__init__.py" else file,) if file else ()
+    if (code := getattr(function, "__code__", None)) is not None:
+        return (code.co_filename,)
+    modules = dict.fromkeys(kind.__module__ for kind in type(strategy).__mro__ if hasattr(kind, "train"))
+    found = []
+    for name in modules:
+        file = Path(getattr(sys.modules.get(name), "__file__", None) or "")
+        if not name.startswith("paceline.strategies._") and name != "paceline.strategies" and file.name:
+            found.append(str(file.parent) + os.sep if file.name == "__init__.py" else str(file))
+    return tuple(found)
 
 
 def _walk(frame: FrameType | None) -> Iterable[tuple[int, int]]:
@@ -212,10 +229,9 @@ def _place(frame: FrameType | None, source: tuple[str, ...], *, settled: bool) -
             if "call" not in found:
                 _read_wrapper(frame.f_locals, found)
         elif file.startswith(HOME) or file.startswith(source) or settled:
-            shown = f"{_short(file)}:{frame.f_lineno}"
-            words = (
-                linecache.getline(file, frame.f_lineno, frame.f_globals).partition("  #")[0].strip()[:WIDTH]
-            )
+            line = frame.f_lineno or 0  # None within some instructions
+            shown = f"{_short(file)}:{line}"
+            words = linecache.getline(file, line, frame.f_globals).partition("  #")[0].strip()[:WIDTH]
             if "inner" not in found:
                 found["inner"] = shown if file.startswith(HOME) else f"{shown}: {words}"
                 calls = [name for on, name in CALL.findall(words) if _is_mpi(on, name)]
@@ -261,9 +277,9 @@ def _short(file: str) -> str:
 
 
 class Heard(NamedTuple):
-    """A rank's last report, and when it arrived; None if the rank must answer but never has."""
+    """A rank's last report, and when it arrived; before the first, a report of nothing since the start."""
 
-    report: Report | None
+    report: Report
     at: float
 
 
@@ -291,7 +307,7 @@ def judge(heard: Mapping[int, Heard], ranks: int, now: float, patience: float) -
     """
     allowed = patience + longest(heard)
     silent = {rank: now - last.at for rank, last in heard.items() if now - last.at > allowed}
-    live = [last.report for rank, last in heard.items() if rank not in silent and last.report is not None]
+    live = [last.report for rank, last in heard.items() if rank not in silent]
     stuck = {
         report.rank: report.idle
         for report in live
@@ -309,7 +325,7 @@ def judge(heard: Mapping[int, Heard], ranks: int, now: float, patience: float) -
 
 def longest(heard: Mapping[int, Heard]) -> float:
     """Return the longest step of any rank so far."""
-    return max((last.report.longest for last in heard.values() if last.report is not None), default=0.0)
+    return max((last.report.longest for last in heard.values()), default=0.0)
 
 
 def describe(stall: Stall, heard: Mapping[int, Heard], states: Mapping[int, str]) -> str:
@@ -318,28 +334,27 @@ def describe(stall: Stall, heard: Mapping[int, Heard], states: Mapping[int, str]
     if stall.deadlock:
         waited = _seconds(stall.deadlock)
         lines = [f"no rank makes progress: all {len(heard)} have waited for each other for {waited}"]
-        lines += _grouped({rank: last.report for rank, last in heard.items() if last.report is not None})
+        lines += _grouped({rank: last.report for rank, last in heard.items()})
         return "\n".join(lines)
     for rank, seconds in stall.ranks.items():
         report = heard[rank].report
-        name = f"rank {rank}"
-        if report is not None and report.process:
-            name += f" (process {report.process} on {report.host})"
+        name = f"rank {rank} (process {report.process} on {report.host})"
         if rank in stall.silent:
-            why = states.get(
-                rank, "it is stopped, its host or network is down, or its code never lets others run"
-            )
-            lines.append(f"{name} has given no sign of life for {_seconds(seconds)}: {why}")
-            lines += [f"  last seen in {report.where()}"] if report is not None else []
+            why = states.get(rank, "unknown")
+            lines += [
+                f"{name} has given no sign of life for {_seconds(seconds)}: {why}",
+                f"  last seen in {report.where()}",
+            ]
         else:
             lines += [
                 f"{name} has made no progress for {_seconds(seconds)}",
-                f"  it is in {report.where()}" if report is not None else "",
+                f"  it is in {report.where()}",
             ]
     waiting = {
         rank: last.report
         for rank, last in heard.items()
-        if rank not in stall.ranks and last.report is not None and last.report.waiting
+        if rank not in stall.ranks and last.report.waiting
+        if 2 * last.report.idle > min(stall.ranks.values())  # not a master that waits for one of its workers
     }
     if waiting:
         lines += ["  waiting meanwhile:", *_grouped(waiting)]
@@ -374,6 +389,8 @@ class Peers(NamedTuple):
     """Of every rank; several if it is unknown which of them can be reached."""
     here: list[bool]
     """True for ranks that this machine's loopback reaches."""
+    processes: list[tuple[str, int]]
+    """The host and the process of every rank."""
     key: bytes
 
 
@@ -398,13 +415,16 @@ def find_peers(comm: Any) -> Peers:
     if opened is not None and not addresses:
         opened.close()
         opened = None
-    told = _allgather(comm, json.dumps(addresses))
-    key = broadcast_bytes(comm, secrets.token_bytes(32))
+    told = [
+        json.loads(row)
+        for row in _allgather(comm, json.dumps([addresses, os.uname().nodename[:60], os.getpid()]))
+    ]
     return Peers(
         opened,
-        [[(str(host), int(port)) for host, port in json.loads(row)] for row in told],
+        [[(str(host), int(port)) for host, port in row[0]] for row in told],
         [node == mine for node in nodes],
-        key,
+        [(str(host), int(process)) for _, host, process in told],
+        broadcast_bytes(comm, secrets.token_bytes(32)),
     )
 
 
@@ -446,14 +466,17 @@ class Watchdog:
         if self._patience is not None:
             self._every = min(self._every, self._patience / 4)
         self._me: Worker | None = None
+        self._folder: Path | None = None
         self._stop = 0
         self._peers: Peers | None = None
         self._heard: dict[int, Heard] = {}
         self._reached: dict[int, tuple[str, int]] = {}  # the address from which a rank's last message came
         self._gone: set[int] = set()
+        self._checked = False
         # When the stalls that have been reported began, by rank; -1: that of all ranks.
         self._told: dict[int, float] = {}
         self._leader, self._answered, self._trusted, self._led = 0, clock(), True, clock()
+        self._saved: dict[int, bool] = {}
         self._notes: dict[str, str] = {}  # remarks for the record, by what they are about
         self._observer = Observer(self._rank, threading.get_ident(), clock())
         self._thread = threading.Thread(target=self._run, name="paceline-watchdog", daemon=True)
@@ -468,17 +491,18 @@ class Watchdog:
         if self._ranks > 1:
             self._peers = peers = find_peers(self._comm)
             lost = [rank for rank, addresses in enumerate(peers.addresses) if not addresses]
-            if lost and self._rank == 0:
-                words = f"rank{'s' * (len(lost) > 1)} {text.ranges(lost)}"
-                log.warning("the watchdog cannot reach %s: a stall there will not be noticed", words)
             if peers.socket is None:
                 self._leader = self._rank  # it can only judge itself
             else:
                 reachable = (rank for rank in range(self._ranks) if peers.here[rank] and rank not in lost)
-                self._heard = {rank: Heard(None, now) for rank in reachable}
+                self._heard = {rank: Heard(self._unknown(peers, rank), now) for rank in reachable}
         self._bell, self._ear = socket.socketpair()
         self._thread.start()
         return self
+
+    def _unknown(self, peers: Peers, rank: int) -> Report:
+        host, process = peers.processes[rank]
+        return Report(rank=rank, host=host, process=process)
 
     def __exit__(self, *_: object) -> None:
         self._bell.close()
@@ -491,9 +515,12 @@ class Watchdog:
                 self._send(self._peers.socket, rank, {"bye": self._rank})
             self._peers.socket.close()
 
-    def follow(self, me: Worker, strategy: Any) -> None:
-        """Observe the training of `me`, and set its `stop_asked` when another rank is asked to stop."""
-        self._me = me
+    def follow(self, me: Worker, strategy: Any, folder: Path | None = None) -> None:
+        """Observe the training of `me`, and set its `stop_asked` when another rank is asked to stop.
+
+        `folder`: the run's.
+        """
+        self._me, self._folder = me, folder
         me.stop_asked = me.stop_asked or self._stop
         self._observer.follow(me, strategy)
 
@@ -511,7 +538,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         inbox, patience = None if self._peers is None else self._peers.socket, self._patience
-        due = reported = looked = self._clock()
+        begun = due = reported = looked = self._clock()
         report = self._observer.look(looked, patience or 0.0)
         with selectors.DefaultSelector() as selector:
             selector.register(self._ear, selectors.EVENT_READ)
@@ -531,6 +558,8 @@ class Watchdog:
                 looked, due = now, now + min(EVERY, self._every)
                 report = self._observer.look(now, patience or 0.0)
                 self._heard[self._rank] = Heard(report, now)
+                if self._rank == 0 and not self._checked and now - begun > REACH:
+                    self._say_unreached()
                 asked = self._relay(0)
                 if inbox is not None and (asked or now - reported >= self._every - EVERY / 2):
                     reported = now
@@ -546,6 +575,14 @@ class Watchdog:
         self._observer.forgive(now)
         self._answered = now
         self._heard = {rank: last._replace(at=now) for rank, last in self._heard.items()}
+
+    def _say_unreached(self) -> None:
+        """Say, once, from which ranks no message has ever come."""
+        self._checked = True
+        lost = [rank for rank in range(self._ranks) if rank not in self._heard]
+        if lost:
+            words = f"rank{'s' * (len(lost) > 1)} {text.ranges(lost)}"
+            log.warning("the watchdog cannot reach %s: a stall there will not be noticed", words)
 
     def _relay(self, number: int) -> bool:
         """Take over a request to stop, from this rank's worker or from another rank; return True if it is new."""
@@ -586,6 +623,13 @@ class Watchdog:
             message = json.loads(data[32:])
             if "end" in message:
                 self._end(None)
+            if "save" in message:
+                saved = self._save_own(message["save"])
+                self._send(inbox, message["leader"], {"saved": [self._rank, saved]})
+                continue
+            if "saved" in message:
+                rank, self._saved[rank] = message["saved"]
+                continue
             if "bye" in message:
                 self.forget([message["bye"]])
                 continue
@@ -629,7 +673,7 @@ class Watchdog:
         self._leader, self._answered, self._trusted, self._led = leader, now, False, now
         if leader == self._rank:  # ranks that reported to others have not been silent
             self._heard = {
-                rank: last if rank < self._rank and last.report is not None else last._replace(at=now)
+                rank: last if rank < self._rank and rank in self._reached else last._replace(at=now)
                 for rank, last in self._heard.items()
             }
 
@@ -670,7 +714,7 @@ class Watchdog:
     def _state(self, rank: int) -> str:
         """Return what the system says about the process of a silent rank, if it is on this machine."""
         report = self._heard[rank].report
-        if report is None or self._peers is None or not self._peers.here[rank]:
+        if self._peers is None or not self._peers.here[rank]:
             return "it is stopped, or its host or network is down"
         try:
             state = Path(f"/proc/{report.process}/stat").read_text().rpartition(") ")[2][0]
@@ -697,11 +741,60 @@ class Watchdog:
     def _end(self, stall: Stall | None) -> None:
         """End the run; `stall` is None if another rank has said why."""
         if stall is not None:
-            log.warning("the run ends with status %d (--on-stall %s)", STALLED, self._safety.on_stall)
+            saved = self._safety.on_stall == "checkpoint-abort" and self._save(stall)
+            words = f"the run ends with status {STALLED} (--on-stall {self._safety.on_stall})"
+            log.warning("%s; %s", words, self._close_record(stall, saved))
             if self._peers is not None and self._peers.socket is not None:
-                for rank in self._heard.keys() - stall.ranks.keys() - {self._rank}:
+                for rank in self._heard.keys() - stall.silent.keys() - {self._rank}:
                     self._send(self._peers.socket, rank, {"end": True})
         launch.end_ranks(self._comm, STALLED)
+
+    def _save(self, stall: Stall) -> bool:
+        """Save a checkpoint of all ranks, if each that lives can be saved where it is; return True if that succeeded."""
+        reports = [last.report for rank, last in self._heard.items() if rank not in stall.silent]
+        standing = {report.standing for report in reports}
+        if len(reports) + len(stall.silent) < self._ranks or len(standing) != 1 or -1 in standing:
+            return False
+        alone = standing == {-2}
+        if stall.silent and not alone and not all(report.replaces for report in reports):
+            return False
+        others = {report.rank for report in reports if not (alone and report.waiting)} - {self._rank}
+        inbox = None if self._peers is None else self._peers.socket
+        for rank in others:
+            if inbox is not None:
+                self._send(inbox, rank, {"save": []})
+        saved = self._save_own(sorted(stall.silent))
+        until = self._clock() + SAVING
+        while inbox is not None and others - self._saved.keys() and self._clock() < until:
+            time.sleep(0.05)
+            self._receive(inbox, reports[0], self._clock())
+        return saved and all(self._saved.get(rank) for rank in others)
+
+    def _save_own(self, absent: list[int]) -> bool:
+        """Save this rank's state; if ranks are saved alone, wait until its batch has ended."""
+        keeper = None if self._me is None else self._me.keeper
+        if keeper is None:
+            return False
+        if keeper.standing != -2:
+            return bool(keeper.save_standing(absent))
+        keeper.asked, written, until = True, keeper.saver.written, self._clock() + PATIENCE
+        while keeper.saver.written == written and self._clock() < until:
+            time.sleep(0.01)
+        return bool(keeper.saver.written > written)
+
+    def _close_record(self, stall: Stall, saved: bool) -> str:
+        """Say in the run's folder why the run ends; return how to go on with it."""
+        if self._folder is None or self._me is None:
+            return "nothing was saved"
+        there = saved or bool(numbers(self._folder, 0))
+        stopped = describe_stop(self._me, StoppedError(signal.SIGTERM, saved=saved), self._folder)
+        who = text.ranges(sorted(stall.ranks)) if stall.ranks else "all"
+        with suppress(OSError, UsageError):
+            Record(self._folder).stop({**stopped, "signal": None, "stalled_ranks": who})
+        resume = f"go on with: {stopped['resume']}"
+        if saved:
+            return f"a checkpoint has been saved; {resume}"
+        return f"the last checkpoint is older; {resume}" if there else "there is no checkpoint"
 
 
 def watch_ranks(comm: Any, safety: Safety) -> AbstractContextManager[Watchdog | None]:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from paceline.config import Interval
 from paceline.errors import StoppedError, UsageError
 from paceline.record import Epoch, RowLog, Table, truncate_logs
-from paceline.record.checkpoint import Saver, State, copied
+from paceline.record.checkpoint import Saver, State, copied, write
 
 if TYPE_CHECKING:
     from paceline.worker.worker import Worker
@@ -131,6 +131,8 @@ class Keeper:
         """Functions to call before a state is saved."""
         self.before_stop: list[Callable[[], object]] = []
         """Functions to call on every rank, once all have agreed to stop, before their states are saved."""
+        self.asked = False
+        """True if a rank that is saved alone must save its state when its batch has ended, whether that is due or not."""
         self.count = 0
         """The number of batches of this rank, in all epochs."""
         self.seconds = 0.0
@@ -165,7 +167,8 @@ class Keeper:
         elif self.saves == "alone":
             if self.me.stop_asked:
                 self.may_stop()
-            elif self._is_due(epoch_end=False) and not self._busy:
+            elif (self.asked or self._is_due(epoch_end=False)) and not self._busy:
+                self.asked = False
                 self.save()
 
     def epoch_end(self) -> None:
@@ -252,6 +255,39 @@ class Keeper:
         for log in list(self.me.logs.values()):
             log.sync()
 
+    # ---- called by the watchdog's thread, when a stall ends the run
+
+    @property
+    def standing(self) -> int:
+        """The number of batches of this rank if its state could be saved now, while it waits; -1 if it could not.
+
+        -2: it can be saved when its batch has ended, because ranks are saved alone.
+        """
+        if self.saver is None or self.saves == "itself":
+            return -1
+        if self.saves == "alone":
+            return -2
+        # A model's buffers (BatchNorm's statistics) change with the first pass of a batch.
+        return -1 if self.me.changed or self.me.model.buffers or self.before else self.count
+
+    def save_standing(self, absent: Sequence[int] = ()) -> bool:
+        """Save the state of a rank that stands still, and the parts of `absent` ranks; return False if that failed."""
+        saver, before = self.saver, self.standing
+        if saver is None or before < 0:
+            return False
+        saver.wait()
+        number = saver.number
+        states = {rank: copied(self.me.state(rank)) for rank in (self.me.rank, *absent)}
+        if self.standing != before or self.me.changed:  # it has gone on meanwhile
+            return False
+        try:
+            for rank in absent:
+                write(saver.run, rank, number, states[rank])
+        except OSError:
+            return False
+        saver.save(states[self.me.rank], first=self._sync_logs, keep_all=True)
+        return saver.wait()
+
     # ---- ranks in step
 
     def _meet(self, *, epoch_end: bool) -> None:
@@ -308,19 +344,25 @@ def _place(signal: int) -> int:
 # ---- the state of a worker
 
 
-def state_of_worker(me: Worker, *, replicas: bool, whole_updates: bool) -> State:
+def state_of_worker(me: Worker, rank: int | None = None, *, replicas: bool, whole_updates: bool) -> State:
     """Return the state of a rank, as references to what it is now.
 
+    `rank`: another rank that cannot save its own state; the loss of its samples in this epoch is not known here.
     `replicas`: all ranks have the same parameters, so those of rank 0 are enough; `whole_updates`: the same holds for
     the state of an update of the whole vector.
     """
     state = {**brief_state(me), "history": [asdict(epoch) for epoch in me.history]}
     state["rows"] = {name: log.flush() for name, log in me.logs.items()}
-    if me.rank != 0 and replicas:
+    if rank is None or rank == me.rank:
+        rank = me.rank
+    else:
+        state |= {"epoch_sums": [0.0, 0], "epoch_losses": [0.0, 0.0, 0.0], "counts": [0, 0, 0, 0]}
+        state["rows"] = {}  # all that are there
+    if rank != 0 and replicas:
         del state["x"]
-    if me.rank != 0 and whole_updates:
+    if rank != 0 and whole_updates:
         state["updates"] = [of for of in state["updates"] if (of["start"], of["stop"]) != (None, None)]
-    if me.rank == 0:
+    if rank == 0:
         state["findings"], state["remarks"] = me.findings, me.remarks
         state["tables"] = {name: table for name, table in me.tables.items() if not isinstance(table, Table)}
     return state

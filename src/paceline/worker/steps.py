@@ -84,6 +84,8 @@ class Steps:
         """The number of a signal that asks the run to save a checkpoint and stop; 0: none has come."""
         self.beats = 0
         """Gradients computed and steps shown so far: it stands still when training does."""
+        self.changed = True
+        """True if this rank has changed its parameters since its last batch ended, or if it is not in a batch."""
         self._step = 0
         self._loss = 0.0
         self.epoch_sums = [0.0, 0]
@@ -101,7 +103,7 @@ class Steps:
     @property
     def current_step(self) -> int:
         """The step of the run that this rank is at, from 0."""
-        return self._step
+        return max(self._step, self.position[0] * self.steps_per_epoch + self.position[1])
 
     @property
     def epoch_loss(self) -> float:
@@ -157,6 +159,7 @@ class Steps:
     def rounds(self, epoch: int) -> Iterator[int]:
         """Iterate over the steps of an epoch, counted from the start of the run, on a rank that computes no batches."""
         for turn in range(self._begin(epoch), self.steps_per_epoch):
+            self.changed = True  # this rank's way of changing them is its own
             yield epoch * self.steps_per_epoch + turn
             self._end_batch()
 
@@ -169,6 +172,7 @@ class Steps:
         """Begin an epoch; return its first turn: 0, unless the run is resumed in the middle of this epoch."""
         start = self._resume_at[1] if epoch == self._resume_at[0] else 0
         self.position = (epoch, start)
+        self.changed = False
         if start == 0:
             self.epoch_sums[:], self.epoch_losses[:] = (0.0, 0), (0.0, 0.0, 0.0)
         return start
@@ -176,6 +180,7 @@ class Steps:
     def _end_batch(self) -> None:
         """Count a batch that is done; a checkpoint may be saved now."""
         self.position = (self.position[0], self.position[1] + 1)
+        self.changed = False
         if self.keeper is not None:
             self.keeper.boundary()
 
@@ -272,6 +277,7 @@ class Steps:
 
         `x`: another vector than the model's, such as one that ranks share.
         """
+        self.changed = True
         if count == 0:
             return
         x = (self.model.x if x is None else x)[part]

@@ -281,9 +281,15 @@ class Worker(Steps):
         self._resumption, self._restored = resumption, True
         self._resume_at = self.position = restore_worker(self, resumption, kind)
 
-    def state(self) -> State:
-        """Return this rank's state, as references to what it is now."""
-        return state_of_worker(self, replicas=self._replicas, whole_updates=self._whole_updates)
+    def state(self, rank: int | None = None) -> State:
+        """Return this rank's state, as references to what it is now, or what is known here of the state of another."""
+        return state_of_worker(self, rank, replicas=self._replicas, whole_updates=self._whole_updates)
+
+    @property
+    def replaces(self) -> bool:
+        """True if this rank's state holds all that matters of any other's: parameters and the states of the update."""
+        parts = [part for part, state in self.update_states.items() if state and part != (None, None)]
+        return self._replicas and self._whole_updates and not parts and not self.kept_values
 
     def may_stop(self, *, wait: bool = False) -> None:
         """Stop here if a rank has been asked to; for strategies whose ranks are saved alone. Collective.
@@ -495,6 +501,7 @@ class Worker(Steps):
         the model keeps them.
         `guarded`: False if the ranks call `guard` themselves.
         """
+        self.changed = True  # the history changes
         with self.evaluation():
             own = None
             if shown is not None and not self._time_only:
