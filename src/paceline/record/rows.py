@@ -76,6 +76,7 @@ class RowLog:
         self.columns = tuple(columns)
         self.path = path
         self.width = len(self.columns)
+        self._row = ITEM * self.width
         self.buffer = array("d")
         chunk = max(16, min(CHUNK, SHARED // ranks)) if chunk is None else chunk
         self.full = chunk * self.width
@@ -89,8 +90,8 @@ class RowLog:
         self._passed = 0  # rows that have left the buffer
         self._sums = np.zeros(self.width)
         self._spans: list[Span] = []  # of the rows in the file
-        self._held = array("d")  # rows that could not be written
-        self._held_from, self._stride = 0, 1
+        self._held: list[bytes] = []  # rows that could not be written
+        self._held_span = Span(0, 1, 0)
         self._closed = False
 
     def __len__(self) -> int:
@@ -113,29 +114,28 @@ class RowLog:
 
     def spill(self) -> None:
         """Move all rows from the buffer to the file or, if that fails, to other memory."""
-        rows = self._matrix(self.buffer)
-        if not len(rows) and not self._held:
+        data, first = self.buffer.tobytes(), self._passed
+        if not data and not self._held:
             return
-        first = self._passed
+        del self.buffer[:]
+        rows = self._matrix(data)
         if len(rows):
             self._sums += rows.sum(axis=0)
             if self._observe is not None:
                 self._observe(rows)
             self._passed += len(rows)
-        if self._held and self._write(self._held):
-            self._add(Span(self._held_from, self._stride, len(self._held) // self.width))
-            self._held, self._stride = array("d"), 1
-        if not self._held and len(rows) and self._write(self.buffer):
+        if self._held and self._write(b"".join(self._held)):
+            self._add(self._held_span)
+            self._clear_held()
+        if not self._held and data and self._write(data):
             self._add(Span(first, 1, len(rows)))
-        elif len(rows):
+        elif data:
             self._hold(rows, first)
-        del rows  # its memory is the buffer's
-        del self.buffer[:]
 
     def observe_rest(self) -> None:
         """Pass the rows that are still in the buffer to `observe`; none may be appended afterwards."""
         if self._observe is not None and self.buffer:
-            self._observe(self._matrix(self.buffer))
+            self._observe(self._matrix(self.buffer.tobytes()))
         self._observe = None
 
     def flush(self) -> int:
@@ -158,13 +158,8 @@ class RowLog:
     def truncate(self, rows: int | None) -> None:
         """Continue a file of an earlier process after its first `rows` rows and cut off later ones; None: keep them all."""
         del self.buffer[:]
-        self._held, self._stride, self._passed, self.rows_written, self._spans = (
-            array("d"),
-            1,
-            rows or 0,
-            0,
-            [],
-        )
+        self._clear_held()
+        self._passed, self.rows_written, self._spans = rows or 0, 0, []
         self._sums[:] = 0
         if self.path is not None and self.path.exists():
             with self.path.open("r+b") as file:
@@ -189,7 +184,7 @@ class RowLog:
     @property
     def kept(self) -> int:
         """The number of rows that can be read."""
-        return self.rows_written + (len(self._held) + len(self.buffer)) // self.width
+        return self.rows_written + self._held_span.rows + len(self.buffer) // self.width
 
     @property
     def in_memory(self) -> int:
@@ -199,15 +194,15 @@ class RowLog:
     @property
     def first_span(self) -> Span:
         """The first kept rows that are evenly spaced: all of them, unless some had to be thinned out."""
-        held, rest = len(self._held) // self.width, len(self.buffer) // self.width
+        rest = len(self.buffer) // self.width
         spans = list(self._spans)
-        for span in (Span(self._held_from, self._stride, held), Span(self._passed, 1, rest)):
+        for span in (self._held_span, Span(self._passed, 1, rest)):
             _add_span(spans, span)
         return spans[0] if spans else Span(0, 1, 0)
 
     def totals(self) -> dict[str, float]:
         """Return the sum of each column over all rows, also of those that were not kept."""
-        sums = self._sums + self._matrix(self.buffer).sum(axis=0)
+        sums = self._sums + self._matrix(self.buffer.tobytes()).sum(axis=0)
         return dict(zip(self.columns, sums.tolist(), strict=True))
 
     def read(self, start: int = 0, stop: int | None = None) -> Array:
@@ -217,8 +212,8 @@ class RowLog:
         if start < min(stop, self.rows_written):
             parts.append(self._read_file(start, min(stop, self.rows_written)))
         offset = self.rows_written
-        for values in (self._held, self.buffer):
-            rows = self._matrix(values)
+        for data in (b"".join(self._held), self.buffer.tobytes()):
+            rows = self._matrix(data)
             parts.append(rows[max(0, start - offset) : max(0, stop - offset)])
             offset += len(rows)
         return np.concatenate(parts)
@@ -249,8 +244,8 @@ class RowLog:
 
     # ---- the file and the memory
 
-    def _matrix(self, values: array[float]) -> Array:
-        return np.frombuffer(values).reshape(-1, self.width) if values else np.empty((0, self.width))
+    def _matrix(self, data: bytes) -> Array:
+        return np.frombuffer(data).reshape(-1, self.width)
 
     @contextmanager
     def _open(self) -> Iterator[IO[bytes]]:
@@ -265,22 +260,21 @@ class RowLog:
         self._file.seek(0, os.SEEK_END)
         yield self._file
 
-    def _write(self, values: array[float]) -> bool:
+    def _write(self, data: bytes) -> bool:
         """Append rows to the file, all or none; return False if that fails."""
         if self.path is None and not self._temporary:
             return False
         if sys.byteorder == "big":
-            values = array("d", values)
-            values.byteswap()
+            data = np.frombuffer(data).astype("<f8").tobytes()
         try:
             with self._open() as file:
-                size, row = os.fstat(file.fileno()).st_size, ITEM * self.width
+                size, row = os.fstat(file.fileno()).st_size, self._row
                 self._lose_after(size // row)
                 good = self.rows_written * row
                 try:
                     if size > good:  # the rest of an attempt that failed
                         file.truncate(good)
-                    left = memoryview(values).cast("B")
+                    left = memoryview(data)
                     while left:
                         left = left[file.write(left) :]
                 except OSError:
@@ -292,13 +286,12 @@ class RowLog:
             return False
         if self._outage is not None:
             self._outage.ended(self)
-        self.rows_written += len(values) // self.width
+        self.rows_written += len(data) // self._row
         return True
 
     def _read_file(self, start: int, stop: int) -> Array:
         """Return rows of the file; what can no longer be read is NaN."""
-        row = ITEM * self.width
-        data = b""
+        row, data = self._row, b""
         with suppress(OSError):
             if self._file is not None:
                 data = os.pread(self._file.fileno(), (stop - start) * row, start * row)
@@ -324,13 +317,17 @@ class RowLog:
 
     def _hold(self, rows: Array, first: int) -> None:
         """Keep rows in memory, in place of the file."""
-        if not self._held:
-            self._held_from = first
-        fitting = rows[(self._held_from - first) % self._stride :: self._stride]
-        self._held.frombytes(np.ascontiguousarray(fitting).tobytes())
-        while len(self._held) > self._most * self.width:
-            self._stride *= 2
-            self._held = array("d", np.ascontiguousarray(self._matrix(self._held)[::2]).tobytes())
+        start, stride, count = self._held_span if self._held else Span(first, 1, 0)
+        fitting = rows[(start - first) % stride :: stride]
+        self._held.append(fitting.tobytes())
+        count += len(fitting)
+        while count > self._most:
+            kept = self._matrix(b"".join(self._held))[::2]
+            self._held, stride, count = [kept.tobytes()], 2 * stride, len(kept)
+        self._held_span = Span(start, stride, count)
+
+    def _clear_held(self) -> None:
+        self._held, self._held_span = [], Span(0, 1, 0)
 
 
 def _add_span(spans: list[Span], span: Span) -> None:

@@ -311,6 +311,12 @@ class Worker(Steps):
         if self.keeper is not None:
             self.keeper.before.append(work)
 
+    def note_end(self) -> None:
+        """Call what was given to `before_saving` a last time: the state is that of the end of training."""
+        if self.keeper is not None:
+            for work in self.keeper.before:
+                work()
+
     def before_stopping(self, work: Callable[[], object]) -> None:
         """Call `work` on every rank once all have agreed to stop, before their states are saved. It may be collective."""
         if self.keeper is not None:

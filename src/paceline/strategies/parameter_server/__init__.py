@@ -228,6 +228,7 @@ class ParameterServer(Strategy):
         with me.evaluation():
             record_events(me, pieces, events)
             me.follow_first()
+            me.note_end()
             comm.Free()
 
 
