@@ -18,9 +18,10 @@ import builtins
 import dataclasses
 import importlib
 import inspect
+import os
 import pkgutil
 import sys
-import traceback
+import sysconfig
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -202,7 +203,8 @@ class Spec:
     def make(self, **supplied: Any) -> Any:
         """Call the target with its options and with those of `supplied` that it takes.
 
-        If somebody else's code fails with these options, the UsageError names the line that failed.
+        If an installed package's code fails with these options, or they do not fit, that is a UsageError. What the user's
+        own code raises passes unchanged.
         """
         takes = list(signature(self.name, self.target))
         given = {name: value for name, value in supplied.items() if name in takes}
@@ -212,16 +214,22 @@ class Spec:
         except (UsageError, OSError):
             raise
         except Exception as error:
-            if has(self.kind, self.name):
+            called = error.__traceback__ is not None and error.__traceback__.tb_next is not None
+            if has(self.kind, self.name) or (called and not _is_installed(self.target)):
                 raise
-            *_, last = traceback.extract_tb(error.__traceback__)
-            where = "" if last.filename == __file__ else f" ({last.filename}, line {last.lineno})"
             why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            raise UsageError(f"{self} cannot be created: {why}{where}") from error
+            raise UsageError(f"{self} cannot be created: {why}") from error
 
     def __str__(self) -> str:
         words = [spell(a) for a in self.arguments] + [f"{k}={spell(v)}" for k, v in self.options.items()]
         return f"{self.name}:{','.join(words)}" if words else self.name
+
+
+def _is_installed(target: Callable[..., Any]) -> bool:
+    """Return True for code of Python or of an installed package, False for the user's own."""
+    file = getattr(sys.modules.get(getattr(target, "__module__", None) or ""), "__file__", None)
+    places = [sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib")]
+    return file is None or any(file.startswith(f"{place}{os.sep}") for place in places)
 
 
 def parse(kind: str, text: str) -> Spec:

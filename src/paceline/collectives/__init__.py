@@ -7,6 +7,7 @@
     cost, has_cost, Case, Cost        how many messages and bytes an algorithm takes, exactly
     CostModel                         the alpha-beta-gamma model of its time
     Nodes, nodes, one_node, peers     which rank is on which node
+    require_room                      refuse what does not fit into shared memory, on all ranks
     cut, length                       a vector cut into parts, the same way on every rank
     collective                        the decorator of every algorithm
 
@@ -24,7 +25,7 @@ from paceline.collectives._buffers import Array, collective, find_allreduce, pre
 from paceline.collectives._cost import Case, Cost, CostModel, cost, has_cost
 from paceline.collectives._exchange import IN_ORDER, Exchange, Factored, factors_pay, make_exchange
 from paceline.collectives._layout import Nodes, cut, length, one_node
-from paceline.collectives._nodes import nodes, peers
+from paceline.collectives._nodes import nodes, peers, require_room
 
 
 def allreduce(send: Array, recv: Array, comm: Any, op: Any = np.add, *, algorithm: str = "auto") -> None:
@@ -47,4 +48,5 @@ __all__ = [
     "IN_ORDER", "Array", "Case", "Cost", "CostModel", "Exchange", "Factored", "Nodes", "allreduce", "collective", "cost",
     "cut",
     "factors_pay", "has_cost", "length", "make_exchange", "nodes", "one_node", "peers", "prepare_sum",
+    "require_room",
 ]  # fmt: skip

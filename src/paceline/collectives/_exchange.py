@@ -15,6 +15,7 @@ factors instead of gradients (`Factored`).
 
 from __future__ import annotations
 
+import logging
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeGuard
 
@@ -23,13 +24,15 @@ import numpy as np
 from paceline.collectives import recursive_doubling
 from paceline.collectives._buffers import Array, prepare_sum
 from paceline.collectives._layout import Nodes, cut, length
-from paceline.collectives._nodes import nodes, peers
+from paceline.collectives._nodes import describe_room, has_room, nodes, peers, require_room
 from paceline.collectives.hierarchical import between
 from paceline.comm import Channel, channel
 from paceline.comm.operations import TreeSum
 from paceline.comm.shared import CACHE_LINE, SharedMemory, padded
 from paceline.errors import UsageError
 from paceline.models import FactoredModel, Model
+
+log = logging.getLogger(__name__)
 
 
 class Exchange(Protocol):
@@ -83,21 +86,39 @@ def make_exchange(
         return _in_order(name, model, comm, whole)
     if whole:
         return Replicated(model, comm, name)
+    own = channel(comm)
+    layout, chosen = nodes(own), name
     if name == "auto":
-        layout = nodes(channel(comm))
-        name = "shared-memory" if layout.count == 1 else "hierarchical" if layout.largest > 1 else "auto"
-    alone = name == "shared-memory" and nodes(channel(comm)).count == 1
+        chosen = "shared-memory" if layout.count == 1 else "hierarchical" if layout.largest > 1 else "auto"
+    if chosen not in ("shared-memory", "hierarchical"):
+        return Replicated(model, comm, name)
+    alone = chosen == "shared-memory" and layout.count == 1
+    x_bytes = padded(model.x.nbytes)
     if alone and batch and factors_pay(model, batch, comm.Get_size()):
-        return Factored(model, comm, batch)
-    if name in ("shared-memory", "hierarchical"):
-        return Shared(model, comm, across_nodes=name == "hierarchical")
-    return Replicated(model, comm, name)
+        if _find_room(own, x_bytes + model.factor_bytes(batch), name, "ring"):
+            return Factored(model, comm, batch)
+    elif _find_room(own, x_bytes + layout.largest * padded(model.g.nbytes), name, "ring"):
+        return Shared(model, comm, across_nodes=chosen == "hierarchical")
+    return Replicated(model, comm, "ring")
+
+
+def _find_room(own: Channel, need: int, name: str, instead: str) -> bool:
+    """Return True if there is room for an exchange in shared memory; for "auto" there is another one `instead`."""
+    if name != "auto":
+        require_room(own, need, f"an exchange by {name}", f"choose {instead}")
+    elif not has_room(own, need):
+        if own.rank == 0:
+            log.warning(
+                "%s; gradients are exchanged by %s", describe_room(own, need, "shared-memory"), instead
+            )
+        return False
+    return True
 
 
 def _in_order(name: str, model: Model, comm: Any, whole: bool) -> Exchange:
     """Make an exchange that adds in the order of recursive doubling: inside the nodes, then between them."""
     layout = nodes(channel(comm))
-    alike = layout.count == 1 or _is_regular(layout)
+    alike, asked = layout.count == 1 or _is_regular(layout), name
     if name == "auto":
         name = "recursive-doubling" if layout.largest == 1 or not alike else "hierarchical"
     if name == "hierarchical" and not alike:
@@ -106,6 +127,9 @@ def _in_order(name: str, model: Model, comm: Any, whole: bool) -> Exchange:
             "and adjacent ranks on one node; choose recursive-doubling"
         )
     if name == "recursive-doubling" or (whole and layout.count > 1):
+        return Replicated(model, comm, "recursive-doubling")
+    need = padded(model.x.nbytes) + layout.largest * padded(model.g.nbytes)
+    if not _find_room(channel(comm), need, asked, "recursive-doubling"):
         return Replicated(model, comm, "recursive-doubling")
     if whole:
         return Replicated(model, comm, "shared-memory", TreeSum())

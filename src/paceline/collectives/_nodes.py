@@ -9,6 +9,9 @@ import numpy as np
 from paceline.collectives import recursive_doubling
 from paceline.collectives._layout import Nodes, one_node
 from paceline.comm import Channel
+from paceline.comm.shared import free_room
+from paceline.errors import AgreedError
+from paceline.text import amount
 
 
 def nodes(comm: Channel) -> Nodes:
@@ -24,6 +27,40 @@ def peers(comm: Channel) -> Channel:
     """
     place = min(comm.node.rank, nodes(comm).smallest)
     return comm.child("peers", lambda c: c.Split(place, c.Get_rank()))
+
+
+def has_room(comm: Channel, nbytes: int) -> bool:
+    """Return True if each node has `nbytes` of shared memory left. Collective the first time, for each size."""
+    found: bool = comm.fact(f"room for {nbytes}", lambda channel: _has_room(channel, nbytes))
+    return found
+
+
+def require_room(comm: Channel, nbytes: int, what: str, otherwise: str = "") -> None:
+    """Raise an AgreedError on all ranks if a node does not have `nbytes` of shared memory left. Collective."""
+    if not has_room(comm, nbytes):
+        raise AgreedError(f"{describe_room(comm, nbytes, what)}{otherwise and f', or {otherwise}'}")
+
+
+def describe_room(comm: Channel, nbytes: int, what: str) -> str:
+    """Return a sentence about shared memory that is too small, and how to get more."""
+    free = free_room(comm.node.bare) or 0
+    more = max(64, 1 << ((2 * nbytes) >> 20).bit_length())
+    return (
+        f"{what} needs {amount(nbytes)} of shared memory, and {amount(free)} are free: enlarge /dev/shm "
+        f"(docker run --shm-size={more}m)"
+    )
+
+
+def _has_room(comm: Channel, nbytes: int) -> bool:
+    free = free_room(comm.node.bare)
+    if free is None:  # on every rank
+        return True
+    enough = np.array([int(free >= nbytes)])
+    if comm.node.size == comm.size:
+        comm.bare.Bcast(enough, 0)
+    else:
+        recursive_doubling.allreduce(enough, enough, comm, np.minimum)
+    return bool(enough[0])
 
 
 class _Same:

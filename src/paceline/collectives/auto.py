@@ -8,6 +8,7 @@ The choice depends only on the size, the number of ranks and the nodes, so it is
 
 from __future__ import annotations
 
+import logging
 from math import inf
 from types import ModuleType
 
@@ -15,9 +16,10 @@ from paceline.collectives import hierarchical, native, ring, shared_memory
 from paceline.collectives._buffers import Array, collective
 from paceline.collectives._cost import Case, Cost
 from paceline.collectives._layout import Nodes
-from paceline.collectives._nodes import nodes
+from paceline.collectives._nodes import describe_room, has_room, nodes
 from paceline.comm import Channel, Operation
 
+log = logging.getLogger(__name__)
 # (ranks at most, bytes at most, the fastest), from `paceline bench allreduce -n 2,4,8,16` on 16 cores of a Xeon with
 # Open MPI 5.0.11, float32 (benchmarks/results/allreduce.json); 2 ranks agree with 2 cores of another, and with MPICH.
 ONE_NODE: tuple[tuple[float, float, ModuleType], ...] = (
@@ -26,6 +28,9 @@ ONE_NODE: tuple[tuple[float, float, ModuleType], ...] = (
     (inf, 8 << 10, native),
     (inf, inf, shared_memory),
 )
+
+# Those that need shared memory; where there is not enough, the ring is used instead.
+SHARED = (shared_memory, hierarchical)
 
 
 def choose(nbytes: int, ranks: int, layout: Nodes) -> ModuleType:
@@ -38,7 +43,17 @@ def choose(nbytes: int, ranks: int, layout: Nodes) -> ModuleType:
 @collective
 def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
     """Combine `send` of all ranks into `recv` on each, the fastest way known."""
-    choose(recv.nbytes, comm.size, nodes(comm)).allreduce(send, recv, comm, op)
+    layout = nodes(comm)
+    chosen = choose(recv.nbytes, comm.size, layout)
+    if chosen in SHARED and not has_room(comm, need := (layout.largest + 1) * chosen.ROW_BYTES):
+        chosen = ring
+        comm.fact("told that there is no room", lambda channel: _tell(channel, need))
+    chosen.allreduce(send, recv, comm, op)
+
+
+def _tell(comm: Channel, need: int) -> None:
+    if comm.rank == 0:
+        log.warning("%s; sums are made by ring", describe_room(comm, need, "shared-memory"))
 
 
 def cost(case: Case) -> Cost:

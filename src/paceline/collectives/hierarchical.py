@@ -19,7 +19,7 @@ from paceline.collectives import rabenseifner, recursive_doubling, ring, shared_
 from paceline.collectives._buffers import Array, collective
 from paceline.collectives._cost import Case, Cost, CostModel
 from paceline.collectives._layout import cut, length
-from paceline.collectives._nodes import nodes, peers
+from paceline.collectives._nodes import nodes, peers, require_room
 from paceline.comm import Channel, Operation
 from paceline.comm.shared import CACHE_LINE
 
@@ -36,6 +36,7 @@ def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
     if layout.count == 1:
         shared_memory.allreduce(send, recv, comm, op)
         return
+    require_room(comm, (layout.largest + 1) * ROW_BYTES, "hierarchical", "choose ring")
     for piece in cut(send.size, -(-send.nbytes // ROW_BYTES)):
         reduce_piece(send[piece], recv[piece], comm, layout.smallest, op)
 

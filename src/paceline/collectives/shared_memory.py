@@ -13,6 +13,7 @@ from __future__ import annotations
 from paceline.collectives._buffers import Array, collective
 from paceline.collectives._cost import Case, Cost
 from paceline.collectives._layout import cut
+from paceline.collectives._nodes import require_room
 from paceline.comm import Channel, Operation
 from paceline.comm.shared import CACHE_LINE
 from paceline.errors import UsageError
@@ -29,6 +30,7 @@ def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
             f"shared-memory needs all ranks on one node; {comm.node.size} of {comm.size} are on this one; "
             "choose hierarchical"
         )
+    require_room(comm, (comm.size + 1) * ROW_BYTES, "shared-memory", "choose ring")
     for piece in cut(send.size, -(-send.nbytes // ROW_BYTES)):
         reduce_piece(send[piece], recv[piece], comm, op)
 

@@ -6,6 +6,7 @@ A communicator that is not MPI's (the simulator's, or torch processes') supplies
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,23 @@ def split_node(comm: Any) -> Any:
     """Return the communicator of the ranks of `comm` that share memory with this one, in the same order."""
     kind = getattr(comm, "COMM_TYPE_SHARED", None)
     return comm.Split_type(mpi_of(comm).COMM_TYPE_SHARED if kind is None else kind, comm.Get_rank())
+
+
+# Where Open MPI keeps its windows, if it was told so: paceline tells it when it starts a job.
+BACKING = "OMPI_MCA_osc_sm_backing_directory"
+
+
+def free_room(comm: Any) -> int | None:
+    """Return the free bytes of the file system that shared memory comes from; None if there is no such limit."""
+    own = hasattr(comm, "Allocate_shared")
+    place = getattr(comm, "shared_folder", None) if own else os.environ.get(BACKING, "/dev/shm")
+    if place is None:
+        return None
+    try:
+        found = os.statvfs(place)
+    except OSError:
+        return None
+    return found.f_frsize * found.f_bavail
 
 
 class SharedMemory:

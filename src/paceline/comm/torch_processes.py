@@ -48,6 +48,8 @@ class Processes:
         """`ends`: the pipes to ranks 1, 2 ... on rank 0, and the one to rank 0 elsewhere. `folder`: the job's folder."""
         self._rank, self._size, self._ends, self._folder = rank, size, ends, folder
         self._attributes: dict[int, Any] = {}
+        self.shared_folder = folder
+        """The folder in which shared memory is allocated."""
 
     def Get_rank(self) -> int:
         return self._rank
@@ -84,18 +86,20 @@ class Processes:
     def Allocate_shared(self, nbytes: int) -> TorchWindow:
         """Return a window that all processes read and write, with the number of bytes that rank 0 asks for."""
         import torch
-        import torch.multiprocessing  # lets a pipe carry a tensor's memory instead of its values
 
+        size = np.array([nbytes])
+        self.Bcast(size)
+        if self._folder is None:  # this process alone
+            return TorchWindow(torch.zeros(int(size[0]), dtype=torch.uint8))
+        file = self._folder / "window"  # removed with the job, however it ends
         if self._rank == 0:
-            tensor: Any = torch.zeros(nbytes, dtype=torch.uint8)
-            tensor.share_memory_()
-            with self._losing():
-                for end in self._ends:
-                    end.send(tensor)
-        else:
-            with self._losing():
-                tensor = self._ends[0].recv()
-        self.Barrier()  # rank 0 keeps it until all have received it
+            with file.open("xb") as new:
+                os.posix_fallocate(new.fileno(), 0, max(1, int(size[0])))
+        self.Barrier()
+        tensor = torch.from_file(str(file), shared=True, size=int(size[0]), dtype=torch.uint8)
+        self.Barrier()  # every process has mapped it
+        if self._rank == 0:
+            file.unlink()
         return TorchWindow(tensor)
 
     def _exchange(self, mine: bytes) -> list[bytes]:

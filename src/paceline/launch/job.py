@@ -28,10 +28,10 @@ from typing import IO, Any, Literal
 
 from paceline.launch.cores import core_variables, reserve_cores
 from paceline.launch.hosts import Host
-from paceline.launch.library import allocated_nodes, mpiexec
+from paceline.launch.library import allocated_nodes, find, mpiexec
 from paceline.launch.processes import process_command
 from paceline.launch.remote import LOST
-from paceline.launch.resources import check_ranks, threads_per_rank
+from paceline.launch.resources import check_ranks, place_for_job, threads_per_rank
 from paceline.launch.signals import JOB_FOLDER, REQUESTS, TOGETHER, is_default, name_of_signal
 
 SUPERVISOR = Path(__file__).with_name("supervise.py")
@@ -79,13 +79,15 @@ def run(
     hello
     0
     """
-    check_ranks(ranks, 1 if one_node else len(hosts) if hosts else allocated_nodes())
+    nodes = 1 if one_node else len(hosts) or allocated_nodes()
+    check_ranks(ranks, nodes)
+    parent = place_for_job("torch" if launcher == "torch" else find().kind, -(-ranks // nodes))
     wanted = ranks * threads_per_rank(ranks, threads)
     alone = (one_node or allocated_nodes() == 1) and not hosts
     reservation = reserve_cores(wanted) if bind and alone else contextlib.nullcontext()
     with (
         _standard_streams(),
-        job_folder() as (folder, lock),
+        job_folder(parent) as (folder, lock),
         reservation as cores,
         _stderr(on_line) as stderr,
     ):
@@ -503,13 +505,8 @@ def _standard_streams() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def job_folder(parent: Path | None = None) -> Iterator[tuple[Path, int]]:
-    """Yield a folder for a job, and the locked file in it that marks it as in use; remove those that no one uses.
-
-    `parent`: the folder that it is created in, by default /dev/shm.
-    """
-    if parent is None:
-        parent = Path("/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else tempfile.gettempdir())
+def job_folder(parent: Path) -> Iterator[tuple[Path, int]]:
+    """Yield a folder for a job below `parent`, and the locked file that marks it as in use; remove unused ones."""
     _sweep(parent)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o600)

@@ -6,11 +6,13 @@ why more ranks are slower.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
 import resource
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ from paceline.errors import UsageError
 from paceline.launch.world import by_node
 from paceline.text import amount
 
+log = logging.getLogger(__name__)
 # Variables that OpenMP, OpenBLAS, MKL, BLIS, numexpr and Accelerate read when they are loaded.
 VARIABLES = (
     "OMP_NUM_THREADS",
@@ -271,6 +274,35 @@ def shared_memory(folder: str = "/dev/shm") -> tuple[int, int] | None:
     except OSError:
         return None
     return found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail
+
+
+# Free bytes of /dev/shm without which ranks do not start well: for all of them, and for each. Open MPI 5.0.11 gives up a
+# rank's segment if less than 16 MiB are free, although it fills only 0.1 MB; MPICH 5.0.2 ends with a bus error.
+SEGMENTS_NEED = {
+    "openmpi": (17 << 20, 200 << 10),
+    "mpich": (1 << 20, 1100 << 10),
+    "torch": (1 << 20, 16 << 10),
+}
+
+
+def place_for_job(kind: str, ranks: int, folder: str = "/dev/shm") -> Path:
+    """Return where a job of a kind of MPI ("torch": without) keeps its segments: /dev/shm, or the temporary folder.
+
+    MPICH's are always in /dev/shm: if they do not fit, raise a UsageError.
+    """
+    common, each = SEGMENTS_NEED.get(kind, (0, 0))
+    need, found = common + ranks * each, shared_memory(folder)
+    spare = Path(tempfile.gettempdir())
+    if found is None or not os.access(folder, os.W_OK | os.X_OK):
+        return spare
+    if found[1] >= need:
+        return Path(folder)
+    short = f"{ranks} ranks need {amount(need)} of shared memory to start, and {folder} has {amount(found[1])} free"
+    more = f"docker run --shm-size={max(64, 1 << (2 * need >> 20).bit_length())}m"
+    if kind == "mpich":
+        raise UsageError(f"{short}: enlarge it ({more})")
+    log.warning("%s: they use %s, which may be slower; enlarge it (%s)", short, spare, more)
+    return spare
 
 
 def leftover_segments(folder: Path = Path("/dev/shm"), root: Path = Path("/"), age: float = 60) -> list[str]:

@@ -183,6 +183,10 @@ class Record:
         except OSError as error:
             self.outage.failed(error, self)
 
+    def discard(self) -> None:
+        """Remove the folder of a run that was refused before its first step."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
     def epoch(self, epoch: Epoch) -> None:
         """Append the line of an epoch that has ended; if that fails, later."""
         line = _line(epoch)

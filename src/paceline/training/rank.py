@@ -21,7 +21,7 @@ from paceline.comm.counting import Recorded
 from paceline.comm.torch_processes import Processes
 from paceline.comm.tracing import Events, Tracer, event_limit, gather_events
 from paceline.data import Batches, Dataset
-from paceline.errors import StoppedError, UsageError
+from paceline.errors import AgreedError, StoppedError, UsageError
 from paceline.launch import StopRequests, announce_run, limit_threads, note_survivors, threads_of_rank
 from paceline.models import Model, flat_buffers
 from paceline.record import STEP_COLUMNS, Epoch, Record, RowLog, Run, Spool, gather_rows
@@ -458,6 +458,10 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
             np.errstate(over="ignore", invalid="ignore", divide="ignore"),  # the guard describes it
         ):
             (strategy.train if isinstance(strategy, Strategy) else strategy)(me)
+    except AgreedError:  # what only the ranks can know, such as too little shared memory
+        if record is not None and me.beats == 0 and job.resume is None:
+            record.discard()
+        raise
     except StoppedError as stopped:
         if shown is not None:
             shown.close()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.collectives import nodes, peers
+from paceline.collectives import nodes, peers, require_room
 from paceline.collectives.hierarchical import between
 from paceline.comm import channel
 from paceline.comm.clocks import Stopwatch
@@ -46,7 +46,9 @@ class SharedX:
         self._own = own = channel(comm)
         self._time_only = own.time_only
         node, layout = own.node, nodes(own)
-        self._memory = SharedMemory(node.bare, padded(start.nbytes) + node.size * CACHE_LINE, node.events)
+        nbytes = padded(start.nbytes) + node.size * CACHE_LINE
+        require_room(own, padded(start.nbytes) + layout.largest * CACHE_LINE, "one x for all ranks of a node")
+        self._memory = SharedMemory(node.bare, nbytes, node.events)
         self._x: Array = self._memory.memory[: start.nbytes].view(start.dtype)
         rows = self._memory.memory[padded(start.nbytes) :].view(np.int64).reshape(node.size, -1)
         self._counters: Array = rows[:, :2]
