@@ -35,7 +35,7 @@ STRATEGIES = {
 }  # fmt: skip
 """The strategies, and the number of ranks of each."""
 LIMIT, NOISE = 8.0, 512 << 10
-DATA, MODEL = "synthetic:samples=40000,features=4,classes=3", "mlp:8"
+DATA, MODEL = "synthetic:samples=4000,features=4,classes=3", "mlp:8"
 EVERY = 0.25
 ROW = 72  # bytes of a step in steps/rank-R.rows
 END = 60
@@ -134,11 +134,11 @@ def soak(strategy: str, ranks: int, seconds: float, source: Path | None, extra: 
             while job.poll() is None and (start is None or time.monotonic() < start + seconds):
                 time.sleep(EVERY)
                 now = time.monotonic()
-                if start is None:
-                    start = now if any(folder.glob("*/config.json")) else None
-                    continue
                 with contextlib.suppress(OSError, ValueError, IndexError):
                     steps.append((now, steps_of(folder)))
+                if start is None:
+                    start = now if steps and steps[-1][1] else None
+                    continue
                 for pid in descendants(job.pid):
                     if is_rank(pid, ranks):
                         with contextlib.suppress(OSError, KeyError):
