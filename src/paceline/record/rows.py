@@ -12,9 +12,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
+import struct
 import tempfile
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -47,7 +46,7 @@ class Span(NamedTuple):
 class RowLog:
     """A table of one rank, to which rows are appended with constant memory.
 
-    The fastest way to append is that of `append`, with `buffer` and `full` in local variables.
+    The fastest way to append is that of `append`, with `buffer`, `pack` and `full` in local variables.
 
     >>> log = RowLog(("step", "loss"), chunk=2, most=4)     # without a file: memory only
     >>> for step in range(12):
@@ -77,9 +76,11 @@ class RowLog:
         self.path = path
         self.width = len(self.columns)
         self._row = ITEM * self.width
-        self.buffer = array("d")
+        self.buffer: list[bytes] = []
+        self.pack = struct.Struct(f"<{self.width}d").pack
+        """Turns the numbers of a row into an item of `buffer`."""
         chunk = max(16, min(CHUNK, SHARED // ranks)) if chunk is None else chunk
-        self.full = chunk * self.width
+        self.full = chunk
         """The length of `buffer` at which `spill` must be called."""
         self.rows_written = 0
         """Rows in the file."""
@@ -96,28 +97,27 @@ class RowLog:
 
     def __len__(self) -> int:
         """Return the number of rows appended so far."""
-        return self._passed + len(self.buffer) // self.width
+        return self._passed + len(self.buffer)
 
     def append(self, row: Iterable[float]) -> None:
         """Append a row."""
-        self.buffer.extend(row)
+        self.buffer.append(self.pack(*row))
         if len(self.buffer) >= self.full:
             self.spill()
 
     def extend(self, rows: Array) -> None:
         """Append some rows."""
-        step = self.full // self.width
-        for start in range(0, len(rows), step):
-            self.buffer.frombytes(np.ascontiguousarray(rows[start : start + step], np.float64).tobytes())
+        for row in np.ascontiguousarray(rows, "<f8"):
+            self.buffer.append(row.tobytes())
             if len(self.buffer) >= self.full:
                 self.spill()
 
     def spill(self) -> None:
         """Move all rows from the buffer to the file or, if that fails, to other memory."""
-        data, first = self.buffer.tobytes(), self._passed
+        data, first = b"".join(self.buffer), self._passed
         if not data and not self._held:
             return
-        del self.buffer[:]
+        self.buffer.clear()
         rows = self._matrix(data)
         if len(rows):
             self._sums += rows.sum(axis=0)
@@ -135,7 +135,7 @@ class RowLog:
     def observe_rest(self) -> None:
         """Pass the rows that are still in the buffer to `observe`; none may be appended afterwards."""
         if self._observe is not None and self.buffer:
-            self._observe(self._matrix(self.buffer.tobytes()))
+            self._observe(self._matrix(b"".join(self.buffer)))
         self._observe = None
 
     def flush(self) -> int:
@@ -157,7 +157,7 @@ class RowLog:
 
     def truncate(self, rows: int | None) -> None:
         """Continue a file of an earlier process after its first `rows` rows and cut off later ones; None: keep them all."""
-        del self.buffer[:]
+        self.buffer.clear()
         self._clear_held()
         self._passed, self.rows_written, self._spans = rows or 0, 0, []
         self._sums[:] = 0
@@ -184,7 +184,7 @@ class RowLog:
     @property
     def kept(self) -> int:
         """The number of rows that can be read."""
-        return self.rows_written + self._held_span.rows + len(self.buffer) // self.width
+        return self.rows_written + self._held_span.rows + len(self.buffer)
 
     @property
     def in_memory(self) -> int:
@@ -194,7 +194,7 @@ class RowLog:
     @property
     def first_span(self) -> Span:
         """The first kept rows that are evenly spaced: all of them, unless some had to be thinned out."""
-        rest = len(self.buffer) // self.width
+        rest = len(self.buffer)
         spans = list(self._spans)
         for span in (self._held_span, Span(self._passed, 1, rest)):
             _add_span(spans, span)
@@ -202,7 +202,7 @@ class RowLog:
 
     def totals(self) -> dict[str, float]:
         """Return the sum of each column over all rows, also of those that were not kept."""
-        sums = self._sums + self._matrix(self.buffer.tobytes()).sum(axis=0)
+        sums = self._sums + self._matrix(b"".join(self.buffer)).sum(axis=0)
         return dict(zip(self.columns, sums.tolist(), strict=True))
 
     def read(self, start: int = 0, stop: int | None = None) -> Array:
@@ -212,7 +212,7 @@ class RowLog:
         if start < min(stop, self.rows_written):
             parts.append(self._read_file(start, min(stop, self.rows_written)))
         offset = self.rows_written
-        for data in (b"".join(self._held), self.buffer.tobytes()):
+        for data in (b"".join(self._held), b"".join(self.buffer)):
             rows = self._matrix(data)
             parts.append(rows[max(0, start - offset) : max(0, stop - offset)])
             offset += len(rows)
@@ -245,7 +245,7 @@ class RowLog:
     # ---- the file and the memory
 
     def _matrix(self, data: bytes) -> Array:
-        return np.frombuffer(data).reshape(-1, self.width)
+        return np.frombuffer(data, "<f8").reshape(-1, self.width)
 
     @contextmanager
     def _open(self) -> Iterator[IO[bytes]]:
@@ -264,8 +264,6 @@ class RowLog:
         """Append rows to the file, all or none; return False if that fails."""
         if self.path is None and not self._temporary:
             return False
-        if sys.byteorder == "big":
-            data = np.frombuffer(data).astype("<f8").tobytes()
         try:
             with self._open() as file:
                 size, row = os.fstat(file.fileno()).st_size, self._row

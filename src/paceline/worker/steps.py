@@ -190,7 +190,7 @@ class Steps:
         `each`: the batches of all ranks per batch of this rank.
         """
         watch, seconds, log, origin = self.watch, self.watch.seconds, self.log, self.origin
-        rows, full = log.buffer, log.full
+        rows, pack, full = log.buffer, log.pack, log.full
         sums, means = self.epoch_sums, self.epoch_losses
         watch.switch("compute")  # fetching samples counts as computing
         for batch in batches:
@@ -200,7 +200,7 @@ class Steps:
             watch.switch("update")
             yield batch
             watch.switch("compute")
-            rows.extend((
+            rows.append(pack(
                 batch.step, batch.epoch, self._loss, batch.count,
                 seconds["compute"] - compute, seconds["exchange"] - exchange, seconds["update"] - update,
                 seconds["wait"] - wait, start,
