@@ -292,6 +292,7 @@ DROPPED = re.compile(
     rb"|PMIX ERROR: PMIX_ERR_(UNREACH|LOST_CONNECTION|COMM_FAILURE) "
     rb"|An MPI communication peer process has unexpectedly disconnected"
     rb"|plm:(ssh|rsh): Warning: setpgid"
+    rb"|pmix_ptl_base: send_msg: write failed"
     rb"|The selected '[^']*' module '[^']*' is (not|insuficiently) tested (for|in) post-failure"
     rb"|\[warn\] Epoll [A-Z]+\(\d+\) on fd \d+ failed\."
     rb"|BAD TERMINATION"
