@@ -134,6 +134,10 @@ class Strategy(ABC):
             f"{name} cannot be reproducible: its result depends on the number of ranks; choose sync or serial"
         )
 
+    def check_survivors(self, ranks: int) -> None:
+        """Refuse a number of ranks that are left of more, if others have died (`--tolerate-failures`)."""
+        self.check(ranks)
+
     def check_nodes(self, nodes: int) -> None:  # noqa: B027
         """Refuse a number of nodes that this strategy cannot use, if it is known before the ranks are started."""
 

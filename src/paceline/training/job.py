@@ -56,6 +56,8 @@ class Job:
     """The folder of the run to go on with, whose settings `config` has."""
     because: str = ""
     """Why the run was resumed, if not because the user wished it."""
+    survivors: bool = False
+    """True if these ranks are left of more, because others have died."""
     objects: tuple[str, ...] = ()
     """Those of data, model and strategy that the user gave as objects, which cannot be rebuilt from the record."""
 
@@ -107,7 +109,7 @@ class Job:
             raise UsageError("a trace is stored in the run's folder: give runs, or leave out trace")
         strategy = self.chosen()
         if isinstance(strategy, Strategy):
-            strategy.check(ranks)
+            (strategy.check_survivors if self.survivors else strategy.check)(ranks)
         if self.config.reproducible is not None:
             self._check_reproducible(self.config.reproducible, strategy, ranks)
         update = build_component("updates", self.config.update)

@@ -103,10 +103,9 @@ def _check_order(run: Run) -> None:
     """Raise a UsageError if the order differs from the recorded one: its replay would never end."""
     from paceline.strategies.parameter_server import EVENTS, digest
 
-    if run.summary.get("findings", {}).get("resumed"):
-        raise UsageError(
-            f"{run.folder} cannot be replayed: it was resumed, and its order is not that of one run"
-        )
+    for name, what in (("resumed", "it was resumed"), ("failures", "ranks died")):
+        if run.summary.get("findings", {}).get(name):
+            raise UsageError(f"{run.folder} cannot be replayed: {what}, and its order is not that of one run")
     updates = run.updates
     missing = [name for name in ("master", *EVENTS) if name not in updates]
     if missing:

@@ -5,6 +5,7 @@ others fail too; the survivors make a communicator of their own, agree on the la
 on from there as if the run were resumed on fewer ranks:
 
 strategies in step        from the state after the last exchange that all survivors have completed
+parameter-server          from what the surviving masters have; see `paceline.strategies.parameter_server`
 others                    each from the state in which it is
 
 What was left of the dead rank's batches in the epoch is divided among the survivors, except where every rank has data
@@ -54,12 +55,15 @@ class Loss:
     """When a survivor noticed it, in seconds since 1970."""
     seconds: float = 0.0
     """How long the survivors took to go on."""
+    lost: str = ""
+    """What else was lost or done, in words."""
 
     def __str__(self) -> str:
         who = f"rank{'s' * (len(self.ranks) > 1)} {text.join(self.ranks)} died"
         again = f"; at most {text.count(self.redone, 'batch', 'es')} computed again" if self.redone else ""
         left = text.count(self.left, "rank")
-        return f"{who} in epoch {self.epoch + 1}: {left} went on from batch {self.turn} of it{again}"
+        also = f"; {self.lost}" if self.lost else ""
+        return f"{who} in epoch {self.epoch + 1}: {left} went on from batch {self.turn} of it{again}{also}"
 
 
 def train_surviving(
@@ -77,7 +81,7 @@ def train_surviving(
             if me is None or not is_failure(error, place.comm):
                 raise
             place, numbers = recover(place, me, numbers, losses, noticed)
-            job = replace(job, resume=place.run, data=me.data)
+            job = replace(job, resume=place.run, data=me.data, survivors=True)
 
 
 def is_failure(error: Exception, comm: Any) -> bool:
@@ -87,6 +91,8 @@ def is_failure(error: Exception, comm: Any) -> bool:
         return False
     MPI = mpi_of(comm)
     names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
+    if kind() == getattr(MPI, "ERR_IN_STATUS", None):  # of one of several requests
+        return bool(comm.Is_revoked() or comm.Get_failed().Get_size())
     return kind() in {getattr(MPI, name) for name in names if hasattr(MPI, name)}
 
 
@@ -109,6 +115,11 @@ def recover(
             known[3:] = position["epoch"], position["turn"], me.keeper.count
             rows = np.empty((after.Get_size(), known.size), np.int64)
             after.Allgather(known, rows)
+            alive = rows[:, 0].tolist()
+            state, lost = states[-1], ""
+            if me.regroup is not None:
+                state = {**state, "kept": dict(state["kept"])}
+                lost = me.regroup(after, alive, state, place.run)
             break
         except Exception as error:  # another rank has died meanwhile
             if not is_failure(error, before):
@@ -116,9 +127,7 @@ def recover(
             comm.Revoke()
             if after is not comm:
                 comm = after
-    alive = rows[:, 0].tolist()
     dead = [rank for rank in range(before.Get_size()) if rank not in alive]
-    state = states[-1]
     if me.keeper.saves == "together":
         common = set.intersection(
             *({count for count in row if count != ANY} for row in rows[:, 1:3].tolist())
@@ -140,7 +149,7 @@ def recover(
     redone = int((rows[:, 5] - state["position"]["count"]).max()) if me.keeper.saves == "together" else 0
     loss = Loss(
         ranks=tuple(numbers[rank] for rank in dead), epoch=epoch, turn=state["position"]["turn"],
-        redone=max(0, redone), left=len(alive), noticed=noticed,
+        redone=max(0, redone), left=len(alive), noticed=noticed, lost=lost,
     )  # fmt: skip
     losses.append(loss)
     found.losses = losses
@@ -166,6 +175,8 @@ def _left(
 ) -> tuple[int, tuple[int, ...] | None]:
     """Return the epoch to go on with, and the turns that each rank has had in it; None: their batches stay theirs."""
     epoch, turn = state["position"]["epoch"], state["position"]["turn"]
+    if me.keeper.saves == "itself":
+        return epoch, ()
     if me.keeper.saves == "together":
         return epoch, (turn,) * ranks
     if me.shares.has_own:

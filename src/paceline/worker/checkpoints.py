@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from paceline.worker.worker import Worker
 
 Array = NDArray[Any]
+# Completes a rank's state when ranks have died, given the survivors' communicator, their earlier numbers, the state and the
+# run's folder; returns what was lost, in words.
+Regroup = Callable[[Any, Sequence[int], State, Path | None], str]
 Saves = Literal["together", "alone", "itself"]
 # Seconds between two exchanges of numbers, and how much longer the next may take than the last one, in steps.
 MEET, GROWTH = 0.5, 4

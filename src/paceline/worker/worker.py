@@ -29,7 +29,16 @@ from paceline.record.checkpoint import Saver, State
 from paceline.schedules import Schedule
 from paceline.updates import Update, is_elementwise
 from paceline.vectors import Meter, charge_whole, vector
-from paceline.worker.checkpoints import Keeper, Kept, Resumption, Saves, put, restore_worker, state_of_worker
+from paceline.worker.checkpoints import (
+    Keeper,
+    Kept,
+    Regroup,
+    Resumption,
+    Saves,
+    put,
+    restore_worker,
+    state_of_worker,
+)
 from paceline.worker.divergence import Recovery, alike
 from paceline.worker.evaluation import Score, agree_on_buffers, ratio, score_together
 from paceline.worker.shared import SharedX
@@ -216,6 +225,7 @@ class Worker(Steps):
         self._resumption: Resumption | None = None
         self._restored = False
         self._replicas = self._whole_updates = False
+        self.regroup: Regroup | None = None
         self.survives = False
         """True if the run goes on when other ranks die."""
         self.watch.restart()  # opening channels to the other ranks is no part of training
@@ -331,6 +341,10 @@ class Worker(Steps):
         if self.keeper is not None and self.keeper.saves == "together":
             self.keeper.memory = deque()
             self.keeper.every_step = every_step
+
+    def when_ranks_die(self, regroup: Regroup) -> None:
+        """Call `regroup` on all survivors when ranks have died, to complete the states from which they go on."""
+        self.regroup = regroup if self.survives else None
 
     def revoke(self) -> None:
         """Make all calls of all ranks on this run's communicators fail, because a rank has died (ULFM)."""

@@ -52,7 +52,7 @@ from paceline.strategies.parameter_server._pieces import (
     place,
     record_events,
 )
-from paceline.strategies.parameter_server._saved import NAME, Saved
+from paceline.strategies.parameter_server._saved import NAME, Memory, Saved, Survival
 from paceline.strategies.parameter_server.rules import make_rule
 
 if TYPE_CHECKING:
@@ -104,6 +104,10 @@ class ParameterServer(Strategy):
             raise UsageError(f"{words} at least {m + 1} ranks ({m} + 1 worker); the job has {ranks}")
         if b >= ranks - m:
             raise UsageError(f"backup={b} must leave a gradient to use; the job has {ranks - m} workers")
+
+    def check_survivors(self, ranks: int) -> None:
+        if ranks < 2:
+            raise UsageError(f"a parameter server needs a master and a worker; {ranks} rank is left")
 
     def role(self, rank: int, ranks: int) -> str:
         return "master" if rank < self.masters else "worker"
@@ -187,31 +191,35 @@ class ParameterServer(Strategy):
         check_placement(model.layers, self.masters, self.placement)
 
     def train(self, me: Worker) -> None:
+        self.check_survivors(me.size)
         me.broadcast()  # x the same on every rank
-        with me.preparation():
-            comm = me.comm.Dup()
-        workers, steps = me.size - self.masters, (me.steps_per_epoch, me.steps)
-        pieces = place(me.model.layers, self.masters, self.placement)
+        masters = min(self.masters, me.size - 1)  # fewer only after ranks have died
+        workers, steps = me.size - masters, (me.steps_per_epoch, me.steps)
+        pieces = place(me.model.layers, masters, self.placement)
         saved = Saved.of(me)
         events = Events()
         log = me.open_table("updates", EVENTS, observe=events.add)
-        master = None
-        if me.rank < self.masters:
-            chief = None
-            if me.rank == 0:
-                dealer = Dealer(self.share, workers, *steps, dealt=None if saved is None else saved.dealt)
-                chief = Chief(me, dealer, workers, len(pieces))
-            disciplines = maker(workers, self.bound, self.backup)
-            master = Master(me, comm, pieces, self.masters, make_rule(self.rule), disciplines, chief, log)
+        master, chief = None, None
+        if me.rank == 0:
+            dealer = Dealer(self.share, workers, *steps, dealt=None if saved is None else saved.dealt)
+            chief = Chief(me, dealer, workers, len(pieces))
+        if me.rank < masters:
+            disciplines = maker(workers, self.bound, min(self.backup, workers - 1))
+            master = Master(me, pieces, masters, make_rule(self.rule), disciplines, chief, log)
             if saved is not None:
                 saved.give(master)
-            me.before_saving(lambda: vars(me.kept(NAME)).update(master.state()))
-            master.serve()
+            me.before_saving(lambda: keep(me, master))
+        memory = Memory(np.zeros(me.steps, bool) if saved is None else saved.dealt.copy())
+        me.when_ranks_die(Survival(me, pieces, memory, master))
+        with me.preparation():
+            comm = me.comm.Dup()
+        if master is not None:
+            master.serve(comm)
             stopped = master.stopped
         else:
-            first = first_batch(self.share, me.rank - self.masters, *steps) if saved is None else None
+            first = first_batch(self.share, me.rank - masters, *steps) if saved is None else None
             last = saved.losses[0] if saved is not None and saved.losses else ()
-            stopped = work(me, comm, pieces, self.masters, first, last)
+            stopped = work(me, comm, pieces, masters, first, last, memory)
         stopped = wait_for_end(me, comm, stopped, worker=master is None)
         if stopped:
             if master is not None:
@@ -226,14 +234,27 @@ class ParameterServer(Strategy):
                 help_to_finish(me)
         me.broadcast()  # the complete model, from rank 0
         with me.evaluation():
-            record_events(me, pieces, events)
+            record_events(me, pieces, events, 0 if chief is None else chief.dealer.count)
             me.follow_first()
             me.note_end()
             comm.Free()
+            keep(me, master)  # for training it further
+
+
+def keep(me: Worker, master: Master | None) -> None:
+    """Make a master's state, or that of a worker that has no batch, part of the state of its rank."""
+    if me.keeper is not None:
+        vars(me.kept(NAME)).update({"last": (-1, 0, 0)} if master is None else master.state())
 
 
 def work(
-    me: Worker, comm: Any, pieces: list[Piece], masters: int, first: int | None, last: Sequence[float] = ()
+    me: Worker,
+    comm: Any,
+    pieces: list[Piece],
+    masters: int,
+    first: int | None,
+    last: Sequence[float],
+    memory: Memory,
 ) -> int:
     """Run a worker: compute, send, receive and repeat until master 0 has no more batches for it.
 
@@ -283,8 +304,11 @@ def work(
         loss = me.gradient(batch, gradient.ready)  # g <- gradient at x_then, sent layer by layer
         expect_values()
         gradient.send_rest()
+        memory.losses.append((batch.step, loss, batch.count))
         receive_values()
-        header[LAST_STEP], header[LAST_LOSS], header[LAST_COUNT] = batch.step, loss, batch.count
+        header[LAST_STEP], header[LAST_LOSS], header[LAST_COUNT] = memory.losses[-1]
+        memory.done[batch.step] = True
+        memory.received = me.watch.last - me.origin
     announce(NONE, 0)
     gradient.leave()
     receive_values()

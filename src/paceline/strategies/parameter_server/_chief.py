@@ -126,36 +126,51 @@ class Chief:
         self._scores: dict[int, Score] = {}
         self._ended: dict[int, float] = {}  # training time at the end of each epoch
         self._all_known = False
+        self._known = np.zeros(me.steps, bool)  # the batches whose losses are known
 
     # ---- the state at a cut, when the ends of all epochs so far have been reported
 
     def state(self) -> dict[str, Any]:
         """Return everything that is needed to continue."""
-        x, waiting = self.me.model.x, {}
-        for epoch, parts in self._parts.items():
-            waiting[str(epoch)] = whole = np.empty(x.size, x.dtype)
-            for part, values in parts:
-                whole[part] = np.asarray(values)
+        waiting = {
+            str(epoch): [[part.start, part.stop, np.asarray(values)] for part, values in parts]
+            for epoch, parts in self._parts.items()
+        }
         return {
             "dealt": np.packbits(self.dealer.dealt),
+            "known": np.packbits(self._known),
             "done": self._done,
             "guard": self._guard.state(),
-            "sums": {str(epoch): sums for epoch, sums in self._sums.items() if epoch >= len(self.me.history)},
-            "queue": list(self._queue),
+            "sums": {str(epoch): sums for epoch, sums in self._sums.items()},
             "waiting": waiting,
             "scores": {str(epoch): astuple(score) for epoch, score in self._scores.items()},
             "ended": {str(epoch): seconds for epoch, seconds in self._ended.items()},
         }
 
-    def resume(self, saved: dict[str, Any]) -> None:
-        """Continue from a state, with a dealer that does so."""
+    def resume(self, saved: dict[str, Any], ends: int) -> None:
+        """Continue from a state, with a dealer that does so; `ends`: the number of epochs that have ended."""
         self._done = saved["done"]
-        self._guard.resume(saved["guard"])
+        known = np.unpackbits(saved["known"])[: self.me.steps]
+        self._known[: known.size] = known
+        if "guard" in saved:
+            self._guard.resume(saved["guard"])
         self._sums = {int(epoch): list(sums) for epoch, sums in saved["sums"].items()}
-        self._queue.extend(saved["queue"])
-        self._parts = {int(epoch): [(slice(0, x.size), x)] for epoch, x in saved["waiting"].items()}
         self._scores = {int(epoch): Score(*score) for epoch, score in saved["scores"].items()}
-        self._ended = {int(epoch): seconds for epoch, seconds in saved["ended"].items()}
+        for epoch in range(self.me.epochs_ended, ends):
+            whole = np.array(self.me.model.x)  # of parts that were lost with a master, the current values
+            for start, stop, values in saved["waiting"].get(str(epoch), ()):
+                whole[start:stop] = values
+            self._parts[epoch] = [(slice(0, whole.size), whole)]
+            self._ended[epoch] = saved["ended"].get(str(epoch), self.me.train_seconds)
+            if epoch not in self._scores:
+                self._queue.append(epoch)
+
+    def count_lost(self, steps: Sequence[int]) -> None:
+        """Count batches whose losses nobody knows any more."""
+        for step in steps:
+            if not self._known[step]:
+                self._known[step] = True
+                self._sums.setdefault(step // self.me.steps_per_epoch, [0.0, 0, 0])[2] += 1
 
     def put(self, parts: Sequence[tuple[slice, Array]]) -> None:
         """Copy the model at a cut, and the workers' buffers, into `me.model`; an evaluation in progress begins again."""
@@ -171,6 +186,9 @@ class Chief:
 
         `worker`: -1 if the worker that computed it is none of this run's any more.
         """
+        if self._known[step]:  # told again after ranks died
+            return
+        self._known[step] = True
         sums = self._sums.setdefault(step // self.me.steps_per_epoch, [0.0, 0, 0])
         sums[0], sums[1], sums[2] = sums[0] + loss, sums[1] + count, sums[2] + 1
         if buffers.size and worker >= 0:

@@ -139,7 +139,6 @@ class Master:
     def __init__(
         self,
         me: Worker,
-        comm: Any,
         pieces: list[Piece],
         masters: int,
         rule: Rule,
@@ -148,7 +147,7 @@ class Master:
         log: RowLog,
     ) -> None:
         """`log`: the table of this master's events."""
-        self.me, self.comm, self.masters, self.chief = me, comm, masters, chief
+        self.me, self.masters, self.chief = me, masters, chief
         self.workers = workers = me.size - masters
         self.log = log
         self.snapshots = np.zeros(len(pieces), np.int64)
@@ -176,7 +175,6 @@ class Master:
         self._landing = {n: np.empty_like(me.model.x[piece.part]) for n, piece in self._theirs.items()}
         self._announced: list[Any] = [None] * workers  # pending receives of headers
         self._inbox = Inbox()  # other pending receives
-        self._outbox = Outbox(comm, first=masters)
         self._handlers: dict[str, Callable[[int, int], None]] = {
             "gradient": me.overhead("serve", self._on_gradient),
             "snapshot": self._on_snapshot,
@@ -192,8 +190,9 @@ class Master:
 
     # ---- the loop
 
-    def serve(self) -> None:
+    def serve(self, comm: Any) -> None:
         """Serve workers until all have finished; masters other than 0 then wait for master 0's order to end."""
+        self.comm, self._outbox = comm, Outbox(comm, first=self.masters)
         for worker in range(self.workers):
             self._expect_header(worker)
             for number in self._owned:
@@ -280,14 +279,21 @@ class Master:
                 self._leave(worker)
             self._working -= self._to_come[worker] == 0
             return
-        owned = self._owned[number]
+        owned, step = self._owned[number], self._said[worker].step
+        if step in owned.skip:
+            owned.skip.discard(step)
+            self._expect("gradient", number, worker)
+            self._answer(owned, self._discipline[number].arrived(Skipped(), worker))
+            return
         owned.arrivals += 1
+        if owned.seen is not None:
+            owned.seen[step] = True
         self._given_up[worker] |= owned.outdated(worker)
         answered = self._discipline[number].arrived(owned, worker)
         self._expect("gradient", number, worker)
         self._answer(owned, answered)
         epoch, rest = divmod(owned.arrivals, self.me.steps_per_epoch)
-        if rest == 0:
+        if rest == 0 and epoch > self.snapshots[number]:  # not more than once, even if masters died
             self._tell_chief(owned, epoch - 1)
         if self._marks is not None:
             self._marks.arrived(owned)
@@ -361,6 +367,8 @@ class Master:
 
     def state(self) -> dict[str, Any]:
         """Return what this master needs to continue, as references to what it is now."""
+        if self.chief is not None:
+            self.chief.put_buffers()
         pieces = [owned.state() for owned in self._owned.values()]
         if self._marks is not None:
             self._marks.add_to(pieces)
@@ -370,16 +378,29 @@ class Master:
         ends = self._working == 0 or (self._ordered is not None and self._ordered[1] > 0)
         return {**found, "chief": self.chief.state(), "ends": ends}
 
-    def resume(self, saved: Sequence[PieceState]) -> bool:
+    def live(self) -> dict[str, Any]:
+        """Return what other ranks need to know of this master's pieces when ranks have died."""
+        owned = self._owned.values()
+        return {
+            **self.state(),
+            "x": [np.asarray(one.x) for one in owned],
+            "seen": [np.packbits(one.seen) for one in owned if one.seen is not None],
+        }
+
+    def resume(self, saved: Sequence[PieceState], dealt: Array, ends: int) -> bool:
         """Continue with the current parameters from the states of all pieces.
 
-        Return False if states of a rule are lost.
+        `dealt`: the batches that have been dealt; `ends`: the epochs whose ends have been reported to master 0. Return
+        False if states of a rule are lost.
         """
         mine = [recut(saved, owned.piece.part) for owned in self._owned.values()]
         kept = [owned.resume(one) for owned, one in zip(self._owned.values(), mine, strict=True)]
         if self._marks is not None:
             self._marks.resume(mine)
-        ends = mine[0].arrivals // self.me.steps_per_epoch
+        for owned in self._owned.values():
+            if owned.seen is not None:
+                owned.seen[:] = dealt
+                owned.seen[sorted(owned.skip)] = True
         for number in self._owned if self.chief is None else range(len(self.snapshots)):
             self.snapshots[number] = ends
         self._resumed = True
@@ -414,7 +435,7 @@ class Master:
 
     def _has_all(self, count: int) -> bool:
         """Return True if this many gradients of each piece have arrived."""
-        return all(owned.arrivals == count for owned in self._owned.values())
+        return all(owned.arrivals - len(owned.skip) == count for owned in self._owned.values())
 
     def _release(self, chief: Chief, signal: int) -> None:
         """As master 0, let the workers save their states and go on, or stop."""
@@ -539,6 +560,21 @@ class Governed(Protocol):
 
     def fresh(self, worker: int) -> bool:
         """Return True if the worker's gradient was computed with the current values."""
+
+
+class Skipped:
+    """A piece that has applied this gradient before."""
+
+    def apply(self, worker: int) -> None:
+        """Do nothing."""
+
+    add = drop = apply
+
+    def apply_round(self) -> None:
+        """Do nothing."""
+
+    def fresh(self, worker: int) -> bool:
+        return False
 
 
 class Discipline(Protocol):

@@ -108,6 +108,8 @@ class PieceState:
     """The samples of a round of gradients that is not complete; their sum is the array `total`."""
     good: bool = False
     """True if the array `good` holds the values to restore after divergence; `first` holds those of the start."""
+    skip: list[int] = field(default_factory=list)
+    """Batches that will arrive once more, because another master lost or never got their gradients."""
     arrays: dict[str, Array] = field(default_factory=dict)
     """Those of rule and update, whose names begin with `rule.` and `update.`, and the ones above."""
 
@@ -148,7 +150,14 @@ def recut(saved: Sequence[PieceState], part: slice) -> PieceState:
             )
         elif values.shape[-1:] != (most.stop - most.start,):
             arrays[name] = values
-    numbers = {**most.numbers(), "start": part.start, "stop": part.stop, "good": "good" in arrays}
+    skip = sorted({step for one in some for step in one.skip})
+    numbers = {
+        **most.numbers(),
+        "skip": skip,
+        "start": part.start,
+        "stop": part.stop,
+        "good": "good" in arrays,
+    }
     numbers["count"] *= "total" in arrays
     return PieceState(**numbers, arrays=arrays)
 
@@ -185,6 +194,10 @@ class Owned:
         me.perform("copy", 0, np.copyto, self.sent, self.x)
         self.arrivals = 0
         self.halved = 1.0
+        self.seen = np.zeros(me.steps, bool) if me.survives else None
+        """The batches whose gradients have arrived; None if nobody needs to know."""
+        self.skip: set[int] = set()
+        """Batches that have arrived before and will arrive once more."""
         self._me, self._rule, self._said, self._log = me, rule, said, log
         self._update: Update = me.update
         self._drift = np.asarray(np.zeros_like(self.x))
@@ -213,8 +226,9 @@ class Owned:
         for kind, state in (("rule", self._rule_state), ("update", self._update_state)):
             arrays |= {f"{kind}.{name}": values for name, values in state.items() if name[0] != "_"}
         return PieceState(
-            part.start, part.stop, self.arrivals, self._version, self.halved, self._count, arrays=arrays
-        )
+            part.start, part.stop, self.arrivals, self._version, self.halved, self._count,
+            skip=sorted(self.skip), arrays=arrays,
+        )  # fmt: skip
 
     def resume(self, saved: PieceState) -> bool:
         """Continue from a state with the current values.
@@ -223,6 +237,7 @@ class Owned:
         """
         arrays = saved.arrays
         self.arrivals, self._version, self.halved = saved.arrivals, saved.version, saved.halved
+        self.skip = set(saved.skip)
         self._sent_version = [self._version] * len(self._sent_version)
         self._count = saved.count
         if self._count:
@@ -446,8 +461,11 @@ class _Counted:
         return {**self.ages.summary(), "mean_gap": float(self.gaps[0] / (self.gaps[1] or 1))}
 
 
-def record_events(me: Worker, pieces: list[Piece], events: Events) -> None:
-    """Gather the events of every master, record them, and summarize staleness in words. Collective."""
+def record_events(me: Worker, pieces: list[Piece], events: Events, dealt: int) -> None:
+    """Gather the events of every master, record them, and summarize staleness in words. Collective.
+
+    `dealt`: the number of batches that were dealt, on rank 0.
+    """
     me.logs["updates"].observe_rest()
     logs = me.gather_table("updates")
     events.gather(me)
@@ -460,6 +478,8 @@ def record_events(me: Worker, pieces: list[Piece], events: Events) -> None:
         every.add(of)
     me.findings["gradients_applied"] = round(every.ages.total / len(pieces))
     me.findings["gradients_dropped"] = round(every.dropped / len(pieces))
+    if "failures" in me.findings:  # a dead master took what it had counted with it
+        me.findings["gradients_applied"] = dealt - me.findings["gradients_dropped"]
     if me.resumption is None and not table.missing:  # only the whole order of one run can be repeated
         me.findings["order"] = digest(table)
     me.findings["staleness"] = {
