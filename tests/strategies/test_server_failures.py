@@ -41,7 +41,9 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "epochs": EPOCHS, "batch": 10, "draws": STEPS // EPOCHS, "lr": 0.1, "dtype": "float64", "jitter": 0.5,
             "machine": str(machine), "runs": tmp_path / "runs",
         }  # fmt: skip
-        faults.write_text("".join(f"fail_at(rank={rank}, time={time}, detected=1e-5)\n" for rank, time in deaths))
+        faults.write_text(
+            "".join(f"fail_at(rank={rank}, time={time}, detected=1e-5)\n" for rank, time in deaths)
+        )
         return fit(
             "mlp:8", "iris", strategy=f"parameter-server:{strategy}", ranks=ranks, on="sim", quiet=True,
             tolerate_failures=True, faults=str(faults), **{**given, **settings},
