@@ -62,7 +62,8 @@ def test_a_run_has_a_name_of_its_own_and_checkpoints(capsys: pytest.CaptureFixtu
         (OWN, '"$python" -m paceline train -n "$ranks" --data "a b" &'),
         (
             MPICH,
-            'srun --mpi=pmi2 --cpus-per-task=3 --kill-on-bad-exit "$python" -m paceline train --data "a b" &',
+            'srun --mpi=pmi2 --ntasks="$ranks" --ntasks-per-node=8 --cpus-per-task=3 --kill-on-bad-exit '
+            '"$python" -m paceline train --data "a b" &',
         ),
     ],
     ids=["Open MPI", "the cluster's own", "MPICH"],
@@ -73,7 +74,8 @@ def test_ranks_are_started_as_the_mpi_needs_it(library: Library, start: str) -> 
     lines = script.replace("'a b'", '"a b"').splitlines()
     assert start in lines
     assert f"python={sys.executable}" in lines
-    assert ("ranks=$((SLURM_JOB_NUM_NODES * 8))" in lines) == (library is not MPICH)
+    assert "ranks=$((SLURM_JOB_NUM_NODES * 8))" in lines
+    assert directives(lines)["mincpus"] == "24"
 
 
 def test_more_epochs_are_added_once(capsys: pytest.CaptureFixture[str]) -> None:

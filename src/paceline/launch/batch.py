@@ -67,11 +67,14 @@ class Batch:
 
     def directives(self, *, requeue: bool) -> list[str]:
         """Return the lines for sbatch; the options that the user added come last, because the last one counts."""
+        # With tasks per node, Slurm keeps the number of tasks of the first start, which fewer nodes could not take.
+        ranks = "mincpus" if "-" in self.nodes else "ntasks-per-node"
+        each = self.ranks_per_node * (self.threads if "-" in self.nodes else 1)
         again = ["--requeue", f"--signal=B:USR1@{BEFORE}"] if requeue else ["--no-requeue"]
         words = [
             f"--job-name={self.name}",
             f"--nodes={self.nodes}",
-            f"--ntasks-per-node={self.ranks_per_node}",
+            f"--{ranks}={each}",
             f"--cpus-per-task={self.threads}",
             *([] if self.time is None else [f"--time={self.time}"]),
             *again,
@@ -111,10 +114,12 @@ def batch_script(
     lines += [f"module load {shlex.join(modules)}"] if modules else []
     lines.append(f"python={shlex.quote(sys.executable)}")
     start, count = ['"$python"', "-m", "paceline"], []
-    if library is not None and library.kind == "mpich" and library.wheel:
-        start = ["srun", "--mpi=pmi2", f"--cpus-per-task={batch.threads}", "--kill-on-bad-exit", *start]
-    elif library is not None:
+    if library is not None:
         lines.append(f"ranks=$((SLURM_JOB_NUM_NODES * {batch.ranks_per_node}))")
+    if library is not None and library.kind == "mpich" and library.wheel:
+        options = [f"--ntasks-per-node={batch.ranks_per_node}", f"--cpus-per-task={batch.threads}"]
+        start = ["srun", "--mpi=pmi2", '--ntasks="$ranks"', *options, "--kill-on-bad-exit", *start]
+    elif library is not None:
         count = ["-n", '"$ranks"']
     named = [f'--name="{batch.name}-$SLURM_JOB_ID"'] if run_name else []
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import sys
 
+REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 LINE = 1024  # bytes that Slurm reads at a time
 PIECE = 800
 MARK = b"~"  # marks a value that is the number of pieces; MPICH's values are hexadecimal or words
@@ -28,7 +30,8 @@ def interpose() -> None:
         os.set_inheritable(theirs.fileno(), True)
         os.set_inheritable(slurm, True)
         program = [sys.executable, "-I", "-S", __file__, str(theirs.fileno()), str(slurm)]
-        os.posix_spawn(sys.executable, program, os.environ)
+        # srun sends signals that ask a rank to stop to this process, too, which must live as long as the rank.
+        os.posix_spawn(sys.executable, program, os.environ, setsigmask=REQUESTS)
         os.dup2(ours.fileno(), slurm)
 
 
