@@ -246,11 +246,11 @@ def _restart_command(
 
 
 def _say_how_to_go_on(ended: Outcome) -> None:
-    """Print the command that resumes a run which has died, if it can be resumed."""
+    """Print the command that resumes a run which has died, or whose last words were lost, if it can be resumed."""
     from paceline.record.checkpoint import latest
 
     run = ended.run
-    if run is None or not _was_lost(ended) or latest(run) is None:
+    if run is None or not (_was_lost(ended) or ended.cut) or latest(run) is None:
         return
     print(
         f"paceline: go on from the last checkpoint with: paceline resume {shlex.quote(str(run))}",

@@ -130,6 +130,7 @@ def run(
             with job:
                 names = {os.uname().nodename, *(host.name for host in hosts)}
                 streams = [_Stream(job.stdout, 1, on_line, names), _Stream(job.stderr, 2, on_line, names)]
+                streams[0].banners.say = streams[1].pass_on  # MPICH reports on stdout, which has results
                 signals.pass_to(job)
                 try:
                     reported = _relay(job, streams, late, signals)
@@ -163,6 +164,7 @@ def run(
                 dead.append(int((folder / "dead").read_text()))
             recorded = folder / "run"
             run_folder = Path(recorded.read_text()) if recorded.exists() else None
+            cut = (folder / "cut").exists()
     if expired:
         status = 124
     elif lost and not signals.received:
@@ -170,11 +172,13 @@ def run(
     elif reported is not None and not signals.at_once:
         status = reported
     status = status if status >= 0 else 128 - status
+    if signals.received and status == 128 + signal.SIGUSR1:  # which mpiexec passes on to ranks elsewhere
+        status = 128 + signals.received[0]
     if report is not None:
         report(
             Outcome(
                 status=status, asked=signals.received[0] if signals.received else 0, run=run_folder,
-                dead=tuple(dead), hosts=lost,
+                dead=tuple(dead), hosts=lost, cut=cut,
             )
         )  # fmt: skip
     return status
@@ -192,6 +196,8 @@ class Outcome:
     """The ranks that were ended by signals, as far as the launcher names them."""
     hosts: tuple[str, ...]
     """The hosts that were lost."""
+    cut: bool = False
+    """True if mpiexec ended the ranks and did not pass on their last output."""
     run: Path | None
     """Where the run of this job is recorded, if it said so (`announce_run`)."""
 
@@ -340,6 +346,9 @@ class Banners:
             None  # the exit status that the launcher reports, 128 + the signal if there was one
         )
         self.dead: list[int] = []  # the ranks that a signal ended
+        self.say: Callable[[bytes], None] | None = (
+            None  # takes the line about a signal, if it is not passed on here
+        )
         self.asked = False  # the job was asked to stop: it is no news that ranks end by SIGTERM
 
     @property
@@ -425,7 +434,11 @@ class Banners:
         if number == signal.SIGTERM and self.asked:
             return b""
         why = "; the kernel does this when memory runs out" if number == signal.SIGKILL else ""
-        return f"{who} was ended by {name_of_signal(number)}{why}\n".encode()
+        line = f"{who} was ended by {name_of_signal(number)}{why}\n".encode()
+        if self.say is None:
+            return line
+        self.say(line)
+        return b""
 
 
 def _overlap(data: bytes, start: bytes) -> int:

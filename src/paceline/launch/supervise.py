@@ -200,6 +200,8 @@ class Job:
         heard = self.heard() if code == 1 and not self.asked and self.kill_at is None else 0
         if heard:
             say(f"{self.name} was told to end by a signal, and ended the ranks with {name_of(heard)}")
+            with open(os.path.join(self.folder, "cut"), "w"):  # it has not passed on what they said
+                pass
             return 128 + heard
         return code if code >= 0 else 128 - code
 
