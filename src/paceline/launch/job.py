@@ -169,7 +169,7 @@ def run(
         status = 124
     elif lost and not signals.received:
         status = 1
-    elif reported is not None and not signals.at_once:
+    elif reported is not None and not (signals.received and status == 128 + signals.received[0]):
         status = reported
     status = status if status >= 0 else 128 - status
     if signals.received and status == 128 + signal.SIGUSR1:  # which mpiexec passes on to ranks elsewhere
@@ -216,6 +216,8 @@ def _relay(
                 patience = min(patience or 1.0, 1.0)
                 if time.monotonic() > late:
                     job.send_signal(signal.SIGHUP)
+                    for stream in streams:
+                        stream.banners.asked = True
             ready = selector.select(patience)
             if len(signals.received) > noticed:
                 noticed = len(signals.received)

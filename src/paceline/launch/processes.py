@@ -59,6 +59,9 @@ def main() -> int:
             for end in pipe:
                 end.close()
         return _end_of([*started], ranks, folder)
+    except KeyboardInterrupt:
+        os.write(2, b"the process that starts the others was interrupted (signal 2); they were ended\n")
+        return 128 + signal.SIGINT
     finally:
         for process in started:
             process.kill()
