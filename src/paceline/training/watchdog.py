@@ -111,10 +111,11 @@ class Report:
         """Describe the place in the code.
 
         >>> Report(rank=0, step=7, phase="wait", line="mine.py:3: comm.Recv(x, source=1)", call="Recv", peer=1).where()
-        'step 8, mine.py:3: comm.Recv(x, source=1), in Recv, which waits for rank 1'
+        'in step 8, mine.py:3: comm.Recv(x, source=1), in Recv, which waits for rank 1'
         """
-        when = "before or after training" if self.phase == "setup" else f"step {self.step + 1:,}"
-        words = [*[when] * (self.step >= 0), *[self.line] * bool(self.line)]
+        when = "before or after training" if self.phase == "setup" else f"in step {self.step + 1:,}"
+        line = [f"at {self.line}" if self.step < 0 else self.line] * bool(self.line)
+        words = [*[when] * (self.step >= 0), *line]
         inner = f"{self.call} at {self.inner}" if self.call and self.inner else self.call or self.inner
         words += [f"in {inner}"] * bool(inner)
         words += [f"which waits for rank {self.peer}"] if self.peer is not None else []
@@ -343,12 +344,12 @@ def describe(stall: Stall, heard: Mapping[int, Heard], states: Mapping[int, str]
             why = states.get(rank, "unknown")
             lines += [
                 f"{name} has given no sign of life for {_seconds(seconds)}: {why}",
-                f"  last seen in {report.where()}",
+                f"  last seen {report.where()}",
             ]
         else:
             lines += [
                 f"{name} has made no progress for {_seconds(seconds)}",
-                f"  it is in {report.where()}",
+                f"  it is {report.where()}",
             ]
     waiting = {
         rank: last.report
@@ -372,7 +373,7 @@ def _grouped(reports: Mapping[int, Report]) -> list[str]:
         places.setdefault(report.where(), []).append(rank)
     lines = [
         f"  rank{'s' * (len(there) > 1)} {text.ranges(there)}: "
-        f"for {_seconds(min(reports[rank].idle for rank in there))} in {where}"
+        f"for {_seconds(min(reports[rank].idle for rank in there))} {where}"
         for where, there in places.items()
     ]
     return lines if len(lines) <= SHOWN else [*lines[:SHOWN], f"  … and {len(lines) - SHOWN} other places"]
