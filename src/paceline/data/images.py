@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from paceline.data._cache import New, cached, entry_name, release, state
 from paceline.data._dataset import ArraySplit, Dataset, Split, divide
 from paceline.errors import UsageError
+from paceline.files import MOST_COMPRESSED, open_file
 from paceline.text import progress
 
 Array = NDArray[Any]
@@ -29,6 +31,8 @@ PARTS = {
     "validation": ("validation", "valid", "val"),
     "test": ("test", "testing"),
 }
+# A file of any size may hold an image of this many bytes; a larger image needs a file that explains it.
+ROOM = 64 << 20
 # Decoded images are handed to the kernel after this many bytes, so that the process stays small.
 RELEASE_AFTER = 64 << 20
 
@@ -53,11 +57,13 @@ def load(
     parts, names = _find(folder)
     width_height = _size(size)
     everything = [file for files in parts.values() for file, _ in files]
-    arrays = cached(
-        entry_name("images", folder, size, color),
-        state(*everything),
-        lambda new: _decode(folder, parts, width_height, color, new),
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")  # about metadata, which are not used
+        arrays = cached(
+            entry_name("images", folder, size, color),
+            state(*everything),
+            lambda new: _decode(folder, parts, width_height, color, new),
+        )
     splits: dict[str, Split] = {
         part: ArraySplit(arrays[f"{part}_inputs"], arrays[f"{part}_labels"]) for part in parts
     }
@@ -179,13 +185,21 @@ def _read(file: str, size: tuple[int, int] | None, color: bool) -> Array:
 
     mode = "RGB" if color else "L"
     try:
-        with Image.open(file) as opened:
+        with open_file(file) as stored, Image.open(stored) as opened:
+            room = ROOM + MOST_COMPRESSED * os.fstat(stored.fileno()).st_size
+            if 3 * opened.width * opened.height > room:
+                raise ValueError(
+                    f"{opened.width}x{opened.height} pixels in a file that is too small for them"
+                )
             if size is not None:
                 opened.draft(mode, size)  # JPEG: decode at a fraction of the full size where that is enough
             image = opened.convert(mode)
         if size is not None and image.size != size:
             image = image.resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UsageError(f"{file}: not a readable image ({str(error).splitlines()[0].lower()})") from None
+    except UsageError:
+        raise
+    except Exception as error:  # the decoders of Pillow raise exceptions of many kinds for damaged files
+        why = " ".join(str(error).split())[:200].lower() or type(error).__name__
+        raise UsageError(f"{file}: not a readable image ({why})") from None
     array = np.asarray(image)
     return np.moveaxis(array, -1, 0) if color else array

@@ -283,6 +283,8 @@ def check_config(what: str, values: Any) -> dict[str, Any]:
         Config(**{setting.name: values[setting.name] for setting in fields(Config) if setting.name in values})
     except UsageError as error:
         raise UsageError(f"{what} is damaged: {error}") from None
+    if values.get("shape") is not None:  # records have all three, or none
+        check_values(what, values, {"label_shape": listed(is_whole), "class_names": listed(is_text)})
     classes, called = values["classes"] or 0, values.get("class_names") or ()
     if len(called) not in (0, classes):
         raise UsageError(f"{what} is damaged: it has {classes} classes and {len(called)} class_names")
@@ -375,7 +377,7 @@ def _reals(column: Array, ranks: int) -> bool:
 
 
 def _times(column: Array, ranks: int) -> bool:
-    return column.dtype.kind in "fiu" and bool((np.abs(column) <= LONGEST).all())
+    return column.dtype.kind in "fiu" and bool((np.abs(column.astype(np.float64)) <= LONGEST).all())
 
 
 TABLES: dict[str, dict[str, Column]] = {
@@ -419,6 +421,8 @@ def check_table(what: str, name: str, table: Mapping[str, Array], ranks: int) ->
         raise UsageError(f"{what} is damaged: its columns are not equally long")
     if name == "trace":
         _check_trace(what, table, ranks)
+    if name == "steps" and "wait" not in table:  # older records
+        return {**table, "wait": np.zeros(len(table["rank"]), np.float32)}
     return dict(table)
 
 
@@ -491,6 +495,9 @@ def check_checkpoint(
     check_values(what, state, {**RANK_STATE, **(FIRST_STATE if rank == 0 else {})})
     if (state.get("rank"), state.get("number")) != (rank, number) or rank >= state["ranks"]:
         raise UsageError(f"{what} is damaged: it is another rank's, or of another checkpoint")
+    if rank == 0:
+        names = [key.strip("()") for key in EPOCH]
+        state["history"] = [{name: epoch.get(name) for name in names} for epoch in state["history"]]
     x = state.get("x")
     if arrays and x is not None and (not _is_array(x) or x.ndim != 1 or x.dtype.kind != "f"):
         raise UsageError(f"{what} is damaged: x is not a vector of parameters")
