@@ -29,6 +29,8 @@ class Predicted:
     classes: Array
     accuracy: float | None
     loss: float | None
+    cut: str | None = None
+    """Where the run was cut whose last checkpoint was used; None for a complete run."""
 
 
 def load_model(run: str | Path, *, model: Any = None, data: Any = None, trust: bool = False) -> Model:
@@ -97,17 +99,19 @@ def predict(
     if not count:
         raise UsageError(f"{name} has no {split or 'test'} samples")
     scores, loss, correct = [], 0.0, 0
-    for part in parts:
-        for inputs, labels in chunks(part, dtype=trained.x.dtype):
-            scores.append(np.array(trained.predict(inputs)))
-            some_loss, some_correct = trained.evaluate(inputs, labels)
-            loss, correct = loss + some_loss, correct + some_correct
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # a model that diverged
+        for part in parts:
+            for inputs, labels in chunks(part, dtype=trained.x.dtype):
+                scores.append(np.array(trained.predict(inputs)))
+                some_loss, some_correct = trained.evaluate(inputs, labels)
+                loss, correct = loss + some_loss, correct + some_correct
     whole = np.concatenate(scores)
     return Predicted(
         scores=whole,
         classes=whole.argmax(axis=1) if config["classes"] else np.empty(0, np.int64),
         accuracy=correct / count if config["classes"] else None,
         loss=loss / count,
+        cut=source.cut,
     )
 
 

@@ -49,10 +49,13 @@ def main(args: argparse.Namespace) -> int:
             raise UsageError(f"cannot write {args.out}: {(error.strerror or str(error)).lower()}") from None
     if args.json:
         found = {"samples": len(predicted.scores), "accuracy": predicted.accuracy, "loss": predicted.loss}
-        print(json_text(found))
+        print(json_text(found if predicted.cut is None else {**found, "cut": predicted.cut}))
         return 0
     if args.out is None:
         np.savetxt(sys.stdout, predicted.classes if predicted.classes.size else predicted.scores, fmt="%g")
     accuracy = "" if predicted.accuracy is None else f", accuracy {100 * predicted.accuracy:.2f} %"
-    print(f"{len(predicted.scores):,} samples, mean loss {predicted.loss:.4f}{accuracy}", file=sys.stderr)
+    cut = "" if predicted.cut is None else f" (the run was {predicted.cut}: its last checkpoint)"
+    print(
+        f"{len(predicted.scores):,} samples, mean loss {predicted.loss:.4f}{accuracy}{cut}", file=sys.stderr
+    )
     return 0

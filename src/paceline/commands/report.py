@@ -79,16 +79,17 @@ def report_on(
     """Write reports on the runs of some folders, and print their tables and verdicts."""
     from dataclasses import replace
 
-    from paceline.record import find_runs
+    from paceline.record import Run, find_runs
     from paceline.report import bench_section, document_of
     from paceline.report.writing import check, write, write_figures, write_tables
     from paceline.study.context import context_of
 
     check(outs, [folder for folder in (figures, tables) if folder is not None])
     damaged: list[str] = []
-    runs, context = find_runs(folders, damaged), context_of(folders)
+    cut: list[Run] = []
+    runs, context = find_runs(folders, damaged, cut), context_of(folders)
     context = replace(context, left_out=(*damaged, *context.left_out))
-    document = document_of(runs, context=context, target=target, title=title)
+    document = document_of(runs, context=context, target=target, title=title, cut=cut)
     benchmarks = tuple(bench_section(path, number) for number, path in enumerate(bench, 1))
     *first, last = document.sections  # the environment
     document = replace(document, sections=(*first, *benchmarks, last))

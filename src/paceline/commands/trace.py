@@ -61,6 +61,8 @@ def main(args: argparse.Namespace) -> int:
     if args.picture is not None:
         draw(run, args.picture, args.steps, timeline)
         print(f"picture: {args.picture}")
+    if run.cut is not None:
+        print(f"the run was {run.cut}: the trace ends at its last checkpoint")
     if not timeline.traced:
         print("the order within a step, calls and messages are unknown: train with --trace to record them")
     idle = sorted(set(range(timeline.ranks)) - {span.rank for span in timeline.work})

@@ -28,12 +28,18 @@ def check_installed(tool: str) -> None:
 
 
 def runs_in(places: Iterable[str]) -> list[Run]:
-    """Return the complete runs of some folders; refuse if there is none, or if one of the places is a damaged run."""
+    """Return the runs of some folders that are complete, or were cut and have a checkpoint.
+
+    Refuse if there is none, or if one of the places is a damaged run.
+    """
     places = list(places)
     for place in map(Path, places):
         if exists(place / "config.json"):
             Run(place).check()
-    found = find_runs(places)
+    cut: list[Run] = []
+    found = find_runs(places, cut=cut) + cut
     if not found:
-        raise UsageError(f"there is no complete run in {', '.join(map(str, places))}")
+        raise UsageError(
+            f"there is no run in {', '.join(map(str, places))} that is complete or has a checkpoint"
+        )
     return found

@@ -74,7 +74,7 @@ class Store:
                 self._open()
             own = identity(run)
             for found in self._client.search_runs([self._experiment], f"tags.`{TAG}` = '{own}'"):
-                if found.info.status == "FINISHED":
+                if found.info.status in ("FINISHED", "KILLED"):
                     return str(found.info.run_id), False
                 self._client.delete_run(found.info.run_id)  # it was interrupted
             return self._write(run, own), True
@@ -120,7 +120,7 @@ class Store:
         for name in FILES:
             if (run.folder / name).is_file():
                 client.log_artifact(number, str(run.folder / name), "record")
-        client.set_terminated(number, "FINISHED", end_time=end)  # last: a run that has ended is complete
+        client.set_terminated(number, "FINISHED" if run.cut is None else "KILLED", end_time=end)  # last
         return number
 
 
@@ -132,6 +132,7 @@ def _tags(run: Run) -> dict[str, str]:
         "ranks": str(run.config["ranks"]),
         "simulated": str(run.simulated is not None).lower(),
         "diverged": summary.get("diverged") or "",
+        "cut": run.cut or "",
         "mlflow.note.content": "\n".join(f"* {remark}" for remark in summary.get("remarks", [])),
     }
     return {name: value for name, value in tags.items() if value}

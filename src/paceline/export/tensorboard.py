@@ -130,9 +130,8 @@ def _hparams(run: Run) -> Iterator[Any]:
         else:
             started.hparams[name].number_value = value
     took = run.summary["train_seconds"]
-    ended = plugin_data_pb2.SessionEndInfo(
-        status=api_pb2.STATUS_SUCCESS, end_time_secs=start_time(run) + took
-    )
+    status = api_pb2.STATUS_SUCCESS if run.cut is None else api_pb2.STATUS_FAILURE
+    ended = plugin_data_pb2.SessionEndInfo(status=status, end_time_secs=start_time(run) + took)
     for tag, data in (
         (metadata.SESSION_START_INFO_TAG, plugin_data_pb2.HParamsPluginData(session_start_info=started)),
         (metadata.SESSION_END_INFO_TAG, plugin_data_pb2.HParamsPluginData(session_end_info=ended)),

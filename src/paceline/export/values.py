@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -43,8 +44,12 @@ class Point(NamedTuple):
 def identity(run: Run) -> str:
     """Return a digest of a run, by which an earlier export of it is recognised."""
     content = "".join(
-        read_text(run.folder / name) for name in ("config.json", "environment.json", "summary.json")
+        read_text(run.folder / name)
+        for name in ("config.json", "environment.json", "summary.json")
+        if run.cut is None or name != "summary.json"
     )
+    if run.cut is not None:
+        content += f"{run.cut}, {run.summary['train_seconds']}"
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
@@ -58,13 +63,14 @@ def settings(run: Run) -> dict[str, bool | int | float | str]:
     values = {name: value for name, value in run.config.items() if name not in OMITTED}
     simulated = run.simulated or {}
     values |= {f"simulated.{name}": simulated.get(name) for name in SIMULATED if run.simulated is not None}
+    values["cut"] = run.cut
     return {name: value for name, value in values.items() if isinstance(value, bool | int | float | str)}
 
 
 def points(run: Run) -> Iterator[Point]:
     """Yield every figure of the run that is finite; those of runs that diverged or computed nothing may not be."""
     for point in _points(run):
-        if point.value is not None and np.isfinite(point.value):
+        if point.value is not None and math.isfinite(point.value):
             yield point._replace(value=float(point.value))
 
 

@@ -188,6 +188,8 @@ def latest(run: Path) -> list[int] | None:
         if state is None:
             continue
         ranks = range(1, state["ranks"])
+        if len(saved_ranks(run)) < state["ranks"]:
+            continue
         if state["together"]:
             if all(part_of(run, rank, number).exists() and _checked(run, rank, number) for rank in ranks):
                 return [number] * state["ranks"]

@@ -513,6 +513,16 @@ def unpack_rows(folder: Path, table: str) -> None:
         log.flush()
 
 
+def saved_logs(folder: Path, table: str, columns: Sequence[str], rows: Sequence[int | None]) -> list[RowLog]:
+    """Return the logs of a run that was cut; `rows`: those of each rank that its checkpoint has saved."""
+    logs = []
+    for rank, count in enumerate(rows):
+        log = RowLog(columns, rows_path(folder, table, rank))
+        log._adopt(min(count or 0, _rows_in(log)))
+        logs.append(log)
+    return logs
+
+
 def truncate_logs(log: RowLog, rank: int, ranks: int, rows: Sequence[int | None]) -> None:
     """Continue the files of a run that had another number of ranks; `rows`: those of each of them."""
     log.truncate(rows[rank] if rank < len(rows) else None)
@@ -581,7 +591,11 @@ def gather_rows(log: RowLog, control: Control, folder: Path | None, table: str) 
 def _rows_in(log: RowLog) -> int:
     """Return the number of whole rows in a log's file."""
     try:
-        return log.path.stat().st_size // (ITEM * log.width) if log.path is not None else 0
+        return (
+            log.path.stat().st_size // (ITEM * log.width)
+            if log.path is not None and log.path.is_file()
+            else 0
+        )
     except OSError:
         return 0
 

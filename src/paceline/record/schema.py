@@ -471,13 +471,21 @@ def _numbers(count: int) -> Test:
     )
 
 
+def _weights(value: Any) -> bool:
+    """Return True for the parts of a batch that the ranks compute."""
+    return (
+        _is_array(value) and value.ndim == 1 and value.dtype.kind == "f" and bool((value >= 0).all())
+        and (not value.size or 0 < value.sum() < LARGEST)
+    )  # fmt: skip
+
+
 # The state of one rank, as a checkpoint holds it; rank 0's has more.
 RANK_STATE: Tests = {
     "ranks": _rank_count, "together": is_truth, "position": {"epoch": is_whole, "turn": is_whole, "count": is_whole},
     "buffers": keyed(_is_array), "rate": is_number, "(recovery)": is_object, "epoch_sums": _numbers(2),
     "epoch_losses": _numbers(3), "seconds": keyed(is_seconds), "elapsed": is_number, "counts": listed(is_whole, 4),
     "updates": listed({"(start)": is_whole, "(stop)": is_whole, "state": keyed(_is_array)}),
-    "rows": keyed(is_whole), "kept": keyed(is_object),
+    "rows": keyed(is_whole), "(weights)": _weights, "kept": keyed(is_object),
 }  # fmt: skip
 FIRST_STATE: Tests = {
     "x": _is_array, "history": listed(EPOCH), "findings": is_object, "remarks": listed(is_text), "tables": is_object,

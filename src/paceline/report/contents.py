@@ -40,12 +40,13 @@ def document_of(
     context: Context | None = None,
     target: float | None = None,
     title: str | None = None,
+    cut: Sequence[Run] = (),
 ) -> Document:
     """Return a report on some runs: a section for each problem, and the environment.
 
     `context`: what a study says besides its runs (`paceline.study.context.context_of`): title, question, target, published
     figures, failed cells. `target`: the accuracy to reach, as a fraction; by default the study's, or one point below the
-    best serial accuracy on the validation samples.
+    best serial accuracy on the validation samples. `cut`: runs that were cut; they are listed, and not compared.
 
     >>> import tempfile
     >>> from paceline import fit
@@ -59,7 +60,7 @@ def document_of(
     context = Context() if context is None else context
     if target is not None and not 0 < target <= 1:
         raise UsageError(f"a target accuracy must be above 0 and at most 1; got {target:g}")
-    if not runs and not context.failed:
+    if not runs and not context.failed and not cut:
         raise UsageError("there are no complete runs to report on")
     top: list[Text] = _questions(context)
     sections: list[Section] = []
@@ -77,8 +78,14 @@ def document_of(
         names = differing_settings(context.failed, runs)
         sections.append(failed_section(left, names))
         top.append(Text(kind="verdict", lines=summary((), None, left, names)))
-    if runs:
-        sections.append(environment(runs, context.left_out))
+    if cut:
+        sections.append(cut_section(cut))
+        one = "1 run was" if len(cut) == 1 else f"{len(cut)} runs were"
+        top.append(
+            Text(kind="verdict", lines=(f"{one} cut, and not compared; `paceline resume RUN` goes on.",))
+        )
+    if runs or cut:
+        sections.append(environment([*runs, *cut], context.left_out))
     elif context.left_out:
         sections.append(Section(title="Left out", blocks=(left_out(context.left_out),)))
     named = context.title or " / ".join(dict.fromkeys(one.title for one in context.studies if one.title))
@@ -188,6 +195,40 @@ def _cause_table(found: Sequence[Diagnosis], number: int) -> Table:
             for cause in one.causes
         ),
         folded=True,
+    )
+
+
+# ---- runs that were cut
+
+
+def cut_section(runs: Sequence[Run]) -> Section:
+    """Return a table of runs that were cut, as of their last checkpoint."""
+    rows: list[tuple[Value, ...]] = []
+    for run in runs:
+        last = run.epochs[-1] if run.epochs else {}
+        rows.append((
+            run.folder.name, run.config["strategy"], run.config["ranks"], run.cut, run.summary["train_seconds"],
+            last.get("loss"), last.get("validation_accuracy"),
+        ))  # fmt: skip
+    return Section(
+        title="Runs that were cut",
+        blocks=(
+            Table(
+                name="cut",
+                title="",
+                columns=(
+                    Column(name="run"),
+                    Column(name="strategy"),
+                    Column(name="ranks", kind="count"),
+                    Column(name="state"),
+                    Column(name="training time", kind="seconds"),
+                    Column(name="training loss", kind="number"),
+                    Column(name="validation accuracy", kind="percent"),
+                ),
+                rows=tuple(rows),
+                caption="As of the last checkpoint of each run. A run that is still going on looks the same.",
+            ),
+        ),
     )
 
 

@@ -23,7 +23,8 @@ from paceline.study.cells import PROBLEM, SERIAL, Cell, in_order, unique, with_b
 
 # A replay copies the settings of a run, so its record is not what the study asked for.
 SETTINGS = (*(setting.name for setting in fields(Config) if setting.name != "replay"), "ranks")
-CORES = re.compile(r"cores(?:,? at most (\d+))?")
+CORES = re.compile(r"cores(?:,? at most (\d{1,9}))?")
+MOST_CELLS = 10_000  # of one part
 # The requirements of a setting, checked for each cell.
 WITH: dict[str, dict[str, Any]] = {"lr_scaling": {"batch_per_rank": 1}}
 
@@ -106,6 +107,10 @@ class StudyPart:
         axes = {
             name: values for name, values in axes.items() if values
         }  # a setting without any valid value is ignored
+        if (count := math.prod(map(len, axes.values()))) > MOST_CELLS:
+            line = f"{self.label}: it has {count:,} cells, more than {MOST_CELLS:,}"
+            wrong += [] if line in wrong else [line]
+            return
         for values in itertools.product(*axes.values()):
             chosen = dict(zip(axes, values, strict=True))
             options = {name: chosen.pop(name) for name in SIMULATION if name in chosen}

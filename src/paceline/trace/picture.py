@@ -109,7 +109,8 @@ def _figure(run: Run, timeline: Timeline, window: tuple[int, int]) -> Any:
     axes.grid(axis="x", color=FAINT, linewidth=0.6)
     axes.set_axisbelow(True)
     left_out = f" (the first {rows} shown)" if rows < timeline.ranks else ""
-    title = f"{run.config['strategy']} on {count(timeline.ranks, 'rank')}{left_out}"
+    ended = "" if run.cut is None else f", {run.cut}"
+    title = f"{run.config['strategy']} on {count(timeline.ranks, 'rank')}{left_out}{ended}"
     axes.set_title(title, loc="left", pad=18, fontsize=11, color=INK)
     shown = {span.kind for span in work}
     handles: list[Any] = [

@@ -410,11 +410,13 @@ def _describe(run: Run, timeline: Timeline) -> dict[str, Any]:
         "time": "virtual" if run.simulated is not None else "measured",
         "within a step": "as recorded" if timeline.traced else "in an assumed order: the run was not traced",
         "events not kept": timeline.lost,
+        **({} if run.cut is None else {"cut": run.cut}),
     }
 
 
 def _events(run: Run, timeline: Timeline) -> Iterator[dict[str, Any]]:
-    yield _named("process_name", 0, name=f"{run.config['strategy']} on {count(timeline.ranks, 'rank')}")
+    cut = "" if run.cut is None else f", {run.cut}"
+    yield _named("process_name", 0, name=f"{run.config['strategy']} on {count(timeline.ranks, 'rank')}{cut}")
     for rank, role in enumerate(timeline.roles):
         yield _named("thread_name", rank, name=f"rank {rank} ({role})" if role else f"rank {rank}")
         yield _named("thread_sort_index", rank, sort_index=rank)
