@@ -48,7 +48,7 @@ LIMIT = 10.0
 # A case may use this many bytes, and as many times the size of its files as deflate can compress.
 ROOM, TIMES = 96 << 20, 1032
 # Address space beyond what is in use: larger allocations fail.
-SPACE = 1 << 30
+SPACE = 4 << 30  # threads take some, without using it
 
 
 class TooLongError(BaseException):
@@ -433,7 +433,8 @@ class Reader:
     """The place of the files; `read` is called after one of them has been replaced."""
     mutations: dict[str, Callable[[bytes, Random], bytes]]
     """By path in the folder."""
-    read: Callable[[], object]
+    read: Callable[[str], object]
+    """Called with the path of the file that has been damaged."""
     weights: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -495,7 +496,7 @@ def records(folder: Path) -> Reader:
     files = {f"runs/{run}/{name}": change for run in ("serial", "server") for name, change in one.items()}
     files["runs/server/updates.npz"] = mutate_npz
 
-    def read() -> None:
+    def read(damaged: str) -> None:
         left_out: list[str] = []
         runs = find_runs([folder / "runs"], left_out)
         assert len(runs) + len(left_out) == 2, "a record is missing"
@@ -503,19 +504,19 @@ def records(folder: Path) -> Reader:
         if not left_out:
             document_of(runs)  # the diagnosis is part of it
         refused: list[UsageError] = []
-        for place in (folder / "runs" / name for name in ("serial", "server")):
-            for work in (
-                timeline_of,
-                lambda run: (list(points(run)), settings(run), staleness(run)),
-                lambda run: predict(run.folder),
-                lambda run: run.updates if run.folder.name == "server" else None,
-                lambda run: run.simulated and Machine.of(run.simulated.get("machine")),
-                lambda run: run.simulated and Costs.of(run.simulated.get("costs")),
-            ):
-                try:
-                    work(Run(place))
-                except UsageError as error:
-                    refused.append(error)
+        run = Run(folder / Path(damaged).parent)
+        for work in (
+            timeline_of,
+            lambda run: (list(points(run)), settings(run), staleness(run)),
+            lambda run: predict(run.folder),
+            lambda run: run.updates if run.folder.name == "server" else None,
+            lambda run: run.simulated and Machine.of(run.simulated.get("machine")),
+            lambda run: run.simulated and Costs.of(run.simulated.get("costs")),
+        ):
+            try:
+                work(run)
+            except UsageError as error:
+                refused.append(error)
         for error in refused:
             raise error
 
@@ -562,7 +563,7 @@ seconds = [10.5, 6.25]
 source = "a paper"
 """)
 
-    def check() -> None:
+    def check(_: str) -> None:
         with registered_only(str(file), trust=False):
             study = read(file)
             for on in ("mpi", "sim"):
@@ -582,7 +583,7 @@ def machines(folder: Path) -> Reader:
     Machine.typical().save(folder / "machine.json")
     _costs().save(folder / "costs.json")
 
-    def read() -> None:
+    def read(_: str) -> None:
         for machine, network in ((str(folder / "costs.json"), str(folder / "machine.json")),):
             fit(
                 "mlp:4", "iris", strategy="sync:allreduce=native", ranks=2, on="sim", machine=machine, network=network,
@@ -612,7 +613,7 @@ def checkpoints(folder: Path) -> Reader:
     (run / "model.npz").unlink()
     names = [str(path.relative_to(folder)) for path in (run / "checkpoints").rglob("*.npz")]
 
-    def read() -> None:
+    def read(_: str) -> None:
         copy = folder / "copy"
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(run, copy)
@@ -636,7 +637,7 @@ def tables(folder: Path) -> Reader:
     return Reader(
         folder,
         {"a.csv": mutate_csv, "b.csv": mutate_csv},
-        lambda: [load(folder / name) for name in ("a.csv", "b.csv")],
+        lambda _: [load(folder / name) for name in ("a.csv", "b.csv")],
     )
 
 
@@ -660,7 +661,7 @@ def idx_files(folder: Path) -> Reader:
         )
         (folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     return Reader(
-        folder, dict.fromkeys(names, mutate_idx), lambda: [load(folder / name) for name in ("a", "b")]
+        folder, dict.fromkeys(names, mutate_idx), lambda _: [load(folder / name) for name in ("a", "b")]
     )
 
 
@@ -676,7 +677,7 @@ def archives(folder: Path) -> Reader:
         test_images=r.integers(0, 256, (6, 4, 4), np.uint8), test_labels=np.array(["a", "b", "c"] * 2),
     )  # fmt: skip
     names = ("a.npz", "b.npz")
-    return Reader(folder, dict.fromkeys(names, mutate_npz), lambda: [load(folder / name) for name in names])
+    return Reader(folder, dict.fromkeys(names, mutate_npz), lambda _: [load(folder / name) for name in names])
 
 
 def images(folder: Path) -> Reader:
@@ -693,7 +694,7 @@ def images(folder: Path) -> Reader:
         (folder / names[-1]).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(r.integers(0, 256, (9, 8, 3)).astype(np.uint8)).save(folder / names[-1])
 
-    def read() -> None:
+    def read(_: str) -> None:
         load(folder / "photos")
         load(str(folder / "photos") + ":size=6x5,color=false")
 
@@ -779,7 +780,7 @@ def try_case(name: str, reader: Reader, number: int, seed: int) -> tuple[str, Fi
     try:
         with warnings.catch_warnings(), limited_time(LIMIT):
             warnings.simplefilter("error")
-            reader.read()
+            reader.read(file)
     except UsageError as error:
         message = str(error)
         outcome = ("refused", None)
@@ -809,7 +810,7 @@ def fuzz(
         (Path(place) / name).mkdir()
         registry._entry_points = functools.cache(registry._entry_points)  # they do not change meanwhile
         reader = READERS[name](Path(place) / name)
-        reader.read()  # whole files can be read; and everything is imported
+        reader.read(next(iter(reader.mutations)))  # whole files can be read; and everything is imported
         with limited_space(SPACE):
             for number in cases:
                 outcome, finding = try_case(name, reader, number, seed)

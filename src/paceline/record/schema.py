@@ -373,11 +373,12 @@ def _any_rank(column: Array, ranks: int) -> bool:
 
 
 def _reals(column: Array, ranks: int) -> bool:
-    return column.dtype.kind in "fiu"  # NaN and infinity are possible: training may have diverged
+    # NaN and infinity are possible: training may have diverged.
+    return column.dtype.kind in "iu" or (column.dtype.kind == "f" and column.dtype.itemsize >= 4)
 
 
 def _times(column: Array, ranks: int) -> bool:
-    return column.dtype.kind in "fiu" and bool((np.abs(column.astype(np.float64)) <= LONGEST).all())
+    return _reals(column, ranks) and bool((np.abs(column.astype(np.float64)) <= LONGEST).all())
 
 
 TABLES: dict[str, dict[str, Column]] = {
