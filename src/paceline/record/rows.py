@@ -514,11 +514,12 @@ def unpack_rows(folder: Path, table: str) -> None:
 
 
 def saved_logs(folder: Path, table: str, columns: Sequence[str], rows: Sequence[int | None]) -> list[RowLog]:
-    """Return the logs of a run that was cut; `rows`: those of each rank that its checkpoint has saved."""
+    """Return the logs of a run that was cut; `rows`: those of each rank that its checkpoint has saved (None: all)."""
     logs = []
     for rank, count in enumerate(rows):
         log = RowLog(columns, rows_path(folder, table, rank))
-        log._adopt(min(count or 0, _rows_in(log)))
+        there = _rows_in(log)
+        log._adopt(there if count is None else min(count, there))
         logs.append(log)
     return logs
 
