@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -15,7 +17,7 @@ def fuzz() -> ModuleType:
     spec = importlib.util.spec_from_file_location("fuzz", path)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules["fuzz"] = importlib.util.module_from_spec(spec)  # dataclasses look for it there
     spec.loader.exec_module(module)
     return module
 
@@ -50,15 +52,18 @@ def test_findings_are_found(fuzz: ModuleType, tmp_path: Path) -> None:
     """What a reader must not do is noticed: raise anything else, say several lines, or use memory without end."""
     (tmp_path / "a").write_bytes(b"whole")
 
-    def read(damaged: str) -> None:
-        raise error
+    def failing(error: Exception) -> Callable[[str], None]:
+        def read(damaged: str) -> None:
+            raise error
+
+        return read
 
     for error, said in (
         (KeyError("x"), "KeyError: 'x'"),
         (fuzz.UsageError("one\ntwo"), "a message of several lines"),
         (fuzz.UsageError("a: there is not enough memory"), "it needed too much memory"),
     ):
-        reader = fuzz.Reader(tmp_path, {"a": fuzz.mutate_bytes}, read)
+        reader = fuzz.Reader(tmp_path, {"a": fuzz.mutate_bytes}, failing(error))
         outcome, finding = fuzz.try_case("a", reader, 0, 0)
         assert outcome == "finding"
         assert said in str(finding)

@@ -525,9 +525,11 @@ def records(folder: Path) -> Reader:
 
 def studies(folder: Path) -> Reader:
     """Study files: as `paceline study FILE --dry-run` reads them."""
+    from paceline.data import load
     from paceline.names import registered_only
     from paceline.study.file import mistakes, read
 
+    load("mnist")  # the default: unpacking it takes memory
     file = folder / "study.toml"
     file.write_text("""\
 title = "which is faster"
