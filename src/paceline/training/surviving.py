@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -106,8 +107,8 @@ def recover(
     states = _states(me)
     me.revoke()
     while True:
+        after = comm.Shrink()
         try:
-            after = comm.Shrink()
             known = np.full(6, ANY, np.int64)
             known[0] = before.Get_rank()
             known[1 : 1 + len(states)] = [state["position"]["count"] for state in states]
@@ -120,14 +121,18 @@ def recover(
             if me.regroup is not None:
                 state = {**state, "kept": dict(state["kept"])}
                 lost = me.regroup(after, alive, state, place.run)
-            break
         except Exception as error:  # another rank has died meanwhile
-            if not is_failure(error, before):
+            if not is_failure(error, after):
                 raise
-            comm.Revoke()
-            if after is not comm:
-                comm = after
-    dead = [rank for rank in range(before.Get_size()) if rank not in alive]
+            after.Revoke()
+        if _all_have(after):
+            dead = [rank for rank in range(before.Get_size()) if rank not in alive]
+            order = [*alive, *dead]
+            _renumber(place.run, me, order, after)
+            if _all_have(after):  # all files have their new names
+                break
+            _renumber(place.run, me, [order.index(rank) for rank in range(len(order))], after)
+        comm = after
     if me.keeper.saves == "together":
         common = set.intersection(
             *({count for count in row if count != ANY} for row in rows[:, 1:3].tolist())
@@ -142,10 +147,6 @@ def recover(
         found.part = place.part or (before.Get_rank(), before.Get_size())
     state = _completed(state, me, epoch)
     found.resumption = Resumption([state], own=0, ranks=before.Get_size(), turns=turns or ())
-    if place.run is not None and after.Get_rank() == 0:
-        for name in me.logs:
-            renumber(place.run, name, alive, dead)
-    after.Barrier()
     redone = int((rows[:, 5] - state["position"]["count"]).max()) if me.keeper.saves == "together" else 0
     loss = Loss(
         ranks=tuple(numbers[rank] for rank in dead), epoch=epoch, turn=state["position"]["turn"],
@@ -154,10 +155,28 @@ def recover(
     losses.append(loss)
     found.losses = losses
     state["findings"] = {**state["findings"], "failures": [asdict(loss) for loss in losses]}
-    state["remarks"] = [*state["remarks"], str(loss)]
+    # Earlier ones may have been known to a rank that died.
+    state["remarks"] += [words for words in map(str, losses) if words not in state["remarks"]]
     if after.Get_rank() == 0:
         log.warning("%s", loss)
     return found, [numbers[rank] for rank in alive]
+
+
+def _renumber(run: Path | None, me: Worker, order: Sequence[int], comm: Any) -> None:
+    """On the first survivor, give the files of ranks the numbers of their places in `order`."""
+    if run is not None and comm.Get_rank() == 0:
+        for name in me.logs:
+            renumber(run, name, order, ())
+
+
+def _all_have(comm: Any) -> bool:
+    """Return True, on every rank or on none, if none has died or been told so since this communicator was made."""
+    try:
+        return bool(comm.Agree(int(not comm.Is_revoked())))
+    except Exception as error:
+        if not is_failure(error, comm):
+            raise
+        return False
 
 
 def _states(me: Worker) -> list[State]:
@@ -191,5 +210,5 @@ def _completed(state: State, me: Worker, epoch: int) -> State:
     """Return a state with the parts that only grow, as they were at its time."""
     history = [asdict(ended) for ended in me.history if ended.epoch < state["epochs"]]
     position = {**state["position"], "epoch": epoch}
-    known = {"findings": me.findings, "remarks": me.remarks, "tables": me.tables}
+    known = {"findings": me.findings, "remarks": list(me.remarks), "tables": me.tables}
     return {**state, **known, "position": position, "history": history}
