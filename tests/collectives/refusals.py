@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from paceline.collectives import allreduce
-from paceline.comm import Recorded
+from paceline.comm import Recorded, pretend_nodes
 from tests.collectives.cases import NAMES
 
 
@@ -166,3 +166,36 @@ def own_operation(world: Any) -> None:
         allreduce(send, send, world, lambda a, b: np.where(np.abs(a) > np.abs(b), a, b), algorithm=name)
         assert np.array_equal(send, recv), name
     op.Free()
+
+
+def mismatches(comm: Any) -> list[str]:
+    """One rank passes another length or dtype: every rank gets the same error, and the next call works."""
+    found = []
+    odd = comm.Get_rank() == 1
+    two_nodes = pretend_nodes(comm, comm.Get_rank() % 2)
+    for name in NAMES:
+        own = comm.Dup()
+        for array in (np.ones(20 if odd else 10), np.ones(10, np.float32 if odd else np.float64)):
+            found.append(_refused(array, own, name))
+        total = np.ones(10)
+        allreduce(total, total, own, algorithm=name)
+        assert (total == comm.Get_size()).all()
+        own.Free()
+    found.append(_refused(np.ones(7 if odd else 6), two_nodes, "hierarchical"))
+    two_nodes.Free()
+    for size in (300_000, 10):  # also if each rank knows its length from earlier calls, in pieces and in one
+        for array in (np.ones(size), np.ones(size + 1)):
+            allreduce(array, array, comm, algorithm="shared-memory")
+        found.append(_refused(np.ones(size + odd), comm, "shared-memory"))
+    total = np.ones(300_000)
+    allreduce(total, total, comm, algorithm="shared-memory")
+    assert (total == comm.Get_size()).all()
+    return found
+
+
+def _refused(array: Any, comm: Any, name: str) -> str:
+    try:
+        allreduce(array, array, comm, algorithm=name)
+    except ValueError as error:
+        return f"{name}: {error}"
+    raise AssertionError(f"{name} took arrays that differ")

@@ -7,7 +7,7 @@ least two ranks; `op(a, b, out)` works in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial, wraps
 from typing import Any
 
@@ -47,11 +47,53 @@ def collective(body: Body) -> Allreduce:
         combine = own.operation(combine, dtype, recv.nbytes)
         if _plain(recv) and (in_place or _plain(send)):
             result = recv.reshape(-1)
-            return partial(body, result if in_place else send.reshape(-1), result, own, combine)
-        return partial(_around, body, send, recv, in_place, own, combine)
+            run = partial(body, result if in_place else send.reshape(-1), result, own, combine)
+        else:
+            run = partial(_around, body, send, recv, in_place, own, combine)
+        return run if own.simulated else partial(_after_check, describe_array(recv.size, dtype), own, run)
 
     allreduce.prepare = prepare  # type: ignore[attr-defined]
     return allreduce
+
+
+# One rank's array as a number that ranks compare: its length and the letter of its type.
+
+
+def describe_array(size: int, dtype: np.dtype[Any]) -> int:
+    """Return a number that arrays have in common if they can be combined.
+
+    >>> describe_array(3, np.dtype("f4")) == describe_array(3, np.dtype("f8"))
+    False
+    """
+    return size << 8 | ord(dtype.char)
+
+
+def refuse_mismatch(found: Sequence[int], rank_of: Callable[[int], int] = int) -> None:
+    """Raise the same ValueError on every rank if the descriptions of their arrays differ; `rank_of` a place is its rank.
+
+    >>> refuse_mismatch([describe_array(3, np.dtype("f4")), describe_array(5, np.dtype("f8"))])
+    Traceback (most recent call last):
+    ValueError: all ranks must pass arrays of one length and dtype; rank 0 passed 3 of float32, rank 1 passed 5 of float64
+    """
+    other = next((place for place, what in enumerate(found) if what != found[0]), None)
+    if other is not None:
+        passed = [
+            f"rank {rank_of(place)} passed {found[place] >> 8} of {np.dtype(chr(found[place] & 255))}"
+            for place in (0, other)
+        ]
+        raise ValueError(f"all ranks must pass arrays of one length and dtype; {', '.join(passed)}")
+
+
+def _after_check(description: int, own: Channel, run: Callable[[], None]) -> None:
+    """Run an allreduce; the first of its length and dtype on a communicator compares them between the ranks."""
+    own.fact(description, lambda channel: _compare(channel, description))
+    run()
+
+
+def _compare(own: Channel, description: int) -> None:
+    found = np.zeros(own.size, np.int64)
+    own.bare.Allgather(np.array([description]), found)
+    refuse_mismatch(found.tolist())
 
 
 def _nothing() -> None:

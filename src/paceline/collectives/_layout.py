@@ -49,6 +49,14 @@ class Nodes:
         """
         return self._with_place[self._places[rank]]
 
+    def members(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks on the node of a rank, in order.
+
+        >>> Nodes((0, 1, 0, 1)).members(3)
+        (1, 3)
+        """
+        return tuple(other for other, node in enumerate(self.of) if node == self.of[rank])
+
     @cached_property
     def _sizes(self) -> Counter[int]:
         return Counter(self.of)

@@ -16,7 +16,7 @@ from functools import lru_cache
 from types import ModuleType
 
 from paceline.collectives import rabenseifner, recursive_doubling, ring, shared_memory
-from paceline.collectives._buffers import Array, collective
+from paceline.collectives._buffers import Array, collective, describe_array
 from paceline.collectives._cost import Case, Cost, CostModel
 from paceline.collectives._layout import cut, length
 from paceline.collectives._nodes import nodes, peers, require_room
@@ -37,18 +37,23 @@ def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
         shared_memory.allreduce(send, recv, comm, op)
         return
     require_room(comm, (layout.largest + 1) * ROW_BYTES, "hierarchical", "choose ring")
+    description = describe_array(send.size, send.dtype)
     for piece in cut(send.size, -(-send.nbytes // ROW_BYTES)):
-        reduce_piece(send[piece], recv[piece], comm, layout.smallest, op)
+        reduce_piece(send[piece], recv[piece], comm, layout.smallest, op, description)
 
 
-def reduce_piece(send: Array, recv: Array, comm: Channel, owners: int, op: Operation) -> None:
+def reduce_piece(
+    send: Array, recv: Array, comm: Channel, owners: int, op: Operation, description: int
+) -> None:
     node, across = comm.node, peers(comm)
     r, p = node.rank, node.size
-    shared = node.shared((p + 1) * ROW_BYTES)
-    rows = shared.memory.reshape(p + 1, ROW_BYTES)[:, : send.nbytes].view(send.dtype)
+    shared, all_rows, descriptions = shared_memory.window(node, ROW_BYTES)
+    rows = all_rows[:, : send.nbytes].view(send.dtype)
 
     comm.copy(rows[r], send)
-    shared.fence()
+    shared_memory.meet(
+        shared, node, descriptions, description, lambda place: nodes(comm).members(comm.rank)[place]
+    )
     if r < owners:
         mine = cut(send.size, owners, align=CACHE_LINE // send.itemsize)[r]
         op.over(rows[:p, mine], rows[p, mine])  # s_r = sum of x over the node, columns of part r

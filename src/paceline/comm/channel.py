@@ -35,7 +35,7 @@ class _Kept:
         self.scratch: NDArray[np.uint8] = np.empty(0, np.uint8)
         self.shared: SharedMemory | None = None
         self.children: dict[str, Channel] = {}
-        self.facts: dict[str, Any] = {}
+        self.facts: dict[str | int, Any] = {}
 
     def is_lost(self, dtype: DTypeLike, nbytes: int) -> bool:
         """Return True if a message of `nbytes` bytes of this type is simulated without its contents."""
@@ -58,6 +58,11 @@ class Channel:
     def time_only(self) -> bool:
         """True if only time is simulated; see `paceline.vectors`."""
         return self._kept.time_only
+
+    @property
+    def simulated(self) -> bool:
+        """True if the ranks are simulated: the simulator itself checks what they pass."""
+        return self._kept.work is not None
 
     def operation(self, op: Any, dtype: np.dtype[Any], nbytes: int) -> Operation:
         """Return the operation for `op` on arrays of `dtype`, `nbytes` bytes in all."""
@@ -134,7 +139,7 @@ class Channel:
         color = self._kept.node_color
         return self.child("node", split_node if color is None else lambda c: c.Split(color, c.Get_rank()))
 
-    def fact(self, name: str, find: Callable[[Channel], Any]) -> Any:
+    def fact(self, name: str | int, find: Callable[[Channel], Any]) -> Any:
         """Return `find(channel)`, computed once. Collective the first time; its messages are not counted."""
         if name not in self._kept.facts:
             self._kept.facts[name] = find(Channel(self.bare, self._kept))
