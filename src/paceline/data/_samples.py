@@ -174,7 +174,7 @@ def check_parts(
         hint = "; target=values takes whole numbers as values, target=classes as names of classes"
     train = parts["train"][0]
     for part, (inputs, labels) in parts.items():
-        if part != "train" and len(inputs) == len(labels) == 0:
+        if part != "train" and inputs.shape[:1] == labels.shape[:1] == (0,):
             continue
         check_inputs(what, inputs)
         if inputs.shape[1:] != train.shape[1:]:
