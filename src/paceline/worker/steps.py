@@ -116,6 +116,11 @@ class Steps:
         return dict(self.watch.seconds)
 
     @property
+    def elapsed(self) -> float:
+        """Seconds since the start of the run, the same moment on all ranks, until this rank's last change of work."""
+        return self.watch.last - self.origin
+
+    @property
     def train_seconds(self) -> float:
         """Seconds so far, without evaluation."""
         return self.watch.training()

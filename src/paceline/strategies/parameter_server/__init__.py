@@ -308,7 +308,7 @@ def work(
         receive_values()
         header[LAST_STEP], header[LAST_LOSS], header[LAST_COUNT] = memory.losses[-1]
         memory.done[batch.step] = True
-        memory.received = me.watch.last - me.origin
+        memory.received = me.elapsed
     announce(NONE, 0)
     gradient.leave()
     receive_values()

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline import text
+from paceline.comm import mpi_of
 from paceline.comm.control import broadcast_bytes
 from paceline.errors import UsageError
 from paceline.record import Epoch, Run
@@ -185,7 +186,7 @@ class Survival:
     def _done_by_workers(self, comm: Any) -> Array:
         """Return the batches that surviving workers know to be done; there is no master that could know."""
         counts = np.empty(self.me.steps, np.uint8)
-        comm.Allreduce(self.memory.done.astype(np.uint8), counts, mpi_max(comm))
+        comm.Allreduce(self.memory.done.astype(np.uint8), counts, mpi_of(comm).MAX)
         return counts > 0
 
     def _restore(
@@ -239,13 +240,6 @@ class Survival:
             "scores": {},
             "ended": {},
         }
-
-
-def mpi_max(comm: Any) -> Any:
-    """Return MPI's operation that takes the largest value."""
-    from paceline.comm import mpi_of
-
-    return mpi_of(comm).MAX
 
 
 def _position(count: int, per_epoch: int) -> dict[str, int]:
