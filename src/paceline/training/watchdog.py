@@ -683,7 +683,7 @@ class Watchdog:
         for about, words in notes.items():
             before = self._notes.get(about)
             self._notes[about] = words
-            if self._me is not None and self._rank == 0 and words != before:
+            if self._me is not None and self._me.rank == 0 and words != before:
                 self._me.remarks[:] = [one for one in self._me.remarks if one != before] + [words]
 
     # ---- stalls
