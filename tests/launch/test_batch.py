@@ -85,7 +85,7 @@ def test_more_epochs_are_added_once(capsys: pytest.CaptureFixture[str]) -> None:
     body = (
         script.partition("python=")[2]
         .partition("\n")[2]
-        .partition("started=")[0]
+        .partition("started=$!")[0]
         .replace('"$python"', "echo")
     )
     for restarts, expected in ((0, "--epochs 5\n"), (1, "\n")):

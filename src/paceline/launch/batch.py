@@ -26,6 +26,13 @@ EXPLANATION = f"""\
 # and ends with status {STOPPED}. Then the job is put back into the queue, and goes on with the same run when it is started
 # again. After the failure of a node Slurm does the same."""
 
+TRAPS = (
+    "started= signal=",
+    'stop() { signal=$1; [ -z "$started" ] || kill -"$signal" "$started"; }',
+    "trap 'stop USR1' USR1",
+    "trap 'stop TERM' TERM",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
@@ -128,7 +135,7 @@ def batch_script(
 
     if not resumes:
         return "\n".join([*lines, f"exec {command(words)}", ""])
-    lines += ["", EXPLANATION]
+    lines += ["", EXPLANATION, *TRAPS]
     if again is not None and list(again) != list(words):
         lines += ['if [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ]; then', f"    {command(words)} &"]
         lines += ["else", f"    {command(again)} &", "fi"]
@@ -136,8 +143,7 @@ def batch_script(
         lines.append(f"{command(words)} &")
     lines += [
         "started=$!",
-        "trap 'kill -USR1 \"$started\"' USR1",
-        "trap 'kill -TERM \"$started\"' TERM",
+        '[ -z "$signal" ] || kill -"$signal" "$started"  # it came before the start',
         'while kill -0 "$started" 2> /dev/null; do wait "$started"; done  # a signal interrupts wait',
         'wait "$started"',
         "status=$?",
