@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -231,3 +232,50 @@ def test_a_host_that_is_cut_off_ends_the_job(net: Network, tmp_path: Path) -> No
     said = [line for line in (tmp_path / "stderr").read_text().splitlines() if "epoch" not in line]
     assert said[-1] == "host h3 is lost, and the ranks there with it"
     assert left(net) == {}  # also on h3, whose own end of the line fell silent
+    net.join("h3")
+
+
+@pytest.mark.requires("hosts")
+def test_a_run_that_loses_a_host_is_resumed_on_the_others(net: Network, tmp_path: Path) -> None:
+    """The last test of this module: h3 is gone afterwards."""
+    shutil.copy(Path(__file__).with_name("slow.py"), tmp_path)
+    words = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "train",
+        "--data",
+        "iris",
+        "--model",
+        "slow:net",
+        "--epochs",
+        "4",
+    ]
+    words += [
+        "--strategy",
+        "sync:allreduce=ring",
+        "--batch",
+        "12",
+        "--name",
+        "run",
+        "--tolerate-failures",
+        "--quiet",
+    ]
+    words += ["--checkpoint-every", "5 steps", "--hosts", "h2:1,h1:1,h3:1"]
+    with (tmp_path / "stderr").open("w") as log:
+        job = net.start(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=log)
+    until = time.monotonic() + 100
+    while len(list((tmp_path / "runs/run/checkpoints/rank-0").glob("[0-9]*.npz"))) < 2:
+        assert job.poll() is None, (tmp_path / "stderr").read_text()
+        assert time.monotonic() < until, (tmp_path / "stderr").read_text()
+        time.sleep(0.05)
+    net.kill("h3")
+    (tmp_path / "fast").touch()
+    said = (tmp_path / "stderr").read_text
+    assert job.wait(150) == 0, said()
+    assert "host h3 is lost, and the ranks there with it\n" in said()
+    assert "restart 1 of 3: from its last checkpoint, on 2 ranks (3 before)\n" in said()
+    nodes = json.loads((tmp_path / "runs/run/environment.json").read_text())["nodes"]
+    assert nodes["hosts"] == ["h2", "h1"]
+    assert [epoch["epoch"] for epoch in find_runs([tmp_path / "runs"])[0].epochs] == [1, 2, 3, 4]
+    assert left(net) == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -21,22 +22,7 @@ pytestmark = pytest.mark.requires("slurm")
 PACELINE = (sys.executable, "-m", "paceline")
 TRAIN = ("train", "--data", "iris", "--model", "slow:net", "--strategy", "sync:allreduce=ring", "--batch", "12",
          "--epochs", "8", "--checkpoint-every", "5 steps", "--quiet")  # fmt: skip
-# A network that takes its time until somebody says otherwise, so that a test can act while it trains.
-SLOW = """
-import time
-from pathlib import Path
-from paceline.models.mlp import build
-
-def net(data, seed=0, dtype="float32"):
-    made = build(data, 8, seed=seed, dtype=dtype)
-    gradient = made.gradient
-    def slowly(*arguments, **named):
-        if not Path("fast").exists():
-            time.sleep(0.2)
-        return gradient(*arguments, **named)
-    made.gradient = slowly
-    return made
-"""
+SLOW = Path(__file__).with_name("slow.py")
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +51,7 @@ def until(slurm: dict[str, str], folder: Path, what: str, true: Callable[[], boo
 
 def submitted(slurm: dict[str, str], folder: Path, *options: str) -> str:
     """Submit a slow training; return the number of the job when it has saved checkpoints."""
-    (folder / "slow.py").write_text(SLOW)
+    shutil.copy(SLOW, folder)
     said = ask(slurm, folder, *PACELINE, "slurm", "--time", "30", *options, "--submit", "--", *TRAIN)
     job = re.findall(r"Submitted batch job (\d+)", said)[0]
     saves(slurm, folder, job)

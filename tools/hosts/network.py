@@ -113,6 +113,10 @@ class Network:
         """Cut a host off from the others, without a word to anybody."""
         self._in("switch", "ip", "link", "set", f"to-{name}", "nomaster")
 
+    def join(self, name: str) -> None:
+        """Connect a host again."""
+        self._in("switch", "ip", "link", "set", f"to-{name}", "master", "bridge")
+
     def kill(self, name: str) -> None:
         """End a host and everything that runs on it."""
         self.processes[name].kill()
