@@ -1,4 +1,4 @@
-"""A network that takes its time until a file says otherwise, so that a test can act while it trains; tests copy this file."""
+"""A network that takes its time until a file says otherwise: a test can act while it trains. Tests copy this file."""
 
 from __future__ import annotations
 

@@ -277,5 +277,5 @@ def test_a_run_that_loses_a_host_is_resumed_on_the_others(net: Network, tmp_path
     assert "restart 1 of 3: from its last checkpoint, on 2 ranks (3 before)\n" in said()
     nodes = json.loads((tmp_path / "runs/run/environment.json").read_text())["nodes"]
     assert nodes["hosts"] == ["h2", "h1"]
-    assert [epoch["epoch"] for epoch in find_runs([tmp_path / "runs"])[0].epochs] == [1, 2, 3, 4]
+    assert [epoch["epoch"] for epoch in find_runs([tmp_path / "runs"])[0].epochs] == [0, 1, 2, 3]
     assert left(net) == {}

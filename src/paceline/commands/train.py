@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import shlex
 import shutil
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,10 +131,14 @@ def main(args: argparse.Namespace) -> int:
 def _start(args: argparse.Namespace, job: Job, hosts: Sequence[Host]) -> int:
     """Check the settings, then start the ranks."""
     from paceline import launch
+    from paceline.record.writing import folder_name
 
     job.check_early(args.ranks, len(hosts) or launch.allocated_nodes())
     if job.resume is not None:
         return start_ranks(args, job, args.ranks, _resume_command(args, job, job.resume, args.ranks), hosts)
+    if hosts and args.name is None:  # on other hosts, ranks cannot say where they record the run
+        args.name = _new_name(args.runs, folder_name(job.name(), args.ranks, job.config.seed))
+        job = replace(job, run_name=args.name)
     command = [
         sys.executable,
         "-m",
@@ -146,6 +151,12 @@ def _start(args: argparse.Namespace, job: Job, hosts: Sequence[Host]) -> int:
     command += [] if args.name is None else [f"--name={args.name}"]
     command += [f"--{flag}" for flag in ("trace", "quiet", "json") if getattr(args, flag)]
     return start_ranks(args, job, args.ranks, command, hosts)
+
+
+def _new_name(runs: Path, stem: str) -> str:
+    """Return a name that no run has yet."""
+    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+    return next(name for name in names if not (runs / name).exists())
 
 
 def _resume_command(args: argparse.Namespace, job: Job, run: Path, ranks: int) -> list[str]:
@@ -166,6 +177,8 @@ def start_ranks(
     from paceline.errors import UsageError
 
     given = hosts
+    named = job.runs / job.run_name if hosts and job.runs is not None and job.run_name is not None else None
+    ours = job.resume or (named if named is not None and not named.exists() else None)
     for restart in range(1, job.safety.restarts + 2):
         if hosts:
             if job.launcher() != "mpi":
@@ -186,6 +199,8 @@ def start_ranks(
             report=outcomes.append,
         )
         [ended] = outcomes
+        if ended.run is None and ours is not None and ours.is_dir():
+            ended = replace(ended, run=ours)
         if not _was_lost(ended) or restart > job.safety.restarts or not job.safety.tolerate_failures:
             break
         hosts = launch.answering_hosts(given) if given else ()

@@ -27,7 +27,7 @@ from types import FrameType
 from typing import IO, Any, Literal
 
 from paceline.launch.cores import core_variables, reserve_cores
-from paceline.launch.hosts import Host
+from paceline.launch.hosts import Host, answering_hosts
 from paceline.launch.library import allocated_nodes, find, mpiexec
 from paceline.launch.processes import process_command
 from paceline.launch.remote import LOST
@@ -42,6 +42,7 @@ ERASE = re.compile(rb"\x1b\[[02]?K")  # erases a line of a terminal
 ESCAPE = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 REPEATED = re.compile(rb"(?m)^ ?\d+ more process(es have| has) sent help message help-mpi-ft[^\n]*\n")
 LONG_LINE = 4096
+UNEXPLAINED = 255  # MPICH's exit status if it loses the connection to a host
 UNFINISHED = 0.2  # seconds for which the possible beginning of a launcher's paragraph is held back
 
 
@@ -149,11 +150,14 @@ def run(
             if not broken and (signals.received or status != 0):
                 streams[1].end_line()
             lost = tuple(dict.fromkeys(host for stream in streams for host in stream.banners.lost))
+            if hosts and not lost and status == UNEXPLAINED and not signals.received:
+                there = answering_hosts(hosts)
+                lost = tuple(host.name for host in hosts if host not in there)
             quiet = reported is None and not lost and not any(stream.spoke for stream in streams)
             told = []
             if status < 0:
                 told = [f"the job's supervisor was ended by {name_of_signal(-status)}; the job ended with it"]
-            elif status > 128 and quiet and not expired:
+            elif 128 < status < 128 + signal.NSIG and quiet and not expired:
                 told = [f"a rank was ended by {name_of_signal(status - 128)}"]  # the launcher prints nothing
             if not signals.received:
                 told += [f"host {host} is lost, and the ranks there with it" for host in lost]
