@@ -6,11 +6,14 @@ sorted order. A colour image is (3, height, width), a grey one (height, width).
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import threading
 import warnings
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +60,7 @@ def load(
     parts, names = _find(folder)
     width_height = _size(size)
     everything = [file for files in parts.values() for file, _ in files]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")  # about metadata, which are not used
+    with _quiet():
         arrays = cached(
             entry_name("images", folder, size, color),
             state(*everything),
@@ -178,6 +180,20 @@ def _decode(
                 ended.result()
         finally:
             stop.set()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence Pillow, which warns of metadata that are not used, and logs what it then raises."""
+    log = logging.getLogger("PIL")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+            yield
+    finally:
+        log.setLevel(before)
 
 
 def _read(file: str, size: tuple[int, int] | None, color: bool) -> Array:

@@ -262,7 +262,7 @@ def messages_of(trace: Events) -> list[MessageTransfer]:
         MessageTransfer(places[start], places[end])
         for key, starts in sent.items()
         for start, end in zip(starts, received.get(key, ()), strict=False)
-        if end is not None
+        if end in places
     ]
 
 
