@@ -39,8 +39,6 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     """
     if (kind := _kind(path)) not in (None, "a file"):
         raise OSError(errno.EINVAL, f"it is {kind}", str(path))  # renaming would put a file in its place
-    if path.exists() and not path.is_file():  # a folder, or a device or pipe, which must not become a file
-        raise UsageError(f"cannot write {path}: it is not a regular file")
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
