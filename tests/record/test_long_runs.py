@@ -14,7 +14,7 @@ from paceline.record import Epoch, Run
 from paceline.worker import Worker
 
 # Bytes that a step may leave; it was 72 and more when every step was kept in memory.
-LIMIT = 18
+LIMIT = 36
 
 
 @pytest.mark.parametrize("recorded", [True, False])
