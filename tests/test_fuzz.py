@@ -26,7 +26,7 @@ def fuzz() -> ModuleType:
 CASES = {
     "records": (357, 928, 1199, 1981, 2186, 2434, 5715, *range(12)),
     "studies": (649, 1133, *range(12)),
-    "machines": tuple(range(20)),
+    "machines": (3199, *range(20)),
     "checkpoints": (33, 450, *range(6)),
     "csv": tuple(range(30)),
     "idx": tuple(range(30)),

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -186,9 +187,15 @@ def _nodes(value: Any) -> bool:
 
 def _curves(value: Any) -> bool:
     """Return True for tables of seconds by amounts, one for each number of ranks."""
-    points = listed(lambda point: isinstance(point, list) and len(point) == 2 and all(map(is_amount, point)))
+    points = listed(
+        lambda point: (
+            isinstance(point, list) and len(point) == 2 and is_amount(point[0]) and is_seconds(point[1])
+        )
+    )
     if not isinstance(value, dict) or not all(map(points, value.values())):
         return False
+    if any(b[0] - a[0] < 1e-6 for table in value.values() for a, b in pairwise(table)):
+        return False  # a line through two such points would overflow
     if not all(re.fullmatch(r"[1-9][0-9]{0,8}", ranks) for ranks in value):
         return False
     try:
