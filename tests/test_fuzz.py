@@ -31,7 +31,7 @@ CASES = {
     "csv": tuple(range(30)),
     "idx": tuple(range(30)),
     "npz": (1466, *range(30)),
-    "images": (0, 52, 72, 79, *range(1, 12)),
+    "images": (0, 52, 72, 79, 8081, *range(1, 12)),
 }
 
 

@@ -35,7 +35,7 @@ PARTS = {
     "test": ("test", "testing"),
 }
 # A file of any size may hold an image of this many bytes; a larger image needs a file that explains it.
-ROOM = 64 << 20
+ROOM = 16 << 20
 # Decoded images are handed to the kernel after this many bytes, so that the process stays small.
 RELEASE_AFTER = 64 << 20
 
