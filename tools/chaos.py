@@ -304,8 +304,6 @@ def case_folder() -> Iterator[Path]:
 
 # ---- real ranks
 
-MARK = "PACELINE_CHAOS"
-
 
 class Place:
     """Where a real case runs: its temporary folder, home, runs and, for root, a /dev/shm of its own."""
@@ -313,12 +311,12 @@ class Place:
     def __init__(self, folder: Path, *, disk: int = 0) -> None:
         """`disk`: bytes of the file system of the runs; 0: that of `folder`."""
         self.folder, self.runs = folder, folder / "runs"
-        self.mark = folder.name
         for name in ("tmp", "home", "runs"):
             (folder / name).mkdir()
         self.private = os.geteuid() == 0
-        self.shm = Path("/dev/shm", self.mark)
+        self.shm = Path("/dev/shm", folder.name)
         self._holder: subprocess.Popen[bytes] | None = None
+        self._own: set[int] = set()
         if self.private:
             self.shm.mkdir()
             mounts = f"mount --bind {self.shm} /dev/shm"
@@ -331,6 +329,7 @@ class Place:
             assert self._holder.stdout is not None
             if self._holder.stdout.readline() != b"ready\n":
                 raise RuntimeError("cannot make a mount namespace")
+            self._own.add(self._holder.pid)
 
     def seen(self, path: Path) -> Path:
         """Return the path by which this process reaches a file of the case."""
@@ -342,7 +341,7 @@ class Place:
         if self._holder is not None:
             enter = ["nsenter", f"--mount=/proc/{self._holder.pid}/ns/mnt", f"--wdns={self.folder}"]
         variables = {
-            **os.environ, MARK: self.mark, "TMPDIR": str(self.folder / "tmp"), "HOME": str(self.folder / "home"),
+            **os.environ, "TMPDIR": str(self.folder / "tmp"), "HOME": str(self.folder / "home"),
             "PACELINE_CACHE": str(shared_cache()),
         }  # fmt: skip
         return subprocess.Popen(
@@ -350,24 +349,31 @@ class Place:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
 
-    def processes(self) -> dict[int, dict[str, str]]:
-        """Return the environments of the living processes of the case."""
-        found = {}
-        wanted = f"{MARK}={self.mark}".encode()
+    def processes(self) -> list[int]:
+        """Return the living processes of the case: all in its mount namespace or, without one, in its folder."""
+        found = []
+        namespace = None if self._holder is None else Path(f"/proc/{self._holder.pid}/ns/mnt").readlink()
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
-                    variables = (entry / "environ").read_bytes().split(b"\0")
-                    if wanted in variables:
-                        pairs = (variable.decode(errors="replace").partition("=") for variable in variables)
-                        found[int(entry.name)] = {name: value for name, _, value in pairs}
+                    if namespace is None:
+                        mine = entry.joinpath("cwd").readlink() == self.folder
+                    else:
+                        mine = (entry / "ns" / "mnt").readlink() == namespace
+                    state = (entry / "stat").read_bytes().rpartition(b") ")[2][:1]
+                    if mine and state != b"Z" and int(entry.name) not in self._own:
+                        found.append(int(entry.name))
         return found
 
     def ranks(self) -> dict[int, int]:
         """Return the process of every rank that runs."""
         found = {}
-        for process, variables in self.processes().items():
+        for process in self.processes():
             with contextlib.suppress(OSError):
+                pairs = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+                variables = {
+                    name: value for name, _, value in (pair.decode().partition("=") for pair in pairs)
+                }
                 words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
                 rank = variables.get("OMPI_COMM_WORLD_RANK", variables.get("PMI_RANK"))
                 if (
@@ -466,14 +472,12 @@ def undisturbed(strategy: str) -> Undisturbed:
     found: list[dict[str, Any]] = []
     start = seconds = 0.0
     x = None
-    for seed in (1,) if subject.as_serial else (1, 2, 3):
+    for seed in (1,) if subject.as_serial else (1, 2):
         verdict = Verdict()
         with place() as here:
             began = time.monotonic()
             job = here.start(*train_arguments(subject, "--seed", str(seed)))
-            wait_for(
-                lambda: (here.seen(here.runs) / "case" / "config.json").exists() or job.poll() is not None
-            )
+            wait_for_epoch(here, job, 0)
             start, began = time.monotonic() - began, time.monotonic()
             status, said = finish(job, verdict)
             seconds = time.monotonic() - began
@@ -496,13 +500,16 @@ def results(said: str) -> dict[str, Any]:
     return found
 
 
-def wait_for(condition: Callable[[], bool]) -> bool:
-    until = time.monotonic() + LIMIT
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.01)
-    return True
+def wait_for_epoch(here: Place, job: subprocess.Popen[str], epoch: int) -> None:
+    """Wait until a run has begun an epoch, or has ended."""
+    run, until = here.seen(here.runs) / "case", time.monotonic() + LIMIT
+    while job.poll() is None and time.monotonic() < until:
+        with contextlib.suppress(OSError):
+            if epoch == 0 and (run / "config.json").exists():
+                return
+            if epoch > 0 and (run / "epochs.jsonl").read_bytes().count(b"\n") >= epoch:
+                return
+        time.sleep(0.005)
 
 
 def wait_moment(
@@ -515,11 +522,12 @@ def wait_moment(
         with contextlib.suppress(subprocess.TimeoutExpired):
             job.wait(moment)
         return f"{moment:.2f} s after the start"
-    wait_for(lambda: (here.seen(here.runs) / "case" / "config.json").exists() or job.poll() is not None)
-    moment = r.random() * whole.seconds
+    epoch = r.randrange(REAL_EPOCHS)
+    wait_for_epoch(here, job, epoch)
+    moment = r.random() * whole.seconds / REAL_EPOCHS
     with contextlib.suppress(subprocess.TimeoutExpired):
         job.wait(moment)
-    return f"{moment:.2f} s into training"
+    return f"{moment:.2f} s into epoch {epoch + 1}"
 
 
 def check_real(verdict: Verdict, here: Place, subject: Subject, said: str, *, same_ranks: bool) -> None:

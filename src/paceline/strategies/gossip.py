@@ -95,6 +95,12 @@ class Gossip(Strategy):
                 now.w = merge(x, now.w, message)
             mail.flush()
 
+        def put_back() -> None:
+            if averaging:  # another rank died meanwhile
+                x[:] = own
+
+        averaging = False
+        me.before_saving(put_back)
         me.before_stopping(collect)
         for epoch in me.epochs():
             if me.turn == 0:
@@ -117,8 +123,10 @@ class Gossip(Strategy):
             me.may_stop()
             collect()
             own[:] = x
+            averaging = True
             x *= now.w
             me.allreduce(x)  # x <- sum of w_i x_i
+            averaging = False
             self._note(me, own, now.w)
             if me.validate(epoch):  # restored: all ranks restart from there
                 own[:] = x

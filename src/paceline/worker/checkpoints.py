@@ -151,7 +151,7 @@ class Keeper:
         self.every_step = False
         """True if ranks exchange something at every step."""
         self._spare: State | None = None
-        self._exchanges = -1
+        self._exchanges, self._moments = -1, 0
 
     # ---- called by the worker
 
@@ -252,7 +252,9 @@ class Keeper:
         with self.me.evaluation():
             if len(self.memory) == 2:
                 self._spare = self.memory.popleft()
-            self.memory.append(copied(brief_state(self.me), into=self._spare))
+            now = {**brief_state(self.me), "moment": self._moments}  # the same number on all ranks
+            self.memory.append(copied(now, into=self._spare))
+            self._moments += 1
             self._spare = None
 
     def _sync_logs(self) -> None:
@@ -376,15 +378,19 @@ def brief_state(me: Worker) -> State:
     """Return the part of a rank's state that changes with every step; of what only grows, return how much there is."""
     keeper, watch = me.keeper, me.watch
     assert keeper is not None
+    updates = [
+        {"start": start, "stop": stop, "state": {k: v for k, v in of.items() if not k.startswith("_")}}
+        for (start, stop), of in me.update_states.items()
+    ]
+    if not updates and me.saved_updates is not None:  # resumed, but no step has been made since
+        whole = me.saved_updates(0, me.model.x.size)
+        updates = [{"start": None, "stop": None, "state": whole}] if whole else []
     return {
         "ranks": me.size,
         "together": keeper.saves != "alone",
         "position": {"epoch": me.position[0], "turn": me.position[1], "count": keeper.count},
         "buffers": dict(me.model.buffers),
-        "updates": [
-            {"start": start, "stop": stop, "state": {k: v for k, v in of.items() if not k.startswith("_")}}
-            for (start, stop), of in me.update_states.items()
-        ],
+        "updates": updates,
         "rate": me.rate,
         "recovery": me.recovery_state(),
         "epoch_sums": list(me.epoch_sums),

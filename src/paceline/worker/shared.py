@@ -55,6 +55,7 @@ class SharedX:
         self._mine = self._counters[node.rank]
         self._mine[...] = 0
         self._done_before = 0
+        self._freed = False
         self._let_others: Callable[[], object] | None = getattr(own.bare, "Pass", None)
         self.x = self._x
         """The shared parameters; in the simulator, their operations yield to ranks that are behind in time."""
@@ -81,7 +82,9 @@ class SharedX:
             self._memory.fence()
 
     def read(self, x: Array) -> None:
-        """Copy the shared x into x, reading each number once while others may write it."""
+        """Copy the shared x into x, reading each number once while others may write it; do nothing after `free`."""
+        if self._freed:
+            return
         self._watch.switch("exchange")
         self._take_time("copy", x.nbytes)
         self._done_before = self._others(DONE)
@@ -143,5 +146,6 @@ class SharedX:
     def free(self) -> None:
         """Free the memory."""
         self._memory.fence()
+        self._freed = True
         del self.x, self._x, self._counters, self._mine
         self._memory.free()
