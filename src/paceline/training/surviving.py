@@ -208,7 +208,8 @@ def _left(
 
 def _completed(state: State, me: Worker, epoch: int) -> State:
     """Return a state with the parts that only grow, as they were at its time."""
-    history = [asdict(ended) for ended in me.history if ended.epoch < state["epochs"]]
+    ended = min(state["epochs"], epoch) if me.keeper.saves == "alone" else state["epochs"]
+    history = [asdict(past) for past in me.history if past.epoch < ended]  # the others are evaluated again
     position = {**state["position"], "epoch": epoch}
     known = {"findings": me.findings, "remarks": list(me.remarks), "tables": me.tables}
     return {**state, **known, "position": position, "history": history}
