@@ -221,6 +221,7 @@ def _resumed(
     model: Any, data: Any, strategy: Any, settings: dict[str, Any], run: Path, ranks: int | None, trust: bool
 ) -> Job:
     """Return the job that goes on with a run."""
+    from paceline.record import check_idle
     from paceline.training.job import Job, strategy_of
     from paceline.training.resuming import settings_of
 
@@ -235,6 +236,7 @@ def _resumed(
     if settings:
         raise UsageError(f"a run is resumed with its own settings; {', '.join(settings)} cannot be given")
     folder = run.resolve()
+    check_idle(folder)
     config, _ = settings_of(folder, more_epochs=more, ranks=ranks, trust=trust, objects=objects)
     return Job(
         config=config, **objects, runs=folder.parent, run_name=folder.name, safety=safety, resume=folder,

@@ -54,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
     """Go on with the run; print the results on rank 0."""
     from paceline import launch
     from paceline.errors import UsageError
-    from paceline.record import Run
+    from paceline.record import Run, check_idle
     from paceline.record.checkpoint import latest
     from paceline.training.job import Job
     from paceline.training.resuming import settings_of
@@ -70,6 +70,8 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError(f"-n {args.ranks} is not allowed inside a job of {here.size} ranks: leave it out")
     wanted = here.size if here is not None else args.ranks
     folder = args.run.resolve()
+    if not args.because and args.expect_ranks is None:
+        check_idle(folder)
     config, ranks = settings_of(folder, more_epochs=args.epochs, ranks=wanted, trust=args.trust)
     safety = Safety(**{setting.name: getattr(args, setting.name) for setting in fields(Safety)})
     run = Run(folder)

@@ -582,7 +582,7 @@ def gather_rows(log: RowLog, control: Control, folder: Path | None, table: str) 
         for theirs, part in zip(logs[1:], parts[1:], strict=True):
             theirs.extend(part)
     if control.rank == 0:
-        logs.extend(_earlier_ranks(folder, table, log.columns, control.size))
+        logs.extend(earlier_ranks(folder, table, log.columns, control.size))
     elif log.path is None:
         log.remove()
     log.close()
@@ -601,7 +601,7 @@ def _rows_in(log: RowLog) -> int:
         return 0
 
 
-def _earlier_ranks(folder: Path | None, table: str, columns: Sequence[str], ranks: int) -> Iterator[RowLog]:
+def earlier_ranks(folder: Path | None, table: str, columns: Sequence[str], ranks: int) -> Iterator[RowLog]:
     """Iterate over the rows of ranks that the run had before it was resumed with fewer."""
     if folder is None:
         return

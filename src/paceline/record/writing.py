@@ -7,6 +7,7 @@ steps.npz          every step of every rank: loss, samples, seconds, when it beg
 trace.npz          with --trace: time spans and MPI calls of every rank
 NAME.npz           the strategy's own tables, such as every update of every master; summary.json lists them
 model.npz          parameters and buffers, unless only time was simulated
+running            while the run is under way: the process that writes this folder (see `holding`)
 checkpoints/       the state of every rank at the last few checkpoints (see `checkpoint`)
 stopped.json       why a run was stopped before its end, and how to resume it
 summary.json       results; written last, so a folder that has it is complete
@@ -35,6 +36,7 @@ from numpy.typing import NDArray
 from paceline.errors import UsageError
 from paceline.files import json_text, read_json, replacing, write_arrays, write_columns, write_json
 from paceline.models import Model, state_of
+from paceline.record.holding import hold, release
 from paceline.record.rows import Outage, RowLog, Table, reason, unpack_rows
 from paceline.record.schema import FORMAT, TABLES
 
@@ -149,16 +151,28 @@ class Record:
         self._files = {"config.json": {"format": FORMAT, **config}, "environment.json": environment}
         try:
             with self._writing():
+                hold(self.folder)
                 for name, values in self._files.items():
                     write_json(self.folder / name, values)
         except UsageError:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self.discard()
             raise
 
-    def resume(self, changes: dict[str, Any], history: list[Epoch], environment: dict[str, Any]) -> None:
-        """Go on with the record of a run that was cut: its settings change by `changes`, its history ends here."""
+    def resume(
+        self,
+        changes: dict[str, Any],
+        history: list[Epoch],
+        environment: dict[str, Any],
+        *,
+        anyway: bool = False,
+    ) -> None:
+        """Go on with the record of a run that was cut: its settings change by `changes`, its history ends here.
+
+        `anyway`: also if its folder seems to be held by a process, which is known to be gone.
+        """
         path = self.folder / "epochs.jsonl"
         with self._writing():
+            hold(self.folder, anyway=anyway)
             config = read_json(self.folder / "config.json")
             self._files = {"config.json": {**config, **changes}, "environment.json": environment}
             for name, values in self._files.items():
@@ -185,6 +199,7 @@ class Record:
 
     def discard(self) -> None:
         """Remove the folder of a run that was refused before its first step."""
+        release(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def epoch(self, epoch: Epoch) -> None:

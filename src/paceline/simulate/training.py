@@ -16,7 +16,7 @@ from paceline.files import read_json, read_text
 from paceline.launch import limit_threads
 from paceline.machine import Costs, Machine, costs_of, load_network, make_compute
 from paceline.models import Model
-from paceline.record import Run
+from paceline.record import Run, release
 from paceline.record.checkpoint import latest
 from paceline.record.environment import environment
 from paceline.simulate.model import PAYS, Costed, Pool, Room, copied, costed, kind_of, moved
@@ -119,6 +119,8 @@ class Simulation:
     def __exit__(self, *_: object) -> None:
         if self._pool is not None:
             self._pool.close()
+        if self._folder is not None:
+            release(self._folder)
 
     def run(self, faults: Any, progress: Show | None) -> Fitted:
         """Train on all ranks; return the results of rank 0."""

@@ -24,9 +24,10 @@ from paceline.data import Batches, Dataset
 from paceline.errors import AgreedError, StoppedError, UsageError
 from paceline.launch import StopRequests, announce_run, limit_threads, note_survivors, threads_of_rank
 from paceline.models import Model, flat_buffers
-from paceline.record import STEP_COLUMNS, Epoch, Record, RowLog, Run, Spool, gather_rows
+from paceline.record import STEP_COLUMNS, Epoch, Record, RowLog, Run, Spool, gather_rows, release
 from paceline.record.checkpoint import latest
 from paceline.record.environment import environment, layout, nodes_of
+from paceline.record.rows import earlier_ranks
 from paceline.record.writing import steps_table
 from paceline.schedules import scaled_rate
 from paceline.strategies import Facts, Load, Strategy
@@ -128,19 +129,26 @@ class Collected:
 def collect(me: Worker, traffic: tuple[int, int], *, in_step: bool) -> Collected:
     """Compute the totals of the run. Collective; only rank 0 receives arrays with an entry per rank."""
     of_ranks = me.control.gather(np.array([[me.watch.seconds[kind] for kind in KINDS]]))
-    totals = me.control.total(np.array([me.log.totals()["count"], *traffic]))
+    samples = me.log.totals()["count"]
+    if me.rank == 0 and me.log.path is not None:  # those of ranks that are gone count too
+        column = STEP_COLUMNS.index("count")
+        for log in earlier_ranks(me.log.path.parents[1], "steps", STEP_COLUMNS, me.size):
+            samples += sum(part[:, column].sum() for part in log.chunks())
+    totals = me.control.total(np.array([samples, *traffic]))
     waited = waiting(me.log, me.control) if in_step else np.zeros(me.size)
     by_rank = np.concatenate(of_ranks) if of_ranks else np.empty((0, len(KINDS)))
     summary = np.empty(len(KINDS) + 1)
     if me.rank == 0:
+        # A run resumed on other ranks has the mean of the earlier seconds, but the steps of each.
+        waited = np.minimum(waited, by_rank[:, KINDS.index("exchange")])
         by_rank[:, KINDS.index("exchange")] -= waited
         by_rank[:, KINDS.index("wait")] += waited
         summary[:-1] = by_rank.mean(axis=0)
         summary[-1] = by_rank[:, TRAINING].sum(axis=1).max()
     *means, busy = me.control.broadcast(summary).tolist()
-    samples, bytes_sent, messages_sent = map(int, totals)
     seconds = dict(zip(KINDS, means, strict=True))
-    return Collected(seconds, busy, samples, bytes_sent, messages_sent, by_rank)
+    total, bytes_sent, messages_sent = map(int, totals)
+    return Collected(seconds, busy, total, bytes_sent, messages_sent, by_rank)
 
 
 # Numbers of all ranks together in memory at once.
@@ -366,9 +374,13 @@ def train(
     threads = threads_of_rank(comm, job.config.threads)
     with limit_threads(threads), watch_ranks(comm, job.safety) as watchdog:
         place = Process(comm, threads, watchdog, requests)
-        if comm is None or not job.safety.tolerate_failures:
-            return train_at(place, job, progress)
-        return train_surviving(place, job, lambda place, job: train_at(place, job, progress))
+        try:
+            if comm is None or not job.safety.tolerate_failures:
+                return train_at(place, job, progress)
+            return train_surviving(place, job, lambda place, job: train_at(place, job, progress))
+        finally:
+            if place.run is not None:
+                release(place.run)
 
 
 def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
@@ -404,7 +416,9 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
             record.start(_settings_for_record(job, place, data, strategy, ranks, rate), place.environment())
         else:
             history = [Epoch(**epoch) for epoch in resumption.first["history"]]
-            record.resume(changes_for_record(job, place, resumption), history, place.environment())
+            changes = changes_for_record(job, place, resumption)
+            gone = bool(job.because) or job.survivors
+            record.resume(changes, history, place.environment(), anyway=gone)
 
     def on_epoch(epoch: Epoch) -> None:
         if record is not None:
