@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline import text
-from paceline.comm import mpi_of
+from paceline.comm import mpi_of, revoke
 from paceline.record.checkpoint import State, copied
 from paceline.record.rows import renumber
 from paceline.training.job import Job
@@ -73,16 +74,47 @@ def train_surviving(
     """Run one rank's part of a job; when other ranks die, go on with those that are left."""
     numbers = list(range(place.comm.Get_size()))  # of the ranks, at the start of the run
     losses: list[Loss] = []
+    me: Worker | None = None
     while True:
+        fitted, noticed = None, 0.0
         try:
-            return attempt(place, job)
+            fitted = attempt(place, job)
         except Exception as error:
             noticed = time.time()
-            me = place.worker
-            if me is None or not is_failure(error, place.comm):
+            if not is_failure(error, place.comm) or not _can_go_on(place, me):
                 raise
-            place, numbers = recover(place, me, numbers, losses, noticed)
-            job = replace(job, resume=place.run, data=me.data, survivors=True)
+        me = place.worker or me
+        assert me is not None
+        if fitted is None:
+            me.revoke()
+            with suppress(Exception):  # another rank may have done so
+                revoke(place.comm)
+        # Some may have ended before others have noticed a death.
+        complete, deaths = agree(place.comm, fitted is not None)
+        if complete and fitted is not None:
+            if deaths:  # of ranks whose work was done
+                place.without(place.comm.Shrink(), ())
+            return fitted
+        place, numbers = recover(place, me, numbers, losses, noticed or time.time())
+        job = replace(job, resume=place.run, data=me.data, survivors=True)
+
+
+def _can_go_on(place: RankEnvironment, before: Worker | None) -> bool:
+    """Return True if this rank has a state to go on from, also before it has begun to go on after an earlier death."""
+    if place.worker is not None:
+        return True
+    return before is not None and place.resumption is not None and before.keeper.saves != "itself"
+
+
+def agree(comm: Any, flag: bool) -> tuple[bool, int]:
+    """Return, on all living ranks, whether it is true on all of them, and how many are dead. Collective."""
+    while True:
+        try:
+            dead = comm.Ack_failed()
+            return bool(comm.Agree(int(flag))), int(dead)
+        except Exception as error:  # not all knew of a death
+            if not is_failure(error, comm):
+                raise
 
 
 def is_failure(error: Exception, comm: Any) -> bool:
@@ -104,16 +136,15 @@ def recover(
     before, comm = place.comm, place.comm
     for table in me.logs.values():
         table.flush()
-    states = _states(me)
-    me.revoke()
+    states = _states(place, me)
+    known = np.full(7, ANY, np.int64)
+    known[0] = before.Get_rank()
+    known[1 : 1 + len(states)] = [state["moment"] for state in states]
+    position = states[-1]["position"]
+    known[3:] = position["epoch"], position["turn"], position["count"], place.worker is not None
     while True:
         after = comm.Shrink()
         try:
-            known = np.full(6, ANY, np.int64)
-            known[0] = before.Get_rank()
-            known[1 : 1 + len(states)] = [state["position"]["count"] for state in states]
-            position = states[-1]["position"]
-            known[3:] = position["epoch"], position["turn"], me.keeper.count
             rows = np.empty((after.Get_size(), known.size), np.int64)
             after.Allgather(known, rows)
             alive = rows[:, 0].tolist()
@@ -133,20 +164,30 @@ def recover(
                 break
             _renumber(place.run, me, [order.index(rank) for rank in range(len(order))], after)
         comm = after
-    if me.keeper.saves == "together":
+    began = bool(rows[:, 6].all())
+    if not began:  # another death before all could go on: they go back to where they wanted to go on from
+        assert place.resumption is not None
+        state = place.resumption.first
+    elif me.keeper.saves == "together":
         common = set.intersection(
-            *({count for count in row if count != ANY} for row in rows[:, 1:3].tolist())
+            *({moment for moment in row if moment != ANY} for row in rows[:, 1:3].tolist())
         )
         if not common:
             raise RuntimeError(f"the ranks {text.join(alive)} have no common state to go on from")
-        state = next(state for state in states if state["position"]["count"] == max(common))
-    found = place.without(after, dead)
+        state = next(state for state in states if state["moment"] == max(common))
+    found = place.without(after, [numbers[rank] for rank in dead])
     found.run = place.run
-    epoch, turns = _left(me, state, rows, before.Get_size(), dead)
+    divided = before.Get_size()
+    if began:
+        epoch, turns = _left(me, state, rows, divided)
+        state = _completed(state, me, epoch)
+    else:
+        assert place.resumption is not None
+        epoch, divided = state["position"]["epoch"], place.resumption.ranks
+        turns = None if place.part is not None else place.resumption.turns
     if turns is None:  # every rank keeps its part of the data
         found.part = place.part or (before.Get_rank(), before.Get_size())
-    state = _completed(state, me, epoch)
-    found.resumption = Resumption([state], own=0, ranks=before.Get_size(), turns=turns or ())
+    found.resumption = Resumption([state], own=0, ranks=divided, turns=turns or ())
     redone = int((rows[:, 5] - state["position"]["count"]).max()) if me.keeper.saves == "together" else 0
     loss = Loss(
         ranks=tuple(numbers[rank] for rank in dead), epoch=epoch, turn=state["position"]["turn"],
@@ -179,19 +220,20 @@ def _all_have(comm: Any) -> bool:
         return False
 
 
-def _states(me: Worker) -> list[State]:
+def _states(place: RankEnvironment, me: Worker) -> list[State]:
     """Return the states that this rank can go on from, the latest last."""
+    if place.worker is None:  # it had not begun to go on after an earlier death
+        assert place.resumption is not None
+        return [{**place.resumption.first, "moment": 0}]
     keeper = me.keeper
     if keeper.memory:
         return list(keeper.memory)
     for work in keeper.before:
         work()
-    return [copied(brief_state(me))]
+    return [copied({**brief_state(me), "moment": 0})]
 
 
-def _left(
-    me: Worker, state: State, rows: Any, ranks: int, dead: Collection[int]
-) -> tuple[int, tuple[int, ...] | None]:
+def _left(me: Worker, state: State, rows: Any, ranks: int) -> tuple[int, tuple[int, ...] | None]:
     """Return the epoch to go on with, and the turns that each rank has had in it; None: their batches stay theirs."""
     epoch, turn = state["position"]["epoch"], state["position"]["turn"]
     if me.keeper.saves == "itself":
