@@ -132,3 +132,15 @@ def test_runs_that_cannot_be_resumed_are_refused(tmp_path: Path) -> None:
     (done.run / "summary.json").unlink()
     with pytest.raises(UsageError, match="has no complete checkpoint"):
         fit(resume=done.run, quiet=True)
+
+
+def test_half_written_parts_of_a_killed_run_are_removed(tmp_path: Path) -> None:
+    whole = fit(
+        **COMMON, strategy="sync", ranks=2, runs=tmp_path / "runs", checkpoint_every="5 steps", checkpoints=99
+    )
+    assert whole.run is not None
+    run = cut(whole.run, tmp_path / "cut", 3)
+    half = checkpoint.part_of(run, 1, 4).with_name(".000004.npz.abcd")
+    half.write_bytes(b"half")
+    fit(resume=run, quiet=True, checkpoint_every="5 steps")
+    assert not half.exists()

@@ -17,6 +17,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,11 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
         self._reported = False
+        for left in part_of(run, rank, 0).parent.glob(
+            ".*.npz.*"
+        ):  # half-written when an earlier process was killed
+            with suppress(OSError):
+                left.unlink()
 
     @property
     def busy(self) -> bool:
