@@ -223,7 +223,7 @@ def _resumed(
     """Return the job that goes on with a run."""
     from paceline.record import check_idle
     from paceline.training.job import Job, strategy_of
-    from paceline.training.resuming import settings_of
+    from paceline.training.resuming import is_traced, settings_of
 
     given = {"model": model, "data": data, "strategy": strategy}
     objects = {name: thing for name, thing in given.items() if not isinstance(thing, str)}
@@ -240,7 +240,7 @@ def _resumed(
     config, _ = settings_of(folder, more_epochs=more, ranks=ranks, trust=trust, objects=objects)
     return Job(
         config=config, **objects, runs=folder.parent, run_name=folder.name, safety=safety, resume=folder,
-        trace=(folder / "trace.npz").exists(), objects=tuple(objects),
+        trace=is_traced(folder), objects=tuple(objects),
     )  # fmt: skip
 
 

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import paceline
 from paceline.errors import UsageError
@@ -97,3 +99,28 @@ def test_samples_of_ranks_that_are_gone_count(tmp_path):
 def _busy(fitted):
     rows = paceline.Run(fitted.run).summary["seconds_by_rank"]
     return [sum(seconds for kind, seconds in row.items() if kind != "evaluation") for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "rows", "why"),
+    [(3, 120, "8 parameters, and the model 12"), (2, 100, "samples, and the data now have")],
+)
+def test_a_record_is_left_as_it_is_if_the_model_or_the_data_do_not_fit(tmp_path, outputs, rows, why):
+    x, y = np.ones((120, 3), np.float32), np.arange(120) % 2
+    first = paceline.fit(torch.nn.Linear(3, 2), (x, y), strategy="serial", epochs=1, runs=tmp_path)
+    _ = paceline.fit(
+        torch.nn.Linear(3, 2), (x, y), strategy="serial", resume=first.run, epochs=1
+    )  # has checkpoints
+    before = {path: path.read_bytes() for path in first.run.iterdir() if path.is_file()}
+    with pytest.raises(UsageError, match=why):
+        paceline.fit(
+            torch.nn.Linear(3, outputs), (x[:rows], y[:rows]), strategy="serial", resume=first.run, epochs=1
+        )
+    assert {path: path.read_bytes() for path in first.run.iterdir() if path.is_file()} == before
+
+
+def test_a_traced_run_that_is_resumed_is_traced(tmp_path):
+    first = paceline.fit("mlp:4", "iris", strategy="serial", epochs=1, runs=tmp_path, trace=True)
+    (first.run / "trace.npz").unlink()  # as in a run that was cut
+    again = paceline.fit(resume=first.run, epochs=1)
+    assert paceline.Run(again.run).trace is not None

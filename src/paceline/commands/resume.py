@@ -57,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
     from paceline.record import Run, check_idle
     from paceline.record.checkpoint import latest
     from paceline.training.job import Job
-    from paceline.training.resuming import settings_of
+    from paceline.training.resuming import is_traced, settings_of
 
     import_from_here()
     if args.epochs < 0:
@@ -77,7 +77,7 @@ def main(args: argparse.Namespace) -> int:
     run = Run(folder)
     job = Job(
         config=config, runs=folder.parent, run_name=folder.name, safety=safety, resume=folder,
-        trace=(folder / "trace.npz").exists(), because=args.because or "",
+        trace=is_traced(folder), because=args.because or "",
     )  # fmt: skip
     if args.expect_ranks is None and (here is None or here.rank == 0) and latest(folder) is None:
         raise UsageError(f"{args.run} has no complete checkpoint: it cannot be resumed; train it again")

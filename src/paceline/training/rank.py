@@ -35,6 +35,7 @@ from paceline.training.job import Components, Job, Train, batch_of, built_in
 from paceline.training.progress import Progress
 from paceline.training.resuming import (
     changes_for_record,
+    check_fits,
     describe_stop,
     finish,
     kind_of_batches,
@@ -408,6 +409,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     resumption = place.resumption
     if resumption is None and job.resume is not None:
         resumption = load_states(place, job.resume)
+        place.agreed(partial(check_fits, job.resume, resumption, model, data))
 
     def start() -> None:
         if record is None:
@@ -571,7 +573,7 @@ def _settings_for_record(
         "lr": rate,
         "strategy": job.name(),
         "ranks": ranks,
-        "asked": {"lr": job.config.lr, **place.asked()},
+        "asked": {"lr": job.config.lr, **({"trace": True} if job.trace else {}), **place.asked()},
         "objects": job.objects,
         "shape": data.shape,
         "label_shape": data.label_shape,

@@ -11,10 +11,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from paceline.config import Config
+from paceline.data import Dataset
 from paceline.errors import StoppedError, UsageError
 from paceline.launch import requeued_job, world
-from paceline.models import BUFFER
+from paceline.models import BUFFER, Model
 from paceline.record import Run
 from paceline.record import checkpoint as files
 from paceline.record.checkpoint import Saver, State
@@ -128,6 +131,21 @@ def load_states(place: RankEnvironment, run: Path) -> Resumption:
     return resumption
 
 
+def check_fits(run: Path, resumption: Resumption, model: Model, data: Dataset) -> None:
+    """Raise a UsageError if a run cannot go on with this model or these data, before its record is changed."""
+    x = resumption.first.get("x")
+    if x is not None and np.shape(x) != np.shape(model.x):
+        raise UsageError(
+            f"{run} has {np.size(x):,} parameters, and the model {model.x.size:,}: resume it with the same model"
+        )
+    samples = Run(run).config.get("samples")
+    if samples is not None and samples != len(data.train):
+        raise UsageError(
+            f"{run} was trained on {samples:,} samples, and the data now have {len(data.train):,}: resume it with the "
+            "same data"
+        )
+
+
 def changes_for_record(job: Job, place: RankEnvironment, resumption: Resumption) -> dict[str, Any]:
     """Return what changes in the record's settings when a run is resumed."""
     assert job.resume is not None
@@ -222,6 +240,11 @@ def settings_of(
             raise UsageError(f"{folder} is complete; --epochs N trains it for N more")
         _save_complete(run)
     return replace(config, epochs=config.epochs + more_epochs), ranks
+
+
+def is_traced(folder: Path) -> bool:
+    """Return True if a run was asked for a trace, which is written only at its end."""
+    return bool((Run(folder).config.get("asked") or {}).get("trace")) or (folder / "trace.npz").exists()
 
 
 def _config_in(run: Run) -> Config:
