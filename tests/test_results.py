@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from paceline.record.reading import Run
+from paceline.study.cells import asked_in
 from paceline.study.file import read
 
 ROOT = Path(__file__).parent.parent
@@ -209,6 +211,21 @@ def test_the_readme() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_records_of_older_versions_are_read(name: str, tmp_path: Path) -> None:
+    for number, run in enumerate(records(name)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for part in ("config", "environment", "summary"):
+            (folder / f"{part}.json").write_text(json.dumps(run[part]))
+        found = Run(folder)
+        assert (found.config, found.environment, found.summary) == (
+            run["config"],
+            run["environment"],
+            run["summary"],
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_report_is_that_of_the_records(name: str) -> None:
     """Every row of its tables of results; every cell of the study, done on 16 cores, from a source that was committed."""
     folder = STUDIES / "results" / name
@@ -218,11 +235,13 @@ def test_a_report_is_that_of_the_records(name: str) -> None:
     }
     cells = read(STUDIES / f"{name}.toml").cells("mpi")
     assert len(asked) == len(kept) == len(cells)
+    configs = [
+        {"code": {}, "reproducible": None, **run["config"]} for run in kept
+    ]  # newer than these records
     for cell in cells:
         wanted = cell.settings
-        assert any(all(run["config"].get(key, {}) == wanted[key] for key in wanted) for run in kept), str(
-            cell
-        )
+        assert any(all(config[key] == wanted[key] for key in wanted) for config in configs), str(cell)
+    assert {asked_in(run["config"]) for run in kept} == {cell.key for cell in cells}
     for run in kept:
         assert run["environment"]["cores"] == 16
         assert run["environment"]["source"]["changed"] is False

@@ -294,7 +294,7 @@ def record(folder: Path, strategy: str, ranks: int, rate: float, **config: Any) 
     assert fitted.run is not None
     for name, changes in (
         ("config.json", {"strategy": strategy, "ranks": ranks, **config}),
-        ("environment.json", {"cores": 2}),
+        ("environment.json", {"cores": 2, "nodes": {"ranks": [0] * ranks, "cores": [2]}}),
         ("summary.json", {"samples_per_second": rate}),
     ):
         path = fitted.run / name

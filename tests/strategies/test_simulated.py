@@ -128,9 +128,9 @@ def test_the_test_samples_are_evaluated_together_once(monkeypatch: pytest.Monkey
     evaluated = []
     score_together = worker.score_together
 
-    def counted(model: Any, split: Any, control: Any) -> Any:
+    def counted(model: Any, split: Any, *others: Any) -> Any:
         evaluated.append(len(split))
-        return score_together(model, split, control)
+        return score_together(model, split, *others)
 
     monkeypatch.setattr(worker, "score_together", counted)
     found = fit("mlp:8", "iris", strategy="psgd", ranks=1, batch=10, epochs=1, runs=None, quiet=True)

@@ -274,9 +274,13 @@ FINDINGS: Tests = {
 }  # fmt: skip
 
 
+# Settings that older records do not have: those runs had the defaults.
+ADDED = ("on_divergence", "reproducible", "replay")
+
+
 def check_config(what: str, values: Any) -> dict[str, Any]:
     """Check the contents of config.json."""
-    wanted = [setting.name for setting in fields(Config) if setting.name not in ("on_divergence", "replay")]
+    wanted = [setting.name for setting in fields(Config) if setting.name not in ADDED]
     missing = [key for key in (*wanted, "ranks", "classes") if not is_object(values) or key not in values]
     if missing:
         raise UsageError(f"{what} is not a paceline run's: it has no {', '.join(missing)}")
