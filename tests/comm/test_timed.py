@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from paceline.collectives import allreduce, nodes
+from paceline.collectives._buffers import describe_array
+from paceline.collectives.shared_memory import ROW_BYTES, window
 from paceline.comm import Recorded, channel, pretend_nodes
 from paceline.comm.operations import Charged, operation
 from paceline.comm.torch_processes import Processes
@@ -115,6 +117,8 @@ def test_rows_that_nobody_looks_at_are_one_row() -> None:
 def test_the_shared_memory_collective_tells_its_copies_and_its_sum() -> None:
     comm = Timed(node_of=(0, 0, 0))
     send, recv = np.arange(48, dtype=FLOAT), np.zeros(48, FLOAT)
+    _, _, descriptions = window(channel(comm), ROW_BYTES)
+    descriptions[1:] = describe_array(48, FLOAT)  # the other ranks pass arrays like this one's
     allreduce(send, recv, comm, algorithm="shared-memory")
     # Of three cache lines this rank adds up the first; the other ranks' rows are zeros.
     assert recv.tolist() == [*range(16), *[0] * 32]

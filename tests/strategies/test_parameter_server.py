@@ -206,7 +206,8 @@ def test_a_replay_takes_what_was_not_given_and_refuses_what_is_damaged(tmp_path:
     for damaged, words in (
         (short, "its order does not match summary.json"),
         (mixed, "its order does not match summary.json"),
-        (lacking, "it has no worker"),
+        (lacking, "it has no column 'worker'"),
+        ({n: c for n, c in whole.items() if n != "step"}, "it has no step"),
     ):
         np.savez(folder / "updates.npz", **damaged)
         with pytest.raises(UsageError, match=words):

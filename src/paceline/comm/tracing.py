@@ -28,6 +28,8 @@ from paceline.comm.operations import mpi_of
 Array = NDArray[Any]
 FENCE = "Fence"
 """A barrier of all ranks that share memory."""
+CANCELLED = "Cancelled"
+"""A receive that was cancelled, because no message would come."""
 CALLS = (
     *SENDS,
     *RECEIVES,
@@ -35,6 +37,7 @@ CALLS = (
     *COLLECTIVE_CALLS,
     *(f"I{name.lower()}" for name in COLLECTIVE_CALLS),
     FENCE,
+    CANCELLED,
 )
 NAMES = (*KINDS, *CALLS)
 CODES = {name: code for code, name in enumerate(NAMES)}
@@ -47,7 +50,8 @@ TYPES = {
     "comm": np.uint32,
     "done": np.int64,
 }
-WIDTH, DONE, PEER, TAG = len(COLUMNS), COLUMNS.index("done"), COLUMNS.index("peer"), COLUMNS.index("tag")
+WIDTH = len(COLUMNS)
+KIND, PEER, TAG, BYTES, DONE = (COLUMNS.index(name) for name in ("kind", "peer", "tag", "bytes", "done"))
 # The most events of all ranks together and of one rank; every rank may keep at least MINIMUM.
 MOST, MOST_PER_RANK, MINIMUM = 2_000_000, 200_000, 1_000
 
@@ -108,6 +112,13 @@ class Events:
             if source >= 0:
                 self.rows[row + PEER], self.rows[row + TAG] = source, tag
 
+    def cancelled(self, number: int, by: int) -> None:
+        """Record that event `number`, a receive, was cancelled, and that event `by` completed it: it has no message."""
+        self.completed(number, by)
+        if number >= 0:
+            row = number * WIDTH
+            self.rows[row + KIND], self.rows[row + BYTES] = CODES[CANCELLED], 0
+
     def about(self, number: int) -> tuple[int, int]:
         """Return the peer and the tag of an event, or (-1, -1) if it was not kept."""
         row = number * WIDTH
@@ -158,6 +169,8 @@ class TracedRequest:
     tracer: Tracer
     begun: list[tuple[int, bool]]
     """The events that it completes, each with True if the source of its message is not known yet."""
+    cancelling = False
+    """True if it has been asked to be cancelled; a message that has arrived is received nevertheless."""
 
     def _follow(self, tracer: Tracer, number: int, *, wild: bool, second: tuple[int, bool] | None) -> None:
         self.tracer = tracer
@@ -173,12 +186,15 @@ class TracedRequest:
         call = getattr(super(), name)
         return lambda *given: call(requests, *given)
 
-    def _wild(self) -> bool:
-        return any(wild for _, wild in self.begun)
+    def _needs_status(self) -> bool:
+        return self.cancelling or any(wild for _, wild in self.begun)
 
     def _ended(self, by: int, status: Any) -> None:
+        cancelled = self.cancelling and status is not None and status.Is_cancelled()
         for number, wild in self.begun:
-            if wild and status is not None:
+            if cancelled:
+                self.tracer.events.cancelled(number, by)
+            elif wild and status is not None:
                 self.tracer.record_source(number, by, status)
             else:
                 self.tracer.events.completed(number, by)
@@ -186,7 +202,7 @@ class TracedRequest:
 
     def _single_call(self, name: str, status: Any) -> bool:
         tracer, events = self.tracer, self.tracer.events
-        if status is None and self._wild():
+        if status is None and self._needs_status():
             status = tracer.status()
         start = events.clock()
         done: bool = self._own_method(name)(status)
@@ -194,6 +210,10 @@ class TracedRequest:
             peer, tag = events.about(self.begun[0][0] if self.begun else -1)
             self._ended(events.add(name, start, events.clock(), peer, tag, 0, tracer.number), status)
         return done
+
+    def Cancel(self) -> None:
+        self._own_method("Cancel")()
+        self.cancelling = True
 
     def Wait(self, status: Any = None) -> bool:
         return self._single_call("Wait", status)
@@ -208,7 +228,7 @@ class TracedRequest:
         """Make one call for several requests; `done(answer)` gives the positions of the completed ones."""
         ours = [request for request in requests if isinstance(request, TracedRequest)]
         single = name.endswith("any")
-        if statuses is None and any(request._wild() for request in ours):
+        if statuses is None and any(request._needs_status() for request in ours):
             statuses = ours[0].tracer.status() if single else [ours[0].tracer.status() for _ in requests]
         events = ours[0].tracer.events
         start = events.clock()

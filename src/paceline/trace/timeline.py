@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from paceline.comm.clocks import KINDS
 from paceline.comm.counting import RECEIVES, SENDS, WAITS
-from paceline.comm.tracing import FENCE
+from paceline.comm.tracing import CANCELLED, FENCE
 from paceline.errors import UsageError
 from paceline.files import json_text, replacing
 from paceline.record import Run
@@ -218,7 +218,7 @@ def _calls(trace: Events) -> Iterator[tuple[Span, int]]:
         name = names[code]
         kind, word = _classify(name)
         about = {key: value for key, value in (("peer", peer), ("tag", tag)) if value >= 0}
-        if name not in WAITS and name != FENCE:
+        if name not in (*WAITS, FENCE, CANCELLED):
             about["bytes"] = nbytes
         label = f"{name} {word} {peer}" if word and peer >= 0 else name
         yield Span(rank, label, kind, start, end, about), row
@@ -230,7 +230,7 @@ def _classify(name: str) -> tuple[str, str]:
         return "send", "to"
     if name in RECEIVES:
         return "receive", "from"
-    return ("wait", "") if name in WAITS or name == FENCE else ("exchange", "")
+    return ("wait", "") if name in (*WAITS, FENCE, CANCELLED) else ("exchange", "")
 
 
 def _codes(names: list[str], wanted: tuple[str, ...]) -> list[int]:
