@@ -102,7 +102,9 @@ def test_some_steps_alone(machine: str, tmp_path: Path, name: str) -> None:
     taken = run.steps["rank"][np.isin(run.steps["step"], (2, 3))]
     assert sorted(e["tid"] for e in steps) == sorted(taken.tolist())
 
-    def moments(event: dict[str, Any]) -> tuple[int, int]:  # whole nanoseconds: sums of microseconds are not exact
+    def moments(
+        event: dict[str, Any],
+    ) -> tuple[int, int]:  # whole nanoseconds: sums of microseconds are not exact
         return round(1000 * event["ts"]), round(1000 * event["ts"]) + round(1000 * event.get("dur", 0))
 
     def lies(event: dict[str, Any], *, last: int = 0) -> bool:
@@ -114,9 +116,7 @@ def test_some_steps_alone(machine: str, tmp_path: Path, name: str) -> None:
     # On ranks that take steps there is nothing outside of these, and all that was in them.
     taking = set(run.steps["rank"].tolist())
     inside = [
-        e
-        for e in everything["traceEvents"]
-        if e["ph"] == "X" and e["tid"] in taking and e["dur"] and lies(e)
+        e for e in everything["traceEvents"] if e["ph"] == "X" and e["tid"] in taking and e["dur"] and lies(e)
     ]
     assert [e for e in complete if e["tid"] in taking and e["dur"]] == inside
     # Of the others, what they did for these: every message of these steps is there, and no other.
