@@ -256,3 +256,28 @@ def test_ctrl_c_during_the_start_ends_without_a_word(tmp_path: Path, at: int, wo
     assert "Traceback" not in done.stderr
     assert "KeyboardInterrupt" not in done.stderr
     assert done.returncode == 130, done.stderr
+
+
+INTERRUPTED_TEXT = """
+import sys
+from paceline import __main__, cli
+
+def command(on_start):
+    on_start()
+    try:
+        exec("raise KeyboardInterrupt")
+    except KeyboardInterrupt:
+        return 143
+
+cli.main = command
+sys.exit(__main__.main())
+"""
+
+
+def test_an_interrupt_that_was_handled_does_not_change_the_exit_status() -> None:
+    """Even one inside exec of a text, after which Python would end itself with SIGINT."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_TEXT], capture_output=True, text=True, timeout=120,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (143, "")

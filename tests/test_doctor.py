@@ -19,7 +19,7 @@ from paceline import names as registry
 from paceline.commands import train
 from paceline.doctor import MIB, Facts, Report, diagnose, examine
 from paceline.errors import UsageError
-from paceline.launch import find
+from paceline.launch import Outcome, find
 from paceline.launch import resources as _machine
 from tests.ranks import ROOT
 
@@ -276,13 +276,20 @@ def test_no_mpi_at_all_is_a_finding_and_no_error(monkeypatch: pytest.MonkeyPatch
     assert findings(report, "problem") == ["MPI: no MPI found: … -> "]
 
 
-def test_a_job_that_cannot_start_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "paceline.launch.calling.run", lambda *a, on_line, **k: on_line("something is wrong") or 3
-    )
-    assert _facts._trial(0.1)["start_error"] == "something is wrong"
-    monkeypatch.setattr("paceline.launch.calling.run", lambda *a, **k: 3)
-    assert _facts._trial(0.1)["start_error"] == "exit status 3"
+@pytest.mark.parametrize(
+    ("said", "told"), [(["something is wrong"], "something is wrong"), ([], "exit status 3")]
+)
+def test_a_job_that_cannot_start_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch, said: list[str], told: str
+) -> None:
+    def run(*_: Any, on_line: Any, report: Any, **__: Any) -> int:
+        for line in said:
+            on_line(line)
+        report(Outcome(status=3, asked=0, dead=(), hosts=(), run=None))
+        return 3
+
+    monkeypatch.setattr("paceline.launch.calling.run", run)
+    assert _facts._trial(0.1)["start_error"] == told
 
 
 def doctor(*words: str, launcher: tuple[str, ...] = (), **variables: str) -> subprocess.CompletedProcess[str]:

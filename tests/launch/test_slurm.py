@@ -119,15 +119,15 @@ def test_the_batch_script_with_srun(slurm: dict[str, str], tmp_path: Path) -> No
     assert line.startswith(REFUSAL)
 
 
-@pytest.mark.parametrize("nodes", ["1", "2"])
-def test_a_made_script_is_accepted_and_runs(slurm: dict[str, str], tmp_path: Path, nodes: str) -> None:
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_made_script_is_accepted_and_runs(slurm: dict[str, str], tmp_path: Path, nodes: int) -> None:
     words = [
         sys.executable,
         "-m",
         "paceline",
         "slurm",
         "--nodes",
-        nodes,
+        str(nodes),
         "--ranks-per-node",
         "2",
         "--time",
@@ -141,10 +141,10 @@ def test_a_made_script_is_accepted_and_runs(slurm: dict[str, str], tmp_path: Pat
     done = submit(slurm, tmp_path, "sbatch", "-Q", "-W", "job.sh")
     [out] = [path.read_text() for path in tmp_path.glob("paceline-*.out")]
     assert done.returncode == 0, out
-    result = one_run(tmp_path, out, 4)
+    result = one_run(tmp_path, out, 2 * nodes)
     assert re.fullmatch(r"runs/paceline-\d+", result["run"])
     environment = json.loads((tmp_path / result["run"] / "environment.json").read_text())
-    assert environment["nodes"]["hosts"] == ["n1", "n2"]
+    assert environment["nodes"]["hosts"] == ["n1", "n2"][:nodes]
 
 
 def test_a_submitted_command_that_is_no_training(slurm: dict[str, str], tmp_path: Path) -> None:

@@ -160,16 +160,16 @@ class Job:
         with open(os.path.join(self.folder, "stop"), "w") as file:  # for ranks that are not ready yet
             file.write(str(number))
         told = [process for process in descendants() if os.path.exists(self.stoppable(process))]
-        for process in told:
-            kill(process, number)
-        if not told and os.path.exists(self.stoppable("elsewhere")):
-            kill(self.process, signal.SIGUSR1)
-        elif not told:
+        if not told and not os.path.exists(self.stoppable("elsewhere")):
             self.end()
             return
-        say(
+        say(  # before a rank says what it did
             f"{name_of(number)}: the ranks are asked to save a checkpoint and stop; a second one ends them at once"
         )
+        for process in told:
+            kill(process, number)
+        if not told:
+            kill(self.process, signal.SIGUSR1)
         self.stop_by = time.monotonic() + STOP_WITHIN
 
     def stoppable(self, process: object) -> str:
@@ -249,12 +249,16 @@ def ended() -> list[tuple[int, int]]:
 
 
 def end_everything() -> None:
-    """Kill all processes that are left; give up on uninterruptible ones after GRACE seconds."""
+    """Kill all processes that are left and wait for them; give up on uninterruptible ones after GRACE seconds."""
     until = time.monotonic() + GRACE
-    while (left := descendants()) and time.monotonic() < until:
-        for process in left:
+    while time.monotonic() < until:
+        for process in descendants():
             kill(process, signal.SIGKILL)
-        ended()
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:  # none is left: those whose parents have ended are children of this one
+            return
         time.sleep(0.005)
 
 
