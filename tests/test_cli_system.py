@@ -157,12 +157,22 @@ def test_what_may_not_be_read_is_named(
     assert "file name too long" in capsys.readouterr().err
 
 
-def test_a_disk_that_fills_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "epochs.jsonl").symlink_to("/dev/full")
     epoch = Epoch(epoch=0, step=1, loss=0.0, validation_loss=0.0, validation_accuracy=0.0, train_seconds=1.0)
-    with pytest.raises(UsageError, match=f"cannot write the run to {tmp_path}: no space left on device"):
-        Record(tmp_path).epoch(epoch)
-    assert tmp_path.exists()
+    record = Record(tmp_path)
+    for _ in range(2):
+        record.epoch(epoch)
+    failed = f"cannot write the run to {tmp_path}: no space left on device"
+    assert [entry.getMessage() for entry in caplog.records] == [
+        f"{failed}; training continues, and writing is tried again"  # said once
+    ]
+    (tmp_path / "epochs.jsonl").unlink()
+    record.epoch(epoch)
+    assert len((tmp_path / "epochs.jsonl").read_text().splitlines()) == 3  # none is lost
+    assert caplog.messages[1:] == [f"the run can be written to {tmp_path} again"]
 
     def full(file: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

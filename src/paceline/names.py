@@ -283,11 +283,13 @@ def as_arguments(settings: Any) -> list[str]:
     return words
 
 
-def options_of(target: Callable[..., Any], kind: str = "") -> dict[str, inspect.Parameter]:
-    """Return the parameters that a user may set, with their types resolved."""
+def options_of(
+    target: Callable[..., Any], kind: str = "", name: str | None = None
+) -> dict[str, inspect.Parameter]:
+    """Return the parameters that a user may set, with their types resolved; `name`: of the target, for errors."""
     supplied = SUPPLIED_TO_DATA if kind == "data" else SUPPLIED
     known = vars(sys.modules.get(getattr(target, "__module__", None) or "", builtins))
-    parameters = list(signature(getattr(target, "__name__", repr(target)), target).values())
+    parameters = list(signature(name or getattr(target, "__name__", repr(target)), target).values())
     if kind == "strategies" and inspect.isfunction(target):
         # The first parameter is the worker, whatever its name, and nothing else is supplied.
         parameters, supplied = parameters[_takes_worker(parameters) :], frozenset()
@@ -332,7 +334,7 @@ def _resolved(annotation: Any, known: dict[str, Any]) -> Any:
 def _convert(
     kind: str, name: str, target: Callable[..., Any], words: list[str]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    parameters = options_of(target, kind)
+    parameters = options_of(target, kind, name)
     rest = next((p for p in parameters.values() if p.kind is p.VAR_POSITIONAL), None)
     named = {k: p for k, p in parameters.items() if p.kind is not p.VAR_POSITIONAL}
     arguments: list[Any] = []

@@ -225,7 +225,9 @@ def test_refusals(
         assert "give --out DIR" in refused([str(runs), "--to", tool], capsys)
         (tmp_path / "empty").mkdir(exist_ok=True)
         words = [str(tmp_path / "empty"), "--to", tool, "--out", str(tmp_path / "out")]
-        assert "there is no complete run in" in refused(words, capsys)
+        assert refused(words, capsys) == (
+            f"paceline export: there is no run in {tmp_path}/empty that is complete or has a checkpoint\n"
+        )
     both = [str(runs), "--to", "mlflow", "--out", "a", "--tracking-uri", "file:///b"]
     assert "exclude each other" in refused(both, capsys)
     mine = [str(runs), "--to", "tensorboard", "--out", "a", "--experiment", "x"]

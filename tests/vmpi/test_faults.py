@@ -584,8 +584,9 @@ def test_what_is_wrong_with_a_script_is_said_in_one_line(tmp_path: Any, text: st
 
 
 def test_a_script_that_is_not_there(tmp_path: Any) -> None:
-    with pytest.raises(UsageError, match=r"cannot read the faults of .*none\.py: No such file"):
+    with pytest.raises(UsageError) as raised:
         load_faults(tmp_path / "none.py")
+    assert str(raised.value) == f"cannot read {tmp_path}/none.py: no such file or directory"
 
 
 @pytest.mark.parametrize(

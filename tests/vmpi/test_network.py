@@ -320,5 +320,5 @@ def test_other_files_are_refused_in_a_line(tmp_path, change, told) -> None:  # t
         Machine.load(path)
     assert "\n" not in str(refused.value)
     path.write_text("{")
-    with pytest.raises(UsageError, match="is not the file of a machine"):
+    with pytest.raises(UsageError, match=r"is not the file of a machine, as .* writes it: it is not JSON: "):
         Machine.load(path)

@@ -208,7 +208,6 @@ def hand_over(folder: Path, variables: Mapping[str, str]) -> list[str]:
     given.touch(0o600)
     given.write_text(json.dumps({"environment": passed}))
     agent = folder / "agent"
-    agent.write_text(
-        f'exec {shlex.join([sys.executable, "-I", "-S", str(REMOTE), "start", str(folder)])} "$@"\n'
-    )
+    start = shlex.join([sys.executable, "-I", "-S", str(REMOTE), "start", str(folder)])
+    agent.write_bytes(os.fsencode(f'exec {start} "$@"\n'))
     return ["/bin/sh", str(agent)]

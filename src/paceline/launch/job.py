@@ -96,7 +96,7 @@ def run(
         (folder / "stoppable").mkdir()
         if not alone:
             (folder / "stoppable" / "elsewhere").touch()
-        (folder / "also").write_text("".join(f"{path}\n" for path in also))
+        (folder / "also").write_bytes(b"".join(os.fsencode(path) + b"\n" for path in also))
         (folder / "ranks").write_text(str(ranks))
         if launcher == "torch":
             argv, variables = process_command(ranks, command, threads, folder=folder, environment=given)
@@ -167,7 +167,7 @@ def run(
             if (folder / "dead").exists():  # of processes without MPI
                 dead.append(int((folder / "dead").read_text()))
             recorded = folder / "run"
-            run_folder = Path(recorded.read_text()) if recorded.exists() else None
+            run_folder = Path(os.fsdecode(recorded.read_bytes())) if recorded.exists() else None
             cut = (folder / "cut").exists()
     if expired:
         status = 124

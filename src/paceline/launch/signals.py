@@ -243,7 +243,7 @@ def announce_run(folder: Path) -> None:
     """Tell the process that started this job where its run is recorded."""
     if JOB_FOLDER in os.environ:
         with contextlib.suppress(OSError):  # it is on another machine
-            Path(os.environ[JOB_FOLDER], "run").write_text(str(folder.absolute()))
+            Path(os.environ[JOB_FOLDER], "run").write_bytes(os.fsencode(folder.absolute()))
 
 
 def _write(text: str) -> None:

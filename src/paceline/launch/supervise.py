@@ -220,8 +220,8 @@ class Job:
 
     def lines(self, name: str) -> list[str]:
         try:
-            with open(os.path.join(self.folder, name)) as file:
-                return file.read().splitlines()
+            with open(os.path.join(self.folder, name), "rb") as file:
+                return os.fsdecode(file.read()).splitlines()
         except OSError:
             return []
 

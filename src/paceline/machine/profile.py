@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from paceline.errors import UsageError
-from paceline.files import read_json, write_json
+from paceline.files import parse_json, read_text, write_json
 from paceline.record.schema import COSTS, MACHINE, check_values, shown
 from paceline.vmpi import Compute
 from paceline.vmpi.compute import Curves
@@ -42,11 +42,14 @@ class _Stored:
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a file written by `save`."""
         path, what = Path(path), cls.__name__.lower()
-        values = read_json(path)
+        text = read_text(path)
+        other = f"{path} is not the file of a {what}, as `paceline simulate calibrate` writes it"
+        try:
+            values = parse_json(text, "it")
+        except UsageError as error:
+            raise UsageError(f"{other}: {error}") from None
         if not isinstance(values, dict) or values.get("kind") != what:
-            raise UsageError(
-                f"{path} is not the file of a {what}, as `paceline simulate calibrate` writes it"
-            )
+            raise UsageError(other)
         if values.get("format") != FORMAT:
             raise UsageError(f"{path} has format {shown(values.get('format'))}; this paceline reads {FORMAT}")
         return cls.of(values, str(path))

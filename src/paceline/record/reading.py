@@ -252,12 +252,14 @@ def find_runs(
     found: list[Path] = []
     for place in map(Path, places):
         try:
-            if exists(place / "config.json"):
-                found.append(place)
-            elif place.is_dir():
+            if not place.is_dir():
+                raise UsageError(f"no such run or folder of runs: {place}")
+            try:
+                (place / "config.json").lstat()
+            except FileNotFoundError:
                 found.extend(sorted(path for path in place.iterdir() if exists(path / "config.json")))
             else:
-                raise UsageError(f"no such run or folder of runs: {place}")
+                found.append(place)
         except OSError as error:
             raise unreadable(place, error) from None
     runs = []

@@ -32,7 +32,7 @@ LONGEST = 1e9  # seconds, which trace files count in nanoseconds
 
 Test = Callable[[Any], bool]
 Tests = Mapping[str, "Test | Tests"]
-"""A test for each key of an object; the test of an object inside it is again a mapping."""
+"""A test for each key of an object; the test of an object inside it is again a mapping. ValueErrors of tests say why."""
 
 
 def is_number(value: Any) -> bool:
@@ -150,7 +150,11 @@ def check_values(what: str, values: Any, tests: Tests) -> dict[str, Any]:
     """
     if not isinstance(values, dict):
         raise UsageError(f"{what} is damaged: {shown(values)} is not an object")
-    if (name := first_wrong(values, tests)) is not None:
+    try:
+        name = first_wrong(values, tests)
+    except ValueError as error:
+        raise UsageError(f"{what} is damaged: {error}") from None
+    if name is not None:
         wrong: Any = values
         for word in name.split("."):
             if word not in wrong:
@@ -186,23 +190,17 @@ def _nodes(value: Any) -> bool:
 
 
 def _curves(value: Any) -> bool:
-    """Return True for tables of seconds by amounts, one for each number of ranks."""
-    points = listed(
-        lambda point: (
-            isinstance(point, list) and len(point) == 2 and is_amount(point[0]) and is_seconds(point[1])
-        )
-    )
+    """Return True for tables of seconds by amounts, one for each number of ranks; raise ValueError if it can say more."""
+    points = listed(lambda point: isinstance(point, list) and len(point) == 2 and all(map(is_number, point)))
     if not isinstance(value, dict) or not all(map(points, value.values())):
         return False
-    if any(b[0] - a[0] < 1e-6 for table in value.values() for a, b in pairwise(table)):
-        return False  # a line through two such points would overflow
     if not all(re.fullmatch(r"[1-9][0-9]{0,8}", ranks) for ranks in value):
         return False
-    try:
-        Curves.of(value)
-    except ValueError:
+    Curves.of(value)
+    if not all(is_amount(point[0]) and is_seconds(point[1]) for table in value.values() for point in table):
         return False
-    return True
+    # A line through two points that are closer would overflow.
+    return all(b[0] - a[0] >= 1e-6 for table in value.values() for a, b in pairwise(table))
 
 
 MEASURED: Tests = {

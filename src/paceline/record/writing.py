@@ -15,6 +15,7 @@ summary.json       results; written last, so a folder that has it is complete
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -230,7 +231,8 @@ class Record:
                 while left:
                     left = left[file.write(left) :]
             except OSError:
-                file.truncate(self._size)
+                with contextlib.suppress(OSError):  # the next attempt does it, too
+                    file.truncate(self._size)
                 raise
         self._size += len(data)
         self._unwritten = []
