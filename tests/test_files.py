@@ -105,7 +105,13 @@ def test_json_is_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_json_is_read(tmp_path: Path) -> None:
-    value = {"state": 2**128, "small": 1e-320, "é": [None, True, "\x1b"], "deep": [[[[[]]]]]}
+    value = {
+        "state": 2**128,
+        "small": 1e-320,
+        "é": [None, True, "\x1b"],
+        "deep": [[[[[]]]]],
+        "path": "d\udcc3",
+    }
     (tmp_path / "a.json").write_text(json.dumps(value))
     assert read_json(tmp_path / "a.json") == value
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"a": 2}\n')

@@ -332,7 +332,8 @@ def _check_inside(value: Any) -> None:
         for inner in level:
             if isinstance(inner, str):
                 if not inner.isascii():
-                    inner.encode()  # half a surrogate pair raises a UnicodeEncodeError
+                    # Half a surrogate pair raises a UnicodeEncodeError. Bytes of paths that are no UTF-8 do not.
+                    inner.encode(errors="surrogateescape")
                 if "\0" in inner:
                     raise ValueError(f"the text {inner[:40]!r} has a null character")
             elif isinstance(inner, dict):
