@@ -283,9 +283,7 @@ def as_arguments(settings: Any) -> list[str]:
     return words
 
 
-def options_of(
-    target: Callable[..., Any], kind: str = "", name: str | None = None
-) -> dict[str, inspect.Parameter]:
+def options_of(target: Callable[..., Any], kind: str = "", name: str = "") -> dict[str, inspect.Parameter]:
     """Return the parameters that a user may set, with their types resolved; `name`: of the target, for errors."""
     supplied = SUPPLIED_TO_DATA if kind == "data" else SUPPLIED
     known = vars(sys.modules.get(getattr(target, "__module__", None) or "", builtins))
