@@ -274,10 +274,11 @@ sys.exit(__main__.main())
 """
 
 
-def test_an_interrupt_that_was_handled_does_not_change_the_exit_status() -> None:
-    """Even one inside exec of a text, after which Python would end itself with SIGINT."""
+def test_an_interrupt_that_was_handled_does_not_change_the_exit_status(tmp_path: Path) -> None:
+    """Even one inside exec of a text, after which `python -m` would end itself with SIGINT."""
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED_TEXT)
     done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_TEXT], capture_output=True, text=True, timeout=120,
+        [sys.executable, "-m", "interrupted"], cwd=tmp_path, capture_output=True, text=True, timeout=120,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (143, "")

@@ -23,8 +23,8 @@ def main() -> int:
     finally:
         if heard:
             signal.signal(signal.SIGINT, _leave)
-        # After a KeyboardInterrupt inside exec or eval of a text, as in the making of a dataclass, Python ends itself with
-        # SIGINT when it exits, even if the exception was handled. The next such call makes it forget.
+        # After a KeyboardInterrupt inside exec or eval of a text, as in the making of a dataclass, `python -m` ends itself
+        # with SIGINT when it exits, even if the exception was handled. The next such call makes it forget.
         eval("0")
 
 
