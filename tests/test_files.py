@@ -90,6 +90,7 @@ BAD_JSON = {
     "infinity": ("[-Infinity]", "the number -Infinity is not finite"),
     "twice": ('{"a": {"b": 1, "b": 1}}', "the key 'b' appears twice"),
     "half a character": ('["\\ud800"]', "surrogates not allowed"),
+    "a byte of a character": ('["\\udcc3"]', "can't decode byte 0xc3"),
     "half a key": ('{"\\udc00": 1}', "surrogates not allowed"),
     "null character": ('{"data": "a\\u0000b"}', "the text 'a\\x00b' has a null character"),
     "cut": ('{"a": ', "expecting value"),
@@ -105,15 +106,11 @@ def test_json_is_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_json_is_read(tmp_path: Path) -> None:
-    value = {
-        "state": 2**128,
-        "small": 1e-320,
-        "é": [None, True, "\x1b"],
-        "deep": [[[[[]]]]],
-        "path": "d\udcc3",
-    }
+    value = {"state": 2**128, "small": 1e-320, "é": [None, True, "\x1b"], "deep": [[[[[]]]]]}
     (tmp_path / "a.json").write_text(json.dumps(value))
     assert read_json(tmp_path / "a.json") == value
+    (tmp_path / "a.json").write_text('{"path": ["d\\udcc3\\udca9"]}')  # as Python writes it in the C locale
+    assert read_json(tmp_path / "a.json") == {"path": ["dé"]}
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
     assert read_json_lines(tmp_path / "a.jsonl") == [{"a": 1}, {"a": 2}]
 

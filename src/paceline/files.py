@@ -13,6 +13,7 @@ import math
 import os
 import re
 import stat
+import sys
 import tempfile
 import tomllib
 import zipfile
@@ -294,6 +295,8 @@ def parse_json(text: str, what: str) -> Any:
             parse_constant=_finite_number,
         )
         _check_inside(value)
+        if "\\udc" in text.lower() and sys.getfilesystemencoding() == "utf-8":
+            value = _whole(value)
     except RecursionError:
         raise UsageError(f"{what} is not JSON: it is nested more than {DEEPEST} deep") from None
     except ValueError as error:
@@ -324,6 +327,21 @@ def _finite_number(word: str) -> float:
     return number
 
 
+def _whole(value: Any) -> Any:
+    """Return the value with whole characters in its text; raise a ValueError if there are halves.
+
+    Where Python takes the names of files for ASCII, it stores each byte of other characters as half a character.
+
+    >>> _whole(["d\\udcc3\\udca9j\\udcc3\\udca0"])
+    ['d\u00e9j\u00e0']
+    """
+    if isinstance(value, str):
+        return value.encode(errors="surrogateescape").decode()
+    if isinstance(value, dict):
+        return _object([(_whole(key), _whole(inner)) for key, inner in value.items()])
+    return [_whole(inner) for inner in value] if isinstance(value, list) else value
+
+
 def _check_inside(value: Any) -> None:
     """Raise a ValueError if the value is nested too deeply, or has text that is no valid path or cannot be printed."""
     level = [value]
@@ -332,8 +350,7 @@ def _check_inside(value: Any) -> None:
         for inner in level:
             if isinstance(inner, str):
                 if not inner.isascii():
-                    # Half a surrogate pair raises a UnicodeEncodeError. Bytes of paths that are no UTF-8 do not.
-                    inner.encode(errors="surrogateescape")
+                    _whole(inner)
                 if "\0" in inner:
                     raise ValueError(f"the text {inner[:40]!r} has a null character")
             elif isinstance(inner, dict):
