@@ -80,11 +80,13 @@ soak: .venv/.done  ## show that memory, descriptors and threads of every strateg
 dist: .venv/.done  ## build the wheel and the source archive in dist/
 	.venv/bin/python -m build
 
-system-packages:  ## install the Debian packages that the tests need: Slurm, and Chromium to open reports
+system-packages:  ## install the Debian packages that the tests need: Slurm, Chromium and iproute2
 	command -v srun slurmctld slurmd munged > /dev/null || \
 	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq slurm-wlm munge; }
 	command -v chromium > /dev/null || \
 	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; }
+	command -v ip > /dev/null && command -v tc > /dev/null || \
+	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq iproute2; }
 
 clean:  ## remove the environments and the files that tools leave behind
 	rm -rf .venv .venv-mpich .venv-lowest .venv-newest dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
