@@ -12,7 +12,8 @@ A checkpoint is taken between two batches. A strategy declares how its ranks are
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -233,7 +234,7 @@ class Keeper:
         saver = self.saver
         if saver is None:
             return
-        with self.me.evaluation():
+        with self._pause():
             start = self._clock()
             for work in self.before:
                 work()
@@ -249,13 +250,22 @@ class Keeper:
         if self.me.exchanges == self._exchanges and not self.every_step:
             return
         self._exchanges = self.me.exchanges
-        with self.me.evaluation():
+        with self._pause():
             if len(self.memory) == 2:
                 self._spare = self.memory.popleft()
             now = {**brief_state(self.me), "moment": self._moments}  # the same number on all ranks
             self.memory.append(copied(now, into=self._spare))
             self._moments += 1
             self._spare = None
+
+    @contextmanager
+    def _pause(self) -> Iterator[None]:
+        """Count this block as evaluation, with what has been done since a batch ended: neither is part of a step."""
+        watch = self.me.watch
+        if watch.kind == "compute":  # between two batches: the last one has been logged
+            watch.lap("evaluation")
+        with self.me.evaluation():
+            yield
 
     def _sync_logs(self) -> None:
         for log in list(self.me.logs.values()):
@@ -298,6 +308,17 @@ class Keeper:
 
     def _meet(self, *, epoch_end: bool) -> None:
         """Exchange a few numbers with the other ranks, and do what follows from them. Collective."""
+        with self._pause():
+            votes = self._vote(epoch_end=epoch_end)
+            self._distance = int(votes[DISTANCE])
+            self._meet_at = self.count + self._distance
+            if votes[: len(SIGNALS)].any():
+                self.stop(SIGNALS[int(votes[: len(SIGNALS)].argmax())])
+            if votes[DUE] and not votes[BUSY]:
+                self.save(keep_all=bool(votes[FAILED]))
+
+    def _vote(self, *, epoch_end: bool) -> Array:
+        """Return the sums of the numbers that the ranks exchange. Collective."""
         me, mine = self.me, np.zeros(len(SIGNALS) + 4)
         if me.stop_asked:
             mine[_place(me.stop_asked)] = 1
@@ -305,14 +326,7 @@ class Keeper:
         mine[FAILED] = self.saver is not None and not self._busy and not self.saver.wait()
         if me.rank == 0:
             mine[DUE], mine[DISTANCE] = self._is_due(epoch_end=epoch_end), self._next_distance()
-        with me.evaluation():
-            votes = me.control.total(mine)
-        self._distance = int(votes[DISTANCE])
-        self._meet_at = self.count + self._distance
-        if votes[: len(SIGNALS)].any():
-            self.stop(SIGNALS[int(votes[: len(SIGNALS)].argmax())])
-        if votes[DUE] and not votes[BUSY]:
-            self.save(keep_all=bool(votes[FAILED]))
+        return me.control.total(mine)
 
     def _next_distance(self) -> int:
         """Return the number of steps until the ranks should exchange numbers again."""

@@ -219,6 +219,7 @@ class Steps:
                 means[:] = means[0] + 1, means[1] + mean, means[2] + mean * mean
                 self.tell(self._step, mean)
             self._end_batch()
+        watch.lap("update")  # logging the last step is no computing: all of that is in steps
         watch.switch("update")
 
     def tell(self, step: int, loss: float) -> None:
