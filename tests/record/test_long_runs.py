@@ -28,8 +28,10 @@ def test_memory_does_not_grow_with_the_steps(
 
     def measured(me: Worker, *given: Any, **named: Any) -> None:
         ended(me, *given, **named)
-        gc.collect()
-        seen.append(tracemalloc.get_traced_memory()[0])
+        if given[0] in (8, 23):  # what other libraries and tests keep meanwhile does not count
+            gc.collect()
+            ours = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/paceline/*")])
+            seen.append(sum(trace.size for trace in ours.traces))
 
     monkeypatch.setattr(Worker, "ended", measured)
     tracemalloc.start()
@@ -40,8 +42,8 @@ def test_memory_does_not_grow_with_the_steps(
         )  # fmt: skip
     finally:
         tracemalloc.stop()
-    left = seen[-1] - seen[8] - 16 * 800  # 16 epochs, which are remembered up to a limit
-    assert left / (fitted.steps * 2 / 3) < LIMIT, seen
+    left = seen[1] - seen[0] - 15 * 800  # 15 epochs, which are remembered up to a limit
+    assert left / (fitted.steps * 15 / 24) < LIMIT, seen
     if recorded:
         assert fitted.run is not None
         assert len(Run(fitted.run).steps["step"]) == fitted.steps
