@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import stat
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -44,8 +45,9 @@ def release(folder: Path) -> None:
     """Let others have a run's folder, if this process holds it."""
     path = folder.resolve() / NAME
     if (file := _held.pop(path, None)) is not None:
-        if _is(path, file):
-            path.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder may be gone, or something else may be in its place
+            if _is(path, file):
+                path.unlink(missing_ok=True)
         os.close(file)
 
 
