@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import paceline
 from paceline.errors import UsageError
@@ -107,6 +106,7 @@ def _busy(fitted):
 )
 def test_a_record_is_left_as_it_is_if_the_model_or_the_data_do_not_fit(tmp_path, outputs, rows, why):
     x, y = np.ones((120, 3), np.float32), np.arange(120) % 2
+    torch = pytest.importorskip("torch")
     first = paceline.fit(torch.nn.Linear(3, 2), (x, y), strategy="serial", epochs=1, runs=tmp_path)
     _ = paceline.fit(
         torch.nn.Linear(3, 2), (x, y), strategy="serial", resume=first.run, epochs=1
