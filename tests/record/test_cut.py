@@ -108,6 +108,7 @@ def test_commands_mark_it(
     assert main(["trace", str(run.folder), "-o", "trace.json"]) == 0
     assert f"the run was {CUT}: the trace ends at its last checkpoint" in capsys.readouterr().out
     assert json.loads((tmp_path / "trace.json").read_text())["otherData"]["cut"] == CUT
+    pytest.importorskip("tensorboard")
     assert main(["export", "runs", "--to", "tensorboard", "--out", "boards"]) == 0
     assert [path.name for path in (tmp_path / "boards").iterdir()] == ["cut"]
     assert main(["report", "runs", "-o", "report.md"]) == 0
