@@ -22,6 +22,15 @@ IN_STEP = ["sync:allreduce=ring", "sync:allreduce=shared-memory", "sync:allreduc
            "local-sgd:every=4", "local-sgd:every=3,outer-momentum=0.9,outer-lr=0.7", "elastic:every=3"]  # fmt: skip
 
 
+def saved(folder: Path, strategy: str, every: str, **more: Any) -> Any:
+    """Train on simulated ranks and keep every checkpoint."""
+    whole = fit(
+        **COMMON, strategy=strategy, runs=folder / "runs", checkpoint_every=every, checkpoints=99, **more
+    )
+    assert whole.run is not None
+    return whole
+
+
 def cut(run: Path, to: Path, number: int) -> Path:
     """Copy a run as it would be if it had been killed just after a checkpoint."""
     shutil.copytree(run, to)
@@ -36,18 +45,9 @@ def cut(run: Path, to: Path, number: int) -> Path:
 @pytest.mark.parametrize("update", ["momentum", "adam"])
 @pytest.mark.parametrize("strategy", IN_STEP)
 def test_same_bits_from_any_checkpoint(strategy: str, update: str, tmp_path: Path) -> None:
-    whole = fit(
-        **COMMON,
-        strategy=strategy,
-        update=update,
-        ranks=3,
-        runs=tmp_path / "runs",
-        checkpoint_every="5 steps",
-        checkpoints=99,
-    )
+    whole = saved(tmp_path, strategy, "5 steps", ranks=3, update=update)
     plain = fit(**COMMON, strategy=strategy, update=update, ranks=3, runs=None)
     assert np.array_equal(plain.model.x, whole.model.x)  # saving changes nothing
-    assert whole.run is not None
     numbers = checkpoint.numbers(whole.run, 0)
     assert len(numbers) > 2
     for number in numbers[1::3]:
@@ -64,16 +64,7 @@ def test_same_bits_from_any_checkpoint(strategy: str, update: str, tmp_path: Pat
 def test_another_number_of_ranks_ends_the_same_up_to_rounding(
     strategy: str, ranks: int, tmp_path: Path
 ) -> None:
-    whole = fit(
-        **COMMON,
-        strategy=strategy,
-        update="adam",
-        ranks=3,
-        runs=tmp_path / "runs",
-        checkpoint_every="7 steps",
-        checkpoints=99,
-    )
-    assert whole.run is not None
+    whole = saved(tmp_path, strategy, "7 steps", ranks=3, update="adam")
     again = fit(resume=cut(whole.run, tmp_path / "cut", 3), ranks=ranks, quiet=True)
     assert again.ranks == ranks
     assert np.allclose(whole.model.x, again.model.x, rtol=1e-3, atol=1e-4)
@@ -85,15 +76,7 @@ def test_another_number_of_ranks_ends_the_same_up_to_rounding(
     "strategy", ["weight-average", "local-sgd:every=4", "elastic:every=3", "psgd", "gossip", "hogwild"]
 )
 def test_others_go_on_with_the_samples_that_are_left(strategy: str, ranks: int, tmp_path: Path) -> None:
-    whole = fit(
-        **COMMON,
-        strategy=strategy,
-        ranks=3,
-        runs=tmp_path / "runs",
-        checkpoint_every="3 steps",
-        checkpoints=99,
-    )
-    assert whole.run is not None
+    whole = saved(tmp_path, strategy, "3 steps", ranks=3)
     again = fit(resume=cut(whole.run, tmp_path / "cut", 2), ranks=ranks, quiet=True)
     assert again.history[-1].epoch == 2
     assert np.isfinite(again.model.x).all()
@@ -112,10 +95,7 @@ def test_a_complete_run_is_trained_further(tmp_path: Path) -> None:
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    whole = fit(
-        **COMMON, strategy="sync", ranks=2, runs=tmp_path / "runs", checkpoint_every="5 steps", checkpoints=99
-    )
-    assert whole.run is not None
+    whole = saved(tmp_path, "sync", "5 steps", ranks=2)
     run = cut(whole.run, tmp_path / "cut", 4)
     path = checkpoint.part_of(run, 1, 4)
     path.write_bytes(path.read_bytes()[:-200])
@@ -135,10 +115,7 @@ def test_runs_that_cannot_be_resumed_are_refused(tmp_path: Path) -> None:
 
 
 def test_half_written_parts_of_a_killed_run_are_removed(tmp_path: Path) -> None:
-    whole = fit(
-        **COMMON, strategy="sync", ranks=2, runs=tmp_path / "runs", checkpoint_every="5 steps", checkpoints=99
-    )
-    assert whole.run is not None
+    whole = saved(tmp_path, "sync", "5 steps", ranks=2)
     run = cut(whole.run, tmp_path / "cut", 3)
     half = checkpoint.part_of(run, 1, 4).with_name(".000004.npz.abcd")
     half.write_bytes(b"half")

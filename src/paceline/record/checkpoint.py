@@ -302,7 +302,7 @@ class Saver:
             )  # fmt: skip
         return failure is None
 
-    def prune(self, count: int) -> None:
-        """Keep only the latest `count` parts."""
-        for number in numbers(self.run, self.rank)[count:]:
-            part_of(self.run, self.rank, number).unlink(missing_ok=True)
+    def prune(self) -> None:
+        """Keep only as many of the latest parts as were asked for."""
+        latest_ones = numbers(self.run, self.rank)[: self._keep]
+        discard(self.run, self.rank, keep=latest_ones.__contains__)

@@ -100,7 +100,7 @@ def finish(me: Worker, saver: Saver, job: Job) -> None:
         me.position = (me.last_epoch + 1, 0)
         me.keeper.save()
     if saver.wait():
-        saver.prune(job.safety.checkpoints)
+        saver.prune()
 
 
 # ---- going on

@@ -166,7 +166,7 @@ class Chief:
                 self._queue.append(epoch)
 
     def count_lost(self, steps: Sequence[int]) -> None:
-        """Count batches whose losses nobody knows any more."""
+        """Count batches whose losses were lost with the ranks that computed them."""
         for step in steps:
             if not self._known[step]:
                 self._known[step] = True
