@@ -105,14 +105,17 @@ def _source() -> dict[str, Any] | None:
 # ---- the nodes of the ranks
 
 HOST_BYTES = 64  # of a node's name
-# The messages by which links between nodes are compared: long enough to be limited by bandwidth, and few.
-LINK_BYTES, LINK_REPEATS, LINK_ROUNDS = 1 << 18, 5, 4
+# The messages by which links between nodes are compared: long enough to be limited by bandwidth. On a busy machine most of
+# them are late, so many are needed to see what the link can carry. On a slow link two are enough.
+LINK_BYTES, LINK_REPEATS, LINK_ROUNDS = 1 << 18, 50, 4
+LINK_SECONDS = 0.25
 
 
 def nodes_of(comm: Any) -> dict[str, list[Any]]:
     """Return the node of every rank, and the cores and the name of every node, as in a record. Collective.
 
-    If there are several nodes, the speed of their links is measured too, in some milliseconds.
+    If there are several nodes, the speed of their links is measured too, in less than a second
+    unless they are very slow.
 
     >>> nodes_of(None)["ranks"]
     [0]
@@ -154,10 +157,15 @@ def _links(comm: Any, firsts: list[int]) -> list[float]:
     for partners in pairings(len(firsts))[:LINK_ROUNDS]:
         if me not in firsts or (partner := partners[firsts.index(me)]) is None:
             continue
-        for _ in range(LINK_REPEATS):  # the first one opens the connection
+        spent = 0.0
+        for repeat in range(LINK_REPEATS):  # the first one opens the connection
+            send[0] = repeat > 0 and spent >= LINK_SECONDS
             began = time.perf_counter()
             comm.Sendrecv(send, firsts[partner], 0, receive, firsts[partner], 0)
-            best = max(best, LINK_BYTES / (time.perf_counter() - began))
+            taken = time.perf_counter() - began
+            best, spent = max(best, LINK_BYTES / taken), spent + taken
+            if send[0] or receive[0]:  # both see this in the same repeat
+                break
     told = np.empty(comm.Get_size())
     comm.Allgather(np.array([best]), told)
     return [float(f"{told[first]:.4g}") for first in firsts]
