@@ -15,6 +15,7 @@ from paceline.errors import UsageError
 from paceline.models.mlp import MLP
 from paceline.record import Run
 from paceline.report import write_report
+from paceline.strategies import Facts
 from paceline.strategies.parameter_server import ParameterServer
 from paceline.strategies.parameter_server._pieces import APPLIED, DROPPED, LEFT, RESTORED
 from paceline.training.job import Job
@@ -104,7 +105,7 @@ def test_bytes_are_those_of_the_formula(tmp_path: Path) -> None:
         rank[0] for rank in on_ranks(f"{CASES}:everything_arrives", 4, folder=str(tmp_path), cases=cases)
     ]
     net = MLP([64, 16, 10])
-    x, header = 8 * net.x.size, 8 * 5
+    x, header = 8 * net.x.size, 8 * 6
     first = 8 * (net.layers[0].stop - net.layers[0].start)  # the larger one: not master 0's
     batches = epochs * draws
     expected = batches * (2 * x + masters * header + 8)  # gradients, values, headers, which batch is next
@@ -278,9 +279,25 @@ def test_what_would_do_nothing_or_harm_is_refused() -> None:
     with pytest.raises(UsageError, match="3 masters cannot each own a layer"):
         Job(config=Config(data="iris", model="mlp:8", strategy="parameter-server:masters=3")).check_early(5)
     with pytest.raises(UsageError, match="rule=adaptive makes the whole step itself: --update momentum"):
-        ParameterServer().check_update("momentum")
-    ParameterServer().check_update("sgd")
+        ParameterServer(rule="adaptive").check_update("momentum")
+    ParameterServer(rule="adaptive").check_update("sgd")
+    ParameterServer().check_update("momentum")
     ParameterServer(rule="plain").check_update("momentum")
+
+
+def test_the_rule_is_chosen_by_the_update() -> None:
+    assert ParameterServer().for_update("sgd") == ParameterServer(rule="adaptive")
+    for update in ("adam", "sgd:weight-decay=0.1", "momentum:beta=0.5", "my_module:Update"):
+        assert ParameterServer(masters=2).for_update(update) == ParameterServer(masters=2, rule="plain")
+    assert ParameterServer(rule="clip").for_update("adam").rule == "clip"
+    # what is recorded and measured is the rule that was used
+    for update, rule in (("sgd", "adaptive"), ("adam", "plain")):
+        assert Facts.of(ParameterServer(), ranks=3, update=update).options["rule"] == rule
+    with_sgd, with_adam = (
+        ParameterServer().remedies("old gradients", update=update) for update in ("sgd", "adam")
+    )
+    assert with_sgd[0].factors == {"epochs": 2}
+    assert with_adam[0].options == {"rule": "gap-aware"}
 
 
 def test_more_masters_than_layers_are_refused_with_what_to_do() -> None:

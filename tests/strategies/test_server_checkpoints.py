@@ -119,9 +119,9 @@ def test_a_run_that_is_asked_to_stop_saves_and_loses_nothing(
     assert again.findings["resumed"][0]["lost_later_updates"] is False
 
 
-@pytest.mark.parametrize("rule", ["plain", "adaptive", "gap-aware", "dana"])
+@pytest.mark.parametrize("rule", ["auto", "adaptive", "gap-aware", "dana"])
 def test_one_worker_goes_on_bit_for_bit(train: Any, tmp_path: Path, rule: str) -> None:
-    update = {"update": "adam"} if rule in ("plain", "gap-aware") else {}
+    update = {"update": "adam"} if rule in ("auto", "gap-aware") else {}
     whole = train(f"masters=2,placement=even,rule={rule}", 3, on_divergence="halve", **update)
     for number in checkpoint.numbers(whole.run, 0)[1::2]:
         again = fit(resume=cut(whole.run, tmp_path / f"{number}", number), quiet=True)

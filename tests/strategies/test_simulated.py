@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from paceline.data import Batches, load
 from paceline.errors import UsageError
 from paceline.models.mlp import build
 from paceline.record import Run
+from paceline.strategies.parameter_server import ParameterServer
 from paceline.strategies.parameter_server._master import Outbox
 from paceline.training.rank import Fitted
 from paceline.worker import Worker, worker
@@ -112,6 +114,82 @@ def test_masters_that_own_pieces_refuse_an_update_that_needs_the_whole_vector(si
             simulated(f"parameter-server:rule=plain{options}", 4, update=CLIPPED)
     one = "parameter-server:rule=plain,placement=even"
     assert simulated(one, 3, update=CLIPPED).findings["gradients_applied"] == 12
+
+
+SERVERS = [("masters=1", 2), ("masters=2", 3), ("masters=3,placement=even", 4), ("share=dynamic,bound=0", 2)]
+
+
+@pytest.mark.parametrize("update", ["adam:weight-decay=0.01", "momentum", "rms", "sgd:weight-decay=0.01"])
+def test_a_server_takes_the_update_s_own_steps(simulated: Any, update: str) -> None:
+    settings = {"dtype": "float64", "update": update, "schedule": "cosine", "lr": 0.01}
+    serial = simulated("serial", 1, **settings)
+    for options, ranks in SERVERS:
+        found = simulated(f"parameter-server:{options}", ranks, **settings)
+        assert np.array_equal(found.model.x, serial.model.x), options
+        assert found.test_accuracy == serial.test_accuracy
+
+
+def test_several_workers_share_the_state_at_the_masters(simulated: Any) -> None:
+    settings = {"data": "digits", "model": "mlp:16", "lr": 0.01, "update": "adam", "epochs": 8, "draws": 50}
+    found = simulated("parameter-server:masters=2", 6, **settings)
+    assert found.test_accuracy > 0.8
+    assert found.findings["staleness"]["mean"] > 1
+
+
+def test_auto_is_adaptive_with_plain_sgd(simulated: Any) -> None:
+    chosen, named = (simulated(f"parameter-server{rule}", 5) for rule in ("", ":rule=adaptive"))
+    assert np.array_equal(chosen.model.x, named.model.x)
+    assert (chosen.bytes_sent, chosen.train_seconds) == (named.bytes_sent, named.train_seconds)
+    other = simulated("parameter-server", 5, update="sgd:weight-decay=1e-9")
+    assert not np.allclose(other.model.x, named.model.x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faded(ParameterServer):
+    """A server whose workers multiply the learning rate by a half, a quarter and so on, each before its own gradient."""
+
+    def train(self, me: Worker) -> None:
+        gradient = me.gradient
+
+        def fade(batch: Any, ready: Any = None) -> float:
+            me.step_factor *= 0.5
+            return gradient(batch, ready)
+
+        me.gradient = fade  # type: ignore[method-assign]
+        super().train(me)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halving:
+    """A schedule that halves the rate at every step, from a half."""
+
+    def factor(self, step: int, steps: int) -> float:
+        return 0.5 ** (step + 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"masters": 2}, {"rule": "plain"}])
+def test_a_worker_s_factor_multiplies_the_rate_of_its_gradient(simulated: Any, options: Any) -> None:
+    ranks, halving = options.get("masters", 1) + 1, "tests.strategies.test_simulated:Halving"
+    settings = {"dtype": "float64", "lr": 4.0}
+    scheduled = simulated(ParameterServer(**options), ranks, schedule=halving, **settings)
+    found = simulated(Faded(**options), ranks, **settings)
+    assert np.array_equal(found.model.x, scheduled.model.x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quarter(ParameterServer):
+    """A server whose workers ask for a quarter of the learning rate."""
+
+    def train(self, me: Worker) -> None:
+        me.step_factor = 0.25
+        super().train(me)
+
+
+def test_a_round_has_the_factor_of_its_gradients(simulated: Any) -> None:
+    options: dict[str, Any] = {"rule": "plain", "backup": 1}
+    asked = simulated(Quarter(**options), 4, lr=0.4)
+    given = simulated(ParameterServer(**options), 4, lr=0.1)
+    assert np.array_equal(asked.model.x, given.model.x)
 
 
 def test_gossip_says_why_messages_were_not_sent(simulated: Any) -> None:

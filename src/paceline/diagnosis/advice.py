@@ -277,15 +277,21 @@ def _accepted(case: Case, given: dict[str, str], number: int) -> bool:
 
 def _measured(case: Case, strategy: str, number: int) -> Scale | None:
     """Return the runs of a strategy on this many ranks, simulated or real like those of the case."""
-    wanted = built_in(strategy)
+    wanted = _chosen(case, strategy)
     for other in case.beside:
         if other.simulated == case.simulated and (
-            other.strategy == strategy or (wanted is not None and built_in(other.strategy) == wanted)
+            other.strategy == strategy or (wanted is not None and _chosen(case, other.strategy) == wanted)
         ):
             found = [scale for scale in other.scales if scale.ranks == number]
             if found:
                 return next((scale for scale in found if scale.runs == case.at.runs), found[0])
     return None
+
+
+def _chosen(case: Case, strategy: str) -> Strategy | None:
+    """Return a strategy of paceline's with everything decided that depends on the update of the case."""
+    known = built_in(strategy)
+    return None if known is None else known.for_update(str(case.config.get("update", "sgd")))
 
 
 def _better(known: Scale, than: Scale, *, of_accuracy: bool) -> bool:

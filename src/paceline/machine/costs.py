@@ -213,4 +213,6 @@ def _kind(model: Any) -> type:
 def _family(job: Job) -> str:
     """Return a name for all strategies whose work is the same."""
     strategy = job.chosen()
-    return (strategy.measured_work() if isinstance(strategy, Strategy) else "") or ALONE
+    if not isinstance(strategy, Strategy):
+        return ALONE
+    return strategy.for_update(job.config.update).measured_work() or ALONE

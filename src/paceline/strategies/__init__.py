@@ -102,6 +102,10 @@ class Strategy(ABC):
         """Return the objects that its options name, such as a rule; if they are user code, their digest is recorded."""
         return []
 
+    def for_update(self, update: str) -> Strategy:
+        """Return this strategy with those options decided that it chooses by the run's update."""
+        return self
+
     def traffic(self, load: Load) -> Traffic:
         """Return the messages and bytes that all ranks together send in a run on more than one rank."""
         return Traffic.unknown("the strategy declares no formula")

@@ -180,6 +180,7 @@ class Facts:
         >>> Facts.of(Sync(allreduce="ring"), ranks=4).options
         {'allreduce': 'ring', 'balance': False}
         """
+        strategy = strategy.for_update(update)
         declared = {
             name: getattr(strategy, name)
             for name in (

@@ -41,7 +41,7 @@ def as_in(config: Config, given: Collection[str] | None = None, *, trust: bool =
         mine, theirs = getattr(config, name), run.config[name]
         if mine != theirs and name in KINDS:
             check_trust(name, str(theirs), run, trust)
-        if _same(name, mine, theirs):
+        if _same(name, mine, theirs, str(run.config["update"])):
             continue
         if mine != setting.default if given is None else name in given:
             there = "not given" if theirs is None else theirs
@@ -65,12 +65,13 @@ def check_trust(name: str, text: str, run: Run, trust: bool) -> None:
                 spec.parse(kind, text).make()
 
 
-def _same(name: str, mine: Any, theirs: Any) -> bool:
-    """Return True if two values are equivalent; the options of a strategy may be in any order."""
+def _same(name: str, mine: Any, theirs: Any, update: str) -> bool:
+    """Return True if two values are equivalent with this update; the options of a strategy may be in any order."""
     if name == "strategy" and mine != theirs and isinstance(theirs, str):
         try:
-            return bool(spec.parse("strategies", mine).make() == spec.parse("strategies", theirs).make())
-        except (UsageError, TypeError):
+            one, other = (spec.parse("strategies", text).make() for text in (mine, theirs))
+            return bool(one == other or one.for_update(update) == other.for_update(update))
+        except (UsageError, TypeError, AttributeError):
             return False
     return bool(mine == theirs)
 

@@ -53,6 +53,8 @@ class Steps:
         self.model = model
         self.update = update
         self.rate = rate
+        self.step_factor = 1.0
+        """This rank's own factor on the learning rate, for strategies in which another rank takes the step."""
         self.seed = batches.seed
         self.shares = Shares(batches)
         self.steps_per_epoch = batches.steps_per_epoch

@@ -17,12 +17,13 @@ parameter server (2014).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from paceline import names
 from paceline.errors import UsageError
 from paceline.models import flat_buffers
 from paceline.strategies import Change, Load, Strategy, Traffic, Trouble, at_least
@@ -30,6 +31,7 @@ from paceline.strategies.parameter_server._chief import Chief, Dealer, first_bat
 from paceline.strategies.parameter_server._master import (
     BUFFERS,
     COUNT,
+    FACTOR,
     HEADER,
     LAST_COUNT,
     LAST_LOSS,
@@ -54,13 +56,17 @@ from paceline.strategies.parameter_server._pieces import (
 )
 from paceline.strategies.parameter_server._saved import NAME, Memory, Saved, Survival
 from paceline.strategies.parameter_server.rules import make_rule
+from paceline.updates.sgd import Sgd
 
 if TYPE_CHECKING:
     from paceline.data import Batch
     from paceline.models import Model
+    from paceline.updates import Update
     from paceline.worker import Saves, Worker
 
 __all__ = ["EVENTS", "Inbox", "ParameterServer", "Piece", "digest", "place"]
+# The rule that is chosen by the run's update, and the update that has no say in it.
+AUTO, SGD = "auto", "sgd"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +74,9 @@ class ParameterServer(Strategy):
     """Asynchronous: masters own parts of x; workers send gradients, receive new values and do not wait for each other."""
 
     masters: int = 1
-    rule: str = "adaptive"
-    """The master's rule for stale gradients; options of a rule are separated by slashes."""
+    rule: str = AUTO
+    """The master's rule for stale gradients; options of a rule are separated by slashes. auto: adaptive, which makes the
+    whole step, if the run's update is plain sgd; otherwise plain, which leaves the step to the update."""
     placement: Literal["layers", "even"] = "layers"
     """The parts that masters own: whole layers, or equal parts of x."""
     share: Literal["static", "dynamic"] = "static"
@@ -88,7 +95,8 @@ class ParameterServer(Strategy):
     marker: ClassVar[str] = "^"
 
     def __post_init__(self) -> None:
-        make_rule(self.rule)
+        if self.rule != AUTO:
+            make_rule(self.rule)
         at_least(1, "masters", self.masters)
         at_least(0, "bound", self.bound or 0)
         at_least(0, "backup", self.backup)
@@ -113,7 +121,14 @@ class ParameterServer(Strategy):
         return "master" if rank < self.masters else "worker"
 
     def uses(self) -> Sequence[object]:
-        return [make_rule(self.rule)]
+        return [] if self.rule == AUTO else [make_rule(self.rule)]
+
+    def for_update(self, update: str) -> ParameterServer:
+        plain_sgd = update.partition(":")[0] == SGD and is_plain_sgd(names.parse("updates", update).make())
+        return self._with_rule(plain_sgd=plain_sgd)
+
+    def _with_rule(self, *, plain_sgd: bool) -> ParameterServer:
+        return self if self.rule != AUTO else replace(self, rule="adaptive" if plain_sgd else "plain")
 
     def fixed_shares(self) -> bool:
         return self.share == "static"
@@ -137,7 +152,7 @@ class ParameterServer(Strategy):
         return Traffic(bytes=sent, messages=count, words=words)
 
     def remedies(self, trouble: Trouble, *, update: str = "sgd") -> Sequence[Change]:
-        rule = self.rule.partition(":")[0]
+        rule = self.for_update(update).rule.partition(":")[0]
         if trouble == "slow ranks" and self.share == "static":
             return [Change(options={"share": "dynamic"}, why="whichever worker is free takes the next batch")]
         if trouble == "uneven masters" and self.placement != "even":
@@ -178,6 +193,8 @@ class ParameterServer(Strategy):
                 f"--update {update} needs the whole vector, and masters update pieces of it; "
                 "choose masters=1,placement=even, or another strategy"
             )
+        if self.rule == AUTO:
+            return
         rule = make_rule(self.rule)
         if getattr(rule, "own_momentum", False) and update.partition(":")[0] != "sgd":
             raise UsageError(f"rule={self.rule} has its own momentum: --update must be sgd; got {update}")
@@ -204,8 +221,9 @@ class ParameterServer(Strategy):
             dealer = Dealer(self.share, workers, *steps, dealt=None if saved is None else saved.dealt)
             chief = Chief(me, dealer, workers, len(pieces))
         if me.rank < masters:
+            rule = make_rule(self._with_rule(plain_sgd=is_plain_sgd(me.update)).rule)
             disciplines = maker(workers, self.bound, min(self.backup, workers - 1))
-            master = Master(me, pieces, masters, make_rule(self.rule), disciplines, chief, log)
+            master = Master(me, pieces, masters, rule, disciplines, chief, log)
             if saved is not None:
                 saved.give(master)
             me.before_saving(lambda: keep(me, master))
@@ -241,6 +259,15 @@ class ParameterServer(Strategy):
             keep(me, master)  # for training it further
 
 
+def is_plain_sgd(update: Update) -> bool:
+    """Return True for stochastic gradient descent without any option.
+
+    >>> is_plain_sgd(Sgd()), is_plain_sgd(Sgd(weight_decay=0.1))
+    (True, False)
+    """
+    return isinstance(update, Sgd) and update == Sgd()
+
+
 def keep(me: Worker, master: Master | None) -> None:
     """Make a master's state, or that of a worker that has no batch, part of the state of its rank."""
     if me.keeper is not None:
@@ -262,19 +289,23 @@ def work(
     batch of a run that is resumed. Return the signal because of which the run stops, or 0.
     """
     x, step = me.model.x, np.array([NONE if first is None else first])
-    gradient = Sending(comm, me.model, pieces)
-    requests = gradient.requests
     header = np.zeros(BUFFERS + flat_buffers(me.model).size)
     header[[LAST_STEP, LAST_LOSS, LAST_COUNT]] = last or (-1, 0, 0)
     me.before_saving(
         lambda: vars(me.kept(NAME)).update(last=header[[LAST_STEP, LAST_LOSS, LAST_COUNT]].tolist())
     )
 
-    def announce(now: int, count: int) -> None:
+    def prepare(now: int, count: int) -> None:
         header[STEP], header[COUNT], header[BUFFERS:] = now, count, flat_buffers(me.model)
+
+    def announce() -> None:
+        header[FACTOR] = me.step_factor  # which may still change until the gradient is known
         for master in range(masters):
             part = header if master == 0 else header[:BUFFERS]
             requests.append(comm.Isend(part, dest=master, tag=HEADER))
+
+    gradient = Sending(comm, me.model, pieces, announce)
+    requests = gradient.requests
 
     def expect_values() -> None:
         requests.append(comm.Irecv(step, source=0, tag=NEXT))
@@ -299,7 +330,7 @@ def work(
         expect_values()
         receive_values()
     for batch in me.logged(own_batches()):
-        announce(batch.step, batch.count)
+        prepare(batch.step, batch.count)
         gradient.begin()
         loss = me.gradient(batch, gradient.ready)  # g <- gradient at x_then, sent layer by layer
         expect_values()
@@ -309,7 +340,7 @@ def work(
         header[LAST_STEP], header[LAST_LOSS], header[LAST_COUNT] = memory.losses[-1]
         memory.done[batch.step] = True
         memory.received = me.elapsed
-    announce(NONE, 0)
+    prepare(NONE, 0)
     gradient.leave()
     receive_values()
     header[LAST_STEP] = -1
@@ -348,11 +379,12 @@ class Sending:
 
     `ready(layer)` sends the pieces that this layer completes, except that those completed by the last layer wait for
     `send_rest`. So every piece is sent once, and the receives of the new values, which overwrite x, can be posted after
-    the backward pass, which reads x, and before the last of the sends that they answer.
+    the backward pass, which reads x, and before the last of the sends that they answer. `announce` is called before the
+    first piece is sent.
     """
 
-    def __init__(self, comm: Any, model: Model, pieces: list[Piece]) -> None:
-        self._comm, self._model, self._pieces = comm, model, pieces
+    def __init__(self, comm: Any, model: Model, pieces: list[Piece], announce: Callable[[], None]) -> None:
+        self._comm, self._model, self._pieces, self._announce = comm, model, pieces, announce
         self._of_layer = [
             [piece for piece in pieces if layer in piece.layers] for layer in range(len(model.layers))
         ]
@@ -363,6 +395,7 @@ class Sending:
         """Start a new gradient."""
         self._lacking = [len(piece.layers) for piece in self._pieces]
         self._unready = len(self._of_layer)
+        self._announced = False
 
     def ready(self, layer: int) -> None:
         """Note that a layer's gradient is final, and send the pieces that it completes."""
@@ -380,9 +413,13 @@ class Sending:
 
     def leave(self) -> None:
         """Send an empty gradient for every piece, to end the masters' receives."""
+        self.begin()
         for piece in self._pieces:
             self._send(piece, 0)
 
     def _send(self, piece: Piece, count: int | None = None) -> None:
+        if not self._announced:
+            self._announce()
+            self._announced = True
         g = self._model.g[piece.part][:count]
         self.requests.append(self._comm.Isend(g, dest=piece.master, tag=PIECES + piece.number))

@@ -33,7 +33,7 @@ Array = NDArray[Any]
 HEADER, NEXT, ORDERS, PIECES = range(4)
 # Places in the header with which a worker announces a gradient, or (step -1) that it leaves: floats of 64 bits.
 # To master 0 the model's floating buffers follow.
-STEP, COUNT, LAST_STEP, LAST_LOSS, LAST_COUNT, BUFFERS = range(6)
+STEP, COUNT, FACTOR, LAST_STEP, LAST_LOSS, LAST_COUNT, BUFFERS = range(7)
 # Instead of the next batch: there is none; save a checkpoint (lower numbers: and stop because of signal SAVE - number).
 NONE, SAVE = -1, -2
 # Orders from master 0 to the other masters; the last one plus a signal: save a checkpoint, and stop because of it.
@@ -304,7 +304,7 @@ class Master:
         """Read the header that the worker sent before this gradient; it contains the loss of the previous one."""
         self._announced[worker].Wait()
         header, said = self._headers[worker], self._said[worker]
-        said.step, said.count = int(header[STEP]), int(header[COUNT])
+        said.step, said.count, said.factor = int(header[STEP]), int(header[COUNT]), float(header[FACTOR])
         self._to_come[worker] = len(self._owned)
         if self.chief is not None and header[LAST_STEP] >= 0:
             self._take_loss(worker, header)

@@ -106,6 +106,8 @@ class PieceState:
     """The factor on the step after divergence."""
     count: int = 0
     """The samples of a round of gradients that is not complete; their sum is the array `total`."""
+    factor: float = 1.0
+    """The mean factor on the learning rate of the workers in that round, weighted by their samples."""
     good: bool = False
     """True if the array `good` holds the values to restore after divergence; `first` holds those of the start."""
     skip: list[int] = field(default_factory=list)
@@ -168,6 +170,8 @@ class Gradient:
 
     step: int = -1
     count: int = 0
+    factor: float = 1.0
+    """The worker's factor on the learning rate."""
 
 
 def spread_out(values: Array) -> Array:
@@ -208,6 +212,7 @@ class Owned:
         self._apart = np.empty_like(self._sample)
         self._total = np.empty_like(self.x)
         self._count = 0
+        self._factors = 0.0  # of the samples of the round, added
         self._version = self._era = 0
         self._sent_version = [0] * workers
         self._sent_era = [0] * workers
@@ -227,6 +232,7 @@ class Owned:
             arrays |= {f"{kind}.{name}": values for name, values in state.items() if name[0] != "_"}
         return PieceState(
             part.start, part.stop, self.arrivals, self._version, self.halved, self._count,
+            factor=self._factors / self._count if self._count else 1.0,
             skip=sorted(self.skip), arrays=arrays,
         )  # fmt: skip
 
@@ -240,6 +246,7 @@ class Owned:
         self.skip = set(saved.skip)
         self._sent_version = [self._version] * len(self._sent_version)
         self._count = saved.count
+        self._factors = saved.factor * saved.count
         if self._count:
             self._total[:] = arrays["total"]
         _fill(self._update_state, _named("update", arrays))
@@ -262,7 +269,8 @@ class Owned:
             self.drop(worker)
             return
         tau = self._version - self._sent_version[worker]
-        self._change(worker, self.g[worker], self._said[worker].count, tau)
+        said = self._said[worker]
+        self._change(worker, self.g[worker], said.count, tau, said.factor)
         self._note(APPLIED, worker, tau, self._arrival.gap)
 
     def add(self, worker: int) -> None:
@@ -270,11 +278,13 @@ class Owned:
             self._total += self.g[worker]
         else:
             self._total[:] = self.g[worker]
+            self._factors = 0.0
         self._count += self._said[worker].count
+        self._factors += self._said[worker].count * self._said[worker].factor
         self._note(APPLIED, worker, 0, 0.0)
 
     def apply_round(self) -> None:
-        self._change(0, self._total, self._count, 0)
+        self._change(0, self._total, self._count, 0, self._factors / self._count)
         self._count = 0
 
     def drop(self, worker: int) -> None:
@@ -304,14 +314,17 @@ class Owned:
         self._count = 0
         self._me.perform("start", 0, self._begin, self.x)
 
-    def _change(self, worker: int, g: Array, count: int, tau: int) -> None:
-        self._me.perform("rule", self.x.size, self._apply_rule, self.x, g, worker, count, tau)
+    def _change(self, worker: int, g: Array, count: int, tau: int, factor: float) -> None:
+        self._me.perform("rule", self.x.size, self._apply_rule, self.x, g, worker, count, tau, factor)
         self._version += 1
 
-    def _apply_rule(self, x: Array, g: Array, worker: int, count: int, tau: int) -> None:
+    def _apply_rule(
+        self, x: Array, g: Array, worker: int, count: int, tau: int, workers_factor: float
+    ) -> None:
         arrival = self._arrival
         arrival.worker, arrival.tau, arrival.scale, arrival.gap = worker, tau, 1.0 / count, 0.0
-        arrival.shape = self.halved * self._me.shape(min(self.arrivals - 1, self._me.steps - 1))
+        schedule = self._me.shape(min(self.arrivals - 1, self._me.steps - 1))
+        arrival.shape = self.halved * schedule * workers_factor
         arrival.eta = self._me.rate * arrival.shape
         if self._needs_drift:
             np.subtract(x, self._shown[worker], self._drift)  #             x - x_then
