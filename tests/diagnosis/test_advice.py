@@ -152,7 +152,7 @@ def test_stale_gradients_and_ranks_apart(tmp_path: Path) -> None:
     assert stale is not None
     assert stale.share is not None
     better = again(tmp_path / "better", advised(stale.advice)[0], "", 9, **settings)
-    assert better.strategy == "parameter-server"  # whose rule is adaptive
+    assert better.strategy == "parameter-server:rule=adaptive"
     assert better.worse is None or better.worse.amount < stale.share / 4
     settings["batch"] = 16
     apart = cause(only(made(tmp_path / "apart", SERIAL, ("psgd", 8), **settings)), "averaging")
