@@ -240,13 +240,14 @@ SUMMARY: Tests = {
     "global_batch": is_some, "data": is_text, "samples_per_second": or_null(is_amount),
     "test_accuracy": or_null(is_share), "(messages_sent)": is_amount, "(steps)": is_whole, "(buffers)": is_whole,
     "(test_loss)": is_number, "(loss)": is_number, "(diverged)": is_text, "(findings)": is_object,
+    **dict.fromkeys(("(metrics)", "(test_metrics)"), keyed(or_null(is_number))),
     "(remarks)": listed(is_text), "(tables)": keyed(listed(is_text)),
     "seconds": _seconds,
     "(seconds_by_rank)": listed(keyed(is_seconds), MOST_RANKS), "(expected_traffic)": is_object,
 }  # fmt: skip
 EPOCH: Tests = {
     "epoch": is_whole, "train_seconds": is_seconds, "(step)": is_whole, "(loss)": is_number,
-    "(validation_loss)": is_number, "(validation_accuracy)": is_share,
+    "(validation_loss)": is_number, "(validation_accuracy)": is_share, "(metrics)": keyed(or_null(is_number)),
 }  # fmt: skip
 # Findings that reports and diagnoses use. Those of a user's own strategy may have any form: others are not used.
 HISTOGRAM_KEY = re.compile(r"0|[1-9][0-9]{0,14}")
@@ -341,11 +342,12 @@ def check_summary(what: str, values: Any, config: Mapping[str, Any]) -> dict[str
 
 
 def check_epochs(what: str, lines: list[Any]) -> list[dict[str, Any]]:
-    """Check the lines of epochs.jsonl; values that a line does not have become None."""
+    """Check the lines of epochs.jsonl; values that it lacks become None, and metrics that are null are left out."""
     found: list[dict[str, Any]] = []
     for number, values in enumerate(lines, 1):
         check_values(f"line {number} of {what}", values, EPOCH)
-        found.append({**dict.fromkeys(key.strip("()") for key in EPOCH), **values})
+        metrics = {name: value for name, value in (values.get("metrics") or {}).items() if value is not None}
+        found.append({**dict.fromkeys(key.strip("()") for key in EPOCH), **values, "metrics": metrics})
         if number > 1 and values["epoch"] <= found[-2]["epoch"]:
             raise UsageError(
                 f"line {number} of {what} is damaged: epoch {values['epoch']} follows {found[-2]['epoch']}"

@@ -25,7 +25,7 @@ import tempfile
 import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -64,6 +64,8 @@ class Epoch:
     validation_accuracy: float | None
     train_seconds: float
     """Since the start, without evaluation."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The user's own metrics on the validation samples, by name."""
 
 
 def steps_table(logs: list[RowLog]) -> Table:

@@ -72,6 +72,8 @@ class Fitted:
     validation_accuracy: float | None
     loss: float | None
     """Mean training loss of the last epoch."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The user's own metrics on the validation samples, at the end of the last epoch."""
     train_seconds: float
     """Without evaluation."""
     samples_per_second: float | None
@@ -597,6 +599,7 @@ def _outcome(
         "test_loss": test_loss,
         "validation_accuracy": last.validation_accuracy if last else None,
         "loss": last.loss if last else None,
+        "metrics": last.metrics if last else {},
         "train_seconds": found.busy,
         "samples_per_second": found.samples / found.busy if found.samples and found.busy else None,
         "seconds": found.seconds,

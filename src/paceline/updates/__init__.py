@@ -1,17 +1,33 @@
-"""Updates: how a gradient changes the parameters, in place, on a whole vector or any slice of it; one file each."""
+"""Updates: how a gradient changes the parameters, in place, on a whole vector or any slice of it; one file each.
+
+`TorchOptimizer` is any `torch.optim.Optimizer` as an update; PyTorch is imported when it is first used.
+"""
 
 from __future__ import annotations
 
+import importlib
 import math
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import UsageError
 
+if TYPE_CHECKING:
+    from paceline.updates._torch import TorchOptimizer as TorchOptimizer
+    from paceline.updates._torch import describe_optimizer as describe_optimizer
+
 Array = NDArray[Any]
 State = dict[str, Array]
+
+_NEED_TORCH = ("TorchOptimizer", "describe_optimizer")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEED_TORCH:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}._torch"), name)
 
 
 @runtime_checkable
@@ -20,7 +36,9 @@ class Update(Protocol):
 
     An update that works element by element may be applied to slices of a vector separately, each with its own state, by
     the ranks that own them: the result equals that of the whole vector, bit for bit. One that does not, because it clips
-    the gradient by its norm for example, has a class attribute `elementwise = False` and is given whole vectors only.
+    the gradient by its norm for example, has an attribute `elementwise = False` and is given whole vectors only. One whose
+    hyper-parameters depend on the place in the vector has a method `start_at(x, first)`, which is called instead of `start`
+    with the number of the slice's first element.
 
     >>> import numpy as np
     >>> from paceline.updates.sgd import Sgd
@@ -50,6 +68,18 @@ def is_elementwise(update: Any) -> bool:
     True
     """
     return bool(getattr(update, "elementwise", True))
+
+
+def start_update(update: Any, x: Array, first: int = 0) -> State:
+    """Return the state of an update for the slice `x` of the vector that begins with element `first`.
+
+    >>> from paceline.updates.momentum import Momentum
+    >>> start_update(Momentum(), np.zeros(2), first=10)
+    {'v': array([0., 0.])}
+    """
+    start_at = getattr(update, "start_at", None)
+    state: State = update.start(x) if start_at is None else start_at(x, first)
+    return state
 
 
 def not_negative(what: str, value: float) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from paceline import updates
 from paceline.comm.clocks import Stopwatch, TracedStopwatch
 from paceline.comm.tracing import Events
 from paceline.data import Batch, Batches, Shares
@@ -297,18 +298,18 @@ class Steps:
 
     def _start_update(self, x: Array, part: slice) -> State:
         """Return the state of the update for a part of the parameters, as it was saved if the run is resumed."""
-        state = start_update(self.update, x)
+        start, stop, _ = part.indices(self.model.x.size)
+        state = start_update(self.update, x, start)
         if self.saved_updates is not None:
-            start, stop, _ = part.indices(self.model.x.size)
             for name, value in (self.saved_updates(start, stop) or {}).items():
                 if name in state:
                     state[name][...] = value
         return state
 
 
-def start_update(update: Update, x: Array) -> State:
-    """Return the state of an update before its first step on `x`."""
-    return {} if is_unknown(x) else update.start(np.asarray(x))
+def start_update(update: Update, x: Array, first: int = 0) -> State:
+    """Return the state of an update before its first step on `x`, which begins with element `first` of the vector."""
+    return {} if is_unknown(x) else updates.start_update(update, np.asarray(x), first)
 
 
 def apply_update(update: Update, x: Array, g: Array, eta: float, state: State, scale: float = 1.0) -> None:

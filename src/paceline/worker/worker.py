@@ -550,10 +550,12 @@ class Worker(Steps):
         loss: float | None = None,
         validation: Score | None = None,
         train_seconds: float | None = None,
+        metrics: Mapping[str, float] | None = None,
     ) -> None:
         """Record and show the end of an epoch.
 
-        `loss`: its mean loss, by default that of this rank's own batches; `train_seconds`: when it ended, by default now.
+        `loss`: its mean loss, by default that of this rank's own batches; `train_seconds`: when it ended, by default now;
+        `metrics`: the user's own, on the validation samples.
         """
         with self.evaluation():
             loss = self.epoch_loss if loss is None else loss
@@ -565,6 +567,7 @@ class Worker(Steps):
                 validation_loss=means[0],
                 validation_accuracy=means[1],
                 train_seconds=self.train_seconds if train_seconds is None else train_seconds,
+                metrics=dict(metrics or {}),
             )
             self.history.append(at_end)
             if len(self.history) > EPOCHS:

@@ -15,6 +15,7 @@ from paceline.collectives import cut
 from paceline.errors import UsageError
 from paceline.record import RowLog, Table
 from paceline.strategies.parameter_server.rules import Arrival, Rule
+from paceline.updates import start_update
 from paceline.worker.staleness import Staleness
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ class Owned:
 
     def _begin(self, x: Array) -> None:
         self._rule_state = self._rule.start(x, len(self.sent))
-        self._update_state = self._update.start(x)
+        self._update_state = start_update(self._update, x, self.piece.part.start)
 
     def state(self) -> PieceState:
         """Return everything that is needed to continue, as references to what it is now."""
