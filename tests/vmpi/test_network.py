@@ -13,7 +13,7 @@ import pytest
 from paceline.errors import UsageError
 from paceline.machine import Machine, load_network
 from paceline.vmpi import Curves, Link
-from paceline.vmpi.network import Network, StepCosts, collective_seconds, presets
+from paceline.vmpi.network import Hop, Network, StepCosts, collective_seconds, nccl_seconds, presets
 
 
 def _flat(*points: Sequence[float]) -> Curves:
@@ -268,7 +268,7 @@ def test_units() -> None:
     [
         (
             "11gbe",
-            "unknown network '11gbe'; choose one of loopback, 1gbe, 10gbe, 100gbe, infiniband, a machine's",
+            "unknown network '11gbe'; choose one of loopback, 1gbe, 10gbe, 25gbe, 40gbe,",
         ),
         ("10gbe:fast", "10gbe takes option=value; got 'fast'"),
         ("10gbe:speed=3", "unknown option of 10gbe 'speed'; choose one of latency"),
@@ -322,3 +322,145 @@ def test_other_files_are_refused_in_a_line(tmp_path, change, told) -> None:  # t
     path.write_text("{")
     with pytest.raises(UsageError, match=r"is not the file of a machine, as .* writes it: it is not JSON: "):
         Machine.load(path)
+
+
+# ---- several cards, switches, sockets, ranks dealt in turn
+
+
+def test_ranks_of_a_node_use_its_cards_in_turn() -> None:
+    # 160 bytes pass a card in 10; both ranks of node 0 send at the same time.
+    one = _network(ranks_per_node=2, eager_limit=1000).wires(4)
+    assert [one.send(rank, rank + 2, 160, 0.0, True)[1] for rank in (0, 1)] == [1 + 8 + 10, 1 + 8 + 20]
+    two = _network(ranks_per_node=2, eager_limit=1000, cards=2).wires(4)
+    assert [two.send(rank, rank + 2, 160, 0.0, True)[1] for rank in (0, 1)] == [1 + 8 + 10] * 2
+
+
+def test_nodes_of_a_switch_share_its_uplink() -> None:
+    # 4 nodes of rate 16 behind 2 switches: an uplink of 2 x 16 / 4 = 8 bytes a second, 20 for 160 bytes.
+    wires = _network(nodes_per_switch=2, oversubscription=4.0, eager_limit=1000).wires(4)
+    assert wires.send(0, 1, 160, 0.0, True)[1] == 1 + 8 + 10  # the same switch
+    assert wires.send(2, 0, 160, 100.0, True)[1] == 100 + 1 + 8 + 20
+    assert (
+        wires.send(3, 1, 160, 100.0, True)[1] == 100 + 1 + 20 + 8 + 20
+    )  # after the other, through the uplink
+    # Announced: asked for (1 + 8 + 1), then the same.
+    assert wires.fetch(0, 2, 160, 200.0) == (200 + 10 + 8 + 20, 1.0, 200 + 10 + 20)
+
+
+def test_uplinks_of_full_rate_cost_nothing() -> None:
+    plain, switched = (
+        _network(eager_limit=1000).wires(4),
+        _network(nodes_per_switch=2, eager_limit=1000).wires(4),
+    )
+    for source, dest in ((0, 2), (1, 3), (2, 0)):
+        assert plain.send(source, dest, 160, 0.0, True) == switched.send(source, dest, 160, 0.0, True)
+
+
+def test_oversubscription_slows_exchanges_but_not_rings() -> None:
+    gigabit = StepCosts(lambda n: 2 * n, lambda n: 0.0, lambda n: n)
+    # A ring's 2 (p - 1) steps of n / p at rate 1, against log2 p exchanges of n at rate 1/2, or Rabenseifner's.
+    assert collective_seconds("Allreduce", 4, 8.0, gigabit) == 2 * 3 * 2.0
+    alike = StepCosts(lambda n: 2 * n, lambda n: 0.0)
+    assert collective_seconds("Allreduce", 4, 8.0, alike) == 2 * 3 * 4.0
+
+
+def test_message_between_sockets() -> None:
+    slow = _network(ranks_per_node=4, sockets=2, socket_bandwidth=10.0, socket_latency=0.5).wires(4)
+    near = _network(ranks_per_node=4).wires(4)
+    assert slow.memory == [0, 0, 1, 1]
+    assert not slow.uniform
+    assert slow.send(0, 1, 100, 0.0, True) == near.send(0, 1, 100, 0.0, True) == (2.0, 4.0, 4.0)
+    assert slow.send(0, 2, 100, 0.0, True) == (2.0, 4.5, 10.0)  # 100 bytes at 10 a second, 0.5 later
+    assert slow.fetch(0, 3, 901, 0.0) == pytest.approx((0.0, 90.1, 90.1 + 5.5))
+    assert near.fetch(0, 3, 901, 0.0)[1] == pytest.approx(19.01)
+
+
+def test_ranks_dealt_to_nodes_in_turn() -> None:
+    network = _network(cyclic=3)
+    assert network.nodes(5) == 3
+    assert network.nodes(2) == 2
+    assert network.wires(5).node == [0, 1, 2, 0, 1]
+    assert not network.wires(5).contended(0, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("10gbe:oversubscription=2", "oversubscription of 10gbe needs nodes-per-switch"),
+        ("10gbe:oversubscription=0.5,nodes-per-switch=4", "oversubscription of 10gbe must be at least 1; got 0.5"),
+        ("10gbe:cards=0", "cards of 10gbe must be at least 1; got 0"),
+        ("10gbe:cards=two", "cards of 10gbe must be a whole number; got 'two'"),
+        ("10gbe:inside=lvnink", "unknown inside of 10gbe 'lvnink'; choose one of nvlink,"),
+        ("10gbe:library=gloo", "unknown library of 10gbe 'gloo'; choose one of mpi, nccl"),
+    ],
+)  # fmt: skip
+def test_bad_topology(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        load_network(text)
+    assert str(refused.value).startswith(message)
+
+
+def test_every_network_can_be_written_down_and_read_again() -> None:
+    for name in presets():
+        for text in (name, f"{name}:cards=2,nodes-per-switch=4,oversubscription=2.0,library=nccl"):
+            assert str(load_network(text)) == text
+            assert load_network(str(load_network(text))) == load_network(text)
+
+
+# ---- NCCL
+
+
+def test_nccl_ring_by_hand() -> None:
+    lane, wire = Hop(1.0, 0.001), Hop(10.0, 0.01)
+    # 4 GPUs of one node: 6 steps of a quarter of the array, by lane.
+    assert (
+        nccl_seconds("Allreduce", 4, 1, 4000.0, inside=lane, between=wire, start=5.0)
+        == 5 + 6 * 1 + 6 * 1000 * 0.001
+    )
+    # On 2 nodes the ring passes between them twice in each of its two rounds, and the wire is the slowest link.
+    ring = 5 + 2 * 1 + 4 * 10 + 6 * 1000 * 0.01
+    tree = 5 + 2 * (1 + 10) + 2 * 4000 * 0.01 / 0.9
+    assert (
+        nccl_seconds("Allreduce", 4, 2, 4000.0, inside=lane, between=wire, start=5.0)
+        == min(ring, tree)
+        == ring
+    )
+    # Few bytes among many nodes: a tree.
+    assert nccl_seconds("Allreduce", 64, 64, 0.0, inside=lane, between=wire, start=5.0) == 5 + 2 * 6 * 10
+    assert nccl_seconds("Alltoall", 4, 2, 1.0, inside=lane, between=wire) is None
+
+
+def test_nccl_is_the_default_between_gpus() -> None:
+    assert load_network("25gbe:inside=pcie").uses_nccl
+    assert load_network("nvlink").uses_nccl
+    assert not load_network("25gbe:inside=pcie,library=mpi").uses_nccl
+    assert not load_network("25gbe").uses_nccl
+
+
+# ---- collectives in flight at the same time
+
+
+def test_collectives_wait_for_those_before() -> None:
+    wires = _network().wires(4)
+    alone = wires.collective("Allreduce", range(4), 64)
+    everyone = range(4)
+    ends = [wires.join("Allreduce", everyone, 64, 0.0) for _ in range(3)]
+    assert ends[0] == alone
+    working = ends[1] - ends[0]
+    assert working == alone - 2 * 8.0  # two exchanges of 64 bytes: only their latencies overlap
+    assert ends[2] - ends[1] == pytest.approx(working)
+    assert wires.join("Allreduce", everyone, 64, 1000.0) == 1000.0 + alone
+
+
+def test_collectives_and_messages_share_the_card() -> None:
+    wires = _network(eager_limit=1000).wires(4)
+    end = wires.join("Allreduce", range(4), 640, 0.0)
+    late = wires.send(0, 1, 160, 0.0, True)[1]
+    assert late > 1 + 8 + 10  # after the bytes of the collective
+    assert late < end + 1 + 8 + 10
+    busy = _network(eager_limit=10**6).wires(4)
+    busy.send(0, 1, 16_000, 0.0, True)  # holds the cards of both until 1000
+    assert busy.join("Allreduce", range(4), 640, 0.0) > 1000
+    other = _network(eager_limit=10**6).wires(6)
+    other.send(4, 5, 16_000, 0.0, True)
+    assert other.join("Allreduce", range(4), 640, 0.0) == end  # other cards

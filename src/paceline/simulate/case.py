@@ -65,6 +65,8 @@ class Workload:
     own_costs: Mapping[str, Costs] = field(default_factory=dict)
     """The costs of strategies whose work differs."""
     options: Options = field(default_factory=Options)
+    given: Model | None = None
+    """The model, if it is not the one that the configuration names."""
 
     @cached_property
     def model(self) -> Model:
@@ -86,7 +88,7 @@ class Workload:
 
     def job(self, strategy: str, config: Config) -> Job:
         """Return the job of a strategy, without a record."""
-        return Job(config=replace(config, strategy=strategy), data=self.data, runs=None)
+        return Job(config=replace(config, strategy=strategy), data=self.data, model=self.given, runs=None)
 
     def run(
         self, candidate: Candidate, scenario: Scenario, length: RunLength, *, time_only: bool = True

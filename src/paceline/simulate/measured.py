@@ -95,7 +95,9 @@ def describe(workload: Workload) -> str:
     nodes = "all ranks on one node" if on_node is None else f"{on_node} rank{'s' * (on_node > 1)} per node"
     slow = f", slow {workload.options.slow}" if workload.options.slow else ""
     uneven = f", jitter {workload.options.jitter:g}" if workload.options.jitter else ""
-    machine = None if workload.network.node is None else Machine.of_network(workload.network)
+    network = workload.network
+    typical = network.node is None or network.inside is not None
+    machine = None if typical else Machine.of_network(network)
     inside = (
         f"; messages in a node as on {machine.processor}" if machine is not None and machine.processor else ""
     )

@@ -141,13 +141,20 @@ class Costed:
         loss = self._compute(batch, order.append)
         compute = self._comm.kernel.compute
         seconds = 0.0 if compute is None else compute.seconds(self._kind, batch.count, self._comm.me.number)
-        each = (1 - FORWARD) * seconds / max(self.x.size, 1)
-        self._comm.Compute(FORWARD * seconds)
+        forward = getattr(self.plain, "forward_share", FORWARD)
+        self._comm.Compute(forward * seconds)
         for layer in order:
-            part = self.layers[layer]
-            self._comm.Compute(each * (part.stop - part.start))
+            self._comm.Compute((1 - forward) * seconds * self._backward_share(layer))
             ready(layer)
         return loss
+
+    def _backward_share(self, layer: int) -> float:
+        """Return the layer's part of the backward pass: as the model says, or else its part of the parameters."""
+        known: Sequence[float] | None = getattr(self.plain, "backward_shares", None)
+        if known is not None:
+            return known[layer]
+        part = self.layers[layer]
+        return float((part.stop - part.start) / max(self.x.size, 1))
 
     def _compute(self, batch: Batch, ready: Ready | None = None) -> float:
         if ready is None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from math import inf
 from random import Random
 from typing import Any
 
@@ -70,7 +71,7 @@ def _latency(scenario: Scenario) -> Scenario:
         }
         return replace(of, link=link, collectives=waits)
 
-    return _with_machine(scenario, machine, latency=0.0)
+    return _with_machine(scenario, machine, latency=0.0, socket_latency=0.0)
 
 
 def _bandwidth(scenario: Scenario) -> Scenario:
@@ -85,7 +86,9 @@ def _bandwidth(scenario: Scenario) -> Scenario:
         }
         return replace(of, link=link, collectives=alone)
 
-    return _with_machine(scenario, machine, bandwidth=float("inf"), copy_bandwidth=float("inf"))
+    return _with_machine(
+        scenario, machine, bandwidth=inf, copy_bandwidth=inf, stream=inf, socket_bandwidth=inf
+    )
 
 
 def _overhead(scenario: Scenario) -> Scenario:

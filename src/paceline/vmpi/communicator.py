@@ -336,7 +336,7 @@ class PointToPoint(Probing):
         wires = kernel.wires
         node = wires.node[number]
         eager = not (synchronous or kernel.rendezvous)
-        if node == wires.node[other] and not wires.jittered:  # most messages: `wires.send`, inlined
+        if node == wires.node[other] and wires.uniform:  # most messages: `wires.send`, inlined
             eager = eager and nbytes <= wires.limit_inside
             costs = wires.inside[node].get(nbytes) or wires.inside_costs(node, nbytes)
             own, arrives, taking = costs[0 if eager else 1]

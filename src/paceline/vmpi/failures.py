@@ -510,7 +510,7 @@ def get_faults(kernel: Any) -> Faults:
 class FaultyWires:
     """The network of a run with faults: see `paceline.vmpi.network.Wires`."""
 
-    jittered = True
+    uniform = False
 
     def __init__(self, inner: Any, faults: Faults) -> None:
         self._inner, self._faults = inner, faults

@@ -210,7 +210,7 @@ def meet(
     end = meeting.latest
     if not free_of_charge and size > 1:
         handed = nbytes if isinstance(nbytes, int) else nbytes(meeting.given)
-        end += kernel.wires.collective(_blocking(name), state.members, handed)
+        end = kernel.wires.join(_blocking(name), state.members, handed, end)
         if kernel.faults is not None:
             end = kernel.faults.collective_delay(name, state.members, meeting.latest, end)
     for member, met, result in zip(state.members, meeting.requests, results, strict=True):

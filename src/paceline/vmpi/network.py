@@ -3,7 +3,11 @@
     between nodes     o + L + n/B + o: each end's own time, the latency, and the bytes through the cards
     one card per node in each direction one message at a time, of any rank of the node
     above the limit   announced first (o + L), requested by the receiver (L + o), then as above
+    several cards     rank i of a node uses card i mod c
+    behind switches   a message to a node of another switch also passes the uplink of each switch, shared by its nodes:
+                      k nodes of rate B, oversubscribed f times, share k B / f in each direction
     inside a node     by the tables of a node, typical or measured; no card is involved
+    two sockets       the ranks of a socket share its memory; a message to the other one is copied at the link's rate
 
 `Network` describes a network; `Wires` is a network in use by one run.
 
@@ -16,15 +20,16 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from paceline.errors import UsageError, unknown
 from paceline.vmpi.compute import Curves
 
 US, GB = 1e-6, 1e9
 TCP_SHARE = 1448 / 1538  # of a frame on the wire with its gap, what TCP carries at the usual 1500 bytes
+ONE_STREAM = 2.4 * GB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +80,51 @@ class Node:
     def typical(cls) -> Node:
         """Return the node that is assumed if nothing was measured: a 16-core server, Open MPI, mpi4py."""
         return _typical_node()
+
+    @classmethod
+    def of_devices(cls, kind: str) -> Node:
+        """Return a node of GPUs that exchange messages directly, over the links of this kind (nvlink, pcie4, …)."""
+        found = DEVICE_LINKS.get(kind)
+        if found is None:
+            raise unknown("link inside a node", kind, DEVICE_LINKS)
+        return _device_node(*found)
+
+
+# Bytes a second that NCCL's ring reaches between GPUs of one node, seconds of a step of it, and bytes a second of the
+# GPU's memory. docs/simulate.md has the sources.
+DEVICE_LINKS: dict[str, tuple[float, float, float]] = {
+    "nvlink": (120 * GB, 3.4 * US, 900 * GB),  # second generation: V100, 6 links of 25 GB/s in each direction
+    "nvlink1": (60 * GB, 3.4 * US, 730 * GB),  # P100, 4 links of 20 GB/s
+    "nvlink3": (230 * GB, 3.4 * US, 1_900 * GB),  # A100, 12 links of 25 GB/s
+    "nvlink4": (360 * GB, 3.4 * US, 3_300 * GB),  # H100, 18 links of 25 GB/s
+    "pcie": (
+        10 * GB,
+        5.7 * US,
+        480 * GB,
+    ),  # third generation, 16 lanes: 15.75 GB/s less packets, through switches
+    "pcie4": (20 * GB, 5.7 * US, 900 * GB),
+    "pcie5": (40 * GB, 5.7 * US, 1_800 * GB),
+}
+
+
+@cache
+def _device_node(rate: float, step: float, memory: float) -> Node:
+    def line(start: float, rate: float) -> Curves:
+        return Curves.of({1: [[0, start], [1 << 24, start + (1 << 24) / rate]]})
+
+    return Node(
+        eager_limit=4096,
+        post=0.5 * US,
+        poll=0.3 * US,
+        link=Link(
+            send=Curves.of({1: [[0, 0.25 * step], [1 << 24, 0.25 * step]]}),
+            flight=Curves.of({1: [[0, 0.5 * step], [1 << 24, 0.5 * step]]}),
+            take=line(0.25 * step, rate),
+        ),
+        # A sum of two arrays reads both and writes one; a copy reads one and writes one.
+        memory={"combine": line(0.0, memory / 3), "recombine": line(0.0, memory / 3), "sum": line(0.0, memory),
+                "copy": line(0.0, memory / 2)},
+    )  # fmt: skip
 
 
 @cache
@@ -130,10 +180,31 @@ class Network:
     """Seconds of the sender's own time, and of the receiver's, for each message."""
     copy_bandwidth: float = math.inf
     """Bytes per second that each end copies in its own time; infinite if the card reads the user's memory."""
+    stream: float = math.inf
+    """Bytes per second of one message, however fast the card is: what one TCP connection carries."""
     eager_limit: int = 65536
     """The longest message, in bytes, that is sent before the receiver asks for it."""
     ranks_per_node: int | None = 1
     """None: all ranks are on one node."""
+    cyclic: int | None = None
+    """Deal the ranks to this many nodes in turn, instead of `ranks_per_node` to each: rank r is on node r mod cyclic."""
+    cards: int = 1
+    """The cards of a node: rank i of a node uses card i mod cards."""
+    nodes_per_switch: int | None = None
+    """Nodes behind one switch; None: all of them, so that no uplink is involved."""
+    oversubscription: float = 1.0
+    """The rate of all nodes of a switch together, divided by the rate of its uplink."""
+    sockets: int = 1
+    """Sockets of a node, each with its own memory; the ranks of a node are divided among them in order."""
+    socket_bandwidth: float = 20 * GB
+    """Bytes per second that are copied from one socket's memory to another's."""
+    socket_latency: float = 0.1 * US
+    """Seconds that a message to another socket takes longer."""
+    inside: str | None = None
+    """The links between the GPUs of a node (`DEVICE_LINKS`), if each rank has one; None: ranks share a node's memory."""
+    library: Literal["mpi", "nccl"] | None = None
+    """Whose algorithms a communicator's collectives use: MPI's (Thakur et al.), or NCCL's rings and trees, which are the
+    default if the ranks have GPUs."""
     cores: int | None = None
     """The cores of a node. None: with a single node those of the machine that was measured, else enough for its ranks."""
     jitter: float = 0.0
@@ -143,22 +214,37 @@ class Network:
     name: str = "network"
 
     def __post_init__(self) -> None:
-        for name in ("latency", "overhead", "jitter"):
+        for name in ("latency", "overhead", "jitter", "socket_latency"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise UsageError(f"{name} of {self.name} must be at least 0; got {getattr(self, name)}")
-        for name in ("bandwidth", "copy_bandwidth"):
+                raise UsageError(
+                    f"{_dashed(name)} of {self.name} must be at least 0; got {getattr(self, name)}"
+                )
+        for name in ("bandwidth", "copy_bandwidth", "stream", "socket_bandwidth"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{_dashed(name)} of {self.name} must be above 0; got {getattr(self, name)}")
         if self.eager_limit < 0:
             raise UsageError(f"eager-limit of {self.name} must be at least 0; got {self.eager_limit}")
-        if self.cores is not None and self.cores < 1:
-            raise UsageError(f"cores of {self.name} must be at least 1; got {self.cores}")
-        if self.ranks_per_node is not None and self.ranks_per_node < 1:
-            raise UsageError(f"ranks-per-node of {self.name} must be at least 1; got {self.ranks_per_node}")
+        for name in WHOLE:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{_dashed(name)} of {self.name} must be at least 1; got {value}")
+        if not 1 <= self.oversubscription < math.inf:
+            raise UsageError(
+                f"oversubscription of {self.name} must be at least 1; got {self.oversubscription}"
+            )
+        if self.oversubscription > 1 and self.nodes_per_switch is None:
+            raise UsageError(
+                f"oversubscription of {self.name} needs nodes-per-switch: with one switch there is no uplink"
+            )
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in (None, *choices):
+                raise unknown(f"{_dashed(name)} of {self.name}", str(getattr(self, name)), choices)
+        if self.inside is not None and self.node is None:
+            object.__setattr__(self, "node", Node.of_devices(self.inside))
 
     @classmethod
     def named(cls, name: str, **changes: Any) -> Network:
-        """Return a network by name (loopback, 1gbe, 10gbe, 100gbe, infiniband), with changes."""
+        """Return a network by name (loopback, 10gbe, infiniband …: see `presets`), with changes."""
         found = presets().get(name)
         if found is None:
             raise unknown("network", name, presets())
@@ -170,6 +256,8 @@ class Network:
 
     def nodes(self, ranks: int) -> int:
         """Return the number of nodes for this number of ranks."""
+        if self.cyclic is not None:
+            return min(self.cyclic, ranks)
         return -(-ranks // (self.ranks_per_node or ranks))
 
     def node_cores(self, measured: int) -> int | None:
@@ -180,64 +268,89 @@ class Network:
         """
         return self.cores if self.cores is not None else measured if self.ranks_per_node is None else None
 
+    @property
+    def uses_nccl(self) -> bool:
+        """True if a communicator's collectives use NCCL's algorithms."""
+        return self.library == "nccl" or (self.library is None and self.inside is not None)
+
+    @property
+    def uplink(self) -> float:
+        """Bytes per second from one switch to the others, in each direction; infinite with a single switch."""
+        if self.nodes_per_switch is None:
+            return math.inf
+        return self.nodes_per_switch * self.cards * self.bandwidth / self.oversubscription
+
     def __str__(self) -> str:
         """Return the network as on the command line, without the tables of a node."""
         preset = presets().get(self.name)
+        usual = {each.name: each.default for each in fields(self)}
         words = [
             f"{_dashed(name)}={_format_option(name, getattr(self, name))}"
-            for name in (*UNITS, "ranks_per_node", "cores", "jitter")
-            if getattr(self, name)
-            != (getattr(preset, name) if preset else None if name == "cores" else math.nan)
+            for name in (*UNITS, *WHOLE, *NUMBERS, *CHOICES)
+            if getattr(self, name) != (getattr(preset, name) if preset else usual[name])
         ]
         return f"{self.name}:{','.join(words)}" if words else self.name
 
 
+@cache
 def presets() -> dict[str, Network]:
-    """Return the networks that have a name.
+    """Return the networks that have a name; docs/simulate.md has the source of each figure.
 
     Latencies are chosen so that a small message, with the own time of both ends, takes as long as commonly published
     ping-pongs between two hosts and one switch; bandwidths are those of the line without the headers.
     """
     gbit = 1e9 / 8
-    return {
-        # All ranks on one node; the figures of the network are never used.
-        "loopback": Network(name="loopback", latency=0.0, bandwidth=math.inf, ranks_per_node=None),
-        # TCP through the kernel. NetPIPE over one gigabit switch: 40 to 60 us, most of it interrupt coalescing in the
-        # card. The kernel's TCP takes about 5 us at each end.
-        "1gbe": Network(
-            name="1gbe",
-            latency=40 * US,
-            bandwidth=TCP_SHARE * gbit,
-            overhead=5 * US,
-            copy_bandwidth=4e9,
-        ),
-        # TCP through the kernel: 15 to 30 us.
-        "10gbe": Network(
-            name="10gbe",
-            latency=16 * US,
-            bandwidth=10 * TCP_SHARE * gbit,
-            overhead=2 * US,
-            copy_bandwidth=6e9,
-        ),
-        # TCP through the kernel at about 10 us, one stream limited to 6 GB/s by copying at the ends, as `btl tcp` is.
-        # With RoCE (UCX): 100gbe:latency=1us,overhead=0.7us,copy-bandwidth=inf, 2 to 3 us.
-        "100gbe": Network(
-            name="100gbe",
-            latency=7 * US,
-            bandwidth=100 * 0.97 * gbit,  # frames of 9000 bytes
-            overhead=1.5 * US,
-            copy_bandwidth=6e9,
-        ),
-        # HDR, 200 Gbit/s, 98 % of it data with packets of 4096 bytes; osu_latency gives 1.0 to 1.3 us from C. mpi4py adds
-        # about half a microsecond at each end. NDR: infiniband:bandwidth=49GB/s.
-        "infiniband": Network(
-            name="infiniband",
-            latency=0.8 * US,
-            bandwidth=200 * 0.98 * gbit,
-            overhead=0.7 * US,
-            eager_limit=8192,
-        ),
+    tcp = {
+        # NetPIPE over one gigabit switch: 40 to 60 us, most of it interrupt coalescing in the card. The kernel's TCP
+        # takes about 5 us at each end.
+        "1gbe": {"latency": 40 * US, "bandwidth": TCP_SHARE * gbit, "overhead": 5 * US, "copy_bandwidth": 4e9},
+        # 15 to 30 us.
+        "10gbe": {
+            "latency": 16 * US, "bandwidth": 10 * TCP_SHARE * gbit, "overhead": 2 * US, "copy_bandwidth": 6e9,
+        },
+        # One stream carries at most about 2.4 GB/s with the usual frames: 60 % of 32 Gbit/s (NVIDIA/nccl issue 209).
+        **{
+            f"{rate}gbe": {
+                "latency": 10 * US, "bandwidth": rate * TCP_SHARE * gbit, "overhead": 2 * US, "copy_bandwidth": 6e9,
+                "stream": ONE_STREAM,
+            }
+            for rate in (25, 40, 50)
+        },
+        # About 10 us, frames of 9000 bytes, one stream limited to 6 GB/s by copying at the ends, as `btl tcp` is.
+        "100gbe": {"latency": 7 * US, "bandwidth": 100 * 0.97 * gbit, "overhead": 1.5 * US, "copy_bandwidth": 6e9},
+    }  # fmt: skip
+    # The card reads and writes the user's memory: RoCE takes 2 to 3 us, and carries 97 % of the line.
+    rdma = {
+        f"{rate}gbe-rdma": {"latency": 1 * US, "bandwidth": rate * 0.97 * gbit, "overhead": 0.7 * US}
+        for rate in (25, 40, 50, 100, 200, 400)
     }
+    # 98 % of the rate is data with packets of 4096 bytes; osu_latency gives 1.0 to 1.3 us from C, less with each
+    # generation. mpi4py adds about half a microsecond at each end.
+    infiniband = {
+        "infiniband-fdr": (1.0 * US, 54.5), "infiniband-edr": (0.9 * US, 100), "infiniband-hdr": (0.8 * US, 200),
+        "infiniband-ndr": (0.8 * US, 400), "infiniband": (0.8 * US, 200),
+    }  # fmt: skip
+    known: dict[str, dict[str, Any]] = {
+        # All ranks on one node; the figures of the network are never used.
+        "loopback": {"latency": 0.0, "bandwidth": math.inf, "ranks_per_node": None},
+        **tcp,
+        **rdma,
+        **{
+            name: {
+                "latency": latency,
+                "bandwidth": rate * 0.98 * gbit,
+                "overhead": 0.7 * US,
+                "eager_limit": 8192,
+            }
+            for name, (latency, rate) in infiniband.items()
+        },
+        # All ranks on one node, each with a GPU.
+        **{
+            kind: {"latency": 0.0, "bandwidth": math.inf, "ranks_per_node": None, "inside": kind}
+            for kind in DEVICE_LINKS
+        },
+    }
+    return {name: Network(name=name, **figures) for name, figures in known.items()}
 
 
 def _dashed(name: str) -> str:
@@ -246,7 +359,8 @@ def _dashed(name: str) -> str:
 
 def _format_option(name: str, value: Any) -> str:
     unit = {id(TIMES): "s", id(RATES): "B/s"}.get(id(UNITS[name][0]), "") if name in UNITS else ""
-    return "all" if value is None else f"{value}{unit}"
+    none = "all" if name == "ranks_per_node" else "none"
+    return none if value is None else f"{value}{unit}"
 
 
 def parse_network(text: str, load_node: Callable[[str], Node] | None = None) -> Network:
@@ -285,13 +399,19 @@ UNITS: dict[str, tuple[dict[str, Any], str]] = {
     "overhead": (TIMES, "1us"),
     "bandwidth": (RATES, "10Gbit/s"),
     "copy_bandwidth": (RATES, "6GB/s"),
+    "stream": (RATES, "2GB/s"),
     "eager_limit": (SIZES, "64KiB"),
+    "socket_bandwidth": (RATES, "20GB/s"),
+    "socket_latency": (TIMES, "100ns"),
 }
+WHOLE = ("ranks_per_node", "cyclic", "cards", "nodes_per_switch", "sockets", "cores")
+NUMBERS = ("jitter", "oversubscription")
+CHOICES: dict[str, tuple[str, ...]] = {"inside": tuple(DEVICE_LINKS), "library": ("mpi", "nccl")}
 
 
 def _changes(name: str, words: list[str], load_node: Callable[[str], Node] | None) -> dict[str, Any]:
     changes: dict[str, Any] = {}
-    choices = [*UNITS, "ranks_per_node", "cores", "jitter", *(["machine"] if load_node else [])]
+    choices = [*UNITS, *WHOLE, *NUMBERS, *CHOICES, *(["machine"] if load_node else [])]
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
@@ -316,12 +436,16 @@ def _value(name: str, field: str, text: str) -> Any:
         if not text.isdecimal():
             raise UsageError(f"{what} must be a whole number, or all; got {text!r}")
         return int(text)
-    if field == "cores":
+    if field in WHOLE:
         if not text.isdecimal():
             raise UsageError(f"{what} must be a whole number; got {text!r}")
         return int(text)
-    if field == "jitter":
+    if field in NUMBERS:
         return _number(what, text)
+    if field in CHOICES:
+        if text not in CHOICES[field]:
+            raise unknown(what, text, CHOICES[field])
+        return text
     units, example = UNITS[field]
     unit = next((u for u in sorted(units, key=len, reverse=True) if text.endswith(u)), "")
     number = _number(what, text.removesuffix(unit))
@@ -357,10 +481,12 @@ def _number(what: str, text: str) -> float:
 
 
 class StepCosts(NamedTuple):
-    """Seconds of one exchange, and of combining two arrays, by bytes."""
+    """Seconds of one exchange, of combining two arrays, and of one step around a ring, by bytes."""
 
     exchange: Callable[[float], float]
     combine: Callable[[float], float]
+    to_neighbour: Callable[[float], float] | None = None
+    """None: as long as any other exchange. Between switches only one message of a ring's step passes each uplink."""
 
 
 def collective_seconds(name: str, p: int, n: float, steps: StepCosts) -> float:
@@ -375,7 +501,8 @@ def collective_seconds(name: str, p: int, n: float, steps: StepCosts) -> float:
     if p <= 1:
         return 0.0
     rounds = math.ceil(math.log2(p))
-    exchange, combine = steps
+    exchange, combine = steps.exchange, steps.combine
+    to_neighbour = steps.to_neighbour or exchange
 
     def halving() -> float:
         """Return the cost of n bytes halved in every round: a scatter or, backwards, a gather."""
@@ -389,16 +516,16 @@ def collective_seconds(name: str, p: int, n: float, steps: StepCosts) -> float:
     if name == "Barrier":
         return rounds * exchange(0)
     if name in ("Bcast", "Ibcast"):
-        return min(rounds * exchange(n), halving() + min(halving(), (p - 1) * exchange(n / p)))
+        return min(rounds * exchange(n), halving() + min(halving(), (p - 1) * to_neighbour(n / p)))
     if name in ("Reduce", "Reduce_scatter", "Reduce_scatter_block"):
         scattered = uneven + halving() + halves_combined()
         if name != "Reduce":
-            return min(scattered, (p - 1) * (exchange(n / p) + combine(n / p)))
+            return min(scattered, (p - 1) * (to_neighbour(n / p) + combine(n / p)))
         return min(rounds * (exchange(n) + combine(n)), scattered + halving())
     if name in ("Allreduce", "Iallreduce", "Scan", "Exscan"):
         doubling = rounds * (exchange(n) + combine(n)) + (uneven and exchange(n))
         halved = uneven + 2 * halving() + halves_combined() + (uneven and exchange(n))
-        ring = (p - 1) * (2 * exchange(n / p) + combine(n / p))
+        ring = (p - 1) * (2 * to_neighbour(n / p) + combine(n / p))
         return min(doubling, halved, ring)
     if name in ("Gather", "Gatherv"):
         return sum(exchange(n * 2**k) for k in range(rounds))
@@ -407,7 +534,67 @@ def collective_seconds(name: str, p: int, n: float, steps: StepCosts) -> float:
     if name in ("Alltoall", "Alltoallv"):
         return min(rounds * exchange(n / 2), (p - 1) * exchange(n / p))
     # Allgather, and calls in which every rank learns a little about every other (Split, Dup, windows …)
-    return min(sum(exchange(n * 2**k) for k in range(rounds)), (p - 1) * exchange(n))
+    return min(sum(exchange(n * 2**k) for k in range(rounds)), (p - 1) * to_neighbour(n))
+
+
+# NCCL's collectives, by its own model of them: rings through all GPUs, each node entered and left once, or trees of nodes
+# whose GPUs form a chain. A step takes as long as its slowest link; large arrays are cut into pieces that follow each
+# other, so that the bytes take as long as they take to pass the slowest link.
+NCCL_START = 8.4 * US  # to start a collective's kernel, and to end it
+NCCL_HOP = (
+    10 * US
+)  # a step between nodes takes longer than its message, by the GPU and the proxy thread of both ends
+TREE_SHARE = 0.9  # of the links' rate, what a tree reaches
+
+
+class Hop(NamedTuple):
+    """A link that a ring or tree uses: seconds of a step of no bytes, and for each byte."""
+
+    step: float
+    per_byte: float
+
+
+def nccl_seconds(
+    name: str, p: int, nodes: int, n: float, *, inside: Hop, between: Hop, crossing: float = 1.0, start: float = NCCL_START
+) -> float | None:  # fmt: skip
+    """Return the seconds that p GPUs on this many nodes take for a collective of NCCL; None if NCCL has none like it.
+
+    n: the bytes that each GPU contributes. `crossing`: how much slower links are when all of a switch are used at once.
+
+    >>> wire, lane = Hop(10e-6, 1e-10), Hop(4e-6, 1e-11)
+    >>> round(nccl_seconds("Allreduce", 8, 1, 1e9, inside=lane, between=wire), 4)     # 2 7/8 n
+    0.0176
+    >>> round(nccl_seconds("Allreduce", 8, 2, 1e9, inside=lane, between=wire), 4)
+    0.1751
+    """
+    if p <= 1:
+        return 0.0
+    slowest = max(inside.per_byte if p > nodes else 0.0, between.per_byte if nodes > 1 else 0.0)
+    times = {
+        "Allreduce": 2,
+        "Reduce_scatter": 1,
+        "Reduce_scatter_block": 1,
+        "Allgather": 1,
+        "Bcast": 1,
+        "Reduce": 1,
+    }
+    if name not in times:
+        return None
+    steps = times[name] * (p - 1)
+    entered = min(times[name] * nodes, steps) if nodes > 1 else 0
+    waits = start + (steps - entered) * inside.step + entered * between.step
+    if name in ("Bcast", "Reduce"):
+        return waits + n * slowest
+    if name == "Allgather":
+        return waits + (p - 1) * n * slowest
+    ring = waits + steps * n / p * slowest
+    if name != "Allreduce" or nodes == 1:
+        return ring
+    across = between._replace(per_byte=between.per_byte * crossing)
+    slowest = max(slowest, across.per_byte)
+    levels = math.ceil(math.log2(nodes))
+    hops = start + 2 * ((-(-p // nodes) - 1) * inside.step + levels * across.step)
+    return min(ring, hops + 2 * n * slowest / TREE_SHARE)
 
 
 CACHED = 1 << 16  # sizes whose costs are cached
@@ -417,37 +604,82 @@ WINDOW = 3  # a copy counts as concurrent for this many times its length after i
 MOST_TAKERS = 256
 
 
+class _Group(NamedTuple):
+    """The ranks of a collective: on how many nodes, how many on the one with the most, and the cards that they use."""
+
+    members: Sequence[int]
+    nodes: int
+    largest: int
+    cards: Sequence[int]
+
+
+class _Price(NamedTuple):
+    """The seconds of a collective, and how long its members and cards can do nothing else."""
+
+    seconds: float
+    working: float
+
+
 class Wires:
     """A network in use by one run: when messages are sent, arrive and are taken, and when each card is free."""
 
     def __init__(self, network: Network, ranks: int, random: random.Random | None = None) -> None:
         each = network.ranks_per_node or max(ranks, 1)
         node = network.node or Node.typical()
-        self.node = [rank // each for rank in range(ranks)]
+        turns = network.cyclic
+        self.node = [rank // each if turns is None else rank % turns for rank in range(ranks)]
         self.post, self.poll = node.post, node.poll
         self._network, self._node = network, node
         self._latency, self._overhead = network.latency, network.overhead
         self._per_byte, self._per_copied = 1 / network.bandwidth, 1 / network.copy_bandwidth
+        # What a message takes longer than its card is held, for each byte.
+        self._per_streamed = max(0.0, 1 / network.stream - self._per_byte)
         self._limit, self.limit_inside = network.eager_limit, node.eager_limit
-        count = self.node[-1] + 1 if ranks else 0
-        self._on_node = [min(each, ranks - node * each) for node in range(count)]
+        count = network.nodes(ranks) if ranks else 0
+        self._on_node = [0] * count
+        place = []  # of each rank in its node
+        for node_number in self.node:
+            place.append(self._on_node[node_number])
+            self._on_node[node_number] += 1
+        sockets = network.sockets
+        self._socket = [
+            i * sockets // self._on_node[node_number] for i, node_number in zip(place, self.node, strict=True)
+        ]
+        self.memory = [node * sockets + socket for node, socket in zip(self.node, self._socket, strict=True)]
+        """For each rank, which memory it shares with others: that of its socket."""
+        self._sharing = [max(1, -(-ranks // sockets)) for ranks in self._on_node]
+        self._per_crossed = 1 / network.socket_bandwidth
+        cards = network.cards
+        self._card = [
+            node_number * cards + i % cards for i, node_number in zip(place, self.node, strict=True)
+        ]
+        # With all nodes behind one switch nothing passes an uplink.
+        switch = network.nodes_per_switch or max(count, 1)
+        self._switch = [node_number // switch for node_number in self.node]
+        self._per_byte_up = 1 / network.uplink
+        switches = self._switch[-1] + 1 if turns is None and ranks else max(self._switch, default=-1) + 1
+        self._up, self._down = [0.0] * switches, [0.0] * switches
+        self._gaps_up: dict[int, list[tuple[float, float]]] = {}
+        self._gaps_down: dict[int, list[tuple[float, float]]] = {}
         by_number: dict[int, dict[int, Any]] = {number: {} for number in self._on_node}
         self.inside = [by_number[number] for number in self._on_node]
         """For each node, by bytes: cached results of `inside_costs`."""
         # Each card is free from these times on, and in the gaps before them, which few cards have.
-        self._out, self._in = [0.0] * count, [0.0] * count
+        self._out, self._in = [0.0] * (count * cards), [0.0] * (count * cards)
         self._gaps_out: dict[int, list[tuple[float, float]]] = {}
         self._gaps_in: dict[int, list[tuple[float, float]]] = {}
-        # The end times of each node's copies of long messages.
+        # The end times of the copies of long messages, by the memory that is copied to.
         self._copying: dict[int, deque[float]] = {}
         self._sigma = network.jitter if random is not None else 0.0
-        self.jittered = self._sigma > 0
-        """True if messages between the same two ranks could overtake each other."""
+        self.uniform = not self._sigma and sockets == 1
+        """True if a message inside a node costs the same between any two of its ranks, at any time."""
         self._draw: Callable[[float, float], float] = (
             random.lognormvariate if random is not None else lambda mean, sigma: 1.0
         )
-        self._groups: dict[int, tuple[Sequence[int], int, int]] = {}
-        self._collectives: dict[tuple[str, int, int, int, int], float] = {}
+        # Until when each rank works on collectives that came before.
+        self._engaged = [0.0] * ranks
+        self._groups: dict[int, _Group] = {}
+        self._collectives: dict[tuple[str, int, int, int, int], _Price] = {}
 
     def contended(self, source: int, dest: int) -> bool:
         """Return True if the message goes through a card, which other ranks may need at the same time."""
@@ -475,6 +707,8 @@ class Wires:
             if self._sigma:
                 flight *= self._draw(0.0, self._sigma)
             free = now + own
+            if self._socket[source] != self._socket[dest]:
+                flight, taking = self._cross_sockets(nbytes if eager else 0, flight, taking)
             return free, free + flight, taking
         latency = self._latency * self._draw(0.0, self._sigma) if self._sigma else self._latency
         if not eager:
@@ -483,9 +717,13 @@ class Wires:
         copying, first, passing = self._parts(nbytes)
         ready = now + self._overhead + first
         # Through both cards at once, if they are free: the first byte arrives after the latency.
-        leaves = _reserve(self._out, self._gaps_out, a, ready, passing, now, False)
+        leaves = _reserve(self._out, self._gaps_out, self._card[source], ready, passing, now, False)
         late = leaves > ready or self._sigma > 0
-        there = _reserve(self._in, self._gaps_in, b, leaves + latency, passing, now, late)
+        if self._switch[source] != self._switch[dest]:
+            leaves = self._pass_uplinks(source, dest, leaves, passing, nbytes, now)
+            late = True
+        there = _reserve(self._in, self._gaps_in, self._card[dest], leaves + latency, passing, now, late)
+        passing += nbytes * self._per_streamed
         comes = there + first + (passing - copying if passing > copying else 0.0)
         return now + self._overhead + copying, comes, self._overhead + copying
 
@@ -498,24 +736,42 @@ class Wires:
                 costs = self.inside_costs(a, nbytes)
             _, flight, taking = costs[1]
             if costs[2] is not None:
-                taking = self._shared_taking(a, costs[2], now)
+                taking = self._shared_taking(self.memory[dest], costs[2], now)
+            if self._socket[source] != self._socket[dest]:
+                flight, taking = self._cross_sockets(nbytes, flight, taking)
             return now, taking, now + taking + flight
         latency = self._latency * self._draw(0.0, self._sigma) if self._sigma else self._latency
         copying, first, passing = self._parts(nbytes)
         ready = now + self._overhead + latency + self._overhead + first  # the request has reached the sender
-        leaves = _reserve(self._out, self._gaps_out, a, ready, passing, now, True)
-        there = _reserve(self._in, self._gaps_in, b, leaves + latency, passing, now, True)
+        leaves = _reserve(self._out, self._gaps_out, self._card[source], ready, passing, now, True)
+        if self._switch[source] != self._switch[dest]:
+            leaves = self._pass_uplinks(source, dest, leaves, passing, nbytes, now)
+        there = _reserve(self._in, self._gaps_in, self._card[dest], leaves + latency, passing, now, True)
+        passing += nbytes * self._per_streamed
         comes = there + first + (passing - copying if passing > copying else 0.0)
         return comes, self._overhead + copying, leaves + passing
 
-    def _shared_taking(self, node: int, by_takers: list[float], now: float) -> float:
-        """Return the seconds to copy a long message while other ranks of the node do the same.
+    def _pass_uplinks(
+        self, source: int, dest: int, leaves: float, passing: float, nbytes: int, now: float
+    ) -> float:
+        """Reserve the uplinks of both switches for a message; return when it would have to leave to arrive as late."""
+        up = nbytes * self._per_byte_up
+        out = _reserve(self._up, self._gaps_up, self._switch[source], leaves, up, now, True)
+        into = _reserve(self._down, self._gaps_down, self._switch[dest], out, up, now, True)
+        return max(leaves, into + up - passing)
+
+    def _cross_sockets(self, nbytes: int, flight: float, taking: float) -> tuple[float, float]:
+        """Return flight and the receiver's own time of a message to another socket of the node."""
+        return flight + self._network.socket_latency, max(taking, nbytes * self._per_crossed)
+
+    def _shared_taking(self, memory: int, by_takers: list[float], now: float) -> float:
+        """Return the seconds to copy a long message while other ranks that share the memory do the same.
 
         Ranks that have just copied count as well: ranks that exchange copy at the same time, but ask one by one.
         """
-        until = self._copying.get(node)
+        until = self._copying.get(memory)
         if until is None:
-            until = self._copying[node] = deque()
+            until = self._copying[memory] = deque()
         since = now - WINDOW * by_takers[1]
         while until and until[0] < since:
             until.popleft()
@@ -533,35 +789,90 @@ class Wires:
         return nbytes * self._per_copied, pieces * self._per_copied, nbytes * self._per_byte
 
     def collective(self, name: str, members: Sequence[int], nbytes: int) -> float:
-        """Return the seconds of MPI's own collective from the last member's call on, with `nbytes` from each member."""
+        """Return the seconds of MPI's own collective from the last member's call on, with `nbytes` from each member.
+
+        Nothing else is in flight: see `join` for the time among other traffic.
+        """
+        return self._price(name, members, nbytes).seconds
+
+    def join(self, name: str, members: Sequence[int], nbytes: int, start: float) -> float:
+        """Return when a collective ends whose last member called at `start`, and reserve what it needs until then.
+
+        It waits for the collectives of its members, and for all traffic through its cards, that came before; what follows
+        waits for it. Only the latencies of operations in flight at the same time overlap.
+        """
+        price, cards = self._price(name, members, nbytes), self._cards_of(members)
+        begin = start
+        for until in (self._engaged, *((self._out, self._in) if cards else ())):
+            for place in members if until is self._engaged else cards:
+                if until[place] > begin:
+                    begin = until[place]
+        for rank in members:
+            self._engaged[rank] = begin + price.working
+        for card in cards:
+            self._out[card] = self._in[card] = begin + price.working
+        return begin + price.seconds
+
+    def _group(self, members: Sequence[int]) -> _Group:
         known = self._groups.get(id(members))
-        if known is None or known[0] is not members:
+        if known is None or known.members is not members:
             on_node: dict[int, int] = {}
             for rank in members:
                 on_node[self.node[rank]] = on_node.get(self.node[rank], 0) + 1
-            known = (members, len(on_node), max(on_node.values(), default=1))
+            cards = sorted({self._card[rank] for rank in members}) if len(on_node) > 1 else ()
+            known = _Group(members, len(on_node), max(on_node.values(), default=1), cards)
             self._groups[id(members)] = known  # holding the members keeps their id from being reused
-        _, nodes, largest = known
-        key = (name, len(members), nodes, largest, nbytes)
+        return known
+
+    def _cards_of(self, members: Sequence[int]) -> Sequence[int]:
+        """Return the cards that a collective of these ranks uses: none if they are all on one node."""
+        return self._group(members).cards
+
+    def _price(self, name: str, members: Sequence[int], nbytes: int) -> _Price:
+        group = self._group(members)
+        key = (name, len(members), group.nodes, group.largest, nbytes)
         found = self._collectives.get(key)
         if found is None:
-            found = self._collectives[key] = self._collective(name, len(members), nodes, largest, nbytes)
+            seconds = self._collective(*key, latency=self._latency)
+            # What remains without latencies: the own time of the ranks and the bytes through the cards.
+            working = min(seconds, self._collective(*key, latency=None))
+            found = self._collectives[key] = _Price(seconds, working)
         return found
 
-    def _collective(self, name: str, members: int, nodes: int, largest: int, nbytes: int) -> float:
-        costs = self._node
-        on_node = self._on_node[0]
+    def _collective(
+        self, name: str, members: int, nodes: int, largest: int, nbytes: int, latency: float | None
+    ) -> float:
+        """Return the seconds of a collective; without a latency (None), neither between nodes nor inside them."""
+        network, costs = self._network, self._node
+        sharing = self._sharing[0]
+        flights = 0.0 if latency is None else 1.0
+        latency = latency or 0.0
 
         def combine(n: float) -> float:
-            return costs.memory["combine"].at(n, on_node) if "combine" in costs.memory else 0.0
+            return costs.memory["combine"].at(n, sharing) if "combine" in costs.memory else 0.0
 
         def inside(n: float) -> float:
-            return costs.link.both_ways(int(n), on_node, eager=n <= costs.eager_limit, post=costs.post)
+            eager = n <= costs.eager_limit
+            found = costs.link.both_ways(int(n), sharing, eager=eager, post=costs.post)
+            if not flights:
+                found -= (1 if eager else 2) * costs.link.flight.at(int(n), sharing)
+            return found
 
-        def between(n: float) -> float:
-            copying, first, passing = self._parts(int(n))
-            asked = 0.0 if n <= self._limit else 2 * (self._latency + self._overhead)
-            return costs.post + 2 * (self._overhead + first) + self._latency + asked + max(passing, copying)
+        def between(
+            n: float, rate: float = network.cards * network.bandwidth / network.oversubscription
+        ) -> float:
+            copying, first, _ = self._parts(int(n))
+            asked = 0.0 if n <= self._limit else 2 * (latency + self._overhead)
+            return (
+                costs.post
+                + 2 * (self._overhead + first)
+                + latency
+                + asked
+                + max(n / min(rate, network.stream), copying)
+            )
+
+        def to_neighbour(n: float) -> float:
+            return between(n, min(network.cards * network.bandwidth, network.uplink))
 
         def in_node(name: str, ranks: int, n: float) -> float:
             if ranks <= 1:
@@ -576,13 +887,26 @@ class Wires:
             # A collective of the library is faster than messages sent from Python, by the factor that was measured.
             return found * min(1.0, like.at(n, ranks) / collective_seconds("Allreduce", ranks, n, steps))
 
+        if network.uses_nccl:
+            hop = NCCL_HOP * flights + latency + 2 * self._overhead
+            rate = network.cards * min(network.bandwidth, network.stream, network.copy_bandwidth)
+            slope = costs.link.take.at(1 << 24, 1) - costs.link.take.at(0, 1)
+            found = nccl_seconds(
+                name, members, nodes, nbytes,
+                inside=Hop(inside(0), slope / (1 << 24)),
+                between=Hop(hop, 1 / min(rate, network.uplink)), crossing=network.oversubscription,
+                start=NCCL_START * flights,
+            )  # fmt: skip
+            if found is not None:
+                return found
         if nodes <= 1:
             return in_node(name, members, nbytes)
-        return _two_level(name, members, nodes, largest, nbytes, in_node, StepCosts(between, combine))
+        steps = StepCosts(between, combine, to_neighbour)
+        return _two_level(name, members, nodes, largest, nbytes, in_node, steps)
 
     def inside_costs(self, node: int, nbytes: int) -> tuple[Any, Any, list[float] | None]:
         """Return (send, flight, take) of an eager and of an announced message, and take of a long one by takers."""
-        link, limit, ranks = self._node.link, self.limit_inside, self._on_node[node]
+        link, limit, ranks = self._node.link, self.limit_inside, self._sharing[node]
         by_takers = None
 
         def of(n: int) -> tuple[float, float, float]:

@@ -12,7 +12,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -91,7 +91,11 @@ def run(
         )
     network = parse_network(network) if isinstance(network, str) else network
     wires = network.wires(ranks, random.Random(f"{seed} wires"))
-    computing = None if compute is None else compute.start(wires.node, seed)
+    if network.sockets > 1 and compute is not None and compute.cores is not None:
+        compute = replace(
+            compute, cores=max(1, compute.cores // network.sockets)
+        )  # each socket has its share
+    computing = None if compute is None else compute.start(wires.memory, seed)
     kernel = Kernel(ranks, wires, computing, seed=seed, strict=strict, rendezvous=rendezvous, carries=carries)
     for fault in faults:
         fault.prepare(kernel)

@@ -607,7 +607,9 @@ class Worker(Steps):
         return not self._moved() and alike(*self.epoch_losses)
 
     def _moved(self) -> bool:
-        """Return True if the parameters have changed since the last call."""
+        """Return True if the parameters have changed since the last call, or are not known."""
+        if self._time_only:
+            return True
         x = np.asarray(self.model.x)
         norm, self._norm = self._norm, float(np.dot(x, x))
         return not abs(self._norm - norm) <= UNMOVED * norm

@@ -21,6 +21,7 @@ examples:
   paceline simulate scaling --strategy sync:allreduce=ring --ranks 1..1024 --network 10gbe
   paceline simulate scaling --strategy sync --strategy parameter-server:masters=4 --batch 256 --accuracy --epochs 2
   paceline simulate scaling --strategy sync --ranks 2,4,8,16 --network machine.json --measured runs -o predicted
+  paceline simulate scaling --work resnet50-v100.toml --network 25gbe:ranks-per-node=4,inside=nvlink --ranks 1..256
 
 "ms per step" is for a batch that all ranks compute together (serial, sync, main-worker), or for one rank's own batch.
 "lost most to" names the cost whose removal would help most, and its share of the step. Virtual time has no noise, so a few
@@ -41,6 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks", default="1..64", metavar="LIST",
         help="numbers of ranks: a list (2,4,6) or a doubling range (1..64) (default: 1..64)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--work", type=Path, metavar="FILE.toml",
+        help="the work by its figures alone (parameters, samples a second of one device), instead of --data and --model",
     )  # fmt: skip
     add_settings(parser, but=NOT_HERE)
     add_simulation(parser.add_argument_group("the simulated machine"), but=NOT_SIMULATED)
@@ -70,9 +75,10 @@ def main(args: argparse.Namespace) -> int:
     ranks = read_ranks(args.ranks)
     if args.messages < 1:
         raise UsageError(f"messages must be at least 1; got {args.messages}")
-    config = Config(
-        **{each.name: getattr(args, each.name) for each in fields(Config) if each.name not in NOT_HERE}
-    )
+    settings = {each.name: getattr(args, each.name) for each in fields(Config) if each.name not in NOT_HERE}
+    if args.work is not None:
+        _check_with_work(args)
+    config = Config(**settings)
     options = Options(
         **{name: value for name in NAMES if (value := getattr(args, name, None)) is not None},
         compute=args.accuracy,
@@ -88,6 +94,7 @@ def main(args: argparse.Namespace) -> int:
     from paceline.simulate.measured import describe, find_measured, to_values
     from paceline.simulate.scaling import Scaling
     from paceline.simulate.training import costs_for
+    from paceline.simulate.work import Work, work_load
     from paceline.training.job import Job
 
     bar = Bar() if sys.stderr.isatty() and not args.quiet else None
@@ -96,35 +103,44 @@ def main(args: argparse.Namespace) -> int:
         if bar is not None:
             bar.draw(before=text)
 
-    strategies = [normalize_name(text) for text in args.strategies or ["sync"]]
+    work = None if args.work is None else Work.load(args.work)
+    strategies = [
+        normalize_name(text) for text in args.strategies or ["sync" if work is None else work.strategy]
+    ]
     find_runs(args.measured)
     load_network(options.network)
     _folder(args.out)
-    data = load(config.data)
-    jobs = {
-        name: Job(config=replace(config, strategy=name), data=data, runs=None)
-        for name in ("serial", *strategies)
-    }
-    for name, job in jobs.items():
-        check_job(job, [1] if name == "serial" else ranks)
-    costs = {}
-    try:
-        with limit_threads(config.threads or 1):
-            for name, job in jobs.items():
-                tell(f"measuring what {name} costs")
-                network, costs[name] = costs_for(job, options)
-    except RuntimeError as failed:  # the ranks that measure it have printed why
-        print(f"paceline simulate: {failed}", file=sys.stderr)
-        return 1
-    alone = costs["serial"]
-    bench = Workload(
-        config=config,
-        data=data,
-        costs=alone,
-        own_costs={name: own for name, own in costs.items() if own != alone},
-        network=network,
-        options=options,
-    )
+    if work is not None:
+        bench = work_load(work, options, **{**settings, "data": None, "model": None})
+        config = bench.config
+        for name in strategies:
+            check_job(bench.job(name, config), ranks)
+    else:
+        data = load(config.data)
+        jobs = {
+            name: Job(config=replace(config, strategy=name), data=data, runs=None)
+            for name in ("serial", *strategies)
+        }
+        for name, job in jobs.items():
+            check_job(job, [1] if name == "serial" else ranks)
+        costs = {}
+        try:
+            with limit_threads(config.threads or 1):
+                for name, job in jobs.items():
+                    tell(f"measuring what {name} costs")
+                    network, costs[name] = costs_for(job, options)
+        except RuntimeError as failed:  # the ranks that measure it have printed why
+            print(f"paceline simulate: {failed}", file=sys.stderr)
+            return 1
+        alone = costs["serial"]
+        bench = Workload(
+            config=config,
+            data=data,
+            costs=alone,
+            own_costs={name: own for name, own in costs.items() if own != alone},
+            network=network,
+            options=options,
+        )
     scaling = Scaling(
         workload=bench,
         strategies=strategies,
@@ -151,6 +167,23 @@ def main(args: argparse.Namespace) -> int:
     if not args.json:
         print(f"\nfigure: {args.out / 'scaling.svg'}")
     return 0
+
+
+def _check_with_work(args: argparse.Namespace) -> None:
+    """Refuse settings that a work file replaces, and those that need something to compute."""
+    usual = {each.name: each.default for each in fields(Config)}
+    for name in ("data", "model", "dtype"):
+        if getattr(args, name) != usual[name]:
+            raise UsageError(f"--work has the figures of the work: leave out --{name}")
+    for name, given in (
+        ("accuracy", args.accuracy),
+        ("measured", args.measured),
+        ("recalibrate", args.recalibrate),
+    ):
+        if given:
+            raise UsageError(
+                f"--work has only figures: leave out --{name}, which needs a network that can be computed"
+            )
 
 
 def read_ranks(text: str) -> list[int]:

@@ -1,0 +1,171 @@
+"""Work that is known by its figures alone: its file, and predictions by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import main
+from paceline.errors import UsageError
+from paceline.simulate.options import Options
+from paceline.simulate.work import Layer, Work, work_load
+
+PLAIN = "batch = 100\nseconds = 1.0\nparameters = 10_000_000\njitter = 0\n"
+
+
+def _file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "net.toml"
+    path.write_text(text)
+    return path
+
+
+def _rate(work: Work, network: str, strategy: str, ranks: int) -> float:
+    candidate = work_load(work, Options(network=network)).candidate(strategy, ranks)
+    return candidate.measure(candidate.scenario, candidate.length()).samples_per_second
+
+
+def test_total_of_parameters_becomes_equal_layers(tmp_path: Path) -> None:
+    work = Work.load(_file(tmp_path, "batch = 8\nsamples_per_second = 4\nparameters = 100\n"))
+    assert work.name == "net"
+    assert work.seconds == 2.0
+    assert len(work.layers) == 32
+    assert {layer.parameters for layer in work.layers} == {3, 4}
+    assert work.parameters == 100
+    assert work.costs().work["gradient"].at(4, ranks=1) == 1.0
+    assert work.config().batch_per_rank == 8
+    assert work.config(batch=64).batch_per_rank is None
+
+
+def test_layers_and_passes(tmp_path: Path) -> None:
+    text = """
+    batch = 1
+    forward_seconds = 1.0
+    backward_seconds = 4.0
+    element_bytes = 2
+    overlap = true
+    bucket = 25
+    [[layers]]
+    name = "convolution"
+    parameters = 10
+    share = 3
+    [[layers]]
+    parameters = 30
+    """
+    work = Work.load(_file(tmp_path, text))
+    assert (work.seconds, work.forward, work.element_bytes) == (5.0, 0.2, 2)
+    assert work.layers == [Layer(parameters=10, share=3.0, name="convolution"), Layer(parameters=30)]
+    model = work_load(work, Options()).model
+    assert model.x.nbytes == 80
+    assert work.strategy == "sync:allreduce=native,overlap=true,bucket=25"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("batch = 1", "give the speed of one device once: samples_per_second, seconds, or forward_seconds and"),
+        ("batch = 1\nseconds = 1\nsamples_per_second = 1", "give the speed of one device once"),
+        ("batch = 1\nforward_seconds = 1", "forward_seconds and backward_seconds need each other"),
+        ("seconds = 1", "batch is missing: the samples that a device computes in a step"),
+        ("batch = 1\nseconds = 1", "parameters is missing: how many there are, or [[layers]] that have them"),
+        ("batch = 0\nseconds = 1", "batch must be a whole number from 1 to 1,000,000,000; got 0"),
+        ("batch = true\nseconds = 1", "batch must be a whole number from 1 to 1,000,000,000; got True"),
+        ("batch = 1\nseconds = nan", "seconds must be a number above 0; got nan"),
+        ("batch = 1\nseconds = 'fast'", "seconds must be a number above 0; got 'fast'"),
+        ("batch = 1\nseconds = 1\nparameter = 3", "unknown key 'parameter'; choose one of name, source, batch,"),
+        ("batch = 1\nseconds = 1\nparameters = 3\nbucket = 1", "bucket needs overlap = true"),
+        ("batch = 1\nseconds = 1\nparameters = 3\noverlap = 1", "overlap must be true or false; got 1"),
+        ("batch = 1\nseconds = 1\nparameters = 3\njitter = 2", "jitter must be at most 1; got 2"),
+        ("batch = 1\nseconds = 1\nparameters = 3\nelement_bytes = 3", "element_bytes must be one of 2, 4, 8; got 3"),
+        ("batch = 1\nseconds = 1\nparameters = 3\nname = \"a\\nb\"", "name must be a text in one line"),
+        ("batch = 9\nseconds = 1\nparameters = 3\nsamples = 8", "samples must be at least a batch of 9; got 8"),
+        ("batch = 1\nseconds = 1\nlayers = 3", "layers must be tables, [[layers]], with their parameters"),
+        ("batch = 1\nseconds = 1\n[[layers]]\nname = 'a'", "layer 1: parameters is missing"),
+        (
+            "batch = 1\nseconds = 1\nparameters = 3\n[[layers]]\nparameters = 2",
+            "the layers have 2 parameters; got parameters = 3",
+        ),
+        ("batch = ", "is not TOML"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _file(tmp_path, text)
+    with pytest.raises(UsageError, match=r"net\.toml") as refused:
+        Work.load(path)
+    assert message in str(refused.value)
+    assert main(["simulate", "scaling", f"--work={path}", f"--out={tmp_path / 'out'}"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert message in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("words", [["--data=iris"], ["--model=mlp:3"], ["--dtype=float64"], ["--accuracy"]])
+def test_settings_that_the_file_replaces(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "scaling", f"--work={_file(tmp_path, PLAIN)}", *words]) == 2
+    assert "leave out --" in capsys.readouterr().err
+
+
+def test_synchronous_step_by_hand(tmp_path: Path) -> None:
+    work = Work.load(_file(tmp_path, PLAIN))
+    # A second of computing, then NCCL's ring: 2 3/4 of 40 MB at 1 GB/s, 6 hops.
+    network = "10gbe:bandwidth=1GB/s,latency=0,overhead=0,library=nccl"
+    rate = _rate(work, network, "sync:allreduce=native", 4)
+    assert rate == pytest.approx(400 / (1 + 0.06), rel=1e-3)
+    # Averages every 10 steps cost a tenth of that.
+    assert _rate(work, network, "local-sgd:every=10,allreduce=native", 4) == pytest.approx(
+        400 / 1.006, rel=1e-3
+    )
+
+
+def test_parameter_server_by_hand(tmp_path: Path) -> None:
+    # One server answers when both workers' 40 MB are there. The one that is answered first is 40 ms ahead from then on, so
+    # that a step is a second of computing and three transfers: its own, the other's, and the answer.
+    layer = Layer(parameters=10**7)
+    work = Work(name="net", batch=100, seconds=1.0, layers=[layer], jitter=0.0)
+    network = "10gbe:bandwidth=1GB/s,latency=0,overhead=0,copy-bandwidth=inf"
+    rate = _rate(work, network, "parameter-server:bound=0,placement=even", 3)
+    assert rate == pytest.approx(200 / (1 + 0.12), rel=0.02)
+
+
+def test_half_the_bytes_take_half_the_time(tmp_path: Path) -> None:
+    whole, half = (
+        Work(
+            name="net",
+            batch=1,
+            seconds=1e-6,
+            layers=[Layer(parameters=10**7)],
+            jitter=0.0,
+            element_bytes=size,
+        )
+        for size in (4, 2)
+    )
+    network = "10gbe:latency=0,overhead=0,library=nccl"
+    slow, fast = (_rate(work, network, "sync:allreduce=native", 4) for work in (whole, half))
+    assert fast == pytest.approx(2 * slow, rel=0.01)
+
+
+def test_command_predicts_many_ranks_and_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = 'name = "ResNet-50"\nbatch = 32\nsamples_per_second = 300\nparameters = 25_557_032\n'
+    words = [
+        "simulate",
+        "scaling",
+        f"--work={_file(tmp_path, text)}",
+        "--network=1gbe:ranks-per-node=4,inside=pcie",
+    ]
+    assert main([*words, "--ranks=1,4,64", f"--out={tmp_path / 'out'}"]) == 0
+    said = capsys.readouterr().out
+    assert "ResNet-50, 25,557,032 parameters, batch 32 a rank" in said
+    assert "bandwidth" in said
+    told = json.loads((tmp_path / "out" / "scaling.json").read_text())
+    points = {point["ranks"]: point for point in told["strategies"][0]["points"]}
+    assert told["parameters"] == 25_557_032
+    assert points[1]["samples_per_second"] == pytest.approx(300)
+    # 2 63/64 102 MB through each card, at 94 % of a gigabit.
+    assert points[64]["step_seconds"] == pytest.approx(32 / 300 + 1.71, rel=0.05)
+    assert points[64]["without"]["bandwidth"] < 0.2 * points[64]["step_seconds"]
