@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -232,7 +233,8 @@ class Batches:
         """
         if self.draws is None:
             if self._key != (epoch, 0):
-                self._order = _permutation(len(self.split), self.seed, 1, epoch)
+                own = getattr(self.split, "order", None)
+                self._order = _permutation(len(self.split), self.seed, 1, epoch) if own is None else own(epoch)
                 self._key = (epoch, 0)
             return self._order[step * self.batch : (step + 1) * self.batch]
         block, row = divmod(step, max(1, DRAWN_AT_ONCE // self.batch))
@@ -284,6 +286,36 @@ def _draw(generator: np.random.Generator, samples: int, rows: int, size: int) ->
 def _generator(seed: int, *key: int) -> np.random.Generator:
     """Return a generator for one purpose: an epoch's draws do not depend on earlier ones."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+
+
+class DealtPart:
+    """A rank's part of samples that have an order of their own: every `ranks`-th batch, in that order.
+
+    >>> from paceline.data import ArraySplit
+    >>> split = ArraySplit(np.zeros((7, 1)), np.arange(7))
+    >>> split.order = lambda epoch: np.arange(7)[::-1]
+    >>> DealtPart(split, 1, 2, batch=2).order(0).tolist()
+    [4, 3, 0]
+    """
+
+    def __init__(self, split: Any, rank: int, ranks: int, *, batch: int) -> None:
+        self.split = split
+        self.shape, self.label_shape, self.label_dtype = split.shape, split.label_shape, split.label_dtype
+        whole = np.arange(len(split))
+        steps = range(0, len(split), batch)[rank::ranks] or [0]  # a rank without a batch never reads one
+        self._places = np.concatenate([whole[start : start + batch] for start in steps])
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def order(self, epoch: int) -> Array:
+        """Return the part's samples in the order of an epoch."""
+        order: Array = self.split.order(epoch)
+        return order[self._places]
+
+    def take(self, indices: Array, inputs: Array, labels: Array) -> None:
+        """Write the samples at `indices` of the whole split."""
+        self.split.take(indices, inputs, labels)
 
 
 class Shares:
@@ -416,8 +448,13 @@ class Shares:
         if self._own is None:
             all_, rank, ranks = self.batches, self.batches.rank, self.batches.ranks
             check_own(len(all_.split), all_.batch, ranks)
-            split = all_.split if ranks == 1 else partition(all_.split, rank, ranks, seed=all_.seed)
-            if all_.draws is None:
+            ordered = hasattr(all_.split, "order")
+            part = partial(DealtPart, batch=all_.batch) if ordered else partial(partition, seed=all_.seed)
+            split = all_.split if ranks == 1 else part(all_.split, rank, ranks)
+            if ordered:
+                steps = self.steps_per_epoch
+                self._turns, self._rounds = len(range(rank, steps, ranks)), -(-steps // ranks)
+            elif all_.draws is None:
                 self._turns, self._rounds = (
                     -(-size // all_.batch) for size in (len(split), -(-len(all_.split) // ranks))
                 )

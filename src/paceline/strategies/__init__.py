@@ -44,6 +44,8 @@ class Strategy(ABC):
 
     whole_batches: ClassVar[bool] = False
     """True if a rank computes whole batches, each of `--batch` samples; False if the ranks divide every batch."""
+    remote_update: ClassVar[bool] = False
+    """True if a rank sends its gradients away to be applied, and takes no step with them itself."""
     in_step: ClassVar[bool] = True
     """True if all ranks take part in the same exchanges, so that early ranks wait for the last one."""
     replayable: ClassVar[bool] = False

@@ -46,6 +46,7 @@ class Job:
     data: Any = None
     model: Any = None
     strategy: Strategy | Train | None = None
+    update: Update | None = None
     runs: Path | None = Path("runs")
     run_name: str | None = None
     """The run's folder below `runs`; None: one named by the time, the strategy, the ranks and the seed."""
@@ -112,7 +113,7 @@ class Job:
             (strategy.check_survivors if self.survivors else strategy.check)(ranks)
         if self.config.reproducible is not None:
             self._check_reproducible(self.config.reproducible, strategy, ranks)
-        update = build_component("updates", self.config.update)
+        update = self._update()
         build_component("schedules", self.config.schedule)
         if self.model is None:
             spec.parse("models", self.config.model)
@@ -189,10 +190,15 @@ class Job:
         if isinstance(strategy, Strategy):
             strategy.check_model(ranks, model)
         update, schedule = (
-            build_component("updates", self.config.update),
+            self._update(),
             build_component("schedules", self.config.schedule),
         )
         return Components(data, strategy, model, update, schedule)
+
+    def _update(self) -> Update:
+        """Return the given update, or build it from the configuration."""
+        found: Update = build_component("updates", self.config.update) if self.update is None else self.update
+        return found
 
     def build(self, data: Dataset) -> Model:
         """Return the given model, or build it from the configuration."""

@@ -153,16 +153,21 @@ class Steps:
     def batches(self, epoch: int, *, rank: int | None = None, ranks: int | None = None) -> Iterator[Batch]:
         """Iterate over this rank's piece of each global batch: by default piece `rank` of `size`."""
         mine = (self.rank if rank is None else rank, self.size if ranks is None else ranks)
-        return self.logged(self.shares.pieces(epoch, *mine, start=self._begin(epoch)))
+        return self.logged(self._ahead(self.shares.pieces(epoch, *mine, start=self._begin(epoch))))
 
     def turns(self, epoch: int) -> Iterator[Batch]:
         """Iterate over this rank's whole batches; all ranks have the same number of turns, and the last may be empty."""
-        return self.logged(self.shares.dealt(epoch, self._begin(epoch)))
+        return self.logged(self._ahead(self.shares.dealt(epoch, self._begin(epoch))))
 
     def own_batches(self, epoch: int) -> Iterator[Batch]:
         """Iterate over whole batches of this rank's own data; all ranks have the same number, and the last may be empty."""
         start = self._begin(epoch)
-        return self.logged(self.shares.own(epoch, start), each=self.steps_per_epoch / self.shares.own_turns)
+        return self.logged(self._ahead(self.shares.own(epoch, start)), each=self.steps_per_epoch / self.shares.own_turns)
+
+    def _ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Return the batches of an epoch; a model that reads its samples itself gets to know them in advance."""
+        look = getattr(self.model, "look_ahead", None)
+        return batches if look is None else look(batches)
 
     def rounds(self, epoch: int) -> Iterator[int]:
         """Iterate over the steps of an epoch, counted from the start of the run, on a rank that computes no batches."""
@@ -245,7 +250,7 @@ class Steps:
             self._loss = self._by_layer(batch, ready)
         elif self.shares.batches.pieces is not None:
             self._loss = self._sum_pieces(batch)
-        elif batch.count:
+        elif batch.count or (batch.total and getattr(self.model, "takes_empty", False)):
             self._loss = self.model.gradient(batch)
         else:
             self.model.g.fill(0)

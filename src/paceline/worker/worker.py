@@ -237,7 +237,7 @@ class Worker(Steps):
             self.keeper.begin()
         self.watch.restart()  # preparation belongs to the start of a run, not to a step
         for epoch in range(self._resume_at[0], self._epochs):
-            if self.diverged is not None:
+            if self.diverged is not None or epoch > self.last_epoch:
                 return
             yield epoch
             if epoch != self.last_epoch and self.diverged is None:
@@ -422,7 +422,7 @@ class Worker(Steps):
         an exchange whose `part` is everything.
         """
         # If ranks may die, none has a part of the update's state that no other has.
-        whole = not is_elementwise(self.update) or (self.survives and bool(self.update.start(np.zeros(1))))
+        whole = not is_elementwise(self.update) or getattr(self.update, "wants_whole", False) or (self.survives and bool(self.update.start(np.zeros(1))))
         in_order = self.shares.batches.pieces is not None
         batch = self.shares.batches.batch if factors and not in_order else None
         inner = make_exchange(name, self.model, self._off_clock, batch, whole=whole, in_order=in_order)
@@ -539,6 +539,10 @@ class Worker(Steps):
         found = score_together(self.model, self.data.validation, self.control, self.shares.batches.pieces)
         loss = ratio(sums[0], sums[1]) or 0.0
         self.ended(epoch, loss, found)
+        if getattr(self.model, "judge", None) is not None:
+            leaving = np.array([float(self.model.wants_stop)])  # type: ignore[attr-defined]
+            if self.control.total(leaving)[0]:
+                self.end_after(epoch)
         back = guarded and self.guard(epoch, loss, same=not moved and alike(*sums[2:]))
         if back:
             self.control.wait()  # if ranks share one x, all restore it before any continues
@@ -574,6 +578,15 @@ class Worker(Steps):
                 del self.history[1:-1:2]
             if self._on_epoch is not None:
                 self._on_epoch(at_end)
+
+    def judge(self, epoch: int) -> dict[str, float]:
+        """Return the metrics of a model that is evaluated by the user's own program; none if it is not."""
+        own = getattr(self.model, "judge", None)
+        return {} if own is None else own(epoch)
+
+    def end_after(self, epoch: int) -> None:
+        """Make this epoch the last one of the run. Every rank must call it."""
+        self._epochs = epoch + 1
 
     def test(self) -> tuple[float | None, float | None]:
         """Return the trained model's mean loss and accuracy on the test samples, divided among the ranks. Collective.

@@ -90,6 +90,7 @@ class ParameterServer(Strategy):
     in_step: ClassVar[bool] = False
     replayable: ClassVar[bool] = True
     saves: ClassVar[Saves] = "itself"
+    remote_update: ClassVar[bool] = True
     masters_option: ClassVar[str] = "masters"
     colour: ClassVar[str] = "#D55E00"
     marker: ClassVar[str] = "^"

@@ -124,6 +124,7 @@ class Chief:
         self._going: Iterator[Score] | None = None
         self._so_far = Score(0.0, 0, 0)
         self._scores: dict[int, Score] = {}
+        self._metrics: dict[int, dict[str, float]] = {}
         self._ended: dict[int, float] = {}  # training time at the end of each epoch
         self._all_known = False
         self._known = np.zeros(me.steps, bool)  # the batches whose losses are known
@@ -241,6 +242,7 @@ class Chief:
         with self.me.evaluation():
             if self._going is None:
                 self.assemble(epoch)
+                self._judge(epoch)
                 model, self._so_far = self.me.model, Score(0.0, 0, 0)
                 self._going = iterate_scores(model, samples_for(model, self.me.data.validation, size=LITTLE))
             found = next(self._going, None)
@@ -251,6 +253,13 @@ class Chief:
                 self._queue.popleft()
                 self._scores[epoch] = self._so_far
                 self._report()
+
+    def _judge(self, epoch: int) -> None:
+        """Let the user's program evaluate the model, if it does that itself."""
+        self._metrics[epoch] = self.me.judge(epoch)
+        if getattr(self.me.model, "wants_stop", False):
+            self.me.end_after(epoch)
+            self.dealer.stopped = True
 
     def assemble(self, epoch: int) -> None:
         """Copy the model at the end of an epoch, and the workers' buffers, into `me.model`."""
@@ -269,7 +278,9 @@ class Chief:
             if sums[2] < self.me.steps_per_epoch and not self._all_known:
                 return
             loss = ratio(sums[0], sums[1]) or 0.0
-            self.me.ended(epoch, loss, self._scores.pop(epoch), self._ended.pop(epoch))
+            self.me.ended(
+                epoch, loss, self._scores.pop(epoch), self._ended.pop(epoch), self._metrics.pop(epoch, {})
+            )
             del self._parts[epoch]
             self._sums.pop(epoch, None)
             epoch += 1
@@ -283,6 +294,7 @@ class Chief:
         while self._queue:
             epoch = self._queue.popleft()
             self.assemble(epoch)
+            self._judge(epoch)
             self._scores[epoch] = evaluate_together(self.me)
             self._report()
 

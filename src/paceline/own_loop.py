@@ -1,0 +1,992 @@
+"""`paceline.session`: the user's own PyTorch loop under any strategy.
+
+A strategy is a loop, and so is the user's program. Each runs in a greenlet of its own, and they take turns:
+
+    strategy                                           the user's program
+    me.gradient(batch)         -- batch -->            for inputs, labels in ranks.share(loader):
+                                                           loss_of(model(inputs), labels).backward()
+                               <-- gradient --             clip_grad_norm_(…)    (or optimizer.step(), if nothing is clipped)
+    exchanges it, or does not
+    me.step(g, count)          -- mean gradient -->        clips it
+                               <-- new parameters --       optimizer.step()
+    sends and receives …
+    me.gradient(batch)         -- next batch -->           optimizer.step() returns
+    me.validate(epoch)         -- epoch is over -->    the loop over share(loader) ends
+                               <-- metrics --          ranks.validate(perplexity=…)
+
+So strategies are the same as in `fit`, and so are their records.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import math
+import os
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from greenlet import GreenletExit, getcurrent, greenlet
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn.utils import clip_grad
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from paceline.config import Config, Safety
+from paceline.data import Batch, Dataset
+from paceline.errors import UsageError
+from paceline.launch import abort_on_error, mpi, verify, world
+from paceline.models import TorchModel
+from paceline.strategies import Strategy
+from paceline.training.job import Job, strategy_name, strategy_of
+from paceline.training.rank import Fitted, train
+from paceline.updates import State, TorchOptimizer
+
+Array = NDArray[Any]
+# What `paceline run` tells the programs that it starts.
+VARIABLE = "PACELINE_SESSION"
+
+
+def session(
+    strategy: str | Strategy | Callable[..., None] = "sync",
+    *,
+    runs: str | Path | None = "runs",
+    name: str | None = None,
+    seed: int = 0,
+    threads: int | None = None,
+    trace: bool = False,
+    quiet: bool = False,
+    comm: Any = None,
+) -> Session:
+    """Return a block in which the program's own training loop is run by a strategy, on all ranks of its job.
+
+    Start the program with `paceline run -n 4 program.py`, with mpiexec or with srun; every rank runs it. Started by plain
+    `python program.py`, it is one process that trains as it would without paceline, and is recorded as `serial`. Settings
+    given to `paceline run` have precedence over those given here.
+
+    `runs`: the folder for the record of the run, or None; `name`: the name of its folder. `seed`: of the order of the
+    samples. `threads`: of each rank. `trace`: also record every MPI call. `comm`: an mpi4py communicator, by default
+    COMM_WORLD.
+
+    >>> import torch
+    >>> inputs, labels = torch.randn(60, 4), torch.arange(60) % 3
+    >>> net = torch.nn.Linear(4, 3)
+    >>> with session("sync", runs=None, quiet=True) as ranks:
+    ...     net, optimizer = ranks.attach(net, torch.optim.AdamW(net.parameters(), lr=0.01))
+    ...     for epoch in ranks.epochs(2):
+    ...         for some, wanted in ranks.share((inputs, labels), batch=20):
+    ...             optimizer.zero_grad()
+    ...             torch.nn.functional.cross_entropy(net(some), wanted).backward()
+    ...             optimizer.step()
+    ...         ranks.validate(accuracy=(net(inputs).argmax(1) == labels).float().mean().item())
+    >>> ranks.fitted.steps, len(ranks.fitted.history)
+    (6, 2)
+    """
+    given = {"strategy": strategy, "runs": runs, "name": name, "seed": seed, "threads": threads, "trace": trace, "quiet": quiet}  # fmt: skip
+    given.update(settings_from_launcher())
+    return Session(comm=comm, **given)
+
+
+def settings_from_launcher(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the settings that `paceline run` has given to this process.
+
+    >>> settings_from_launcher({"PACELINE_SESSION": '{"strategy": "gossip"}'})
+    {'strategy': 'gossip'}
+    """
+    text = (os.environ if environment is None else environment).get(VARIABLE)
+    if not text:
+        return {}
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise UsageError(f"{VARIABLE} must hold a JSON object; got {text!r}")
+    return found
+
+
+# ---- turns
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the strategy has reached when it is the turn of the user's program."""
+
+    kind: Literal["batch", "step", "epoch", "end"]
+    """A batch to compute, a mean gradient to step with, the end of an epoch, or the end of training."""
+    batch: Batch | None = None
+    epoch: int = -1
+    step: Callable[[], None] | None = None
+    """Changes the parameters by the optimizer."""
+    fitted: Fitted | None = None
+
+
+class Conversation:
+    """Two greenlets that take turns: the strategy's, created here, and the user's program."""
+
+    def __init__(self, work: Callable[[], Fitted], comm: Any) -> None:
+        self._strategy = greenlet(lambda _=None: Turn("end", fitted=work()))
+        self._user: Any = getcurrent()
+        self._rank = getattr(comm, "me", None)  # a simulated one is woken up wherever it waits
+        for name in ("paceline_world", "paceline_self", "paceline_names", "paceline_session"):
+            if hasattr(self._user, name):
+                setattr(self._strategy, name, getattr(self._user, name))
+
+    def ask(self, turn: Turn) -> Any:
+        """Let the user's program go on, from the strategy's greenlet; return its answer."""
+        return self._user.switch(turn)
+
+    def answer(self, value: Any = None) -> Turn:
+        """Let the strategy go on, from the user's program, until it is the program's turn again."""
+        self._user = self._strategy.parent = getcurrent()
+        self._wake(self._strategy)
+        try:
+            turn = self._strategy.switch(value)
+        finally:
+            self._wake(self._user)
+        if not isinstance(turn, Turn):  # the strategy was ended
+            raise GreenletExit
+        return turn
+
+    def abandon(self) -> None:
+        """End the strategy where it is."""
+        if self._strategy and not self._strategy.dead:
+            self._strategy.parent = getcurrent()
+            self._strategy.throw(GreenletExit)
+
+    def _wake(self, running: Any) -> None:
+        if self._rank is not None:
+            self._rank.greenlet = running
+
+
+# ---- the model: its gradient is what the user's program computes
+
+
+class OwnModel(TorchModel):
+    """A module whose gradients the user's program computes."""
+
+    takes_empty = True
+    """A piece of a batch without samples is given to the program too, with weight 0: it takes part in the step."""
+
+    def __init__(self, module: nn.Module, loop: Session) -> None:
+        if any(nn.parameter.is_lazy(one) for one in (*module.parameters(), *module.buffers())):
+            raise UsageError("the module has lazy parameters: call it once before attach")
+        self.module, self.seed = module, 0
+        self.input_dtype = self.input_shape = None
+        self._loop = loop
+        frozen = [p for p in module.parameters() if not p.requires_grad and p.is_floating_point()]
+        for p in frozen:  # they may be trained later
+            p.requires_grad_(True)
+        gradients = [(p, p.grad) for p in module.parameters()]
+        try:
+            self._flatten()
+        finally:
+            for p in frozen:
+                p.requires_grad_(False)
+            for p, grad in gradients:
+                p.grad = grad
+        self._hooks = [one.p.register_post_accumulate_grad_hook(partial(_keep, one)) for one in self._trained if one.p not in set(frozen)]  # fmt: skip
+
+    def _roots(self) -> list[tuple[str, nn.Module]]:
+        return [("", self.module)]
+
+    @property
+    def g(self) -> Array:
+        """The gradient, flat."""
+        return self._g
+
+    @property
+    def places(self) -> list[tuple[nn.Parameter, slice]]:
+        """The parameters and their parts of the flat vectors."""
+        return [(one.p, one.part) for one in self._trained]
+
+    def place(self, x: Array, g: Array) -> None:
+        """Move parameters and gradient into the given memory."""
+        had = [one.p.grad is not None for one in self._trained]
+        super().place(x, g)
+        for one, keeps in zip(self._trained, had, strict=True):
+            if not keeps:
+                one.p.grad = None
+
+    def gradient(self, batch: Batch) -> float:  # type: ignore[override]
+        """Let the user's program compute the gradient of a batch; return the loss, summed over the samples."""
+        self.show()
+        return float(self._loop.compute(batch))
+
+    def collect(self, weight: float) -> None:
+        """Fill `g` with the gradients that the user's program has computed, times `weight`."""
+        self._missing = []
+        for one in self._trained:
+            grad = one.p.grad
+            if grad is None:
+                one.g.zero_()
+                self._missing.append(one)
+            elif grad is not one.g:
+                one.g.copy_(_real(grad))
+        if weight != 1:
+            np.multiply(self._g, weight, self._g)
+        self._settle()
+
+    def spread(self) -> None:
+        """Give the parameters their parts of `g` as gradients; those that no rank has a gradient for have none."""
+        for one in self._trained:
+            p = one.p
+            if not one.mirrored:
+                p.grad = one.g
+            else:
+                p.grad = (torch.view_as_complex(one.g) if p.is_complex() else one.g).to(p.dtype)
+        for one in self._missing:
+            if not one.p.requires_grad or not one.g.any():
+                one.p.grad = None
+
+    def show(self) -> None:
+        """Copy `x` and the buffers to the module where they do not share memory."""
+        for one in self._trained:
+            if one.mirrored:
+                with torch.no_grad():
+                    _real(one.p).copy_(one.x)
+        for tensor in self._state.values():
+            tensor.push()
+
+    def fetch(self) -> None:
+        """Copy the module's parameters to `x` where they do not share memory, after the optimizer has changed them."""
+        for one in self._trained:
+            if one.mirrored or one.p.data_ptr() != one.x.data_ptr():
+                one.x.copy_(_real(one.p.detach()))
+                if not one.mirrored:
+                    one.p.data = one.x
+
+    def judge(self, epoch: int) -> dict[str, float]:
+        """Let the user's program evaluate the model at the end of an epoch; return its metrics."""
+        self.show()
+        return self._loop.evaluate(epoch)
+
+    @property
+    def wants_stop(self) -> bool:
+        """True if the user's program has left its loop over the epochs."""
+        return self._loop.left
+
+    def look_ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Return the same batches; those of an epoch are known to the program's data loader in advance."""
+        return self._loop.samples.look_ahead(batches)
+
+    def detach(self) -> None:
+        """Leave the module to its owner, with parameters in memory of its own."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _real(tensor: Any) -> Any:
+    tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _keep(one: Any, p: Any) -> None:
+    """Move a gradient that was just computed into the flat vector."""
+    if p.grad is not one.g and not one.mirrored:
+        one.g.copy_(_real(p.grad))
+        p.grad = one.g
+
+
+# ---- the optimizer
+
+
+class OwnUpdate:
+    """The update of a run whose optimizer steps in the user's program, or in its place where no program computes.
+
+    `wants_whole`: every rank applies it to the whole vector, so that the program sees all of the gradient that it clips.
+    """
+
+    wants_whole = True
+
+    def __init__(self, loop: Session, optimizer: torch.optim.Optimizer, model: OwnModel, rate: float) -> None:
+        self._loop, self._optimizer, self._model = loop, optimizer, model
+        self._elsewhere = TorchOptimizer(optimizer, model.places)
+        self.elementwise = self._elsewhere.elementwise
+        self._rate = rate
+
+    def start(self, x: Array) -> State:
+        """Return the optimizer's state for `x`; that of the model's own parameters is in the optimizer itself."""
+        return self.start_at(x, 0)
+
+    def start_at(self, x: Array, first: int) -> State:
+        """Return the optimizer's state for a part of the parameters that begins at `first`."""
+        return {} if self._is_own(x) else self._elsewhere.start_at(x, first)
+
+    def apply(self, x: Array, g: Array, eta: float, state: State, scale: float = 1.0) -> None:
+        """Let the user's program take the step; if it has computed no gradient, take the step for it."""
+        model, factor = self._model, eta / self._rate
+        own = self._is_own(x)
+        scale = scale if self._loop.reduction == "mean" else 1.0
+        if not own and not self._loop.waits:
+            self._elsewhere.apply(x, g, factor, state, scale)
+            return
+        np.multiply(np.asarray(g), scale, out=model.g)
+        if own:
+            step = partial(self._step, factor)
+        else:
+            step = partial(self._elsewhere.apply, x, model.g, factor, state)
+        if self._loop.waits:
+            self._loop.let_step(step)
+        else:
+            model._missing = []
+            model.spread()
+            step()
+
+    def _is_own(self, x: Array) -> bool:
+        own, x = np.asarray(self._model.x), np.asarray(x)
+        return x.size == own.size and x.ctypes.data == own.ctypes.data
+
+    def _step(self, factor: float) -> None:
+        groups = self._optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        if factor != 1:
+            for group in groups:
+                group["lr"] = group["lr"] * factor
+        self._loop.original_step()
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+        self._model.fetch()
+
+
+# ---- the samples: a rank's batches are lists of numbers of samples, which its program's data loader then reads
+
+
+class Numbers:
+    """A split whose samples are their own numbers; `order` is set if they have an order of their own in each epoch."""
+
+    shape: tuple[int, ...] = ()
+    label_shape: tuple[int, ...] = ()
+    label_dtype: np.dtype[Any] = np.dtype(np.int64)
+
+    def __init__(self, count: int, order: Callable[[int], Array] | None = None) -> None:
+        self._count = count
+        if order is not None:
+            self.order = order
+
+    def __len__(self) -> int:
+        return self._count
+
+    def take(self, indices: Array, inputs: Array, labels: Array) -> None:
+        """Write the numbers into `labels`."""
+        labels[...] = indices
+
+
+class Samples:
+    """The samples of a map-style data set, read by their numbers as its DataLoader would read them."""
+
+    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
+        if loader.batch_sampler is None or loader.batch_size is None:
+            custom = isinstance(loader.batch_sampler, BatchSampler)
+            if loader.batch_sampler is None or not custom:
+                raise UsageError(
+                    "share needs a DataLoader with a batch_size: the ranks divide batches of equal size"
+                )
+        self.loader = loader
+        batches: Any = loader.batch_sampler
+        self.batch: int = batches.batch_size
+        sampler, whole = batches.sampler, bool(batches.drop_last)
+        count = len(sampler)
+        self.count = count - count % self.batch if whole else count
+        if self.count == 0:
+            raise UsageError(f"the DataLoader has no batch: {count} samples, batches of {self.batch}")
+        self._seed, self._sampler = seed, sampler
+        self._generator_state = None
+        plain = isinstance(sampler, RandomSampler) and not sampler.replacement and count == len(loader.dataset)  # type: ignore[arg-type]
+        shuffled = plain and self.count == count
+        self.split = Numbers(self.count, None if shuffled else self._order)
+        self._ahead: Iterator[Any] | None = None
+        self._known: list[Array] = []
+
+    def _order(self, epoch: int) -> Array:
+        """Return the numbers of an epoch's samples in the order of the loader's sampler: the same on every rank."""
+        if isinstance(self._sampler, SequentialSampler):
+            return np.arange(self.count)
+        seed = [self._seed, epoch]
+        with torch.random.fork_rng(devices=[]):
+            number = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> 1)
+            torch.manual_seed(number)
+            own = getattr(self._sampler, "generator", None)
+            if own is not None:
+                own.manual_seed(number)
+            if hasattr(self._sampler, "set_epoch"):
+                self._sampler.set_epoch(epoch)
+            found = np.fromiter(iter(self._sampler), np.int64)
+        return found[: self.count]
+
+    def look_ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Let the loader's worker processes read an epoch's batches in advance."""
+        if not self.loader.num_workers:
+            yield from batches
+            return
+        known = []
+        for batch in batches:
+            batch.labels, batch.inputs = batch.labels.copy(), batch.inputs[:0]
+            known.append(batch)
+        with_samples = [batch for batch in known if batch.count]
+        self._known = [batch.labels for batch in with_samples]
+        self._ahead = iter(self._ahead_of([labels.tolist() for labels in self._known]))
+        yield from known
+        self._ahead = None
+
+    def _ahead_of(self, lists: list[list[int]]) -> DataLoader[Any]:
+        of = self.loader
+        return DataLoader(
+            of.dataset, batch_sampler=lists, num_workers=of.num_workers, collate_fn=of.collate_fn,
+            pin_memory=of.pin_memory, timeout=of.timeout, worker_init_fn=of.worker_init_fn,
+            multiprocessing_context=of.multiprocessing_context, prefetch_factor=of.prefetch_factor,
+        )  # fmt: skip
+
+    def read(self, numbers: Array) -> Any:
+        """Return the batch of these samples, as the loader would."""
+        if self._ahead is not None and self._known and np.array_equal(self._known[0], numbers):
+            self._known.pop(0)
+            return next(self._ahead)
+        dataset, wanted = self.loader.dataset, numbers.tolist()
+        if hasattr(dataset, "__getitems__"):
+            return self.loader.collate_fn(dataset.__getitems__(wanted))
+        return self.loader.collate_fn([dataset[number] for number in wanted])
+
+
+class Stream:
+    """The samples of an IterableDataset: every rank reads the whole stream and keeps its own."""
+
+    def __init__(self, loader: DataLoader[Any], steps: int | None) -> None:
+        if loader.batch_size is None:
+            raise UsageError("share needs a DataLoader with a batch_size")
+        if steps is None:
+            try:
+                steps = len(loader)
+            except TypeError:
+                raise UsageError(
+                    "the length of an IterableDataset is unknown: give share(loader, steps=N), the batches in an epoch"
+                ) from None
+        self.loader = loader
+        self.batch: int = loader.batch_size
+        self.count = steps * self.batch
+        self.split = Numbers(self.count, self._order)
+        self._stream: Iterator[Any] = iter(())
+        self._position = -1
+        self._now: Any = None
+
+    def _order(self, epoch: int) -> Array:
+        return np.arange(self.count)
+
+    def look_ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Return the same batches."""
+        return batches
+
+    def read(self, numbers: Array) -> Any:
+        """Return the samples at these places of the stream, which are all in one batch."""
+        wanted, first = divmod(int(numbers[0]), self.batch)
+        if wanted < self._position:
+            self._position, self._stream = -1, iter(())
+        if self._position < 0:
+            self._stream = iter(self.loader)
+        while self._position < wanted:
+            try:
+                self._now = next(self._stream)
+            except StopIteration:
+                raise UsageError(
+                    f"the IterableDataset ended after {self._position + 1} batches; "
+                    f"share was told to expect {self.count // self.batch}"
+                ) from None
+            self._position += 1
+        return _cut(self._now, slice(first, first + len(numbers)))
+
+
+class Arrays:
+    """Samples in arrays or tensors that are indexed together."""
+
+    def __init__(self, arrays: Sequence[Any], batch: int | None) -> None:
+        self._tensors = [torch.as_tensor(array) for array in arrays]
+        lengths = {len(tensor) for tensor in self._tensors}
+        if len(lengths) != 1 or 0 in lengths:
+            raise UsageError(f"share needs arrays of equal length; got {sorted(lengths)} samples")
+        if batch is None:
+            raise UsageError("give share(arrays, batch=N), the samples in a batch")
+        self.batch, self.count = batch, lengths.pop()
+        self.split = Numbers(self.count)
+
+    def look_ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Return the same batches."""
+        return batches
+
+    def read(self, numbers: Array) -> Any:
+        """Return the samples with these numbers."""
+        return tuple(tensor[torch.from_numpy(numbers)] for tensor in self._tensors)
+
+
+def _cut(batch: Any, part: slice) -> Any:
+    """Return a slice of every tensor of a batch.
+
+    >>> _cut({"a": torch.arange(4), "b": ["w", "x", "y", "z"]}, slice(1, 3))
+    {'a': tensor([1, 2]), 'b': ['x', 'y']}
+    """
+    if isinstance(batch, Mapping):
+        return {name: _cut(value, part) for name, value in batch.items()}
+    if isinstance(batch, tuple):
+        cut = [_cut(value, part) for value in batch]
+        return type(batch)(*cut) if hasattr(batch, "_fields") else tuple(cut)
+    if isinstance(batch, list) and batch and isinstance(batch[0], (torch.Tensor, np.ndarray, Mapping, tuple)):
+        return [_cut(value, part) for value in batch]
+    return batch[part]
+
+
+def samples_of(thing: Any, *, batch: int | None, steps: int | None, seed: int) -> Samples | Stream | Arrays:
+    """Return the samples of a DataLoader, a torch Dataset, or a tuple of arrays."""
+    if isinstance(thing, DataLoader):
+        if batch is not None:
+            raise UsageError("the DataLoader has a batch size of its own: leave out batch")
+        if isinstance(thing.dataset, IterableDataset):
+            return Stream(thing, steps)
+        found: Samples | Arrays = Samples(thing, seed)
+    elif isinstance(thing, torch.utils.data.Dataset):
+        if batch is None:
+            raise UsageError("give share(dataset, batch=N), the samples in a batch")
+        return samples_of(DataLoader(thing, batch_size=batch, shuffle=True), batch=None, steps=steps, seed=seed)
+    elif isinstance(thing, (tuple, list, np.ndarray, torch.Tensor)):
+        found = Arrays([thing] if isinstance(thing, (np.ndarray, torch.Tensor)) else thing, batch)
+    else:
+        raise UsageError(
+            f"share takes a DataLoader, a torch Dataset or a tuple of arrays; got a {type(thing).__name__}"
+        )
+    if steps is not None:
+        raise UsageError("steps is for an IterableDataset, whose length is unknown; leave it out")
+    return found
+
+
+class Share:
+    """This rank's batches of an epoch; its length is their number."""
+
+    def __init__(self, loop: Session, samples: Any, accumulate: int) -> None:
+        self._loop, self._samples, self._accumulate = loop, samples, accumulate
+
+    def __len__(self) -> int:
+        """Return the number of batches that this rank gets in an epoch."""
+        return self._loop.batches_per_epoch(self._samples.count, self._samples.batch) * self._accumulate
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._loop.batches(self._samples, self._accumulate)
+
+
+# ---- the session
+
+
+class Session:
+    """A program's own training loop on the ranks of its job; created by `paceline.session`."""
+
+    def __init__(self, *, comm: Any, strategy: Any, runs: Any, name: str | None, seed: int, threads: int | None,
+                 trace: bool, quiet: bool) -> None:  # fmt: skip
+        self._given = comm
+        self._strategy = strategy
+        self._runs = None if runs is None else Path(runs)
+        self._name, self._seed, self._threads, self._trace, self._quiet = name, seed, threads, trace, quiet
+        self._stack = contextlib.ExitStack()
+        self._model: OwnModel | None = None
+        self._update: OwnUpdate | None = None
+        self._talk: Conversation | None = None
+        self._turn: Turn | None = None
+        self._epochs: int | None = None
+        self._epoch = -1
+        self._loss = 0.0
+        self._handed = False
+        self._metrics: dict[str, float] = {}
+        self._entered = False
+        self.waits = False
+        """True if the program has computed a gradient and not taken a step with it."""
+        self.left = False
+        """True if the program has left its loop over the epochs."""
+        self.reduction = "mean"
+        self.rank, self.size = 0, 1
+        self.fitted: Fitted | None = None
+        """The results, as those of `paceline.fit`, when training is over."""
+        self.samples: Any = None
+
+    # ---- the block
+
+    def __enter__(self) -> Session:
+        if self._entered:
+            raise UsageError("a session can be entered once")
+        self._entered = True
+        self.comm = _world() if self._given is None else self._given
+        if self.comm is None:
+            self.strategy: Any = strategy_of("serial")
+        else:
+            self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
+            if getattr(self.comm, "me", None) is None:
+                verify(self.size)
+            self.strategy = strategy_of(self._strategy)
+        self._stack.enter_context(abort_on_error(self.comm, usage_errors=True))
+        self._stack.callback(self._end)
+        if isinstance(self.strategy, Strategy):
+            self.strategy.check(self.size)
+        getcurrent().paceline_session = self
+        self._stack.enter_context(Hooks())
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
+        if kind is None and self._turn is not None and self.fitted is None:
+            unfinished = UsageError("the loop over ranks.epochs(…) ended before training did")
+            try:
+                raise unfinished
+            except UsageError:
+                return self._stack.__exit__(*sys.exc_info())
+        return self._stack.__exit__(kind, error, trace)
+
+    def _end(self) -> None:
+        if self._talk is not None:
+            self._talk.abandon()
+        if self._model is not None:
+            self._model.detach()
+        if self._optimizer_step is not None:
+            self._optimizer.step = self._optimizer_step  # type: ignore[method-assign]
+        getcurrent().paceline_session = None
+
+    # ---- what the program says
+
+    _optimizer: torch.optim.Optimizer
+    _optimizer_step: Any = None
+
+    def attach(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, reduction: Literal["mean", "sum"] = "mean"
+    ) -> tuple[Any, Any]:
+        """Let the strategy act in `optimizer.step()`; return the same model and optimizer.
+
+        Parameters become views of one flat vector. The loss of a batch must be a mean over its samples or, with
+        `reduction="sum"`, a sum, so that the pieces of a batch that several ranks compute can be put together.
+        """
+        if self._model is not None:
+            raise UsageError("attach can be called once in a session: put several modules into a torch.nn.ModuleList")
+        if not isinstance(model, nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
+            raise UsageError(
+                f"attach takes a torch.nn.Module and a torch optimizer; got {type(model).__name__}, {type(optimizer).__name__}"
+            )
+        if reduction not in ("mean", "sum"):
+            raise UsageError(f"reduction must be mean or sum; got {reduction!r}")
+        self.reduction = reduction
+        mine = {id(p) for p in model.parameters()}
+        strange = sum(id(p) not in mine for group in optimizer.param_groups for p in group["params"])
+        if strange:
+            raise UsageError(f"{strange} parameters of the optimizer are not in the model given to attach")
+        if any(p.device.type != "cpu" for p in model.parameters()):
+            raise UsageError("the model must be on the CPU")
+        self._model = OwnModel(model, self)
+        self._rate = float(optimizer.param_groups[0]["lr"]) or 1.0
+        self._update = OwnUpdate(self, optimizer, self._model, self._rate)
+        self._optimizer, self._optimizer_step = optimizer, optimizer.step
+        self.original_step = optimizer.step
+        loop = self
+
+        def step(self: Any, closure: Any = None) -> None:
+            """Exchange gradients as the strategy says, and take a step."""
+            if closure is not None:
+                raise UsageError("optimizer.step(closure) evaluates the loss several times; strategies need one gradient")
+            loop._step()
+
+        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+        return model, optimizer
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Iterate over the numbers of `count` epochs; fewer if training ends early."""
+        if self._epochs is not None:
+            raise UsageError("epochs can be called once in a session")
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise UsageError(f"epochs must be a whole number of at least 1; got {count!r}")
+        self._epochs = count
+        return self._iterate(count)
+
+    def _iterate(self, count: int) -> Iterator[int]:
+        try:
+            for epoch in range(count):
+                self._epoch = epoch
+                yield epoch
+                if self._turn is None:
+                    raise UsageError("an epoch must iterate over ranks.share(loader)")
+                self._end_epoch()
+                if self._turn.kind == "end":
+                    return
+            while self._turn is not None and self._turn.kind != "end":
+                self._end_epoch(last=True)
+        except GeneratorExit:  # the program has left the loop
+            if self._turn is not None and self._turn.kind == "epoch":
+                self.left = True
+                while self._turn.kind == "epoch":
+                    self._end_epoch()
+            raise
+
+    def _end_epoch(self, *, last: bool = False) -> None:
+        assert self._turn is not None
+        if self._turn.kind == "epoch":
+            metrics, self._metrics = self._metrics, {}
+            self._answer(metrics)
+        elif self._turn.kind == "batch" and (last or self._turn.epoch <= self._epoch):
+            raise UsageError(
+                "the loop over share(loader) ended before its last batch, for which the other ranks wait; to shorten "
+                "an epoch, give share an IterableDataset with steps=N"
+            )
+
+    def share(
+        self, loader: Any, *, batch: int | None = None, steps: int | None = None, accumulate: int = 1
+    ) -> Share:
+        """Return this rank's batches of an epoch, divided among the ranks by the strategy's own rule.
+
+        `loader` is a DataLoader, a torch Dataset or a tuple of arrays; `batch` (for the last two) and the loader's
+        `batch_size` are the samples of a batch: of all ranks together if the strategy divides batches among ranks, of each
+        if it deals out whole ones. `steps`: the batches in an epoch of an IterableDataset whose length is unknown.
+        `accumulate`: the number of batches of which the program adds up the gradients before each `optimizer.step()`.
+        """
+        if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
+            raise UsageError(f"accumulate must be a whole number of at least 1; got {accumulate!r}")
+        if self.samples is None or self._loader is not loader:
+            if self._turn is not None:
+                raise UsageError("share must be given the same loader in every epoch")
+            self._loader = loader
+            self.samples = samples_of(loader, batch=batch, steps=steps, seed=self._seed)
+        return Share(self, self.samples, accumulate)
+
+    _loader: Any = None
+
+    def validate(self, *evaluations: Callable[[], Mapping[str, float]], **metrics: Any) -> None:
+        """Record metrics of this epoch: numbers, or functions that return one.
+
+        A function is called only where its result is used. `accuracy` and `loss` are the ones that reports show by default.
+        """
+        if self._turn is not None and self._turn.kind == "batch":
+            return  # another rank evaluates the model of this epoch
+        for evaluate in evaluations:
+            metrics = {**evaluate(), **metrics}
+        for name, value in metrics.items():
+            value = value() if callable(value) else value
+            value = value.item() if hasattr(value, "item") else value
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise UsageError(f"metric {name} must be a number; got a {type(value).__name__}")
+            self._metrics[name] = float(value)
+
+    def exchange(self) -> None:
+        """Exchange gradients now, before `optimizer.step()`: afterwards they are those that the optimizer will use.
+
+        PyTorch's `clip_grad_norm_` and `clip_grad_value_` call this. Call it before your own code that reads or changes
+        gradients. For strategies whose ranks step with their own gradients it changes nothing.
+        """
+        if self._turn is None or self._turn.kind != "batch" or not self._handed:
+            return
+        if getattr(self.strategy, "remote_update", False):
+            return  # the gradient is sent when the program is done with it
+        self._finish_gradient()
+        if self._turn.kind != "step":
+            raise UsageError(
+                f"{strategy_name(self.strategy)} has used the gradient before it was clipped: it takes no step with it here"
+            )
+
+    def owns(self, lists: Any) -> bool:
+        """Return True if lists of tensors begin with a gradient of the attached model."""
+        first = next((tensor for tensors in lists for tensor in tensors), None)
+        return self._model is not None and first is not None and any(one.p.grad is first for one in self._model._trained)
+
+    # ---- turns of the program
+
+    def batches_per_epoch(self, samples: int, batch: int) -> int:
+        """Return the number of batches of this rank in an epoch."""
+        steps = -(-samples // batch)
+        if not getattr(self.strategy, "whole_batches", False):
+            return steps
+        workers = self.strategy.workers(self.size) if isinstance(self.strategy, Strategy) else self.size
+        return -(-steps // workers)
+
+    def batches(self, samples: Any, accumulate: int) -> Iterator[Any]:
+        """Yield this rank's batches of the program's current epoch."""
+        if self._turn is None:
+            self._begin(samples, accumulate)
+        while self._turn is not None and self._turn.kind == "batch" and self._turn.epoch == self._epoch:
+            turn, batch = self._turn, self._turn.batch
+            assert batch is not None
+            numbers = batch.labels if batch.count else np.array(self._all_of(batch))
+            self._handed, self._loss = True, 0.0
+            pieces = np.array_split(numbers, accumulate) if accumulate > 1 else [numbers]
+            for piece in pieces:
+                if len(piece):
+                    yield samples.read(piece)
+            if self._turn is turn and self._handed:
+                raise UsageError(
+                    "optimizer.step() was not called for a batch; to add up the gradients of several batches, give "
+                    "share(loader, accumulate=N)"
+                )
+
+    def _all_of(self, batch: Batch) -> Array:
+        """Return the samples of a global batch of which this rank has none."""
+        assert self._me_batches is not None
+        whole: Array = self._me_batches(batch.step)
+        return whole
+
+    _me_batches: Callable[[int], Array] | None = None
+
+    def _begin(self, samples: Any, accumulate: int) -> None:
+        """Start the strategy."""
+        if self._model is None or self._update is None:
+            raise UsageError("call attach(model, optimizer) before share")
+        if self._epochs is None:
+            raise UsageError("share is iterated over inside of: for epoch in ranks.epochs(N)")
+        model, update, split = self._model, self._update, samples.split
+        empty = Numbers(0)
+        data = Dataset(name=_describe_data(samples), shape=(), classes=0, train=split, validation=empty, test=empty)
+        config = Config(
+            data=_describe_data(samples), model=_describe(model.module), strategy=strategy_name(self.strategy),
+            update=_describe(self._optimizer), lr=self._rate, batch=min(samples.batch * accumulate, samples.count),
+            epochs=self._epochs, seed=self._seed, threads=self._threads,
+        )  # fmt: skip
+        job = Job(
+            config=config, data=data, model=model, strategy=self.strategy, update=update, runs=self._runs,
+            run_name=self._name, trace=self._trace, safety=Safety(checkpoint_every="none"),
+            objects=("data", "model", "update", *(() if isinstance(self._strategy, str) else ("strategy",))),
+        )  # fmt: skip
+        order, size, steps = split, config.batch, -(-samples.count // (config.batch or 1))
+
+        def whole(step: int) -> Array:
+            from paceline.data import Batches
+
+            found = Batches(order, batch=size or 1, seed=config.seed).indices(*divmod(step, steps))
+            return np.asarray(found)
+
+        self._me_batches = whole
+        self._talk = Conversation(lambda: self._train(job), self.comm)
+        self._answer()
+
+    def _train(self, job: Job) -> Fitted:
+        return train(job, self.comm)
+
+    def _answer(self, value: Any = None) -> None:
+        """Let the strategy go on; note where it is when it is the program's turn again."""
+        assert self._talk is not None
+        self._turn = self._talk.answer(value)
+        if self._turn.kind == "end":
+            self.fitted = self._turn.fitted
+            if self.rank == 0 and not self._quiet and self.fitted is not None and self.fitted.run is not None:
+                print(f"paceline: run: {self.fitted.run}", file=sys.stderr, flush=True)
+
+    def note_loss(self, loss: float) -> None:
+        """Note the loss of a backward pass."""
+        self._loss += loss
+
+    def _finish_gradient(self) -> None:
+        assert self._turn is not None and self._turn.batch is not None and self._model is not None
+        batch = self._turn.batch
+        weight = batch.count if self.reduction == "mean" or not batch.count else 1
+        self._model.collect(weight)
+        self._handed, self.waits = False, True
+        self._answer(self._loss * weight)
+        if self._turn.kind == "step":
+            self._model.spread()
+        else:
+            self.waits = False
+
+    def _step(self) -> None:
+        if self._turn is None or self._turn.kind in ("epoch", "end") or (self._turn.kind == "batch" and not self._handed):
+            raise UsageError(
+                "optimizer.step() must be called once for each batch of ranks.share(loader), inside of its loop"
+            )
+        if self._turn.kind == "batch":
+            self._finish_gradient()
+        if self._turn.kind == "step":
+            assert self._turn.step is not None
+            self._turn.step()
+            self.waits = False
+            self._answer()
+
+    # ---- turns of the strategy
+
+    def compute(self, batch: Batch) -> float:
+        """Let the program compute the gradient of a batch; return the loss."""
+        assert self._talk is not None
+        loss: float = self._talk.ask(Turn("batch", batch, epoch=batch.epoch))
+        return loss
+
+    def let_step(self, step: Callable[[], None]) -> None:
+        """Let the program take a step."""
+        assert self._talk is not None
+        self._talk.ask(Turn("step", step=step))
+
+    def evaluate(self, epoch: int) -> dict[str, float]:
+        """Let the program evaluate the model."""
+        assert self._talk is not None
+        metrics: dict[str, float] = self._talk.ask(Turn("epoch", epoch=epoch))
+        return metrics or {}
+
+
+def _world() -> Any:
+    """Return the communicator of the job that this process, or this simulated rank, belongs to; None if it is alone."""
+    loaded = sys.modules.get("mpi4py.MPI")
+    if loaded is not None and getattr(loaded, "simulated", False):
+        from paceline.vmpi.MPI import current_world
+
+        return current_world()
+    return None if world() is None else mpi().COMM_WORLD
+
+
+def _describe(thing: Any) -> str:
+    thing = getattr(thing, "_orig_mod", thing)  # of a compiled module
+    return f"{type(thing).__module__}:{type(thing).__qualname__}"
+
+
+def _describe_data(samples: Any) -> str:
+    loader = getattr(samples, "loader", None)
+    return "arrays" if loader is None else _describe(loader.dataset)
+
+
+# ---- what the program calls in PyTorch
+
+
+class Hooks:
+    """The functions of PyTorch that a session replaces while it lasts; simulated ranks of one process share them."""
+
+    users = 0
+    originals: tuple[Any, Any] = (None, None)
+
+    def __enter__(self) -> None:
+        Hooks.users += 1
+        if Hooks.users == 1:
+            Hooks.originals = torch.autograd.backward, getattr(clip_grad, GROUP)
+            torch.autograd.backward = partial(_backward, Hooks.originals[0])
+            setattr(clip_grad, GROUP, partial(_group, Hooks.originals[1]))
+
+    def __exit__(self, *_: object) -> None:
+        Hooks.users -= 1
+        if Hooks.users == 0:
+            torch.autograd.backward = Hooks.originals[0]
+            setattr(clip_grad, GROUP, Hooks.originals[1])
+
+
+# All functions of PyTorch that clip gradients call this one first, with the gradients.
+GROUP = "_group_tensors_by_device_and_dtype"
+
+
+def _session_here() -> Session | None:
+    return getattr(getcurrent(), "paceline_session", None)
+
+
+def _backward(original: Callable[..., None], tensors: Any, *arguments: Any, **options: Any) -> None:
+    """Compute gradients, and note the loss."""
+    original(tensors, *arguments, **options)
+    loop = _session_here()
+    if loop is not None:
+        losses = tensors if isinstance(tensors, (tuple, list)) else [tensors]
+        loop.note_loss(sum(float(one.detach()) for one in losses if one.numel() == 1))
+
+
+def _group(original: Callable[..., Any], tensors: Any, *arguments: Any, **options: Any) -> Any:
+    """Exchange gradients before they are clipped."""
+    loop = _session_here()
+    if loop is not None and loop.owns(tensors):
+        loop.exchange()
+    return original(tensors, *arguments, **options)
