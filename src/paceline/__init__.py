@@ -26,6 +26,7 @@ _PLACES = {
     "load": "paceline.data",
     "load_model": "paceline.prediction",
     "predict": "paceline.prediction",
+    "session": "paceline.own_loop",
 }
 __all__ = ["__version__", *sorted(_PLACES)]
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from paceline.models import TorchModel as TorchModel
     from paceline.models.mlp import MLP as MLP
     from paceline.prediction import load_model as load_model
+    from paceline.own_loop import session as session
     from paceline.prediction import predict as predict
     from paceline.record import Run as Run
     from paceline.strategies import Strategy as Strategy

@@ -19,6 +19,7 @@ from paceline.text import one_line
 
 COMMANDS = {
     "train": ("paceline.commands.train", "train a network on one process or on many ranks"),
+    "run": ("paceline.commands.run", "run a program with its own training loop on many ranks"),
     "resume": ("paceline.commands.resume", "go on with a run that was stopped or killed"),
     "predict": ("paceline.commands.predict", "predict with a trained network"),
     "study": (
