@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from paceline.models import Model as Model
     from paceline.models import TorchModel as TorchModel
     from paceline.models.mlp import MLP as MLP
-    from paceline.prediction import load_model as load_model
     from paceline.own_loop import session as session
+    from paceline.prediction import load_model as load_model
     from paceline.prediction import predict as predict
     from paceline.record import Run as Run
     from paceline.strategies import Strategy as Strategy

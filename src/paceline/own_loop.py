@@ -5,7 +5,7 @@ A strategy is a loop, and so is the user's program. Each runs in a greenlet of i
     strategy                                           the user's program
     me.gradient(batch)         -- batch -->            for inputs, labels in ranks.share(loader):
                                                            loss_of(model(inputs), labels).backward()
-                               <-- gradient --             clip_grad_norm_(…)    (or optimizer.step(), if nothing is clipped)
+                               <-- gradient --             clip_grad_norm_(…), or optimizer.step()
     exchanges it, or does not
     me.step(g, count)          -- mean gradient -->        clips it
                                <-- new parameters --       optimizer.step()
@@ -20,14 +20,13 @@ So strategies are the same as in `fit`, and so are their records.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
-import math
 import os
 import sys
+import time
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -49,11 +48,12 @@ from torch.utils.data import (
 from paceline.config import Config, Safety
 from paceline.data import Batch, Dataset
 from paceline.errors import UsageError
-from paceline.launch import abort_on_error, mpi, verify, world
+from paceline.launch import abort_on_error, mpi, take_cores, verify, world
 from paceline.models import TorchModel
+from paceline.simulate.training import SimulatedProgram
 from paceline.strategies import Strategy
 from paceline.training.job import Job, strategy_name, strategy_of
-from paceline.training.rank import Fitted, train
+from paceline.training.rank import Fitted, train, train_at
 from paceline.updates import State, TorchOptimizer
 
 Array = NDArray[Any]
@@ -69,7 +69,6 @@ def session(
     seed: int = 0,
     threads: int | None = None,
     trace: bool = False,
-    quiet: bool = False,
     comm: Any = None,
 ) -> Session:
     """Return a block in which the program's own training loop is run by a strategy, on all ranks of its job.
@@ -85,7 +84,7 @@ def session(
     >>> import torch
     >>> inputs, labels = torch.randn(60, 4), torch.arange(60) % 3
     >>> net = torch.nn.Linear(4, 3)
-    >>> with session("sync", runs=None, quiet=True) as ranks:
+    >>> with session("sync", runs=None) as ranks:
     ...     net, optimizer = ranks.attach(net, torch.optim.AdamW(net.parameters(), lr=0.01))
     ...     for epoch in ranks.epochs(2):
     ...         for some, wanted in ranks.share((inputs, labels), batch=20):
@@ -96,7 +95,8 @@ def session(
     >>> ranks.fitted.steps, len(ranks.fitted.history)
     (6, 2)
     """
-    given = {"strategy": strategy, "runs": runs, "name": name, "seed": seed, "threads": threads, "trace": trace, "quiet": quiet}  # fmt: skip
+    given: dict[str, Any] = {"strategy": strategy, "runs": runs, "name": name}
+    given.update(seed=seed, threads=threads, trace=trace)
     given.update(settings_from_launcher())
     return Session(comm=comm, **given)
 
@@ -152,7 +152,8 @@ class Conversation:
         self._user = self._strategy.parent = getcurrent()
         self._wake(self._strategy)
         try:
-            turn = self._strategy.switch(value)
+            with _own_modes():
+                turn = self._strategy.switch(value)
         finally:
             self._wake(self._user)
         if not isinstance(turn, Turn):  # the strategy was ended
@@ -168,6 +169,24 @@ class Conversation:
     def _wake(self, running: Any) -> None:
         if self._rank is not None:
             self._rank.greenlet = running
+
+
+@contextlib.contextmanager
+def _own_modes() -> Iterator[None]:
+    """Let others run with PyTorch's default modes; the program's own (no_grad, autocast) hold when it goes on."""
+    graded, cast, kind = (
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu"),
+    )
+    torch.set_grad_enabled(True)
+    torch.set_autocast_enabled("cpu", False)
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(graded)
+        torch.set_autocast_enabled("cpu", cast)
+        torch.set_autocast_dtype("cpu", kind)
 
 
 # ---- the model: its gradient is what the user's program computes
@@ -188,6 +207,7 @@ class OwnModel(TorchModel):
         frozen = [p for p in module.parameters() if not p.requires_grad and p.is_floating_point()]
         for p in frozen:  # they may be trained later
             p.requires_grad_(True)
+        ids = {id(p) for p in frozen}
         gradients = [(p, p.grad) for p in module.parameters()]
         try:
             self._flatten()
@@ -196,7 +216,11 @@ class OwnModel(TorchModel):
                 p.requires_grad_(False)
             for p, grad in gradients:
                 p.grad = grad
-        self._hooks = [one.p.register_post_accumulate_grad_hook(partial(_keep, one)) for one in self._trained if one.p not in set(frozen)]  # fmt: skip
+        self._hooks = []
+        for one in self._trained:
+            one.p.requires_grad_(True)  # a hook needs that
+            self._hooks.append(one.p.register_post_accumulate_grad_hook(partial(_keep, one)))
+            one.p.requires_grad_(id(one.p) not in ids)
 
     def _roots(self) -> list[tuple[str, nn.Module]]:
         return [("", self.module)]
@@ -333,10 +357,8 @@ class OwnUpdate:
             self._elsewhere.apply(x, g, factor, state, scale)
             return
         np.multiply(np.asarray(g), scale, out=model.g)
-        if own:
-            step = partial(self._step, factor)
-        else:
-            step = partial(self._elsewhere.apply, x, model.g, factor, state)
+        other = partial(self._elsewhere.apply, x, model.g, factor, state)
+        step = partial(self._step, factor) if own else other
         if self._loop.waits:
             self._loop.let_step(step)
         else:
@@ -403,7 +425,9 @@ class Samples:
             raise UsageError(f"the DataLoader has no batch: {count} samples, batches of {self.batch}")
         self._seed, self._sampler = seed, sampler
         self._generator_state = None
-        plain = isinstance(sampler, RandomSampler) and not sampler.replacement and count == len(loader.dataset)  # type: ignore[arg-type]
+        plain = (
+            isinstance(sampler, RandomSampler) and not sampler.replacement and count == len(loader.dataset)
+        )  # type: ignore[arg-type]
         shuffled = plain and self.count == count
         self.split = Numbers(self.count, None if shuffled else self._order)
         self._ahead: Iterator[Any] | None = None
@@ -555,7 +579,9 @@ def samples_of(thing: Any, *, batch: int | None, steps: int | None, seed: int) -
     elif isinstance(thing, torch.utils.data.Dataset):
         if batch is None:
             raise UsageError("give share(dataset, batch=N), the samples in a batch")
-        return samples_of(DataLoader(thing, batch_size=batch, shuffle=True), batch=None, steps=steps, seed=seed)
+        return samples_of(
+            DataLoader(thing, batch_size=batch, shuffle=True), batch=None, steps=steps, seed=seed
+        )
     elif isinstance(thing, (tuple, list, np.ndarray, torch.Tensor)):
         found = Arrays([thing] if isinstance(thing, (np.ndarray, torch.Tensor)) else thing, batch)
     else:
@@ -588,11 +614,11 @@ class Session:
     """A program's own training loop on the ranks of its job; created by `paceline.session`."""
 
     def __init__(self, *, comm: Any, strategy: Any, runs: Any, name: str | None, seed: int, threads: int | None,
-                 trace: bool, quiet: bool) -> None:  # fmt: skip
+        trace: bool,) -> None:  # fmt: skip
         self._given = comm
         self._strategy = strategy
         self._runs = None if runs is None else Path(runs)
-        self._name, self._seed, self._threads, self._trace, self._quiet = name, seed, threads, trace, quiet
+        self._name, self._seed, self._threads, self._trace = name, seed, threads, trace
         self._stack = contextlib.ExitStack()
         self._model: OwnModel | None = None
         self._update: OwnUpdate | None = None
@@ -625,10 +651,12 @@ class Session:
             self.strategy: Any = strategy_of("serial")
         else:
             self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
-            if getattr(self.comm, "me", None) is None:
+            if not self._is_simulated:
                 verify(self.size)
+                take_cores()
             self.strategy = strategy_of(self._strategy)
-        self._stack.enter_context(abort_on_error(self.comm, usage_errors=True))
+        if not self._is_simulated:
+            self._stack.enter_context(abort_on_error(self.comm))
         self._stack.callback(self._end)
         if isinstance(self.strategy, Strategy):
             self.strategy.check(self.size)
@@ -660,7 +688,11 @@ class Session:
     _optimizer_step: Any = None
 
     def attach(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, *, reduction: Literal["mean", "sum"] = "mean"
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        reduction: Literal["mean", "sum"] = "mean",
     ) -> tuple[Any, Any]:
         """Let the strategy act in `optimizer.step()`; return the same model and optimizer.
 
@@ -668,10 +700,13 @@ class Session:
         `reduction="sum"`, a sum, so that the pieces of a batch that several ranks compute can be put together.
         """
         if self._model is not None:
-            raise UsageError("attach can be called once in a session: put several modules into a torch.nn.ModuleList")
+            raise UsageError(
+                "attach can be called once in a session: put several modules into a torch.nn.ModuleList"
+            )
         if not isinstance(model, nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(
-                f"attach takes a torch.nn.Module and a torch optimizer; got {type(model).__name__}, {type(optimizer).__name__}"
+                "attach takes a torch.nn.Module and a torch optimizer; got "
+                f"{type(model).__name__}, {type(optimizer).__name__}"
             )
         if reduction not in ("mean", "sum"):
             raise UsageError(f"reduction must be mean or sum; got {reduction!r}")
@@ -692,7 +727,9 @@ class Session:
         def step(self: Any, closure: Any = None) -> None:
             """Exchange gradients as the strategy says, and take a step."""
             if closure is not None:
-                raise UsageError("optimizer.step(closure) evaluates the loss several times; strategies need one gradient")
+                raise UsageError(
+                    "optimizer.step(closure) evaluates the loss several times; strategies need one gradient"
+                )
             loop._step()
 
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
@@ -749,14 +786,21 @@ class Session:
         """
         if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
             raise UsageError(f"accumulate must be a whole number of at least 1; got {accumulate!r}")
-        if self.samples is None or self._loader is not loader:
+        kind = tuple(map(id, loader)) if isinstance(loader, (tuple, list)) else id(loader)
+        if self.samples is None or self._loader[0] != kind:
             if self._turn is not None:
                 raise UsageError("share must be given the same loader in every epoch")
-            self._loader = loader
+            self._loader = (kind, loader)
             self.samples = samples_of(loader, batch=batch, steps=steps, seed=self._seed)
         return Share(self, self.samples, accumulate)
 
-    _loader: Any = None
+    _loader: tuple[Any, Any] = (None, None)
+    _place: SimulatedProgram | None = None
+    _began = 0.0
+
+    @property
+    def _is_simulated(self) -> bool:
+        return getattr(self.comm, "kernel", None) is not None
 
     def validate(self, *evaluations: Callable[[], Mapping[str, float]], **metrics: Any) -> None:
         """Record metrics of this epoch: numbers, or functions that return one.
@@ -793,7 +837,11 @@ class Session:
     def owns(self, lists: Any) -> bool:
         """Return True if lists of tensors begin with a gradient of the attached model."""
         first = next((tensor for tensors in lists for tensor in tensors), None)
-        return self._model is not None and first is not None and any(one.p.grad is first for one in self._model._trained)
+        return (
+            self._model is not None
+            and first is not None
+            and any(one.p.grad is first for one in self._model._trained)
+        )
 
     # ---- turns of the program
 
@@ -840,7 +888,9 @@ class Session:
             raise UsageError("share is iterated over inside of: for epoch in ranks.epochs(N)")
         model, update, split = self._model, self._update, samples.split
         empty = Numbers(0)
-        data = Dataset(name=_describe_data(samples), shape=(), classes=0, train=split, validation=empty, test=empty)
+        data = Dataset(
+            name=_describe_data(samples), shape=(), classes=0, train=split, validation=empty, test=empty
+        )
         config = Config(
             data=_describe_data(samples), model=_describe(model.module), strategy=strategy_name(self.strategy),
             update=_describe(self._optimizer), lr=self._rate, batch=min(samples.batch * accumulate, samples.count),
@@ -848,7 +898,7 @@ class Session:
         )  # fmt: skip
         job = Job(
             config=config, data=data, model=model, strategy=self.strategy, update=update, runs=self._runs,
-            run_name=self._name, trace=self._trace, safety=Safety(checkpoint_every="none"),
+            run_name=self._name, trace=self._trace, safety=Safety(checkpoint_every="never"),
             objects=("data", "model", "update", *(() if isinstance(self._strategy, str) else ("strategy",))),
         )  # fmt: skip
         order, size, steps = split, config.batch, -(-samples.count // (config.batch or 1))
@@ -860,27 +910,33 @@ class Session:
             return np.asarray(found)
 
         self._me_batches = whole
+        if self._is_simulated:
+            self._place = SimulatedProgram(self.comm)
         self._talk = Conversation(lambda: self._train(job), self.comm)
         self._answer()
 
     def _train(self, job: Job) -> Fitted:
-        return train(job, self.comm)
+        return train(job, self.comm) if self._place is None else train_at(self._place, job, None)
 
     def _answer(self, value: Any = None) -> None:
         """Let the strategy go on; note where it is when it is the program's turn again."""
         assert self._talk is not None
+        if self._place is not None and self._turn is not None:
+            count = 0 if self._turn.batch is None else self._turn.batch.count
+            self._place.charge((self._turn.kind, count), time.thread_time() - self._began)
         self._turn = self._talk.answer(value)
+        self._began = time.thread_time()
         if self._turn.kind == "end":
             self.fitted = self._turn.fitted
-            if self.rank == 0 and not self._quiet and self.fitted is not None and self.fitted.run is not None:
-                print(f"paceline: run: {self.fitted.run}", file=sys.stderr, flush=True)
 
     def note_loss(self, loss: float) -> None:
         """Note the loss of a backward pass."""
         self._loss += loss
 
     def _finish_gradient(self) -> None:
-        assert self._turn is not None and self._turn.batch is not None and self._model is not None
+        assert self._turn is not None
+        assert self._turn.batch is not None
+        assert self._model is not None
         batch = self._turn.batch
         weight = batch.count if self.reduction == "mean" or not batch.count else 1
         self._model.collect(weight)
@@ -892,7 +948,11 @@ class Session:
             self.waits = False
 
     def _step(self) -> None:
-        if self._turn is None or self._turn.kind in ("epoch", "end") or (self._turn.kind == "batch" and not self._handed):
+        if (
+            self._turn is None
+            or self._turn.kind in ("epoch", "end")
+            or (self._turn.kind == "batch" and not self._handed)
+        ):
             raise UsageError(
                 "optimizer.step() must be called once for each batch of ranks.share(loader), inside of its loop"
             )

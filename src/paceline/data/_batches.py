@@ -234,7 +234,9 @@ class Batches:
         if self.draws is None:
             if self._key != (epoch, 0):
                 own = getattr(self.split, "order", None)
-                self._order = _permutation(len(self.split), self.seed, 1, epoch) if own is None else own(epoch)
+                self._order = (
+                    _permutation(len(self.split), self.seed, 1, epoch) if own is None else own(epoch)
+                )
                 self._key = (epoch, 0)
             return self._order[step * self.batch : (step + 1) * self.batch]
         block, row = divmod(step, max(1, DRAWN_AT_ONCE // self.batch))

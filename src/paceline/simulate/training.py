@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,9 +27,10 @@ from paceline.training.rank import Fitted, Show, train_at
 from paceline.training.surviving import Loss, train_surviving
 from paceline.vectors import Meter, carried
 from paceline.vmpi import Compute, Network
+from paceline.vmpi.compute import Curves
 from paceline.vmpi.errors import RankFailed, SimulationError
 from paceline.vmpi.faults import load_faults
-from paceline.vmpi.program import check_faults, check_ranks, run
+from paceline.vmpi.program import Outcome, check_faults, check_ranks, run
 from paceline.worker import Resumption, Worker
 
 Made = TypeVar("Made")
@@ -270,6 +271,106 @@ class Simulated:
 
     def stoppable(self, me: Worker) -> AbstractContextManager[None]:
         return nullcontext()
+
+
+# ---- programs with their own training loop
+
+
+def simulate_program(
+    program: Callable[[Any], Any], ranks: int, options: Options, *, seed: int = 0, threads: int = 1
+) -> ProgramOutcome:
+    """Run a program that trains with `paceline.session` on simulated ranks, in virtual time.
+
+    The program's own computing takes the virtual time that it really takes here, on one core.
+    """
+    check_ranks(ranks)
+    options.check(ranks)
+    network = load_network(options.network)
+    if options.machine is not None:
+        network = replace(network, node=Machine.load(Path(options.machine)))
+    faults = () if options.faults is None else load_faults(options.faults)
+    check_faults(faults, ranks, network)
+    costs = Costs(work={"program": Curves.of({1: [[1, 1.0]]})}, about="a program, as measured while it ran")
+    common = ProgramSimulation(options, ranks, network, costs, threads)
+
+    def rank(comm: Any) -> Any:
+        comm.kernel.shared["program"] = common
+        return program(comm)
+
+    with limit_threads(threads):
+        try:
+            outcome = run(
+                rank, ranks=ranks, network=network, compute=common._compute(), seed=seed, faults=faults, strict=False,
+                rendezvous=options.rendezvous,
+            )  # fmt: skip
+        finally:
+            if common._folder is not None:
+                release(common._folder)
+    return ProgramOutcome(outcome, common._folder)
+
+
+class ProgramOutcome(NamedTuple):
+    """The outcome of a program on simulated ranks, and the folder of the run that it recorded, if any."""
+
+    outcome: Outcome
+    folder: Path | None
+
+
+class ProgramSimulation(Simulation):
+    """The common part of all simulated ranks of a program, each of which has a model of its own."""
+
+    def __init__(self, options: Options, ranks: int, network: Network, costs: Costs, threads: int) -> None:
+        self.options, self.ranks, self.network, self.costs, self.threads = (
+            options,
+            ranks,
+            network,
+            costs,
+            threads,
+        )
+        self.time_only = False
+        self._folder: Path | None = None
+        self._checkpoint: list[int] | None = None
+        self._taken: dict[Any, list[float]] = {}
+
+    def open_folder(self, job: Job) -> Path | None:
+        """Return the run's folder, created when the first rank asks."""
+        self.job = job
+        return self.folder()
+
+    def typical(self, kind: Any, seconds: float) -> float:
+        """Return the median of the times that this kind of work has taken so far: single ones vary with the machine."""
+        taken = self._taken.setdefault(kind, [])
+        if len(taken) < TYPICAL:
+            taken.append(seconds)
+        return float(np.median(taken))
+
+
+# The number of measurements after which the time of a kind of work is known.
+TYPICAL = 25
+
+
+class SimulatedProgram(Simulated):
+    """The environment of one simulated rank of a program."""
+
+    def __init__(self, comm: Any) -> None:
+        common = comm.kernel.shared.get("program")
+        if common is None:
+            raise UsageError(
+                "start a program with its own loop on simulated ranks with: paceline run --on sim"
+            )
+        super().__init__(comm, common)
+        self._common: ProgramSimulation = common
+
+    def prepare(self, job: Job) -> Components:
+        made = job.prepare(self.comm.Get_size())
+        return made._replace(model=costed(made.model, self.comm))
+
+    def folder(self, job: Job) -> Path | None:
+        return self._common.open_folder(job)
+
+    def charge(self, kind: Any, seconds: float) -> None:
+        """Let the rank's clock advance by the time that a kind of the program's own work takes."""
+        self.comm.Work("program", self._common.typical(kind, seconds))
 
 
 def _where(measured: Machine | Costs) -> str:

@@ -213,6 +213,8 @@ class Kernel:
         self.special = special_numbers()
         self.at_step: Callable[[Rank], None] | None = None
         """Called for every step that a rank begins."""
+        self.shared: dict[str, Any] = {}
+        """What the programs of all ranks share, by name."""
         self.hub: Any = None
         self.MPI: Any = None
         """The replacement of mpi4py.MPI during the run."""

@@ -162,7 +162,9 @@ class Steps:
     def own_batches(self, epoch: int) -> Iterator[Batch]:
         """Iterate over whole batches of this rank's own data; all ranks have the same number, and the last may be empty."""
         start = self._begin(epoch)
-        return self.logged(self._ahead(self.shares.own(epoch, start)), each=self.steps_per_epoch / self.shares.own_turns)
+        return self.logged(
+            self._ahead(self.shares.own(epoch, start)), each=self.steps_per_epoch / self.shares.own_turns
+        )
 
     def _ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Return the batches of an epoch; a model that reads its samples itself gets to know them in advance."""

@@ -422,7 +422,8 @@ class Worker(Steps):
         an exchange whose `part` is everything.
         """
         # If ranks may die, none has a part of the update's state that no other has.
-        whole = not is_elementwise(self.update) or getattr(self.update, "wants_whole", False) or (self.survives and bool(self.update.start(np.zeros(1))))
+        divisible = is_elementwise(self.update) and not getattr(self.update, "wants_whole", False)
+        whole = not divisible or (self.survives and bool(self.update.start(np.zeros(1))))
         in_order = self.shares.batches.pieces is not None
         batch = self.shares.batches.batch if factors and not in_order else None
         inner = make_exchange(name, self.model, self._off_clock, batch, whole=whole, in_order=in_order)
@@ -564,12 +565,14 @@ class Worker(Steps):
         with self.evaluation():
             loss = self.epoch_loss if loss is None else loss
             means = (None, None) if validation is None else validation.means(self.data.classes)
+            if metrics is None:
+                metrics = self.judge(epoch)
             at_end = Epoch(
                 epoch=epoch,
                 step=(epoch + 1) * self.steps_per_epoch,
                 loss=None if self._time_only else loss,
-                validation_loss=means[0],
-                validation_accuracy=means[1],
+                validation_loss=metrics.get("loss") if means[0] is None else means[0],
+                validation_accuracy=metrics.get("accuracy") if means[1] is None else means[1],
                 train_seconds=self.train_seconds if train_seconds is None else train_seconds,
                 metrics=dict(metrics or {}),
             )

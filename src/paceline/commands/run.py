@@ -1,0 +1,147 @@
+"""`paceline run`: start a program with its own training loop (`paceline.session`) on ranks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from paceline.commands._settings import add_hosts, add_simulation, read_hosts
+from paceline.errors import UsageError
+from paceline.simulate.options import NAMES, PLACES, Options, options_of
+
+EPILOG = """
+examples:
+  paceline run -n 4 --strategy sync program.py --its-own --arguments
+  paceline run -n 4 --strategy local-sgd:every=16 program.py
+  paceline run --hosts a:8,b:8 --strategy gossip program.py
+  paceline run --on sim -n 64 --network 10gbe program.py         # 64 simulated ranks in this process
+
+The program says what it trains: see `paceline.session`. Settings given here have precedence over those in the program.
+exit status: that of the program; 2 bad input, 128 + N a rank was ended by signal N
+"""
+# The settings of a session that can be given here.
+SETTINGS = ("strategy", "runs", "name", "seed", "threads", "trace")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.epilog = EPILOG
+    parser.usage = "paceline run [options] PROGRAM.py [arguments of the program]"
+    parser.add_argument("-n", "--ranks", type=int, metavar="P", help="start P ranks (default: 1)")
+    parser.add_argument(
+        "--strategy", metavar="STRATEGY", help="how the ranks train together, or module:class"
+    )
+    add_hosts(parser)
+    parser.add_argument(
+        "--on", choices=PLACES, default="mpi",
+        help="run on real ranks, or on simulated ones in this process (default: mpi)",
+    )  # fmt: skip
+    parser.add_argument("--threads", type=int, metavar="N", help="threads per rank (default: cores // ranks)")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of the order of the samples")
+    parser.add_argument("--runs", metavar="DIR", help="folder in which runs are recorded")
+    parser.add_argument("--name", metavar="NAME", help="name of this run's folder")
+    parser.add_argument(
+        "--trace", action="store_true", default=None, help="also record every MPI call, for `paceline trace`"
+    )
+    parser.add_argument("--quiet", action="store_true", help="do not print where the run is recorded")
+    parser.add_argument("--no-bind", action="store_true", help="do not reserve cores for the ranks")
+    add_simulation(parser.add_argument_group("options for --on sim"), but=("compute", "recalibrate"))
+    parser.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="PROGRAM.py", help="the program and its own arguments"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the program on all ranks; return its exit status."""
+    from paceline import launch
+    from paceline.own_loop import VARIABLE
+    from paceline.record.writing import check_name
+    from paceline.strategies import Strategy
+    from paceline.training.job import strategy_of
+    from paceline.vmpi.program import compile_script
+
+    words = args.program[1:] if args.program[:1] == ["--"] else args.program
+    if not words:
+        raise UsageError("a program is needed; write: paceline run -n 4 PROGRAM.py")
+    program, arguments = Path(words[0]), words[1:]
+    options = options_of(
+        args.on, {name: value for name in NAMES if (value := getattr(args, name, None)) is not None}
+    )
+    if launch.world() is not None:
+        raise UsageError("the ranks are already started: run the program itself, without `paceline run`")
+    hosts = read_hosts(args, simulated=options is not None)
+    ranks = 1 if args.ranks is None else args.ranks
+    if ranks < 1:
+        raise UsageError(f"ranks must be at least 1; got {ranks}")
+    for name, least in (("threads", 1), ("seed", 0)):
+        if (value := getattr(args, name)) is not None and value < least:
+            raise UsageError(f"{name} must be at least {least}; got {value}")
+    compile_script(program)
+    if args.name is not None:
+        check_name(args.name)
+    if args.strategy is not None:
+        sys.path.insert(0, str(program.absolute().parent))
+        strategy = strategy_of(args.strategy)
+        if isinstance(strategy, Strategy):
+            strategy.check(ranks)
+            if strategy.launcher() != "mpi":
+                raise UsageError(
+                    f"{args.strategy} starts its own processes and cannot run a program's own loop"
+                )
+    given = {name: value for name in SETTINGS if (value := getattr(args, name)) is not None}
+    if options is not None:
+        return _simulate(program, arguments, ranks, options, given, quiet=args.quiet)
+    outcomes: list[Any] = []
+    status = launch.run(
+        ranks,
+        [sys.executable, str(program), *arguments],
+        threads=args.threads,
+        environment={VARIABLE: json.dumps(given)},
+        bind=not args.no_bind,
+        hosts=launch.check_hosts(hosts, ranks=ranks) if hosts else (),
+        report=outcomes.append,
+    )
+    if outcomes[0].run is not None and not args.quiet:
+        print(f"run: {outcomes[0].run}", file=sys.stderr)
+    return status
+
+
+def _simulate(
+    program: Path, arguments: list[str], ranks: int, options: Options, given: dict[str, Any], *, quiet: bool
+) -> int:
+    """Run the program on simulated ranks, all in this process."""
+    import traceback
+
+    from paceline import launch
+    from paceline.own_loop import VARIABLE
+    from paceline.simulate.training import simulate_program
+    from paceline.vmpi import Script
+    from paceline.vmpi.errors import MPIError, RankFailed, SimulationError
+
+    threads = given.get("threads") or 1
+    launch.set_thread_variables(1, threads)
+    os.environ[VARIABLE] = json.dumps(given)
+    script = Script(program, None, arguments)
+    try:
+        with script.running():
+            done = simulate_program(script, ranks, options, seed=given.get("seed", 0), threads=threads)
+    except SimulationError as error:
+        if isinstance(error, RankFailed):
+            if isinstance(error.error, UsageError):
+                raise error.error from None
+            if isinstance(error.error, SystemExit):
+                return error.error.code if isinstance(error.error.code, int) else 1
+            if not isinstance(error.error, SimulationError | MPIError):
+                traceback.print_exception(error.error)
+        print(f"paceline run: {error}", file=sys.stderr)
+        return 1
+    finally:
+        del os.environ[VARIABLE]
+    if not quiet:
+        where = "" if done.folder is None else f"run: {done.folder}; "
+        print(f"{where}{done.outcome.seconds:.3g} virtual seconds on {ranks} ranks", file=sys.stderr)
+    return 0
