@@ -218,14 +218,15 @@ class OwnModel(TorchModel):
                 p.grad = grad
         self._hooks = []
         for one in self._trained:
-            one.p.requires_grad_(True)  # a hook needs that
-            self._hooks.append(one.p.register_post_accumulate_grad_hook(partial(_keep, one)))
-            one.p.requires_grad_(id(one.p) not in ids)
+            tensor: Any = one.p
+            tensor.requires_grad_(True)  # a hook needs that
+            self._hooks.append(tensor.register_post_accumulate_grad_hook(partial(_keep, one)))
+            tensor.requires_grad_(id(tensor) not in ids)
 
     def _roots(self) -> list[tuple[str, nn.Module]]:
         return [("", self.module)]
 
-    @property
+    @property  # type: ignore[misc]
     def g(self) -> Array:
         """The gradient, flat."""
         return self._g
@@ -297,13 +298,19 @@ class OwnModel(TorchModel):
         return self._loop.evaluate(epoch)
 
     @property
+    def step_factor(self) -> float:
+        """The factor by which the program has changed the learning rates since attach, if others step for it."""
+        return self._loop.rate_factor()
+
+    @property
     def wants_stop(self) -> bool:
         """True if the user's program has left its loop over the epochs."""
         return self._loop.left
 
     def look_ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Return the same batches; those of an epoch are known to the program's data loader in advance."""
-        return self._loop.samples.look_ahead(batches)
+        found: Iterator[Batch] = self._loop.samples.look_ahead(batches)
+        return found
 
     def detach(self) -> None:
         """Leave the module to its owner, with parameters in memory of its own."""
@@ -353,8 +360,9 @@ class OwnUpdate:
         model, factor = self._model, eta / self._rate
         own = self._is_own(x)
         scale = scale if self._loop.reduction == "mean" else 1.0
-        if not own and not self._loop.waits:
-            self._elsewhere.apply(x, g, factor, state, scale)
+        if not own and not self._loop.waits:  # for another rank, whose learning rate is in `eta`
+            with self._loop.first_rates():
+                self._elsewhere.apply(x, g, factor, state, scale)
             return
         np.multiply(np.asarray(g), scale, out=model.g)
         other = partial(self._elsewhere.apply, x, model.g, factor, state)
@@ -425,9 +433,8 @@ class Samples:
             raise UsageError(f"the DataLoader has no batch: {count} samples, batches of {self.batch}")
         self._seed, self._sampler = seed, sampler
         self._generator_state = None
-        plain = (
-            isinstance(sampler, RandomSampler) and not sampler.replacement and count == len(loader.dataset)
-        )  # type: ignore[arg-type]
+        dataset: Any = loader.dataset
+        plain = isinstance(sampler, RandomSampler) and not sampler.replacement and count == len(dataset)
         shuffled = plain and self.count == count
         self.split = Numbers(self.count, None if shuffled else self._order)
         self._ahead: Iterator[Any] | None = None
@@ -718,7 +725,8 @@ class Session:
         if any(p.device.type != "cpu" for p in model.parameters()):
             raise UsageError("the model must be on the CPU")
         self._model = OwnModel(model, self)
-        self._rate = float(optimizer.param_groups[0]["lr"]) or 1.0
+        self._rates = [float(group["lr"]) for group in optimizer.param_groups]
+        self._rate = self._rates[0] or 1.0
         self._update = OwnUpdate(self, optimizer, self._model, self._rate)
         self._optimizer, self._optimizer_step = optimizer, optimizer.step
         self.original_step = optimizer.step
@@ -829,10 +837,39 @@ class Session:
         if getattr(self.strategy, "remote_update", False):
             return  # the gradient is sent when the program is done with it
         self._finish_gradient()
-        if self._turn.kind != "step":
+        if not self.waits:
             raise UsageError(
                 f"{strategy_name(self.strategy)} has used the gradient before it was clipped: it takes no step with it here"
             )
+
+    def rate_factor(self) -> float:
+        """Return the factor by which learning rates have changed since attach; it must be the same for all groups."""
+        if not getattr(self.strategy, "remote_update", False):
+            return 1.0
+        groups = self._optimizer.param_groups
+        factors = [
+            float(group["lr"]) / rate if rate else 1.0
+            for group, rate in zip(groups, self._rates, strict=True)
+        ]
+        if max(factors) - min(factors) > 1e-6 * max(factors):
+            raise UsageError(
+                f"{strategy_name(self.strategy)} steps with one learning rate schedule for all parameter groups; "
+                f"theirs have changed by factors of {min(factors):.4g} to {max(factors):.4g}"
+            )
+        return factors[0]
+
+    @contextlib.contextmanager
+    def first_rates(self) -> Iterator[None]:
+        """Give the optimizer the learning rates that it had at attach."""
+        groups = self._optimizer.param_groups
+        now = [group["lr"] for group in groups]
+        for group, rate in zip(groups, self._rates, strict=True):
+            group["lr"] = rate
+        try:
+            yield
+        finally:
+            for group, rate in zip(groups, now, strict=True):
+                group["lr"] = rate
 
     def owns(self, lists: Any) -> bool:
         """Return True if lists of tensors begin with a gradient of the attached model."""

@@ -312,8 +312,8 @@ class DealtPart:
 
     def order(self, epoch: int) -> Array:
         """Return the part's samples in the order of an epoch."""
-        order: Array = self.split.order(epoch)
-        return order[self._places]
+        found: Array = self.split.order(epoch)[self._places]
+        return found
 
     def take(self, indices: Array, inputs: Array, labels: Array) -> None:
         """Write the samples at `indices` of the whole split."""

@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.comm.shared import split_node
 from paceline.comm.torch_processes import Processes
@@ -151,10 +152,10 @@ def _links(comm: Any, firsts: list[int]) -> list[float]:
     In every round each node's first rank exchanges messages with that of another node. A node's figure is that of its best
     round, so that a slow partner does not count against it.
     """
-    me = comm.Get_rank()
+    me, rounds = comm.Get_rank(), pairings(len(firsts))[:LINK_ROUNDS]
     send, receive = np.zeros(LINK_BYTES, np.uint8), np.empty(LINK_BYTES, np.uint8)
-    best = 0.0
-    for partners in pairings(len(firsts))[:LINK_ROUNDS]:
+    best = np.zeros(len(rounds))
+    for number, partners in enumerate(rounds):
         if me not in firsts or (partner := partners[firsts.index(me)]) is None:
             continue
         spent = 0.0
@@ -163,12 +164,24 @@ def _links(comm: Any, firsts: list[int]) -> list[float]:
             began = time.perf_counter()
             comm.Sendrecv(send, firsts[partner], 0, receive, firsts[partner], 0)
             taken = time.perf_counter() - began
-            best, spent = max(best, LINK_BYTES / taken), spent + taken
+            best[number], spent = max(best[number], LINK_BYTES / taken), spent + taken
             if send[0] or receive[0]:  # both see this in the same repeat
                 break
-    told = np.empty(comm.Get_size())
-    comm.Allgather(np.array([best]), told)
-    return [float(f"{told[first]:.4g}") for first in firsts]
+    told = np.empty((comm.Get_size(), len(rounds)))
+    comm.Allgather(best, told)
+    return [max(pair_speeds(told[firsts], rounds, node)) for node in range(len(firsts))]
+
+
+def pair_speeds(seen: NDArray[np.float64], rounds: list[list[int | None]], node: int) -> list[float]:
+    """Return the speed of a node's exchange in each round, as seen by the slower of the two partners.
+
+    A rank that comes late finds its partner's message there already, and sees a link that is faster than it is.
+
+    >>> pair_speeds(np.array([[1.0, 8.0], [9.0, 2.0]]), [[1, 0], [1, None]], 0)
+    [1.0, 2.0]
+    """
+    pairs = [(number, partners[node]) for number, partners in enumerate(rounds) if partners[node] is not None]
+    return [float(f"{min(seen[node, number], seen[other, number]):.4g}") for number, other in pairs]
 
 
 def pairings(count: int) -> list[list[int | None]]:

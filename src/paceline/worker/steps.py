@@ -54,8 +54,7 @@ class Steps:
         self.model = model
         self.update = update
         self.rate = rate
-        self.step_factor = 1.0
-        """This rank's own factor on the learning rate, for strategies in which another rank takes the step."""
+        self._step_factor = 1.0
         self.seed = batches.seed
         self.shares = Shares(batches)
         self.steps_per_epoch = batches.steps_per_epoch
@@ -97,6 +96,15 @@ class Steps:
         """The number of the batches' mean losses in the epoch, their sum, and the sum of their squares."""
         self._piece_sums: list[Array] = []
         self._by_layer: Callable[[Batch, Ready], float] | None = None
+
+    @property
+    def step_factor(self) -> float:
+        """This rank's own factor on the learning rate, for strategies in which another rank takes the step."""
+        return float(getattr(self.model, "step_factor", self._step_factor))
+
+    @step_factor.setter
+    def step_factor(self, factor: float) -> None:
+        self._step_factor = factor
 
     @property
     def last_epoch(self) -> int:
