@@ -1,0 +1,558 @@
+"""A program's own loop: `paceline.session` on one process and on simulated ranks; `paceline run` on real ones."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler  # noqa: E402
+
+from paceline.errors import UsageError  # noqa: E402
+from paceline.own_loop import Session, session  # noqa: E402
+from paceline.record import Run  # noqa: E402
+from paceline.simulate.options import Options  # noqa: E402
+from paceline.simulate.training import simulate_program  # noqa: E402
+from paceline.vmpi.errors import RankFailed  # noqa: E402
+
+generator = np.random.default_rng(0)
+X = torch.from_numpy(generator.normal(size=(98, 6)).astype(np.float32))
+Y = torch.from_numpy(generator.integers(0, 3, 98))
+COLLECTIVES = [
+    "naive",
+    "ring",
+    "recursive-doubling",
+    "rabenseifner",
+    "hierarchical",
+    "native",
+    "shared-memory",
+]
+STRATEGIES = [
+    "serial", "sync", "main-worker", "weight-average", "local-sgd:every=3", "elastic:every=2", "gossip", "psgd", "hogwild",
+    "parameter-server", "parameter-server:masters=2",
+]  # fmt: skip
+
+
+def net() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def loss_of(model: nn.Module, inputs: Any, labels: Any) -> Any:
+    return nn.functional.cross_entropy(model(inputs), labels)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    """Two groups, of which one decays."""
+    weights = [p for p in model.parameters() if p.ndim > 1]
+    biases = [p for p in model.parameters() if p.ndim == 1]
+    return torch.optim.AdamW(
+        [{"params": weights, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0}], lr=0.01
+    )
+
+
+def parameters(model: nn.Module) -> Any:
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).numpy().copy()
+
+
+def train(
+    comm: Any,
+    strategy: str = "sync",
+    *,
+    epochs: int = 2,
+    data: Callable[[], Any] = lambda: (X, Y),
+    clip: float | None = 0.5,
+    batch: int | None = 16,
+    before: Callable[[Session, Any, Any], None] | None = None,
+    optimizer: Callable[[Any], torch.optim.Optimizer] = adamw,
+    schedule: bool = False,
+    **options: Any,
+) -> tuple[Any, Session]:
+    """Train as a user's program would; return the parameters."""
+    model = net()
+    made = optimizer(model)
+    loader = data()
+    with session(strategy, runs=options.pop("runs", None), comm=comm) as ranks:
+        model, made = ranks.attach(model, made)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(made, 0.9) if schedule else None
+        for _ in ranks.epochs(epochs):
+            for inputs, labels in ranks.share(loader, batch=batch, **options):
+                made.zero_grad()
+                loss_of(model, inputs, labels).backward()
+                if clip is not None:
+                    nn.utils.clip_grad_norm_(model.parameters(), clip)
+                if before is not None:
+                    before(ranks, model, made)
+                made.step()
+                if scheduler is not None:
+                    scheduler.step()
+            with torch.no_grad():
+                ranks.validate(loss=float(loss_of(model, X, Y)), margin=lambda: 1.0)
+    return parameters(model), ranks
+
+
+def simulated(program: Callable[..., Any], ranks: int = 3, **options: Any) -> list[Any]:
+    return simulate_program(program, ranks, Options(**options)).outcome.values
+
+
+def plain(epochs: int = 2, clip: float | None = 0.5) -> Any:
+    """Train without paceline, on the batches that one process gets."""
+    seen: list[Any] = []
+    with session("serial", runs=None) as ranks:
+        other = nn.Linear(6, 3)
+        _, made = ranks.attach(other, torch.optim.SGD(other.parameters(), lr=0.0))
+        for _ in ranks.epochs(epochs):
+            for inputs, labels in ranks.share((X, Y), batch=16):
+                seen.append((inputs.clone(), labels.clone()))
+                loss_of(other, inputs, labels).backward()
+                made.step()
+    model = net()
+    optimizer = adamw(model)
+    for inputs, labels in seen:
+        optimizer.zero_grad()
+        loss_of(model, inputs, labels).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+    return parameters(model)
+
+
+# ---- the same parameters
+
+
+def test_one_process_is_the_program_itself() -> None:
+    assert np.array_equal(train(None)[0], plain())
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_sync_equals_one_process_with_adamw_and_clipping(collective: str) -> None:
+    want = plain()
+    for mine, _ in simulated(partial(train, strategy=f"sync:allreduce={collective}")):
+        assert np.allclose(mine, want, atol=2e-6)
+
+
+@pytest.mark.parametrize("ranks", [2, 5, 9])
+def test_sync_with_uneven_ends(ranks: int) -> None:
+    """98 samples in batches of 16: the last batch has 2, fewer than some have ranks."""
+    for mine, _ in simulated(train, ranks):
+        assert np.allclose(mine, plain(), atol=2e-6)
+
+
+@pytest.mark.parametrize("masters", [1, 2])
+def test_one_worker_of_a_server_equals_one_process(masters: int) -> None:
+    strategy = f"parameter-server:masters={masters}"
+    for mine, _ in simulated(partial(train, strategy=strategy), masters + 1):
+        assert np.allclose(mine, plain(), atol=2e-6)
+
+
+@pytest.mark.parametrize("strategy", ["sync", "parameter-server"])
+def test_a_scheduler_acts_wherever_the_step_is_taken(strategy: str) -> None:
+    alone = train(None, schedule=True)[0]
+    assert not np.allclose(alone, plain(), atol=1e-4)
+    for mine, _ in simulated(partial(train, strategy=strategy, schedule=True), 2):
+        assert np.allclose(mine, alone, atol=2e-6)
+
+
+# ---- every strategy
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_trains_the_program(strategy: str) -> None:
+    ranks = 1 if strategy == "serial" else 3
+    found = simulated(partial(train, strategy=strategy, epochs=3, clip=None), ranks)
+    start = parameters(net())
+    for mine, loop in found:
+        assert np.isfinite(mine).all()
+        assert not np.allclose(mine, start)
+        assert np.array_equal(mine, found[0][0])  # all ranks have the complete model
+        assert [epoch.epoch for epoch in loop.fitted.history] == [0, 1, 2]
+    history = found[0][1].fitted.history
+    assert history[-1].validation_loss < 1.3
+    assert [set(epoch.metrics) for epoch in history] == [{"loss", "margin"}] * 3
+
+
+def test_a_strategy_of_the_users_own() -> None:
+    def alone(me: Any) -> None:
+        me.broadcast()
+        for epoch in me.epochs():
+            for batch in me.own_batches(epoch):
+                me.gradient(batch)
+                me.step(me.model.g, batch.count)
+            me.model.x[:] = me.mean()(me.model.x)
+            me.validate(epoch)
+
+    found = simulated(partial(train, strategy=alone))
+    assert np.array_equal(found[0][0], found[2][0])
+
+
+def test_every_sample_once_per_epoch() -> None:
+    """Also where the last batches are smaller, and some ranks have fewer."""
+
+    def program(strategy: str, comm: Any) -> list[list[float]]:
+        model, seen = net(), []
+        with session(strategy, runs=None, comm=comm) as ranks:
+            _, made = ranks.attach(model, torch.optim.SGD(model.parameters(), lr=0.01))
+            for _ in ranks.epochs(2):
+                seen.append([])
+                for inputs, labels in ranks.share((X, Y), batch=16):
+                    seen[-1] += inputs[:, 0].tolist()
+                    loss_of(model, inputs, labels).backward()
+                    made.step()
+        return seen
+
+    for strategy in ("sync", "local-sgd:every=3", "gossip", "parameter-server"):
+        # With more ranks than samples in the last batch, some get that batch with weight 0.
+        values = simulated(partial(program, strategy), 2 if strategy == "sync" else 4)
+        for epoch in range(2):
+            together = sorted(value for seen in values if len(seen) > epoch for value in seen[epoch])
+            assert together == sorted(X[:, 0].tolist()), strategy
+
+
+# ---- loaders
+
+
+def collate(samples: list[Any]) -> Any:
+    return torch.stack([inputs for inputs, _ in samples]) * 2, torch.stack([label for _, label in samples])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shuffle": True},
+        {"shuffle": False},
+        {"shuffle": True, "drop_last": True},
+        {"shuffle": True, "collate_fn": collate},
+        {"sampler": "weighted"},
+        {"shuffle": True, "num_workers": 1},
+    ],
+)
+def test_loaders_give_the_same_batches_on_any_number_of_ranks(options: dict[str, Any]) -> None:
+    def loader() -> Any:
+        given = dict(options)
+        if given.get("sampler"):
+            given["sampler"] = WeightedRandomSampler(torch.arange(98).float() + 1, 50)
+        return DataLoader(TensorDataset(X, Y), batch_size=16, **given)
+
+    alone, loop = train(None, data=loader, batch=None)
+    steps = 4 if "sampler" in options else 6 if options.get("drop_last") else 7
+    assert loop.fitted is not None
+    assert loop.fitted.steps == 2 * steps
+    ranks = 2 if options.get("num_workers") else 3
+    for mine, _ in simulated(partial(train, data=loader, batch=None), ranks):
+        assert np.allclose(mine, alone, atol=2e-6)
+    if not options.get("num_workers"):
+        for mine, _ in simulated(partial(train, strategy="local-sgd:every=2", data=loader, batch=None)):
+            assert np.isfinite(mine).all()
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from zip(X, Y, strict=True)
+
+
+def test_a_stream() -> None:
+    def loader() -> Any:
+        return DataLoader(Endless(), batch_size=16)
+
+    alone, _ = train(None, data=loader, batch=None, steps=5)
+    for mine, _ in simulated(partial(train, data=loader, batch=None, steps=5)):
+        assert np.allclose(mine, alone, atol=2e-6)
+    for strategy in ("weight-average", "parameter-server"):
+        [*_, (mine, _)] = simulated(partial(train, strategy=strategy, data=loader, batch=None, steps=5))
+        assert np.isfinite(mine).all()
+    with pytest.raises(UsageError, match="give share"):
+        train(None, data=loader, batch=None)
+
+
+# ---- what programs do
+
+
+def test_gradients_are_exchanged_before_the_program_reads_them() -> None:
+    def note(norms: list[float], ranks: Session, model: nn.Module, _: Any) -> None:
+        ranks.exchange()
+        norms.append(float(torch.stack([p.grad.norm() for p in model.parameters()]).norm()))  # type: ignore[union-attr]
+
+    def program(comm: Any) -> list[float]:
+        norms: list[float] = []
+        train(comm, clip=None, before=partial(note, norms))
+        return norms
+
+    alone = program(None)
+    for norms in simulated(program):
+        assert np.allclose(norms, alone, rtol=1e-4)
+
+
+def test_clipping_by_value() -> None:
+    def clip(_: Any, model: nn.Module, __: Any) -> None:
+        nn.utils.clip_grad_value_(model.parameters(), 0.01)
+
+    alone, _ = train(None, clip=None, before=clip)
+    for mine, _ in simulated(partial(train, clip=None, before=clip)):
+        assert np.allclose(mine, alone, atol=2e-6)
+
+
+def test_several_losses_and_accumulated_batches() -> None:
+    def program(comm: Any) -> Any:
+        model = net()
+        with session("sync", runs=None, comm=comm) as ranks:
+            _, made = ranks.attach(model, adamw(model))
+            for _ in ranks.epochs(2):
+                for place, (inputs, labels) in enumerate(
+                    ranks.share((X[:96], Y[:96]), batch=12, accumulate=2)
+                ):
+                    (loss_of(model, inputs, labels) / 2).backward()
+                    (model(inputs).square().mean() / 2).backward()
+                    if place % 2:
+                        made.step()
+                        made.zero_grad()
+        return parameters(model), ranks.fitted.steps if ranks.fitted else 0
+
+    (alone, steps), found = program(None), simulated(program, 2)
+    assert steps == 2 * 96 // 24
+    for mine, _ in found:
+        assert np.allclose(mine, alone, atol=2e-6)
+
+
+def test_a_frozen_part_that_is_trained_later() -> None:
+    def program(comm: Any) -> Any:
+        model: Any = net()
+        for p in model[0].parameters():
+            p.requires_grad_(False)
+        frozen = parameters(model[0])
+        with session("sync", runs=None, comm=comm) as ranks:
+            _, made = ranks.attach(model, torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.5))
+            for epoch in ranks.epochs(2):
+                if epoch == 1:
+                    assert np.array_equal(parameters(model[0]), frozen)  # no decay either
+                    for p in model[0].parameters():
+                        p.requires_grad_(True)
+                for inputs, labels in ranks.share((X, Y), batch=16):
+                    made.zero_grad()
+                    loss_of(model, inputs, labels).backward()
+                    made.step()
+        assert not np.array_equal(parameters(model[0]), frozen)
+        return parameters(model)
+
+    alone = program(None)
+    for mine in simulated(program):
+        assert np.allclose(mine, alone, atol=2e-6)
+
+
+def test_autocast_compiled_modules_and_evaluation_in_the_middle() -> None:
+    def program(comm: Any) -> Any:
+        model: Any = net()
+        compiled = torch.compile(model, backend="eager")
+        with session("sync", runs=None, comm=comm) as ranks:
+            _, made = ranks.attach(model, adamw(model))
+            for _ in ranks.epochs(2):
+                for inputs, labels in ranks.share((X, Y), batch=16):
+                    with torch.autocast("cpu", torch.bfloat16):
+                        loss = loss_of(compiled, inputs, labels)
+                    made.zero_grad()
+                    loss.backward()
+                    made.step()
+                    model.eval()
+                    with torch.no_grad():
+                        assert torch.isfinite(model(X)).all()
+                    model.train()
+        return parameters(model)
+
+    alone = program(None)
+    for mine in simulated(program, 2):
+        assert np.allclose(mine, alone, atol=2e-2)  # bfloat16
+
+
+def test_batch_norm_and_early_stopping() -> None:
+    def program(strategy: str, comm: Any) -> Any:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+        with session(strategy, runs=None, comm=comm) as ranks:
+            _, made = ranks.attach(model, adamw(model))
+            for epoch in ranks.epochs(9):
+                for inputs, labels in ranks.share((X, Y), batch=49):
+                    made.zero_grad()
+                    loss_of(model, inputs, labels).backward()
+                    made.step()
+                ranks.validate(loss=float(epoch))
+                if epoch == 2:
+                    break
+        return parameters(model), [b.clone() for b in model.buffers()], len(ranks.fitted.history)  # type: ignore[union-attr]
+
+    for strategy in ("sync", "local-sgd:every=5", "hogwild"):
+        found = simulated(partial(program, strategy))
+        for mine, buffers, epochs in found:
+            assert epochs == 3
+            assert np.array_equal(mine, found[0][0])
+            for one, other in zip(buffers, found[0][1], strict=True):
+                assert torch.equal(one, other)
+
+
+# ---- mistakes
+
+
+def leave_out_step(ranks: Session, model: Any, made: Any) -> None:
+    for _ in ranks.epochs(1):
+        for inputs, labels in ranks.share((X, Y), batch=16):
+            loss_of(model, inputs, labels).backward()
+
+
+def step_twice(ranks: Session, model: Any, made: Any) -> None:
+    for _ in ranks.epochs(1):
+        for inputs, labels in ranks.share((X, Y), batch=16):
+            loss_of(model, inputs, labels).backward()
+            made.step()
+            made.step()
+
+
+def leave_early(ranks: Session, model: Any, made: Any) -> None:
+    for _ in ranks.epochs(1):
+        for inputs, labels in ranks.share((X, Y), batch=16):
+            loss_of(model, inputs, labels).backward()
+            made.step()
+            break
+
+
+def take_no_batches(ranks: Session, model: Any, made: Any) -> None:
+    for _ in ranks.epochs(1):
+        pass
+
+
+def give_a_closure(ranks: Session, model: Any, made: Any) -> None:
+    made.step(lambda: 0.0)
+
+
+def attach_again(ranks: Session, model: Any, made: Any) -> None:
+    ranks.attach(model, made)
+
+
+def share_outside_of_epochs(ranks: Session, model: Any, made: Any) -> None:
+    next(iter(ranks.share((X, Y), batch=16)))
+
+
+def share_nothing(ranks: Session, model: Any, made: Any) -> None:
+    ranks.share(3)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        (leave_out_step, "optimizer.step() was not called"),
+        (step_twice, "once for each batch"),
+        (leave_early, "ended before its last batch"),
+        (take_no_batches, "must iterate over"),
+        (give_a_closure, "closure"),
+        (attach_again, "once"),
+        (share_outside_of_epochs, "ranks.epochs"),
+        (share_nothing, "share takes"),
+    ],
+)
+def test_mistakes_are_explained(mistake: Callable[..., None], words: str) -> None:
+    def program(comm: Any) -> None:
+        model = net()
+        with session("sync", runs=None, comm=comm) as ranks:
+            mistake(ranks, *ranks.attach(model, adamw(model)))
+
+    with pytest.raises(UsageError) as said:
+        program(None)
+    assert words in str(said.value)
+    with pytest.raises(RankFailed) as failed:
+        simulated(program, 2)
+    assert words in str(failed.value)
+
+
+def test_an_error_of_the_program_is_its_own() -> None:
+    def program(comm: Any) -> None:
+        def fail(*_: Any) -> None:
+            raise ZeroDivisionError("mine")
+
+        train(comm, before=fail)
+
+    with pytest.raises(ZeroDivisionError):
+        program(None)
+    with pytest.raises(RankFailed, match="ZeroDivisionError: mine"):
+        simulated(program)
+    train(None)  # nothing is left behind
+
+
+# ---- the command
+
+
+PROGRAM = """
+import sys
+import torch
+import paceline
+
+x, y = torch.arange(60.0).reshape(60, 1) / 60, torch.arange(60) // 30
+net = torch.nn.Linear(1, 2)
+with paceline.session(strategy="gossip") as ranks:
+    net, optimizer = ranks.attach(net, torch.optim.SGD(net.parameters(), lr=1.0))
+    for epoch in ranks.epochs(2):
+        for a, b in ranks.share((x, y), batch=12):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(net(a), b).backward()
+            if sys.argv[1:] == ["fail"] and ranks.rank == 1:
+                raise RuntimeError("as asked")
+            optimizer.step()
+        ranks.validate(accuracy=(net(x).argmax(1) == y).float().mean())
+print("rank", ranks.rank, "of", ranks.size, sys.argv[1:])
+"""
+
+
+def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    (folder / "program.py").write_text(PROGRAM)
+    done = [sys.executable, "-m", "paceline", "run", *words]
+    return subprocess.run(done, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+
+
+@pytest.mark.timeout(600)
+def test_the_command_on_real_ranks(tmp_path: Path) -> None:
+    done = command(tmp_path, "-n", "2", "--strategy", "sync", "--name", "one", "program.py", "its", "own")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")[:2]) == [f"rank {rank} of 2 ['its', 'own']" for rank in range(2)]
+    assert "run: runs/one" in done.stderr
+    run = Run(tmp_path / "runs/one")
+    assert run.config["strategy"] == "sync"
+    assert run.summary["ranks"] == 2
+    assert run.epochs[-1].validation_accuracy == run.epochs[-1].metrics["accuracy"]
+    failed = command(tmp_path, "-n", "2", "--runs", "others", "program.py", "fail")
+    assert failed.returncode == 1
+    assert "rank 1 of 2" in failed.stderr
+    assert "RuntimeError: as asked" in failed.stderr
+
+
+def test_the_command_in_the_simulator(tmp_path: Path) -> None:
+    done = command(
+        tmp_path, "--on", "sim", "-n", "8", "--network", "10gbe", "--strategy", "local-sgd", "program.py"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("of 8") == 8
+    [folder] = (tmp_path / "runs").iterdir()
+    assert Run(folder).simulated is not None
+    assert "virtual seconds on 8 ranks" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "a program is needed"),
+        (["-n", "2", "nothing.py"], "nothing.py"),
+        (["-n", "0", "program.py"], "ranks must be at least 1"),
+        (["--strategy", "nonsense", "program.py"], "unknown strategy"),
+        (["-n", "1", "--strategy", "parameter-server", "program.py"], "at least 2 ranks"),
+        (["--network", "10gbe", "program.py"], "network"),
+    ],
+)
+def test_bad_input_of_the_command(words: list[str], said: str, tmp_path: Path) -> None:
+    done = command(tmp_path, *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
