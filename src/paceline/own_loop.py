@@ -104,8 +104,8 @@ def session(
 def settings_from_launcher(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return the settings that `paceline run` has given to this process.
 
-    >>> settings_from_launcher({"PACELINE_SESSION": '{"strategy": "gossip"}'})
-    {'strategy': 'gossip'}
+    >>> settings_from_launcher({"PACELINE_SESSION": '{"seed": 3}'})
+    {'seed': 3}
     """
     text = (os.environ if environment is None else environment).get(VARIABLE)
     if not text:
