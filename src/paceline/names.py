@@ -190,8 +190,8 @@ SUPPLIED_TO_DATA: frozenset[str] = frozenset()
 class Spec:
     """A name with its checked options, ready to be called.
 
-    >>> parse("strategies", "sync:allreduce=ring").make()
-    Sync(allreduce='ring', balance=False)
+    >>> parse("strategies", "elastic:every=4").make().every
+    4
     """
 
     kind: str

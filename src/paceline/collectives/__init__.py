@@ -3,6 +3,9 @@
     allreduce                         combine the arrays of all ranks, by the algorithm of a name
     make_exchange, Exchange           sum gradients and publish parameters, with as few copies as possible
     IN_ORDER                          collectives whose exchange can add in a fixed order
+    Sending, cut_buckets              how gradients are sent between nodes: bucket by bucket, in fewer bytes
+    parse_compression                 the compression of a name
+    refuse_one_node                   refuse these where ranks share memory
     prepare_sum                       an allreduce whose arguments are checked once
     cost, has_cost, Case, Cost        how many messages and bytes an algorithm takes, exactly
     CostModel                         the alpha-beta-gamma model of its time
@@ -22,8 +25,18 @@ from typing import Any
 import numpy as np
 
 from paceline.collectives._buffers import Array, collective, find_allreduce, prepare_sum
+from paceline.collectives._compression import parse_compression
 from paceline.collectives._cost import Case, Cost, CostModel, cost, has_cost
-from paceline.collectives._exchange import IN_ORDER, Exchange, Factored, factors_pay, make_exchange
+from paceline.collectives._exchange import (
+    IN_ORDER,
+    Exchange,
+    Factored,
+    Sending,
+    cut_buckets,
+    factors_pay,
+    make_exchange,
+    refuse_one_node,
+)
 from paceline.collectives._layout import Nodes, cut, length, one_node
 from paceline.collectives._nodes import nodes, peers, require_room
 
@@ -45,8 +58,7 @@ def allreduce(send: Array, recv: Array, comm: Any, op: Any = np.add, *, algorith
 
 
 __all__ = [
-    "IN_ORDER", "Array", "Case", "Cost", "CostModel", "Exchange", "Factored", "Nodes", "allreduce", "collective", "cost",
-    "cut",
-    "factors_pay", "has_cost", "length", "make_exchange", "nodes", "one_node", "peers", "prepare_sum",
-    "require_room",
+    "IN_ORDER", "Array", "Case", "Cost", "CostModel", "Exchange", "Factored", "Nodes", "Sending", "allreduce",
+    "collective", "cost", "cut", "cut_buckets", "factors_pay", "has_cost", "length", "make_exchange", "nodes",
+    "one_node", "parse_compression", "peers", "prepare_sum", "refuse_one_node", "require_room",
 ]  # fmt: skip

@@ -50,7 +50,9 @@ def collective(body: Body) -> Allreduce:
             run = partial(body, result if in_place else send.reshape(-1), result, own, combine)
         else:
             run = partial(_around, body, send, recv, in_place, own, combine)
-        return run if own.simulated else partial(_after_check, describe_array(recv.size, dtype), own, run)
+        if own.simulated or not own.compares:
+            return run
+        return partial(_after_check, describe_array(recv.size, dtype), own, run)
 
     allreduce.prepare = prepare  # type: ignore[attr-defined]
     return allreduce
@@ -94,6 +96,13 @@ def _compare(own: Channel, description: int) -> None:
     found = np.zeros(own.size, np.int64)
     own.bare.Allgather(np.array([description]), found)
     refuse_mismatch(found.tolist())
+
+
+def compare_arrays(own: Channel, values: Array) -> None:
+    """Raise the same ValueError on every rank if their arrays differ in length or dtype. Collective the first time."""
+    if not own.simulated:
+        description = describe_array(values.size, values.dtype)
+        own.fact(description, lambda channel: _compare(channel, description))
 
 
 def _nothing() -> None:

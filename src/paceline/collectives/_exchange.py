@@ -11,26 +11,36 @@ With messages (`Replicated`) the part is the whole vector. In shared memory (`Sh
 each rank's g is a row of a shared window, and nothing is copied: each rank sums its own columns and updates its own
 part of x. With several nodes, the owners of a part then sum it between the nodes. Small batches on one node exchange
 factors instead of gradients (`Factored`).
+
+Messages between nodes may be sent in other ways (`Sending`): the gradient of each bucket of layers as soon as the
+backward pass has completed it (`model.gradient(batch, exchange.ready)`), and in fewer bytes. `ReplicatedBuckets` and
+`SharedBuckets` do that.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeGuard
 
 import numpy as np
 
-from paceline.collectives import recursive_doubling
-from paceline.collectives._buffers import Array, prepare_sum
+from paceline.collectives import auto, recursive_doubling
+from paceline.collectives._buffers import Array, compare_arrays, prepare_sum
+from paceline.collectives._compression import Compression, Total, Work, find_pieces, parse_compression
 from paceline.collectives._layout import Nodes, cut, length
 from paceline.collectives._nodes import describe_room, has_room, nodes, peers, require_room
-from paceline.collectives.hierarchical import between
+from paceline.collectives.hierarchical import NETWORK, between
 from paceline.comm import Channel, channel
+from paceline.comm.background import Lane, Tasks
 from paceline.comm.operations import TreeSum
 from paceline.comm.shared import CACHE_LINE, SharedMemory, padded
 from paceline.errors import UsageError
-from paceline.models import FactoredModel, Model
+from paceline.models import FactoredModel, Model, Ready
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +50,11 @@ class Exchange(Protocol):
 
     part: slice
     """The part of x that this rank updates. May be empty."""
+
+    @property
+    def ready(self) -> Ready | None:
+        """What to call, in `model.gradient(batch, ready)`, when a layer's gradient is final; None if nothing is."""
+        ...
 
     def reduce(self) -> Array:
         """Return the sum of all ranks' gradients (model.g) over `part`. The result may be overwritten."""
@@ -60,6 +75,28 @@ class Exchange(Protocol):
     ) -> None: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sending:
+    """How gradients are sent between nodes."""
+
+    overlap: bool = False
+    """Exchange each bucket of layers as soon as its gradient is final, while the backward pass continues."""
+    bucket: int = 0
+    """The bytes of a bucket; 0: see `cut_buckets`."""
+    compress: str = "none"
+    """See `parse_compression`."""
+    samples: int = 1
+    """Samples in a global batch."""
+    keep: Callable[..., Any] | None = None
+    """Returns a namespace of these arrays that belongs to the state of the rank; None if there is none."""
+
+    @property
+    def plain(self) -> bool:
+        """True if a gradient is sent whole, as it is."""
+        return not self.overlap and self.compress == "none"
+
+
+PLAIN = Sending()
 # Collectives whose exchange can add in a fixed order.
 IN_ORDER = ("auto", "hierarchical", "recursive-doubling", "shared-memory")
 
@@ -72,6 +109,7 @@ def make_exchange(
     *,
     whole: bool = False,
     in_order: bool = False,
+    sending: Sending = PLAIN,
 ) -> Exchange:
     """Make the exchange that belongs to the collective called `name`. Collective; every rank gets rank 0's x.
 
@@ -79,9 +117,12 @@ def make_exchange(
     The ranks of one node may then exchange factors, and model.g is not used.
     `whole`: every rank makes the whole update, so that `part` is everything.
     `in_order`: gradients are added in a fixed order: (0 + 1) + (2 + 3) ...; for one of IN_ORDER, and 2^k ranks.
+    `sending`: how gradients are sent between nodes.
     """
     if comm is None or comm.Get_size() == 1:
         return Replicated(model, comm, name)
+    if not sending.plain:
+        return _make_buckets(name, model, comm, whole=whole, in_order=in_order, sending=sending)
     if in_order:
         return _in_order(name, model, comm, whole)
     if whole:
@@ -100,6 +141,33 @@ def make_exchange(
     elif _find_room(own, x_bytes + layout.largest * padded(model.g.nbytes), name, "ring"):
         return Shared(model, comm, across_nodes=chosen == "hierarchical")
     return Replicated(model, comm, "ring")
+
+
+def _make_buckets(
+    name: str, model: Model, comm: Any, *, whole: bool, in_order: bool, sending: Sending
+) -> Exchange:
+    own = channel(comm)
+    layout = nodes(own)
+    if in_order:
+        raise UsageError("gradients that overlap or are compressed cannot be added in a fixed order")
+    if name in ("auto", "hierarchical", "shared-memory"):
+        if layout.count == 1 or name == "shared-memory":
+            refuse_one_node(sending, name)
+        if layout.largest > 1 or name == "hierarchical":
+            rows = layout.largest + whole
+            if _find_room(own, padded(model.x.nbytes) + rows * padded(model.g.nbytes), name, "ring"):
+                return SharedBuckets(model, comm, sending, whole=whole)
+            name = "ring"
+    return ReplicatedBuckets(model, comm, name, sending)
+
+
+def refuse_one_node(sending: Sending, name: str) -> None:
+    """Refuse a way of sending where the ranks of one node share memory, and so send nothing."""
+    option = "overlap=true" if sending.overlap else f"compress={sending.compress}"
+    raise UsageError(
+        f"{option} is for messages between nodes; with {name} the ranks of one node share memory and send none: "
+        "leave it out, or choose a collective that sends messages, such as ring"
+    )
 
 
 def _find_room(own: Channel, need: int, name: str, instead: str) -> bool:
@@ -144,6 +212,10 @@ def _is_regular(layout: Nodes) -> bool:
 
 
 class _Closing:
+    @property
+    def ready(self) -> Ready | None:
+        return None
+
     def close(self) -> None: ...
 
     def __enter__(self) -> Self:
@@ -231,7 +303,10 @@ class InWindow(_Closing):
 class Shared(InWindow):
     """One x for the node and a row of g for each of its ranks, in one window; each rank updates its part of x."""
 
-    def __init__(self, model: Model, comm: Any, *, across_nodes: bool, in_order: bool = False) -> None:
+    def __init__(
+        self, model: Model, comm: Any, *, across_nodes: bool, in_order: bool = False, whole: bool = False
+    ) -> None:
+        """`whole`: every rank has an x of its own and makes the whole update; the sums share one more row."""
         own = channel(comm)
         layout = nodes(own)
         if layout.count > 1 and not across_nodes:
@@ -242,23 +317,25 @@ class Shared(InWindow):
         node: Channel = own.node
         r, p, n = node.rank, node.size, model.x.size
         parts = cut(n, layout.smallest, align=CACHE_LINE // model.g.itemsize)
-        self.part = parts[r] if r < len(parts) else slice(n, n)
+        self._mine = mine = parts[r] if r < len(parts) else slice(n, n)
+        self.part = slice(0, n) if whole else mine
         self._peers = peers(own) if layout.count > 1 else None
 
         row_bytes = padded(model.g.nbytes)
-        super().__init__(model, node, p * row_bytes)
-        rows = self._rest.reshape(p, row_bytes)[:, : model.g.nbytes].view(model.g.dtype)
+        super().__init__(model, node, (p + whole) * row_bytes)
+        rows = self._rest.reshape(p + whole, row_bytes)[:, : model.g.nbytes].view(model.g.dtype)
         if not node.time_only:
-            model.place(self._x, rows[r])
+            model.place(model.x if whole else self._x, rows[r])
         self._shared.fence()
-        self._columns = rows[:, self.part]
+        self._columns = rows[:p, mine]
         self._add = node.operation(TreeSum() if in_order else np.add, model.g.dtype, model.g.nbytes)
         self._between = recursive_doubling.allreduce if in_order else None
-        self._sum = node.room(length(self.part), model.g.dtype)
+        self._sum = rows[p, mine] if whole else node.room(length(mine), model.g.dtype)
+        self._total_row = rows[p] if whole else None
 
     def reduce(self) -> Array:
         self._shared.fence()
-        if length(self.part):
+        if length(self._mine):
             self._add.over(self._columns, self._sum)  # s_r = g_0 + g_1 + … + g_p-1, columns of part r
             if self._peers is not None:
                 if self._between is None:
@@ -271,7 +348,7 @@ class Shared(InWindow):
         return np.zeros_like(self._model.g)
 
     def _forget(self) -> None:
-        del self._columns
+        del self._columns, self._sum, self._total_row
 
 
 # Small batches: factors instead of gradients, between ranks that share memory.
@@ -321,3 +398,252 @@ class Factored(InWindow):
 
     def _forget(self) -> None:
         del self._sum
+
+
+# Buckets: each is exchanged by a task of its own, in the background if there is a backward pass to do it in.
+
+# The time of a bucket's bytes should be at least this many times that of its messages.
+WORTH = 16
+# A gradient is cut into this many buckets, if they are then long enough: the last of them is not overlapped.
+BUCKETS = 8
+
+
+def cut_buckets(layers: Sequence[slice], length: int, itemsize: int, nbytes: int = 0) -> list[slice]:
+    """Return buckets of adjacent layers, from the last layer to the first, each of at least `nbytes` except the last.
+
+    0: an eighth of the gradient, but at least as much as a network of 10 Gbit/s carries in 16 times its latency (600 kB).
+    A layer is never divided. The buckets do not depend on the ranks or on measurements, so that the order of additions
+    is the same in every run.
+
+    >>> cut_buckets([slice(0, 10), slice(10, 40), slice(40, 50), slice(50, 100)], 100, 4, nbytes=160)
+    [slice(50, 100, None), slice(10, 50, None), slice(0, 10, None)]
+    """
+    least = nbytes or max(length * itemsize / BUCKETS, WORTH * NETWORK.alpha / NETWORK.beta)
+    found, stop = [], length
+    for start in sorted({layer.start for layer in layers}, reverse=True):
+        if start < stop and (stop - start) * itemsize >= least:
+            found.append(slice(start, stop))
+            stop = start
+    if stop:
+        found.append(slice(0, stop))
+    return found
+
+
+def find_matrices(model: Model) -> list[tuple[int, tuple[int, int]]]:
+    """Return where the matrices of a model begin and their shapes; layers that declare none are about square."""
+    declared = getattr(model, "matrices", None)
+    if declared is not None:
+        return [(begin, shape) for begin, shape in declared if shape[0] * shape[1]]
+    sides = [(layer.start, math.isqrt(layer.stop - layer.start)) for layer in model.layers]
+    return [(begin, (side, side)) for begin, side in sides if side]
+
+
+class _Buckets:
+    """The buckets of one rank's exchange: when each is started, how it is summed, and what is remembered of it."""
+
+    def __init__(self, model: Model, own: Channel, sending: Sending, part: slice) -> None:
+        """`part`: the part of the gradient that this rank sums."""
+        n, item = model.g.size, model.g.itemsize
+        whole = [slice(0, n)]
+        self.buckets = cut_buckets(model.layers, n, item, sending.bucket) if sending.overlap else whole
+        self.parts = [_meet(bucket, part) for bucket in self.buckets]
+        self.compression: Compression | None = parse_compression(sending.compress, samples=sending.samples)
+        self._matrices = find_matrices(model) if self.compression is not None else []
+        layers = model.layers if sending.overlap else []
+        self._of_layer = [
+            [k for k, bucket in enumerate(self.buckets) if length(_meet(bucket, layer))] for layer in layers
+        ]
+        of_all = [k for some in self._of_layer for k in some]
+        self._layers = [of_all.count(k) or 1 for k in range(len(self.buckets))]
+        self._tasks = Tasks(own)
+        self._error: Exception | None = None
+        self._begin()
+        self._remember(model, own, sending, part)
+        self.works: list[Work] = []
+
+    def _remember(self, model: Model, own: Channel, sending: Sending, part: slice) -> None:
+        """Make room for what was not sent, and for what all ranks remember in common."""
+        made, time_only = self.compression, own.time_only
+        self._first, kept = part.start, made is not None and made.remembers
+        self._pieces = [find_pieces(self._matrices, mine) for mine in self.parts]
+        lengths = [0 if made is None else made.basis_length(pieces) for pieces in self._pieces]
+        dtype = model.g.dtype
+        self._ends = np.cumsum([0, *lengths]).tolist()
+        if time_only:
+            self._memory = own.room(length(part) if kept else 0, dtype)
+            self._basis = own.room(self._ends[-1], dtype)
+            return
+        self._memory = np.zeros(length(part) if kept else 0, dtype)
+        self._basis = np.random.default_rng(0).standard_normal(self._ends[-1]).astype(dtype)
+        if kept and sending.keep is not None:
+            state = sending.keep("compression", error=self._memory, basis=self._basis)
+            self._memory, self._basis = state.error, state.basis
+
+    def prepare(self, number: int, values: Array, lane: Channel, total: Total) -> Work:
+        """Return the function that sums bucket `number` of this rank's part, which is `values`, over the ranks."""
+        if self.compression is None:
+            return total(values, np.add)
+        part, ends = self.parts[number], self._ends
+        memory = self._memory[part.start - self._first : part.stop - self._first]
+        basis = self._basis[ends[number] : ends[number + 1]]
+        return self.compression.prepare(values, self._pieces[number], lane, total, memory, basis)
+
+    def plan(self, parts: Sequence[slice], itemsize: int) -> dict[str, Any]:
+        """Describe what is sent in one exchange, for the formula of the traffic: see `paceline.strategies`.
+
+        `parts`: the parts of the gradient that the ranks of a node sum.
+        """
+        made, sums = self.compression, []
+        for part in parts:
+            mine = [_meet(bucket, part) for bucket in self.buckets]
+            sums.append([
+                [list(one) for one in made.sums(length(each), find_pieces(self._matrices, each), itemsize)]
+                if made is not None
+                else [[length(each), itemsize]]
+                for each in mine
+                if length(each)
+            ])  # fmt: skip
+        return {
+            "buckets": len(self.buckets),
+            "gathers": made is not None and made.gathers(),
+            "sums": [[one for some in place for one in some] for place in sums],
+        }
+
+    def _begin(self) -> None:
+        self._missing, self._next = list(self._layers), 0
+
+    def ready(self, layer: int) -> None:
+        """Start the buckets that this layer completes, and go on with those that were started."""
+        if self._error is not None:
+            return
+        try:
+            for k in self._of_layer[layer]:
+                self._missing[k] -= 1
+            while self._next < len(self.works) and not self._missing[self._next]:
+                self._next += 1
+                self._tasks.start(self.works[self._next - 1])
+            self._tasks.advance()
+        except Exception as error:  # not in the middle of a backward pass: `finish` raises it
+            self._error = error
+
+    def finish(self) -> None:
+        """Start what has not been started, and wait for everything."""
+        if self._error is not None:
+            raise self._error
+        for work in self.works[self._next :]:
+            self._tasks.start(work)
+        self._tasks.finish()
+        self._begin()
+
+
+def _meet(one: slice, other: slice) -> slice:
+    """Return what two parts of a vector have in common; it may be empty."""
+    start = max(one.start, other.start)
+    return slice(start, max(start, min(one.stop, other.stop)))
+
+
+class ReplicatedBuckets(_Closing):
+    """Every rank has its own x and g, and performs the whole update; g is summed bucket by bucket."""
+
+    def __init__(self, model: Model, comm: Any, name: str, sending: Sending) -> None:
+        own = channel(comm)
+        self._model, self._own, self._name = model, own, name
+        self.part = slice(0, model.x.size)
+        self._overlap = sending.overlap
+        compare_arrays(own, model.g)
+        self._buckets = _Buckets(model, own, sending, self.part)
+        self._lanes = [Lane(own, k) for k in range(len(self._buckets.buckets))]
+        self.plan = self._buckets.plan([self.part], model.g.itemsize)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self._g = self._model.g
+        values = np.asarray(self._g)
+        self._buckets.works = [
+            partial(self._sum, self._buckets.prepare(k, values[part], lane, partial(self._total, lane)), part)
+            for k, (part, lane) in enumerate(zip(self._buckets.parts, self._lanes, strict=True))
+        ]
+
+    def _total(self, lane: Lane, values: Array, op: Any) -> Work:
+        name = self._name
+        if name == "auto":
+            name = auto.name_of(auto.choose(values.nbytes, lane.size, nodes(self._own)))
+        return prepare_sum(values, lane, name, op)
+
+    def _sum(self, work: Work, part: slice) -> None:
+        self._own.charge("cold", length(part) * self._g.itemsize)  # computing has evicted it from the caches
+        work()
+
+    @property
+    def ready(self) -> Ready | None:
+        return self._ready if self._overlap else None
+
+    def _ready(self, layer: int) -> None:
+        if self._model.g is not self._g:
+            self._prepare()
+        self._buckets.ready(layer)
+
+    def reduce(self) -> Array:
+        if self._model.g is not self._g:
+            self._prepare()
+        self._buckets.finish()
+        return self._g
+
+    def rehearse(self) -> None:
+        """Reduce zeros, so that MPI sets up its connections now. Collective."""
+        self._model.g[...] = 0
+        self.reduce()
+
+    def publish(self) -> None:
+        pass
+
+
+class SharedBuckets(Shared):
+    """`Shared` between nodes: each rank sums and sends its part of a bucket when the node's ranks have completed it."""
+
+    def __init__(self, model: Model, comm: Any, sending: Sending, *, whole: bool) -> None:
+        super().__init__(model, comm, across_nodes=True, whole=whole)
+        own, n, mine = channel(comm), model.x.size, self._mine
+        self._overlap = sending.overlap
+        self._buckets = _Buckets(model, own, sending, mine)
+        self._meeting = Lane(own.node, 0, counted=False)
+        self._all = own.room(n if whole else 0, model.g.dtype)
+        parts = cut(n, nodes(own).smallest, align=CACHE_LINE // model.g.itemsize)
+        self.plan = self._buckets.plan(parts, model.g.itemsize)
+        for k, part in enumerate(self._buckets.parts):
+            here, work = slice(part.start - mine.start, part.stop - mine.start), None
+            if length(part) and self._peers is not None:
+                lane = Lane(self._peers, k)
+                work = self._buckets.prepare(k, self._sum[here], lane, partial(self._total, lane))
+            self._buckets.works.append(partial(self._work, here, work))
+
+    def _total(self, lane: Lane, values: Array, op: Any) -> Work:
+        return partial(between, values, lane, lane.operation(op, values.dtype, values.nbytes))
+
+    def _work(self, here: slice, work: Work | None) -> None:
+        self._meeting.meet(self._shared)  # the node's ranks have completed the bucket
+        if work is not None:
+            self._add.over(
+                self._columns[:, here], self._sum[here]
+            )  # s_r = g_0 + … + g_p-1, columns of part r
+            work()  # s_r <- sum of s_r over the nodes
+
+    @property
+    def ready(self) -> Ready | None:
+        return self._buckets.ready if self._overlap else None
+
+    def reduce(self) -> Array:
+        self._buckets.finish()
+        if self._total_row is None:
+            return self._sum
+        self._shared.fence()
+        self._node.copy(self._all, self._total_row)
+        return self._all
+
+    def publish(self) -> None:
+        if self._total_row is None:
+            super().publish()
+
+    def _forget(self) -> None:
+        self._buckets.works.clear()
+        super()._forget()

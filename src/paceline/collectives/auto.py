@@ -40,6 +40,15 @@ def choose(nbytes: int, ranks: int, layout: Nodes) -> ModuleType:
     return hierarchical if layout.largest > 1 else hierarchical.between_nodes(nbytes, ranks)
 
 
+def name_of(module: ModuleType) -> str:
+    """Return the name of a collective's module.
+
+    >>> name_of(shared_memory)
+    'shared-memory'
+    """
+    return module.__name__.rpartition(".")[2].replace("_", "-")
+
+
 @collective
 def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
     """Combine `send` of all ranks into `recv` on each, the fastest way known."""

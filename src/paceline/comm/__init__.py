@@ -4,6 +4,7 @@ counting          a communicator that counts messages and bytes (`Recorded`)
 timing            timing of communicator calls on the clock of their rank
 tracing           every call with its times, for `--trace`
 channel           the private duplicate of a communicator that collectives use, with scratch and shared memory
+background        collectives that go on while their rank computes (`Tasks`, `Lane`)
 operations        reduction operations as functions of two arrays; the MPI module of a communicator (`mpi_of`)
 shared            memory shared by the ranks of a node
 control           agreement, sums and gathering outside of training

@@ -45,6 +45,9 @@ class _Kept:
 class Channel:
     """A private duplicate of a communicator, with the calls that a collective needs, and scratch memory."""
 
+    compares = True
+    """True if the ranks compare the lengths and dtypes of their arrays before the first exchange of a kind."""
+
     def __init__(self, comm: Any, kept: _Kept) -> None:
         self.comm = comm
         self._kept = kept

@@ -67,6 +67,10 @@ class SharedMemory:
         self._comm.Barrier()
         self._window.Sync()
 
+    def sync(self) -> None:
+        """Make this rank's writes visible to the others, and theirs to it, on either side of a barrier of the caller's."""
+        self._window.Sync()
+
     def free(self) -> None:
         """Release the memory. Views of it must not be used afterwards."""
         self._window.Unlock_all()

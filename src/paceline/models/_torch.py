@@ -527,6 +527,12 @@ class TorchModel:
     def g(self, value: Array) -> None:
         raise AttributeError("g cannot be replaced; move it with place(x, g), or write g[...] = values")
 
+    @property
+    def matrices(self) -> list[tuple[int, tuple[int, int]]]:
+        """Where each parameter with at least two axes begins in `x`, and its shape with all axes but the first in one."""
+        shapes = [(one.part, one.p.shape[0]) for one in self._trained if one.p.ndim > 1 and one.p.numel()]
+        return [(part.start, (rows, (part.stop - part.start) // rows)) for part, rows in shapes]
+
     def _roots(self) -> list[tuple[str, nn.Module]]:
         loss = self._loss.loss
         return [("", self.module), ("loss:", loss)] if isinstance(loss, nn.Module) else [("", self.module)]

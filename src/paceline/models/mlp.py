@@ -134,6 +134,11 @@ class MLP:
         self._bind(np.zeros(size, self.dtype), np.zeros(size, self.dtype))
         _draw(self.weights, seed)
 
+    @property
+    def matrices(self) -> list[tuple[int, tuple[int, int]]]:
+        """Where each layer's matrix of weights and biases begins in `x`, and its shape."""
+        return [(layer.start, shape) for layer, shape in zip(self.layers, self._shapes(), strict=True)]
+
     def place(self, x: Array, g: Array) -> None:
         """Move parameters and gradient into memory given from outside, keeping the parameters' values.
 

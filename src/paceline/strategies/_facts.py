@@ -178,7 +178,7 @@ class Facts:
 
         >>> from paceline.strategies.sync import Sync
         >>> Facts.of(Sync(allreduce="ring"), ranks=4).options
-        {'allreduce': 'ring', 'balance': False}
+        {'allreduce': 'ring', 'balance': False, 'overlap': False, 'bucket': 0, 'compress': 'none'}
         """
         strategy = strategy.for_update(update)
         declared = {

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 from paceline.collectives import Case, Cost, Nodes, cost, cut, has_cost, length
-from paceline.collectives.auto import choose
+from paceline.collectives.auto import choose, name_of
 from paceline.collectives.hierarchical import between_nodes
 from paceline.comm.shared import CACHE_LINE
 from paceline.data import check_own
@@ -29,8 +29,13 @@ def allreduce_traffic(load: Load, collective: str, *, calls: int, when: str) -> 
     return _traffic_of_calls(load, each, calls, _words(load, calls, "(n + 1)", name, when))
 
 
-def exchange_traffic(load: Load, collective: str, *, calls: int, when: str) -> Traffic:
-    """Return the traffic of `calls` gradient exchanges; inside a node they use shared memory if they can."""
+def exchange_traffic(load: Load, collective: str, *, calls: int, when: str, planned: bool = False) -> Traffic:
+    """Return the traffic of `calls` gradient exchanges; inside a node they use shared memory if they can.
+
+    `planned`: gradients are sent in buckets or compressed; what is sent in one exchange is in the findings of the run.
+    """
+    if planned:
+        return _planned_traffic(load, collective, calls=calls, when=when)
     if collective == "auto":
         one, many = load.nodes.count == 1, load.nodes.largest > 1
         collective = "shared-memory" if one else "hierarchical" if many else "auto"
@@ -42,11 +47,49 @@ def exchange_traffic(load: Load, collective: str, *, calls: int, when: str) -> T
     return _traffic_of_calls(load, each, calls, _words(load, calls, "n", name, when))
 
 
+def _planned_traffic(load: Load, collective: str, *, calls: int, when: str) -> Traffic:
+    """Return the traffic of exchanges of the arrays that a run has found to send: for each place on a node, their sizes.
+
+    >>> plan = {"buckets": 2, "gathers": False, "sums": [[[6, 2], [3, 2]]]}
+    >>> load = Load(ranks=2, parameters=9, findings={"exchange": plan})
+    >>> exchange_traffic(load, "ring", calls=3, when="at every batch", planned=True)
+    Traffic(bytes=108, messages=24, words='3 x 36 bytes in 8 messages: ring, 2 buckets, at every batch')
+    """
+    plan = load.findings.get("exchange")
+    if plan is None:
+        return Traffic.unknown("what is sent depends on the layers of the model")
+    layout, p = load.nodes, load.ranks
+    between = collective == "hierarchical" or (collective == "auto" and layout.largest > 1)
+    messages = sent = 0
+    for place, sums in enumerate(plan["sums"]):
+        groups = [layout.peers(rank) for rank in range(p) if layout.place(rank) == place][:1]
+        size = len(groups[0]) if between else p
+        for n, item in sums:
+            if plan["gathers"]:
+                each = size * (size - 1), size * (size - 1) * n
+            elif n == 0:
+                each = 0, 0
+            elif between:
+                made = between_nodes(n * item, size)
+                each = _total([made.cost(Case(n=n, p=size, r=r, itemsize=item)) for r in range(size)])
+            else:
+                name = _choose(collective, n * item, load)
+                if (found := _of_allreduce(name, n, p, item, layout)) is None:
+                    return Traffic.unknown("the collective has no formula")
+                each = found
+            messages, sent = messages + each[0], sent + each[1] * item
+    buckets = f"{plan['buckets']} bucket{'s' if plan['buckets'] != 1 else ''}"
+    words = (
+        f"{load.per_epoch(calls)} x {sent:,} bytes in {messages:,} messages: {collective}, {buckets}, {when}"
+    )
+    return Traffic(bytes=sent * calls, messages=messages * calls, words=words)
+
+
 def _choose(collective: str, nbytes: int, load: Load) -> str:
     """Return the collective that `auto` chooses for this many bytes, or the given one."""
     if collective != "auto":
         return collective
-    return choose(nbytes, load.ranks, load.nodes).__name__.rpartition(".")[2].replace("_", "-")
+    return name_of(choose(nbytes, load.ranks, load.nodes))
 
 
 @lru_cache(maxsize=256)

@@ -9,17 +9,22 @@ With `shared-memory` the exchange copies nothing: the ranks of a node share one 
 1/p of it where it lies, and two barriers keep them in step. p changes only the order of additions: the result is
 serial SGD's, up to rounding.
 
+Between nodes, `overlap` sends the gradient of each bucket of layers while the backward pass computes the others (in
+another order of additions), and `compress` sends it in fewer bytes (and rounds it).
+
 Cost per step, n parameters: that of the collective; with shared-memory each rank reads n numbers and sends nothing.
-Chen et al., Revisiting distributed synchronous SGD (2016); for the sliced update Rajbhandari et al., ZeRO (2020).
+Chen et al., Revisiting distributed synchronous SGD (2016); for the sliced update Rajbhandari et al., ZeRO (2020);
+for the overlap Li et al., PyTorch distributed (2020).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, ClassVar
 
-from paceline.collectives import IN_ORDER
+from paceline.collectives import IN_ORDER, Sending, parse_compression, refuse_one_node
 from paceline.errors import UsageError
 from paceline.strategies import Change, Load, Strategy, Traffic, Trouble, check_collective
 from paceline.strategies._traffic import exchange_traffic
@@ -44,6 +49,12 @@ class Sync(Strategy):
     allreduce: str = "auto"
     balance: bool = False
     """Give slower ranks smaller pieces, based on measured times."""
+    overlap: bool = False
+    """Send the gradient of each bucket of layers between nodes while the backward pass continues."""
+    bucket: float = 0
+    """The megabytes of a bucket; 0: an eighth of the gradient, but at least 0.6."""
+    compress: str = "none"
+    """How gradients are sent between nodes: none, bfloat16, float16, topk:share=0.01 or powersgd:rank=4."""
 
     saves: ClassVar[Saves] = "together"
     equals_serial: ClassVar[bool] = True
@@ -53,12 +64,22 @@ class Sync(Strategy):
 
     def __post_init__(self) -> None:
         check_collective(self.allreduce)
+        parse_compression(self.compress)
+        if not 0 <= self.bucket < inf:
+            raise UsageError(f"bucket of sync must be a number of megabytes, at least 0; got {self.bucket}")
+        if self.bucket and not self.overlap:
+            raise UsageError("bucket of sync needs overlap=true")
+        if self.allreduce == "shared-memory":
+            self.check_nodes(1)
 
     def even_pieces(self) -> bool:
         return not self.balance
 
     def traffic(self, load: Load) -> Traffic:
-        return exchange_traffic(load, self.allreduce, calls=load.steps, when="at every batch")
+        sends_whole = not self.overlap and self.compress == "none"
+        return exchange_traffic(
+            load, self.allreduce, calls=load.steps, when="at every batch", planned=not sends_whole
+        )
 
     def remedies(self, trouble: Trouble, *, update: str = "sgd") -> Sequence[Change]:
         if trouble == "slow ranks" and not self.balance:
@@ -76,6 +97,11 @@ class Sync(Strategy):
     def check_reproducible(self) -> None:
         if self.balance:
             raise UsageError("sync:balance=true cannot be reproducible: its pieces depend on measured times")
+        if self.overlap or self.compress != "none":
+            option = "overlap=true" if self.overlap else f"compress={self.compress}"
+            raise UsageError(
+                f"sync:{option} cannot be reproducible: gradients are not added in a fixed order"
+            )
         if self.allreduce not in IN_ORDER:
             raise UsageError(
                 f"reproducible needs a collective that adds in a fixed order: {', '.join(IN_ORDER)}; got {self.allreduce}"
@@ -86,16 +112,21 @@ class Sync(Strategy):
             raise UsageError(
                 f"shared-memory needs all ranks on one node; there are {nodes} nodes; choose hierarchical"
             )
+        sending = Sending(overlap=self.overlap, compress=self.compress)
+        if nodes == 1 and self.allreduce in ("auto", "hierarchical", "shared-memory") and not sending.plain:
+            refuse_one_node(sending, self.allreduce)
 
     def measured_work(self) -> str:
         return f"sync {self.allreduce}"
 
     def train(self, me: Worker) -> None:
         me.broadcast()  # x the same on every rank
-        with me.exchange(self.allreduce, factors=True) as exchange:
+        with me.exchange(
+            self.allreduce, factors=True, overlap=self.overlap, bucket=self.bucket, compress=self.compress
+        ) as exchange:
             for epoch in me.epochs():
                 for batch in me.batches(epoch):
-                    me.gradient(batch)  # g_i <- sum over B_i of grad f(x)
+                    me.gradient(batch, exchange.ready)  # g_i <- sum over B_i of grad f(x)
                     g = exchange.reduce()  # g   <- (g_1 + … + g_p)[mine]
                     me.step(g, batch.total, exchange.part)  # x[mine] <- x[mine] - eta g / |B|
                     exchange.publish()  # x complete on every rank

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.collectives import make_exchange, prepare_sum
+from paceline.collectives import Sending, make_exchange, prepare_sum
 from paceline.comm import Recorded, revoke
 from paceline.comm.clocks import Stopwatch
 from paceline.comm.control import Control
@@ -23,7 +23,7 @@ from paceline.comm.tracing import Events
 from paceline.config import Interval
 from paceline.data import Batches, Dataset
 from paceline.errors import StoppedError
-from paceline.models import Model
+from paceline.models import Model, Ready
 from paceline.record import EPOCHS, STEP_COLUMNS, Epoch, RowLog, Spool, gather_rows
 from paceline.record.checkpoint import Saver, State
 from paceline.schedules import Schedule
@@ -59,6 +59,15 @@ class Exchange:
         self._inner = inner
         self._watch, self._meter = watch, meter
         self.part: slice = inner.part
+        self.ready: Ready | None = None if inner.ready is None else self._ready
+        """For `gradient(batch, exchange.ready)`: sends the gradient of a layer; None if `reduce` sends everything."""
+
+    def _ready(self, layer: int) -> None:
+        watch = self._watch
+        doing = watch.kind
+        watch.switch("exchange")
+        self._inner.ready(layer)
+        watch.switch(doing)
 
     def reduce(self) -> Array:
         """Return the sum of all ranks' gradients over `part`; the caller may overwrite it."""
@@ -414,19 +423,37 @@ class Worker(Steps):
                 buffer[...] = self.control.broadcast(np.array(buffer, order="C"))
 
     @contextmanager
-    def exchange(self, name: str, *, factors: bool = False) -> Iterator[Exchange]:
+    def exchange(
+        self,
+        name: str,
+        *,
+        factors: bool = False,
+        overlap: bool = False,
+        bucket: float = 0,
+        compress: str = "none",
+    ) -> Iterator[Exchange]:
         """Open the gradient exchange of the named collective; it decides where x and g are stored meanwhile.
 
         `factors`: the strategy uses only the gradient that `reduce` returns, never `model.g`, so that the gradient of a
         small batch may be exchanged as its factors where that is faster. An update that needs the whole vector gets
         an exchange whose `part` is everything.
+        `overlap`: send the gradient of each bucket of layers (of `bucket` megabytes) during the backward pass, which
+        calls `exchange.ready`. `compress`: send gradients in fewer bytes. Both are for messages between nodes.
         """
         # If ranks may die, none has a part of the update's state that no other has.
         divisible = is_elementwise(self.update) and not getattr(self.update, "wants_whole", False)
         whole = not divisible or (self.survives and bool(self.update.start(np.zeros(1))))
         in_order = self.shares.batches.pieces is not None
-        batch = self.shares.batches.batch if factors and not in_order else None
-        inner = make_exchange(name, self.model, self._off_clock, batch, whole=whole, in_order=in_order)
+        samples = self.shares.batches.batch
+        sending = Sending(
+            overlap=overlap, bucket=round(bucket * 1e6), compress=compress, samples=samples, keep=self.kept
+        )
+        inner = make_exchange(
+            name, self.model, self._off_clock, samples if factors and not in_order else None,
+            whole=whole, in_order=in_order, sending=sending,
+        )  # fmt: skip
+        if (plan := getattr(inner, "plan", None)) is not None:
+            self.findings["exchange"] = plan
         if self._rehearses and (rehearse := getattr(inner, "rehearse", None)):
             with unrecorded(self.comm, self.watch, self._events):
                 rehearse()
