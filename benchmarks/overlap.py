@@ -38,7 +38,7 @@ def make_gpt(vocabulary: int, tokens: int, width: int = 384, blocks: int = 6, he
     """A character-level GPT in plain torch, with the shape of nanoGPT's example."""
     import torch
     from torch import nn
-    from torch.nn import functional as F
+    from torch.nn import functional
 
     class Block(nn.Module):
         def __init__(self) -> None:
@@ -50,9 +50,9 @@ def make_gpt(vocabulary: int, tokens: int, width: int = 384, blocks: int = 6, he
         def forward(self, h):
             b, t, _ = h.shape
             parts = self.qkv(self.norm1(h)).view(b, t, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
-            mixed = F.scaled_dot_product_attention(*parts, is_causal=True)
+            mixed = functional.scaled_dot_product_attention(*parts, is_causal=True)
             h = h + self.out(mixed.transpose(1, 2).reshape(b, t, width))
-            return h + self.down(F.gelu(self.up(self.norm2(h))))
+            return h + self.down(functional.gelu(self.up(self.norm2(h))))
 
     class Gpt(nn.Module):
         def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Trainer:
     """One way of sending, with its own model and optimizer."""
 
     def __init__(self, comm, way: dict, args: argparse.Namespace) -> None:
-        from torch.nn import functional as F
+        from torch.nn import functional
 
         from paceline.collectives import Sending, make_exchange
         from paceline.comm import Recorded
@@ -91,7 +91,7 @@ class Trainer:
         self.comm, self.args = Recorded(comm), args
 
         def loss(scores, targets):
-            return F.cross_entropy(scores.flatten(0, 1), targets.flatten())
+            return functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
 
         self.model = TorchModel(make_gpt(vocabulary, args.tokens), loss=loss)
         bucket = 1 << 60 if args.bucket == "all" else round(float(args.bucket) * 1e6)
@@ -113,7 +113,11 @@ class Trainer:
             self.text[mine], self.text[mine + 1], count=args.batch, total=total,
             offset=comm.Get_rank() * args.batch, step=self.step_number, epoch=0,
         )  # fmt: skip
-        loss = self.model.gradient(batch, self.exchange.ready) if self.exchange.ready else self.model.gradient(batch)
+        loss = (
+            self.model.gradient(batch, self.exchange.ready)
+            if self.exchange.ready
+            else self.model.gradient(batch)
+        )
         g = self.exchange.reduce()
         self.update.apply(self.model.x[self.exchange.part], g, 1e-3, self.state, 1 / total)
         self.exchange.publish()
@@ -177,7 +181,9 @@ def report(args, parameters: int, result: dict, computing: list[float], ranks: i
     if args.json:
         settings = {key: value for key, value in vars(args).items() if key not in ("json", "inside", "rank")}
         found = {**where(), "settings": settings, "parameters": parameters, "ranks": ranks}
-        Path(args.json).write_text(json.dumps({**found, "computing": computing, "ways": result}, indent=1) + "\n")
+        Path(args.json).write_text(
+            json.dumps({**found, "computing": computing, "ways": result}, indent=1) + "\n"
+        )
 
 
 def main() -> int:
@@ -185,9 +191,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--hosts", type=int, default=2, help="default: 2")
-    parser.add_argument("--rate", default="1gbit", help="of each host's link, as tc spells it; default: 1gbit")
+    parser.add_argument(
+        "--rate", default="1gbit", help="of each host's link, as tc spells it; default: 1gbit"
+    )
     parser.add_argument("--rounds", type=int, default=6, help="turns of each way; default: 6")
-    parser.add_argument("--steps", type=int, default=4, help="steps of a turn; the first is not timed; default: 4")
+    parser.add_argument(
+        "--steps", type=int, default=4, help="steps of a turn; the first is not timed; default: 4"
+    )
     parser.add_argument("--batch", type=int, default=4, help="sequences a rank; default: 4")
     parser.add_argument("--tokens", type=int, default=64, help="characters of a sequence; default: 64")
     parser.add_argument("--bucket", default="0", help="megabytes of a bucket; default: 0, the rule's own")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ class Layers(Vectors):
     def __init__(self, x: np.ndarray) -> None:
         super().__init__(x)
         ends = np.cumsum([0, *LENGTHS]).tolist()
-        self.layers = [slice(*edges) for edges in zip(ends, ends[1:], strict=False)]
+        self.layers = [slice(*edges) for edges in pairwise(ends)]
         self.buffers: dict[str, Any] = {}
 
 
@@ -35,7 +36,12 @@ def draw(steps: int, ranks: int, seed: int = 1) -> np.ndarray:
 
 
 def train(
-    name: str, comm: Any, gradients: np.ndarray, sending: Sending, order: str = "backward", whole: bool = False
+    name: str,
+    comm: Any,
+    gradients: np.ndarray,
+    sending: Sending,
+    order: str = "backward",
+    whole: bool = False,
 ) -> tuple[np.ndarray, list[np.ndarray], Any]:
     """Take a step for each row of gradients, as a backward pass fills them; return x, the sums and the exchange."""
     model, sums = Layers(np.zeros(gradients.shape[2], np.float32)), []
@@ -92,7 +98,9 @@ def compressed(comm: Any, layouts: list[list[int] | None]) -> list[list[float]]:
     """Errors of the sum of all steps, for every compression, and what is sent; every rank has the same x."""
     ranks = comm.Get_size()
     gradients = np.random.default_rng(3).standard_normal((40, ranks, sum(LENGTHS))).astype(np.float32)
-    gradients += np.random.default_rng(4).standard_normal(sum(LENGTHS)).astype(np.float32)  # a direction in common
+    gradients += (
+        np.random.default_rng(4).standard_normal(sum(LENGTHS)).astype(np.float32)
+    )  # a direction in common
     gradients *= 30
     expected, found = -gradients.sum(axis=(0, 1)), []
     for layout in layouts:
@@ -102,11 +110,15 @@ def compressed(comm: Any, layouts: list[list[int] | None]) -> list[list[float]]:
             for bucket in (None, 500):
                 for name in ("ring", "native", "recursive-doubling") if layout is None else ("hierarchical",):
                     seen = Recorded(there)
-                    way = Sending(overlap=bucket is not None, bucket=bucket or 0, compress=compress, samples=64)
+                    way = Sending(
+                        overlap=bucket is not None, bucket=bucket or 0, compress=compress, samples=64
+                    )
                     x, _, exchange = train(name, seen, gradients, way)
                     every = comm.allgather(x.tobytes())
                     assert every == [every[0]] * ranks, (layout, compress, name)
-                    load = Load(ranks=ranks, parameters=x.size, nodes=nodes, findings={"exchange": exchange.plan})
+                    load = Load(
+                        ranks=ranks, parameters=x.size, nodes=nodes, findings={"exchange": exchange.plan}
+                    )
                     formula = exchange_traffic(load, name, calls=len(gradients), when="", planned=True)
                     counts = comm.allgather((seen.counts.messages, seen.counts.bytes))
                     counted = tuple(sum(column) for column in zip(*counts, strict=True))

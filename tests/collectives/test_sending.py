@@ -120,7 +120,9 @@ def test_ranks_that_share_memory_send_nothing(name: str) -> None:
 
     said = vmpi.run(refused, ranks=2).values
     assert said[0] == said[1]
-    assert said[0].startswith(f"compress=bfloat16 is for messages between nodes; with {name} the ranks of one node")
+    assert said[0].startswith(
+        f"compress=bfloat16 is for messages between nodes; with {name} the ranks of one node"
+    )
 
 
 def test_rounding_to_two_bytes() -> None:

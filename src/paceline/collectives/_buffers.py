@@ -45,7 +45,8 @@ def collective(body: Body) -> Allreduce:
         if own is None or own.size == 1 or recv.size == 0:
             return partial(_copy, send, recv, own) if not in_place else _nothing
         combine = own.operation(combine, dtype, recv.nbytes)
-        if _plain(recv) and (in_place or _plain(send)):
+        halves = own.time_only  # then nothing is sent, and so any type can be
+        if _plain(recv, halves) and (in_place or _plain(send, halves)):
             result = recv.reshape(-1)
             run = partial(body, result if in_place else send.reshape(-1), result, own, combine)
         else:
@@ -176,9 +177,12 @@ def _simple(array: Array) -> bool:
     return array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative
 
 
-def _plain(array: Array) -> bool:
-    """Return True if a body can use the array as it is: MPI can send its type and count its elements."""
-    return _simple(array) and array.dtype.char != "e" and array.size <= LONGEST
+def _plain(array: Array, halves: bool) -> bool:
+    """Return True if a body can use the array as it is: MPI can send its type and count its elements.
+
+    `halves`: float16 can be sent.
+    """
+    return _simple(array) and (halves or array.dtype.char != "e") and array.size <= LONGEST
 
 
 def _meets_itself(array: Array) -> bool:

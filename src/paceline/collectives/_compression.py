@@ -21,11 +21,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from paceline.collectives._buffers import Array
 from paceline.comm import Channel
 from paceline.comm.operations import Operation
 from paceline.errors import UsageError, unknown
+from paceline.vectors import carried
 
 Work = Callable[[], None]
 Total = Callable[[Array, Any], Work]
@@ -111,6 +113,14 @@ def parse_compression(text: str, *, samples: int = 1) -> Compression | None:
     return Short(brain) if name == "bfloat16" else None
 
 
+def make_room(lane: Channel, count: int, dtype: DTypeLike) -> Array:
+    """Return memory for messages; in time-only simulation, zeros if messages carry their contents."""
+    made = lane.room(count, dtype)
+    if lane.time_only and carried(made.dtype.kind, made.nbytes):
+        made[...] = 0
+    return made
+
+
 def _number(text: str, value: str, kind: Any) -> Any:
     try:
         return kind(value)
@@ -187,7 +197,7 @@ class Short(Compression):
         scale, back = self._scale, np.float32(1 / self._scale)
         wide, other = np.empty(AT_ONCE, np.float32), np.empty(AT_ONCE, np.float32)
         if lane.time_only:  # only the number of bytes matters
-            short: Array = lane.room(-(-values.size // 2), np.float32)
+            short = make_room(lane, values.size, np.float16)
             add_up = total(short, np.add)
         else:
             short = np.empty(values.size, np.uint16)
@@ -252,7 +262,7 @@ class TopK(Compression):
         count, r, p = self.count(values.size), lane.rank, lane.size
         nbytes = count * (4 + values.itemsize)
         if lane.time_only:
-            messages = lane.room(p * (nbytes // 4), np.float32).reshape(p, -1)
+            messages = make_room(lane, p * (nbytes // 4), np.float32).reshape(p, -1)
         else:
             messages = np.empty((p, nbytes), np.uint8)
 
@@ -318,7 +328,7 @@ class PowerSgd(Compression):
     ) -> Work:
         thin, rank = self.thin(pieces), self.rank
         sizes = [size for size, _ in self.sums(values.size, pieces, values.itemsize)]
-        first = lane.room(sizes[0], values.dtype)
+        first = make_room(lane, sizes[0], values.dtype)
         add_first = total(first, np.add)
         add_second = total(basis, np.add) if thin else None
         rest, at = [], 0

@@ -31,7 +31,14 @@ import numpy as np
 
 from paceline.collectives import auto, recursive_doubling
 from paceline.collectives._buffers import Array, compare_arrays, prepare_sum
-from paceline.collectives._compression import Compression, Total, Work, find_pieces, parse_compression
+from paceline.collectives._compression import (
+    Compression,
+    Total,
+    Work,
+    find_pieces,
+    make_room,
+    parse_compression,
+)
 from paceline.collectives._layout import Nodes, cut, length
 from paceline.collectives._nodes import describe_room, has_room, nodes, peers, require_room
 from paceline.collectives.hierarchical import NETWORK, between
@@ -39,7 +46,7 @@ from paceline.comm import Channel, channel
 from paceline.comm.background import Lane, Tasks
 from paceline.comm.operations import TreeSum
 from paceline.comm.shared import CACHE_LINE, SharedMemory, padded
-from paceline.errors import UsageError
+from paceline.errors import AgreedError, UsageError
 from paceline.models import FactoredModel, Model, Ready
 
 log = logging.getLogger(__name__)
@@ -149,7 +156,7 @@ def _make_buckets(
     own = channel(comm)
     layout = nodes(own)
     if in_order:
-        raise UsageError("gradients that overlap or are compressed cannot be added in a fixed order")
+        raise AgreedError("gradients that overlap or are compressed cannot be added in a fixed order")
     if name in ("auto", "hierarchical", "shared-memory"):
         if layout.count == 1 or name == "shared-memory":
             refuse_one_node(sending, name)
@@ -164,7 +171,7 @@ def _make_buckets(
 def refuse_one_node(sending: Sending, name: str) -> None:
     """Refuse a way of sending where the ranks of one node share memory, and so send nothing."""
     option = "overlap=true" if sending.overlap else f"compress={sending.compress}"
-    raise UsageError(
+    raise AgreedError(
         f"{option} is for messages between nodes; with {name} the ranks of one node share memory and send none: "
         "leave it out, or choose a collective that sends messages, such as ring"
     )
@@ -471,12 +478,14 @@ class _Buckets:
         self._ends = np.cumsum([0, *lengths]).tolist()
         if time_only:
             self._memory = own.room(length(part) if kept else 0, dtype)
-            self._basis = own.room(self._ends[-1], dtype)
+            self._basis = make_room(own, self._ends[-1], dtype)
             return
         self._memory = np.zeros(length(part) if kept else 0, dtype)
         self._basis = np.random.default_rng(0).standard_normal(self._ends[-1]).astype(dtype)
         if kept and sending.keep is not None:
-            state = sending.keep("compression", error=self._memory, basis=self._basis)
+            # Named by the part: ranks of a resumed run that sum other parts start anew.
+            name = f"compression of {part.start} to {part.stop}"
+            state = sending.keep(name, error=self._memory, basis=self._basis)
             self._memory, self._basis = state.error, state.basis
 
     def prepare(self, number: int, values: Array, lane: Channel, total: Total) -> Work:
