@@ -30,7 +30,7 @@ from typing import Any, Protocol, Self, TypeGuard
 import numpy as np
 
 from paceline.collectives import auto, recursive_doubling
-from paceline.collectives._buffers import Array, compare_arrays, prepare_sum
+from paceline.collectives._buffers import Array, compare_arrays, find_allreduce, prepare_sum
 from paceline.collectives._compression import (
     Compression,
     Total,
@@ -559,6 +559,8 @@ class ReplicatedBuckets(_Closing):
         self._model, self._own, self._name = model, own, name
         self.part = slice(0, model.x.size)
         self._overlap = sending.overlap
+        if not hasattr(find_allreduce(name), "prepare"):
+            raise AgreedError(f"overlap and compress need a collective made with @collective; {name} is not")
         compare_arrays(own, model.g)
         self._buckets = _Buckets(model, own, sending, self.part)
         self._lanes = [Lane(own, k) for k in range(len(self._buckets.buckets))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 from paceline.collectives import Case, Cost, Nodes, cost, cut, has_cost, length
 from paceline.collectives.auto import choose, name_of
@@ -55,10 +55,9 @@ def _planned_traffic(load: Load, collective: str, *, calls: int, when: str) -> T
     >>> exchange_traffic(load, "ring", calls=3, when="at every batch", planned=True)
     Traffic(bytes=108, messages=24, words='3 x 36 bytes in 8 messages: ring, 2 buckets, at every batch')
     """
-    plan = load.findings.get("exchange")
-    if plan is None:
+    plan, layout, p = load.findings.get("exchange"), load.nodes, load.ranks
+    if not _is_plan(plan) or len(plan["sums"]) > layout.smallest:
         return Traffic.unknown("what is sent depends on the layers of the model")
-    layout, p = load.nodes, load.ranks
     between = collective == "hierarchical" or (collective == "auto" and layout.largest > 1)
     messages = sent = 0
     for place, sums in enumerate(plan["sums"]):
@@ -83,6 +82,21 @@ def _planned_traffic(load: Load, collective: str, *, calls: int, when: str) -> T
         f"{load.per_epoch(calls)} x {sent:,} bytes in {messages:,} messages: {collective}, {buckets}, {when}"
     )
     return Traffic(bytes=sent * calls, messages=messages * calls, words=words)
+
+
+def _is_plan(plan: Any) -> TypeGuard[dict[str, Any]]:
+    """Return True if this is what an exchange describes as its plan; a record may hold anything."""
+    if not isinstance(plan, dict) or not {"buckets", "gathers", "sums"} <= plan.keys():
+        return False
+    pairs = [pair for place in plan["sums"] for pair in place] if _all_lists(plan["sums"]) else [None]
+    return _all_lists(pairs) and all(
+        len(pair) == 2 and all(isinstance(number, int) and 0 <= number < 1 << 60 for number in pair)
+        for pair in pairs
+    )
+
+
+def _all_lists(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, list) for each in value)
 
 
 def _choose(collective: str, nbytes: int, load: Load) -> str:

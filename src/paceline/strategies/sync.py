@@ -71,6 +71,8 @@ class Sync(Strategy):
             raise UsageError("bucket of sync needs overlap=true")
         if self.allreduce == "shared-memory":
             self.check_nodes(1)
+        if self.compress != "none":  # rounds gradients
+            object.__setattr__(self, "equals_serial", False)
 
     def even_pieces(self) -> bool:
         return not self.balance
