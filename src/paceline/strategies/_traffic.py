@@ -55,7 +55,8 @@ def _planned_traffic(load: Load, collective: str, *, calls: int, when: str) -> T
     >>> exchange_traffic(load, "ring", calls=3, when="at every batch", planned=True)
     Traffic(bytes=108, messages=24, words='3 x 36 bytes in 8 messages: ring, 2 buckets, at every batch')
     """
-    plan, layout, p = load.findings.get("exchange"), load.nodes, load.ranks
+    plan: Any = load.findings.get("exchange")
+    layout, p = load.nodes, load.ranks
     if not _is_plan(plan) or len(plan["sums"]) > layout.smallest:
         return Traffic.unknown("what is sent depends on the layers of the model")
     between = collective == "hierarchical" or (collective == "auto" and layout.largest > 1)
@@ -88,7 +89,9 @@ def _is_plan(plan: Any) -> TypeGuard[dict[str, Any]]:
     """Return True if this is what an exchange describes as its plan; a record may hold anything."""
     if not isinstance(plan, dict) or not {"buckets", "gathers", "sums"} <= plan.keys():
         return False
-    pairs = [pair for place in plan["sums"] for pair in place] if _all_lists(plan["sums"]) else [None]
+    if not _all_lists(plan["sums"]):
+        return False
+    pairs = [pair for place in plan["sums"] for pair in place]
     return _all_lists(pairs) and all(
         len(pair) == 2 and all(isinstance(number, int) and 0 <= number < 1 << 60 for number in pair)
         for pair in pairs
