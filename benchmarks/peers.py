@@ -37,6 +37,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -310,7 +311,6 @@ def on_processes(
         module = seeded(network).share_memory()
     meeting, number, results = spawning.Barrier(count), spawning.Value("q", 0), spawning.SimpleQueue()
     threads = ranks if alone else 1
-    os.environ["OMP_NUM_THREADS"] = str(threads)
     places = [
         Place(side=side, network=network, rank=rank, ranks=count, batch=network.batch_of(ranks) * (ranks if alone else 1),
               threads=threads, seconds=seconds, quality=quality, port=port, meeting=meeting, number=number,
@@ -318,8 +318,9 @@ def on_processes(
         for rank in range(count)
     ]  # fmt: skip
     processes = [spawning.Process(target=work, args=(place,), daemon=True) for place in places]
-    for process in processes:
-        process.start()
+    with thread_variable(threads):
+        for process in processes:
+            process.start()
     found = []
     try:
         while any(process.is_alive() for process in processes):
@@ -337,6 +338,19 @@ def on_processes(
     if len(found) < count:
         raise ChildProcessError(f"{side}: a process failed; the reason is printed above")
     return combine(found)
+
+
+@contextmanager
+def thread_variable(threads: int) -> Iterator[None]:
+    """Start processes inside with this many threads for OpenMP."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    try:
+        yield
+    finally:
+        os.environ.pop("OMP_NUM_THREADS")
+        if before is not None:
+            os.environ["OMP_NUM_THREADS"] = before
 
 
 def combine(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -371,7 +385,8 @@ def work_torch(place: Place) -> dict[str, Any]:
     module = seeded(network) if place.module is None else place.module
     optimizer = optimizer_of(network, module)
     trained = module
-    if place.side == "ddp":
+    in_group = place.side == "ddp" and place.ranks > 1
+    if in_group:
         from torch import distributed
         from torch.nn.parallel import DistributedDataParallel
 
@@ -395,7 +410,7 @@ def work_torch(place: Place) -> dict[str, Any]:
         found = until(place, train, goal) if in_step else until_flag(place, train, goal)
     else:
         found = {"rate": rate_of(place, train, in_step=in_step) * place.batch}
-    if place.side == "ddp":
+    if in_group:
         distributed.destroy_process_group()
     return found
 
@@ -523,7 +538,6 @@ def on_ranks(
     inputs, labels = network.samples()
     cut = len(inputs) - network.held_out
     data = {"train": (inputs[:cut], labels[:cut]), "validation": (inputs[cut:], labels[cut:])}
-    os.environ.pop("OMP_NUM_THREADS", None)
     arguments = {"name": name, "ranks": ranks, "seconds": seconds, "strategy": strategy, "quality": quality}
     sys.path[:] = [str(HERE), *(path for path in sys.path if path != str(HERE))]
     import peers  # not __main__: the ranks import it by its name
@@ -588,44 +602,49 @@ def rank_own_loop(
 
     network = NETWORKS[name]
     batch = network.batch_of(ranks) * ranks
-    inputs, labels = map(torch.from_numpy, data["train"])
-    dataset = torch.utils.data.TensorDataset(inputs, labels)
+    inputs, labels = map(torch.tensor, data["train"])  # a copy: the ranks' arrays are read-only
 
     def train(epochs: int, draws: int, value_of: Callable[[Any], float] | None) -> list[tuple[float, float]]:
-        sampler = torch.utils.data.RandomSampler(dataset, replacement=True, num_samples=draws * batch)
-        loader = torch.utils.data.DataLoader(dataset, batch_size=batch, sampler=sampler)
+        """Return the clock and the quality after each epoch of at most so many batches."""
         ends, clock = [], 0.0
-        with paceline.session(strategy=strategy, comm=comm, runs=None, quiet=True) as session:
+        with paceline.session(strategy=strategy, comm=comm, runs=None) as session:
             module = seeded(network)
             module, optimizer = session.attach(module, optimizer_of(network, module))
+            batches = session.share((inputs[: draws * batch], labels[: draws * batch]), batch=batch)
             for _ in session.epochs(epochs):
                 comm.Barrier()
                 start = time.perf_counter()
-                for samples, wanted in session.share(loader):
+                for samples, wanted in batches:
                     optimizer.zero_grad()
                     network.loss(module(samples), wanted).backward()
                     optimizer.step()
                 comm.Barrier()
                 clock += time.perf_counter() - start
-                value = 0.0 if value_of is None else value_of(module)
-                session.validate(**{network.quality.metric if network.quality else "none": value})
+                value = math.nan if value_of is None else value_of(module)
                 ends.append((clock, value))
+                if value_of is not None and network.quality.reached(value):
+                    break
         return ends
 
+    all_of_them = len(inputs) // batch
     if quality:
         goal = network.quality
-        held_out = tuple(map(torch.from_numpy, data["validation"]))
-        ends = train(goal.most, goal.every, lambda module: measure_quality(network, module, *held_out))
-        turn = next((n for n, (_, value) in enumerate(ends, start=1) if goal.reached(value)), len(ends))
-        clock, value = ends[turn - 1]
-        found = {"seconds": clock, "steps": turn * goal.every, "reached": goal.reached(value), "value": value}
+        held_out = tuple(map(torch.tensor, data["validation"]))
+        most = math.ceil(goal.most * goal.every / all_of_them)
+        ends = train(most, all_of_them, lambda module: measure_quality(network, module, *held_out))
+        clock, value = ends[-1]
+        found = {
+            "seconds": clock,
+            "steps": len(ends) * all_of_them,
+            "reached": goal.reached(value),
+            "value": value,
+        }
     else:
-        first = train(2, 2, None)
+        first = train(2, min(2, all_of_them), None)
         steps = steps_for(seconds, shared_by_rank_0(comm, (first[1][0] - first[0][0]) / 2))
-        parts = 5 if steps >= 100 else 2
-        draws = math.ceil(steps / (parts - 1))
-        ends = train(parts, draws, None)
-        found = {"samples_per_second": (parts - 1) * draws * batch / (ends[-1][0] - ends[0][0])}
+        draws = min(steps, all_of_them)
+        ends = train(1 + math.ceil(steps / draws), draws, None)
+        found = {"samples_per_second": (len(ends) - 1) * draws * batch / (ends[-1][0] - ends[0][0])}
     return {**found, **memory_of_ranks(comm)}
 
 

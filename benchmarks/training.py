@@ -18,6 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from peers import NETWORKS, on_processes
 from where import where
 
 HERE = Path(__file__).parent
@@ -48,18 +49,10 @@ def paceline(*arguments: str, cores: int | None = None, runs: str | None = None)
     return json.loads(done.stdout)
 
 
-def ddp(ranks: int, batch: int) -> dict:
-    command = [
-        sys.executable,
-        str(HERE / "ddp.py"),
-        "--ranks",
-        str(ranks),
-        "--batch",
-        str(batch),
-        "--steps",
-        "150",
-    ]
-    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
+def ddp(ranks: int) -> float:
+    """Samples a second of the reference network under DDP, 64 samples a rank."""
+    found = on_processes("ddp", NETWORKS["mlp"], ranks=ranks, seconds=3.0)
+    return found["samples_per_second"]
 
 
 def independent(ranks: int) -> float:
@@ -102,7 +95,7 @@ def cases(ranks: int) -> dict:
             for name in ("shared-memory", "shared-memory,balance=true", "native", "ring")
         },
         f"independent, {ranks} processes x 64, no exchange": lambda: independent(ranks),
-        f"PyTorch DDP (gloo), {ranks} ranks x 64": lambda: ddp(ranks, 64)[rate],
+        f"PyTorch DDP (gloo), {ranks} ranks x 64": lambda: ddp(ranks),
         "course setting, serial, 1 thread, 4 cores": lambda: paceline(
             *COURSE, "--strategy", "serial", "--threads", "1", cores=4
         )[rate],
