@@ -1,0 +1,71 @@
+"""examples/lm: one program for one process, for DDP and for any strategy, which differ in a few lines."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline import Run
+
+pytest.importorskip("torch")
+
+STARTS_RANKS = True
+FOLDER = Path(__file__).parent.parent / "examples" / "lm"
+# Every batch holds all windows, so that their order does not matter: all programs must learn the same.
+SMALL = ["--windows", "16", "--batch", "16", "--epochs", "2"]
+
+
+def changed_lines(before: str, after: str) -> int:
+    """Return the number of lines that have to be written, or to be removed, whichever is more."""
+    texts = [(FOLDER / name).read_text().splitlines() for name in (before, after)]
+    marks = [line[0] for line in difflib.ndiff(*texts)]
+    return max(marks.count("+"), marks.count("-"))
+
+
+def start(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def perplexities_of_serial(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"epoch \d: perplexity ([\d.]+)", text)]
+
+
+@pytest.fixture(scope="module")
+def serial(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """What serial.py prints after each epoch."""
+    return perplexities_of_serial(start(tmp_path_factory.mktemp("serial"), str(FOLDER / "serial.py"), *SMALL))
+
+
+def test_six_lines_make_it_parallel() -> None:
+    assert 0 < changed_lines("serial.py", "parallel.py") <= 6
+    assert changed_lines("serial.py", "parallel.py") <= changed_lines("serial.py", "ddp.py")
+
+
+@pytest.mark.once
+def test_one_process_learns(serial: list[float]) -> None:
+    assert len(serial) == 2
+    assert 75 > serial[0] > serial[1]
+
+
+@pytest.mark.once
+def test_ddp_learns_the_same(serial: list[float], tmp_path: Path) -> None:
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    assert perplexities_of_serial(start(tmp_path, *words, str(FOLDER / "ddp.py"), *SMALL)) == pytest.approx(
+        serial, abs=0.02
+    )
+
+
+def test_ranks_learn_the_same(serial: list[float], tmp_path: Path) -> None:
+    start(tmp_path, "-m", "paceline", "run", "-n", "2", "--name", "lm", str(FOLDER / "parallel.py"), *SMALL)
+    run = Run(tmp_path / "runs" / "lm")
+    assert run.config["ranks"] == 2
+    assert [epoch["metrics"]["perplexity"] for epoch in run.epochs] == pytest.approx(serial, abs=0.02)
