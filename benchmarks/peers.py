@@ -234,7 +234,7 @@ NETWORKS = {
     "gpt-0.8M": Network(
         title="character GPT, 0.8 M", samples=partial(novel, "0.8M"), build=partial(build_gpt, "0.8M"),
         loss=loss_of_gpt, lr=2e-3, batch=4, adam=True, held_out=128,
-        quality=Quality(metric="perplexity", target=12.0, every=20, most=20),
+        quality=Quality(metric="perplexity", target=14.0, every=20, most=15),
     ),
 }  # fmt: skip
 
