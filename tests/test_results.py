@@ -234,6 +234,10 @@ def test_a_report_is_that_of_the_records(name: str) -> None:
         json.dumps({**run["config"], "lr": run["config"]["asked"]["lr"]}, sort_keys=True) for run in kept
     }
     cells = read(STUDIES / f"{name}.toml").cells("mpi")
+    # Serial runs with the rule of a server are newer than these records, which the first line of a report says.
+    newer = [cell for cell in cells if cell.config.strategy == "serial:rule=adaptive"]
+    assert len(newer) == (5 if name == "sync-async" else 0)
+    cells = [cell for cell in cells if cell not in newer]
     assert len(asked) == len(kept) == len(cells)
     configs = [
         {"code": {}, "reproducible": None, **run["config"]} for run in kept

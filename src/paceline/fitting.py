@@ -276,7 +276,7 @@ def _mpi_is_running() -> bool:
 
 def _alone(job: Any) -> Any:
     """Return a communicator of one process, or None for the serial baseline, which needs no MPI."""
-    if job.name() == "serial":
+    if job.name().partition(":")[0] == "serial":
         return None
     from paceline.launch import communicator
 

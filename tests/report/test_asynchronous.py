@@ -73,10 +73,10 @@ def tried(runs: list[Run], folder: Path, *ways: tuple[object, ...]) -> list[Row]
             "Nothing was as good as serial, 93.00 %; closest was hogwild, 2 ranks, at 20.00 %, which is guessing.",
         ),
         (
-            [("serial", 3.0, 0.93), ("sync", 2.0, 0.93), ("parameter-server", 9.0, 0.96)],
+            [("serial", 3.0, 0.93), ("sync", 2.0, 0.93), ("elastic", 9.0, 0.96)],
             "sync",
             "sync, 2 ranks, in 2.00 s, is 1.50 times as fast as serial; test accuracy 93.00 %, serial 93.00 %; most "
-            "accurate was parameter-server, 2 ranks, at 96.00 %.",
+            "accurate was elastic, 2 ranks, at 96.00 %.",
         ),
         (
             [("sync", 2.0, 0.93), ("hogwild", 0.5, 0.2)],  # nothing serial: the best row is the measure

@@ -66,10 +66,12 @@ def test_runs_on_other_threads_have_a_row_of_their_own(runs: list[Run], tmp_path
     two = altered(runs[0], tmp_path, threads=2, train_seconds=3.0)
     sync = altered(runs[0], tmp_path, strategy="sync", ranks=2, threads=1, train_seconds=2.0)
     assert [(r.strategy, r.threads, r.speedup) for r in rows_of([sync, two, one])] == [
-        ("serial", 1, 0.75),
-        ("serial", 2, 1.0),  # the fastest serial row is what others are measured against
-        ("sync", 1, 1.5),
+        ("serial", 1, 1.0),  # what others are measured against
+        ("serial", 2, 4 / 3),
+        ("sync", 1, 2.0),
     ]
+    assert [row.against_threads for row in rows_of([sync, two, one])] == [0.75, 1.0, 1.5]
+    assert rows_of([sync, one])[1].against_threads is None
 
 
 def test_runs_are_counted_and_their_samples_added_up(runs: list[Run], tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from paceline.compare.rows import rows_of
+from paceline.compare.rows import Row, label, rows_of
 from paceline.compare.verdict import best, notes, verdict
+from paceline.diagnosis import diagnose
 from paceline.record import Run
 from paceline.report import document_of
 from paceline.report.document import Document, Table, Text
-from paceline.report.results import ALONE
+from paceline.report.results import ALONE, results
+from paceline.report.series import series_of
 from tests.report.conftest import altered
 
 
@@ -158,3 +160,120 @@ def test_many_remarks_are_folded(runs: list[Run], tmp_path: Path, count: int, fo
     ]
     assert (len(block.lines), block.folded) == (count, folded)
     assert block.title == (f"Remarks in the records ({count})" if folded else "")
+
+
+# ---- optimizers
+
+SERVER = ("parameter-server:masters=1", 2, 2.0, 0.98)
+FIRST = (
+    "The optimizer differs: parameter-server:masters=1 makes its steps by the rule adaptive; {}the update of the others is "
+    "sgd, with which serial ends at 93.00 %. "
+)
+
+
+def test_a_rule_s_accuracy_is_not_the_server_s(runs: list[Run], tmp_path: Path) -> None:
+    """One worker, whose gradients are never stale: what is gained is the rule's doing."""
+    ways = [("serial", 1, 3.0, 0.93), ("serial:rule=adaptive", 1, 4.0, 0.98), SERVER, ("sync", 2, 1.5, 0.93)]
+    page = document_of(made(runs, tmp_path, *ways))
+    beside = "serial:rule=adaptive, 1 rank, applies that rule without staleness and ends at 98.00 %; "
+    assert said(page)[:3] == (
+        FIRST.format(beside) + "Each is compared with serial under its own optimizer.",
+        "With sgd, sync, 2 ranks, in 1.50 s, is 2.00 times as fast as serial; test accuracy 93.00 %, serial 93.00 %.",
+        "With adaptive, parameter-server:masters=1, 2 ranks, in 2.00 s, is 2.00 times as fast as serial:rule=adaptive; "
+        "test accuracy 98.00 %, serial:rule=adaptive 98.00 %.",
+    )
+    assert [line.partition(", 93")[0] for line in costs(page)] == [
+        "parameter-server:masters=1, 2 ranks: 2.00 s (2.00 times as fast as serial:rule=adaptive), nothing sent, same "
+        "accuracy as serial:rule=adaptive, 92.00 % after 2.00 s",
+        "sync, 2 ranks: 1.50 s (2.00 times as fast as serial), nothing sent, same accuracy as serial, 92.00 % after 1.50 "
+        "s",
+    ]
+
+
+def test_without_serial_under_the_rule_the_first_line_warns(runs: list[Run], tmp_path: Path) -> None:
+    page = document_of(made(runs, tmp_path, ("serial", 1, 3.0, 0.93), SERVER))
+    assert said(page)[0] == FIRST.format("") + (
+        "There is no run of serial:rule=adaptive: differences in accuracy may be due to the rule, not to the strategy."
+    )
+    assert said(page)[1].startswith(
+        "With adaptive, parameter-server:masters=1, 2 ranks, in 2.00 s, is 1.50 times as fast"
+    )
+    (line,) = costs(page)
+    assert "5.0 points of accuracy gained compared with serial, whose optimizer is another" in line
+
+
+def test_a_server_that_loses_what_its_rule_gains_is_not_praised(runs: list[Run], tmp_path: Path) -> None:
+    ways = [
+        ("serial", 1, 3.0, 0.93),
+        ("serial:rule=adaptive", 1, 4.0, 0.98),
+        ("parameter-server", 4, 1.0, 0.95),
+    ]
+    rows = rows_of(made(runs, tmp_path, *ways))
+    fastest = best(rows)
+    assert fastest is not None
+    assert fastest.strategy == "serial"
+    assert "nothing was as good as serial:rule=adaptive, 98.00 %" in verdict(rows)[1]
+    (found,) = diagnose([run for row in rows for run in row.members])
+    assert "test accuracy is 95.0 %, serial's 98.0 %" in " ".join(cause.words for cause in found.causes)
+
+
+def test_rules_that_only_correct_staleness_are_compared_with_serial(runs: list[Run], tmp_path: Path) -> None:
+    ways = [("serial", 1, 3.0, 0.93), ("parameter-server:rule=plain", 4, 2.0, 0.93),
+            ("parameter-server:rule=gap-aware", 4, 1.0, 0.93), ("sync", 4, 1.0, 0.93)]  # fmt: skip
+    (only,) = verdict(rows_of(made(runs, tmp_path, *ways)))
+    assert "optimizer" not in only
+
+
+# ---- threads
+
+
+def threaded(runs: list[Run], folder: Path, *ways: tuple[str, int, int, float]) -> list[Row]:
+    """A row for each strategy, ranks, threads and seconds."""
+    return rows_of([
+        altered(runs[0], folder, strategy=strategy, ranks=ranks, threads=threads, cores=16, train_seconds=took,
+                test_accuracy=0.93)
+        for strategy, ranks, threads, took in ways
+    ])  # fmt: skip
+
+
+WIDE = [("serial", 1, 1, 60.0), ("serial", 1, 16, 12.0), ("sync", 16, 1, 52.0), ("sync", 4, 4, 20.0)]
+
+
+def test_threads_win(runs: list[Run], tmp_path: Path) -> None:
+    """A wide network: one process with 16 threads is faster than 16 ranks."""
+    rows = threaded(runs, tmp_path, *WIDE)
+    assert verdict(rows) == (
+        "Threads win: one process with 16 threads takes 12.0 s, and nothing was faster; closest was sync, 4 ranks of 4 "
+        "threads, in 20.0 s, at 0.60 times its speed.",
+    )
+    assert {label(row): (row.speedup, row.against_threads) for row in rows}["sync, 16 ranks"] == (
+        pytest.approx(60 / 52), pytest.approx(12 / 52),
+    )  # fmt: skip
+    fastest = best(rows)
+    assert fastest is not None
+    assert label(fastest) == "serial, 1 rank of 16 threads"
+
+
+def test_ranks_win_over_threads(runs: list[Run], tmp_path: Path) -> None:
+    rows = threaded(runs, tmp_path, *WIDE[:2], ("sync", 16, 1, 6.0))
+    assert verdict(rows)[0].startswith(
+        "sync, 16 ranks, in 6.00 s, is 10.00 times as fast as serial with 1 thread and 2.00 times as fast as with 16; "
+    )
+
+
+def test_the_table_and_the_curves_name_the_threads(runs: list[Run], tmp_path: Path) -> None:
+    rows = threaded(runs, tmp_path, *WIDE, ("sync", 8, 2, 30.0), ("sync", 8, 1, 50.0))
+    told = results(rows, (), 1)
+    names = [column.name for column in told.columns]
+    at = names.index("against all threads")
+    assert [row[at] for row in told.rows] == [row.against_threads for row in rows]
+    assert all(len(row) == len(names) for row in told.rows)
+    assert [one.label for one in series_of(rows)] == [
+        "serial, 1 thread a rank", "serial, 16 threads a rank", "sync, 1 thread a rank", "sync, 16 threads in all",
+    ]  # fmt: skip
+    assert [row.ranks for row in series_of(rows)[-1].rows] == [4, 8]
+    (varying,) = series_of(threaded(runs, tmp_path, ("sync", 4, 4, 1.0), ("sync", 8, 2, 1.0)))
+    assert varying.label == "sync, 2 to 4 threads a rank"
+    assert "against all threads" not in [
+        c.name for c in results(threaded(runs, tmp_path, *WIDE[1:]), (), 1).columns
+    ]

@@ -11,6 +11,7 @@ import pytest
 
 from paceline import fit
 from paceline.commands.simulate.prediction import draw, table
+from paceline.commands.simulate.scaling import threaded_workloads
 from paceline.config import Config
 from paceline.data import load
 from paceline.errors import UsageError
@@ -363,3 +364,112 @@ def test_the_table_and_the_json_hold_all_of_it(tmp_path: Path) -> None:
     assert Machine.of(found["machine"]) == Machine.of_network(on.network)
     assert Costs.of(found["costs"]) == on.costs
     assert found["environment"]["command"]
+
+
+# ---- threads
+
+
+def on_a_node(flight: float, **how: Any) -> Workload:
+    """The workload on one node, in which a message takes this long."""
+    on = bench("loopback", **how)
+    slow = replace(FREE.link, flight=Curves.of({1: [[0, flight], [1, flight]]}))
+    return replace(on, network=replace(on.network, node=replace(FREE, link=slow)))
+
+
+def with_threads(flight: float, each: dict[int, float]) -> dict[int, Workload]:
+    """The same by the number of ranks that use all 8 cores by threads, with the time that a sample takes then."""
+    return {
+        ranks: on_a_node(flight, work={"gradient": {1: [[1, sample]]}}, threads=8 // ranks)
+        for ranks, sample in each.items()
+    }
+
+
+SLOW = 500 * US
+# Threads that are worth half as much as cores.
+HALF = {1: 100 * US / 4, 2: 100 * US / 2, 4: 100 * US}
+
+
+def test_threads_win_where_messages_are_slow() -> None:
+    found = predicted(on_a_node(SLOW), RING, threaded=with_threads(SLOW, HALF))
+    told = [(split.strategy, split.ranks, split.threads) for split in found.splits]
+    assert told == [("serial", 1, 8), (RING, 2, 4), (RING, 4, 2)]
+    assert found.splits[0].speedup == pytest.approx(4)
+    assert found.threads.startswith(
+        f"threads win on nodes of 8 cores: one process with 8 threads is 4.00x as fast as serial, {RING} on "
+    )
+    best = max(point.speedup for point in found.curves[0].points)
+    assert best < 4
+    assert f"{RING} on 2 ranks {best:.2f}x" in found.threads
+
+
+def test_ranks_win_where_threads_bring_little() -> None:
+    little = {1: 90 * US, 2: 95 * US, 4: 100 * US}
+    found = predicted(on_a_node(0.0), RING, threaded=with_threads(0.0, little))
+    assert found.threads.startswith(
+        f"ranks alone win on nodes of 8 cores: {RING} on 8 ranks is 8.00x as fast"
+    )
+
+
+def test_ranks_with_threads_win_on_several_nodes() -> None:
+    nodes = f"10gbe:{INSTANT},ranks-per-node=1"
+    threads = {1: bench(nodes, work={"gradient": {1: [[1, 20 * US]]}}, threads=8)}
+    found = predicted(bench(nodes), RING, ranks=(1, 2, 4), threaded=threads)
+    assert [(split.ranks, split.threads) for split in found.splits] == [(1, 8), (2, 8), (4, 8)]
+    assert found.threads.startswith(
+        f"ranks with threads win on nodes of 8 cores: {RING} on 4 ranks of 8 threads is 20.0x as fast as serial"
+    )
+
+
+def test_threads_are_in_the_table_the_figure_and_the_json(tmp_path: Path) -> None:
+    on = on_a_node(SLOW)
+    found = predicted(on, RING, threaded=with_threads(SLOW, HALF))
+    shown = table("title", found, ())
+    assert "with threads" in shown
+    assert "threads win on nodes of 8 cores" in " ".join(shown.split())
+    told = to_values(on, found, ())
+    assert told["threads"] == found.threads
+    assert [split["threads"] for split in told["splits"]] == [8, 4, 2]
+    draw("title", found, (), [tmp_path / "a.svg"])
+    assert f"{RING}, 2 to 4 threads a rank" in (tmp_path / "a.svg").read_text()
+    without = predicted(on, RING)
+    assert (without.splits, without.threads) == ((), "")
+    assert "with threads" not in table("title", without, ())
+
+
+def test_the_cores_of_this_machine_are_divided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measured: list[tuple[str, int, int | None]] = []
+
+    def measure(job: Job, ranks: list[int], *, again: bool) -> Costs:
+        measured.append((job.name(), *ranks, job.config.threads))
+        return Costs(cores=8, work={"gradient": Curves.of({1: [[1, 50 * US]]})})
+
+    monkeypatch.setattr("paceline.launch.machine_cores", lambda: 8)
+    monkeypatch.setattr("paceline.simulate.training.costs_of", measure)
+    on = replace(
+        bench("loopback"), own_costs={"parameter-server": bench(work={"rule": {1: [[1, US]]}}).costs}
+    )
+    jobs = {name: on.job(name, on.config) for name in ("serial", RING, "parameter-server")}
+    found = threaded_workloads(on, jobs, [1, 2, 4, 8, 16], lambda text: None)
+    assert {ranks: workload.config.threads for ranks, workload in found.items()} == {1: 8, 2: 4, 4: 2}
+    assert measured == [
+        ("serial", 1, 8), *((name, ranks, 8 // ranks) for ranks in (2, 4) for name in jobs),
+    ]  # fmt: skip
+    assert "rule" in found[2].costs_of("parameter-server").work
+    on.costs.save(tmp_path / "costs.json")
+    filed = replace(on, options=Options(machine=str(tmp_path / "costs.json")))
+    assert (
+        threaded_workloads(filed, jobs, [1, 2], lambda text: None) == {}
+    )  # nobody knows what threads bring there
+
+
+def test_accuracy_is_compared_under_the_same_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    given = Scaling._serial_accuracy
+
+    def note(self: Scaling, batch: int, rule: str = "") -> float | None:
+        asked.append(rule)
+        return given(self, batch, rule)
+
+    monkeypatch.setattr(Scaling, "_serial_accuracy", note)
+    predicted(bench(epochs=1), "parameter-server", "gossip", ranks=(2,), accuracy=True)
+    assert set(asked) == {"", "adaptive"}

@@ -14,12 +14,13 @@ from paceline import fit
 from paceline.data import Batches, load
 from paceline.errors import UsageError
 from paceline.models.mlp import build
-from paceline.record import Run
+from paceline.record import Run, checkpoint
 from paceline.strategies.parameter_server import ParameterServer
 from paceline.strategies.parameter_server._master import Outbox
 from paceline.training.rank import Fitted
 from paceline.worker import Worker, worker
 from tests.simulate.costs import COSTS
+from tests.worker.test_checkpoints import cut
 
 CLIPPED = "tests.strategies.own_updates:Clipped"
 
@@ -114,6 +115,47 @@ def test_masters_that_own_pieces_refuse_an_update_that_needs_the_whole_vector(si
             simulated(f"parameter-server:rule=plain{options}", 4, update=CLIPPED)
     one = "parameter-server:rule=plain,placement=even"
     assert simulated(one, 3, update=CLIPPED).findings["gradients_applied"] == 12
+
+
+@pytest.mark.parametrize("rule", ["adaptive", "dana", "rms", "clip:norm=0.05", "adaptive:step=0.004/mix=0.3"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_serial_with_a_rule_is_a_server_without_staleness(simulated: Any, rule: str, schedule: str) -> None:
+    settings = {"dtype": "float64", "schedule": schedule}
+    server = simulated(f"parameter-server:placement=even,rule={rule}", 2, **settings)
+    serial = simulated(f"serial:rule={rule}", 1, **settings)
+    np.testing.assert_allclose(serial.model.x, server.model.x, rtol=1e-12, atol=1e-14)
+    assert [epoch.validation_loss for epoch in serial.history] == pytest.approx(
+        [epoch.validation_loss for epoch in server.history], rel=1e-12
+    )  # of the parameters, not of those that a worker computes with
+    assert not np.allclose(serial.model.x, simulated("serial", 1, **settings).model.x)
+
+
+def test_serial_with_a_rule_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"epochs": 3, "batch": 30, "quiet": True, "threads": 1}
+    whole = fit("mlp:8", "iris", strategy="serial:rule=adaptive", runs=tmp_path / "a", **settings,
+                checkpoint_every="3 steps")  # fmt: skip
+    assert whole.run is not None
+    for number in checkpoint.numbers(whole.run, 0)[1:]:
+        again = fit(resume=cut(whole.run, tmp_path / f"{number}", number), quiet=True)
+        assert np.array_equal(again.model.x, whole.model.x)
+        assert [epoch.validation_loss for epoch in again.history] == [
+            e.validation_loss for e in whole.history
+        ]
+
+
+@pytest.mark.parametrize(
+    ("rule", "update", "words"),
+    [
+        ("plain", "sgd", "rule=plain does nothing without staleness: choose serial, or another rule"),
+        ("gap-aware", "sgd", "rule=gap-aware does nothing without staleness"),
+        ("wishful", "sgd", "unknown rule 'wishful'; choose one of adaptive"),
+        ("adaptive", "adam", "rule=adaptive makes the whole step itself: --update adam would have no effect"),
+        ("dana", "momentum", "rule=dana has its own momentum: --update must be sgd; got momentum"),
+    ],
+)
+def test_a_rule_that_serial_cannot_use_is_refused(rule: str, update: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        fit("mlp:8", "iris", strategy=f"serial:rule={rule}", update=update, runs=None, quiet=True)
 
 
 SERVERS = [("masters=1", 2), ("masters=2", 3), ("masters=3,placement=even", 4), ("share=dynamic,bound=0", 2)]

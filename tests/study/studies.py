@@ -14,6 +14,7 @@ from paceline.study.cells import asked_in
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = """
+all_threads = false
 [settings]
 data = "iris"
 model = "mlp:2"

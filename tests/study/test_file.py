@@ -13,6 +13,7 @@ from paceline.launch import usable_cores
 from paceline.simulate.options import Options
 from paceline.study.cells import Cell, asked_in, with_baselines
 from paceline.study.file import BadStudyError, mistakes, ranks_of, read
+from paceline.study.run import command
 from tests.study.studies import PART, SETTINGS, write
 
 BOTH = "batch = 2\nbatch_per_rank = 2\n"
@@ -33,6 +34,11 @@ BAD = {
     PART + "seed = []\nname = 'a'": ["part 1 (a): seed is an empty list"],
     PART + "seed = [[1]]": ["part 1: seed must be a text, a number or a list of them; got [1]"],
     PART + "data = {}": ["part 1: data must be a text, a number or a list of them; got {}"],
+    PART + "threads = ['all', 0]": [
+        "part 1: threads must be a whole number of at least 1, or cores / ranks; got 'all'",
+        "part 1: threads must be a whole number",
+    ],
+    "all_threads = 1\n" + PART: ["all_threads must be true or false; got 1"],
     PART + "name = 3": ["part 1: name must be a text; got 3"],
     PART + "name = 'a'\n" + PART + "name = 'a'": ["two parts are named a"],
     PART + "epochs = 'one'\n" + PART + "lr = [-1, 'x']": [
@@ -219,6 +225,48 @@ def test_baselines() -> None:
     assert threads.config.threads == 2
     [simulated] = baselines(Cell(config=Config(), ranks=4, options=Options(network="10gbe", slow="3:2x")))
     assert simulated.options == Options(network="10gbe")
+
+
+def test_every_optimizer_has_a_baseline() -> None:
+    strategies = [
+        "sync", "parameter-server", "parameter-server:masters=2", "parameter-server:rule=gap-aware",
+        "parameter-server:rule=clip:norm=2",
+    ]  # fmt: skip
+    cells = [Cell(config=Config(strategy=strategy), ranks=4) for strategy in strategies]
+    added = with_baselines(cells)[: -len(cells)]
+    names = ["serial", "serial:rule=adaptive", "serial:rule=clip:norm=2"]
+    assert [(cell.config.strategy, cell.config.threads, cell.ranks) for cell in added] == [
+        (n, 1, 1) for n in names
+    ]
+    assert not any("-n" in command(cell, Path("runs"), "x") for cell in added)
+    adam = Cell(config=Config(strategy="parameter-server", update="adam"), ranks=4)
+    assert [cell.config.strategy for cell in with_baselines([adam])] == ["serial", "parameter-server"]
+    own = Cell(config=Config(strategy="serial:rule=adaptive", threads=3), ranks=1)
+    assert [str(cell) for cell in with_baselines([cells[1], own])] == [
+        "serial, seed 0", "parameter-server on 4 ranks, seed 0", "serial:rule=adaptive on 3 threads, seed 0",
+    ]  # fmt: skip
+
+
+def test_one_process_with_all_threads_is_a_baseline_too() -> None:
+    both = [Cell(config=Config(batch=batch), ranks=ranks) for batch in (10, 20) for ranks in (2, 4)]
+    found = [
+        (cell.config.batch, cell.config.threads) for cell in with_baselines(both, cores=8) if cell.serial
+    ]
+    assert found == [(10, 1), (20, 1), (10, 8), (20, 8)]
+    alone = Cell(config=Config(strategy="serial"), ranks=1)  # has all of them, unless told otherwise
+    assert with_baselines([alone, Cell(config=Config(), ranks=2)], cores=8)[0] is alone
+    simulated = Cell(config=Config(), ranks=4, options=Options())
+    assert [cell.config.threads for cell in with_baselines([simulated], cores=8)] == [1, None]
+
+
+def test_threads_divide_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.study.file.allocated_cores", lambda: 16)
+    axes = '[[matrix]]\nstrategy = "sync"\nranks = [4, 16]\nthreads = [1, "cores / ranks"]\n'
+    cells = read(write(tmp_path, SETTINGS.replace("false", "true") + axes)).cells("mpi")
+    assert sorted((cell.config.strategy, cell.ranks, cell.config.threads) for cell in cells) == [
+        ("serial", 1, 1), ("serial", 1, 16), ("sync", 4, 1), ("sync", 4, 4), ("sync", 16, 1),
+    ]  # fmt: skip
+    assert len(read(write(tmp_path, SETTINGS + axes)).cells("mpi")) == 4  # all_threads = false
 
 
 def test_ranks_by_cores() -> None:

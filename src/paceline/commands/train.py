@@ -302,7 +302,7 @@ def run_rank(args: argparse.Namespace, job: Job, here: Any) -> int:
 
     comm = None
     with launch.StopRequests(own_process=True) as requests:
-        if here is not None or job.config.strategy != "serial":
+        if here is not None or job.config.strategy.partition(":")[0] != "serial":
             comm = launch.communicator(job.launcher() if here is None else "mpi")
             launch.verify(comm.Get_size(), promised=args.expect_ranks)
         first = comm is None or comm.Get_rank() == 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -118,7 +118,10 @@ class Row:
     samples_per_second: float | None
     """The samples of all runs divided by their seconds."""
     speedup: float | None
-    """Over the fastest serial row of the same problem; None if there is none, or if a run diverged."""
+    """Over the serial row with the fewest threads of the same problem and optimizer, or of the same problem if there is
+    none with that optimizer; None if there is no serial row, or if a run diverged."""
+    against_threads: float | None
+    """The same over the serial row with the most threads; None if serial rows do not differ in threads."""
     split: dict[str, float]
     """Seconds by kind, mean over ranks and runs."""
     bytes_sent: float
@@ -141,9 +144,19 @@ class Row:
         return self.facts.workers
 
     @property
+    def serial(self) -> bool:
+        """True for one process without communication, the baseline of others."""
+        return is_serial(self.strategy)
+
+    @property
+    def optimizer(self) -> str:
+        """The rule that makes the steps, if that is an optimizer other than the run's update; otherwise empty."""
+        return self.facts.optimizer
+
+    @property
     def alone(self) -> bool:
         """True for one rank of a strategy for several: it computes what serial does, so differences mean nothing."""
-        return self.ranks == 1 and self.strategy != "serial"
+        return self.ranks == 1 and not self.serial
 
     @property
     def batch(self) -> int:
@@ -175,6 +188,15 @@ class Row:
     def timed_only(self) -> bool:
         """True if only time was simulated: then accuracy is unknown."""
         return self.simulated.endswith(TIME_ONLY)
+
+
+def is_serial(strategy: str) -> bool:
+    """Return True for the serial strategy, with or without a rule.
+
+    >>> is_serial("serial"), is_serial("serial:rule=adaptive"), is_serial("serial (replay)")
+    (True, True, False)
+    """
+    return strategy.partition(":")[0] == "serial" and " (" not in strategy
 
 
 def label(row: Row) -> str:
@@ -250,24 +272,34 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
     for run, way in zip(runs, ways_of(runs), strict=True):
         key = (problem_of(run), simulated_as(run), way, run.config["ranks"], run.summary["threads"])
         groups[key].append(run)
-    serial: dict[tuple[Problem, bool], float] = {}
-    for (problem, simulated, strategy, _, _), members in groups.items():
-        if strategy == "serial" and not any(run.summary.get("diverged") for run in members):
+    optimizers = {key: facts_of(members[0]).optimizer for key, members in groups.items()}
+    serial: dict[tuple[Problem, str, bool], dict[int, float]] = defaultdict(dict)
+    for key, members in groups.items():
+        problem, simulated, strategy, _, threads = key
+        if is_serial(strategy) and not any(run.summary.get("diverged") for run in members):
             seconds = fmean(run.summary["train_seconds"] for run in members)
-            place = (problem, bool(simulated))
-            serial[place] = min(seconds, serial.get(place, seconds))
+            own = serial[problem, optimizers[key], bool(simulated)]
+            own[threads] = min(seconds, own.get(threads, seconds))
     first = {problem: place for place, problem in enumerate(dict.fromkeys(key[0] for key in groups))}
-    keys = sorted(groups, key=lambda key: (first[key[0]], key[1], key[2] != "serial", *key[2:]))
-    return [_row(key, groups[key], _baseline(serial, key)) for key in keys]
+    keys = sorted(groups, key=lambda key: (first[key[0]], key[1], not is_serial(key[2]), *key[2:]))
+    return [_row(key, groups[key], _baseline(serial, key, optimizers[key])) for key in keys]
 
 
-def _baseline(serial: dict[tuple[Problem, bool], float], key: Key) -> float | None:
-    """Return the seconds of the serial row to compare with: a simulated one for simulated rows, if there is one."""
-    real = serial.get((key[0], False))
-    return serial.get((key[0], True), real) if key[1] else real
+def _baseline(
+    serial: Mapping[tuple[Problem, str, bool], dict[int, float]], key: Key, optimizer: str
+) -> dict[int, float]:
+    """Return the seconds of the serial rows to compare with, by threads: of the same optimizer, if there are any.
+
+    For simulated rows they are simulated ones, if there are any.
+    """
+    for own in dict.fromkeys((optimizer, "")):
+        for simulated in (True, False) if key[1] else (False,):
+            if found := serial.get((key[0], own, simulated)):
+                return found
+    return {}
 
 
-def _row(key: Key, members: list[Run], serial: float | None) -> Row:
+def _row(key: Key, members: list[Run], serial: Mapping[int, float]) -> Row:
     problem, simulated, strategy, ranks, threads = key
     summaries: list[dict[str, Any]] = [run.summary for run in members]
     seconds = [s["train_seconds"] for s in summaries]
@@ -277,6 +309,8 @@ def _row(key: Key, members: list[Run], serial: float | None) -> Row:
     nodes = [node_of(run) for run in members]
     cores = [own for _, own in nodes]
     diverged = tuple(s["diverged"] for s in summaries if s.get("diverged"))
+    mean = fmean(seconds)
+    gain = {threads: own / mean for threads, own in serial.items()} if not diverged and mean > 0 else {}
     samples = sum((s["samples_per_second"] or 0) * s["train_seconds"] for s in summaries)
     return Row(
         problem=problem,
@@ -291,12 +325,11 @@ def _row(key: Key, members: list[Run], serial: float | None) -> Row:
         accuracy=fmean(accuracies) if accuracies else None,
         accuracy_range=(min(accuracies), max(accuracies)) if accuracies else None,
         loss=fmean(known) if known and len(known) == len(losses) else None,
-        train_seconds=fmean(seconds),
+        train_seconds=mean,
         seconds_range=(min(seconds), max(seconds)),
         samples_per_second=samples / sum(seconds) if samples else None,
-        speedup=serial / fmean(seconds)
-        if serial is not None and not diverged and fmean(seconds) > 0
-        else None,
+        speedup=gain[min(gain)] if gain else None,
+        against_threads=gain[max(gain)] if len(gain) > 1 else None,
         split={kind: fmean(s["seconds"][kind] for s in summaries) for kind in KINDS},
         bytes_sent=fmean(s["bytes_sent"] for s in summaries),
         diverged=diverged,

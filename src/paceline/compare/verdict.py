@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from paceline.compare.rows import Row, label
-from paceline.text import percent, seconds
+from paceline.text import count, percent, seconds
 
 # The loss of accuracy, or the relative increase of the loss, up to which a row counts as good.
 POINT, TENTH = 0.01, 0.1
@@ -14,12 +14,15 @@ POINT, TENTH = 0.01, 0.1
 NAMED = 2
 
 
-def reference(rows: Sequence[Row]) -> Row | None:
-    """Return the row that others must match: the best serial one, or the best of all, without divergence or guessing."""
+def reference(rows: Sequence[Row], optimizer: str = "") -> Row | None:
+    """Return the row that others must match: the best serial one, or the best of all, without divergence or guessing.
+
+    `optimizer`: that of the row to be compared. If there is no serial row with it, take one with the run's update.
+    """
     whole = [row for row in rows if not row.diverged and not row.guessed]
     whole = [row for row in whole if not row.timed_only] or whole
-    serial = [row for row in whole if row.strategy == "serial"]
-    return min(serial or whole, key=_error, default=None)
+    own, plain = ([row for row in whole if row.serial and row.optimizer == kind] for kind in (optimizer, ""))
+    return min(own or plain or whole, key=_error, default=None)
 
 
 def as_good(row: Row, than: Row | None) -> bool:
@@ -37,9 +40,16 @@ def as_good(row: Row, than: Row | None) -> bool:
 
 
 def best(rows: Sequence[Row]) -> Row | None:
-    """Return the fastest row that is good enough, ignoring single ranks."""
-    than = reference(rows)
-    return min((row for row in rows if as_good(row, than) and not row.alone), key=_seconds, default=None)
+    """Return the fastest row that is as good as serial, both with its optimizer and with the run's update.
+
+    Single ranks of other strategies do not count.
+    """
+    good = [
+        row
+        for row in rows
+        if not row.alone and all(as_good(row, reference(rows, kind)) for kind in {row.optimizer, ""})
+    ]
+    return min(good, key=_seconds, default=None)
 
 
 def real(rows: Sequence[Row]) -> list[Row]:
@@ -53,10 +63,67 @@ def simulated(rows: Sequence[Row]) -> list[Row]:
 
 
 def verdict(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Summarize the gains of the strategies tried on one problem in a sentence, and those of simulated ones in another."""
+    """Summarize the gains of the strategies tried on one problem in a sentence, and those of simulated ones in another.
+
+    Strategies are compared with serial under the same optimizer. If optimizers differ, the first sentence says so, and
+    there is a sentence for each of them.
+    """
     tried, foretold = real(rows), simulated(rows)
-    said = (_capital(_verdict(tried), tried),) if tried else ()
-    return (*said, f"Simulated: {_verdict(foretold)}") if foretold else said
+    said = [_capital(sentence, tried) for sentence in _by_optimizer(tried)]
+    return (*said, *(f"Simulated: {sentence}" for sentence in _by_optimizer(foretold)))
+
+
+def optimizers(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows to be compared with each other, by optimizer, those with the run's own update first.
+
+    Where no serial row has an optimizer, those with the run's update are among its rows.
+    """
+    kinds = sorted({row.optimizer for row in rows})
+    plain = [row for row in rows if row.serial and not row.optimizer]
+    groups = {}
+    for kind in kinds:
+        own = [row for row in rows if row.optimizer == kind]
+        groups[kind] = own if any(row.serial for row in own) else [*plain, *own]
+    return groups
+
+
+def _by_optimizer(rows: Sequence[Row]) -> list[str]:
+    """Return a sentence for each optimizer; before them, if there are several, one that says what they are."""
+    groups = optimizers(rows)
+    if len(groups) <= 1 or all(row.timed_only for row in rows):
+        return [_verdict(rows)] if rows else []
+    said = [_difference(rows, groups)]
+    for kind, own in groups.items():
+        if any(not row.serial for row in own):
+            begin = f"with {kind or rows[0].members[0].config['update']}, "
+            said.append(f"{begin}{_verdict(own)}")
+    return said
+
+
+def _difference(rows: Sequence[Row], groups: Mapping[str, Sequence[Row]]) -> str:
+    """Say which strategies have another optimizer, and what that does on one process."""
+    update = rows[0].members[0].config["update"]
+    parts, missing = [], []
+    for kind, own in groups.items():
+        if not kind:
+            continue
+        who = list(dict.fromkeys(row.strategy for row in own if row.optimizer == kind and not row.serial))
+        named = "; ".join(who[:NAMED]) + _more(who[NAMED:])
+        serial = [row for row in own if row.serial and row.optimizer == kind]
+        if named:
+            parts.append(f"{named} {'makes its' if len(who) == 1 else 'make their'} steps by the rule {kind}")
+        if serial:
+            than = reference(own, kind) or serial[0]
+            parts.append(f"{label(than)}, applies that rule without staleness and ends {_got(than)}")
+        elif who:
+            missing.append(kind)
+    plain = reference(groups.get("", ()))
+    other = f", with which serial ends {_got(plain)}" if plain is not None and plain.serial else ""
+    said = f"the optimizer differs: {'; '.join(parts)}; the update of the others is {update}{other}"
+    if missing:
+        names = " and ".join(f"serial:rule={kind}" for kind in missing)
+        return f"{said}. There is no run of {names}: differences in accuracy may be due to the rule, not to the strategy."
+    return f"{said}. Each is compared with serial under its own optimizer."
 
 
 def _capital(sentence: str, rows: Sequence[Row]) -> str:
@@ -71,8 +138,8 @@ def guesses(row: Row) -> str:
 
 
 def _verdict(rows: Sequence[Row]) -> str:
-    than = reference(rows)
-    others = [row for row in rows if row.strategy != "serial" and not row.alone]
+    than = reference(rows, next((row.optimizer for row in rows if not row.serial), rows[0].optimizer))
+    others = [row for row in rows if not row.serial and not row.alone]
     if than is None and any(row.guessed for row in rows):
         return f"{guesses(next(row for row in rows if row.guessed))}{_diverged(rows)}."
     if than is None:
@@ -83,15 +150,13 @@ def _verdict(rows: Sequence[Row]) -> str:
     good = [row for row in others if as_good(row, than)]
     if not good:
         nearest = min(others, key=_error)
-        return (
-            f"nothing was as good as serial, {quality(than)}; closest was {label(nearest)}, {_got(nearest)}."
-        )
+        return f"nothing was as good as {_name(than)}, {quality(than)}; closest was {label(nearest)}, {_got(nearest)}."
     nearest = min(good, key=_seconds)
     worse = [row for row in others if not row.diverged and row not in good]
     fastest = min(
         [
             nearest,
-            *(row for row in rows if row.strategy == "serial" and not row.diverged and not row.guessed),
+            *(row for row in rows if row.serial and not row.diverged and not row.guessed),
         ],
         key=_seconds,
     )
@@ -101,20 +166,38 @@ def _verdict(rows: Sequence[Row]) -> str:
 
 def _bought(nearest: Row, than: Row, rows: Sequence[Row], faster: Sequence[Row]) -> str:
     said = _timed(nearest)
-    if all(row.strategy != "serial" for row in rows):
+    if not any(row.serial for row in rows):
         return f"{said} is the fastest; there is no serial run to compare it with"
-    if than.strategy != "serial" and any(row.guessed for row in rows if row.strategy == "serial"):
+    if not than.serial and any(row.guessed for row in rows if row.serial):
         return f"{said} is the fastest that learned anything, which serial did not"
-    if nearest.speedup is None:
+    serial, name = fastest_serial(rows), _name(than)
+    if serial is None or nearest.speedup is None or nearest.train_seconds <= 0:
         return f"{said} is the fastest"
-    if nearest.speedup <= 1:
+    gain = serial.train_seconds / nearest.train_seconds
+    if gain <= 1:
         what = "nothing as good" if faster else "nothing"
-        speed = f"at {nearest.speedup:.2f} times its speed{_aside(nearest, rows)}"
-        return f"{what} was faster than serial; closest was {said}, {speed}"
+        speed = f"at {gain:.2f} times its speed{_aside(nearest, rows)}"
+        if serial.threads > nearest.threads:
+            alone = (
+                f"one process with {count(serial.threads, 'thread')} takes {seconds(serial.train_seconds)} s"
+            )
+            return f"threads win: {alone}, and {what} was faster; closest was {said}, {speed}"
+        return f"{what} was faster than {name}; closest was {said}, {speed}"
     at = ""
     if nearest.accuracy is not None and than.accuracy is not None:
-        at = f"; test accuracy {percent(nearest.accuracy)}, serial {percent(than.accuracy)}"
-    return f"{said}, is {nearest.speedup:.2f} times as fast as serial{_aside(nearest, rows)}{at}"
+        at = f"; test accuracy {percent(nearest.accuracy)}, {name} {percent(than.accuracy)}"
+    of = f"{nearest.speedup:.2f} times as fast as {name}"
+    if nearest.against_threads is not None:
+        fewest, most = (pick(row.threads for row in rows if row.serial) for pick in (min, max))
+        of += (
+            f" with {count(fewest, 'thread')} and {nearest.against_threads:.2f} times as fast as with {most}"
+        )
+    return f"{said}, is {of}{_aside(nearest, rows)}{at}"
+
+
+def _name(than: Row) -> str:
+    """Return the name of the serial row that others are compared with."""
+    return than.strategy if than.serial else "serial"
 
 
 def _alone(rows: Sequence[Row]) -> bool:
@@ -134,10 +217,8 @@ def _aside(row: Row, rows: Sequence[Row]) -> str:
 
 
 def fastest_serial(rows: Sequence[Row]) -> Row | None:
-    """Return the row that speedups are measured against."""
-    return min(
-        (row for row in rows if row.strategy == "serial" and not row.diverged), key=_seconds, default=None
-    )
+    """Return the fastest serial row, whatever its threads."""
+    return min((row for row in rows if row.serial and not row.diverged), key=_seconds, default=None)
 
 
 def batches(rows: Sequence[Row]) -> list[str]:

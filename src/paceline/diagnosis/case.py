@@ -138,7 +138,7 @@ class Case:
     scales: tuple[Scale, ...]
     """By rising numbers of ranks."""
     serials: tuple[Scale, ...]
-    """Serial runs of the same problem, fastest first."""
+    """Serial runs of the same problem and with the same optimizer, if there are any, by rising numbers of threads."""
     costs: Curves | None = None
     """The cost of a gradient by its samples that these simulated runs were given, or others for the same processor."""
     beside: tuple[Case, ...] = ()
@@ -171,12 +171,17 @@ class Case:
         return self.serials[0] if self.serials else None
 
     @property
+    def other_optimizer(self) -> bool:
+        """True if the serial runs make their steps by another optimizer, which may explain differences in accuracy."""
+        return bool(self.serials) and _optimizer(self.serials) != _optimizer(self.scales)
+
+    @property
     def peer(self) -> Scale | None:
         """The serial runs with as many threads as a rank has here, whose computing can be compared."""
         return next((scale for scale in self.serials if scale.threads == self.at.threads), None)
 
     def speedup(self, scale: Scale) -> float | None:
-        """Return the speedup over the fastest serial runs; None if there are none, or if it diverged."""
+        """Return the speedup over the serial runs with the fewest threads; None if there are none, or if it diverged."""
         if self.serial is None or scale.diverged or scale.seconds <= 0:
             return None
         return self.serial.seconds / scale.seconds
@@ -272,12 +277,13 @@ class Case:
             away = than[0] - mine[0] if accuracy else mine[0] - than[0]
             if away <= (POINT + ROUNDING if accuracy else TENTH * than[0]) or away <= hypot(mine[1], than[1]):
                 return None
+            other = " with another optimizer" if self.other_optimizer else ""
             figure, serial = (f"{100 * f[0]:.1f} %" if accuracy else f"{f[0]:.3g}" for f in (mine, than))
             return Worse(
                 amount=away if accuracy else away / mine[0],
                 ranks=scale.ranks,
                 figure=figure,
-                words=f"{name.replace('_', ' ')} is {figure}, serial's {serial}{once}",
+                words=f"{name.replace('_', ' ')} is {figure}, serial's {serial}{other}{once}",
             )
         return None
 
@@ -324,21 +330,17 @@ def cases_of(runs: Sequence[Run]) -> list[Case]:
     scales = {
         key: [scale_of(members) for _, members in sorted(places.items())] for key, places in groups.items()
     }
-    serial = {
-        bool(virtual): sorted(
-            (s for key, found in scales.items() if _is_serial(key) and bool(key[0]) == virtual for s in found
-             if not s.diverged),
-            key=lambda scale: scale.seconds,
-        )
-        for virtual in (False, True)
-    }  # fmt: skip
+    serial: dict[tuple[bool, str], list[Scale]] = defaultdict(list)
+    for key, found in scales.items():
+        if _is_serial(key):
+            serial[bool(key[0]), _optimizer(found)] += [scale for scale in found if not scale.diverged]
     cases = [
         Case(
             strategy=str(found[0].runs[0].config["strategy"]),
             way=key[1],
             simulated=key[0],
             scales=fastest(found),
-            serials=tuple((serial[True] if key[0] else []) or serial[False]),
+            serials=_baselines(serial, bool(key[0]), _optimizer(found)),
             costs=_costs(found[0].runs[0], runs),
         )
         for key, found in sorted(scales.items())
@@ -348,7 +350,22 @@ def cases_of(runs: Sequence[Run]) -> list[Case]:
 
 
 def _is_serial(key: tuple[str, str]) -> bool:
-    return key[1].partition(" ")[0] == "serial"
+    return key[1].partition(" ")[0].partition(":")[0] == "serial"
+
+
+def _optimizer(scales: Sequence[Scale]) -> str:
+    return facts_of(scales[0].runs[0]).optimizer
+
+
+def _baselines(
+    serial: Mapping[tuple[bool, str], list[Scale]], simulated: bool, optimizer: str
+) -> tuple[Scale, ...]:
+    """Return the serial runs to compare with: of the same optimizer and simulated or not, as far as there are any."""
+    for own in dict.fromkeys((optimizer, "")):
+        for virtual in (True, False) if simulated else (False,):
+            if found := serial.get((virtual, own)):
+                return tuple(sorted(found, key=lambda scale: (scale.threads, scale.seconds)))
+    return ()
 
 
 def _costs(run: Run, others: Sequence[Run]) -> Curves | None:

@@ -25,6 +25,7 @@ from paceline.data import Batch, Batches, Subset, chunks, load
 from paceline.launch import limit_threads
 from paceline.launch.cores import VARIABLE
 from paceline.record import STEP_COLUMNS
+from paceline.strategies import Strategy
 from paceline.strategies.parameter_server import Inbox, ParameterServer, place
 from paceline.training.job import Components, Job, build_component
 from paceline.worker import Steps, Worker
@@ -62,6 +63,8 @@ def measure(
             build_component("updates", config.update),
             build_component("schedules", config.schedule),
         )
+        if isinstance(strategy, Strategy):
+            update = strategy.own_update(update, RATE)
         parts = Components(data, strategy, job.build(data), update, schedule)
         batch = min(config.own_batch(), len(data.train))
         found = known or alone(parts, comm, batch, seconds)

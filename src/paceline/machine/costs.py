@@ -15,7 +15,7 @@ from typing import Any
 from paceline.errors import UsageError
 from paceline.machine.profile import FORMAT, Costs
 from paceline.strategies import Strategy
-from paceline.training.job import Job
+from paceline.training.job import Job, build_component
 from paceline.vmpi.compute import Curves, make_monotonic
 
 log = logging.getLogger(__name__)
@@ -186,6 +186,7 @@ def _key(job: Job, parameters: int, ranks: Sequence[int] | None, family: str) ->
     from paceline.record.environment import processor
 
     config, data, model = job.config, job.data, job.model
+    own = _own_update(job)
     kind = None if model is None else _kind(model)
     shapes = None if model is None else [(part.start, part.stop) for part in model.layers]
     facts = {
@@ -195,7 +196,7 @@ def _key(job: Job, parameters: int, ranks: Sequence[int] | None, family: str) ->
         "data": [data.shape, data.label_shape, data.classes, len(data.train), type(data.train).__name__],
         "dtype": config.dtype,
         "batch": config.own_batch(),
-        "update": config.update,
+        "update": config.update if own is None else [config.update, own],
         "strategy": family,
         "threads": config.threads or 1,
         "ranks": None if ranks is None else sorted(ranks),
@@ -203,6 +204,16 @@ def _key(job: Job, parameters: int, ranks: Sequence[int] | None, family: str) ->
         "versions": [version("paceline"), np.__version__],
     }
     return hashlib.sha256(json.dumps(facts, default=str, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _own_update(job: Job) -> str | None:
+    """Describe the update that the strategy puts in the place of the run's; None if it does not."""
+    strategy = job.chosen()
+    if not isinstance(strategy, Strategy):
+        return None
+    given = build_component("updates", job.config.update)
+    own = strategy.own_update(given, 1.0)
+    return None if own is given else str(own)
 
 
 def _kind(model: Any) -> type:

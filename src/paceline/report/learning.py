@@ -55,7 +55,7 @@ def accuracy(rows: Sequence[Row], number: int, published: Sequence[Published] = 
     theirs = [figure for figure in published if figure.of == "test"]
     if not known:
         return None
-    found = [one for one in series_of(known) if one.strategy != "serial"]
+    found = [one for one in series_of(known) if not one.serial]
     curves = published_curves(theirs, "accuracy", lambda figure: workers(figure.strategy, figure.ranks))
     block: Block
     if any(len(one.rows) > 1 for one in found) or (curves and found):
@@ -68,12 +68,12 @@ def accuracy(rows: Sequence[Row], number: int, published: Sequence[Published] = 
 
 
 def _accuracy_lines(found: Sequence[Series], more: Sequence[Curve], number: int) -> Lines:
-    curves = [_accuracy_curve(one) for one in found if one.strategy != "serial"]
+    curves = [_accuracy_curve(one) for one in found if not one.serial]
     serial = [one.rows for one in found if one.strategy == "serial" and one.origin == "measured"]
     serial = serial or [one.rows for one in found if one.strategy == "serial"]
     values = [row.accuracy for rows in serial for row in rows if row.accuracy is not None]
     best = max(values, default=None)
-    curves += [_accuracy_curve(one) for one in found if one.strategy == "serial"]
+    curves += [_accuracy_curve(one) for one in found if one.serial]
     every = [*curves, *more]
     return Lines(
         name=f"accuracy-{number}",

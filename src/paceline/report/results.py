@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from paceline.compare.rows import KINDS, Row, label, mark
 from paceline.compare.target import Reached, Target, reached
@@ -29,10 +30,14 @@ COLUMNS = (
 )
 NOTE = (
     "Each row shows means over its runs. The tinted row is the fastest one that learned something, did not diverge, and "
-    "whose accuracy is within one point of the best serial row (or of the best row, if there is no serial one). "
+    "whose accuracy is within one point of the best serial row, with its optimizer and with the update of the runs (or of "
+    "the best row, if there is no serial one). "
     "time: training only, without evaluation. samples/s: all samples of a row's runs divided by all their seconds. "
-    "speedup: relative to the fastest serial row. MB sent: by all ranks together. threads: per rank."
+    "speedup: relative to the serial row with the fewest threads and the same optimizer. MB sent: by all ranks together. "
+    "threads: per rank."
 )
+AGAINST_THREADS = Column(name="against all threads", kind="times")
+THREADS = "against all threads: speed relative to the serial row with the most threads."
 ALONE = "On one rank every strategy computes the same as serial. Such a row is never tinted, and its speedup is noise."
 OVER = "* more ranks than cores: not a measure of scaling."
 SIMULATED = (
@@ -47,6 +52,7 @@ SPLIT = (
 )
 # At most this many things are listed by name.
 NAMED = 3
+T = TypeVar("T")
 
 
 # ---- the table
@@ -55,8 +61,10 @@ NAMED = 3
 def results(rows: Sequence[Row], failed: Sequence[Failed], number: int) -> Table:
     """Return the table of one problem: a line for each row, then a line for each failed cell."""
     fastest = [best(some) for some in (real(rows), simulated(rows)) if len(some) > 1]
+    threaded = any(row.against_threads is not None for row in rows)
     caption = [
         NOTE if number == 1 else "",
+        THREADS if threaded else "",
         ALONE if any(row.alone for row in rows) else "",
         OVER if any(row.oversubscribed for row in rows) else "",
         SIMULATED if simulated(rows) else "",
@@ -64,11 +72,22 @@ def results(rows: Sequence[Row], failed: Sequence[Failed], number: int) -> Table
     return Table(
         name=f"results-{number}",
         title="",
-        columns=COLUMNS,
-        rows=(*map(cells, rows), *map(_failed, failed)),
+        columns=_with_threads(COLUMNS, AGAINST_THREADS) if threaded else COLUMNS,
+        rows=tuple(
+            _with_threads(values, against) if threaded else values
+            for values, against in (
+                *((cells(row), row.against_threads) for row in rows),
+                *((_failed(cell), None) for cell in failed),
+            )
+        ),
         caption=" ".join(filter(None, caption)),
         marks=(*(_mark(row, fastest) for row in rows), *("failed" for _ in failed)),
     )
+
+
+def _with_threads(values: tuple[T, ...], against: T) -> tuple[T, ...]:
+    """Insert the column `against all threads` after the speedup."""
+    return (*values[:4], against, *values[4:])
 
 
 def cells(row: Row) -> tuple[Value, ...]:
@@ -204,10 +223,10 @@ def costs(rows: Sequence[Row], target: Target | None) -> tuple[str, ...]:
     """
     lines = []
     for some, _ in _real_and_simulated(rows):
-        serial = [row for row in some if row.strategy == "serial" and not row.diverged and not row.guessed]
-        than = reference(some) if serial else None
-        for one in series_of([row for row in some if row.strategy != "serial"]):
+        serial = [row for row in some if row.serial and not row.diverged and not row.guessed]
+        for one in series_of([row for row in some if not row.serial]):
             several = [row for row in one.rows if not row.alone] or list(one.rows)
+            than = reference(some, one.rows[0].optimizer) if serial else None
             measure = than or reference(several)
             good = [row for row in several if as_good(row, measure)]
             row = min(
@@ -221,7 +240,11 @@ def costs(rows: Sequence[Row], target: Target | None) -> tuple[str, ...]:
 def _cost(row: Row, than: Row | None, target: Target | None) -> str:
     words = [f"{seconds(row.train_seconds)} s"]
     if row.speedup is not None:
-        words[0] += f" ({row.speedup:.2f} times as fast as serial)"
+        with_threads = (
+            "" if row.against_threads is None else f", {row.against_threads:.2f} as with all threads"
+        )
+        name = than.strategy if than is not None and than.serial else "serial"
+        words[0] += f" ({row.speedup:.2f} times as fast as {name}{with_threads})"
     words.append(f"{megabytes(row.bytes_sent)} MB sent" if row.bytes_sent else "nothing sent")
     if row.diverged:
         words.append(divergence(row))
@@ -229,11 +252,13 @@ def _cost(row: Row, than: Row | None, target: Target | None) -> str:
         words.append("nothing learned")
     elif than is not None and row.accuracy is not None and than.accuracy is not None:
         lost = 100 * (than.accuracy - row.accuracy)
-        words.append(
-            "same accuracy as serial"
+        said = (
+            f"same accuracy as {than.strategy if than.serial else 'serial'}"
             if abs(lost) < 0.05
             else f"{abs(lost):.1f} points of accuracy {'lost' if lost > 0 else 'gained'}"
         )
+        other = than.optimizer != row.optimizer
+        words.append(f"{said} compared with serial, whose optimizer is another" if other else said)
     elif quality(row):
         words.append(f"accuracy {quality(row)}" if row.accuracy is not None else quality(row))
     if target is not None and not row.timed_only:

@@ -27,7 +27,10 @@ TIME = (
     "Mean over the seeds; the band goes from the fastest run to the slowest. Both axes are logarithmic: perfect scaling "
     "is a straight line down."
 )
-SPEEDUP = "Speed relative to the fastest serial row, which is 1; the band is the spread over seeds."
+SPEEDUP = (
+    "Speed relative to the serial row with the fewest threads and the same optimizer, which is 1; the band is the spread "
+    "over seeds."
+)
 IDEAL = "In grey: ideal scaling, as many times as fast as there are ranks."
 LAW = "Without markers: for each strategy, the law that suits its setting (see the table)."
 # Below this speedup nothing comes near ideal scaling: that line would leave no room for the curves.
@@ -59,7 +62,7 @@ def scaling(rows: Sequence[Row], number: int, published: Sequence[Published] = (
     """Return the section of one problem; None if no strategy ran on several rank counts."""
     if not has_several_ranks(rows):
         return None
-    found = [one for one in series_of(rows) if one.strategy != "serial"]
+    found = [one for one in series_of(rows) if not one.serial]
     fitted = [fits_of(one, rows) for one in found]
     crowded = HOLLOW if any(row.oversubscribed for row in rows) else ""
     blocks: list[Block] = [_times(rows, number, published, crowded)]
@@ -106,9 +109,7 @@ def _without_speedup(one: Series, rows: Sequence[Row]) -> str | None:
     """Return why no row of a series has a speedup, or None if one has."""
     if any(row.speedup is not None for row in one.rows):
         return None
-    serial = [
-        row for row in rows if row.strategy == "serial" and (one.origin == "simulated" or not row.simulated)
-    ]
+    serial = [row for row in rows if row.serial and (one.origin == "simulated" or not row.simulated)]
     if not serial:
         return "there is no serial run to compare with"
     if all(row.diverged for row in serial):
@@ -120,10 +121,14 @@ def _without_speedup(one: Series, rows: Sequence[Row]) -> str | None:
 
 
 def scaled_speedups(points: Sequence[Row], rows: Sequence[Row]) -> list[float]:
-    """Return samples per second relative to the fastest serial row: Gustafson's speedup, of work that may grow."""
-    serial = [row for row in rows if row.strategy == "serial" and row.samples_per_second and not row.diverged]
+    """Return samples per second relative to the serial row of `Row.speedup`: Gustafson's speedup, of work that may grow."""
+    serial = [row for row in rows if row.serial and row.samples_per_second and not row.diverged]
     own = [row for row in serial if bool(row.simulated) == bool(points[0].simulated)] or serial
-    base = max((row.samples_per_second or 0.0 for row in own), default=0.0)
+    own = [row for row in own if row.optimizer == points[0].optimizer] or [
+        row for row in own if not row.optimizer
+    ]
+    fewest = min((row.threads for row in own), default=1)
+    base = max((row.samples_per_second or 0.0 for row in own if row.threads == fewest), default=0.0)
     return [
         row.samples_per_second / base if row.samples_per_second and base else row.speedup or 0.0
         for row in points

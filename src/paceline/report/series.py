@@ -18,7 +18,8 @@ ValueAndSpread = tuple[float | None, float | None, float | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Rows of one strategy, by ranks; of one number of threads if there are several rows for the same ranks."""
+    """Rows of one strategy, by ranks; of one number of threads, or of one number of cores in all, if several rows have the
+    same ranks."""
 
     label: str
     strategy: str
@@ -26,6 +27,11 @@ class Series:
     rows: tuple[Row, ...]
     variant: int = 0
     """Its number among those with the same strategy and origin, which differ in threads or network."""
+
+    @property
+    def serial(self) -> bool:
+        """True for one process without communication."""
+        return self.rows[0].serial
 
 
 def series_of(rows: Sequence[Row]) -> list[Series]:
@@ -35,11 +41,8 @@ def series_of(rows: Sequence[Row]) -> list[Series]:
         groups[row.strategy, row.simulated].append(row)
     found: list[Series] = []
     for (strategy, _), members in groups.items():
-        twice = max(Counter(row.ranks for row in members).values()) > 1
-        for threads in sorted({row.threads for row in members}) if twice else [None]:
-            some = [row for row in members if threads in (None, row.threads)]
+        for words, some in _by_threads(members):
             origin: Origin = "simulated" if some[0].simulated else "measured"
-            words = "" if threads is None else f", {count(threads, 'thread')}"
             found.append(
                 Series(
                     label=f"{strategy}{words}{mark(some[0])}",
@@ -50,6 +53,32 @@ def series_of(rows: Sequence[Row]) -> list[Series]:
                 )
             )
     return found
+
+
+def _by_threads(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """Divide rows of one strategy into curves over ranks, each with words that name its threads.
+
+    If no ranks occur twice, all rows are one curve, and the threads are named unless all ranks have one. Otherwise there
+    is a curve for each number of threads; but rows that divide the same number of cores in different ways are one.
+    """
+    counts = sorted({row.threads for row in rows})
+    if max(Counter(row.ranks for row in rows).values()) == 1:
+        some = f"{counts[0]} to {counts[-1]} threads" if len(counts) > 1 else count(counts[0], "thread")
+        return [("" if counts == [1] else f", {some} a rank", list(rows))]
+    cores = Counter(row.ranks * row.threads for row in rows if row.threads > 1)
+    several = Counter(row.threads for row in rows if row.threads > 1)
+    groups: dict[tuple[int, int], list[Row]] = defaultdict(list)
+    for row in rows:
+        total = row.ranks * row.threads
+        split = row.threads > 1 and cores[total] > 1 and max(several.values()) == 1
+        groups[(0, total) if split else (row.threads, 0)].append(row)
+    return [
+        (
+            f", {count(threads, 'thread')} a rank" if threads else f", {total} threads in all",
+            groups[threads, total],
+        )
+        for threads, total in sorted(groups, key=lambda key: key[0] or key[1])
+    ]
 
 
 def variants_of(rows: Sequence[Row]) -> dict[Row, int]:
@@ -65,7 +94,7 @@ def variants_of(rows: Sequence[Row]) -> dict[Row, int]:
 
 def has_several_ranks(rows: Sequence[Row]) -> bool:
     """Return True if any strategy ran on several rank counts; otherwise there is no curve to draw."""
-    return any(len(one.rows) > 1 for one in series_of(rows) if one.strategy != "serial")
+    return any(len(one.rows) > 1 for one in series_of(rows) if not one.serial)
 
 
 def choose_rows(rows: Sequence[Row], most: int = CURVES) -> tuple[list[Row], str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from paceline.compare.rows import Row
+from paceline.compare.rows import Row, is_serial
 from paceline.compare.verdict import divergence
 from paceline.record import Run
 from paceline.report.document import Column, Section, Table, Value
@@ -152,8 +152,8 @@ def differing_settings(failed: Sequence[Failed], runs: Iterable[Run]) -> tuple[s
     all_ = [*(cell.settings for cell in failed), *(run.config for run in runs)]
     found = []
     for name in DISTINGUISHING:
-        # Serial baselines always have one thread.
-        among = [one for one in all_ if name != "threads" or one.get("strategy") != "serial"]
+        # Serial baselines have threads of their own.
+        among = [one for one in all_ if name != "threads" or not is_serial(str(one.get("strategy")))]
         if len({_plain(one[name]) for one in among if one.get(name) is not None}) > 1:
             found.append(name)
     return tuple(found)

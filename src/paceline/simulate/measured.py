@@ -123,6 +123,8 @@ def to_values(workload: Workload, prediction: Prediction, points: Sequence[Measu
         "jitter": workload.options.jitter,
         "serial": {**asdict(prediction.serial), "accuracy": prediction.serial_accuracy},
         "strategies": [_curve(curve) for curve in prediction.curves],
+        "splits": [asdict(split) for split in prediction.splits],
+        "threads": prediction.threads,
         "measured": [asdict(point) for point in points],
         "machine": Machine.of_network(workload.network).values(),
         "costs": workload.costs.values(),

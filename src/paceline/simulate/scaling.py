@@ -1,6 +1,7 @@
 """Predict the effect of more ranks: speedup and accuracy by number of ranks, the scaling limit and its reason.
 
 for every strategy and number of ranks: simulate a few steps, with nothing computed
+with threads: the same with the cores of a node divided among its ranks, and one process that uses them all
 the same steps again in scenarios without one of the costs: most is lost to the cost whose removal helps most
 with accuracy: whole runs, really computed, in the order of events given by the virtual clock
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.errors import UsageError
@@ -24,9 +25,13 @@ from paceline.simulate.bottleneck import (
 )
 from paceline.simulate.case import Candidate, RunLength, StepTiming, Workload, check_job, normalize_name
 from paceline.simulate.whatif import REASONS, Scenario
+from paceline.strategies import Strategy
+from paceline.text import count, times
+from paceline.training.job import strategy_of
 from paceline.training.rank import Fitted
 from paceline.vmpi.errors import SimulationError
 
+SERIAL = "serial"
 # Simulate as many steps as take at most this many messages, but at least one.
 ENOUGH = 100_000
 
@@ -165,12 +170,60 @@ class ScalingCurve:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Split:
+    """A strategy whose ranks use all cores of their nodes by threads."""
+
+    strategy: str
+    ranks: int
+    threads: int
+    """Threads of each rank."""
+    step_seconds: float
+    samples_per_second: float
+    speedup: float
+    """Compared with the simulated serial run, whose threads are those of the other points."""
+
+    def __str__(self) -> str:
+        if self.strategy == SERIAL:
+            return f"one process with {count(self.threads, 'thread')}"
+        return f"{self.strategy} on {count(self.ranks, 'rank')} of {count(self.threads, 'thread')}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prediction:
     """The result: the serial run, and a curve for each strategy."""
 
     serial: StepTiming
     serial_accuracy: float | None
     curves: tuple[ScalingCurve, ...]
+    splits: tuple[Split, ...] = ()
+    """One process with all threads of a node, and ranks that share its cores; empty if nothing is known of threads."""
+    cores: int = 1
+    """The cores of a node, if threads are known."""
+
+    @property
+    def threads(self) -> str:
+        """What threads bring compared with ranks of one thread each; empty if nothing is known of threads."""
+        ranks = [
+            (point.speedup, f"{curve.strategy} on {count(point.ranks, 'rank')}")
+            for curve in self.curves
+            for point in curve.points
+            if point.ranks <= self.cores
+        ]
+        alone = [split for split in self.splits if split.strategy == SERIAL]
+        both = [split for split in self.splits if split.strategy != SERIAL]
+        if not ranks or not self.splits:
+            return ""
+        found = {"ranks": max(ranks)}
+        if alone:
+            found["threads"] = max((split.speedup, str(split)) for split in alone)
+        if both:
+            found["ranks with threads"] = max((split.speedup, str(split)) for split in both)
+        winner = max(found, key=lambda kind: found[kind][0])
+        rest = sorted((value for kind, value in found.items() if kind != winner), reverse=True)
+        first = f"{found[winner][1]} is {times(found[winner][0])} as fast as serial"
+        others = ", ".join(f"{who} {times(speedup)}" for speedup, who in rest)
+        win = "win" if winner != "ranks" else "alone win"
+        return f"{winner} {win} on nodes of {count(self.cores, 'core')}: {first}, {others}"
 
 
 @dataclass(kw_only=True)
@@ -197,29 +250,69 @@ class Scaling:
     accuracy: bool = False
     most: int = MOST
     tell: Tell = field(default=lambda text: None)
+    threaded: Mapping[int, Workload] = field(default_factory=dict)
+    """The same workload with the cores of a node divided by threads, by the number of ranks on the node."""
 
     def predict(self) -> Prediction:
         """Simulate everything, and return the prediction."""
         names = [normalize_name(strategy) for strategy in self.strategies]
         for name in names:
             check_job(self.workload.job(name, self.workload.config), self.ranks)
-        self.tell("serial")
-        serial = self.workload.candidate("serial", 1)
+        self.tell(SERIAL)
+        serial = self.workload.candidate(SERIAL, 1)
         self._serial = serial.measure(serial.scenario, serial.length())
-        self._accuracies: dict[int, float | None] = {}
+        self._accuracies: dict[tuple[str, int], float | None] = {}
+        self._growth: dict[str, Growth] = {}
         own = self._serial_accuracy(serial.batch) if self.accuracy else None
         if self.accuracy and own is None:
             raise UsageError(f"--accuracy needs classes; {self.workload.data.name} has none")
+        names = list(dict.fromkeys(names))
+        curves = tuple(self._curve(name, self._own_accuracy(name, serial.batch)) for name in names)
         return Prediction(
             serial=self._serial,
             serial_accuracy=own,
-            curves=tuple(self._curve(name, own) for name in dict.fromkeys(names)),
+            curves=curves,
+            splits=tuple(self._splits(names)),
+            cores=max((on * (work.config.threads or 1) for on, work in self.threaded.items()), default=1),
         )
+
+    def _splits(self, names: Sequence[str]) -> Iterator[Split]:
+        """Simulate one process with all threads, and every strategy with as many threads a rank as a node has cores."""
+        network = self.workload.network
+        for name in (SERIAL, *names):
+            for ranks in [1] if name == SERIAL else sorted(set(self.ranks) - {1}):
+                workload = self.threaded.get(min(ranks, network.ranks_per_node or ranks))
+                if workload is None or (workload.config.threads or 1) < 2:
+                    continue
+                self.tell(f"{name}, {ranks:,} ranks of {workload.config.threads} threads")
+                try:
+                    candidate = workload.candidate(name, ranks)
+                    length = self._growth.get(name, Growth()).affordable(candidate, self.most)
+                    timing = self._timed(candidate, candidate.scenario, length)
+                except UsageError:
+                    continue  # as with one thread, which is said there
+                yield Split(
+                    strategy=name,
+                    ranks=ranks,
+                    threads=workload.config.threads or 1,
+                    step_seconds=timing.seconds,
+                    samples_per_second=timing.samples_per_second,
+                    speedup=timing.samples_per_second / self._serial.samples_per_second,
+                )
+
+    def _own_accuracy(self, name: str, batch: int) -> float | None:
+        """Return the accuracy of serial training with the optimizer of a strategy, if accuracy is asked for."""
+        if not self.accuracy:
+            return None
+        strategy = strategy_of(name)
+        update = self.workload.config.update
+        rule = strategy.for_update(update).optimizer() if isinstance(strategy, Strategy) else ""
+        return self._serial_accuracy(batch, rule)
 
     def _curve(self, name: str, serial_accuracy: float | None) -> ScalingCurve:
         points: dict[int, ScalingPoint] = {}
         left_out: dict[int, str] = {}
-        growth = Growth()
+        growth = self._growth[name] = Growth()
         reasons = Explanation(self._timed, growth, self.most)
         for ranks in sorted(set(self.ranks)):
             self.tell(f"{name}, {ranks:,} ranks")
@@ -302,18 +395,21 @@ class Scaling:
         fitted = self.workload.run(candidate, candidate.scenario, whole, time_only=False)
         return replace(point, accuracy=_accuracy(fitted), staleness=_staleness(fitted))
 
-    def _serial_accuracy(self, batch: int) -> float | None:
-        """Return the accuracy of serial SGD with this batch size: ranks that divide the batch learn the same."""
-        if batch not in self._accuracies:
+    def _serial_accuracy(self, batch: int, rule: str = "") -> float | None:
+        """Return the accuracy of serial training with this batch size: ranks that divide the batch learn the same.
+
+        `rule`: the rule that makes the steps instead of the run's update.
+        """
+        if (rule, batch) not in self._accuracies:
             workload = replace(
                 self.workload,
                 config=replace(self.workload.config, batch=batch, batch_per_rank=None, lr_scaling="none"),
             )
-            serial = workload.candidate("serial", 1)
-            self._accuracies[batch] = _accuracy(
+            serial = workload.candidate(f"{SERIAL}:rule={rule}" if rule else SERIAL, 1)
+            self._accuracies[rule, batch] = _accuracy(
                 workload.run(serial, serial.scenario, serial.whole_run, time_only=False)
             )
-        return self._accuracies[batch]
+        return self._accuracies[rule, batch]
 
 
 def _accuracy(fitted: Fitted) -> float | None:

@@ -84,6 +84,15 @@ def costs_for(job: Job, options: Options) -> tuple[Network, Costs]:
     return network, costs_of(job, again=options.recalibrate) if costs is None else costs
 
 
+def threaded_costs_for(job: Job, options: Options, ranks: int) -> Costs | None:
+    """Return the job's costs, measured here with `ranks` processes at a time, each with the job's threads.
+
+    None if costs come from a file: nobody knows what they would be with other threads.
+    """
+    _, costs = _load_machine(job, options)
+    return costs_of(job, [ranks], again=options.recalibrate) if costs is None else None
+
+
 @dataclass
 class Simulation:
     """The common part of all simulated ranks of a run and, inside `with`, their models."""

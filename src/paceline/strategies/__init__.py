@@ -18,6 +18,7 @@ from paceline.strategies._facts import Change, Facts, Load, Traffic, Trouble, ep
 
 if TYPE_CHECKING:
     from paceline.models import Model
+    from paceline.updates import Update
     from paceline.worker import Saves, Worker
 
 __all__ = [
@@ -107,6 +108,17 @@ class Strategy(ABC):
     def for_update(self, update: str) -> Strategy:
         """Return this strategy with those options decided that it chooses by the run's update."""
         return self
+
+    def optimizer(self) -> str:
+        """Return the rule that makes its steps, if that is an optimizer other than the run's update; otherwise "".
+
+        Its results are then compared with those of `serial:rule=RULE`.
+        """
+        return ""
+
+    def own_update(self, update: Update, rate: float) -> Update:
+        """Return the update that a rank applies with a learning rate: the run's, unless the strategy replaces it."""
+        return update
 
     def traffic(self, load: Load) -> Traffic:
         """Return the messages and bytes that all ranks together send in a run on more than one rank."""

@@ -165,6 +165,8 @@ class Facts:
     interval: int | None = 1
     interval_option: str = ""
     masters_option: str = ""
+    optimizer: str = ""
+    """The rule that makes the steps, if that is an optimizer other than the run's update."""
     colour: str = ""
     marker: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -197,6 +199,7 @@ class Facts:
             even_pieces=strategy.even_pieces(),
             fixed_shares=strategy.fixed_shares(),
             interval=strategy.interval(),
+            optimizer=strategy.optimizer(),
             options={option.name: _plain(getattr(strategy, option.name)) for option in fields(strategy)},  # type: ignore[arg-type]
             remedies={trouble: changes for trouble, changes in remedies.items() if changes},
         )
@@ -211,8 +214,8 @@ class Facts:
 
         >>> Facts.read({"averages": True, "workers": "many", "new": 1}, ranks=4)
         Facts(workers=4, whole_batches=False, in_step=True, averages=True, own_data=False, equals_serial=False, \
-in_place=False, even_pieces=True, fixed_shares=True, interval=1, interval_option='', masters_option='', colour='', \
-marker='', options={}, remedies={})
+in_place=False, even_pieces=True, fixed_shares=True, interval=1, interval_option='', masters_option='', optimizer='', \
+colour='', marker='', options={}, remedies={})
         """
         if not isinstance(values, Mapping):
             return None

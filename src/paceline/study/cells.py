@@ -9,9 +9,10 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
+from paceline.compare.rows import is_serial
 from paceline.config import Config
 from paceline.simulate.options import Options
-from paceline.training.job import Job
+from paceline.training.job import Job, built_in
 
 # Settings that do not make a different run.
 FREE = ("recalibrate",)
@@ -68,7 +69,12 @@ class Cell:
     @property
     def on_ranks(self) -> bool:
         """True if its ranks are real ones, which have to be started."""
-        return self.options is None and self.config.strategy != SERIAL
+        return self.options is None and not self.serial
+
+    @property
+    def serial(self) -> bool:
+        """True for one process without communication."""
+        return is_serial(self.config.strategy)
 
     def oversubscribes(self, cores: int) -> bool:
         """Return True if it has more ranks than there are cores: its times say nothing about scaling."""
@@ -76,7 +82,9 @@ class Cell:
 
     def __str__(self) -> str:
         simulated = "" if self.options is None else f" simulated on {self.options.network}"
-        ranks = "" if self.config.strategy == SERIAL else f" on {self.ranks} rank{'s' * (self.ranks > 1)}"
+        ranks = f" on {self.ranks} rank{'s' * (self.ranks > 1)}"
+        if self.serial:
+            ranks = f" on {self.config.threads} threads" if (self.config.threads or 1) > 1 else ""
         return f"{self.config.strategy}{ranks}{simulated}, seed {self.config.seed}"
 
 
@@ -122,23 +130,46 @@ def unique(cells: Iterable[Cell]) -> list[Cell]:
     return list(found.values())
 
 
-def with_baselines(cells: Sequence[Cell]) -> list[Cell]:
-    """Add, for each problem and seed without one, the serial run to compare with: one thread, unless given.
+def with_baselines(cells: Sequence[Cell], cores: int = 1) -> list[Cell]:
+    """Add, for each problem and seed without one, the serial runs to compare with.
+
+    Each has one thread, unless given. There is one with the run's update and, for strategies whose steps are made by a
+    rule, one with that rule. If there are more cores, and ranks are real, there is one that uses them all by threads.
 
     >>> cells = [Cell(config=Config(seed=s), ranks=2) for s in (0, 1)]
     >>> [str(cell) for cell in with_baselines(cells)]
     ['serial, seed 0', 'serial, seed 1', 'sync on 2 ranks, seed 0', 'sync on 2 ranks, seed 1']
+    >>> server = Cell(config=Config(strategy="parameter-server:masters=2"), ranks=3)
+    >>> [str(cell) for cell in with_baselines([server], cores=4)]
+    ['serial, seed 0', 'serial:rule=adaptive, seed 0', 'serial on 4 threads, seed 0', \
+'parameter-server:masters=2 on 3 ranks, seed 0']
     """
-    baselines = {_problem(cell): cell for cell in cells if cell.config.strategy == SERIAL}
-    added: dict[str, Cell] = {}
+    own = {(_problem(cell), cell.config.strategy) for cell in cells if cell.serial}
+    threaded = {_problem(cell) for cell in cells if cell.serial and cell.config.threads in (None, cores)}
+    added: dict[tuple[str, str, int | None], Cell] = {}
     for cell in cells:
-        if (problem := _problem(cell)) not in baselines:
-            added.setdefault(problem, _baseline(cell))
+        problem = _problem(cell)
+        for strategy in dict.fromkeys((SERIAL, _serial_with_rule(cell))):
+            if (problem, strategy) not in own:
+                base = _baseline(cell, strategy, cell.config.threads or 1)
+                added.setdefault((problem, strategy, None), base)
+                threaded |= {problem} if base.config.threads == cores else set()
+    for cell in cells:
+        problem = _problem(cell)
+        if cores > 1 and cell.on_ranks and problem not in threaded:
+            added.setdefault((problem, SERIAL, cores), _baseline(cell, SERIAL, cores))
     return [*added.values(), *cells]
 
 
-def _baseline(cell: Cell) -> Cell:
-    config = replace(cell.config, strategy=SERIAL, threads=cell.config.threads or 1)
+def _serial_with_rule(cell: Cell) -> str:
+    """Return the serial strategy with the optimizer of a cell."""
+    strategy = built_in(cell.config.strategy)
+    rule = "" if strategy is None else strategy.for_update(cell.config.update).optimizer()
+    return f"{SERIAL}:rule={rule}" if rule else SERIAL
+
+
+def _baseline(cell: Cell, strategy: str, threads: int) -> Cell:
+    config = replace(cell.config, strategy=strategy, threads=threads)
     # One rank uses no network, and slow ranks do not concern the baseline.
     options = None if cell.options is None else replace(cell.options, slow="", faults=None, rendezvous=False)
     return replace(cell, config=config, ranks=1, options=options)
@@ -174,8 +205,8 @@ def varying(cells: Sequence[Cell]) -> tuple[str, ...]:
     ('data',)
     """
     compared = [
-        cell for cell in cells if cell.config.strategy != SERIAL
-    ] or cells  # baselines have one thread
+        cell for cell in cells if not cell.serial
+    ] or cells  # baselines have threads of their own, which they name
     groups: list[list[Cell]] = [list(compared)]
     found = []
     for name in (s.name for s in fields(Config) if s.name not in ("strategy", "seed")):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.compare.rows import is_serial
 from paceline.config import Config
 from paceline.errors import UsageError
 from paceline.files import read_toml
@@ -23,6 +24,8 @@ from paceline.study.cells import PROBLEM, SERIAL, Cell, in_order, unique, with_b
 
 # A replay copies the settings of a run, so its record is not what the study asked for.
 SETTINGS = (*(setting.name for setting in fields(Config) if setting.name != "replay"), "ranks")
+# Threads that divide the cores among the ranks.
+DIVIDED = "cores / ranks"
 CORES = re.compile(r"cores(?:,? at most (\d{1,9}))?")
 MOST_CELLS = 10_000  # of one part
 # The requirements of a setting, checked for each cell.
@@ -44,6 +47,15 @@ def ranks_of(given: Any) -> int:
     return given
 
 
+def threads_of(given: Any, ranks: int) -> Any:
+    """Return a number of threads per rank, which may be given as the cores that each rank has.
+
+    >>> threads_of(4, ranks=2), threads_of("cores / ranks", ranks=10_000)
+    (4, 1)
+    """
+    return max(1, allocated_cores() // ranks) if given == DIVIDED else given
+
+
 def mistake(name: str, value: Any) -> str | None:
     """Return the mistake in one value of a setting of a run or of a simulation; None if there is none.
 
@@ -55,6 +67,9 @@ def mistake(name: str, value: Any) -> str | None:
     try:
         if name == "ranks":
             ranks_of(value)
+        elif name == "threads" and isinstance(value, str):
+            if value != DIVIDED:
+                raise UsageError(f"threads must be a whole number of at least 1, or {DIVIDED}; got {value!r}")
         elif name in SIMULATION:
             _simulated(name, value)
         else:
@@ -72,7 +87,9 @@ def _simulated(name: str, value: Any) -> None:
         raise UsageError(f"{name} must be an existing file; got {value!r}")
 
 
-TOP = ("title", "question", "target_accuracy", "timeout", "settings", "matrix", "simulation", "published")
+TOP = (
+    "title", "question", "target_accuracy", "timeout", "all_threads", "settings", "matrix", "simulation", "published",
+)  # fmt: skip
 
 
 class BadStudyError(UsageError):
@@ -116,6 +133,8 @@ class StudyPart:
             options = {name: chosen.pop(name) for name in SIMULATION if name in chosen}
             try:
                 ranks = ranks_of(chosen.pop("ranks", 1))
+                if "threads" in chosen:
+                    chosen["threads"] = threads_of(chosen["threads"], ranks)
                 config = Config(**chosen)
                 made = None if simulation is None else Options(**options)
                 yield Cell(config=config, ranks=ranks, options=made, part=self.label)
@@ -133,6 +152,8 @@ class Study:
     question: str
     target_accuracy: float | None
     timeout: float | None
+    all_threads: bool = True
+    """True: of every problem there is also a serial run that uses all cores by threads."""
     parts: tuple[StudyPart, ...]
     simulation: Mapping[str, list[Any]]
     published: tuple[dict[str, Any], ...]
@@ -144,7 +165,7 @@ class Study:
         cells = [cell for part in self.parts for cell in part.cells(simulation, wrong)]
         if wrong:
             raise BadStudyError(wrong)
-        return in_order(unique(with_baselines(cells)))
+        return in_order(unique(with_baselines(cells, allocated_cores() if self.all_threads else 1)))
 
     def named(self) -> list[Cell]:
         """Return every requested run, real or simulated."""
@@ -159,6 +180,7 @@ class Study:
             "question": self.question,
             "target_accuracy": self.target_accuracy,
             "matrix": [{"name": part.name, **part.axes} for part in self.parts],
+            **({} if self.all_threads else {"all_threads": False}),
             "simulation": self.simulation,
             "published": list(self.published),
         }
@@ -173,6 +195,8 @@ def read(path: Path) -> Study:
             wrong.append(f"{name} must be a text; got {told[name]!r}")
     target = _number(told, "target_accuracy", wrong, most=1, hint=": a fraction, such as 0.9 for 90 %")
     timeout = _number(told, "timeout", wrong, hint=" of seconds that a run may take")
+    if not isinstance(told.get("all_threads", True), bool):
+        wrong.append(f"all_threads must be true or false; got {told['all_threads']!r}")
     before = len(wrong)
     everywhere = _table(told, "settings", (*SETTINGS, *SIMULATION), wrong)
     simulation = _table(told, "simulation", SIMULATION, wrong)
@@ -184,6 +208,7 @@ def read(path: Path) -> Study:
         question=str(told.get("question", "")),
         target_accuracy=target,
         timeout=timeout,
+        all_threads=told.get("all_threads", True) is not False,
         parts=tuple(parts),
         simulation=simulation,
         published=tuple(published_of(told.get("published", []), parts, wrong)),
@@ -211,7 +236,7 @@ def _parts(matrix: Any, everywhere: dict[str, list[Any]], wrong: list[str]) -> l
         axes = {**everywhere, **_axes(label, settings, (*SETTINGS, *SIMULATION), wrong)}
         if "strategy" not in axes:
             wrong.append(f"{label}: strategy is missing")
-        if axes.get("strategy") == ["serial"]:
+        if axes.get("strategy") and all(is_serial(str(one)) for one in axes["strategy"]):
             axes.setdefault("ranks", [1])
         if "ranks" not in axes:
             wrong.append(f"{label}: ranks is missing")

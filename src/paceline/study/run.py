@@ -21,7 +21,7 @@ from paceline import text
 from paceline.files import write_json
 from paceline.names import as_arguments
 from paceline.record import Run
-from paceline.study.cells import SERIAL, Cell
+from paceline.study.cells import Cell
 from paceline.study.context import STUDY
 from paceline.study.file import Study
 from paceline.study.folder import Folder
@@ -58,7 +58,7 @@ def command(cell: Cell, runs: Path, name: str, hosts: str | None = None) -> list
     'train --data=iris --lr=0.5 -n 2 --on=sim --no-compute --runs=runs --name=mine --quiet --json'
     """
     words = ["train", *as_arguments(cell.config)]
-    words += [] if cell.config.strategy == SERIAL else ["-n", str(cell.ranks)]
+    words += [] if cell.serial else ["-n", str(cell.ranks)]
     words += [f"--hosts={hosts}"] if hosts and cell.on_ranks else []
     if cell.options is not None:
         words += ["--on=sim", *as_arguments(cell.options)]

@@ -304,12 +304,18 @@ class Steps:
         self.changed = True
         if count == 0:
             return
+        state = self.update_state(part, x=x)
         x = (self.model.x if x is None else x)[part]
+        apply_update(self.update, x, g, self.eta(), state, 1.0 / count)
+
+    def update_state(self, part: slice = WHOLE, *, x: Array | None = None) -> State:
+        """Return the state of the update for a part of the parameters; `x` as in `step`."""
         key = (part.start, part.stop)
         state = self.update_states.get(key)
         if state is None:
-            state = self.update_states[key] = self._start_update(x, part)
-        apply_update(self.update, x, g, self.eta(), state, 1.0 / count)
+            values = (self.model.x if x is None else x)[part]
+            state = self.update_states[key] = self._start_update(values, part)
+        return state
 
     def _start_update(self, x: Array, part: slice) -> State:
         """Return the state of the update for a part of the parameters, as it was saved if the run is resumed."""

@@ -12,7 +12,7 @@ from paceline import text
 from paceline.figures import Axis, Curve, Lines, save
 from paceline.simulate.bottleneck import LITTLE, POINT, SHORT, ScalingPoint
 from paceline.simulate.measured import Measured
-from paceline.simulate.scaling import Prediction, ScalingCurve
+from paceline.simulate.scaling import Prediction, ScalingCurve, Split
 
 WIDE = 110
 HEADINGS = {
@@ -39,7 +39,30 @@ def table(title: str, prediction: Prediction, points: Sequence[Measured]) -> str
         + ("" if accuracy is None else f", accuracy {text.percent(accuracy)}")
     )
     real = {(point.strategy, point.ranks): point for point in points}
-    return "\n\n".join([head, *(_block(curve, real) for curve in prediction.curves), *_notes(points)])
+    blocks = [_block(curve, real) for curve in prediction.curves]
+    return "\n\n".join([head, *blocks, *_threads(prediction), *_notes(points)])
+
+
+def _threads(prediction: Prediction) -> list[str]:
+    """Return a table of one process with all threads and of ranks with several, and what wins; empty if unknown."""
+    if not prediction.splits:
+        return []
+    rows = [
+        (
+            split.strategy,
+            f"{split.ranks:,}",
+            f"{split.threads:,}",
+            f"{1e3 * split.step_seconds:.3f}",
+            f"{split.samples_per_second:,.0f}",
+            text.times(split.speedup),
+        )
+        for split in prediction.splits
+    ]
+    headings = ("strategy", "ranks", "threads", "ms per step", "samples/s", "speedup")
+    lines = ["with threads", text.table(rows, headings, justify="lrrrrr", indent=2)]
+    if prediction.threads:
+        lines.append(textwrap.fill(prediction.threads, WIDE, initial_indent="  ", subsequent_indent="  "))
+    return ["\n".join(lines)]
 
 
 def _block(curve: ScalingCurve, real: dict[tuple[str, int], Measured]) -> str:
@@ -96,14 +119,16 @@ def _notes(points: Sequence[Measured]) -> list[str]:
 def draw(title: str, prediction: Prediction, points: Sequence[Measured], paths: Sequence[Path]) -> None:
     """Draw speedup against ranks and, if it was computed, accuracy beside it, into each of the files."""
     curves = [curve for curve in prediction.curves if curve.points]
-    figures = [_speedups(curves, points)]
+    figures = [_speedups(curves, points, prediction.splits)]
     if any(point.accuracy is not None for curve in curves for point in curve.points):
         figures.append(_accuracies(curves, prediction.serial_accuracy))
     among = [curve.strategy for curve in curves]
     save([figures], paths, title=title, width=700.0 * len(figures), among=among)
 
 
-def _speedups(curves: Sequence[ScalingCurve], points: Sequence[Measured]) -> Lines:
+def _speedups(
+    curves: Sequence[ScalingCurve], points: Sequence[Measured], splits: Sequence[Split] = ()
+) -> Lines:
     drawn = [
         Curve(
             label=_label(curve),
@@ -130,6 +155,23 @@ def _speedups(curves: Sequence[ScalingCurve], points: Sequence[Measured]) -> Lin
                     oversubscribed=tuple(point.oversubscribed for point in real),
                 )
             )
+    for strategy in dict.fromkeys(split.strategy for split in splits):
+        own = [split for split in splits if split.strategy == strategy]
+        threads = sorted({split.threads for split in own})
+        some = (
+            f"{threads[0]} to {threads[-1]} threads" if len(threads) > 1 else text.count(threads[0], "thread")
+        )
+        drawn.append(
+            Curve(
+                label=f"{strategy}, {some} a rank",
+                strategy=strategy,
+                x=tuple(float(split.ranks) for split in own),
+                y=tuple(split.speedup for split in own),
+                origin="simulated",
+                variant=1,
+                captions=tuple(f"{split.threads} threads" for split in own),
+            )
+        )
     last = max([2.0, *(x for curve in drawn for x in curve.x)])
     drawn.append(Curve(label="ideal", strategy="ideal", x=(1.0, last), y=(1.0, last), origin="ideal"))
     stops = (

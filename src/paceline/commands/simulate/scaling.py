@@ -6,8 +6,10 @@ import argparse
 import os
 import sys
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.commands import import_from_here
 from paceline.commands._settings import add_settings, add_simulation
@@ -15,6 +17,10 @@ from paceline.config import Config
 from paceline.errors import UsageError
 from paceline.simulate.options import NAMES, Options
 from paceline.text import Bar
+
+if TYPE_CHECKING:
+    from paceline.simulate.case import Workload
+    from paceline.training.job import Job
 
 EPILOG = """
 examples:
@@ -24,6 +30,8 @@ examples:
   paceline simulate scaling --work resnet50-v100.toml --network 25gbe:ranks-per-node=4,inside=nvlink --ranks 1..256
 
 "ms per step" is for a batch that all ranks compute together (serial, sync, main-worker), or for one rank's own batch.
+With threads: what the cores of this machine bring as threads of one process, and divided among ranks, is measured and
+predicted too, unless --threads is given or the costs come from a file.
 "lost most to" names the cost whose removal would help most, and its share of the step. Virtual time has no noise, so a few
 steps are simulated for each number of ranks; nothing is computed unless --accuracy is given.
 """
@@ -110,6 +118,7 @@ def main(args: argparse.Namespace) -> int:
     find_runs(args.measured)
     load_network(options.network)
     _folder(args.out)
+    threaded: dict[int, Workload] = {}
     if work is not None:
         bench = work_load(work, options, **{**settings, "data": None, "model": None})
         config = bench.config
@@ -141,6 +150,11 @@ def main(args: argparse.Namespace) -> int:
             network=network,
             options=options,
         )
+        try:
+            threaded = threaded_workloads(bench, jobs, ranks, tell) if config.threads is None else {}
+        except RuntimeError as failed:
+            print(f"paceline simulate: {failed}", file=sys.stderr)
+            return 1
     scaling = Scaling(
         workload=bench,
         strategies=strategies,
@@ -148,6 +162,7 @@ def main(args: argparse.Namespace) -> int:
         accuracy=args.accuracy,
         most=args.messages,
         tell=tell,
+        threaded=threaded,
     )
     try:
         prediction = scaling.predict()
@@ -184,6 +199,40 @@ def _check_with_work(args: argparse.Namespace) -> None:
             raise UsageError(
                 f"--work has only figures: leave out --{name}, which needs a network that can be computed"
             )
+
+
+def threaded_workloads(
+    bench: Workload, jobs: Mapping[str, Job], ranks: Sequence[int], tell: Callable[[str], None]
+) -> dict[int, Workload]:
+    """Measure the same work with the cores of this machine divided among the ranks of a node by threads.
+
+    Return the workload by the number of ranks on a node. Those that leave a rank no second core are left out.
+    """
+    from paceline.launch import limit_threads, machine_cores
+    from paceline.simulate.training import threaded_costs_for
+
+    cores = bench.network.node_cores(machine_cores()) or machine_cores()
+    cores = min(cores, machine_cores())
+    found = {}
+    for on in sorted({1, *(min(count, bench.network.ranks_per_node or count) for count in ranks)}):
+        if (threads := cores // on) < 2:
+            break
+        config, own = replace(bench.config, threads=threads), {}
+        with limit_threads(threads):
+            for name, job in jobs.items():
+                if on == 1 and name != "serial" and bench.network.ranks_per_node != 1:
+                    continue  # one rank of a strategy for several is not predicted
+                tell(f"measuring what {name} costs with {threads} threads")
+                costs = threaded_costs_for(
+                    replace(job, config=replace(job.config, threads=threads)), bench.options, on
+                )
+                if costs is None:
+                    return {}
+                # Kinds of work that take more processes than are on this node are as with one thread.
+                own[name] = replace(costs, work={**bench.costs_of(name).work, **costs.work})
+        alone = own.pop("serial")
+        found[on] = replace(bench, config=config, costs=alone, own_costs=own)
+    return found
 
 
 def read_ranks(text: str) -> list[int]:

@@ -55,7 +55,7 @@ from paceline.strategies.parameter_server._pieces import (
     record_events,
 )
 from paceline.strategies.parameter_server._saved import NAME, Memory, Saved, Survival
-from paceline.strategies.parameter_server.rules import make_rule
+from paceline.strategies.parameter_server.rules import check_rule, is_optimizer, make_rule
 from paceline.updates.sgd import Sgd
 
 if TYPE_CHECKING:
@@ -128,6 +128,9 @@ class ParameterServer(Strategy):
         plain_sgd = update.partition(":")[0] == SGD and is_plain_sgd(names.parse("updates", update).make())
         return self._with_rule(plain_sgd=plain_sgd)
 
+    def optimizer(self) -> str:
+        return self.rule if self.rule != AUTO and is_optimizer(make_rule(self.rule)) else ""
+
     def _with_rule(self, *, plain_sgd: bool) -> ParameterServer:
         return self if self.rule != AUTO else replace(self, rule="adaptive" if plain_sgd else "plain")
 
@@ -194,16 +197,8 @@ class ParameterServer(Strategy):
                 f"--update {update} needs the whole vector, and masters update pieces of it; "
                 "choose masters=1,placement=even, or another strategy"
             )
-        if self.rule == AUTO:
-            return
-        rule = make_rule(self.rule)
-        if getattr(rule, "own_momentum", False) and update.partition(":")[0] != "sgd":
-            raise UsageError(f"rule={self.rule} has its own momentum: --update must be sgd; got {update}")
-        if getattr(rule, "whole_step", False) and update != "sgd":
-            raise UsageError(
-                f"rule={self.rule} makes the whole step itself: --update {update} would have no effect; "
-                f"leave it out, or choose another rule"
-            )
+        if self.rule != AUTO:
+            check_rule(self.rule, update)
 
     def check_model(self, ranks: int, model: Model) -> None:
         check_placement(model.layers, self.masters, self.placement)

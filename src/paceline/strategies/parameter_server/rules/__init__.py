@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
+import numpy as np
 from numpy.typing import NDArray
 
 from paceline import names as spec
 from paceline.errors import UsageError
+from paceline.updates import Update
 
 Array = NDArray[Any]
 State = dict[str, Array]
@@ -59,7 +62,8 @@ class Rule(Protocol):
         """Change the summed gradient `g` in place; return the factor on the learning rate.
 
         A rule that makes the whole step itself moves `x` and returns 0; it has `whole_step = True`, so that an update
-        which would have no part in it is refused.
+        which would have no part in it is refused. One that changes even a gradient that is not stale is an optimizer of its
+        own, and says so with `changes_fresh = True`: it is compared with serial training under the same rule.
         """
         ...
 
@@ -83,3 +87,76 @@ def make_rule(text: str) -> Rule:
             f"{text} is not a rule: it makes a {type(rule).__name__} without start, correct and show"
         )
     return rule
+
+
+def is_optimizer(rule: Rule) -> bool:
+    """Return True for a rule that acts even without staleness, so that its results are not those of the update alone.
+
+    >>> is_optimizer(make_rule("adaptive")), is_optimizer(make_rule("gap-aware"))
+    (True, False)
+    """
+    return any(getattr(rule, name, False) for name in ("changes_fresh", "whole_step", "own_momentum"))
+
+
+def check_rule(text: str, update: str) -> None:
+    """Raise a UsageError for an update that a rule leaves nothing to do, or that does the same as the rule."""
+    rule = make_rule(text)
+    if getattr(rule, "own_momentum", False) and update.partition(":")[0] != "sgd":
+        raise UsageError(f"rule={text} has its own momentum: --update must be sgd; got {update}")
+    if getattr(rule, "whole_step", False) and update != "sgd":
+        raise UsageError(
+            f"rule={text} makes the whole step itself: --update {update} would have no effect; "
+            f"leave it out, or choose another rule"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fresh:
+    """A rule as the update of a single process, which applies every gradient at once, so that none is stale.
+
+    The state holds the parameters of the master as `x`; those that `apply` is given are what it shows its worker.
+
+    >>> x, sgd = np.zeros(2), spec.parse("updates", "sgd").make()
+    >>> update = Fresh(rule=make_rule("clip:norm=2.5"), update=sgd, rate=0.1)
+    >>> update.apply(x, np.array([3.0, 4.0]), 0.1, update.start(x))
+    >>> x.round(3)
+    array([-0.15, -0.2 ])
+    """
+
+    elementwise: ClassVar[bool] = False
+
+    rule: Rule
+    update: Update
+    rate: float
+    """The learning rate without the schedule's factor."""
+
+    def start(self, x: Array) -> State:
+        found = {"x": x.copy()}
+        if getattr(self.rule, "needs_drift", True):
+            found["_drift"] = np.zeros_like(x)
+        found |= {_put("rule", name): values for name, values in self.rule.start(x, 1).items()}
+        return found | {_put("update", name): values for name, values in self.update.start(x).items()}
+
+    def apply(self, x: Array, g: Array, eta: float, state: State, scale: float = 1.0) -> None:
+        own, drift = state["x"], state.get("_drift", x)
+        if drift is not x:
+            drift.fill(0)
+        rule, update = dict(_take("rule", state)), dict(_take("update", state))
+        shape = eta / self.rate if self.rate else 1.0
+        arrival = Arrival(worker=0, tau=0, drift=drift, gap=0.0, scale=scale, eta=eta, shape=shape)
+        factor = self.rule.correct(g, own, arrival, rule)
+        if factor:
+            self.update.apply(own, g, eta * factor, update, scale)
+        self.rule.show(own, x, 0, rule)
+
+
+def _put(kind: str, name: str) -> str:
+    """Return the name of an array of a rule or update in the state of `Fresh`; one of working memory stays one."""
+    return f"_{kind}.{name[1:]}" if name.startswith("_") else f"{kind}.{name}"
+
+
+def _take(kind: str, state: State) -> Iterator[tuple[str, Array]]:
+    for key, values in state.items():
+        head, _, name = key.partition(".")
+        if head.lstrip("_") == kind:
+            yield ("_" if head.startswith("_") else "") + name, values

@@ -30,6 +30,7 @@ class Clip:
     """
 
     needs_drift: ClassVar[bool] = False
+    changes_fresh: ClassVar[bool] = True
 
     norm: float = 0.125
 

@@ -30,6 +30,7 @@ class Rms:
     """
 
     needs_drift: ClassVar[bool] = False
+    changes_fresh: ClassVar[bool] = True
 
     step: float = 0.002
     decay: float = 0.99
