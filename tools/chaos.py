@@ -227,7 +227,7 @@ def simulated(subject: Subject, r: random.Random, run: Any) -> Verdict:
                 [run.undisturbed(subject.strategy, seed).test_accuracy for seed in range(SEEDS)],
             )
         if subject.masters:
-            check_gradients(verdict, left.findings)
+            check_gradients(verdict, left.findings, left.steps)
     return verdict
 
 
@@ -264,10 +264,14 @@ def check_accuracy(verdict: Verdict, accuracy: float, undisturbed: Sequence[floa
         verdict.result.append(f"accuracy {100 * accuracy:.1f} %; undisturbed runs have {spread} %")
 
 
-def check_gradients(verdict: Verdict, findings: dict[str, Any]) -> None:
-    applied, acknowledged = findings.get("gradients_applied"), findings.get("gradients_acknowledged")
-    if acknowledged is not None and applied != acknowledged:
-        verdict.result.append(f"{applied} gradients were applied, and {acknowledged} acknowledged")
+def check_gradients(verdict: Verdict, findings: dict[str, Any], steps: int) -> None:
+    """Check that every batch of a parameter server was applied once, and that its worker was told so."""
+    applied, dropped, acknowledged = (
+        findings.get(f"gradients_{what}") for what in ("applied", "dropped", "acknowledged")
+    )
+    if None in (applied, dropped) or acknowledged != applied + dropped or acknowledged != steps:
+        words = f"of {steps} gradients, {applied} were applied and {dropped} dropped, and {acknowledged} acknowledged"
+        verdict.result.append(words)
 
 
 def leftovers(runs: Path) -> list[str]:
@@ -553,6 +557,8 @@ def check_real(verdict: Verdict, here: Place, subject: Subject, said: str, *, sa
         check_same_loss(verdict, found["test_loss"], whole.loss)
     else:
         check_accuracy(verdict, found["test_accuracy"], whole.accuracies)
+    if subject.masters:
+        check_gradients(verdict, found["findings"], found["steps"])
 
 
 def killed(subject: Subject, r: random.Random, run: Any) -> Verdict:

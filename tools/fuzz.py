@@ -601,28 +601,41 @@ def checkpoints(folder: Path) -> Reader:
     from paceline.record import checkpoint
 
     some: dict[str, Any] = {
-        "epochs": 3,
-        "batch": 40,
-        "runs": folder / "runs",
-        "quiet": True,
-        "checkpoint_every": "epoch",
-        "checkpoints": 1,
-    }
-    fitted = fit("mlp:4,standardise=true", "iris", strategy="serial", update="momentum", **some)
-    assert fitted.run is not None
-    run = fitted.run.rename(folder / "run")
-    (run / "summary.json").unlink()
-    (run / "model.npz").unlink()
-    names = [str(path.relative_to(folder)) for path in (run / "checkpoints").rglob("*.npz")]
+        "epochs": 3, "batch": 40, "runs": folder / "runs", "quiet": True, "checkpoint_every": "epoch", "checkpoints": 3,
+    }  # fmt: skip
+    _costs().save(folder / "costs.json")
+    simulated = {"on": "sim", "machine": str(folder / "costs.json"), "ranks": 2}
+    objects = ("mlp:4,standardise=true", "iris")
+    names = []
+    for name, strategy, how in (
+        ("serial", "serial", {"update": "momentum"}),
+        ("halve", "serial", {"update": "adam", "on_divergence": "halve"}),
+        ("server", "parameter-server", simulated),
+        ("elastic", "elastic:every=2", simulated),
+        ("psgd", "psgd:tolerance=0.001", simulated),
+        ("gossip", "gossip", simulated),
+        ("hogwild", "hogwild", simulated),
+    ):
+        fitted = fit(*objects, strategy=strategy, **some, **how)
+        assert fitted.run is not None
+        run = fitted.run.rename(folder / name)
+        (run / "summary.json").unlink()
+        (run / "model.npz").unlink()
+        for path in (run / "checkpoints").rglob("*.npz"):
+            if path.stem == "000002":
+                names.append(str(path.relative_to(folder)))
+            else:  # of the end: nothing would be left to train
+                path.unlink()
 
-    def read(_: str) -> None:
-        copy = folder / "copy"
+    def read(damaged: str) -> None:
+        run, copy = folder / Path(damaged).parts[0], folder / "copy"
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(run, copy)
-        for number in checkpoint.numbers(run, 0):
-            with contextlib.suppress(UsageError):
-                checkpoint.read(run, 0, number)
-        fit("mlp:4,standardise=true", "iris", resume=copy, quiet=True)
+        for rank in checkpoint.saved_ranks(run):
+            for number in checkpoint.numbers(run, rank):
+                with contextlib.suppress(UsageError):
+                    checkpoint.read(run, rank, number)
+        fit(*objects, resume=copy, quiet=True)
         predict(copy)
 
     return Reader(folder, dict.fromkeys(names, mutate_checkpoint), read)

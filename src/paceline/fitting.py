@@ -159,7 +159,7 @@ def _on_new_ranks(job: Job, ranks: int, quiet: bool) -> Fitted:
     fitted: Fitted
     fitted, state = call(
         _train, arguments, shared={"data": data}, ranks=ranks, threads=job.config.threads,
-        launcher=job.launcher(),
+        launcher=job.launcher(), stall_timeout=job.safety.patience, on_stall=job.safety.on_stall,
     )  # fmt: skip
     model = job.build(data) if model is None else model
     put_state(model, state)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline import fit
+from paceline import fit, launch
 from paceline.commands.train import _ranks_left, _was_lost
 from paceline.config import Config
 from paceline.launch import Outcome, StopRequests, find
@@ -299,7 +299,7 @@ def test_what_is_restarted_and_on_how_many_ranks(tmp_path: Path) -> None:
     def ended(status: int, asked: int = 0, hosts: tuple[str, ...] = ()) -> Outcome:
         return Outcome(status=status, asked=asked, dead=(), hosts=hosts, run=tmp_path)
 
-    assert all(map(_was_lost, (ended(137), ended(139), ended(1, hosts=("b",)))))
+    assert all(map(_was_lost, (ended(137), ended(139), ended(75), ended(1, hosts=("b",)))))
     kept = (ended(0), ended(1), ended(2), ended(3), ended(130), ended(138), ended(143), ended(137, asked=15))
     assert not any(map(_was_lost, kept))
     (tmp_path / "summary.json").touch()
@@ -345,3 +345,52 @@ def test_a_requeued_job_begins_again_without_a_checkpoint_and_knows_a_complete_r
     (tmp_path / "mine" / "summary.json").unlink()
     assert requeued(job, ranks=1) is job
     assert not (tmp_path / "mine").exists()
+
+
+# ---- ranks that are stopped while the ranks do not watch each other
+
+STOPPED = """
+import os, signal, sys, time
+from pathlib import Path
+rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK"))
+folder = Path(os.environ["PACELINE_JOB_FOLDER"])
+process = folder / "process"
+if rank == "1":
+    if sys.argv[1] == "done":
+        (folder / "done").touch()
+    (folder / "watched" / "1").touch() if sys.argv[1] == "watched" else None
+    process.write_text(str(os.getpid()))
+    os.kill(os.getpid(), signal.SIGSTOP)
+elif sys.argv[1] in ("watched", "warn"):
+    (folder / "watched" / "0").touch() if sys.argv[1] == "watched" else None
+    while not process.exists() or not process.read_text():
+        time.sleep(0.01)
+    time.sleep(4)
+    os.kill(int(process.read_text()), signal.SIGCONT)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "words"),
+    [
+        ("abort", 75, "the run ends with status 75 (--on-stall abort)"),
+        ("done", 0, "all ranks have done their work, and it is ended"),
+        ("warn", 0, "continues it"),
+        ("watched", 0, None),
+    ],
+)
+def test_a_rank_that_is_stopped_before_or_after_training_is_noticed(
+    what: str, status: int, words: str | None
+) -> None:
+    said: list[str] = []
+    on_stall = "abort" if what in ("abort", "watched") else "warn"
+    assert status == launch.run(
+        2, [sys.executable, "-c", STOPPED, what], on_line=said.append, stall_timeout=1.0, on_stall=on_stall
+    )
+    if words is None:
+        assert not said
+    else:
+        [line] = said
+        assert line.startswith("rank 1 (process ")
+        assert "has been stopped for " in line
+        assert words in line

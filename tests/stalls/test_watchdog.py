@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import traceback
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -203,3 +205,24 @@ def test_simulated_ranks_are_not_watched() -> None:
 def test_a_timeout_must_be_a_time(value: str) -> None:
     with pytest.raises(UsageError, match="stall-timeout must be a time above 0"):
         Safety(stall_timeout=value)
+
+
+def test_no_garbage_is_collected_while_frames_of_a_thread_are_read() -> None:
+    """The finalizers would let that thread go on while the object of its frame is made: the process would crash."""
+    observer = Observer(0, threading.get_ident(), 0.0)
+    places: list[list[str]] = []
+
+    def note(phase: str, _: dict[str, int]) -> None:
+        places.append([frame.name for frame in traceback.extract_stack()])
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(note)
+    gc.set_threshold(1)  # nearly every new object starts a collection
+    try:
+        observer.look(1.0, 60.0)
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(note)
+    assert any("look" in names for names in places)
+    assert not [names for names in places if "_look" in names]
+    assert gc.isenabled()

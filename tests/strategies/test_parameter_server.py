@@ -90,6 +90,7 @@ def check_that_everything_arrived(found: list[Any], masters: int, ranks: int, mo
         assert sorted(updates["step"][applied].tolist()) == steps  # applied once each, by every master
     assert (updates["event"] == LEFT).sum() == masters * (ranks - masters)
     assert first["findings"]["gradients_applied"] == len(steps)
+    assert first["findings"]["gradients_acknowledged"] == len(steps)
     assert first["epochs"] == epochs
     assert first["same"]
     if epochs:

@@ -83,6 +83,7 @@ def check_that_every_batch_counts_once(fitted: Fitted, steps: int = STEPS, epoch
         assert sorted(updates["step"][arrived & (updates["piece"] == piece)].tolist()) == list(range(steps))
     assert len(fitted.history) == epochs
     assert fitted.findings["gradients_applied"] + fitted.findings["gradients_dropped"] == steps
+    assert fitted.findings["gradients_acknowledged"] == steps
 
 
 @pytest.mark.parametrize("rendezvous", [False, True])

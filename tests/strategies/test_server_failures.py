@@ -63,6 +63,7 @@ def check_that_it_ended_well(fitted: Fitted, ranks: int) -> None:
     assert fitted.ranks == ranks
     assert [epoch.epoch for epoch in fitted.history] == list(range(EPOCHS))
     assert fitted.findings["gradients_applied"] + fitted.findings["gradients_dropped"] == STEPS
+    assert fitted.findings["gradients_acknowledged"] == STEPS
     assert np.isfinite(fitted.model.x).all()
     assert "order" not in fitted.findings
 

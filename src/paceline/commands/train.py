@@ -171,10 +171,12 @@ def start_ranks(
 ) -> int:
     """Run a command on ranks of this machine, allocation or `hosts`; return its exit status.
 
-    With `--tolerate-failures`, a job that ends because ranks or hosts are lost is started again without them.
+    With `--tolerate-failures`, a job that ends because ranks or hosts are lost is started again without them, and one that
+    ends because of a stall (`--on-stall abort`), on as many ranks.
     """
     from paceline import launch
     from paceline.errors import UsageError
+    from paceline.launch import STALLED
 
     given = hosts
     named = job.runs / job.run_name if hosts and job.runs is not None and job.run_name is not None else None
@@ -197,6 +199,8 @@ def start_ranks(
             launcher=job.launcher(),
             survive=job.safety.tolerate_failures,
             report=outcomes.append,
+            stall_timeout=job.safety.patience,
+            on_stall=job.safety.on_stall,
         )
         [ended] = outcomes
         if ended.run is None and ours is not None and ours.is_dir():
@@ -212,7 +216,8 @@ def start_ranks(
         if command[3] == "resume":
             dead = f"rank {', '.join(map(str, ended.dead))}" if ended.dead else "a rank"
             gone = f"host {', '.join(ended.hosts)}" if ended.hosts else dead
-            command.append(f"--because={gone} of {ranks} was lost (exit status {ended.status})")
+            lost = "a rank made no progress" if ended.status == STALLED else f"{gone} of {ranks} was lost"
+            command.append(f"--because={lost} (exit status {ended.status})")
         where = "its last checkpoint" if command[3] == "resume" else "the beginning"
         print(
             f"paceline: restart {restart} of {job.safety.restarts}: from {where}, on {left} "
@@ -225,12 +230,12 @@ def start_ranks(
 
 
 def _was_lost(ended: Outcome) -> bool:
-    """Return True if a job ended because ranks, their launcher or a host died, not because it was asked to."""
-    from paceline.launch import REQUESTS
+    """Return True if a job ended because ranks, their launcher or a host died or stalled, not because it was asked to."""
+    from paceline.launch import REQUESTS, STALLED
 
     complete = ended.run is not None and (ended.run / "summary.json").exists()
     by_signal = ended.status > 128 and ended.status - 128 not in REQUESTS
-    return not ended.asked and not complete and (by_signal or bool(ended.hosts))
+    return not ended.asked and not complete and (by_signal or ended.status == STALLED or bool(ended.hosts))
 
 
 def _ranks_left(job: Job, ranks: int, dead: int) -> int | None:

@@ -18,7 +18,14 @@ from __future__ import annotations
 
 from paceline.launch.calling import RanksFailedError, call
 from paceline.launch.cores import allowed_cores, machine_cores, take_cores
-from paceline.launch.guard import abort_on_error, end_ranks, leave_survivors, note_survivors, survivors
+from paceline.launch.guard import (
+    abort_on_error,
+    end_ranks,
+    leave_survivors,
+    note_survivors,
+    survivors,
+    watch_each_other,
+)
 from paceline.launch.hosts import Host, answering_hosts, check_hosts, parse_hosts
 from paceline.launch.job import Outcome, run
 from paceline.launch.library import Library, allocated_nodes, find, mpiexec
@@ -35,10 +42,12 @@ from paceline.launch.resources import (
     usable_cores,
 )
 from paceline.launch.signals import REQUESTS, StopRequests, announce_run, leave
+from paceline.launch.supervise import STALLED
 from paceline.launch.world import World, requeued_job, verify, world
 
 __all__ = [
     "REQUESTS",
+    "STALLED",
     "Host",
     "Library",
     "Outcome",
@@ -79,5 +88,6 @@ __all__ = [
     "threads_per_rank",
     "usable_cores",
     "verify",
+    "watch_each_other",
     "world",
 ]

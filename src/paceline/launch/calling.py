@@ -60,6 +60,8 @@ def call(
     launcher: Literal["mpi", "torch"] = "mpi",
     on_line: Callable[[str], None] | None = None,
     time_limit: float | None = None,
+    stall_timeout: float | None = None,
+    on_stall: str = "warn",
 ) -> Any:
     """Call `function(comm, **arguments, **shared)` on `ranks` new ranks; return what rank 0 returns.
 
@@ -90,6 +92,7 @@ def call(
                 ranks, [sys.executable, "-m", "paceline.launch"], threads=threads, environment=variables,
                 bind=bind, one_node=one_node, hosts=hosts, launcher=launcher, on_line=on_line, time_limit=time_limit,
                 also=[folder, Path(variables[ADDRESS]).parent], report=outcomes.append,
+                stall_timeout=stall_timeout, on_stall=on_stall,
             )  # fmt: skip
     if outcomes[0].asked and status > 128:
         leave(status - 128)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from paceline.errors import AgreedError, StoppedError, UsageError
+from paceline.launch.signals import JOB_FOLDER
 from paceline.launch.world import world
 
 AGREEMENT = 1.0  # seconds for the other ranks to end in the same way
@@ -86,7 +87,31 @@ def abort_on_error(comm: Any, *, usage_errors: bool = True) -> Iterator[None]:
     if _survivors:  # the others are not waited for
         return
     _all_end(apart, GOOD, None)
+    announce_end()
     apart.Free()
+
+
+@contextlib.contextmanager
+def watch_each_other() -> Iterator[None]:
+    """Tell the supervisor of this job that in this block the ranks themselves notice that one makes no progress."""
+    if JOB_FOLDER not in os.environ:
+        yield
+        return
+    mark = Path(os.environ[JOB_FOLDER], "watched", str(os.getpid()))
+    with contextlib.suppress(OSError):  # it is on another machine
+        mark.touch()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            mark.unlink()
+
+
+def announce_end() -> None:
+    """Tell the supervisor of this job that all ranks have done their work."""
+    if JOB_FOLDER in os.environ:
+        with contextlib.suppress(OSError):
+            Path(os.environ[JOB_FOLDER], "done").touch()
 
 
 _survivors: list[Any] = []

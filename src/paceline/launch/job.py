@@ -61,6 +61,8 @@ def run(
     also: Sequence[Path] = (),
     report: Callable[[Outcome], None] | None = None,
     survive: bool = False,
+    stall_timeout: float | None = None,
+    on_stall: str = "warn",
 ) -> int:
     """Run `command` on `ranks` ranks and return the exit status: the ranks' own, or 128 + the signal.
 
@@ -73,7 +75,9 @@ def run(
     Slurm allocation. With `hosts` (see `check_hosts`), they are started there, and are not bound. With
     `launcher="torch"`, they are processes of this machine without MPI, and `command` must be `python -m module ...`.
     `report` is called with a fuller account of how the job ended. With `survive`, ranks may go on when
-    others die, if the MPI library can (Open MPI 5).
+    others die, if the MPI library can (Open MPI 5). A rank of this machine that is stopped (SIGSTOP) for `stall_timeout`
+    seconds is reported or, unless `on_stall` is "warn", ended with the job (75), whenever the ranks do not watch each
+    other (`watch_each_other`).
 
     >>> run(2, [sys.executable, "-c", "print('hello')"], on_line=print)
     hello
@@ -98,6 +102,9 @@ def run(
             (folder / "stoppable" / "elsewhere").touch()
         (folder / "also").write_bytes(b"".join(os.fsencode(path) + b"\n" for path in also))
         (folder / "ranks").write_text(str(ranks))
+        (folder / "watched").mkdir()
+        if alone and stall_timeout is not None:
+            (folder / "stall").write_text(f"{stall_timeout} {on_stall}")
         if launcher == "torch":
             argv, variables = process_command(ranks, command, threads, folder=folder, environment=given)
         else:

@@ -17,7 +17,9 @@ to clean up. It imports little (no pathlib, nothing from paceline) and starts in
    ranks are on other machines, mpiexec passes SIGUSR1 on to them.
 3. The job is ended at once by SIGHUP, by PARENT's death, or if no rank understands the request: this process asks mpiexec
    to end, and kills it after GRACE seconds.
-4. When mpiexec has ended, whatever still runs is killed, and segments in /dev/shm that the job had mapped are removed.
+4. While the ranks do not watch each other (FOLDER/watched lacks some of them: before and after training), this process
+   looks for ranks that are stopped (SIGSTOP), and reports or ends them as FOLDER/stall says: SECONDS, and what to do.
+5. When mpiexec has ended, whatever still runs is killed, and segments in /dev/shm that the job had mapped are removed.
    If PARENT is no more, so are FOLDER and the folders of PARENT that FOLDER/also lists.
 
 STDERR is a descriptor of the stderr of PARENT (-1: none), for what is to be said when PARENT is no more.
@@ -33,6 +35,9 @@ import time
 
 GRACE = 3.0
 STOP_WITHIN = 300.0
+STALLED = (
+    75  # the exit status of a job that is ended because a rank makes no progress (EX_TEMPFAIL of sysexits.h)
+)
 SILENCE = 60.0
 FOREVER = 1e6
 REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -127,6 +132,12 @@ class Job:
         self.asked = 0  # the signal that asked the job to stop
         self.stop_by: float | None = None  # when ranks that were asked to stop must have ended
         self.kill_at: float | None = None  # when mpiexec, which was told to end, must have ended
+        seconds, _, self.on_stall = " ".join(self.lines("stall")).partition(" ")
+        self.patience = float(seconds or FOREVER)
+        self.look_at = time.monotonic() + self.patience / 4
+        self.stopped: dict[int, float] = {}  # ranks that are stopped, and since when
+        self.reported: set[int] = set()
+        self.result: int | None = None  # the exit status of a job that was ended because of them
 
     def watch(self) -> int:
         """Wait for mpiexec to end, by itself or because it was told to; return its exit status as a shell reports it.
@@ -137,8 +148,11 @@ class Job:
             self.end()
         while True:
             late = self.kill_at if self.kill_at is not None else self.stop_by
-            patience = FOREVER if late is None else max(0.0, late - time.monotonic())
-            received = signal.sigtimedwait(WATCHED, patience)
+            until = self.look_at if late is None else min(late, self.look_at)
+            received = signal.sigtimedwait(WATCHED, min(FOREVER, max(0.0, until - time.monotonic())))
+            if received is None and until == self.look_at != late:
+                self.look()
+                continue
             if received is not None and received.si_signo in REQUESTS:
                 self.ask(received.si_signo)
             elif received is not None and received.si_signo == signal.SIGHUP:
@@ -172,6 +186,36 @@ class Job:
             kill(self.process, signal.SIGUSR1)
         self.stop_by = time.monotonic() + STOP_WITHIN
 
+    def look(self) -> None:
+        """Report a rank that has been stopped for long while the ranks do not watch each other, or end the job."""
+        now = time.monotonic()
+        self.look_at = now + self.patience / 4
+        found = [] if self.is_watched() or self.kill_at is not None else stopped_ranks(self.process)
+        self.stopped = {process: self.stopped.get(process, now) for process, _ in found}
+        for process, name in found:
+            seconds = now - self.stopped[process]
+            if seconds < self.patience or process in self.reported:
+                continue
+            self.reported.add(process)
+            words = f"{name} (process {process}) has been stopped for {seconds:.0f} s (SIGSTOP)"
+            if os.path.exists(os.path.join(self.folder, "done")):
+                say(f"{words}; all ranks have done their work, and it is ended")
+                self.result = 0
+            elif self.on_stall != "warn":
+                say(f"{words}; the run ends with status {STALLED} (--on-stall {self.on_stall})")
+                self.result = STALLED
+            else:
+                say(f"{words}; `kill -CONT {process}` continues it")
+        if self.result is not None:
+            self.kill()
+
+    def is_watched(self) -> bool:
+        """Return True if all ranks notice stalls themselves."""
+        try:
+            return len(os.listdir(os.path.join(self.folder, "watched"))) == int(self.lines("ranks")[0])
+        except OSError:
+            return False
+
     def stoppable(self, process: object) -> str:
         return os.path.join(self.folder, "stoppable", str(process))
 
@@ -193,6 +237,8 @@ class Job:
 
     def status(self, code: int) -> int:
         """Return the exit status of a job whose mpiexec has ended in this way."""
+        if self.result is not None:
+            return self.result
         if self.kill_at is not None and self.asked:
             return 128 + self.asked
         if code < 0 and self.kill_at is None:
@@ -280,6 +326,25 @@ def descendants() -> list[int]:
         below = children.get(waiting.pop(), [])
         found += below
         waiting += below
+    return found
+
+
+def stopped_ranks(launcher: int) -> list[tuple[int, str]]:
+    """Return the processes of stopped ranks, and that of the launcher if it is stopped, with their names."""
+    found = []
+    for process in descendants():
+        try:
+            with open(f"/proc/{process}/stat", "rb") as file:
+                state = file.read().rpartition(b") ")[2][:1]
+            with open(f"/proc/{process}/environ", "rb") as file:
+                variables = dict(pair.partition(b"=")[::2] for pair in file.read().split(b"\0"))
+        except OSError:
+            continue
+        rank = variables.get(b"OMPI_COMM_WORLD_RANK", variables.get(b"PMI_RANK"))
+        if state == b"T" and process == launcher:
+            found.append((process, "the launcher"))
+        elif state == b"T" and rank is not None:
+            found.append((process, f"rank {os.fsdecode(rank)}"))
     return found
 
 

@@ -269,6 +269,7 @@ STALENESS: Tests = {
 }  # fmt: skip
 FINDINGS: Tests = {
     "(staleness)": STALENESS, "(gradients_applied)": is_amount, "(gradients_dropped)": is_amount, "(order)": is_text,
+    "(gradients_acknowledged)": is_amount,
     "(parts)": listed({"(test_accuracy)": is_share}),
 }  # fmt: skip
 
@@ -474,6 +475,18 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray)
 
 
+def _is_real(value: Any) -> bool:
+    """Return True for an array of real numbers."""
+    return _is_array(value) and value.dtype.kind in "biuf"
+
+
+def _is_values(value: Any) -> bool:
+    """Return True for a value of a strategy: arrays in it, at any depth, are of real numbers."""
+    if isinstance(value, dict | list):
+        return all(map(_is_values, value.values() if isinstance(value, dict) else value))
+    return not _is_array(value) or _is_real(value)
+
+
 def _numbers(count: int) -> Test:
     """Return a test for a list of this many numbers, which may be infinite or NaN: training may have diverged."""
     return lambda value: (
@@ -491,13 +504,26 @@ def _weights(value: Any) -> bool:
     )  # fmt: skip
 
 
+def _is_any_number(value: Any) -> bool:
+    """Return True for a number, which may be infinite or NaN."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# What the response to divergence knows.
+RECOVERY: Tests = {
+    "(stopped)": is_text, "messages": listed(is_text), "(_good)": _is_real, "(_start)": _is_real, "norm": _is_any_number,
+    "_guard": {
+        "still": is_truth, "_seen": is_whole, "_alike": is_whole,
+        **dict.fromkeys(("mean", "_level", "_first", "_best"), _is_any_number),
+    },
+}  # fmt: skip
 # The state of one rank, as a checkpoint holds it; rank 0's has more.
 RANK_STATE: Tests = {
     "ranks": _rank_count, "together": is_truth, "position": {"epoch": is_whole, "turn": is_whole, "count": is_whole},
-    "buffers": keyed(_is_array), "rate": is_number, "(recovery)": is_object, "epoch_sums": _numbers(2),
+    "buffers": keyed(_is_array), "rate": is_number, "(recovery)": RECOVERY, "epoch_sums": _numbers(2),
     "epoch_losses": _numbers(3), "seconds": keyed(is_seconds), "elapsed": is_number, "counts": listed(is_whole, 4),
-    "updates": listed({"(start)": is_whole, "(stop)": is_whole, "state": keyed(_is_array)}),
-    "rows": keyed(is_whole), "(weights)": _weights, "kept": keyed(is_object),
+    "updates": listed({"start": or_null(is_whole), "stop": or_null(is_whole), "state": keyed(_is_real)}),
+    "rows": keyed(is_whole), "weights": or_null(_weights), "kept": keyed(keyed(_is_values)),
 }  # fmt: skip
 FIRST_STATE: Tests = {
     "x": _is_array, "history": listed(EPOCH), "findings": is_object, "remarks": listed(is_text), "tables": is_object,

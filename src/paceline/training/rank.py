@@ -491,7 +491,8 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     me.end_training()
     _remark(me)
     traffic = (0, 0) if counted is None else (counted.counts.bytes, counted.counts.messages)
-    tested = me.test()
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of a model that has diverged
+        tested = me.test()
     me.stop_clock()
     found = collect(me, traffic, in_step=in_step)
     if events is not None:

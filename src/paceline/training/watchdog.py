@@ -13,12 +13,14 @@ lost), or if it makes no progress and does not wait for others. If all ranks wai
 that long before is no stall: the time allowed is `--stall-timeout` plus the longest step so far. Nor is what takes long but
 moves: evaluation, compilation in the first steps, reading data and writing the record.
 
+Before all ranks have begun to watch and after one has ended, the launcher's supervisor notices a rank that is stopped.
 The same messages carry a request to stop (`Worker.stop_asked`) from one rank to all.
 """
 
 from __future__ import annotations
 
 import fcntl
+import gc
 import hmac
 import json
 import linecache
@@ -34,8 +36,8 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -50,6 +52,7 @@ from paceline.comm.control import broadcast_bytes
 from paceline.comm.counting import COLLECTIVE_CALLS, RECEIVES, SENDS, WAITS, argument
 from paceline.config import Safety
 from paceline.errors import StoppedError, UsageError
+from paceline.launch import STALLED
 from paceline.record import Record
 from paceline.record.checkpoint import numbers
 from paceline.training.resuming import describe_stop
@@ -57,8 +60,6 @@ from paceline.worker import Worker
 
 log = logging.getLogger(__name__)
 
-STALLED = 75
-"""The exit status of a run that is ended because of a stall (EX_TEMPFAIL of sysexits.h)."""
 EVERY = 1.0  # seconds between two looks at the training thread, and between two reports of a rank
 REPORTS = 16  # that one rank receives in a second; with more ranks, each reports less often
 BUSY = 10  # a rank whose code moves is allowed this many times as long
@@ -162,6 +163,10 @@ class Observer:
 
     def look(self, now: float, patience: float) -> Report:
         """Return what the training thread is doing now."""
+        with without_collection():
+            return self._look(now, patience)
+
+    def _look(self, now: float, patience: float) -> Report:
         me = self._me
         phase, beats, switched, step = "setup", 0, 0.0, 0
         if me is not None:
@@ -186,6 +191,22 @@ class Observer:
             replaces=me is not None and me.keeper is not None and me.replaces,
         )  # fmt: skip
         return replace(report, **_place(frame, self._sources, settled=report.still > 2 * EVERY))
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Keep the garbage collector from running in this block.
+
+    CPython 3.11 makes the object of a frame when it is asked for, and that allocation may start a collection. Finalizers
+    then run, and let the thread whose frame it is go on: when they return, the frame may be gone, and the process crashes.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def sources(strategy: Any) -> tuple[str, ...]:
@@ -798,7 +819,12 @@ class Watchdog:
         return f"the last checkpoint is older; {resume}" if there else "there is no checkpoint"
 
 
-def watch_ranks(comm: Any, safety: Safety) -> AbstractContextManager[Watchdog | None]:
-    """Return the watchdog of this process, or nothing if the ranks of `comm` are simulated: their time is not ours."""
-    simulated = getattr(comm, "Work", None) is not None
-    return nullcontext() if simulated else Watchdog(comm, safety)
+@contextmanager
+def watch_ranks(comm: Any, safety: Safety) -> Iterator[Watchdog | None]:
+    """Watch the ranks of `comm` in this block, except simulated ones: their time is not ours. Entering it is collective."""
+    if getattr(comm, "Work", None) is not None:
+        yield None
+        return
+    together = comm is not None and comm.Get_size() > 1
+    with Watchdog(comm, safety) as watchdog, launch.watch_each_other() if together else nullcontext():
+        yield watchdog

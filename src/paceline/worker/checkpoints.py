@@ -26,6 +26,7 @@ from paceline.config import Interval
 from paceline.errors import StoppedError, UsageError
 from paceline.record import Epoch, RowLog, Table, truncate_logs
 from paceline.record.checkpoint import Saver, State, copied, write
+from paceline.record.schema import shown
 
 if TYPE_CHECKING:
     from paceline.worker.worker import Worker
@@ -110,21 +111,46 @@ def _mean(values: list[Any]) -> Any:
 def put(name: str, target: Any, saved: Any) -> Any:
     """Return a saved value in the form of `target`: arrays and generators are restored in place."""
     if isinstance(target, np.random.Generator):
-        target.bit_generator.state = saved
+        try:
+            target.bit_generator.state = saved
+        except (TypeError, ValueError, KeyError, OverflowError) as error:
+            raise UsageError(
+                f"the checkpoint does not fit: {name} is no state of a random generator: {error}"
+            ) from None
         return target
     if isinstance(target, np.ndarray):
         if not isinstance(saved, np.ndarray) or saved.shape != target.shape:
             raise UsageError(
                 f"the checkpoint does not fit: {name} has {getattr(saved, 'shape', saved)}, not {target.shape}"
             )
+        if not np.can_cast(saved.dtype, target.dtype, "same_kind"):
+            raise UsageError(
+                f"the checkpoint does not fit: {name} is of type {saved.dtype}, not {target.dtype}"
+            )
         target[...] = saved
         return target
-    if isinstance(target, dict) and isinstance(saved, dict):
+    for kinds in (bool, (int, float), str, dict):
+        if isinstance(target, kinds):
+            if not isinstance(saved, kinds) or isinstance(saved, bool) != isinstance(target, bool):
+                raise UsageError(
+                    f"the checkpoint does not fit: {name} is {shown(saved)}, and should be like {shown(target)}"
+                )
+            break
+    if isinstance(target, dict):
         return {
             key: put(f"{name}.{key}", value, saved[key]) if key in saved else value
             for key, value in target.items()
         }
     return saved
+
+
+@contextmanager
+def understand_state() -> Iterator[None]:
+    """Turn errors about saved values that are missing, or not of the expected kind, into a UsageError."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise UsageError(f"the checkpoint does not fit: {type(error).__name__}: {error}") from error
 
 
 class Keeper:
@@ -430,7 +456,7 @@ def restore_worker(me: Worker, resumption: Resumption, kind: str) -> tuple[int, 
     put("x", np.asarray(me.model.x), x)
     buffers = find("buffers") or {}
     for name, buffer in me.model.buffers.items():
-        put(name, buffer, buffers[name])
+        put(name, buffer, buffers.get(name))
     me.model.place(me.model.x, me.model.g)  # parameters that are not views of x are updated
     me.saved_updates = _whole_updates(resumption, me.model.x.size)
     me.rate = float(first["rate"])

@@ -19,6 +19,7 @@ from paceline.record import STEP_COLUMNS, RowLog
 from paceline.schedules import Schedule
 from paceline.updates import State, Update
 from paceline.vectors import charge_whole, is_unknown
+from paceline.worker.checkpoints import put
 from paceline.worker.evaluation import ratio
 
 Array = NDArray[Any]
@@ -324,7 +325,7 @@ class Steps:
         if self.saved_updates is not None:
             for name, value in (self.saved_updates(start, stop) or {}).items():
                 if name in state:
-                    state[name][...] = value
+                    put(f"the update's {name}", state[name], value)
         return state
 
 

@@ -38,6 +38,7 @@ from paceline.worker.checkpoints import (
     put,
     restore_worker,
     state_of_worker,
+    understand_state,
 )
 from paceline.worker.divergence import Recovery, alike
 from paceline.worker.evaluation import Score, agree_on_buffers, ratio, score_together
@@ -298,7 +299,8 @@ class Worker(Steps):
     def resume(self, resumption: Resumption, kind: str) -> None:
         """Go on from a saved state; call this after `keep_with`, before training."""
         self._resumption, self._restored = resumption, True
-        self._resume_at = self.position = restore_worker(self, resumption, kind)
+        with understand_state():
+            self._resume_at = self.position = restore_worker(self, resumption, kind)
 
     def state(self, rank: int | None = None) -> State:
         """Return this rank's state, as references to what it is now, or what is known here of the state of another."""
@@ -386,10 +388,18 @@ class Worker(Steps):
         """Restore the state of the response to divergence, if it is known."""
         if state is None:
             return
-        state = dict(state)
-        self._norm = state.pop("norm")
-        vars(self._recovery._guard).update(state.pop("_guard"))
-        vars(self._recovery).update(state)
+        self._norm = state["norm"]
+        for known, saved in ((vars(self._recovery._guard), state["_guard"]), (vars(self._recovery), state)):
+            known.update(
+                {
+                    name: saved.get(name)
+                    for name in known
+                    if name not in ("_guard", "_kind", "horizon", "_begun")
+                }
+            )
+        for name in ("_good", "_start"):
+            if state.get(name) is not None:
+                put(name, self.model.x.copy(), state[name])
 
     # ---- tables
 

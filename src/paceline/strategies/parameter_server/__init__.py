@@ -248,7 +248,10 @@ class ParameterServer(Strategy):
                 help_to_finish(me)
         me.broadcast()  # the complete model, from rank 0
         with me.evaluation():
-            record_events(me, pieces, events, 0 if chief is None else chief.dealer.count)
+            record_events(
+                me, pieces, events, arrived=0 if master is None else master.arrived, acknowledged=memory.acknowledged,
+                before=0 if saved is None else int(saved.dealt.sum()),
+            )  # fmt: skip
             me.follow_first()
             me.note_end()
             comm.Free()
@@ -335,6 +338,7 @@ def work(
         receive_values()
         header[LAST_STEP], header[LAST_LOSS], header[LAST_COUNT] = memory.losses[-1]
         memory.done[batch.step] = True
+        memory.acknowledged += 1
         memory.received = me.elapsed
     prepare(NONE, 0)
     gradient.leave()

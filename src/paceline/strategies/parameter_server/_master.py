@@ -378,6 +378,11 @@ class Master:
         ends = self._working == 0 or (self._ordered is not None and self._ordered[1] > 0)
         return {**found, "chief": self.chief.state(), "ends": ends}
 
+    @property
+    def arrived(self) -> int:
+        """The gradients that have arrived, each counted once for every piece of this master."""
+        return sum(owned.arrivals - len(owned.skip) for owned in self._owned.values())
+
     def live(self) -> dict[str, Any]:
         """Return what other ranks need to know of this master's pieces when ranks have died."""
         owned = self._owned.values()

@@ -475,14 +475,18 @@ class _Counted:
         return {**self.ages.summary(), "mean_gap": float(self.gaps[0] / (self.gaps[1] or 1))}
 
 
-def record_events(me: Worker, pieces: list[Piece], events: Events, dealt: int) -> None:
+def record_events(
+    me: Worker, pieces: list[Piece], events: Events, *, arrived: int, acknowledged: int, before: int
+) -> None:
     """Gather the events of every master, record them, and summarize staleness in words. Collective.
 
-    `dealt`: the number of batches that were dealt, on rank 0.
+    `arrived`: the gradients that have arrived at the pieces of this rank, in sum; `acknowledged`: the batches of this rank
+    for which all masters have answered; `before`: those of all ranks before the run was resumed, or before ranks died.
     """
     me.logs["updates"].observe_rest()
     logs = me.gather_table("updates")
     events.gather(me)
+    arrivals, answers = map(int, me.control.total(np.array([arrived, acknowledged])))
     if me.rank != 0:
         return
     table = Table(logs, (*EVENTS, "master"), types={**TYPES, "master": np.uint32})
@@ -492,8 +496,9 @@ def record_events(me: Worker, pieces: list[Piece], events: Events, dealt: int) -
         every.add(of)
     me.findings["gradients_applied"] = round(every.ages.total / len(pieces))
     me.findings["gradients_dropped"] = round(every.dropped / len(pieces))
-    if "failures" in me.findings:  # a dead master took what it had counted with it
-        me.findings["gradients_applied"] = dealt - me.findings["gradients_dropped"]
+    if "failures" in me.findings:  # a dead master took its table of events with it
+        me.findings["gradients_applied"] = round(arrivals / len(pieces)) - me.findings["gradients_dropped"]
+    me.findings["gradients_acknowledged"] = before + answers
     if me.resumption is None and not table.missing:  # only the whole order of one run can be repeated
         me.findings["order"] = digest(table)
     me.findings["staleness"] = {

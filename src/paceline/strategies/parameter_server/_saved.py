@@ -29,10 +29,11 @@ from paceline.record import Epoch, Run
 from paceline.record import checkpoint as files
 from paceline.record.checkpoint import State, pack, unpack
 from paceline.strategies.parameter_server._pieces import Piece, PieceState
+from paceline.worker.checkpoints import understand_state
 
 if TYPE_CHECKING:
     from paceline.strategies.parameter_server._master import Master
-    from paceline.worker import Worker
+    from paceline.worker import Resumption, Worker
 
 Array = NDArray[Any]
 # The name of a rank's part of it in a checkpoint.
@@ -63,9 +64,13 @@ class Saved:
     @classmethod
     def of(cls, me: Worker) -> Saved | None:
         """Return the state from which a run is resumed, as far as this rank needs it; None if it is not resumed."""
-        resumption = me.resumption
-        if resumption is None:
+        if me.resumption is None:
             return None
+        with understand_state():
+            return cls._in(me, me.resumption)
+
+    @classmethod
+    def _in(cls, me: Worker, resumption: Resumption) -> Saved:
         parts = [state["kept"].get(NAME, {}) for state in resumption.states]
         chief = parts[0].get("chief")
         if chief is None:  # all that is known is a trained model
@@ -91,17 +96,18 @@ class Saved:
     def give(self, master: Master) -> None:
         """Let a master continue from here."""
         me, chief = master.me, master.chief
-        complete = master.resume(self.pieces, self.dealt, self.epochs)
-        if chief is None:
-            return
-        count = int(self.dealt.sum())
-        if self.chief is not None:
-            chief.resume(self.chief, self.epochs)
-        for step, loss, samples in self.losses:
-            chief.loss(-1, int(step), loss, int(samples), np.empty(0))
-        if self.survived:
-            chief.count_lost(np.flatnonzero(self.dealt).tolist())
-            return
+        with understand_state():
+            complete = master.resume(self.pieces, self.dealt, self.epochs)
+            if chief is None:
+                return
+            count = int(self.dealt.sum())
+            if self.chief is not None:
+                chief.resume(self.chief, self.epochs)
+            for step, loss, samples in self.losses:
+                chief.loss(-1, int(step), loss, int(samples), np.empty(0))
+            if self.survived:
+                chief.count_lost(np.flatnonzero(self.dealt).tolist())
+                return
         me.findings.setdefault("resumed", []).append(
             {"gradients": count, "lost_later_updates": not self.ends}
         )
@@ -121,6 +127,8 @@ class Memory:
     """The batches whose gradients all masters have applied, as far as this worker knows."""
     losses: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
     """Step, loss and count of its last batches."""
+    acknowledged: int = 0
+    """The number of its batches that all masters have answered."""
     received: float = -1.0
     """When it last received values, in seconds since the start of the run."""
 
