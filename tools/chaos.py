@@ -63,8 +63,11 @@ LOSS = 1e-3
 SEEDS = 6  # of undisturbed simulated runs
 RANKS = 4  # simulated
 REAL = 3
-EPOCHS, REAL_EPOCHS = 5, 12
+EPOCHS, REAL_EPOCHS = 5, 15
 DATA = "synthetic:samples=1200,classes=4,features=16,noise=1.0,test=0.6"
+REAL_DATA = DATA.replace(
+    "1200", "6000"
+)  # real ranks are so fast that a moment of a shorter run is hard to hit
 SETTINGS: dict[str, Any] = {"model": "mlp:16", "data": DATA, "batch": 8}
 ADAM: dict[str, Any] = {"update": "adam", "lr": 0.05}
 KINDS = ("simulated", "killed", "cut", "stopped", "frozen", "disk")
@@ -90,6 +93,8 @@ class Subject:
     as_serial: bool = False
     """On any number of ranks it computes what one process computes."""
     masters: int = 0
+    tells: bool = True
+    """It writes the results of each epoch when that ends."""
 
 
 SUBJECTS = {
@@ -103,7 +108,7 @@ SUBJECTS = {
         Subject("weight-average"),
         Subject("local-sgd:every=4"),
         Subject("elastic:every=3"),
-        Subject("psgd", in_step=False),
+        Subject("psgd", in_step=False, tells=False),
         Subject("gossip", in_step=False),
         Subject("hogwild", in_step=False),
         Subject("parameter-server", {}, in_step=False, masters=1),
@@ -120,6 +125,8 @@ class Verdict:
     hung: list[str] = field(default_factory=list)
     leaking: list[str] = field(default_factory=list)
     result: list[str] = field(default_factory=list)
+    struck: bool = False
+    """True if something was disturbed before the end of the run."""
     note: str = ""
     """What happened, if it ended well."""
     output: str = ""
@@ -211,6 +218,7 @@ def simulated(subject: Subject, r: random.Random, run: Any) -> Verdict:
             return verdict
         finally:
             verdict.output += said.getvalue()
+        verdict.struck = bool(left.findings.get("failures"))
         verdict.leaking += leftovers(folder / "runs")
         check_deaths(verdict, left, [one["rank"] for one in killed])
         check_history(verdict, [epoch.epoch for epoch in left.history], EPOCHS)
@@ -321,6 +329,7 @@ class Place:
         self.shm = Path("/dev/shm", folder.name)
         self._holder: subprocess.Popen[bytes] | None = None
         self._own: set[int] = set()
+        self._ranks: dict[int, int] = {}
         if self.private:
             self.shm.mkdir()
             mounts = f"mount --bind {self.shm} /dev/shm"
@@ -371,6 +380,10 @@ class Place:
 
     def ranks(self) -> dict[int, int]:
         """Return the process of every rank that runs."""
+        if len(self._ranks) == REAL and all(
+            Path(f"/proc/{process}").exists() for process in self._ranks.values()
+        ):
+            return self._ranks
         found = {}
         for process in self.processes():
             with contextlib.suppress(OSError):
@@ -386,6 +399,7 @@ class Place:
                     and Path(words[0].decode()).name.startswith("python")
                 ):
                     found[int(rank)] = process
+        self._ranks = found
         return found
 
     def leaks(self, *, swept: bool = True) -> list[str]:
@@ -450,7 +464,9 @@ def finish(job: subprocess.Popen[str], verdict: Verdict) -> tuple[int, str]:
 
 
 def train_arguments(subject: Subject, *more: str) -> list[str]:
-    given = {**SETTINGS, **subject.settings, "epochs": REAL_EPOCHS, "seed": 1, "strategy": subject.strategy}
+    given = {
+        **SETTINGS, **subject.settings, "data": REAL_DATA, "epochs": REAL_EPOCHS, "seed": 1, "strategy": subject.strategy,
+    }  # fmt: skip
     ranks = "1" if subject.strategy == "serial" else str(REAL)
     arguments = [word for name, value in given.items() for word in (f"--{name}", str(value))]
     return ["train", *arguments, "-n", ranks, "--runs", "runs", "--name", "case", "--json", "--quiet", *more]
@@ -526,9 +542,11 @@ def wait_moment(
         with contextlib.suppress(subprocess.TimeoutExpired):
             job.wait(moment)
         return f"{moment:.2f} s after the start"
-    epoch = r.randrange(REAL_EPOCHS)
+    wait_for_epoch(here, job, 0)
+    here.ranks()  # finding them takes a while: not at the moment itself
+    epoch = r.randrange(REAL_EPOCHS) if subject.tells else 0
     wait_for_epoch(here, job, epoch)
-    moment = r.random() * whole.seconds / REAL_EPOCHS
+    moment = r.random() * whole.seconds / (REAL_EPOCHS if subject.tells else 1)
     with contextlib.suppress(subprocess.TimeoutExpired):
         job.wait(moment)
     return f"{moment:.2f} s into epoch {epoch + 1}"
@@ -573,6 +591,7 @@ def killed(subject: Subject, r: random.Random, run: Any) -> Verdict:
         if victim is not None:
             with contextlib.suppress(OSError):
                 os.kill(ranks[victim], signal.SIGKILL)
+                verdict.struck = True
         status, said = finish(job, verdict)
         if status != 0:
             verdict.ended.append(f"status {status} after rank {victim} was killed")
@@ -619,6 +638,7 @@ def cut(subject: Subject, r: random.Random, run: Any) -> Verdict:
         job = here.start(*train_arguments(subject, "--checkpoint-every", f"{r.choice((5, 20, 100))} steps"))
         verdict.note = wait_moment(here, job, subject, r, early=0.1)
         everything = r.random() < 0.5
+        verdict.struck = job.poll() is None
         verdict.note += ", all processes" if everything else ", the launcher"
         if everything:
             while victims := here.processes():  # none may be left that starts others
@@ -646,6 +666,7 @@ def stopped(subject: Subject, r: random.Random, run: Any) -> Verdict:
         every = ["--checkpoint-every", "20 steps"] if r.random() < 0.5 else []
         job = here.start(*train_arguments(subject, *every))
         verdict.note = f"{number.name} {wait_moment(here, job, subject, r, early=0.1)}"
+        verdict.struck = job.poll() is None
         job.send_signal(number)
         status, said = finish(job, verdict)
         if status != 128 + number and not (status == 0 and results(said)):
@@ -672,6 +693,7 @@ def frozen(subject: Subject, r: random.Random, run: Any) -> Verdict:
         if victim is not None:
             with contextlib.suppress(OSError):
                 os.kill(ranks[victim], signal.SIGSTOP)
+                verdict.struck = True
         status, said = finish(job, verdict)
         if status == 0 and results(said):
             verdict.note += " (the work was done)"
@@ -697,6 +719,7 @@ def disk(subject: Subject, r: random.Random, run: Any) -> Verdict:
         job = here.start(*train_arguments(subject, *every))
         verdict.note = wait_moment(here, job, subject, r, early=0.0)
         filler = here.seen(here.runs) / "filler"
+        verdict.struck = job.poll() is None
         fill(filler)
         if r.random() < 0.4:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -711,16 +734,16 @@ def disk(subject: Subject, r: random.Random, run: Any) -> Verdict:
             verdict.result.append("no accuracy was printed")
         else:
             check_accuracy(verdict, found["test_accuracy"], undisturbed(subject.strategy).accuracies)
-            places = (here.seen(here.runs), here.folder / "tmp", here.folder / "home")
-            models = [path for folder in places for path in folder.rglob("model.npz")]
-            good = [path for path in models if readable(path)]
-            if not good:
-                verdict.result.append(f"the model was not saved ({len(models)} damaged files)")
-            elif here.seen(here.runs) not in good[0].parents:
+            run = here.folder / found["run"]
+            rescued = run.parent != here.runs  # into a folder of its own, which is meant to stay
+            saved = run if rescued else here.seen(run)
+            if not readable(saved / "model.npz") or not (saved / "summary.json").exists():
+                verdict.result.append(f"the run was not saved in {run}")
+            elif rescued:
                 verdict.note += ", saved elsewhere"
-                for folder in (here.folder / "tmp").iterdir():  # that is where it was meant to go
-                    if any(folder in path.parents for path in good):
-                        shutil.rmtree(folder)
+                if run.parent not in (here.folder / "tmp", here.folder / "home"):
+                    verdict.result.append(f"the run was saved in {run}")
+                shutil.rmtree(run)
         verdict.leaking += here.leaks()
     return verdict
 
@@ -779,11 +802,11 @@ def chosen(words: str | None) -> list[Subject]:
 
 def table(counts: dict[tuple[str, str], Counter[str]]) -> str:
     """Return the figures by strategy and kind."""
-    rows = [("strategy", "kind", "cases", *COLUMNS.values())]
+    rows = [("strategy", "kind", "cases", "struck in time", *COLUMNS.values())]
     for (strategy, kind), of in counts.items():
-        rows.append((strategy, kind, str(of["cases"]), *(str(of[column]) for column in COLUMNS)))
+        rows.append((strategy, kind, *(str(of[column]) for column in ("cases", "struck", *COLUMNS))))
     total: Counter[str] = sum(counts.values(), Counter())
-    rows.append(("all", "", str(total["cases"]), *(str(total[column]) for column in COLUMNS)))
+    rows.append(("all", "", *(str(total[column]) for column in ("cases", "struck", *COLUMNS))))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(
         "  ".join(
@@ -833,6 +856,7 @@ def main() -> int:
         strategy, kind, _ = name.rsplit("/", 2)
         of = counts.setdefault((strategy, kind), Counter())
         of["cases"] += 1
+        of["struck"] += verdict.struck
         for column in COLUMNS:
             of[column] += bool(getattr(verdict, column))
         if verdict.wrong:

@@ -621,7 +621,7 @@ def checkpoints(folder: Path) -> Reader:
         run = fitted.run.rename(folder / name)
         (run / "summary.json").unlink()
         (run / "model.npz").unlink()
-        for path in (run / "checkpoints").rglob("*.npz"):
+        for path in sorted((run / "checkpoints").rglob("*.npz")):
             if path.stem == "000002":
                 names.append(str(path.relative_to(folder)))
             else:  # of the end: nothing would be left to train

@@ -39,6 +39,8 @@ SLOTS = 2
 LEAST = 2.0**-10
 # The numbers of all ranks' weights, at most, that are recorded: those of the last epochs.
 NOTED = 100_000
+# The places of the two reasons why messages were not sent.
+LIGHT, BUSY = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,11 @@ class Gossip(Strategy):
             comm = me.comm.Dup()  # only for these messages
             mail = Mail(me.vector, comm, slots=SLOTS)
         now = me.kept(
-            "gossip", own=own, w=1 / me.size, draw=np.random.default_rng((me.seed, me.rank)), light=0, busy=0
+            "gossip",
+            own=own,
+            w=1 / me.size,
+            draw=np.random.default_rng((me.seed, me.rank)),
+            not_sent=np.zeros(2, np.int64),
         )
         if me.resumed_from:  # the weight of messages that were in flight is lost
             total = float(me.control.total(np.array([now.w]))[0])
@@ -113,9 +119,9 @@ class Gossip(Strategy):
                 if turn % self.every:
                     continue
                 if now.w < LEAST / me.size:
-                    now.light += 1
+                    now.not_sent[LIGHT] += 1
                 elif (envelope := mail.free()) is None:
-                    now.busy += 1
+                    now.not_sent[BUSY] += 1
                 else:
                     now.w /= 2  # w_i <- w_i / 2
                     envelope.weight[0], envelope.x[:] = now.w, x
@@ -132,7 +138,7 @@ class Gossip(Strategy):
                 own[:] = x
                 now.w = 1 / me.size
         with me.evaluation():
-            self._tell(me, mail, now.light, now.busy)
+            self._tell(me, mail, now.not_sent)
         comm.Free()
 
     def _note(self, me: Worker, own: Array, w: float) -> None:
@@ -154,8 +160,8 @@ class Gossip(Strategy):
                     values.append(value)
                     del values[: -max(1, NOTED // me.size)]
 
-    def _tell(self, me: Worker, mail: Mail, light: int, busy: int) -> None:
-        mine = np.array([mail.sent.total(), mail.received, light, busy])
+    def _tell(self, me: Worker, mail: Mail, not_sent: Array) -> None:
+        mine = np.array([mail.sent.total(), mail.received, *not_sent])
         sent, received, light, busy = map(int, me.control.total(mine))
         me.findings["messages"] = {
             "sent": sent,

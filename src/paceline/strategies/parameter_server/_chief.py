@@ -150,19 +150,25 @@ class Chief:
 
     def resume(self, saved: dict[str, Any], ends: int) -> None:
         """Continue from a state, with a dealer that does so; `ends`: the number of epochs that have ended."""
-        self._done = saved["done"]
+        self._done = int(saved["done"])
         known = np.unpackbits(saved["known"])[: self.me.steps]
         self._known[: known.size] = known
         if "guard" in saved:
             self._guard.resume(saved["guard"])
-        self._sums = {int(epoch): list(sums) for epoch, sums in saved["sums"].items()}
-        self._scores = {int(epoch): Score(*score) for epoch, score in saved["scores"].items()}
+        self._sums = {
+            int(epoch): [float(loss), int(count), int(batches)]
+            for epoch, (loss, count, batches) in saved["sums"].items()
+        }
+        self._scores = {
+            int(epoch): Score(float(loss), int(correct), int(count))
+            for epoch, (loss, correct, count) in saved["scores"].items()
+        }
         for epoch in range(self.me.epochs_ended, ends):
             whole = np.array(self.me.model.x)  # of parts that were lost with a master, the current values
             for start, stop, values in saved["waiting"].get(str(epoch), ()):
                 whole[start:stop] = values
             self._parts[epoch] = [(slice(0, whole.size), whole)]
-            self._ended[epoch] = saved["ended"].get(str(epoch), self.me.train_seconds)
+            self._ended[epoch] = float(saved["ended"].get(str(epoch), self.me.train_seconds))
             if epoch not in self._scores:
                 self._queue.append(epoch)
 

@@ -116,6 +116,15 @@ class PieceState:
     arrays: dict[str, Array] = field(default_factory=dict)
     """Those of rule and update, whose names begin with `rule.` and `update.`, and the ones above."""
 
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> PieceState:
+        """Return a state that was saved, with values of the right types."""
+        whole = {name: int(saved[name]) for name in ("start", "stop", "arrivals", "version", "count")}
+        return cls(
+            **whole, halved=float(saved["halved"]), good=bool(saved["good"]), skip=list(map(int, saved["skip"])),
+            arrays={name: values[...] for name, values in saved["arrays"].items()},
+        )  # fmt: skip
+
     def numbers(self) -> dict[str, Any]:
         """Return everything except the arrays."""
         return {name: value for name, value in vars(self).items() if name != "arrays"}

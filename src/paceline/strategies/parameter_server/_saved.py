@@ -84,14 +84,17 @@ class Saved:
         dealt[: bits.size] = bits
         if resumption.same_ranks:
             parts = [parts[resumption.own]]
-        pieces = [PieceState(**piece) for part in parts for piece in part.get("pieces", ())]
+        pieces = [PieceState.of(piece) for part in parts for piece in part.get("pieces", ())]
         if "losses" in parts[0]:
             losses = [row for row in parts[0]["losses"] if me.rank == 0]
             return cls(pieces, dealt, chief, True, parts[0]["epochs"], losses, survived=True)
         known = resumption.same_ranks or me.rank == 0  # by the worker that computed them, or else by master 0
-        losses = [part["last"] for part in parts if known and part.get("last", (-1,))[0] >= 0]
-        ends = resumption.first["kept"][NAME]["ends"]
-        return cls(pieces, dealt, chief, ends, int(dealt.sum()) // me.steps_per_epoch, losses)
+        last = [tuple(map(float, part.get("last", (-1, 0, 0)))) for part in parts if known]
+        losses = [(step, loss, count) for step, loss, count in last if step >= 0]
+        ends, count = bool(resumption.first["kept"][NAME]["ends"]), int(dealt.sum())
+        if any(one.arrivals - len(one.skip) != count for one in pieces):
+            raise ValueError(f"a master has not had the {count:,} gradients that were dealt")
+        return cls(pieces, dealt, chief, ends, count // me.steps_per_epoch, losses)
 
     def give(self, master: Master) -> None:
         """Let a master continue from here."""
