@@ -794,15 +794,18 @@ class Session:
         """
         if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
             raise UsageError(f"accumulate must be a whole number of at least 1; got {accumulate!r}")
-        kind = tuple(map(id, loader)) if isinstance(loader, (tuple, list)) else id(loader)
-        if self.samples is None or self._loader[0] != kind:
-            if self._turn is not None:
-                raise UsageError("share must be given the same loader in every epoch")
-            self._loader = (kind, loader)
+        if self.samples is None or self._loader is not loader:
+            before, self._loader = self.samples, loader
             self.samples = samples_of(loader, batch=batch, steps=steps, seed=self._seed)
+            size = (self.samples.count, self.samples.batch)
+            if before is not None and size != (before.count, before.batch):
+                raise UsageError(
+                    f"share needs samples and batches of the same number in every epoch: {before.count} in batches of "
+                    f"{before.batch} at first, now {size[0]} in batches of {size[1]}"
+                )
         return Share(self, self.samples, accumulate)
 
-    _loader: tuple[Any, Any] = (None, None)
+    _loader: Any = None
     _place: SimulatedProgram | None = None
     _began = 0.0
 
