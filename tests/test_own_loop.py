@@ -518,11 +518,11 @@ def test_the_command_on_real_ranks(tmp_path: Path) -> None:
     done = command(tmp_path, "-n", "2", "--strategy", "sync", "--name", "one", "program.py", "its", "own")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n")[:2]) == [f"rank {rank} of 2 ['its', 'own']" for rank in range(2)]
-    assert "run: runs/one" in done.stderr
+    assert done.stderr.rstrip().endswith("runs/one")
     run = Run(tmp_path / "runs/one")
     assert run.config["strategy"] == "sync"
     assert run.summary["ranks"] == 2
-    assert run.epochs[-1].validation_accuracy == run.epochs[-1].metrics["accuracy"]
+    assert run.epochs[-1]["validation_accuracy"] == run.epochs[-1]["metrics"]["accuracy"]
     failed = command(tmp_path, "-n", "2", "--runs", "others", "program.py", "fail")
     assert failed.returncode == 1
     assert "rank 1 of 2" in failed.stderr
@@ -531,13 +531,13 @@ def test_the_command_on_real_ranks(tmp_path: Path) -> None:
 
 def test_the_command_in_the_simulator(tmp_path: Path) -> None:
     done = command(
-        tmp_path, "--on", "sim", "-n", "8", "--network", "10gbe", "--strategy", "local-sgd", "program.py"
+        tmp_path, "--on", "sim", "-n", "5", "--network", "10gbe", "--strategy", "local-sgd", "program.py"
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("of 8") == 8
+    assert done.stdout.count("of 5") == 5
     [folder] = (tmp_path / "runs").iterdir()
     assert Run(folder).simulated is not None
-    assert "virtual seconds on 8 ranks" in done.stderr
+    assert "virtual seconds on 5 ranks" in done.stderr
 
 
 @pytest.mark.parametrize(
