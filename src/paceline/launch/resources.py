@@ -6,6 +6,7 @@ why more ranks are slower.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
 import os
@@ -169,6 +170,29 @@ def apply_threads(threads: int) -> None:
     threadpool_limits(threads)
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(threads)
+
+
+# What a process keeps of the memory that it frees, and the largest block that it keeps, in bytes.
+KEPT, LARGEST_KEPT = 256 << 20, 32 << 20
+# mallopt's numbers of these, and variables with which a user sets them.
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+OWN_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+
+
+def keep_memory() -> bool:
+    """Let this process keep memory that it frees, up to 256 MiB, instead of returning it to the system at once.
+
+    A training step allocates and frees the same megabytes every time, and glibc returns them and gets them again page by
+    page. A ResNet of 2.4 million parameters, 8 images, one thread: 5,300 page faults and 94 ms of a core a step,
+    afterwards none and 77 ms, with the same memory in use. Returns False if nothing was set: with another C library,
+    or if the environment has settings of the user's own.
+    """
+    if any(name in os.environ for name in OWN_SETTINGS):
+        return False
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is None:
+        return False
+    return bool(set_option(MMAP_THRESHOLD, LARGEST_KEPT)) and bool(set_option(TRIM_THRESHOLD, KEPT))
 
 
 # Files that the MPI libraries create in /dev/shm; those that no process uses were left by killed jobs.

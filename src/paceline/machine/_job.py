@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from paceline.collectives import Factored, factors_pay, make_exchange
 from paceline.comm import Recorded, mpi_of
 from paceline.data import Batch, Batches, Subset, chunks, load
-from paceline.launch import limit_threads
+from paceline.launch import keep_memory, limit_threads
 from paceline.launch.cores import VARIABLE
 from paceline.record import STEP_COLUMNS
 from paceline.strategies import Strategy
@@ -58,6 +58,7 @@ def measure(
     job, config = replace(job, data=data), job.config
     data = load(config.data if data is None else data)
     strategy: Any = job.chosen()
+    keep_memory()
     with limit_threads(threads):
         update, schedule = (
             build_component("updates", config.update),

@@ -22,7 +22,14 @@ from paceline.comm.torch_processes import Processes
 from paceline.comm.tracing import Events, Tracer, event_limit, gather_events
 from paceline.data import Batches, Dataset
 from paceline.errors import AgreedError, StoppedError, UsageError
-from paceline.launch import StopRequests, announce_run, limit_threads, note_survivors, threads_of_rank
+from paceline.launch import (
+    StopRequests,
+    announce_run,
+    keep_memory,
+    limit_threads,
+    note_survivors,
+    threads_of_rank,
+)
 from paceline.models import Model, flat_buffers
 from paceline.record import STEP_COLUMNS, Epoch, Record, RowLog, Run, Spool, gather_rows, release
 from paceline.record.checkpoint import latest
@@ -375,6 +382,7 @@ def train(
         {**asdict(job.config), "strategy": job.name(), "record": job.runs is not None, "trace": job.trace},
     )
     threads = threads_of_rank(comm, job.config.threads)
+    keep_memory()
     with limit_threads(threads), watch_ranks(comm, job.safety) as watchdog:
         place = Process(comm, threads, watchdog, requests)
         try:
