@@ -32,6 +32,11 @@ class Config:
 
     data: str = _setting("mnist", "a data set by name, a file or folder, or module:function", "DATA")
     model: str = _setting("mlp:128,64", "a network by name with its options, or module:function", "MODEL")
+    labels: Literal["classes", "numbers"] | None = _setting(
+        None,
+        "what the labels of arrays, tables and archives are: classes, or numbers to be predicted (default: text and "
+        "integers are classes, floats are numbers)",
+    )
     strategy: str = _setting("sync", "how the ranks train together, or module:class", "STRATEGY")
     update: str = _setting("sgd", "how a gradient changes the parameters", "UPDATE")
     lr: float | None = _setting(
@@ -116,9 +121,12 @@ class Config:
             ("lr_scaling", ("none", "linear", "square-root")),
             ("dtype", ("float32", "float64")),
             ("on_divergence", ("stop", "halve", "ignore")),
+            ("labels", (None, "classes", "numbers")),
         ):
             if getattr(self, name) not in choices:
-                raise unknown(name.replace("_", "-"), str(getattr(self, name)), choices)
+                raise unknown(
+                    name.replace("_", "-"), str(getattr(self, name)), [word for word in choices if word]
+                )
         if self.lr_scaling != "none" and self.batch_per_rank is None:
             raise UsageError(
                 f"lr-scaling={self.lr_scaling} needs batch-per-rank: a fixed batch does not grow"

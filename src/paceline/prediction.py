@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline import names as spec
-from paceline.data import ArraySplit, Dataset, Split, check_inputs, check_labels, chunks, load
+from paceline.data import (
+    IGNORED,
+    ArraySplit,
+    Dataset,
+    Inputs,
+    Several,
+    Split,
+    check_inputs,
+    check_labels,
+    chunks,
+    fields_of,
+    has_several,
+    load,
+)
 from paceline.errors import UntrustedError, UsageError, unknown
-from paceline.models import Model, as_model, make
+from paceline.models import Model, as_model, make, tally
 from paceline.record import Run
 
 Array = NDArray[Any]
@@ -26,7 +40,9 @@ class Predicted:
     """The scores of each sample, the predicted classes (empty for regression), and accuracy and loss against the labels."""
 
     scores: Array
+    """One row per sample, as the model returns it."""
     classes: Array
+    """In the shape of the labels: a class for each sample, or for each of its words or pixels; 0 or 1 for no or yes."""
     accuracy: float | None
     loss: float | None
     cut: str | None = None
@@ -98,19 +114,25 @@ def predict(
     count = sum(map(len, parts))
     if not count:
         raise UsageError(f"{name} has no {split or 'test'} samples")
-    scores, loss, correct = [], 0.0, 0
+    scores, loss, weight, right, answers = [], 0.0, 0.0, 0, 0
+    keeps = getattr(trained, "keeps", None)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # a model that diverged
         for part in parts:
-            for inputs, labels in chunks(part, dtype=trained.x.dtype):
+            for inputs, labels in chunks(part, dtype=trained.x.dtype, keeps=keeps):
                 scores.append(np.array(trained.predict(inputs)))
-                some_loss, some_correct = trained.evaluate(inputs, labels)
-                loss, correct = loss + some_loss, correct + some_correct
+                found = tally(trained, inputs, labels)
+                loss, weight = loss + found.loss, weight + found.weight
+                right, answers = right + found.right, answers + found.answers
     whole = np.concatenate(scores)
+    classes = np.empty(0, np.int64)
+    if answers or config["classes"]:
+        classify = getattr(trained, "classify", None)
+        classes = whole.argmax(axis=1) if classify is None else classify(whole, parts[0].label_shape)
     return Predicted(
         scores=whole,
-        classes=whole.argmax(axis=1) if config["classes"] else np.empty(0, np.int64),
-        accuracy=correct / count if config["classes"] else None,
-        loss=loss / count,
+        classes=classes,
+        accuracy=right / answers if answers else None,
+        loss=loss / weight if weight else None,
         cut=source.cut,
     )
 
@@ -123,10 +145,15 @@ def _recorded(run: Run, trust: bool) -> Dataset:
             return load(config["data"])
     shape, label_shape = tuple(config["shape"]), tuple(config["label_shape"])
     labels = np.empty((0, *label_shape), np.int64 if config["classes"] else np.float32)
-    none = ArraySplit(np.empty((0, *shape), np.float32), labels)
+    inputs: Inputs = np.empty((0, *shape), np.float32)
+    if fields := config.get("inputs"):
+        arrays = [np.empty((0, *field["shape"]), field["dtype"]) for field in fields]
+        names = [field["name"] for field in fields if field["name"]]
+        inputs = Several(arrays, names) if names or len(arrays) > 1 else arrays[0]
+    none = ArraySplit(inputs, labels)
     return Dataset(
         name=config["data"], shape=shape, classes=config["classes"], train=none, validation=none, test=none,
-        label_shape=label_shape, class_names=tuple(config["class_names"]),
+        label_shape=label_shape, class_names=tuple(config["class_names"]), ignored=config.get("ignored"),
     )  # fmt: skip
 
 
@@ -134,8 +161,10 @@ def _samples(run: Run, data: Any, split: str, trust: bool) -> tuple[str, list[Sp
     """Return the name of the data and the requested parts, checked against the run's model."""
     if data is None and "data" in run.config.get("objects", ()):
         raise UsageError(f"the data of {run.folder} were given as an object: give the samples, as data=…")
-    if split == "all" and isinstance(data, tuple) and len(data) == 2 and all(map(_is_array, data)):
-        return "arrays", [_pair(run, np.asarray(data[0]), np.asarray(data[1]))]
+    if split == "all" and isinstance(data, tuple) and len(data) == 2 and _is_array(data[1]):
+        inputs, labels = data
+        if _is_array(inputs) or (run.config.get("inputs") and isinstance(inputs, tuple | Mapping)):
+            return "arrays", [_pair(run, Several.of(inputs), np.asarray(labels))]
     with spec.registered_only(str(run.folder), trust=trust or data is not None):
         dataset = _load_like(run, data, whole=split == "all")
     numbers = _check(run, dataset)
@@ -151,14 +180,16 @@ class Renumbered:
     def __init__(self, split: Split, numbers: Array) -> None:
         self.split, self.numbers = split, numbers
         self.shape, self.label_shape, self.label_dtype = split.shape, split.label_shape, split.label_dtype
+        self.fields = fields_of(split)
 
     def __len__(self) -> int:
         return len(self.split)
 
-    def take(self, indices: Array, inputs: Array, labels: Array) -> None:
+    def take(self, indices: Array, inputs: Inputs, labels: Array) -> None:
         """Write the samples at `indices` into `inputs` and their renumbered classes into `labels`."""
         self.split.take(indices, inputs, labels)
-        labels[...] = self.numbers[labels]
+        counted = labels != IGNORED
+        labels[counted] = self.numbers[labels[counted]]
 
 
 def _load_like(run: Run, data: Any, *, whole: bool) -> Dataset:
@@ -166,7 +197,7 @@ def _load_like(run: Run, data: Any, *, whole: bool) -> Dataset:
     choices: list[dict[str, Any]] = [{}]
     file = isinstance(data, str | os.PathLike) and "target" in run.config  # earlier records do not say it
     if data is None or file:
-        choices.insert(0, {"target": "classes" if run.config["classes"] else "values"})
+        choices.insert(0, {"labels": "classes" if run.config["classes"] else "numbers"})
     if whole and data is not None:
         choices = [*(choice | {"validation": 0, "test": 0} for choice in choices), *choices]
     for options in choices[:-1]:
@@ -175,13 +206,21 @@ def _load_like(run: Run, data: Any, *, whole: bool) -> Dataset:
     return load(run.config["data"] if data is None else data)
 
 
-def _pair(run: Run, inputs: Array, labels: Array) -> Split:
+def _pair(run: Run, inputs: Inputs, labels: Array) -> Split:
     classes = run.config["classes"]
     check_inputs("arrays", inputs)
     if classes:
-        check_labels("arrays", labels, len(inputs), classes, each=False)
+        ignored = run.config.get("ignored")
+        check_labels(
+            "arrays",
+            labels,
+            len(inputs),
+            classes,
+            each=False,
+            ignored=IGNORED if ignored is None else ignored,
+        )
     split = ArraySplit(inputs, labels if classes else np.asarray(labels, np.float64))
-    _check_shapes(run, "arrays", split.shape, split.label_shape)
+    _check_shapes(run, "arrays", split)
     return split
 
 
@@ -193,7 +232,7 @@ def _check(run: Run, data: Dataset) -> Array | None:
     config = run.config
     if "shape" not in config or data is None:
         return None
-    _check_shapes(run, data.name, data.shape, data.label_shape)
+    _check_shapes(run, data.name, data.train)
     if config["classes"] and not data.classes:
         raise UsageError(
             f"{data.name} has values as labels; {run.folder} was trained on {config['classes']} classes"
@@ -216,8 +255,20 @@ def _check(run: Run, data: Dataset) -> Array | None:
     return None
 
 
-def _check_shapes(run: Run, name: str, shape: tuple[int, ...], label_shape: tuple[int, ...]) -> None:
-    for what, got, recorded in (("samples", shape, "shape"), ("labels", label_shape, "label_shape")):
+def _check_shapes(run: Run, name: str, split: Split) -> None:
+    fields = run.config.get("inputs") or []
+    if has_several(split) or len(fields) > 1 or any(field["name"] for field in fields):
+        wants = [(field["name"], tuple(field["shape"])) for field in fields]
+        gets = [(field.name, field.shape) for field in fields_of(split)]
+        if wants != gets:
+            raise UsageError(
+                f"{name} has the inputs {_described(gets)}; {run.folder} was trained on "
+                f"{_described(wants) if wants else _size(tuple(run.config['shape']))}"
+            )
+    for what, got, recorded in (
+        ("samples", split.shape, "shape"),
+        ("labels", split.label_shape, "label_shape"),
+    ):
         wanted = tuple(run.config.get(recorded, got))
         if got != wanted:
             raise UsageError(
@@ -227,6 +278,10 @@ def _check_shapes(run: Run, name: str, shape: tuple[int, ...], label_shape: tupl
 
 def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(names if len(names) <= 20 else (*names[:20], "…"))
+
+
+def _described(fields: list[tuple[str, tuple[int, ...]]]) -> str:
+    return ", ".join(f"{name} of {_size(shape)}" if name else _size(shape) for name, shape in fields)
 
 
 def _size(shape: tuple[int, ...]) -> str:

@@ -61,9 +61,9 @@ def test_classes_or_values(tmp_path: Path) -> None:
     assert (data.classes, content(data)[1], data.class_names) == (2, [1, 0, 1, 0], ("9", "10"))
     for option in (",target=values", ",labels=numbers"):
         data = table(tmp_path, grades, option)
-        assert (data.target, content(data)[1], data.remarks) == ("values", [10, 9, 10, 9], ())
+        assert (data.target, content(data)[1], data.remarks) == ("numbers", [10, 9, 10, 9], ())
     data = table(tmp_path, grades.replace("9", "9.25"))
-    assert (data.target, content(data)[1], data.remarks) == ("values", [10, 9.25, 10, 9.25], ())
+    assert (data.target, content(data)[1], data.remarks) == ("numbers", [10, 9.25, 10, 9.25], ())
     for option in (",target=classes", ",labels=classes"):
         data = table(tmp_path, grades.replace("9", "9.25"), option)
         assert (data.classes, content(data)[1], data.class_names) == (2, [1, 0, 1, 0], ("9.25", "10"))
@@ -77,24 +77,24 @@ def test_classes_or_values(tmp_path: Path) -> None:
         ([n % 3 + 1 for n in range(10)], "classes", 3),
         ([100 * (n % 20) for n in range(40)], "classes", 20),
         ([n % 30 for n in range(60)], "classes", 30),
-        ([n % 30 + 1 for n in range(60)], "values", 30),
-        ([n % 20 for n in range(39)], "values", 20),
-        ([1_000 * n for n in range(50)], "values", 50),
-        ([-n for n in range(5)], "values", 5),
+        ([n % 30 + 1 for n in range(60)], "numbers", 30),
+        ([n % 20 for n in range(39)], "numbers", 20),
+        ([1_000 * n for n in range(50)], "numbers", 50),
+        ([-n for n in range(5)], "numbers", 5),
     ],
 )
 def test_whole_numbers_are_taken_for_one_of_them_and_the_data_say_which(
     tmp_path: Path, labels: list[int], taken: str, count: int
 ) -> None:
     text = "a,b\n" + "".join(f"{n},{label}\n" for n, label in enumerate(labels))
-    other = "values" if taken == "classes" else "classes"
+    other = "numbers" if taken == "classes" else "classes"
     for data in (table(tmp_path, text), table(tmp_path, text)):  # the second time from the cache
         assert (data.target, data.classes) == (taken, count if taken == "classes" else 0)
         assert data.remarks == (
             f"mine.csv: column 'b' holds whole numbers, {count} different ones in {len(labels)} samples: "
-            f"taken as {taken}; target={other} makes them {other}",
+            f"taken as {taken}; labels={other} makes them {other}",
         )
-    said = table(tmp_path, text, f",target={other}")
+    said = table(tmp_path, text, f",labels={other}")
     assert (said.target, said.remarks) == (other, ())
 
 
@@ -133,7 +133,7 @@ def test_rows_are_divided_evenly(tmp_path: Path) -> None:
         (FLOWERS.replace("4.5", "nan"), "", "features must be finite; sample 1 has nan in feature 1"),
         (FLOWERS.replace("4.5", "1e999"), "", "features must be finite; sample 1 has inf in feature 1"),
         (FLOWERS.replace("virginica", ""), "", "sample 1 has no label in column 'species'"),
-        (FLOWERS, ",target=values", "target=values needs numbers in column 'species'; got 'setosa'"),
+        (FLOWERS, ",target=values", "labels=numbers needs numbers in column 'species'; got 'setosa'"),
         (b"a,b\n\xff\xfe,1\n", "", "not a table in UTF-8"),
     ],
 )

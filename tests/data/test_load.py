@@ -56,8 +56,8 @@ def test_a_loader_takes_a_path_before_its_options(tmp_path: Path, monkeypatch: p
         spellings = (f"csv:{name},label=price,test=0", f"csv:{tmp_path / name},label=price,test=0")
         for text in (*spellings, f"csv:~/{name},label=price,test=0", f"{name}:label=price,test=0"):
             data = load(text)
-            assert (data.target, data.shape, len(data.train)) == ("values", (1,), 18)
-    assert load("csv:path=houses.csv,label=price,test=0").target == "values"
+            assert (data.target, data.shape, len(data.train)) == ("numbers", (1,), 18)
+    assert load("csv:path=houses.csv,label=price,test=0").target == "numbers"
     assert load("csv:houses.csv").shape == (1,)
     np.savez(tmp_path / "arrays.npz", x=np.zeros((20, 3)), y=np.arange(20) % 2)
     assert len(load("npz:arrays.npz,validation=0,test=5").train) == 15
@@ -69,7 +69,7 @@ def test_a_loader_takes_a_path_before_its_options(tmp_path: Path, monkeypatch: p
         ("houses.csv,label=price", "options follow a colon; write houses.csv:label=price"),
         ("csv:houses.csv,price", "csv takes option=value; got 'price'"),
         ("csv:house.csv,label=price", "no such file: house.csv"),
-        ("csv:houses.csv,lable=price", "unknown option of csv 'lable'; choose one of path, label, target"),
+        ("csv:houses.csv,lable=price", "unknown option of csv 'lable'; choose one of path, label, labels"),
         ("csv:label=price", "csv needs path; write csv:path="),
     ],
 )
@@ -134,7 +134,7 @@ def test_other_mistakes(tmp_path: Path) -> None:
     ):
         load("iris", shuffle=True)
     (tmp_path / "a.csv").write_text("1,x\n2,y\n")
-    with pytest.raises(UsageError, match="unknown option of csv 'lable'; choose one of path, label, target"):
+    with pytest.raises(UsageError, match="unknown option of csv 'lable'; choose one of path, label, labels"):
         load(f"{tmp_path / 'a.csv'}:lable=1")
 
 

@@ -11,7 +11,7 @@ from paceline.errors import UsageError
 
 INPUTS = np.arange(80, dtype=np.float64).reshape(40, 2)
 LABELS = np.arange(40) % 4
-HINT = "; target=values takes whole numbers as values, target=classes as names of classes"
+HINT = "; labels=numbers takes whole numbers as numbers, labels=classes as names of classes"
 
 
 def sizes(data: object) -> list[int]:
@@ -64,16 +64,22 @@ def test_classes_or_values(tmp_path: Path) -> None:
     file = tmp_path / "mine.npz"
     np.savez(file, x=INPUTS, y=LABELS * 3 + 1, rounded=LABELS * 1.0)
     values = load(f"{file}:target=values,test=0,validation=0")
-    assert (values.target, next(chunks(values.train))[1].tolist()) == ("values", (LABELS * 3.0 + 1).tolist())
+    assert (values.target, next(chunks(values.train))[1].tolist()) == ("numbers", (LABELS * 3.0 + 1).tolist())
     classes = load(f"{file}:target=classes,test=0,validation=0")
     assert (classes.classes, classes.class_names) == (4, ("1", "4", "7", "10"))
     assert next(chunks(classes.train))[1].tolist() == LABELS.tolist()
+    for name, other in (("numbers", values), ("classes", classes)):
+        assert load(f"{file}:labels={name},test=0,validation=0").target == other.target
+    with pytest.raises(UsageError, match=r"target=values and labels=classes contradict each other"):
+        load(f"{file}:labels=classes,target=values")
+    with pytest.raises(UsageError, match=r"unknown labels of .* 'reals'; choose one of classes, numbers"):
+        load(f"{file}:label=y,labels=reals")
     assumed = load(f"{file}:inputs=x,labels=rounded")
     assert (
         assumed.remarks == load(f"{file}:inputs=x,labels=rounded").remarks
     )  # the second one is from the cache
-    assert assumed.remarks[0].endswith("taken as values; target=classes makes them classes")
-    assert load(f"{file}:inputs=x,labels=rounded,target=classes").remarks == ()
+    assert assumed.remarks[0].endswith("taken as numbers; labels=classes makes them classes")
+    assert load(f"{file}:inputs=x,label=rounded,labels=classes").remarks == ()
 
 
 def test_it_is_read_again_when_it_changes(tmp_path: Path, cache: Path) -> None:
@@ -109,7 +115,9 @@ def test_what_can_be_wrong_inside(tmp_path: Path) -> None:
     assert wrong(tmp_path, x=INPUTS, y=LABELS * 2).endswith(f"class 1 of the classes 0 to 6 has none{HINT}")
     assert wrong(tmp_path, x=INPUTS[:0], y=LABELS[:0]).endswith("no samples; the inputs have shape (0, 2)")
     assert wrong(tmp_path, x=INPUTS + 1j, y=LABELS).endswith("features must be real numbers; got complex128")
-    assert wrong(tmp_path, x=INPUTS, y=np.eye(40, dtype=int)).endswith(f"got labels of shape (40, 40){HINT}")
+    assert wrong(tmp_path, x=INPUTS, y=np.eye(40, dtype=int) - 1).endswith(
+        f"labels must be from 0 to 0; sample 0 has -1 at 1{HINT}"
+    )
     assert wrong(tmp_path, x=INPUTS, y=np.full(40, np.nan)).endswith(
         "labels must be finite; sample 0 has nan"
     )

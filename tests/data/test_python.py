@@ -103,7 +103,7 @@ def test_real_targets_and_names() -> None:
 def test_whole_numbers_may_be_values_and_values_may_be_classes() -> None:
     for thing in ((INPUTS, LABELS), Mapped()):
         data = load(thing, target="values", validation=0, test=0)
-        assert (data.classes, data.target) == (0, "values")
+        assert (data.classes, data.target) == (0, "numbers")
         [(_, labels)] = list(chunks(data.train))
         assert labels.dtype == np.float32
         assert labels.tolist() == LABELS.tolist()
@@ -121,10 +121,14 @@ def test_whole_numbers_may_be_values_and_values_may_be_classes() -> None:
 
 
 def test_an_assumption_is_said() -> None:
-    assert load((INPUTS, LABELS)).remarks == load((INPUTS, INPUTS[:, 0] / 7)).remarks == ()
+    assert load((INPUTS, LABELS)).remarks == (
+        "arrays: the labels are whole numbers: taken as 3 classes; labels=numbers makes them numbers",
+    )
+    assert load((INPUTS, LABELS), labels="classes").remarks == load((INPUTS, LABELS), classes=3).remarks == ()
+    assert load((INPUTS, INPUTS[:, 0] / 7)).remarks == load((INPUTS, LABELS.astype(str))).remarks == ()
     assert load((INPUTS, LABELS * 1.0)).remarks == (
         "arrays: the labels are whole numbers stored as float64, 3 different ones in 30 samples: "
-        "taken as values; target=classes makes them classes",
+        "taken as numbers; labels=classes makes them classes",
     )
     assert load((INPUTS, LABELS * 1.0), target="values").remarks == ()
 
@@ -135,26 +139,30 @@ def test_an_assumption_is_said() -> None:
         (
             (INPUTS, LABELS + 1),
             {},
-            "has none; target=values takes whole numbers as values, target=classes as",
+            "has none; labels=numbers takes whole numbers as numbers, labels=classes as",
         ),
         (
             (INPUTS, LABELS),
             {"target": "class"},
             "unknown target of arrays 'class'; choose one of classes, values",
         ),
-        ((INPUTS, LABELS), {"target": "values", "classes": 3}, "target=values has no classes; got classes=3"),
+        (
+            (INPUTS, LABELS),
+            {"target": "values", "classes": 3},
+            "labels=numbers has no classes; got classes=3",
+        ),
         (
             (INPUTS, LABELS.astype(str)),
             {"target": "values"},
-            "target=values needs numbers; the labels are <U21",
+            "labels=numbers needs numbers; the labels are <U21",
         ),
-        (Mapped(), {"target": "values", "classes": 3}, "target=values has no classes; got classes=3"),
-        (Mapped(labels=LABELS + 1), {}, "has none; target=values takes whole numbers as values"),
+        (Mapped(), {"target": "values", "classes": 3}, "labels=numbers has no classes; got classes=3"),
+        (Mapped(labels=LABELS + 1), {}, "has none; labels=numbers takes whole numbers as numbers"),
         ((INPUTS, np.full(30, np.nan)), {"target": "classes"}, "labels must be finite; sample 0 has nan"),
         (
             Mapped(labels=LABELS / 2),
             {"target": "classes"},
-            "target=classes needs whole numbers; sample 1 has 0.5",
+            "labels=classes needs whole numbers; sample 1 has 0.5",
         ),
     ],
 )
@@ -219,7 +227,7 @@ NAN[4, 0] = np.nan
         (
             (INPUTS, LABELS),
             {"sead": 1},
-            "unknown option of arrays 'sead'; choose one of name, classes, target, scale",
+            "unknown option of arrays 'sead'; choose one of name, classes, labels, scale",
         ),
     ],
 )

@@ -32,7 +32,7 @@ def test_the_output_and_the_record_say_classes(tmp_path: Path, capsys: pytest.Ca
 
 def test_the_output_and_the_record_say_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = table(tmp_path, "prices.csv", [1000 + 7 * n for n in range(60)])
-    for option, said in (("", True), (",target=values", False)):
+    for option, said in (("", True), (",labels=numbers", False)):
         name = f"run{option.count('=')}"
         data = f"csv:{file},label=label{option}"
         assert main(["train", "--data", data, "--model", "mlp:4,standardise=true", "--strategy", "serial",
@@ -41,9 +41,9 @@ def test_the_output_and_the_record_say_values(tmp_path: Path, capsys: pytest.Cap
         printed = capsys.readouterr().out
         loss = Run(tmp_path / name).summary["test_loss"]
         assert f"test loss {loss:.4g} (values), " in printed.splitlines()[0]
-        assert ("taken as values; target=classes makes them classes" in printed) == said
+        assert ("taken as numbers; labels=classes makes them classes" in printed) == said
         config = json.loads((tmp_path / name / "config.json").read_text())
-        assert (config["target"], config["classes"]) == ("values", 0)
+        assert (config["target"], config["classes"]) == ("numbers", 0)
 
 
 @pytest.mark.parametrize("names", ["012", "357", "abc"])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from paceline.launch import Host
 
 GROUPS = {
-    "what to train": ("data", "model", "dtype"),
+    "what to train": ("data", "labels", "model", "dtype"),
     "how to train": (
         *("strategy", "update", "lr", "schedule", "lr_scaling", "batch", "batch_per_rank", "epochs", "draws"),
         *("seed", "reproducible", "on_divergence", "replay"),
@@ -58,6 +58,7 @@ def _add_fields(of: type[Any], group_of: dict[str, Any], but: Collection[str]) -
                 f"--{setting.name.replace('_', '-')}", action="store_true", help=setting.metadata["help"]
             )
             continue
+        kind = next((one for one in typing.get_args(kind) if typing.get_origin(one) is Literal), kind)
         literal = typing.get_origin(kind) is Literal
         kinds_taken = (kind, *typing.get_args(kind))
         number = int if int in kinds_taken else float if float in kinds_taken else str

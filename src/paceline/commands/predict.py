@@ -36,7 +36,7 @@ examples:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Predict; print one class per line, or the accuracy as JSON."""
+    """Predict; print the class or classes of one sample per line, or the accuracy as JSON."""
     from paceline.files import json_text, write_arrays
     from paceline.prediction import predict
 
@@ -52,10 +52,10 @@ def main(args: argparse.Namespace) -> int:
         print(json_text(found if predicted.cut is None else {**found, "cut": predicted.cut}))
         return 0
     if args.out is None:
-        np.savetxt(sys.stdout, predicted.classes if predicted.classes.size else predicted.scores, fmt="%g")
+        rows = predicted.classes if predicted.classes.size else predicted.scores
+        np.savetxt(sys.stdout, rows.reshape(len(rows), -1), fmt="%g")
     accuracy = "" if predicted.accuracy is None else f", accuracy {100 * predicted.accuracy:.2f} %"
+    loss = "unknown" if predicted.loss is None else f"{predicted.loss:.4f}"
     cut = "" if predicted.cut is None else f" (the run was {predicted.cut}: its last checkpoint)"
-    print(
-        f"{len(predicted.scores):,} samples, mean loss {predicted.loss:.4f}{accuracy}{cut}", file=sys.stderr
-    )
+    print(f"{len(predicted.scores):,} samples, mean loss {loss}{accuracy}{cut}", file=sys.stderr)
     return 0

@@ -15,15 +15,36 @@ from __future__ import annotations
 
 from paceline.data._batches import Batch, Batches, Shares, check_own, partition, piece
 from paceline.data._cache import cache_folders
-from paceline.data._dataset import ArraySplit, Dataset, Split, Subset, chunks
-from paceline.data._load import load, names_code
-from paceline.data._samples import check_inputs, check_labels
+from paceline.data._dataset import (
+    IGNORED,
+    ArraySplit,
+    Dataset,
+    Field,
+    Inputs,
+    Keeps,
+    Several,
+    Split,
+    Subset,
+    chunks,
+    empty_inputs,
+    fields_of,
+    has_several,
+    labels_at,
+)
+from paceline.data._load import load, load_labels, names_code
+from paceline.data._samples import Labels, check_inputs, check_labels
 
 __all__ = [
+    "IGNORED",
     "ArraySplit",
     "Batch",
     "Batches",
     "Dataset",
+    "Field",
+    "Inputs",
+    "Keeps",
+    "Labels",
+    "Several",
     "Shares",
     "Split",
     "Subset",
@@ -32,7 +53,12 @@ __all__ = [
     "check_labels",
     "check_own",
     "chunks",
+    "empty_inputs",
+    "fields_of",
+    "has_several",
+    "labels_at",
     "load",
+    "load_labels",
     "names_code",
     "partition",
     "piece",

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from paceline.data._dataset import Split, Subset, buffers
+from paceline.data._dataset import Inputs, Keeps, Split, Subset, buffers
 from paceline.errors import UsageError
 
 Array = NDArray[Any]
@@ -33,10 +33,10 @@ class Batch:
     (3, 10, 4, 7, (3, 4))
     """
 
-    inputs: Array
-    """Samples as floats, (count, *shape)."""
+    inputs: Inputs
+    """Samples, (count, *shape): floats, or int64 for a model that takes whole numbers; or `Several` such arrays."""
     labels: Array
-    """int64 classes, (count,), or real targets."""
+    """int64 classes or real numbers, (count, *label_shape)."""
     count: int
     """The number of samples in this piece; may be 0."""
     total: int
@@ -47,6 +47,11 @@ class Batch:
     """The number of the global batch in the run, from 0."""
     epoch: int
     """The number of the epoch, from 0."""
+    weight: float = 1.0
+    """The factor on losses and gradients if samples have weights: `total` / (the sum of the weights in the global batch).
+
+    So a sum over the samples, divided by `total`, is the weighted mean over the global batch.
+    """
 
 
 def piece(total: int, rank: int, ranks: int) -> tuple[int, int]:
@@ -99,10 +104,14 @@ class Batches:
         draws: int | None = None,
         time_only: bool = False,
         pieces: int | None = None,
+        keeps: Keeps | None = None,
+        weights: Array | None = None,
     ) -> None:
         """Prepare the batches; with `time_only` they only have a number of samples, for simulations of time.
 
         `pieces`: cut every batch into this many fixed pieces (see `parts`), of which each rank gets an equal number.
+        `keeps`: which inputs are handed over as the whole numbers that they are. `weights`: those of all samples of the
+        split, if they do not count alike (see `Batch.weight`).
         """
         samples = len(split)
         if samples == 0:
@@ -127,13 +136,15 @@ class Batches:
         self.draws = draws
         self.time_only = time_only
         self.pieces = pieces
+        self.keeps = keeps
+        self.weights = weights
         self.steps_per_epoch = draws if draws is not None else -(-samples // batch)
         self.samples_per_epoch = draws * batch if draws is not None else samples
         self._ends: Array | None = None
         self._piece = self._cut(batch)
         self.dtype = dtype
         self._inputs, self._labels = buffers(
-            split, 0 if time_only else self._piece[1] - self._piece[0], dtype
+            split, 0 if time_only else self._piece[1] - self._piece[0], dtype, keeps
         )
         self._key: tuple[int, int] | None = None
         self._order = np.empty(0, np.intp)
@@ -151,8 +162,8 @@ class Batches:
         self._ends = np.cumsum(weights) / np.sum(weights)
         self._piece = self._cut(self.batch)
         count = self._piece[1] - self._piece[0]
-        if count > len(self._inputs) and not self.time_only:
-            self._inputs, self._labels = buffers(self.split, count, self.dtype)
+        if count > len(self._labels) and not self.time_only:
+            self._inputs, self._labels = buffers(self.split, count, self.dtype, self.keeps)
 
     def _cut(self, total: int) -> tuple[int, int]:
         """Return the start and stop of this rank's piece of `total` samples."""
@@ -177,11 +188,18 @@ class Batches:
         start, stop = self._piece if total == self.batch else self._cut(total)
         count = stop - start
         inputs, labels = self._inputs, self._labels
-        if count != len(inputs):
+        if count != len(labels):
             inputs, labels = inputs[:count], labels[:count]
         if indices is not None:
             self.split.take(indices[start:stop], inputs, labels)
-        return Batch(inputs, labels, count, total, start, epoch * self.steps_per_epoch + step, epoch)
+        weight = 1.0 if self.weights is None or indices is None else self._weight(indices)
+        return Batch(inputs, labels, count, total, start, epoch * self.steps_per_epoch + step, epoch, weight)
+
+    def _weight(self, indices: Array) -> float:
+        """Return the factor on the losses of the batch of these samples; 0 if nothing in it counts."""
+        assert self.weights is not None
+        whole = float(self.weights[indices].sum())
+        return len(indices) / whole if whole else 0.0
 
     def parts(self, batch: Batch) -> Iterator[Batch]:
         """Yield the fixed pieces that this rank's share of a batch consists of, in order; some may be empty.
@@ -204,6 +222,7 @@ class Batches:
                 start,
                 batch.step,
                 batch.epoch,
+                batch.weight,
             )
 
     def _total(self, step: int) -> int:
@@ -216,7 +235,8 @@ class Batches:
         inputs, labels = self._inputs[:count], self._labels[:count]
         if not self.time_only:
             self.split.take(indices, inputs, labels)
-        return Batch(inputs, labels, count, count, 0, step, epoch)
+        weight = 1.0 if self.weights is None or self.time_only else self._weight(indices)
+        return Batch(inputs, labels, count, count, 0, step, epoch, weight)
 
     def empty(self) -> Batch:
         """Return a batch without samples, for a rank for which no batch is left."""
@@ -464,6 +484,9 @@ class Shares:
                 self._turns, self._rounds = (_share(all_.draws, r, ranks) for r in (rank, 0))
             # A rank without a turn still has its part of the data: one draw, which is never made.
             draws = None if all_.draws is None else max(self._turns, 1)
+            weights = all_.weights
+            if weights is not None and isinstance(split, Subset) and ranks > 1:
+                weights = weights[split.places]
             self._own = Batches(
                 split,
                 batch=all_.batch,
@@ -471,6 +494,8 @@ class Shares:
                 dtype=all_.dtype,
                 draws=draws,
                 time_only=all_.time_only,
+                keeps=all_.keeps,
+                weights=weights,
             )
         return self._own
 
@@ -512,6 +537,8 @@ class Shares:
                 draws=of.draws,
                 time_only=of.time_only,
                 pieces=of.pieces,
+                keeps=of.keeps,
+                weights=of.weights,
             )
             self._pieces[rank, ranks] = found
         return found

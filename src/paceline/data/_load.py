@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline import names
-from paceline.data._dataset import Dataset, divide
-from paceline.data._samples import Target, check_labels, check_parts, check_values
+from paceline.data._dataset import IGNORED, Dataset, Field, Inputs, Several, divide
+from paceline.data._samples import (
+    Labels,
+    check_labels,
+    check_parts,
+    check_values,
+    choose_labels,
+    describe_classes,
+    find_ignored,
+)
 from paceline.errors import UsageError, unknown
 from paceline.names import Spec, options_of, parse
 
 Array = NDArray[Any]
 PARTS = ("train", "validation", "test")
+# The label in a sample that is a dictionary.
+LABEL_NAMES = ("labels", "label")
+# Labels of a PyTorch data set up to this many bytes are read once and remembered; more are read again when needed.
+REMEMBERED = 256 << 20
+# Labels read at once.
+AT_ONCE = 1000
 
 
 def from_python(
@@ -26,18 +41,22 @@ def from_python(
     *,
     name: str = "arrays",
     classes: int | None = None,
-    target: Target | None = None,
+    labels: Labels | None = None,
     scale: float | None = None,
     validation: float = 0.1,
     test: float = 0.1,
     seed: int = 0,
+    ignore_index: int = IGNORED,
+    target: Literal["classes", "values"] | None = None,
 ) -> Dataset:
     """Create a data set from `(inputs, labels)`, from a map-style data set, or from two or three of either.
 
     Two are train and test, three are train, validation and test; a dictionary may name them. A part that is
     not given is cut from train: `validation` and `test` are fractions, or numbers of samples from 1 on.
-    `target` is "classes" or "values"; by default text and integers are classes, floats are values. The number of
-    `classes` is found from the labels by default. uint8 inputs are multiplied by `scale`, 1/255 by default.
+    `inputs` are an array, or a tuple or a dictionary of arrays, which a module takes as its arguments.
+    `labels` is "classes" or "numbers"; by default text and integers are classes, floats are numbers. The number of
+    `classes` is found from the labels by default; labels of `ignore_index` count for nothing. uint8 inputs are
+    multiplied by `scale`, 1/255 by default. `target` is the former name of `labels`.
 
     >>> data = from_python((np.zeros((20, 3)), np.arange(20) % 2))
     >>> data.shape, data.classes, len(data.train), len(data.test)
@@ -45,34 +64,39 @@ def from_python(
     """
     given = _parts(thing, name)
     parts = {part: _as_arrays(value) for part, value in given.items()}
-    if target not in (None, *get_args(Target)):
-        raise unknown(f"target of {name}", str(target), get_args(Target))
-    if classes and target == "values":
-        raise UsageError(f"{name}: target=values has no classes; got classes={classes}")
+    kind = choose_labels(name, labels, target)
+    if classes and kind == "numbers":
+        raise UsageError(f"{name}: labels=numbers has no classes; got classes={classes}")
     if all(isinstance(value, tuple) for value in parts.values()):
-        checked = check_parts(name, parts, classes=classes, target=target)
+        checked = check_parts(name, parts, classes=classes, labels=kind, ignored=ignore_index)
         return checked.dataset(name, validation=validation, test=test, seed=seed, scale=scale)
     if any(isinstance(value, tuple | list) for value in given.values()):
         raise UsageError(f"{name}: the parts must all be arrays, or all objects with __getitem__")
     splits = {
-        part: MapSplit(value, name=f"{name} ({part})", scale=scale, target=target)
+        part: MapSplit(value, name=f"{name} ({part})", scale=scale, labels=kind)
         for part, value in given.items()
     }
-    known, class_names, labels = _classes(splits, classes)
+    known, class_names, read, ignored = _classes(splits, classes, ignore_index)
+    guessed = kind is None and not classes and known and not class_names
     return divide(
         name,
         splits["train"],
-        labels,
+        read,
         classes=known,
         validation=splits.get("validation", validation),
         test=splits.get("test", test),
         seed=seed,
         class_names=class_names,
+        remarks=(describe_classes(name, splits["train"].label_shape, known),) if guessed else (),
+        ignored=ignored,
     )
 
 
 class MapSplit:
     """Samples of an object with `__len__` and `__getitem__` -> (input, label), fetched when needed.
+
+    The input is an array, a tuple or a dictionary of arrays; a sample may also be (input, input, …, label), or a
+    dictionary with a `label` or `labels`.
 
     >>> split = MapSplit([(np.array([0.5, 1.5]), 1), (np.array([2.5, 3.5]), 0)])
     >>> inputs, labels = np.empty((1, 2)), np.empty(1, np.int64)
@@ -82,7 +106,7 @@ class MapSplit:
     """
 
     def __init__(
-        self, samples: Any, *, name: str = "data", scale: float | None = None, target: Target | None = None
+        self, samples: Any, *, name: str = "data", scale: float | None = None, labels: Labels | None = None
     ) -> None:
         self.samples = samples
         self.name = name
@@ -92,66 +116,111 @@ class MapSplit:
         if len(samples) == 0:
             raise UsageError(f"{name}: there are no samples")
         first, label = self._get(0)
-        self.shape: tuple[int, ...] = first.shape
+        several = isinstance(first, Several)
+        arrays = first.arrays if several else [first]
+        names = first.names if several and first.names else [""] * len(arrays)
+        self.fields = tuple(
+            Field(one, array.shape, np.dtype(np.float32) if scale not in (None, 1) else array.dtype)
+            for one, array in zip(names, arrays, strict=True)
+        )
+        self.shape: tuple[int, ...] = () if several else first.shape
         self.label_shape: tuple[int, ...] = label.shape
         self.label_dtype = np.dtype(label.dtype if label.dtype.kind == "f" else np.int64)
-        if target == "values" and self.label_dtype.kind != "f":
+        self._labels: Array | None = None
+        if labels == "numbers" and self.label_dtype.kind != "f":
             self.label_dtype = np.dtype(np.float64)
-        elif target == "classes" and self.label_dtype.kind == "f":
+        elif labels == "classes" and self.label_dtype.kind == "f":
             self._check_whole()
             self.label_dtype = np.dtype(np.int64)
 
     def __len__(self) -> int:
         return len(self.samples)
 
-    def take(self, indices: Array, inputs: Array, labels: Array) -> None:
-        """Write the samples at `indices` into `inputs` (as floats, scaled) and their labels into `labels`."""
+    def take(self, indices: Array, inputs: Inputs, labels: Array) -> None:
+        """Write the samples at `indices` into `inputs` (floats are scaled) and their labels into `labels`."""
+        into = inputs.arrays if isinstance(inputs, Several) else [inputs]
         for row, index in enumerate(indices.tolist()):
             value, label = self._get(index)
-            if value.shape != self.shape:
+            arrays = value.arrays if isinstance(value, Several) else [value]
+            shapes = [array.shape for array in arrays]
+            if shapes != [field.shape for field in self.fields]:
+                wanted = [field.shape for field in self.fields]
+                first, other = (wanted[0], shapes[0]) if len(wanted) == len(shapes) == 1 else (wanted, shapes)
                 raise UsageError(
-                    f"{self.name}: samples must have one shape; sample 0 has {self.shape}, "
-                    f"sample {index} {value.shape}"
+                    f"{self.name}: samples must have one shape; sample 0 has {first}, sample {index} {other}"
                 )
-            # Checked before the cast, which may turn a large value into infinity, with a warning.
-            if value.dtype.kind == "f":
-                check_values(f"{self.name}: features", value[np.newaxis], indices[row : row + 1])
+            if label.shape != self.label_shape:
+                raise UsageError(
+                    f"{self.name}: labels must have one shape; sample 0 has {self.label_shape}, "
+                    f"sample {index} {label.shape}"
+                )
             if label.dtype.kind == "f":
                 check_values(f"{self.name}: labels", label[np.newaxis], indices[row : row + 1])
-            np.copyto(inputs[row, ...], value, casting="unsafe")
-            scale = self.scale if self.scale is not None else (1 / 255 if value.dtype == np.uint8 else 1.0)
-            if scale != 1:
-                np.multiply(inputs[row, ...], scale, out=inputs[row, ...])
+            for array, target in zip(arrays, into, strict=True):
+                # Checked before the cast, which may turn a large value into infinity, with a warning.
+                if array.dtype.kind == "f":
+                    check_values(f"{self.name}: features", array[np.newaxis], indices[row : row + 1])
+                np.copyto(target[row, ...], array, casting="unsafe")
+                scale = (
+                    self.scale if self.scale is not None else (1 / 255 if array.dtype == np.uint8 else 1.0)
+                )
+                if scale != 1 and target.dtype.kind == "f":
+                    np.multiply(target[row, ...], scale, out=target[row, ...])
             labels[row] = label
 
-    def labels(self) -> Array:
-        """Return all labels: the object's `targets`, which torchvision's data sets have, or each sample's."""
+    def labels_at(self, indices: Array) -> Array:
+        """Return the labels at `indices`, from the object's `targets` if it has them, as torchvision's data sets do."""
         targets = getattr(self.samples, "targets", None)
-        if targets is not None and len(targets) == len(self):
-            labels = np.asarray(targets)
+        if self._labels is not None:
+            found = self._labels[indices]
+        elif targets is not None and len(targets) == len(self):
+            self._labels = np.asarray(targets)
+            found = self._labels[indices]
         else:
-            labels = np.array([self._get(index)[1] for index in range(len(self))])
-        return labels.astype(self.label_dtype) if labels.dtype.kind == "f" else labels
+            found = np.array([self._get(index)[1] for index in indices.tolist()])
+        return found.astype(self.label_dtype) if found.dtype.kind == "f" else found
+
+    def label_blocks(self) -> Iterator[Array]:
+        """Yield all labels, in blocks; they are remembered unless they are large."""
+        size = len(self) * math.prod(self.label_shape) * 8
+        blocks = []
+        for start in range(0, len(self), AT_ONCE):
+            block = self.labels_at(np.arange(start, min(start + AT_ONCE, len(self))))
+            if block.shape[1:] != self.label_shape:
+                raise UsageError(
+                    f"{self.name}: labels must have one shape; sample 0 has {self.label_shape}, got {block.shape[1:]}"
+                )
+            if self._labels is None and size <= REMEMBERED:
+                blocks.append(block)
+            yield block
+        if blocks:
+            self._labels = np.concatenate(blocks)
 
     def _check_whole(self) -> None:
         for index in range(len(self)):
             label = self._get(index)[1]
             if not np.all(label == np.round(label)):
                 raise UsageError(
-                    f"{self.name}: target=classes needs whole numbers; sample {index} has {label}"
+                    f"{self.name}: labels=classes needs whole numbers; sample {index} has {label}"
                 )
 
-    def _get(self, index: int) -> tuple[Array, Array]:
+    def _get(self, index: int) -> tuple[Inputs, Array]:
         sample = self.samples[index]
-        if not isinstance(sample, tuple | list) or len(sample) != 2:
+        if isinstance(sample, Mapping) and (names := [name for name in LABEL_NAMES if name in sample]):
+            inputs: Any = {name: value for name, value in sample.items() if name != names[0]}
+            return Several.of(inputs), np.asarray(sample[names[0]])
+        if not isinstance(sample, tuple | list) or len(sample) < 2:
             raise UsageError(
                 f"{self.name}: sample {index} must be (input, label); got {type(sample).__name__}"
             )
-        return np.asarray(sample[0]), np.asarray(sample[1])
+        inputs, label = (tuple(sample[:-1]), sample[-1]) if len(sample) > 2 else sample
+        return Several.of(inputs), np.asarray(label)
 
 
 def _parts(thing: Any, name: str) -> dict[str, Any]:
     """Return the given parts by their names."""
+    if isinstance(thing, tuple | list) and len(thing) == 2 and _are_inputs(thing[0]) and _is_array(thing[1]):
+        return {"train": thing}
     if isinstance(thing, Mapping):
         strange = [str(key) for key in thing if key not in PARTS]
         if strange or "train" not in thing:
@@ -167,34 +236,67 @@ def _parts(thing: Any, name: str) -> dict[str, Any]:
     )
 
 
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _are_inputs(value: Any) -> bool:
+    """Return True for a tuple or a dictionary of arrays: several inputs of one sample."""
+    if isinstance(value, Mapping):
+        return bool(value) and not set(value) <= set(PARTS) and all(map(_is_array, value.values()))
+    return isinstance(value, tuple) and bool(value) and all(map(_is_array, value))
+
+
 def _is_part(value: Any) -> bool:
     if isinstance(value, tuple | list):
+        if len(value) == 2 and _are_inputs(value[0]) and _is_array(value[1]):
+            return True
         return len(value) == 2 and not any(map(_is_part, value))
     return hasattr(value, "__getitem__") and hasattr(value, "__len__") and not hasattr(value, "shape")
 
 
 def _as_arrays(value: Any) -> Any:
-    """Return a pair of arrays where `value` is one or holds one in memory, otherwise `value` itself."""
+    """Return a pair of inputs and labels where `value` is one or holds one in memory, otherwise `value` itself."""
     if isinstance(value, tuple | list):
-        return tuple(np.asarray(array) for array in value)
+        inputs, labels = value
+        return (Several.of(inputs) if _are_inputs(inputs) else np.asarray(inputs)), np.asarray(labels)
     tensors = getattr(value, "tensors", None)  # torch.utils.data.TensorDataset
-    if isinstance(tensors, tuple) and len(tensors) == 2:
-        return tuple(np.asarray(tensor) for tensor in tensors)
+    if isinstance(tensors, tuple) and len(tensors) >= 2:
+        *inputs, labels = (np.asarray(tensor) for tensor in tensors)
+        return (inputs[0] if len(inputs) == 1 else Several(inputs)), labels
     return value
 
 
-def _classes(maps: dict[str, MapSplit], given: int | None) -> tuple[int, tuple[str, ...], Array | None]:
-    """Return the number of classes, their names, and train's labels where they had to be read."""
+def _classes(
+    maps: dict[str, MapSplit], given: int | None, ignore_index: int
+) -> tuple[int, tuple[str, ...], Array | None, int | None]:
+    """Return the number of classes, their names, train's labels if they were read, and the label that is ignored."""
     if given is not None:
-        return given, (), None
+        return given, (), None, None
     train = maps["train"]
     if np.issubdtype(train.label_dtype, np.floating):
-        return 0, (), None
+        return 0, (), None, None
     if listed := tuple(map(str, getattr(train.samples, "classes", ()))):
-        return len(listed), listed, None
-    labels = train.labels()
-    hint = "; target=values takes whole numbers as values"
-    return check_labels(train.name, labels, len(train), hint=hint), (), labels
+        return len(listed), listed, None, None
+    hint = "; labels=numbers takes whole numbers as numbers"
+    if not train.label_shape:
+        labels = np.concatenate(list(train.label_blocks()))
+        classes = check_labels(train.name, labels, len(train), hint=hint, ignored=ignore_index)
+        return classes, (), labels, find_ignored(labels, ignore_index)
+    classes, ignored = 0, None
+    for split in maps.values():  # a word may occur in the test samples only
+        for block in split.label_blocks():
+            classes = max(classes, _count_classes(split.name, block, ignore_index, hint))
+            ignored = find_ignored(block, ignore_index) if ignored is None else ignored
+    if not classes:
+        raise UsageError(f"{train.name}: every label is {ignore_index}, which counts for nothing")
+    return classes, (), None, ignored
+
+
+def _count_classes(what: str, block: Array, ignored: int, hint: str) -> int:
+    if block.dtype.kind in "iu" and (block == ignored).all():
+        return 0
+    return check_labels(what, block, len(block), hint=hint, ignored=ignored)
 
 
 # The loader of a file, by its suffix.
@@ -211,6 +313,7 @@ def load(what: Any, **options: Any) -> Dataset:
     | `"flowers.csv:label=species"`, `"my.npz"` | a file; also as `"csv:flowers.csv,label=species"` |
     | `"my_module:function:option=value"` | what a function of your own returns: any of the following |
     | `(inputs, labels)` | arrays, divided at random; also two or three such pairs (see `from_python`) |
+    | `((a, b), labels)`, `({"a": a, "b": b}, labels)` | the same with several inputs, a module's arguments |
     | a PyTorch `Dataset` | any object with `__len__` and `__getitem__` -> (input, label); or two or three of them |
     | a `Dataset` | itself |
 
@@ -222,31 +325,59 @@ def load(what: Any, **options: Any) -> Dataset:
     >>> load((np.zeros((20, 3)), np.arange(20) % 2), validation=0, test=5).classes
     2
     """
+    return _load(what, options, {})
+
+
+def load_labels(what: Any, *, labels: Labels | None = None, ignore_index: int | None = None) -> Dataset:
+    """Load a data set whose labels are of the given kind, for a loss that ignores the label `ignore_index`.
+
+    Arrays, tables and archives are read that way; other data must have such labels already.
+
+    >>> load_labels((np.zeros((20, 3)), np.arange(20)), labels="numbers").classes
+    0
+    >>> load_labels("iris", labels="numbers")
+    Traceback (most recent call last):
+    paceline.errors.UsageError: iris has classes as labels; labels=numbers is for arrays, tables and archives
+    """
+    wanted = {"labels": labels, "ignore_index": ignore_index}
+    found = _load(what, {}, {name: value for name, value in wanted.items() if value is not None})
+    if labels not in (None, found.target):
+        raise UsageError(
+            f"{found.name} has {found.target} as labels; labels={labels} is for arrays, tables and archives"
+        )
+    return found
+
+
+def _load(what: Any, options: dict[str, Any], wanted: dict[str, Any]) -> Dataset:
+    """Load with the given options, and with those of `wanted` that the loader has and the text does not set."""
     try:
-        return _load(what, options)
+        if isinstance(what, Dataset):
+            return what
+        if not isinstance(what, str | os.PathLike):
+            _check("arrays", from_python, options)
+            return from_python(what, **(wanted | options))
+        spec = _reader(Path(what), "") if isinstance(what, os.PathLike) else _spec_of(what)
+        taken = {}
+        if names.has("data", spec.name):
+            taken = {name: value for name, value in wanted.items() if name in options_of(spec.target, "data")}
+        loaded = _call(
+            spec, {name: value for name, value in taken.items() if name not in spec.options} | options
+        )
+        return loaded if isinstance(loaded, Dataset) else from_python(loaded, name=str(spec), **wanted)
     except OSError as error:
         place = error.filename or (what if isinstance(what, str | os.PathLike) else type(what).__name__)
         why = (error.strerror or str(error)).lower()
         raise UsageError(f"cannot read {os.fspath(place)}: {why}") from error
 
 
-def _load(what: Any, options: dict[str, Any]) -> Dataset:
-    if isinstance(what, Dataset):
-        return what
-    if isinstance(what, os.PathLike):
-        return _call(_reader(Path(what), ""), options)  # type: ignore[no-any-return]
-    if not isinstance(what, str):
-        _check("arrays", from_python, options)
-        return from_python(what, **options)
-    name, _, rest = what.partition(":")
+def _spec_of(text: str) -> Spec:
+    """Return the loader that a text names, with its options."""
+    name, _, rest = text.partition(":")
     if names.has("data", name):
-        spec = _with_path(name, rest) or parse("data", what)
-    elif (path := _path(what)) is not None:
-        spec = _reader(*path)
-    else:
-        spec = parse("data", what)
-    loaded = _call(spec, options)
-    return loaded if isinstance(loaded, Dataset) else from_python(loaded, name=str(spec))
+        return _with_path(name, rest) or parse("data", text)
+    if (path := _path(text)) is not None:
+        return _reader(*path)
+    return parse("data", text)
 
 
 def names_code(what: str) -> bool:

@@ -1,8 +1,8 @@
 """A table in a .csv file: one sample per row, numbers in every column, and the label in one of the columns.
 
-The separator (comma, semicolon or tab) and a header are recognised. `target=classes` and `target=values` define the kind
-of labels. Without it, text is classes and numbers with a fraction are values; whole numbers are classes when there
-are few different ones, otherwise values, and the run prints the assumption. Classes are numbered in sorted order.
+The separator (comma, semicolon or tab) and a header are recognised. `labels=classes` and `labels=numbers` define the kind
+of labels. Without it, text is classes and numbers with a fraction are numbers; whole numbers are classes when there
+are few different ones, otherwise numbers, and the run prints the assumption. Classes are numbered in sorted order.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from numpy.typing import NDArray
 
 from paceline.data._cache import entry_name, state
 from paceline.data._dataset import Dataset
-from paceline.data._samples import Checked, Target, check_parts, read_stored
+from paceline.data._samples import Checked, Labels, check_parts, choose_labels, read_stored
 from paceline.errors import UsageError, unknown
 
 Array = NDArray[Any]
 
-OLDER: dict[str, Target | None] = {"auto": None, "classes": "classes", "numbers": "values"}
 # Part of the cache entry's name: entries made under an earlier rule for whole numbers are not used.
-RULE = "few whole numbers are classes"
+RULE = "few whole numbers are classes, others numbers"
 SHOWN = 20  # columns that a message names
 
 
@@ -34,31 +33,27 @@ def load(
     *,
     path: str,
     label: str | None = None,
-    target: Target | None = None,
+    labels: Literal["auto", "classes", "numbers"] = "auto",
     validation: float = 0.1,
     test: float = 0.1,
     seed: int = 0,
-    labels: Literal["auto", "classes", "numbers"] = "auto",
+    target: Literal["classes", "values"] | None = None,
 ) -> Dataset:
     """Load the rows of a file, divided at random, each class evenly; `label` is a column's name or number.
 
-    The last column is the label by default. `target` says whether labels are classes or values. `validation` and
-    `test` are fractions, or numbers of samples from 1 on. `labels` is the former name of `target`.
+    The last column is the label by default. `labels` says whether labels are classes or numbers. `validation` and
+    `test` are fractions, or numbers of samples from 1 on. `target` is the former name of `labels`.
     """
-    file, older = Path(path).expanduser(), OLDER[labels]
-    if target is not None and older not in (None, target):
-        raise UsageError(
-            f"{file}: target={target} and labels={labels} contradict each other; give target only"
-        )
-    target = target or older
+    file = Path(path).expanduser()
+    kind = choose_labels(str(file), None if labels == "auto" else labels, target)
     if not file.is_file():
         raise UsageError(f"no such file: {file}")
-    key = entry_name("csv", file, label, target, RULE)
-    checked = read_stored(key, state(file), lambda: _read(file, label, target))
+    key = entry_name("csv", file, label, kind, RULE)
+    checked = read_stored(key, state(file), lambda: _read(file, label, kind))
     return checked.dataset(file.stem, validation=validation, test=test, seed=seed)
 
 
-def _read(file: Path, label: str | None, target: Target | None) -> Checked:
+def _read(file: Path, label: str | None, kind: Labels | None) -> Checked:
     rows = _rows(file)
     start, first = next(rows, (0, []))
     if not first:
@@ -85,8 +80,8 @@ def _read(file: Path, label: str | None, target: Target | None) -> Checked:
     if not targets:
         raise UsageError(f"{file}: the file has a header and no rows")
     inputs = np.frombuffer(values).reshape(len(targets), -1)
-    parts = {"train": (inputs, _labels(file, names[column], targets, target))}
-    return check_parts(file.name, parts, target=target, column=names[column])
+    parts = {"train": (inputs, _labels(file, names[column], targets, kind))}
+    return check_parts(file.name, parts, labels=kind, column=names[column])
 
 
 def _rows(file: Path) -> Iterator[tuple[int, list[str]]]:
@@ -121,12 +116,12 @@ def _layout(file: Path, first: list[str], label: str | None) -> tuple[bool, int]
     return header, column
 
 
-def _labels(file: Path, name: str, cells: list[str], target: Target | None) -> Array:
+def _labels(file: Path, name: str, cells: list[str], kind: Labels | None) -> Array:
     """Return the labels as float64 where all of them are numbers, otherwise as text."""
     numeric = all(map(_is_number, cells))
-    if target == "values" and not numeric:
+    if kind == "numbers" and not numeric:
         bad = next(cell for cell in cells if not _is_number(cell))
-        raise UsageError(f"{file}: target=values needs numbers in column {name!r}; got {bad!r}")
+        raise UsageError(f"{file}: labels=numbers needs numbers in column {name!r}; got {bad!r}")
     if "" in cells:
         raise UsageError(f"{file}: sample {cells.index('')} has no label in column {name!r}")
     return np.array(cells, np.float64 if numeric else None)

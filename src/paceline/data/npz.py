@@ -2,20 +2,23 @@
 
 Known names: inputs and labels, x and y, images and labels, data and target; the same with `_train`,
 `_validation` (or `_val`) and `_test` behind them or `train_` … before, as in Keras's mnist.npz. Labels of text, or
-integers from 0, are classes; floats are values; `target=classes` and `target=values` say otherwise. No pickle is read.
+integers from 0, are classes; floats are numbers; `labels=classes` and `labels=numbers` say otherwise. No pickle is read.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from paceline.data._cache import entry_name, state
-from paceline.data._dataset import Dataset
-from paceline.data._samples import Parts, Target, check_parts, read_stored
-from paceline.errors import UsageError
+from paceline.data._dataset import IGNORED, Dataset
+from paceline.data._samples import Parts, check_parts, choose_labels, read_stored
+from paceline.errors import UsageError, unknown
 from paceline.files import read_array_names, read_arrays
 
 PAIRS = (("inputs", "labels"), ("x", "y"), ("images", "labels"), ("data", "target"))
+# Part of the cache entry's name: entries made under an earlier rule for integer inputs, which became floats, are not used.
+RULE = "integers stay integers"
 PARTS = {"train": ("train",), "validation": ("validation", "val", "valid"), "test": ("test",)}
 
 
@@ -23,25 +26,35 @@ def load(
     *,
     path: str,
     inputs: str | None = None,
+    label: str | None = None,
     labels: str | None = None,
-    target: Target | None = None,
     validation: float = 0.1,
     test: float = 0.1,
     seed: int = 0,
     scale: float | None = None,
+    ignore_index: int = IGNORED,
+    target: Literal["classes", "values"] | None = None,
 ) -> Dataset:
     """Load the arrays of a file; a part that it does not have is cut from train at random, each class evenly.
 
-    `inputs` and `labels` name the arrays where they have other names. `target` says whether labels are classes or
-    values. `validation` and `test` are fractions, or numbers of samples from 1 on; uint8 inputs are multiplied by
-    `scale`, 1/255 by default.
+    `inputs` and `label` name the arrays where they have other names. `labels` says whether labels are `classes` or
+    `numbers`; labels of `ignore_index` count for nothing. `validation` and `test` are fractions, or numbers of samples
+    from 1 on; uint8 inputs are multiplied by `scale`, 1/255 by default. `target` is the former name of `labels`; any
+    other text as `labels` is the former spelling of `label`.
     """
     file = Path(path).expanduser()
     if not file.is_file():
         raise UsageError(f"no such file: {file}")
-    key = entry_name("npz", file, inputs, labels, target)
+    if labels not in (None, "classes", "numbers"):
+        if label is not None:
+            raise unknown(f"labels of {file}", str(labels), ("classes", "numbers"))
+        label, labels = labels, None
+    kind = choose_labels(str(file), labels, target)
+    key = entry_name("npz", file, inputs, label, kind, ignore_index, RULE)
     checked = read_stored(
-        key, state(file), lambda: check_parts(file.name, _read(file, inputs, labels), target=target)
+        key,
+        state(file),
+        lambda: check_parts(file.name, _read(file, inputs, label), labels=kind, ignored=ignore_index),
     )
     return checked.dataset(file.stem, validation=validation, test=test, seed=seed, scale=scale)
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from paceline.collectives import Factored, factors_pay, make_exchange
 from paceline.comm import Recorded, mpi_of
-from paceline.data import Batch, Batches, Subset, chunks, load
+from paceline.data import Batch, Batches, Keeps, Subset, chunks
 from paceline.launch import keep_memory, limit_threads
 from paceline.launch.cores import VARIABLE
 from paceline.record import STEP_COLUMNS
@@ -56,7 +56,7 @@ def measure(
     `alone`: measure the work that each rank does on its own, unless `known`; `more`: the strategy's own kinds of work.
     """
     job, config = replace(job, data=data), job.config
-    data = load(config.data if data is None else data)
+    data = job.load()
     strategy: Any = job.chosen()
     keep_memory()
     with limit_threads(threads):
@@ -173,7 +173,8 @@ class Loop:
 
 
 def _loop(parts: Components, comm: Any, size: int) -> Loop:
-    batches = Batches(parts.data.train, batch=size, seed=comm.Get_rank(), dtype=parts.model.x.dtype)
+    batches = Batches(parts.data.train, batch=size, seed=comm.Get_rank(), dtype=parts.model.x.dtype,
+                      keeps=_keeps(parts))  # fmt: skip
     return Loop(parts, batches, rank=0, size=1)
 
 
@@ -218,7 +219,7 @@ def _evaluations(parts: Components, samples: int) -> Callable[[float], list[floa
         found: list[float] = []
         while True:  # passes over the split, like an evaluation, each with its own memory
             last = time.perf_counter()
-            for inputs, labels in chunks(split, size=samples, dtype=parts.model.x.dtype):
+            for inputs, labels in chunks(split, size=samples, dtype=parts.model.x.dtype, keeps=_keeps(parts)):
                 if len(labels) < samples:
                     break
                 parts.model.evaluate(inputs, labels)
@@ -229,6 +230,10 @@ def _evaluations(parts: Components, samples: int) -> Callable[[float], list[floa
                     return found[1:]
 
     return work
+
+
+def _keeps(parts: Components) -> Keeps | None:
+    return getattr(parts.model, "keeps", None)
 
 
 def _to_evaluate(parts: Components) -> Any:
@@ -290,7 +295,8 @@ class _Parts:
 
 def _sync_loop(parts: Components, comm: Any, size: int) -> Loop:
     rank, ranks = comm.Get_rank(), comm.Get_size()
-    batches = Batches(parts.data.train, batch=size, dtype=parts.model.x.dtype, rank=rank, ranks=ranks)
+    batches = Batches(parts.data.train, batch=size, dtype=parts.model.x.dtype, rank=rank, ranks=ranks,
+                      keeps=_keeps(parts))  # fmt: skip
     return Loop(parts, batches, rank=rank, size=ranks)
 
 
@@ -394,7 +400,7 @@ def _run(
     few = Subset(parts.data.train, np.arange(1))
     batches = Batches(
         parts.data.train, batch=batch, dtype=parts.model.x.dtype, rank=comm.Get_rank(), ranks=ranks,
-        draws=int(draws[0]),
+        draws=int(draws[0]), keeps=_keeps(parts),
     )  # fmt: skip
     me = Measured(
         comm=Recorded(comm), model=parts.model, data=replace(parts.data, validation=few), batches=batches,

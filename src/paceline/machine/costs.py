@@ -156,9 +156,7 @@ def _answer(job: Job, ranks: int, seconds: float, known: dict[str, Any] | None, 
 
 def _prepare_job(job: Job) -> tuple[Job, int]:
     """Return the job with its data loaded and a given model prepared, and the number of parameters."""
-    from paceline.data import load
-
-    data = load(job.config.data if job.data is None else job.data)
+    data = job.load()
     model = job.build(data)
     return replace(job, data=data, model=None if job.model is None else model, runs=None), model.x.size
 

@@ -22,6 +22,7 @@ from paceline.models._model import (
     Model,
     PartGradient,
     Ready,
+    Tally,
     as_model,
     count_parameters,
     flat_buffers,
@@ -29,7 +30,9 @@ from paceline.models._model import (
     make,
     put_flat_buffers,
     put_state,
+    sample_weights,
     state_of,
+    tally,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +46,7 @@ __all__ = [
     "Model",
     "PartGradient",
     "Ready",
+    "Tally",
     "TorchModel",
     "as_model",
     "count_parameters",
@@ -51,7 +55,9 @@ __all__ = [
     "make",
     "put_flat_buffers",
     "put_state",
+    "sample_weights",
     "state_of",
+    "tally",
 ]
 
 _NEED_TORCH = ("TorchModel", "GlobalDropout")

@@ -5,12 +5,23 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data import Batch, Dataset
+from paceline.data import (
+    IGNORED,
+    Batch,
+    Dataset,
+    Inputs,
+    Several,
+    empty_inputs,
+    fields_of,
+    has_several,
+    labels_at,
+)
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -73,6 +84,52 @@ class Model(Protocol):
     def evaluate(self, inputs: Array, labels: Array) -> tuple[float, int]:
         """Return the loss summed over the samples, and how many were classified correctly (0 for regression)."""
         ...
+
+
+class Tally(NamedTuple):
+    """The result of an evaluation of some samples: sums, which may be added."""
+
+    loss: float
+    weight: float
+    """The sum of the samples' weights, by which the loss is divided for its mean."""
+    right: int
+    answers: int
+    """The number of answers, of which `right` were right: classes of samples, words or pixels. 0 for regression."""
+
+
+def tally(model: Model, inputs: Inputs, labels: Array) -> Tally:
+    """Evaluate a model; one without a method `tally` of its own counts every sample once.
+
+    >>> from paceline.models.mlp import MLP
+    >>> tally(MLP([2, 3, 4]), np.ones((5, 2)), np.zeros(5, int)).answers
+    5
+    """
+    own = getattr(model, "tally", None)
+    if own is not None:
+        return own(inputs, labels)  # type: ignore[no-any-return]
+    loss, right = model.evaluate(inputs, labels)
+    return Tally(loss, len(labels), right, 0 if labels.dtype.kind == "f" else len(labels))
+
+
+# Labels that are weighed at once.
+AT_ONCE = 1000
+
+
+def sample_weights(model: Model, data: Dataset) -> Array | None:
+    """Return the weight of each training sample in means over batches; None if all of them count alike.
+
+    A model that weighs samples has a method `weigh(labels)` and multiplies losses and gradients by `batch.weight`.
+    """
+    weigh, split = getattr(model, "weigh", None), data.train
+    if weigh is None or np.issubdtype(split.label_dtype, np.floating):
+        return None
+    if not split.label_shape and data.ignored is None and not getattr(model, "weighs_samples", True):
+        return None  # reading the labels of pictures may be slow
+    weights = np.ones(len(split))
+    for start in range(0, len(split), AT_ONCE):
+        stop = min(start + AT_ONCE, len(split))
+        weights[start:stop] = weigh(labels_at(split, np.arange(start, stop)))
+    return None if (weights == 1).all() else weights
 
 
 def layer_by_layer(model: Model) -> Callable[[Batch, Ready], float]:
@@ -295,43 +352,60 @@ def as_model(thing: Any, data: Dataset, *, seed: int = 0, dtype: Any = None) -> 
 
 
 def _wrap(module: Any, loss: Any, data: Dataset, seed: int) -> TorchModel:
-    """Wrap a module; one that cannot take images of height x width is given 1 x height x width."""
+    """Wrap a module; one that cannot take images of height x width is given 1 x height x width.
+
+    Whole numbers are given as such to a module that has an embedding or cannot take floats.
+    """
+    import torch
     from torch import nn
 
     from paceline.models._torch import TorchModel
 
-    sample = np.zeros((2, *data.shape), np.float32)
+    several = has_several(data.train)
+    sample = zero_inputs(data, 2, keeps=(lambda stored: False) if several else None)
     image = (1, *data.shape) if len(data.shape) == 2 else None
     lazy = image is not None and any(isinstance(part, nn.LazyConv2d) for part in module.modules())
-    model = TorchModel(module, loss=loss, seed=seed, sample=sample, input_shape=image if lazy else None)
-    problem = _problem(model, sample, data)
-    if problem and image is not None and not lazy:
-        model.input_shape = image
-        if _problem(model, sample, data):
-            model.input_shape = None  # report the first problem
-        else:
-            problem = ""
-    if problem:
-        raise UsageError(problem)
+    ignored = IGNORED if data.ignored is None else data.ignored
+    model = TorchModel(
+        module, loss=loss, seed=seed, sample=sample, input_shape=image if lazy else None, ignore_index=ignored
+    )
+    dtypes = [model.input_dtype]
+    if not several and fields_of(data.train)[0].dtype.kind in "iu" and dtypes != [torch.int64]:
+        embeds = any(isinstance(part, (nn.Embedding, nn.EmbeddingBag)) for part in module.modules())
+        dtypes = [torch.int64, *dtypes] if embeds else [*dtypes, torch.int64]
+    shapes = [model.input_shape] if lazy or image is None else [None, image]
+    problems = []
+    for dtype, shape in product(dtypes, shapes):
+        model.input_dtype, model.input_shape = dtype, shape
+        problem = _problem(model, sample, data)
+        if not problem:
+            break
+        problems.append(problem)
+    else:
+        raise UsageError(problems[0])
+    if data.ignored is not None and (problem := model.find_ignored_problem(data.ignored)):
+        raise UsageError(f"{data.name}: {problem}")
     return model
 
 
+def zero_inputs(data: Dataset, count: int, keeps: Any = None) -> Inputs:
+    """Return the inputs of `count` samples, all zero."""
+    inputs = empty_inputs(data.train, count, np.float32, keeps)
+    for array in inputs.arrays if isinstance(inputs, Several) else [inputs]:
+        array[...] = 0
+    return inputs
+
+
 def _problem(model: TorchModel, sample: Any, data: Dataset) -> str:
-    """Describe the problem of the module with samples of this shape and this number of classes; "" if there is none."""
-    shape = "x".join(map(str, data.shape)) or "one number"
+    """Describe the problem of the module with such samples and labels; "" if there is none."""
+    fields = fields_of(data.train)
+    names = [f"{field.name} " if field.name else "" for field in fields]
+    sizes = ["x".join(map(str, field.shape)) or "one number" for field in fields]
+    shape = ", ".join(name + size for name, size in zip(names, sizes, strict=True))
     try:
-        scores = model.predict(sample)
-    except (RuntimeError, ValueError, IndexError) as error:
+        return model.find_problem(sample, data.label_shape, data.classes, data.name, shape)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
         return f"the module cannot take {data.name}'s samples of {shape}: {str(error).splitlines()[0]}"
-    if len(scores) != len(sample):
-        return (
-            f"the module must return one row per sample; for 2 samples of {shape} it returned {scores.shape}"
-        )
-    if data.classes and scores.ndim == 2 and scores.shape[1] < data.classes:
-        return (
-            f"the module returns {scores.shape[1]} scores per sample; {data.name} has {data.classes} classes"
-        )
-    return ""
 
 
 def _describe(thing: Any) -> str:

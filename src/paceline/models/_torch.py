@@ -23,9 +23,9 @@ from torch.autograd.graph import Node
 from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 
-from paceline.data import Batch
+from paceline.data import IGNORED, Batch, Inputs, Several
 from paceline.errors import UsageError, unknown
-from paceline.models._model import Array, Ready
+from paceline.models._model import Array, Ready, Tally
 
 # Losses that compare entry by entry: labels are converted to the shape and dtype of the outputs.
 ENTRYWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
@@ -33,24 +33,51 @@ ENTRYWISE_FUNCTIONS = frozenset({
     F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy,
     F.binary_cross_entropy_with_logits,
 })  # fmt: skip
+# Losses of one class for each sample, or for each of its positions: words or pixels.
+BY_CLASS = (nn.CrossEntropyLoss, nn.NLLLoss)
+BY_CLASS_FUNCTIONS = frozenset({F.cross_entropy, F.nll_loss})
+# Losses of answers that are yes or no, with the score above which the answer is yes.
+YES_OR_NO: dict[Any, float] = {
+    nn.BCELoss: 0.5, nn.BCEWithLogitsLoss: 0.0, F.binary_cross_entropy: 0.5,
+    F.binary_cross_entropy_with_logits: 0.0,
+}  # fmt: skip
 
 
 class SummedLoss:
     """`loss(outputs, labels)`, summed over the samples, so that the pieces of a batch add up to the whole.
 
-    The default is cross-entropy for classes and mean squared error for values. A mean counts each sample once: class
-    weights and `ignore_index` weight the losses of samples, but do not change the number they are divided by.
+    The default is cross-entropy for classes and mean squared error for numbers. Samples have weights (`weigh`), so that
+    the sum divided by their sum is the mean that PyTorch computes over all of them at once: labels of `ignore_index`
+    count for nothing, in losses and means, and class weights weight both.
     """
 
-    def __init__(self, loss: Callable[..., Any] | None, reduction: str) -> None:
+    def __init__(self, loss: Callable[..., Any] | None, reduction: str, ignore_index: int = IGNORED) -> None:
         if loss is not None and not callable(loss):
             raise UsageError(f"a loss must be callable as loss(outputs, labels); got {type(loss).__name__}")
         reduction = getattr(loss, "reduction", None) or reduction
         if reduction not in ("mean", "sum", "none", "batchmean"):
             raise unknown("reduction", reduction, ["mean", "sum", "none"])
+        function, options = (loss.func, loss.keywords) if isinstance(loss, partial) else (loss, {})
+        reduction = options.get("reduction", reduction)
         self.reduction = reduction
         self.loss = loss
-        self.by_class = isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)) and reduction == "mean"
+        self.ignore_index = getattr(loss, "ignore_index", options.get("ignore_index"))
+        """The label that counts for nothing, if the loss says so itself; otherwise None."""
+        self.ignored = ignore_index if self.ignore_index is None else int(self.ignore_index)
+        self.entrywise = isinstance(loss, ENTRYWISE) or function in ENTRYWISE_FUNCTIONS
+        self.above = next(
+            (
+                above
+                for kind, above in YES_OR_NO.items()
+                if function is kind or (isinstance(kind, type) and isinstance(loss, kind))
+            ),
+            None,
+        )
+        """The score above which the answer is yes, if the answers are yes or no."""
+        self.takes_classes = loss is None or isinstance(loss, BY_CLASS) or function in BY_CLASS_FUNCTIONS
+        self.classes_last: bool | None = None
+        """Where the scores of the classes are, if shapes do not tell: on the last axis, or on the second."""
+        self.by_class = isinstance(loss, BY_CLASS) and reduction == "mean"
         if self.by_class:
             self.loss = copy.copy(loss)
             self.loss.reduction = "sum"  # type: ignore[union-attr]
@@ -63,20 +90,84 @@ class SummedLoss:
             scores = scores_in(outputs)
             if labels.is_floating_point():
                 return F.mse_loss(scores, _match(labels, scores)) * count
-            return F.cross_entropy(scores, labels, reduction="sum") / _positions(scores)
+            scores = self.in_order(scores, labels)
+            summed = F.cross_entropy(scores, labels, reduction="sum", ignore_index=self.ignored)
+            return summed / _positions(scores)
         if self.by_class:
-            scores = scores_in(outputs)
+            scores = self.in_order(scores_in(outputs), labels)
             return self.loss(scores, labels) / _positions(scores)  # type: ignore[no-any-return]
-        if isinstance(self.loss, ENTRYWISE) or self.loss in ENTRYWISE_FUNCTIONS:
+        weight: float | None = None
+        if self.entrywise:
             outputs = scores_in(outputs)
             labels = _match(labels, outputs)
+        elif self.reduction == "mean" and not labels.is_floating_point():
+            weight = float(self.weigh(labels).sum())
+            if not weight:  # the mean of nothing would be NaN
+                return torch.zeros(())
+        if self.takes_classes:
+            outputs = self.in_order(scores_in(outputs), labels)
         loss = self.loss(outputs, labels)
         if self.reduction == "none":
             return loss.sum()  # type: ignore[no-any-return]
         if loss.numel() != 1:
             shape = tuple(loss.shape)
             raise UsageError(f"the loss must be one number, or reduction='none'; got the shape {shape}")
-        return loss.reshape(()) * (1 if self.reduction == "sum" else count)  # type: ignore[no-any-return]
+        each = 1 if self.reduction == "sum" else count if weight is None else weight
+        return loss.reshape(()) * each  # type: ignore[no-any-return]
+
+    def weigh(self, labels: Tensor) -> Tensor:
+        """Return the weight of each sample in a mean: 1, unless some of its labels are ignored or classes have weights."""
+        if labels.is_floating_point() or self.entrywise or self.reduction != "mean":
+            return torch.ones(len(labels), dtype=torch.float64)
+        counted = labels != self.ignored
+        weights = counted.to(torch.float64)
+        of_classes = getattr(self.loss, "weight", None) if self.by_class else None
+        if isinstance(of_classes, Tensor):
+            weights = weights * of_classes.detach().to(torch.float64)[torch.where(counted, labels, 0)]
+        return weights.reshape(len(labels), -1).mean(1)
+
+    def count(self, outputs: Any, labels: Tensor) -> tuple[int, int]:
+        """Return the number of right answers, and of answers: classes of samples or positions, or each yes or no."""
+        scores = scores_in(outputs)
+        if self.above is not None and scores.numel() == labels.numel():
+            scores = scores.reshape(labels.shape)
+            clear = (labels == 0) | (labels == 1)
+            return int((((scores > self.above) == (labels > 0.5)) & clear).sum()), int(clear.sum())
+        if labels.is_floating_point() or scores.ndim != labels.ndim + 1:
+            return 0, 0
+        if self.is_ambiguous(scores, labels) and self.classes_last is None and not self.takes_classes:
+            return 0, 0
+        scores = self.in_order(scores, labels)
+        if scores.shape[2:] != labels.shape[1:]:
+            return 0, 0
+        if self.entrywise:
+            return int((scores.argmax(1) == labels).sum()), labels.numel()
+        counted = labels != self.ignored
+        return int(((scores.argmax(1) == labels) & counted).sum()), int(counted.sum())
+
+    def in_order(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """Return scores in PyTorch's order, (samples, classes, *positions), if their classes are on the last axis."""
+        if labels.ndim < 2 or scores.ndim != labels.ndim + 1 or labels.is_floating_point():
+            return scores
+        first = scores.shape[2:] == labels.shape[1:]
+        last = scores.shape[:-1] == labels.shape
+        return scores.movedim(-1, 1) if last and (not first or self.classes_last) else scores
+
+    def is_ambiguous(self, scores: Tensor, labels: Tensor) -> bool:
+        """Return True if the shapes do not tell whether the scores of the classes are on the second axis or the last."""
+        if labels.ndim < 2 or scores.ndim != labels.ndim + 1:
+            return False
+        return scores.shape[2:] == labels.shape[1:] and scores.shape[:-1] == labels.shape
+
+    def classify(self, scores: Tensor, label_shape: tuple[int, ...]) -> Tensor:
+        """Return the predicted class of each sample, or of each of its positions; nothing if there is none."""
+        labels = torch.empty((len(scores), *label_shape), dtype=torch.int64)
+        if self.above is not None and scores.shape == labels.shape:
+            return (scores > self.above).long()
+        scores = self.in_order(scores, labels)
+        if scores.ndim != labels.ndim + 1 or scores.shape[2:] != labels.shape[1:]:
+            return torch.empty(0, dtype=torch.int64)
+        return scores.argmax(1)
 
     def scores(self, outputs: Any) -> Tensor:
         """Return one row per sample, its largest entry the class; a single logit or probability becomes two columns."""
@@ -483,6 +574,10 @@ class TorchModel:
         input_dtype: the dtype that inputs are cast to; by default that of the module's first parameters, or int64
             when those are an embedding's.
         input_shape: the shape of one sample as the module expects it; by default that of the data.
+        ignore_index: the label that counts for nothing, unless the loss has an `ignore_index` of its own.
+
+    Inputs that are a tuple or a dictionary of arrays (`paceline.data.Several`) are the module's arguments, in order or by
+    name: whole numbers as int64, truth values as bool, floats in the dtype of the module's parameters.
     """
 
     x: Array
@@ -499,12 +594,13 @@ class TorchModel:
         sample: Array | None = None,
         input_dtype: torch.dtype | None = None,
         input_shape: tuple[int, ...] | None = None,
+        ignore_index: int = IGNORED,
     ) -> None:
         self.module = module
         self.seed = seed
         self.input_dtype = _input_dtype(module) if input_dtype is None else input_dtype
         self.input_shape = input_shape
-        self._loss = SummedLoss(loss, reduction)
+        self._loss = SummedLoss(loss, reduction, ignore_index)
         if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
             self._initialise(sample)
         if not module.training:
@@ -545,7 +641,7 @@ class TorchModel:
         self.module.eval()
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.default_generator.manual_seed(self.seed)
-            self.module(self._inputs(np.asarray(sample)))
+            self._forward(Several.of(sample))
         self.module.train(was)
 
     def _flatten(self) -> None:
@@ -605,7 +701,9 @@ class TorchModel:
         for number, part in enumerate(self._begins):
             part.begin(batch, mix(self.seed, number))  # type: ignore[operator]
         with torch.enable_grad():
-            loss = self._loss(self.module(self._inputs(batch.inputs)), _labels(batch.labels))
+            loss = self._loss(self._forward(batch.inputs), _labels(batch.labels))
+            if batch.weight != 1:
+                loss = loss * batch.weight
             reported: set[int] = set()
             if loss.requires_grad:
                 if ready is None:
@@ -624,21 +722,135 @@ class TorchModel:
     def predict(self, inputs: Array) -> Array:
         """Return the module's outputs in evaluation mode, one row per sample; the largest is the predicted class."""
         with self._evaluating():
-            rows = [self._loss.scores(self.module(self._inputs(part))) for part in _chunks(inputs)]
+            inputs = Several.of(inputs)
+            rows = [self._loss.scores(self._forward(part)) for part in _chunks(inputs)]
             scores = torch.cat(rows)
         return (scores if scores.dtype == torch.float64 else scores.float()).numpy()
 
-    def evaluate(self, inputs: Array, labels: Array) -> tuple[float, int]:
-        """Return the loss summed over the samples, and how many were classified correctly (0 for regression)."""
-        loss, right = 0.0, 0
+    def classify(self, scores: Array, label_shape: tuple[int, ...] = ()) -> Array:
+        """Return the classes that scores of `predict` mean, for labels of this shape; an empty array if they mean none.
+
+        >>> tagger = TorchModel(torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Linear(4, 3)))
+        >>> tagger.classify(tagger.predict(np.array([[1, 2, 3, 4, 5]])), label_shape=(5,)).shape
+        (1, 5)
+        """
+        return self._loss.classify(torch.from_numpy(_writeable(scores)), label_shape).numpy()
+
+    def evaluate(self, inputs: Inputs, labels: Array) -> tuple[float, int]:
+        """Return the loss summed over the samples, and how many answers were right (0 for regression)."""
+        found = self.tally(inputs, labels)
+        return found.loss, found.right
+
+    def tally(self, inputs: Inputs, labels: Array) -> Tally:
+        """Return the loss and the right answers, and what their means are divided by."""
+        loss, weight, right, answers = 0.0, 0.0, 0, 0
+        inputs = Several.of(inputs)
         with self._evaluating():
             for part, wanted in zip(_chunks(inputs), _chunks(labels), strict=True):
-                outputs, target = self.module(self._inputs(part)), _labels(wanted)
-                loss += float(self._loss(outputs, target)) if len(part) else 0.0
-                scores = self._loss.scores(outputs)
-                if target.ndim == 1 and scores.ndim == 2 and not target.is_floating_point():
-                    right += int((scores.argmax(1) == target).sum())
-        return loss, right
+                outputs, target = self._forward(part), _labels(wanted)
+                if len(target):
+                    loss += float(self._loss(outputs, target))
+                    weight += float(self._loss.weigh(target).sum())
+                    some_right, some = self._loss.count(outputs, target)
+                    right, answers = right + some_right, answers + some
+        return Tally(loss, weight, right, answers)
+
+    def weigh(self, labels: Array) -> Array:
+        """Return the weight of each sample in the mean over a batch: 1, unless labels are ignored or classes weighted."""
+        return self._loss.weigh(_labels(labels)).numpy()
+
+    @property
+    def weighs_samples(self) -> bool:
+        """True if the weight of a sample with one label may differ from 1 although its label is a class."""
+        return self._loss.ignore_index not in (None, IGNORED) or (
+            self._loss.by_class and getattr(self._loss.loss, "weight", None) is not None
+        )
+
+    def keeps(self, stored: np.dtype[Any]) -> bool:
+        """Return True if the module takes an input that is stored as this type as whole numbers, not as floats."""
+        return stored.kind in "iu" and self.input_dtype is not None and not self.input_dtype.is_floating_point
+
+    def _forward(self, inputs: Inputs) -> Any:
+        """Call the module."""
+        if not isinstance(inputs, Several):
+            return self.module(self._inputs(inputs))
+        tensors = [torch.from_numpy(_writeable(array)) for array in inputs.arrays]
+        dtype = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32)
+        tensors = [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors]
+        if inputs.names:
+            return self.module(**dict(zip(inputs.names, tensors, strict=True)))
+        return self.module(*tensors)
+
+    def find_problem(
+        self, sample: Inputs, label_shape: tuple[int, ...], classes: int, name: str, shape: str
+    ) -> str:
+        """Describe what is wrong with the outputs for a sample, given the labels of data of this name; "" if nothing is."""
+        with self._evaluating():
+            outputs = self._forward(sample)
+            scores = self._loss.scores(outputs)
+        if len(scores) != len(sample):
+            return (
+                f"the module must return one row per sample; for {len(sample)} samples of {shape} it returned "
+                f"{tuple(scores.shape)}"
+            )
+        labels = torch.zeros((len(sample), *label_shape), dtype=torch.int64 if classes else scores.dtype)
+        loss, got = self._loss, "x".join(map(str, scores.shape[1:])) or "one"
+        if not classes or (loss.entrywise and label_shape):
+            if not (loss.entrywise or loss.loss is None):
+                return ""
+            try:
+                _match(labels, scores_in(outputs))
+            except UsageError:
+                wanted = "x".join(map(str, label_shape)) or "one"
+                return f"the module returns {got} numbers for each sample; the labels of {name} are {wanted}"
+            return ""
+        if loss.is_ambiguous(scores, labels):
+            loss.classes_last = self._has_classes_last(sample, labels)
+            if loss.classes_last is None and loss.loss is None:
+                return (
+                    f"the module returns {got} scores for each sample, of which the classes of {name} may be on the "
+                    "first axis or the last: give a loss, or a network with another number of scores"
+                )
+        scores = loss.in_order(scores, labels)
+        if loss.takes_classes and labels.ndim > 1 and scores.shape[2:] != labels.shape[1:]:
+            wanted = "x".join(map(str, label_shape))
+            return (
+                f"the module returns {got} scores for each sample; labels of {wanted} classes in {name} need "
+                f"classes x {wanted} of them, or {wanted} x classes"
+            )
+        if scores.ndim == labels.ndim + 1 and scores.shape[2:] == labels.shape[1:]:
+            count = scores.shape[1]
+            if count < classes:
+                return f"the module returns {count} scores per sample; {name} has {classes} classes"
+        return ""
+
+    def _has_classes_last(self, sample: Inputs, labels: Tensor) -> bool | None:
+        """Find out with shorter samples on which axis the scores of the classes are; None if that cannot be told."""
+
+        def cut(array: Array) -> Array:
+            return np.ascontiguousarray(array[..., :-1]) if array.shape == labels.shape else array
+
+        if isinstance(sample, Several):
+            shorter: Inputs = Several([cut(array) for array in sample.arrays], sample.names)
+        else:
+            shorter = cut(sample)
+        try:
+            with self._evaluating():
+                scores = scores_in(self._forward(shorter))
+        except (RuntimeError, ValueError, IndexError, TypeError):  # a module for one length only
+            return None
+        fewer = labels[..., :-1]
+        first, last = scores.shape[2:] == fewer.shape[1:], scores.shape[:-1] == fewer.shape
+        return None if first == last else last
+
+    def find_ignored_problem(self, ignored: int) -> str:
+        """Describe the problem if the loss does not ignore this label; "" if it does, or if nobody knows."""
+        loss = self._loss
+        if loss.entrywise:
+            return f"the labels have {ignored}, and {type(loss.loss).__name__} ignores none: give numbers from 0 on"
+        if loss.ignore_index is not None and loss.ignore_index != ignored:
+            return f"the labels have {ignored}, and the loss ignores {loss.ignore_index}: give it ignore_index={ignored}"
+        return ""
 
     def _inputs(self, inputs: Array) -> Tensor:
         tensor = torch.from_numpy(_writeable(inputs))
@@ -703,7 +915,7 @@ def _labels(labels: Array) -> Tensor:
     return tensor if tensor.is_floating_point() else tensor.long()
 
 
-def _chunks(array: Array) -> Iterator[Array]:
+def _chunks(array: Inputs) -> Iterator[Any]:
     for start in range(0, max(1, len(array)), CHUNK):
         yield array[start : start + CHUNK]
 

@@ -25,6 +25,9 @@ SMALLEST = 20  # pixels per side: two 5x5 convolutions and three 2x2 poolings le
 def build(data: Dataset, *, dropout: float = 0.5, seed: int = 0, dtype: Any = "float32") -> TorchModel:
     """Build the network for the images of `data`, with PyTorch's own initialisation, drawn from the seed."""
     channels, height, width, channels_last = _image(data)
+    if label_shape := getattr(data, "label_shape", ()):
+        shape = "x".join(map(str, label_shape))
+        raise UsageError(f"cnn predicts one class for each sample; {data.name} has labels of {shape}")
     if data.classes < 2:
         raise UsageError(f"cnn needs at least 2 classes; {data.name} has {data.classes or 'values'}")
     try:

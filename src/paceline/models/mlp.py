@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
-from paceline.data import Batch, Dataset, chunks
+from paceline.data import Batch, Dataset, chunks, fields_of, has_several
 from paceline.errors import UsageError, unknown
 from paceline.models._factors import Factors, PartGradient, cut_rows, factor_bytes
 from paceline.models._model import Array, Ready
@@ -314,6 +314,19 @@ def build(
     dtype: DTypeLike = np.float32,
 ) -> MLP:
     """Build a network from the inputs of the data through hidden layers to its classes (or values)."""
+    if has_several(data.train):
+        raise UsageError(
+            f"mlp takes one array of features; {data.name} has {len(fields_of(data.train))} inputs by name or position"
+        )
+    if data.classes and data.label_shape:
+        shape = "x".join(map(str, data.label_shape))
+        raise UsageError(
+            f"mlp predicts one class for each sample; {data.name} has labels of {shape} classes: give a torch module"
+        )
+    if data.ignored is not None:
+        raise UsageError(
+            f"mlp counts every label; {data.name} has labels of {data.ignored}, to be ignored: give a torch module"
+        )
     net = MLP(
         [math.prod(data.shape), *hidden, data.classes or math.prod(data.label_shape)],
         activation=activation,

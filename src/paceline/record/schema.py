@@ -220,6 +220,16 @@ SIMULATED: Tests = {
     "network": is_text, "(slow)": is_text, "(jitter)": is_amount, "(compute)": is_truth, "(rendezvous)": is_truth,
     "(faults)": is_text, "(ranks_per_node)": is_some, "(node_cores)": is_some, "(machine)": MACHINE, "(costs)": COSTS,
 }  # fmt: skip
+# The types in which inputs are stored.
+STORED = frozenset(
+    ("float32", "bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
+)
+
+
+def _is_stored(value: Any) -> bool:
+    return isinstance(value, str) and value in STORED
+
+
 CONFIG: Tests = {
     "ranks": _rank_count, "classes": or_null(is_whole), "lr": is_number,
     **dict.fromkeys(("epochs", "seed"), is_whole), "(samples)": is_whole, "(target)": is_text, "(code)": keyed(is_text),
@@ -229,6 +239,8 @@ CONFIG: Tests = {
     "(asked)": keyed(or_null(lambda value: is_number(value) or is_text(value) or is_truth(value))),
     "(resumed)": listed({"ranks": _rank_count, "ranks_before": _rank_count}),
     "(strategy_facts)": is_object, "(simulated)": SIMULATED,
+    "(inputs)": listed({"name": is_text, "shape": listed(is_whole, 32), "dtype": _is_stored}, 256),
+    "(ignored)": lambda value: is_whole(value) or (isinstance(value, int) and is_whole(-value)),
 }  # fmt: skip
 ENVIRONMENT: Tests = {
     "python": is_text, "packages": keyed(is_text), "system": is_text, "processor": is_text, "cores": is_some,
@@ -275,7 +287,7 @@ FINDINGS: Tests = {
 
 
 # Settings that older records do not have: those runs had the defaults.
-ADDED = ("on_divergence", "reproducible", "replay")
+ADDED = ("on_divergence", "reproducible", "replay", "labels")
 
 
 def check_config(what: str, values: Any) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data import Batch
+from paceline.data import Batch, Inputs
 from paceline.errors import UsageError
-from paceline.models import FactoredModel, Model, PartGradient, Ready, layer_by_layer
+from paceline.models import FactoredModel, Model, PartGradient, Ready, Tally, layer_by_layer, tally
 from paceline.vectors import Meter, vector
 
 Array = NDArray[Any]
@@ -163,13 +163,18 @@ class Costed:
             self._by_layer = layer_by_layer(self.plain)
         return self._by_layer(batch, ready)
 
-    def predict(self, inputs: Array) -> Array:
+    def predict(self, inputs: Inputs) -> Array:
         """Return scores for each sample, without charging the clock."""
         return self.plain.predict(inputs)
 
-    def evaluate(self, inputs: Array, labels: Array) -> tuple[float, int]:
+    def evaluate(self, inputs: Inputs, labels: Array) -> tuple[float, int]:
         """Return the loss and the number of correct answers, charging the clock."""
-        found = self.plain.evaluate(inputs, labels)
+        found = self.tally(inputs, labels)
+        return found.loss, found.right
+
+    def tally(self, inputs: Inputs, labels: Array) -> Tally:
+        """Return the loss and the answers, charging the clock."""
+        found = tally(self.plain, inputs, labels)
         self._comm.Work("evaluate", len(labels))
         return found
 
@@ -231,10 +236,10 @@ class TimeOnly(Costed):
                 ready(layer)
         return math.nan if batch.count else 0.0
 
-    def evaluate(self, inputs: Array, labels: Array) -> tuple[float, int]:
+    def tally(self, inputs: Inputs, labels: Array) -> Tally:
         """Charge the clock without computing."""
         self._comm.Work("evaluate", len(labels))
-        return math.nan, 0
+        return Tally(math.nan, 0.0, 0, 0)
 
 
 class TimeOnlyFactored(TimeOnly, CostedFactored):

@@ -82,7 +82,7 @@ class Psgd(OnOwnData):
         counts = healthy if me.control.total(np.array([healthy]).astype(float))[0] else now.moved
         mean = average(x, counts)  # (x_1 + … + x_p) / p, of those that did not diverge
         with me.evaluation():
-            alone = score(me.model, me.data.test).means(me.data.classes)
+            alone = score(me.model, me.data.test).means()
             mine = (epoch + 1, loss if now.moved else None, converged, me.diverged is not None, *alone)
             parts = me.control.gather(np.array([[math.nan if value is None else value for value in mine]]))
             diverged = me.control.vote(me.diverged is not None)

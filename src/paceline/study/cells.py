@@ -19,7 +19,7 @@ FREE = ("recalibrate",)
 SERIAL = "serial"
 # The settings in a study's file that runs must share to be compared. (The learning rate may be the model's.)
 PROBLEM = (
-    "data", "model", "batch", "batch_per_rank", "epochs", "draws", "update", "schedule", "lr_scaling",
+    "data", "labels", "model", "batch", "batch_per_rank", "epochs", "draws", "update", "schedule", "lr_scaling",
     "dtype",
 )  # fmt: skip
 

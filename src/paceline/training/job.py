@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline import names as registry
 from paceline import names as spec
 from paceline.config import Config, Safety
-from paceline.data import Dataset, load
+from paceline.data import Dataset, load_labels
 from paceline.errors import UsageError
 from paceline.launch import check_memory, check_ranks
-from paceline.models import Model, as_model, count_parameters, make
+from paceline.models import Model, as_model, count_parameters, make, sample_weights
 from paceline.record import code_digest, new_folder, text_digest
 from paceline.schedules import Schedule
 from paceline.strategies import Strategy
@@ -36,6 +37,8 @@ class Components(NamedTuple):
     model: Model
     update: Update
     schedule: Schedule
+    weights: NDArray[Any] | None = None
+    """The weights of the training samples in means over batches; None if all of them count alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +120,7 @@ class Job:
         build_component("schedules", self.config.schedule)
         if self.model is None:
             spec.parse("models", self.config.model)
-        data = load(self.config.data if self.data is None else self.data)
+        data = self.load()
         batch = batch_of(self.config, strategy, ranks)
         if batch > len(data.train):
             raise UsageError(
@@ -133,6 +136,18 @@ class Job:
                 )
         replaying.check(self.config, ranks, len(data.train), getattr(strategy, "replayable", False))
         return data, strategy
+
+    def load(self) -> Dataset:
+        """Return the given data, or load those of the configuration."""
+        # A pair of module and loss; the loss of a model that is yet to be built is not known.
+        loss = self.model[1] if isinstance(self.model, tuple) and len(self.model) == 2 else None
+        options = getattr(loss, "keywords", None) or {}
+        ignored = getattr(loss, "ignore_index", options.get("ignore_index"))
+        return load_labels(
+            self.config.data if self.data is None else self.data,
+            labels=self.config.labels,
+            ignore_index=ignored if isinstance(ignored, int) else None,
+        )
 
     def _check_reproducible(self, pieces: int, strategy: Strategy | Train, ranks: int) -> None:
         if pieces % ranks:
@@ -193,7 +208,7 @@ class Job:
             self._update(),
             build_component("schedules", self.config.schedule),
         )
-        return Components(data, strategy, model, update, schedule)
+        return Components(data, strategy, model, update, schedule, sample_weights(model, data))
 
     def _update(self) -> Update:
         """Return the given update, or build it from the configuration."""

@@ -20,7 +20,7 @@ from paceline.comm.control import Control, agree, broadcast_text, check_same
 from paceline.comm.counting import Recorded
 from paceline.comm.torch_processes import Processes
 from paceline.comm.tracing import Events, Tracer, event_limit, gather_events
-from paceline.data import Batches, Dataset
+from paceline.data import Batches, Dataset, fields_of, has_several
 from paceline.errors import AgreedError, StoppedError, UsageError
 from paceline.launch import (
     StopRequests,
@@ -398,7 +398,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     """Run one rank's part of `job`, wherever that rank is. Collective; every rank gets the results."""
     comm, config = place.comm, job.config
     rank, ranks = (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())
-    data, strategy, model, update, schedule = place.prepare(job)
+    data, strategy, model, update, schedule, weights = place.prepare(job)
     folder = place.run = place.folder(job)
     record = Record(folder) if folder is not None and rank == 0 else None
     rate = config.lr if config.lr is not None else float(getattr(model, "default_rate", 0.1))
@@ -412,6 +412,8 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
         draws=config.draws,
         time_only=place.time_only,
         pieces=config.reproducible,
+        keeps=getattr(model, "keeps", None),
+        weights=weights,
     )
     steps, samples = (config.epochs * n for n in (batches.steps_per_epoch, batches.samples_per_epoch))
     shown = progress(config.epochs, steps, samples) if progress and rank == 0 else None
@@ -591,11 +593,30 @@ def _settings_for_record(
         "target": data.target,
         "classes": data.classes,
         "class_names": data.class_names,
+        **_inputs_for_record(data),
         "samples": len(data.train),
         "code": job.code(),
         **facts,
         **place.described(),
     }
+
+
+def _inputs_for_record(data: Dataset) -> dict[str, Any]:
+    """Return what a model must know about inputs that are not one array of floats, and about labels that are ignored."""
+    found: dict[str, Any] = {}
+    fields = fields_of(data.train)
+    if has_several(data.train) or fields[0].dtype.kind in "biu":
+        found["inputs"] = [
+            {
+                "name": field.name,
+                "shape": field.shape,
+                "dtype": "float32" if field.dtype.kind == "f" else field.dtype.name,
+            }
+            for field in fields
+        ]
+    if data.ignored is not None:
+        found["ignored"] = data.ignored
+    return found
 
 
 def _outcome(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
 from paceline.comm.control import Control
-from paceline.data import Split, chunks, piece
-from paceline.models import Array, Model
+from paceline.data import Inputs, Split, chunks, piece
+from paceline.models import Array, Model, tally
 
 # The number of samples to evaluate at once.
 AT_ONCE = 1000
@@ -17,15 +18,16 @@ AT_ONCE = 1000
 
 @dataclass(frozen=True)
 class Score:
-    """Sums over some samples: loss, correct classifications, samples."""
+    """Sums over some samples: loss, correct answers, the samples' weights, and answers (0 for regression)."""
 
-    loss: float
-    correct: int
-    count: int
+    loss: float = 0.0
+    correct: int = 0
+    weight: float = 0.0
+    answers: int = 0
 
-    def means(self, classes: int) -> tuple[float | None, float | None]:
-        """Return the mean loss and, if there are classes, the accuracy; None if there are no samples."""
-        return ratio(self.loss, self.count), ratio(self.correct, self.count) if classes else None
+    def means(self) -> tuple[float | None, float | None]:
+        """Return the mean loss and the accuracy; None if there is nothing to average."""
+        return ratio(self.loss, self.weight), ratio(self.correct, self.answers)
 
 
 def ratio(value: float, count: float) -> float | None:
@@ -36,7 +38,7 @@ def ratio(value: float, count: float) -> float | None:
 def score(model: Model, split: Split, rank: int = 0, ranks: int = 1) -> Score:
     """Evaluate the model on the rank-th of `ranks` parts of a split."""
     start, stop = piece(len(split), rank, ranks)
-    found = Score(0.0, 0, 0)
+    found = Score()
     for found in iterate_scores(model, samples_for(model, split, start=start, stop=stop)):  # noqa: B007
         pass
     return found
@@ -44,7 +46,7 @@ def score(model: Model, split: Split, rank: int = 0, ranks: int = 1) -> Score:
 
 def samples_for(
     model: Model, split: Split, *, size: int = AT_ONCE, start: int = 0, stop: int | None = None
-) -> Iterator[tuple[Array, Array]]:
+) -> Iterator[tuple[Inputs, Array]]:
     """Yield a split's samples, `size` at a time; zeros for a model that computes nothing (the simulator's `time_only`).
 
     >>> from paceline.data import load
@@ -54,7 +56,8 @@ def samples_for(
     [10, 5]
     """
     if not getattr(model, "time_only", False):
-        yield from chunks(split, size=size, dtype=model.x.dtype, start=start, stop=stop)
+        keeps = getattr(model, "keeps", None)
+        yield from chunks(split, size=size, dtype=model.x.dtype, start=start, stop=stop, keeps=keeps)
         return
     stop = len(split) if stop is None else stop
     for first in range(start, stop, size):
@@ -62,14 +65,13 @@ def samples_for(
         yield np.broadcast_to(zero, (count, *split.shape)), np.broadcast_to(zero, (count, *split.label_shape))
 
 
-def iterate_scores(model: Model, samples: Iterable[tuple[Array, Array]]) -> Iterator[Score]:
+def iterate_scores(model: Model, samples: Iterable[tuple[Inputs, Array]]) -> Iterator[Score]:
     """Evaluate the model on chunks of samples; yield the sums so far after each."""
-    loss, correct, count = 0.0, 0, 0
-    known = not getattr(model, "time_only", False)  # a time-only model has no results
+    sums = (0.0, 0.0, 0, 0)
     for inputs, labels in samples:
-        some_loss, some_correct = model.evaluate(inputs, labels)
-        loss, correct, count = loss + some_loss, correct + some_correct, count + known * len(labels)
-        yield Score(loss, correct, count)
+        loss, weight, right, answers = map(operator.add, sums, tally(model, inputs, labels))
+        sums = (loss, weight, right, answers)
+        yield Score(loss, right, weight, answers)
 
 
 def score_together(model: Model, split: Split, control: Control, pieces: int | None = None) -> Score:
@@ -78,16 +80,18 @@ def score_together(model: Model, split: Split, control: Control, pieces: int | N
     `pieces`: evaluate this many fixed parts and add them in order, so that any number of ranks gives the same bits.
     """
     if pieces is not None:
-        rows = np.zeros((pieces, 3))
+        rows = np.zeros((pieces, 4))
         each = pieces // control.size
         for number in range(control.rank * each, (control.rank + 1) * each):
             part = score(model, split, number, pieces)
-            rows[number] = part.loss, part.correct, part.count
-        loss, correct, count = (sum(column) for column in control.total(rows).reshape(-1, 3).T.tolist())
-        return Score(loss, int(correct), int(count))
+            rows[number] = astuple(part)
+        loss, correct, weight, answers = (
+            sum(column) for column in control.total(rows).reshape(-1, 4).T.tolist()
+        )
+        return Score(loss, int(correct), weight, int(answers))
     part = score(model, split, control.rank, control.size)
-    loss, correct, count = control.total(np.array([part.loss, part.correct, part.count]))
-    return Score(float(loss), int(correct), int(count))
+    loss, correct, weight, answers = control.total(np.array(astuple(part)))
+    return Score(float(loss), int(correct), float(weight), int(answers))
 
 
 def agree_on_buffers(model: Model, control: Control, *, trained: bool = True) -> None:

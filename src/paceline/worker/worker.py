@@ -601,7 +601,7 @@ class Worker(Steps):
         """
         with self.evaluation():
             loss = self.epoch_loss if loss is None else loss
-            means = (None, None) if validation is None else validation.means(self.data.classes)
+            means = (None, None) if validation is None else validation.means()
             if metrics is None:
                 metrics = self.judge(epoch)
             at_end = Epoch(
@@ -636,7 +636,7 @@ class Worker(Steps):
         if self._tested is None:
             with self.evaluation():
                 found = score_together(self.model, self.data.test, self.control, self.shares.batches.pieces)
-                self._tested = found.means(self.data.classes)
+                self._tested = found.means()
         return self._tested
 
     # ---- divergence

@@ -93,7 +93,7 @@ def main(args: argparse.Namespace) -> int:
     )
     import_from_here()
     from paceline.commands.simulate.prediction import draw, table
-    from paceline.data import load
+    from paceline.data import load_labels
     from paceline.files import json_text
     from paceline.launch import limit_threads
     from paceline.machine import load_network
@@ -125,7 +125,7 @@ def main(args: argparse.Namespace) -> int:
         for name in strategies:
             check_job(bench.job(name, config), ranks)
     else:
-        data = load(config.data)
+        data = load_labels(config.data, labels=config.labels)
         jobs = {
             name: Job(config=replace(config, strategy=name), data=data, runs=None)
             for name in ("serial", *strategies)

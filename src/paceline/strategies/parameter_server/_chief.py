@@ -122,7 +122,7 @@ class Chief:
         self._parts: dict[int, list[tuple[slice, Array]]] = {}
         self._queue: deque[int] = deque()
         self._going: Iterator[Score] | None = None
-        self._so_far = Score(0.0, 0, 0)
+        self._so_far = Score()
         self._scores: dict[int, Score] = {}
         self._metrics: dict[int, dict[str, float]] = {}
         self._ended: dict[int, float] = {}  # training time at the end of each epoch
@@ -148,6 +148,12 @@ class Chief:
             "ended": {str(epoch): seconds for epoch, seconds in self._ended.items()},
         }
 
+    def _read_score(self, saved: Sequence[float]) -> Score:
+        """Return a score as it was saved, by this version or by one that counted samples instead of weights and answers."""
+        loss, correct, weight, *rest = saved
+        answers = rest[0] if rest else weight if self.me.data.classes else 0
+        return Score(float(loss), int(correct), float(weight), int(answers))
+
     def resume(self, saved: dict[str, Any], ends: int) -> None:
         """Continue from a state, with a dealer that does so; `ends`: the number of epochs that have ended."""
         self._done = int(saved["done"])
@@ -159,10 +165,7 @@ class Chief:
             int(epoch): [float(loss), int(count), int(batches)]
             for epoch, (loss, count, batches) in saved["sums"].items()
         }
-        self._scores = {
-            int(epoch): Score(float(loss), int(correct), int(count))
-            for epoch, (loss, correct, count) in saved["scores"].items()
-        }
+        self._scores = {int(epoch): self._read_score(score) for epoch, score in saved["scores"].items()}
         for epoch in range(self.me.epochs_ended, ends):
             whole = np.array(self.me.model.x)  # of parts that were lost with a master, the current values
             for start, stop, values in saved["waiting"].get(str(epoch), ()):
@@ -249,7 +252,7 @@ class Chief:
             if self._going is None:
                 self.assemble(epoch)
                 self._judge(epoch)
-                model, self._so_far = self.me.model, Score(0.0, 0, 0)
+                model, self._so_far = self.me.model, Score()
                 self._going = iterate_scores(model, samples_for(model, self.me.data.validation, size=LITTLE))
             found = next(self._going, None)
             if found is not None:
