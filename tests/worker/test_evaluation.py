@@ -31,12 +31,12 @@ class Hollow:
 def test_a_hollow_model_is_asked_about_every_sample_and_none_is_read() -> None:
     model: Any = Hollow()
     split = Unread(np.zeros((2500, 4), np.float32), np.zeros(2500))
-    assert score(model, split).means(classes=3) == (None, None)  # and so knows nothing
+    assert score(model, split).means() == (None, None)  # and so knows nothing
     assert model.asked == [((count, 4), "float32", count) for count in (1000, 1000, 500)]
     model.asked.clear()
     score(model, split, rank=2, ranks=3)
     assert model.asked == [((833, 4), "float32", 833)]
-    assert score_together(model, split, Control(None)).means(classes=3) == (None, None)
+    assert score_together(model, split, Control(None)).means() == (None, None)
 
 
 def test_parts_of_a_split_add_up() -> None:
@@ -45,10 +45,11 @@ def test_parts_of_a_split_add_up() -> None:
     split = ArraySplit(np.random.default_rng(1).normal(size=(11, 4)), np.arange(11) % 3)
     whole = score(model, split)
     parts = [score(model, split, rank, 3) for rank in range(3)]
-    assert whole.count == sum(part.count for part in parts) == 11
+    assert whole.weight == sum(part.weight for part in parts) == 11
+    assert whole.answers == sum(part.answers for part in parts) == 11
     assert np.isclose(whole.loss, sum(part.loss for part in parts))
-    assert score(model, split, 0, 20).count == 1
-    assert score(model, split, 19, 20).count == 0
+    assert score(model, split, 0, 20).answers == 1
+    assert score(model, split, 19, 20).weight == 0
 
 
 def test_hollow_buffers_are_not_spoken_of() -> None:

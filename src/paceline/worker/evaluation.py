@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.comm.control import Control
 from paceline.data import Inputs, Split, chunks, piece
-from paceline.models import Array, Model, tally
+from paceline.models import Array, Model, Tally, tally
 
 # The number of samples to evaluate at once.
 AT_ONCE = 1000
@@ -67,11 +67,13 @@ def samples_for(
 
 def iterate_scores(model: Model, samples: Iterable[tuple[Inputs, Array]]) -> Iterator[Score]:
     """Evaluate the model on chunks of samples; yield the sums so far after each."""
-    sums = (0.0, 0.0, 0, 0)
+    total = Tally(0.0, 0.0, 0, 0)
+    known = not getattr(model, "time_only", False)  # a time-only model has no results
     for inputs, labels in samples:
-        loss, weight, right, answers = map(operator.add, sums, tally(model, inputs, labels))
-        sums = (loss, weight, right, answers)
-        yield Score(loss, right, weight, answers)
+        found = tally(model, inputs, labels)
+        if known:
+            total = Tally(*map(operator.add, total, found))
+        yield Score(total.loss, total.right, total.weight, total.answers)
 
 
 def score_together(model: Model, split: Split, control: Control, pieces: int | None = None) -> Score:
