@@ -41,7 +41,8 @@ def fit(
     """Train `model` on `data` and return the results, including the trained model.
 
     `model` is a name with options (`"mlp:128,64"`), a paceline Model, a `torch.nn.Module` or a pair of module and
-    loss. `data` is a name or path, a Dataset, a tuple of arrays (inputs, labels), or a torch Dataset. `strategy` is a
+    loss. `data` is a name or path, a Dataset, a tuple of arrays (inputs, labels), or a torch Dataset; inputs may be a
+    tuple or a dictionary of arrays, and labels may have any shape: a class for each word or pixel. `strategy` is a
     name with options, a Strategy, or your own function `train(me)`. `settings` are those of the command line with
     underscores: `lr`, `batch`, `epochs`, `update`, `seed` … (see `paceline.Config`).
 
