@@ -40,6 +40,7 @@ from torch.nn.utils import clip_grad
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
@@ -417,12 +418,14 @@ class Samples:
     """The samples of a map-style data set, read by their numbers as its DataLoader would read them."""
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
-        if loader.batch_sampler is None or loader.batch_size is None:
-            custom = isinstance(loader.batch_sampler, BatchSampler)
-            if loader.batch_sampler is None or not custom:
-                raise UsageError(
-                    "share needs a DataLoader with a batch_size: the ranks divide batches of equal size"
-                )
+        if not isinstance(loader.batch_sampler, BatchSampler):
+            raise UsageError(
+                "share needs a DataLoader with a batch_size: the ranks divide batches of equal size"
+            )
+        if isinstance(loader.batch_sampler.sampler, DistributedSampler):
+            raise UsageError(
+                "share divides the samples among the ranks itself: leave out the DistributedSampler"
+            )
         self.loader = loader
         batches: Any = loader.batch_sampler
         self.batch: int = batches.batch_size
@@ -432,13 +435,14 @@ class Samples:
         if self.count == 0:
             raise UsageError(f"the DataLoader has no batch: {count} samples, batches of {self.batch}")
         self._seed, self._sampler = seed, sampler
-        self._generator_state = None
         dataset: Any = loader.dataset
         plain = isinstance(sampler, RandomSampler) and not sampler.replacement and count == len(dataset)
         shuffled = plain and self.count == count
         self.split = Numbers(self.count, None if shuffled else self._order)
         self._ahead: Iterator[Any] | None = None
         self._known: list[Array] = []
+        self.accumulate = 1
+        """The parts in which a batch is read."""
 
     def _order(self, epoch: int) -> Array:
         """Return the numbers of an epoch's samples in the order of the loader's sampler: the same on every rank."""
@@ -465,8 +469,9 @@ class Samples:
         for batch in batches:
             batch.labels, batch.inputs = batch.labels.copy(), batch.inputs[:0]
             known.append(batch)
-        with_samples = [batch for batch in known if batch.count]
-        self._known = [batch.labels for batch in with_samples]
+        self._known = [
+            part for batch in known for part in np.array_split(batch.labels, self.accumulate) if len(part)
+        ]
         self._ahead = iter(self._ahead_of([labels.tolist() for labels in self._known]))
         yield from known
         self._ahead = None
@@ -927,6 +932,7 @@ class Session:
         if self._epochs is None:
             raise UsageError("share is iterated over inside of: for epoch in ranks.epochs(N)")
         model, update, split = self._model, self._update, samples.split
+        samples.accumulate = accumulate
         empty = Numbers(0)
         data = Dataset(
             name=_describe_data(samples), shape=(), classes=0, train=split, validation=empty, test=empty
