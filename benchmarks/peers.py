@@ -9,7 +9,7 @@ The sides, interleaved, one round a repeat:
     PyTorch DDP             DistributedDataParallel over gloo, one process a rank
     PyTorch, all threads    one process with as many threads as there are ranks, and the batch of all ranks
     PyTorch HogWild         processes that train one network in shared memory (torch.multiprocessing), no waiting
-    scikit-learn            MLPClassifier, one process, all threads, with its own loss and a learning rate of 0.2
+    scikit-learn            MLPClassifier, one process, all threads, with its own loss and a learning rate of 0.5
                             (multilayer perceptrons only)
     independent             one process a rank, each with a network of its own: what the cores have to give
 
@@ -510,7 +510,7 @@ def work_sklearn(place: Place) -> dict[str, Any]:
     inputs = inputs.reshape(len(inputs), -1)
     cut = len(inputs) - network.held_out
     model = MLPClassifier(network.hidden, activation=network.activation, solver="sgd", alpha=0.0, momentum=0.0,
-                          batch_size=place.batch, learning_rate_init=0.2, random_state=0)  # fmt: skip
+                          batch_size=place.batch, learning_rate_init=0.5, random_state=0)  # fmt: skip
     classes = np.unique(labels)
 
     def train(steps: int) -> None:
