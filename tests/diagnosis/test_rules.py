@@ -99,6 +99,11 @@ CASES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
         both(("serial", 1, {"threads": 1}), ("sync", 4), **LOOPBACK),
         ("the serial baseline uses 2 threads, each of the 4 ranks uses 1",),
     ),
+    "threads are faster": (
+        both(SERIAL, ("serial", 1, {"threads": 8}), (RING, 4), batch=32),
+        both(SERIAL, ("serial", 1, {"threads": 8}), (RING, 4), batch=1024),
+        ("one process with 8 threads is 1.", "x as fast as 4 ranks of 1 thread"),
+    ),
     "scales well": (
         both(("sync", 4), ("sync", 8), network="infiniband", given={"each": 100 * US}),
         both(("sync", 4), ("sync", 8), network="1gbe", given={"each": 10 * US}),

@@ -289,14 +289,14 @@ def made(*, accuracy: bool = False) -> Prediction:
                       curves=(curve,))  # fmt: skip
 
 
-def record(folder: Path, strategy: str, ranks: int, rate: float, **config: Any) -> None:
+def record(folder: Path, strategy: str, ranks: int, rate: float, *, threads: int = 1, **config: Any) -> None:
     """The folder of a real run, with other settings and another rate."""
     fitted = fit("mlp:8", "iris", strategy="serial", batch=32, epochs=1, runs=folder, quiet=True)
     assert fitted.run is not None
     for name, changes in (
         ("config.json", {"strategy": strategy, "ranks": ranks, **config}),
         ("environment.json", {"cores": 2, "nodes": {"ranks": [0] * ranks, "cores": [2]}}),
-        ("summary.json", {"samples_per_second": rate}),
+        ("summary.json", {"samples_per_second": rate, "threads": threads}),
     ):
         path = fitted.run / name
         path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
@@ -317,6 +317,8 @@ def test_measured_points_are_those_of_the_same_work(tmp_path: Path, caplog: pyte
     ]
     assert [each.oversubscribed for each in found] == [False, True]
     record(tmp_path, "serial", 1, 80.0)
+    record(tmp_path, "serial", 1, 4000.0, threads=2)  # other threads are another baseline
+    record(tmp_path, RING, 2, 5000.0, threads=2)
     found = find_measured([tmp_path], bench().config, [RING], serial=1000.0)
     assert [(each.speedup, each.against) for each in found] == [
         (2.0, "serial, measured"),
@@ -395,7 +397,7 @@ def test_threads_win_where_messages_are_slow() -> None:
     assert told == [("serial", 1, 8), (RING, 2, 4), (RING, 4, 2)]
     assert found.splits[0].speedup == pytest.approx(4)
     assert found.threads.startswith(
-        f"threads win on nodes of 8 cores: one process with 8 threads is 4.00x as fast as serial, {RING} on "
+        "threads win on nodes of 8 cores; compared with serial: one process with 8 threads 4.00x, "
     )
     best = max(point.speedup for point in found.curves[0].points)
     assert best < 4
@@ -406,8 +408,13 @@ def test_ranks_win_where_threads_bring_little() -> None:
     little = {1: 90 * US, 2: 95 * US, 4: 100 * US}
     found = predicted(on_a_node(0.0), RING, threaded=with_threads(0.0, little))
     assert found.threads.startswith(
-        f"ranks alone win on nodes of 8 cores: {RING} on 8 ranks is 8.00x as fast"
+        f"ranks alone win on nodes of 8 cores; compared with serial: {RING} on 8 ranks 8.00x, "
     )
+    slow = predicted(on_a_node(0.1), RING, threaded=with_threads(0.1, dict.fromkeys(HALF, 200 * US)))
+    assert slow.threads.startswith(
+        "neither ranks nor threads help on nodes of 8 cores; compared with serial: "
+    )
+    assert slow.threads.index("one process with 8 threads 0.50x") < slow.threads.index(RING)
 
 
 def test_ranks_with_threads_win_on_several_nodes() -> None:
@@ -416,7 +423,8 @@ def test_ranks_with_threads_win_on_several_nodes() -> None:
     found = predicted(bench(nodes), RING, ranks=(1, 2, 4), threaded=threads)
     assert [(split.ranks, split.threads) for split in found.splits] == [(1, 8), (2, 8), (4, 8)]
     assert found.threads.startswith(
-        f"ranks with threads win on nodes of 8 cores: {RING} on 4 ranks of 8 threads is 20.0x as fast as serial"
+        "ranks with threads win on nodes of 8 cores; compared with serial: "
+        f"{RING} on 4 ranks of 8 threads 20.0x, "
     )
 
 

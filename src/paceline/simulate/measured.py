@@ -40,13 +40,15 @@ def find_measured(
 ) -> tuple[Measured, ...]:
     """Find the runs in some folders that did the same work (data, model, batch) with one of the strategies.
 
-    `serial`: samples per second of the simulated serial run, used if no serial run was measured.
+    `serial`: samples per second of the simulated serial run, used if no serial run was measured. Of runs that differ only
+    in threads, those with the fewest count.
     """
     places = list(places)
-    groups: dict[tuple[str, int], list[Run]] = defaultdict(list)
+    by_threads: dict[tuple[str, int], dict[int, list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run in find_runs(places):
         if run.simulated is None and not run.summary.get("diverged") and _same(run, config):
-            groups[run.config["strategy"], run.config["ranks"]].append(run)
+            by_threads[run.config["strategy"], run.config["ranks"]][run.summary["threads"]].append(run)
+    groups = {key: found[min(found)] for key, found in by_threads.items()}
     alone = _rate(groups[found]) if (found := ("serial", 1)) in groups else None
     wanted = [key for key in sorted(groups) if key[0] in strategies]
     if places and not wanted:

@@ -207,23 +207,21 @@ class Prediction:
             (point.speedup, f"{curve.strategy} on {count(point.ranks, 'rank')}")
             for curve in self.curves
             for point in curve.points
-            if point.ranks <= self.cores
+            if 1 < point.ranks <= self.cores
         ]
         alone = [split for split in self.splits if split.strategy == SERIAL]
         both = [split for split in self.splits if split.strategy != SERIAL]
         if not ranks or not self.splits:
             return ""
-        found = {"ranks": max(ranks)}
+        found = {"ranks alone": max(ranks)}
         if alone:
             found["threads"] = max((split.speedup, str(split)) for split in alone)
         if both:
             found["ranks with threads"] = max((split.speedup, str(split)) for split in both)
-        winner = max(found, key=lambda kind: found[kind][0])
-        rest = sorted((value for kind, value in found.items() if kind != winner), reverse=True)
-        first = f"{found[winner][1]} is {times(found[winner][0])} as fast as serial"
-        others = ", ".join(f"{who} {times(speedup)}" for speedup, who in rest)
-        win = "win" if winner != "ranks" else "alone win"
-        return f"{winner} {win} on nodes of {count(self.cores, 'core')}: {first}, {others}"
+        ways = sorted(found, key=lambda kind: found[kind][0], reverse=True)
+        told = [f"{who} {times(speedup)}" for speedup, who in (found[kind] for kind in ways)]
+        wins = f"{ways[0]} win" if found[ways[0]][0] > 1 else "neither ranks nor threads help"
+        return f"{wins} on nodes of {count(self.cores, 'core')}; compared with serial: {', '.join(told)}"
 
 
 @dataclass(kw_only=True)

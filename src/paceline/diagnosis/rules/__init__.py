@@ -14,7 +14,7 @@ from paceline.diagnosis.rules import (
     staleness,
 )
 from paceline.diagnosis.rules.batch_growth import GROWN_BATCH, LARGE_BATCH
-from paceline.diagnosis.rules.cores import BASELINE, OVERSUBSCRIBED
+from paceline.diagnosis.rules.cores import BASELINE, OVERSUBSCRIBED, THREADS
 from paceline.diagnosis.rules.masters import MASTER_QUEUE, MASTERS_IDLE
 from paceline.diagnosis.rules.scaling import SCALES_WELL, TOO_FEW
 from paceline.diagnosis.rules.waiting import STRAGGLERS, UNEVEN
@@ -37,6 +37,7 @@ RULES: tuple[Rule, ...] = (
     SCALES_WELL,
     GROWN_BATCH,
     BASELINE,
+    THREADS,
     TOO_FEW,
     evaluation.RULE,
 )

@@ -1,4 +1,4 @@
-"""Cores that are not what a comparison assumes: shared by too many ranks, or more of them used by the serial baseline.
+"""Cores that are not what a comparison assumes: shared by too many ranks, or used by the threads of one process.
 
 Where there are more ranks, or threads of ranks, than cores, they take turns, and a waiting rank keeps its core busy.
 """
@@ -58,3 +58,23 @@ BASELINE = Rule(
     short="the serial baseline already uses several cores",
     find=find_baseline,
 )
+
+
+def find_threads(case: Case) -> Cause | None:
+    """Return a cause if one process with more threads than a rank has is faster than the ranks examined."""
+    serial, at = case.serial, case.at
+    more = [
+        one for one in case.serials if serial is not None and one.threads > max(serial.threads, at.threads)
+    ]
+    fastest = min(more, key=lambda one: one.seconds, default=None)
+    if fastest is None or fastest.seconds >= at.seconds:
+        return None
+    words = (
+        f"one process with {count(fastest.threads, 'thread')} is {times(at.seconds / fastest.seconds)} as fast as "
+        f"{count(at.ranks, 'rank')} of {count(at.threads, 'thread')}"
+    )
+    advised = f"-n 1 --strategy serial --threads {fastest.threads}"
+    return Cause(rule=THREADS.name, share=None, words=words, advice=advised)
+
+
+THREADS = Rule(name="threads are faster", short="threads use the cores better than ranks", find=find_threads)
