@@ -55,7 +55,7 @@ from paceline.simulate.training import SimulatedProgram
 from paceline.strategies import Strategy
 from paceline.training.job import Job, strategy_name, strategy_of
 from paceline.training.rank import Fitted, train, train_at
-from paceline.updates import State, TorchOptimizer
+from paceline.updates import State, TorchOptimizer, describe_optimizer
 
 Array = NDArray[Any]
 # What `paceline run` tells the programs that it starts.
@@ -196,6 +196,7 @@ def _own_modes() -> Iterator[None]:
 class OwnModel(TorchModel):
     """A module whose gradients the user's program computes."""
 
+    weigh = None  # type: ignore[assignment]
     takes_empty = True
     """A piece of a batch without samples is given to the program too, with weight 0: it takes part in the step."""
 
@@ -939,7 +940,7 @@ class Session:
         )
         config = Config(
             data=_describe_data(samples), model=_describe(model.module), strategy=strategy_name(self.strategy),
-            update=_describe(self._optimizer), lr=self._rate, batch=min(samples.batch * accumulate, samples.count),
+            update=describe_optimizer(self._optimizer), lr=self._rate, batch=min(samples.batch * accumulate, samples.count),
             epochs=self._epochs, seed=self._seed, threads=self._threads,
         )  # fmt: skip
         job = Job(
@@ -1041,13 +1042,14 @@ def _world() -> Any:
 
 
 def _describe(thing: Any) -> str:
+    """Return the record's description of an object of the program."""
     thing = getattr(thing, "_orig_mod", thing)  # of a compiled module
-    return f"{type(thing).__module__}:{type(thing).__qualname__}"
+    return f"{Path(sys.argv[0]).name or 'python'}:{type(thing).__qualname__}"
 
 
 def _describe_data(samples: Any) -> str:
     loader = getattr(samples, "loader", None)
-    return "arrays" if loader is None else _describe(loader.dataset)
+    return _describe(samples if loader is None else loader.dataset)
 
 
 # ---- what the program calls in PyTorch
