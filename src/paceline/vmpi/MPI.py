@@ -14,66 +14,96 @@ unchanged.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from greenlet import getcurrent
 
 from paceline.vmpi import constants as _constants
-from paceline.vmpi.buffers import IN_PLACE, Datatype, InPlaceType, make_datatypes
-from paceline.vmpi.communicator import COMM_NULL, Comm
+from paceline.vmpi.communicator import COMM_NULL, MESSAGE_NO_PROC, MESSAGE_NULL, Comm, current_comm, make_comm
 from paceline.vmpi.communicator import MatchedMessage as Message
-from paceline.vmpi.constants import (
-    COMM_TYPE_SHARED,
-    LOCK_EXCLUSIVE,
-    LOCK_SHARED,
-    ROOT,
-    TAG_UB,
-    UNDEFINED,
-    special_numbers,
-)
+from paceline.vmpi.constants import THREAD_MULTIPLE, special_numbers
+from paceline.vmpi.datatypes import DATATYPES, Datatype
 from paceline.vmpi.errors import MPIError as Exception  # noqa: A004 (mpi4py's name)
-from paceline.vmpi.groups import CONGRUENT, IDENT, SIMILAR, UNEQUAL, CommState, Group
-from paceline.vmpi.operations import OF_OBJECTS, Op
-from paceline.vmpi.requests import REQUEST_NULL, Request, Status
-from paceline.vmpi.requests import PersistentRequest as Prequest
+from paceline.vmpi.errors import error_codes as _error_codes
+from paceline.vmpi.groups import GROUP_EMPTY, GROUP_NULL, CommState, Forming, Group
+from paceline.vmpi.handles import Handle
+from paceline.vmpi.handles import constants as _objects
+from paceline.vmpi.information import (
+    ERRHANDLER_NULL,
+    ERRORS_ABORT,
+    ERRORS_ARE_FATAL,
+    ERRORS_RETURN,
+    INFO_ENV,
+    INFO_NULL,
+    Errhandler,
+    Info,
+    raise_unsupported,
+)
+from paceline.vmpi.intercommunicators import Intercomm
+from paceline.vmpi.memory import (
+    BOTTOM,
+    BUFFER_AUTOMATIC,
+    IN_PLACE,
+    BottomType,
+    BufferAutomaticType,
+    InPlaceType,
+    buffer,
+    get_address,
+)
+from paceline.vmpi.objects import Pickle
+from paceline.vmpi.operations import OPERATIONS, Op
+from paceline.vmpi.requests import REQUEST_NULL, Status
+from paceline.vmpi.requests import PublicGrequest as Grequest
+from paceline.vmpi.requests import PublicPrequest as Prequest
+from paceline.vmpi.requests import PublicRequest as Request
+from paceline.vmpi.sessions import SESSION_NULL, Session
+from paceline.vmpi.topologies import Cartcomm, Distgraphcomm, Graphcomm, Intracomm, Topocomm
+from paceline.vmpi.windows import WIN_NULL
 from paceline.vmpi.windows import Window as Win
 
+__all__ = [
+    "BOTTOM", "BUFFER_AUTOMATIC", "COMM_NULL", "COMM_SELF", "COMM_WORLD", "ERRHANDLER_NULL", "ERRORS_ABORT",
+    "ERRORS_ARE_FATAL", "ERRORS_RETURN", "FILE_NULL", "GROUP_EMPTY", "GROUP_NULL", "INFO_ENV", "INFO_NULL", "IN_PLACE",
+    "MESSAGE_NO_PROC", "MESSAGE_NULL", "REQUEST_NULL", "SESSION_NULL", "WIN_NULL", "BottomType", "BufferAutomaticType",
+    "Cartcomm", "Comm", "Datatype", "Distgraphcomm", "Errhandler", "Exception", "File", "Graphcomm", "Grequest", "Group",
+    "InPlaceType", "Info", "Intercomm", "Intracomm", "Message", "Op", "Pickle", "Prequest", "Request", "Session",
+    "Status", "Topocomm", "Win", "buffer", "memory",
+]  # fmt: skip
 
-def enter(comm: Comm) -> Comm:
-    """Make `comm` the MPI.COMM_WORLD of the running rank."""
-    getcurrent().paceline_world = comm
+
+def enter(state: CommState, rank: int) -> Any:
+    """Make a communicator the MPI.COMM_WORLD of the running rank."""
+    state.permanent = True
+    if state.kernel.forming is None:
+        state.kernel.forming = Forming()
+    running: Any = getcurrent()
+    running.paceline_world = comm = make_comm(state, rank)
     return comm
 
 
-def current_world() -> Comm:
-    """Return the MPI.COMM_WORLD of the running rank."""
-    found: Comm | None = getattr(getcurrent(), "paceline_world", None)
-    if found is None:
-        raise RuntimeError(
-            "only a simulated rank has an MPI.COMM_WORLD; use it inside the function given to vmpi.run"
-        )
-    return found
+current_world = current_comm
 
 
-def current_self() -> Comm:
+def current_self() -> Any:
     """Return the MPI.COMM_SELF of the running rank."""
     running: Any = getcurrent()
-    found: Comm | None = getattr(running, "paceline_self", None)
+    found = getattr(running, "paceline_self", None)
     if found is None:
         comm = current_world()
-        found = Comm(CommState(comm.kernel, (comm.me.number,), "MPI_COMM_SELF"), 0)
-        running.paceline_self = found
+        state = CommState(comm.kernel, (comm.me.number,), "MPI_COMM_SELF")
+        state.permanent = True
+        running.paceline_self = found = make_comm(state, 0)
     return found
 
 
-class WorldComm(Comm):
+class WorldComm(Intracomm):
     """MPI.COMM_WORLD: one object for all ranks, which passes everything on to the running rank's communicator."""
 
     __slots__ = ()
 
-    def __init__(self) -> None:
-        """Create it without state of its own."""
+    def __new__(cls) -> Any:
+        return object.__new__(cls)
 
     def __getattribute__(self, name: str) -> Any:
         return (
@@ -96,47 +126,64 @@ class SelfComm(WorldComm):
         setattr(current_self(), name, value)
 
 
-__all__ = [
-    "COMM_NULL", "COMM_SELF", "COMM_TYPE_SHARED", "COMM_WORLD", "CONGRUENT", "IDENT", "IN_PLACE", "LOCK_EXCLUSIVE",
-    "LOCK_SHARED", "REQUEST_NULL", "ROOT", "SIMILAR", "TAG_UB", "UNDEFINED", "UNEQUAL", "Comm", "Datatype", "Exception",
-    "Group", "InPlaceType", "Info", "Intracomm", "Message", "Op", "Prequest", "Request", "Status", "Win",
-]  # fmt: skip
-
 simulated = True
-Intracomm = Comm
 COMM_WORLD, COMM_SELF = WorldComm(), SelfComm()
-GROUP_EMPTY = Group()
-OP_NULL = Op()
-DATATYPE_NULL = Datatype("MPI_DATATYPE_NULL", "", 0)
-MESSAGE_NULL = INFO_NULL = INFO_ENV = WIN_NULL = GROUP_NULL = BOTTOM = None
-ERRORS_RETURN, ERRORS_ARE_FATAL, ERRORS_ABORT = "return", "are fatal", "abort"
-THREAD_SINGLE, THREAD_FUNNELED, THREAD_SERIALIZED, THREAD_MULTIPLE = range(4)
-MODE_NOCHECK, MODE_NOSTORE, MODE_NOPUT, MODE_NOPRECEDE, MODE_NOSUCCEED = (1 << place for place in range(5))
-SUCCESS, KEYVAL_INVALID, BSEND_OVERHEAD = 0, -1, 0
-VERSION, SUBVERSION = 4, 1
-MAX_PROCESSOR_NAME = 256
-buffer = memory = memoryview
+memory = buffer
+pickle = Pickle()
+_objects.update(COMM_WORLD=COMM_WORLD, COMM_SELF=COMM_SELF)
 
-globals().update({name: Op(name) for name in OF_OBJECTS})
-globals().update(make_datatypes())
-globals().update({name: value for name, value in vars(_constants).items() if name.startswith("ERR_")})
+globals().update(OPERATIONS)
+globals().update(DATATYPES)
+globals().update(
+    {
+        name: value
+        for name, value in vars(_constants).items()
+        if name.isupper() and name not in ("ANY_SOURCE", "ANY_TAG", "PROC_NULL", "FIRST_KEYVAL", "TAG_UB_VALUE")
+    }
+)
 
 
-class Info(dict[str, str]):
-    """Hints, which the simulator accepts and ignores."""
+class File(Handle):
+    """MPI.File: the simulator has no file system, so a file cannot be opened."""
+
+    __slots__ = ("__weakref__",)
+
+    def __init__(self, file: File | None = None) -> None:
+        """Create the null file."""
 
     @classmethod
-    def Create(cls, items: Any = None) -> Info:
-        return cls(items or {})
+    def Open(cls, *arguments: Any, **options: Any) -> NoReturn:
+        raise_unsupported("files")
 
-    def Set(self, key: str, value: str) -> None:
-        self[key] = value
+    Delete = Open
 
-    def Get(self, key: str) -> str | None:
-        return self.get(key)
+    def Close(self) -> NoReturn:
+        raise Exception("MPI_ERR_FILE: the null file cannot be closed", _constants.ERR_FILE)
 
-    def Free(self) -> None:
-        self.clear()
+    def Get_errhandler(self) -> Errhandler:
+        return Errhandler(ERRORS_RETURN)
+
+    def Set_errhandler(self, errhandler: Errhandler) -> None:
+        """Do nothing: files raise no errors."""
+
+    def Call_errhandler(self, errorcode: int) -> None:
+        """Do nothing: files raise no errors."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, File)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+FILE_NULL = File()
+_objects["FILE_NULL"] = FILE_NULL
+MODE_RDONLY, MODE_RDWR, MODE_WRONLY, MODE_CREATE, MODE_EXCL = 2, 8, 4, 1, 64
+MODE_DELETE_ON_CLOSE, MODE_UNIQUE_OPEN, MODE_SEQUENTIAL, MODE_APPEND = 16, 32, 256, 128
+SEEK_SET, SEEK_CUR, SEEK_END, DISPLACEMENT_CURRENT = 600, 602, 604, -54278278
+DISP_CUR = DISPLACEMENT_CURRENT
 
 
 def numbers() -> dict[str, int]:
@@ -157,7 +204,8 @@ def __getattr__(name: str) -> Any:
 
 def Wtime() -> float:
     """Return the running rank's clock, in virtual seconds."""
-    return current_world().Wtime()
+    found: float = current_world().Wtime()
+    return found
 
 
 def Wtick() -> float:
@@ -170,7 +218,7 @@ def Get_processor_name() -> str:
 
 
 def Get_version() -> tuple[int, int]:
-    return VERSION, SUBVERSION
+    return _constants.VERSION, _constants.SUBVERSION
 
 
 def Get_library_version() -> str:
@@ -209,21 +257,101 @@ def Finalize() -> None:
     """Do nothing: MPI ends when all ranks have ended."""
 
 
-def Alloc_mem(size: int, info: Any = None) -> memoryview:
-    return memoryview(bytearray(size))
+def Pcontrol(level: int) -> None:
+    """Do nothing: the simulator has no profiler."""
+
+
+def Get_hw_resource_info() -> Any:
+    return Info.Create({"mpi_shared_memory": "true"})
+
+
+# ---- memory
+
+
+def Alloc_mem(size: int, info: Any = None) -> buffer:
+    return buffer.allocate(size)
 
 
 def Free_mem(mem: Any) -> None:
     """Do nothing: Python frees the memory."""
 
 
+def Get_address(location: Any) -> int:
+    return get_address(location)
+
+
+def Aint_add(base: int, disp: int) -> int:
+    return base + disp
+
+
+def Aint_diff(addr1: int, addr2: int) -> int:
+    return addr1 - addr2
+
+
+def Attach_buffer(buf: Any) -> None:
+    current_self().Attach_buffer(buf)
+
+
+def Detach_buffer() -> Any:
+    return current_self().Detach_buffer()
+
+
+def Flush_buffer() -> None:
+    """Do nothing: the simulator has sent what was buffered."""
+
+
+def Iflush_buffer() -> Any:
+    return current_self().Iflush_buffer()
+
+
+# ---- errors
+
+
 def Get_error_class(errorcode: int) -> int:
-    return errorcode
+    return _error_codes.class_of(errorcode)
 
 
 def Get_error_string(errorcode: int) -> str:
-    known = {value: name for name, value in vars(_constants).items() if name.startswith("ERR_")}
-    return f"MPI_{known.get(errorcode, 'SUCCESS')}"
+    return _error_codes.describe(errorcode)
+
+
+def Add_error_class() -> int:
+    return _error_codes.add()
+
+
+def Add_error_code(errorclass: int) -> int:
+    return _error_codes.add(errorclass)
+
+
+def Add_error_string(errorcode: int, string: str) -> None:
+    _error_codes.texts[errorcode] = string
+
+
+def Remove_error_class(errorclass: int) -> None:
+    _error_codes.remove(errorclass, is_class=True)
+
+
+def Remove_error_code(errorcode: int) -> None:
+    _error_codes.remove(errorcode, is_class=False)
+
+
+def Remove_error_string(errorcode: int) -> None:
+    if _error_codes.texts.pop(errorcode, None) is None:
+        raise Exception(f"MPI_ERR_ARG: error {errorcode} has no text that was added", _constants.ERR_ARG)
+
+
+# ---- what the simulator does not have
+
+
+def Open_port(info: Any = None) -> NoReturn:
+    raise_unsupported("connections between programs")
+
+
+Close_port = Publish_name = Unpublish_name = Lookup_name = Open_port
+
+
+def Register_datarep(*arguments: Any) -> NoReturn:
+    raise_unsupported("files")
 
 
 def Compute_dims(nnodes: int, dims: int | list[int]) -> list[int]:

@@ -1,43 +1,26 @@
-"""The buffers of messages: arrays, anything with Python's buffer interface, mpi4py's lists; and datatypes.
+"""The buffers of messages: arrays, anything with Python's buffer interface, and mpi4py's lists.
 
 array                                  the whole array
 [array, count], [array, type]          the first `count` elements, of this type
 [array, count, type]
-[array, counts, displacements, type]   for the calls whose name ends in v: see `blocks`
+[array, (count, displacement), type]   from the element with this number on
+[array, counts, displacements, type]   for the calls whose name ends in v: see `RankParts`
+[array, counts, bytes, types]          for the calls whose name ends in w
+
+Elements that are not next to each other in memory are packed into a message, and unpacked by its receiver.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from types import NoneType
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Each type of number, whatever C calls it: its kind and size, as NumPy writes them.
-KINDS = {
-    **{letter: np.dtype(letter).str[1:] for letter in "bBhHiIlLqQefdg?"},
-    "c": "u1",
-    "F": "c8",
-    "D": "c16",
-    "G": np.dtype("G").str[1:],
-    "p": "i8",
-    "Zf": "c8",
-    "Zd": "c16",
-    "Zg": np.dtype("G").str[1:],
-}
-
-
-def kind_of(code: str) -> str:
-    """Return the type of a buffer's elements, from its format.
-
-    >>> kind_of("l") == kind_of("q"), kind_of("f"), kind_of("<f")
-    (True, 'f4', 'f4')
-    """
-    found = KINDS.get(code)
-    return found if found is not None else KINDS.get(code.lstrip("@=<>!"), code)
+from paceline.vmpi.datatypes import KINDS, Datatype, Layout, find_letter, kind_of, named_layout
+from paceline.vmpi.memory import BottomType, as_bytes, is_bottom, memory_at, raw_memory
 
 
 def memory_of(given: Any) -> tuple[memoryview, str]:
@@ -48,10 +31,14 @@ def memory_of(given: Any) -> tuple[memoryview, str]:
     (16, 'f8')
     """
     if given.__class__ is not np.ndarray and (given is None or isinstance(given, (list, tuple))):
-        return _of_list(given)
-    view: memoryview = memoryview(given)  # type: ignore[arg-type]
+        elements = Elements(given)
+        return elements.packed(), elements.layout.kind
+    try:
+        view: memoryview = memoryview(given)  # type: ignore[arg-type]
+    except (TypeError, BufferError):
+        view = raw_memory(given)
     if not view.c_contiguous:
-        raise ValueError("a message's buffer must be contiguous")
+        view = raw_memory(given)
     return view, KINDS.get(view.format) or kind_of(view.format)
 
 
@@ -62,11 +49,7 @@ def write_bytes(view: memoryview, data: bytes, start: int = 0) -> None:
     try:
         view.cast("B")[start : start + len(data)] = data
     except TypeError:  # complex numbers and records, which a memoryview cannot cast
-        _as_bytes(view)[start : start + len(data)] = np.frombuffer(data, np.uint8)
-
-
-def _as_bytes(view: memoryview) -> NDArray[np.uint8]:
-    return np.asarray(view).reshape(-1).view(np.uint8) if view.nbytes else np.empty(0, np.uint8)
+        as_bytes(view)[start : start + len(data)] = np.frombuffer(data, np.uint8)
 
 
 def unpack_spec(given: Any) -> tuple[Any, Any, Any, Any]:
@@ -75,34 +58,15 @@ def unpack_spec(given: Any) -> tuple[Any, Any, Any, Any]:
     >>> unpack_spec(["data", 3, "d"]), unpack_spec(["data", (3, 1), "d"])
     (('data', 3, None, 'd'), ('data', 3, 1, 'd'))
     """
+    if not 1 <= len(given) <= 4:
+        raise ValueError(f"a message's buffer is [array, count, type]; got {len(given)} items: {given[1:]}")
     data, *rest = given
     datatype = rest.pop() if rest and (_is_type(rest[-1]) or len(rest) == 3) else None
-    if len(rest) == 1 and isinstance(rest[0], tuple):
+    if datatype is None and len(rest) == 2:
+        datatype = rest.pop()
+    if len(rest) == 1 and isinstance(rest[0], tuple) and len(rest[0]) == 2:
         rest = list(rest[0])
-    if len(rest) > 2:
-        raise ValueError(f"a message's buffer is [array, count, type]; got {len(given)} items: {given[1:]}")
     return data, rest[0] if rest else None, rest[1] if len(rest) > 1 else None, datatype
-
-
-def _of_list(given: Any) -> tuple[memoryview, str]:
-    """Return the memory of a buffer that is given as one of mpi4py's lists."""
-    if given is None:
-        return memoryview(b""), "u1"
-    data, count, start, datatype = unpack_spec(given)
-    whole = memoryview(data) if data is not None else memoryview(b"")
-    if not whole.c_contiguous:
-        raise ValueError("a message's buffer must be contiguous")
-    kind, size = kind_of(whole.format), whole.itemsize
-    if datatype is not None:
-        kind, size = type_of(datatype)
-    if not all(isinstance(number, (int, np.integer, NoneType)) for number in (count, start)):
-        raise ValueError(f"a message's buffer is [array, count, type]; got {len(given)} items: {given[1:]}")
-    first = int(start or 0) * size
-    nbytes = max(whole.nbytes - first, 0) if count is None else int(count) * size
-    if first < 0 or nbytes < 0 or first + nbytes > whole.nbytes:
-        raise ValueError(f"{nbytes} bytes from byte {first} on exceed the buffer of {whole.nbytes} bytes")
-    flat: Any = _as_bytes(whole)[first : first + nbytes] if nbytes else np.empty(0, np.uint8)
-    return memoryview(flat), kind
 
 
 def _is_type(thing: Any) -> bool:
@@ -115,13 +79,40 @@ def type_of(datatype: Any) -> tuple[str, int]:
     >>> type_of("d")
     ('f8', 8)
     """
+    layout = layout_of(datatype)
+    return layout.kind, layout.size
+
+
+def layout_of(datatype: Any) -> Layout:
+    """Return the layout of an MPI datatype, the simulator's or mpi4py's, or of one of NumPy's type letters."""
+    if isinstance(datatype, Datatype):
+        if datatype.layout is None:
+            raise ValueError("a message cannot consist of elements of the null datatype")
+        return datatype.layout
     if isinstance(datatype, str):
-        return kind_of(datatype), np.dtype(datatype).itemsize
-    letter = getattr(datatype, "typechar", None)
-    size = int(datatype.Get_size())
-    if letter and letter in KINDS:
-        return KINDS[letter], size
-    return ("u1" if size == 1 else f"V{size}"), size
+        found = find_letter(datatype)
+        if found is None:
+            raise KeyError(datatype)
+        return found._used()
+    if not hasattr(datatype, "Get_size"):
+        raise TypeError(f"expected a datatype; got {type(datatype).__name__}")
+    return _foreign(getattr(datatype, "typechar", "") or "", int(datatype.Get_size()))
+
+
+@lru_cache(maxsize=256)
+def _foreign(letter: str, size: int) -> Layout:
+    """Return the layout of a datatype of the real mpi4py."""
+    kind = KINDS.get(letter) or ("u1" if size == 1 else f"V{size}")
+    return named_layout("", letter, size, kind)
+
+
+@lru_cache(maxsize=256)
+def _plain(code: str, itemsize: int) -> Layout:
+    """Return the layout of the elements of a buffer, from its format."""
+    found = find_letter(code) if code in KINDS else None
+    if found is not None:
+        return found._used()
+    return named_layout("", "", itemsize, kind_of(code))
 
 
 @lru_cache(maxsize=64)
@@ -130,61 +121,122 @@ def poison(nbytes: int) -> bytes:
     return b"\xff" * nbytes
 
 
-def blocks(given: Any, members: int, *, writing: bool) -> tuple[list[slice], NDArray[np.uint8], str]:
-    """Return the part of a buffer for each of `members` ranks, in bytes, the bytes, and the type of the elements.
+class Elements:
+    """Elements of a datatype in a buffer: what one rank sends or receives.
 
-    >>> parts, data, kind = blocks([np.zeros(6), [1, 2, 3]], 3, writing=True)
-    >>> [part.stop - part.start for part in parts], kind
-    ([8, 16, 24], 'f8')
+    >>> some = Elements([np.arange(6.0), (2, 3)])
+    >>> some.nbytes, some.packed().tobytes() == np.array([3.0, 4.0]).tobytes()
+    (16, True)
     """
-    data, *rest = given if isinstance(given, (list, tuple)) else (given,)
-    whole = memoryview(data)
-    if not whole.c_contiguous:
-        raise ValueError("a message's buffer must be contiguous")
-    if writing and whole.readonly:
-        raise ValueError("a message cannot be received into a read-only buffer")
-    kind, size = kind_of(whole.format), whole.itemsize
-    if rest and _is_type(rest[-1]):
-        kind, size = type_of(rest.pop())
-    counts: Any = rest[0] if rest else None
-    offsets: Any = rest[1] if len(rest) > 1 else None
-    if isinstance(counts, tuple) and len(counts) == 2 and not isinstance(counts[0], (int, np.integer)):
-        counts, offsets = counts
-    if counts is None:
-        each, more = divmod(whole.nbytes // size, members)
-        counts = [each + (rank < more) for rank in range(members)]
-    elif isinstance(counts, (int, np.integer)):
-        counts = [int(counts)] * members
-    counts = [int(length) for length in counts]
-    if offsets is None:
-        offsets = _sums(counts)
-    parts = [
-        slice(int(at) * size, (int(at) + length) * size) for at, length in zip(offsets, counts, strict=True)
-    ]
-    if len(parts) != members or any(part.stop > whole.nbytes or part.start < 0 for part in parts):
-        raise ValueError(
-            f"counts {counts} at {list(offsets)} do not fit {members} ranks and {whole.nbytes} bytes"
+
+    __slots__ = ("count", "layout", "nbytes", "start", "view")
+
+    def __init__(self, given: Any, blocks: int = 1) -> None:
+        """Read one of mpi4py's lists. With `blocks`, a given count is that of one of as many blocks."""
+        data, count, displacement, datatype = (
+            unpack_spec(given) if isinstance(given, (list, tuple)) else (given, None, None, None)
         )
-    return parts, _as_bytes(whole), kind
+        self.view = raw_memory(data)
+        whole = self.view.nbytes
+        self.layout = layout = (
+            _plain(self.view.format, self.view.itemsize) if datatype is None else layout_of(datatype)
+        )
+        extent = layout.extent
+        at = 0 if displacement is None else _whole("displacement", displacement)
+        if at < 0:
+            raise ValueError(f"a displacement must be at least 0; got {at}")
+        if at and (is_bottom(data) or extent <= 0):
+            raise ValueError(f"a displacement of {at} elements needs a buffer and elements of known extent")
+        self.start = at * extent
+        if self.start > whole:
+            raise ValueError(f"element {at} is behind the end of the buffer of {whole} bytes")
+        if count is None:
+            if extent <= 0:
+                if whole:
+                    raise ValueError(f"the number of elements of extent {extent} in a buffer is unknown")
+                self.count = 0
+            else:
+                self.count, rest = divmod(whole - self.start, extent)
+                if rest:
+                    raise ValueError(f"a buffer of {whole} bytes is not a number of elements of {extent} bytes")
+            if self.count % blocks:
+                raise ValueError(f"{self.count} elements cannot be cut into {blocks} equal blocks")
+        else:
+            self.count = _whole("count", count) * blocks
+            if self.count < 0:
+                raise ValueError(f"a count must be at least 0; got {self.count}")
+            if isinstance(data, BottomType):
+                self.view, base = _at_bottom([(layout, self.start, self.count)])
+                self.start -= base
+                whole = self.view.nbytes
+            _check_fits(layout, self.start, self.count, whole)
+        self.nbytes = self.count * layout.size
+
+    @property
+    def dense(self) -> bool:
+        """True if the elements are next to each other in memory."""
+        return self.layout.dense
+
+    def packed(self) -> memoryview:
+        """Return the bytes of the elements: the memory itself if it has no gaps, else a copy."""
+        if not self.nbytes:
+            return memoryview(b"") if self.view.readonly else memoryview(bytearray())
+        if not self.start and self.nbytes == self.view.nbytes and self.layout.dense:
+            return self.view
+        found = memoryview(self.layout.pack(as_bytes(self.view), self.start, self.count))  # type: ignore[arg-type]
+        return found.toreadonly() if self.view.readonly else found
+
+    def write(self, data: Any) -> None:
+        """Write the bytes of a message to the elements."""
+        if data is not None and len(data):
+            self.layout.unpack(data, as_bytes(self.view), self.start, self.count)
 
 
-def _sums(counts: Sequence[int]) -> list[int]:
-    found, total = [], 0
-    for length in counts:
-        found.append(total)
-        total += length
-    return found
+def _at_bottom(parts: Sequence[tuple[Layout, int, int]]) -> tuple[memoryview, int]:
+    """Return the memory of elements that are given by their addresses, and the address where it begins."""
+    used = [(each, start, count) for each, start, count in parts if count and each.size]
+    if not used:
+        return memoryview(bytearray()), 0
+    spans = [(start + min(0, (count - 1) * each.extent), each.true_bounds) for each, start, count in used]
+    ends = [start + max(0, (count - 1) * each.extent) + each.true_bounds[1] for each, start, count in used]
+    lowest = min(at + low for at, (low, _) in spans)
+    return raw_memory(memory_at(lowest, max(ends) - lowest)), lowest
+
+
+def _check_fits(layout: Layout, start: int, count: int, whole: int) -> None:
+    if not count or not layout.size:
+        return
+    end = start + (count - 1) * max(layout.extent, 0) + layout.true_bounds[1]
+    if layout.dense:
+        end = start + count * layout.size
+    if end > whole:
+        raise ValueError(f"{count} elements from byte {start} on exceed the buffer of {whole} bytes")
+
+
+def _whole(name: str, number: Any) -> int:
+    try:
+        return number.__index__()  # type: ignore[no-any-return]
+    except AttributeError:
+        raise ValueError(f"a {name} must be a whole number; got {number!r}") from None
 
 
 class BufferMemory:
-    """The bytes of a buffer, not copied; `kind` is the type of its elements."""
+    """The bytes of a buffer, not copied if they have no gaps; `kind` is the type of its elements."""
 
-    __slots__ = ("kind", "nbytes", "view")
+    __slots__ = ("elements", "itemsize", "kind", "nbytes", "view")
 
-    def __init__(self, given: Any, *, writing: bool) -> None:
-        self.view, self.kind = memory_of(given)
+    def __init__(self, given: Any, *, writing: bool, blocks: int = 1) -> None:
+        self.elements: Elements | None = None
+        if given.__class__ is np.ndarray and blocks == 1:
+            self.view, self.kind = memory_of(given)
+            self.itemsize = self.view.itemsize
+        else:
+            elements = Elements(given, blocks)
+            self.view, self.kind, self.itemsize = elements.packed(), elements.layout.kind, elements.layout.size
+            if not elements.dense:
+                self.elements = elements
         self.nbytes = self.view.nbytes
-        if writing and self.view.readonly:
+        if writing and self.nbytes and (self.elements or self).view.readonly:
             raise ValueError("a result cannot be put into a read-only buffer")
 
     def read(self) -> bytes:
@@ -193,31 +245,16 @@ class BufferMemory:
 
     def flat(self) -> NDArray[np.uint8]:
         """Return the bytes as an array, without copying them."""
-        return np.asarray(self.view).reshape(-1).view(np.uint8) if self.nbytes else np.empty(0, np.uint8)
+        return as_bytes(self.view)
 
     def write(self, data: Any) -> None:
         """Write bytes to the start of the memory; None writes nothing."""
-        if data is not None:
+        if data is None:
+            return
+        if self.elements is not None:
+            self.elements.write(data)
+        else:
             write_bytes(self.view, data)
-
-
-class InPlaceType(int):
-    """The type of IN_PLACE: the values are already in the buffer for the result."""
-
-    def __repr__(self) -> str:
-        return "IN_PLACE"
-
-
-IN_PLACE = InPlaceType(-1)
-
-
-def is_in_place(given: Any) -> bool:
-    """Return True if this is IN_PLACE, the simulator's or mpi4py's.
-
-    >>> is_in_place(IN_PLACE), is_in_place(-1)
-    (True, False)
-    """
-    return type(given).__name__ == "InPlaceType"
 
 
 def equal_blocks(given: Any, members: int, *, writing: bool) -> BufferMemory:
@@ -226,11 +263,8 @@ def equal_blocks(given: Any, members: int, *, writing: bool) -> BufferMemory:
     >>> equal_blocks([np.zeros(6), 2], 3, writing=True).nbytes
     48
     """
-    if isinstance(given, (list, tuple)):
-        data, count, start, datatype = unpack_spec(given)
-        given = [data, None if count is None else int(count) * members, start, datatype]
-    memory = BufferMemory(given, writing=writing)
-    if memory.nbytes % members:
+    memory = BufferMemory(given, writing=writing, blocks=members)
+    if members and memory.nbytes % members:
         raise ValueError(f"{memory.nbytes} bytes cannot be cut into {members} equal blocks")
     return memory
 
@@ -245,120 +279,141 @@ def block(whole: BufferMemory, number: int, members: int) -> BufferMemory:
     if more:
         raise ValueError(f"{whole.nbytes} bytes cannot be cut into {members} equal blocks")
     found = BufferMemory(whole.flat()[number * each : (number + 1) * each], writing=False)
-    found.kind = whole.kind
+    found.kind, found.itemsize = whole.kind, whole.itemsize
     return found
 
 
-# MPI's datatypes by NumPy's type letters, as in mpi4py on a 64-bit system.
-LETTERS = {
-    "c": "CHAR",
-    "b": "SIGNED_CHAR INT8_T SINT8_T INTEGER1",
-    "B": "BYTE UNSIGNED_CHAR UINT8_T PACKED",
-    "h": "SHORT SIGNED_SHORT INT16_T SINT16_T INTEGER2",
-    "H": "UNSIGNED_SHORT UINT16_T",
-    "i": "INT SIGNED_INT INT32_T SINT32_T INTEGER INTEGER4 F_INT",
-    "I": "UNSIGNED UNSIGNED_INT UINT32_T",
-    "l": "LONG SIGNED_LONG INT64_T SINT64_T INTEGER8",
-    "L": "UNSIGNED_LONG UINT64_T",
-    "q": "LONG_LONG SIGNED_LONG_LONG",
-    "Q": "UNSIGNED_LONG_LONG",
-    "p": "AINT COUNT OFFSET",
-    "?": "C_BOOL CXX_BOOL BOOL LOGICAL1",
-    "e": "FLOAT16_T",
-    "f": "FLOAT FLOAT32_T REAL REAL4 F_FLOAT",
-    "d": "DOUBLE FLOAT64_T DOUBLE_PRECISION REAL8 F_DOUBLE",
-    "g": "LONG_DOUBLE",
-    "F": "C_FLOAT_COMPLEX C_COMPLEX COMPLEX COMPLEX8 F_COMPLEX",
-    "D": "C_DOUBLE_COMPLEX DOUBLE_COMPLEX COMPLEX16 F_DOUBLE_COMPLEX",
-    "G": "C_LONG_DOUBLE_COMPLEX",
-}
+class RankParts:
+    """A buffer with a part for every rank, of any length and at any place.
 
-
-class Datatype:
-    """MPI's description of the elements of a buffer: a number, or several in a row.
-
-    >>> DOUBLE = make_datatypes()["DOUBLE"]
-    >>> three = DOUBLE.Create_contiguous(3).Commit()
-    >>> DOUBLE.Get_size(), three.Get_size(), three.Get_extent(), DOUBLE.typechar
-    (8, 24, (0, 24), 'd')
+    >>> parts = RankParts([np.zeros(6), [1, 2, 3]], 3, writing=True)
+    >>> parts.lengths(), parts.kinds[0]
+    ([8, 16, 24], 'f8')
     """
 
-    __slots__ = ("_predefined", "name", "size", "typechar")
+    __slots__ = ("_layouts", "_places", "data", "kinds", "memory", "slices")
 
-    def __init__(self, name: str, typechar: str, size: int, predefined: bool = True) -> None:
-        self.name, self.typechar, self.size, self._predefined = name, typechar, size, predefined
-
-    def Get_size(self) -> int:
-        return self.size
-
-    def Get_extent(self) -> tuple[int, int]:
-        return 0, self.size
-
-    def Get_name(self) -> str:
-        return self.name
-
-    def Set_name(self, name: str) -> None:
-        self.name = name
+    def __init__(self, given: Any, members: int, *, writing: bool, types: bool = False) -> None:
+        """Read one of mpi4py's lists; with `types`, every part has its own type, and places are in bytes."""
+        data, counts, offsets, layouts = _split_w(given) if types else _split_v(given)
+        if is_bottom(data) and counts is None:
+            counts = [0] * members
+        whole = raw_memory(data)
+        if writing and whole.readonly and whole.nbytes:
+            raise ValueError("a message cannot be received into a read-only buffer")
+        if not types:
+            one = _plain(whole.format, whole.itemsize) if layouts is None else layout_of(layouts)
+            units, chosen = one.extent, [one] * members
+        else:
+            units, chosen = 1, [layout_of(each) for each in layouts]
+        if counts is None:
+            counts = _share(whole.nbytes, chosen, members)
+        elif np.ndim(counts) == 0:
+            counts = [_whole("count", counts)] * members
+        counts = [int(count) for count in counts]
+        if offsets is None:
+            lengths = counts if not types else [n * each.extent for n, each in zip(counts, chosen, strict=True)]
+            offsets = _sums(lengths)
+        elif np.ndim(offsets) == 0:
+            offsets = [int(offsets) * rank for rank in range(members)]
+        if not len(counts) == len(offsets) == len(chosen) == members:
+            raise ValueError(
+                f"counts {counts} at {list(offsets)} do not fit {members} ranks and {whole.nbytes} bytes"
+            )
+        self._layouts = chosen
+        self._places = [(int(at) * units, count) for at, count in zip(offsets, counts, strict=True)]
+        if isinstance(data, BottomType):
+            whole, base = _at_bottom([(each, *at) for each, at in zip(chosen, self._places, strict=True)])
+            self._places = [(start - base, count) for start, count in self._places]
+        self.data = as_bytes(whole)
+        for (start, count), each in zip(self._places, chosen, strict=True):
+            if count < 0 or (start < 0 and not isinstance(data, BottomType)):
+                raise ValueError(f"counts {counts} at {list(offsets)} must not be negative")
+            try:
+                _check_fits(each, start, count, whole.nbytes)
+            except ValueError:
+                raise ValueError(
+                    f"counts {counts} at {list(offsets)} do not fit {members} ranks and {whole.nbytes} bytes"
+                ) from None
+        self.kinds = [each.kind for each in chosen]
+        if all(each.dense for each in chosen):
+            packed = self.data
+            self.slices = [
+                slice(start, start + count * each.size)
+                for (start, count), each in zip(self._places, chosen, strict=True)
+            ]
+        else:
+            pieces = [
+                each.pack(self.data, start, count)
+                for (start, count), each in zip(self._places, chosen, strict=True)
+            ]
+            packed = np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
+            stops = np.cumsum([piece.nbytes for piece in pieces]).tolist()
+            self.slices = [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
+        self.memory = BufferMemory(packed, writing=False)
 
     @property
-    def extent(self) -> int:
-        return self.size
+    def kind(self) -> str:
+        """The type of the elements, which all parts have in common."""
+        return self.kinds[0] if self.kinds else "u1"
 
-    @property
-    def is_predefined(self) -> bool:
-        return self._predefined
+    def lengths(self) -> list[int]:
+        return [each.stop - each.start for each in self.slices]
 
-    def Create_contiguous(self, count: int) -> Datatype:
-        return Datatype("", self.typechar, self.size * count, predefined=False)
-
-    def Dup(self) -> Datatype:
-        return Datatype(self.name, self.typechar, self.size, predefined=False)
-
-    Create_dup = Dup
-
-    def Create_vector(self, *arguments: object) -> NoReturn:
-        raise NotImplementedError(
-            "the simulator has only contiguous datatypes; copy the elements into an array"
-        )
-
-    Create_hvector = Create_indexed = Create_hindexed = Create_struct = Create_subarray = Create_vector
-    Create_resized = Create_darray = Create_indexed_block = Create_vector
-
-    def Commit(self) -> Datatype:
-        return self
-
-    def Free(self) -> None:
-        self.size = 0
-
-    @classmethod
-    def fromcode(cls, code: str) -> Datatype:
-        """Return the datatype of a NumPy type."""
-        letter = np.dtype(code).char
-        found = next((made for made in make_datatypes().values() if made.typechar == letter), None)
-        if found is None:
-            raise ValueError(f"no MPI datatype is {code!r}")
+    def of(self, rank: int) -> BufferMemory:
+        """Return the part of one rank, without copying it."""
+        found = BufferMemory(self.memory.flat()[self.slices[rank]], writing=False)
+        found.kind = self.kinds[rank]
         return found
 
-    def tocode(self) -> str:
-        return self.typechar
-
-    def __bool__(self) -> bool:
-        return bool(self.typechar)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Datatype) and (self.typechar, self.size) == (other.typechar, other.size)
-
-    def __hash__(self) -> int:
-        return hash((self.typechar, self.size))
-
-    def __repr__(self) -> str:
-        return f"<MPI datatype {self.name or self.typechar}>"
+    def take(self, rows: Any) -> None:
+        """Write every rank's bytes into its part."""
+        if rows is not None:
+            for (start, count), layout, row in zip(self._places, self._layouts, rows, strict=True):
+                if row is not None and len(row):
+                    layout.unpack(row, self.data, start, count)
 
 
-def make_datatypes() -> dict[str, Datatype]:
-    """Return MPI's datatypes, by name."""
-    return {
-        name: Datatype(f"MPI_{name}", letter, 8 if letter == "p" else np.dtype(letter).itemsize)
-        for letter, names in LETTERS.items()
-        for name in names.split()
-    }
+def _split_v(given: Any) -> tuple[Any, Any, Any, Any]:
+    data, *rest = given if isinstance(given, (list, tuple)) else (given,)
+    datatype = rest.pop() if rest and (_is_type(rest[-1]) or len(rest) == 3) else None
+    if datatype is None and len(rest) == 2 and rest[-1] is None:
+        rest.pop()
+    counts: Any = rest[0] if rest else None
+    offsets: Any = rest[1] if len(rest) > 1 else None
+    if isinstance(counts, tuple) and len(counts) == 2:
+        counts, offsets = counts
+    if len(rest) > 2:
+        raise ValueError(f"a message's buffer is [array, counts, displacements, type]; got {len(given)} items")
+    return data, counts, offsets, datatype
+
+
+def _split_w(given: Any) -> tuple[Any, Any, Any, Any]:
+    if not isinstance(given, (list, tuple)) or not 2 <= len(given) <= 4:
+        raise ValueError("a message's buffer is [array, counts, displacements, types]")
+    data, *rest = given
+    types = rest.pop()
+    if len(rest) == 1 and isinstance(rest[0], (tuple, list)) and len(rest[0]) == 2 and np.ndim(rest[0][0]):
+        rest = list(rest[0])
+    elif len(rest) == 1 and isinstance(rest[0], (tuple, list)) and len(rest[0]) == 2 and rest[0][0] is None:
+        rest = list(rest[0])
+    return data, rest[0] if rest else None, rest[1] if len(rest) > 1 else None, types
+
+
+def _share(nbytes: int, layouts: list[Layout], members: int) -> list[int]:
+    extent = layouts[0].extent if layouts else 1
+    if nbytes and extent <= 0:
+        raise ValueError(f"the number of elements of extent {extent} in a buffer is unknown")
+    items, rest = divmod(nbytes, extent) if nbytes else (0, 0)
+    if rest:
+        raise ValueError(f"a buffer of {nbytes} bytes is not a number of elements of {extent} bytes")
+    each, more = divmod(items, members) if members else (0, 0)
+    return [each + (rank < more) for rank in range(members)]
+
+
+def _sums(counts: Sequence[int]) -> list[int]:
+    found, total = [], 0
+    for length in counts:
+        found.append(total)
+        total += length
+    return found

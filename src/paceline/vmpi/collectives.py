@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from paceline.vmpi.buffers import BufferMemory, block, blocks, equal_blocks, is_in_place, poison
-from paceline.vmpi.errors import BufferChanged
+from paceline.vmpi.buffers import BufferMemory, RankParts, block, equal_blocks, poison
+from paceline.vmpi.errors import BufferChanged, mpi_error
 from paceline.vmpi.groups import CollectiveRequest, Disagreement, meet
+from paceline.vmpi.memory import is_in_place
 from paceline.vmpi.operations import check_op, combine_all, prefixes
 
 Finish = Callable[[list[Any]], Sequence[Any]]
@@ -47,16 +48,17 @@ class CollectiveBase:
         given: Any = None if send is None else send.view
         if name[0] == "I":  # a rank that does not wait may change its buffer
             given = None if send is None else send.read()
-            if self.kernel.strict:
+            if self.kernel.strict and not (into is not None and into.elements is not None):
                 take = _guard(send, given, into, take)
         return meet(
             self, name, given if also is None else (given, also), finish,
             arguments=arguments, nbytes=nbytes, take=take,
         )  # fmt: skip
 
-    def _check_root(self, root: int) -> None:
+    def _check_root(self, root: int) -> int:
         if not 0 <= root < self.size:
-            raise ValueError(f"root must be one of the {self.size} ranks, from 0; got {root}")
+            raise mpi_error("ERR_ROOT", f"root must be one of the {self.size} ranks, from 0; got {root}")
+        return int(root)
 
     def _check_same(self, name: str, send: BufferMemory, into: BufferMemory) -> None:
         if send.nbytes != into.nbytes or (send.kind != into.kind and send.nbytes):
@@ -133,7 +135,7 @@ class Reductions(CollectiveBase):
         return self._reduce("Ireduce", sendbuf, recvbuf, op, root)
 
     def _reduce(self, name: str, sendbuf: Any, recvbuf: Any, op: Any, root: int) -> CollectiveRequest:
-        self._check_root(root)
+        root = self._check_root(root)
         into = BufferMemory(recvbuf, writing=True) if self.rank == root else None
         return self._combine(
             name, sendbuf, into, op, lambda made, given, kind: root_only(root, combine_all(given, made, kind), self.size),
@@ -204,7 +206,7 @@ class Reductions(CollectiveBase):
         elif counts is None:
             ends = []  # each rank's own length, known when all have called
         else:
-            each = np.dtype(send.kind).itemsize
+            each = send.itemsize
             ends = np.cumsum([int(count) * each for count in counts]).tolist()
         if ends and (len(ends) != self.size or ends[-1] != send.nbytes):
             raise ValueError(f"{name} of {send.nbytes} bytes cannot be cut into {self.size} parts {counts}")
@@ -245,31 +247,6 @@ class Reductions(CollectiveBase):
         )  # fmt: skip
 
 
-class RankParts:
-    """A buffer with a part for every rank."""
-
-    __slots__ = ("data", "kind", "memory", "slices")
-
-    def __init__(self, given: Any, members: int, *, writing: bool) -> None:
-        self.slices, self.data, self.kind = blocks(given, members, writing=writing)
-        self.memory = BufferMemory(self.data, writing=False)
-
-    def lengths(self) -> list[int]:
-        return [each.stop - each.start for each in self.slices]
-
-    def of(self, rank: int) -> BufferMemory:
-        """Return the part of one rank, without copying it."""
-        found = BufferMemory(self.data[self.slices[rank]], writing=False)
-        found.kind = self.kind
-        return found
-
-    def take(self, rows: Any) -> None:
-        """Write every rank's bytes into its part."""
-        if rows is not None:
-            for where, row in zip(self.slices, rows, strict=True):
-                self.data[where] = np.frombuffer(row, np.uint8)
-
-
 def _check(sender: int, sent: int, sent_kind: str, receiver: int, wanted: int, kind: str) -> None:
     """Raise if one rank does not send what another expects."""
     if sent != wanted or (sent and sent_kind != kind):
@@ -284,7 +261,7 @@ def _longest(given: list[Any]) -> int:
 
 
 class UnevenCollectives(CollectiveBase):
-    """Gatherv, Scatterv, Allgatherv, Alltoallv: parts of different lengths."""
+    """Gatherv, Scatterv, Allgatherv, Alltoallv, Alltoallw: parts of different lengths."""
 
     __slots__ = ()
 
@@ -295,7 +272,7 @@ class UnevenCollectives(CollectiveBase):
         return self._gatherv("Igatherv", sendbuf, recvbuf, root)
 
     def _gatherv(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> CollectiveRequest:
-        self._check_root(root)
+        root = self._check_root(root)
         parts = RankParts(recvbuf, self.size, writing=True) if self.rank == root else None
         send = parts.of(root) if parts and is_in_place(sendbuf) else BufferMemory(sendbuf, writing=False)
 
@@ -317,7 +294,7 @@ class UnevenCollectives(CollectiveBase):
         return self._scatterv("Iscatterv", sendbuf, recvbuf, root)
 
     def _scatterv(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> CollectiveRequest:
-        self._check_root(root)
+        root = self._check_root(root)
         parts = RankParts(sendbuf, self.size, writing=False) if self.rank == root else None
         into = None if parts and is_in_place(recvbuf) else BufferMemory(recvbuf, writing=True)
         each = parts.of(root) if parts and into is None else into
@@ -328,8 +305,7 @@ class UnevenCollectives(CollectiveBase):
             for rank, (_, (_, wanted, wanted_kind, *_)) in enumerate(given):
                 length = slices[rank].stop - slices[rank].start
                 _check(root, length, kind, rank, wanted, wanted_kind)
-            whole = bytes(data)
-            return [whole[where] for where in slices]
+            return [bytes(data[where]) for where in slices]
 
         return self._meet(
             name, parts.memory if parts else None, finish, into=into, arguments=(("root", root),),
@@ -367,23 +343,30 @@ class UnevenCollectives(CollectiveBase):
     def Ialltoallv(self, sendbuf: Any, recvbuf: Any) -> CollectiveRequest:
         return self._alltoallv("Ialltoallv", sendbuf, recvbuf)
 
+    def Alltoallw(self, sendbuf: Any, recvbuf: Any) -> None:
+        self._alltoallv("Alltoallw", sendbuf, recvbuf).Wait()
+
+    def Ialltoallw(self, sendbuf: Any, recvbuf: Any) -> CollectiveRequest:
+        return self._alltoallv("Ialltoallw", sendbuf, recvbuf)
+
     def _alltoallv(self, name: str, sendbuf: Any, recvbuf: Any) -> CollectiveRequest:
-        parts = RankParts(recvbuf, self.size, writing=True)
-        send = parts if is_in_place(sendbuf) else RankParts(sendbuf, self.size, writing=False)
+        types = name.endswith("w")
+        parts = RankParts(recvbuf, self.size, writing=True, types=types)
+        send = parts if is_in_place(sendbuf) else RankParts(sendbuf, self.size, writing=False, types=types)
 
         def finish(given: list[Any]) -> list[Any]:
             rows: list[list[bytes]] = [[] for _ in given]
-            for sender, (data, (_, sent_kind, slices, *_)) in enumerate(given):
-                whole = bytes(data)
+            for sender, (data, (_, sent_kinds, slices, *_)) in enumerate(given):
                 for receiver, where in enumerate(slices):
-                    wanted, kind = given[receiver][1][3:]
-                    _check(sender, where.stop - where.start, sent_kind, receiver, wanted[sender], kind)
-                    rows[receiver].append(whole[where])
+                    wanted, kinds = given[receiver][1][3:]
+                    length = where.stop - where.start
+                    _check(sender, length, sent_kinds[receiver], receiver, wanted[sender], kinds[sender])
+                    rows[receiver].append(bytes(data[where]))
             return rows
 
         return self._meet_parts(
             name, send.memory, finish, parts, (),
-            (sum(send.lengths()), send.kind, send.slices, parts.lengths(), parts.kind),
+            (sum(send.lengths()), send.kinds, send.slices, parts.lengths(), parts.kinds),
         )  # fmt: skip
 
     def _meet_parts(
@@ -416,7 +399,7 @@ class CollectiveCalls(Reductions, UnevenCollectives):
         return self._bcast("Ibcast", buf, root)
 
     def _bcast(self, name: str, buf: Any, root: int) -> CollectiveRequest:
-        self._check_root(root)
+        root = self._check_root(root)
         mine = self.rank == root
         memory = BufferMemory(buf, writing=not mine)
         return self._meet(
@@ -435,7 +418,7 @@ class CollectiveCalls(Reductions, UnevenCollectives):
         return self._gather("Igather", sendbuf, recvbuf, root)
 
     def _gather(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> CollectiveRequest:
-        self._check_root(root)
+        root = self._check_root(root)
         into = None
         if self.rank == root:
             into = equal_blocks(recvbuf, self.size, writing=True)
@@ -460,7 +443,7 @@ class CollectiveCalls(Reductions, UnevenCollectives):
         return self._scatter("Iscatter", sendbuf, recvbuf, root)
 
     def _scatter(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> CollectiveRequest:
-        self._check_root(root)
+        root = self._check_root(root)
         send = into = None
         if self.rank == root:
             send = equal_blocks(sendbuf, self.size, writing=False)

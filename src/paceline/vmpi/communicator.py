@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-import itertools
 from heapq import heappush
 from typing import Any, NoReturn
 
 import numpy as np
+from greenlet import getcurrent
 
+from paceline.vmpi import constants as c
 from paceline.vmpi.buffers import memory_of
 from paceline.vmpi.collectives import CollectiveCalls
-from paceline.vmpi.constants import COMM_TYPE_SHARED, UNDEFINED
-from paceline.vmpi.errors import Aborted, mpi_error
+from paceline.vmpi.constants import CONGRUENT, IDENT, SIMILAR, UNDEFINED, UNEQUAL
+from paceline.vmpi.errors import Aborted, error_codes, mpi_error
 from paceline.vmpi.failures import SurvivalCalls
-from paceline.vmpi.groups import CONGRUENT, IDENT, SIMILAR, UNEQUAL, CollectiveRequest, CommState, Group, meet
+from paceline.vmpi.groups import CollectiveRequest, CommState, Group, meet
+from paceline.vmpi.handles import Attributes, Handle, constants
+from paceline.vmpi.information import Handled, raise_unsupported
 from paceline.vmpi.matching import Message, first_unexpected, match, post, take_unexpected
+from paceline.vmpi.memory import BUFFER_AUTOMATIC, buffer
 from paceline.vmpi.objects import ObjectCalls, receive_matched
-from paceline.vmpi.requests import PersistentRequest, ReceiveRequest, Request, fill_status
+from paceline.vmpi.requests import (
+    JointRequest,
+    PartitionedReceive,
+    PartitionedSend,
+    PersistentRequest,
+    ReceiveRequest,
+    Request,
+    fill_status,
+    receive_into,
+)
 from paceline.vmpi.windows import WindowCalls
 
 
@@ -27,7 +40,7 @@ class Probing:
     context: int
     kernel: Any
     me: Any
-    size: int
+    reach: int
 
     def Iprobe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> bool:
         found = self._find_message(source, tag)
@@ -44,7 +57,7 @@ class Probing:
     def Mprobe(self, source: int | None = None, tag: int | None = None, status: Any = None) -> MatchedMessage:
         found = self._waited_for("Mprobe", source, tag)
         _tell(status, found)
-        return MatchedMessage(self.me, found)
+        return MatchedMessage(found, self.me)
 
     def Improbe(
         self, source: int | None = None, tag: int | None = None, status: Any = None
@@ -54,7 +67,7 @@ class Probing:
             self.kernel.count_poll(self.me)
             return None
         _tell(status, found)
-        return MatchedMessage(self.me, found)
+        return MatchedMessage(found, self.me)
 
     def _waited_for(self, name: str, source: int | None, tag: int | None) -> Message:
         self.me.doing = name
@@ -67,7 +80,7 @@ class Probing:
         kernel = self.kernel
         special = kernel.special
         source = None if source == special.any_source else source
-        if source is not None and not 0 <= source < self.size:
+        if source is not None and not 0 <= source < self.reach:
             return self._empty_message(source)
         kernel.take_arrived(self.me)
         found = first_unexpected(self.me, self.context, source, None if tag == special.any_tag else tag)
@@ -79,7 +92,7 @@ class Probing:
         special = self.kernel.special
         if source != special.proc_null:
             raise mpi_error(
-                "ERR_RANK", f"rank {source} does not exist; this communicator has ranks 0 to {self.size - 1}"
+                "ERR_RANK", f"rank {source} does not exist; this communicator has ranks 0 to {self.reach - 1}"
             )
         empty = Message(
             self.me, "", source, None, None, 0, "", (self.context, source), special.any_tag, True, 0.0
@@ -93,48 +106,94 @@ def _tell(status: Any, found: Message) -> None:
         fill_status(status, found.to[1], found.tag, found.nbytes)
 
 
-class MatchedMessage:
-    """A message found by Mprobe: only this object can receive it."""
+class MatchedMessage(Handle):
+    """A message found by Mprobe: only this object can receive it. It is null when it has been received."""
 
-    def __init__(self, rank: Any, message: Message) -> None:
+    __slots__ = ("__weakref__", "_message", "_rank")
+
+    def __init__(self, message: Any = None, rank: Any = None) -> None:
         self._rank, self._message = rank, message
-        if message.name:  # not the empty one of MPI.PROC_NULL
-            take_unexpected(rank, *message.to, message.tag)
+        if isinstance(message, MatchedMessage):
+            self._rank, self._message = message._rank, message._message
+        elif message is not None and not isinstance(message, (Message, str)):
+            raise TypeError(f"expected a message; got {type(message).__name__}")
+        elif isinstance(message, Message):
+            if message.name:
+                take_unexpected(rank, *message.to, message.tag)
+            else:
+                self._message = "MPI_MESSAGE_NO_PROC"
+
+    def _take(self) -> Message:
+        message, rank = self._message, self._rank
+        if message is None:
+            raise mpi_error("ERR_REQUEST", "the null message cannot be received")
+        if isinstance(message, str):
+            rank = rank or current_comm().me
+            special = rank.kernel.special
+            message = Message(
+                rank, "", special.proc_null, None, None, 0, "", (-1, special.proc_null), special.any_tag, True, 0.0
+            )
+            message.Free()
+        self._rank, self._message = rank, None
+        return message
 
     def Recv(self, buf: Any, status: Any = None) -> None:
         self.Irecv(buf).Wait(status)
 
     def Irecv(self, buf: Any) -> Request:
-        message = self._message
-        receive = ReceiveRequest(self._rank, "Imrecv", buf, message.to[1], message.tag)
+        message = self._take()
+        given = bytearray() if message.to[0] == -1 else buf
+        receive = receive_into(self._rank, "Imrecv", given, message.to[1], message.tag)
         match(self._rank, receive, message)
         return receive
 
     Mrecv, Imrecv = Recv, Irecv
 
     def irecv(self) -> Request:
-        return receive_matched(self._rank, self._message)
+        return receive_matched(self._rank or current_comm().me, self._take())
 
     def recv(self, status: Any = None) -> Any:
         return self.irecv().wait(status)
 
     @classmethod
-    def Probe(
-        cls, comm: Any, source: int | None = None, tag: int | None = None, status: Any = None
-    ) -> MatchedMessage:
-        found: MatchedMessage = comm.Mprobe(source, tag, status)
-        return found
+    def Probe(cls, comm: Any, source: int | None = None, tag: int | None = None, status: Any = None) -> Any:
+        return comm.Mprobe(source, tag, status)
 
     @classmethod
-    def Iprobe(
-        cls, comm: Any, source: int | None = None, tag: int | None = None, status: Any = None
-    ) -> MatchedMessage | None:
-        found: MatchedMessage | None = comm.Improbe(source, tag, status)
-        return found
+    def Iprobe(cls, comm: Any, source: int | None = None, tag: int | None = None, status: Any = None) -> Any:
+        return comm.Improbe(source, tag, status)
+
+    probe, iprobe = Probe, Iprobe
+
+    def Free(self) -> None:
+        """Forget the message."""
+        self._message = None
+
+    def __bool__(self) -> bool:
+        return self._message is not None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MatchedMessage) and self._message is other._message
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+MESSAGE_NULL, MESSAGE_NO_PROC = MatchedMessage(), MatchedMessage("MPI_MESSAGE_NO_PROC")
+constants.update(MESSAGE_NULL=MESSAGE_NULL, MESSAGE_NO_PROC=MESSAGE_NO_PROC)
+
+
+def current_comm() -> Any:
+    """Return the communicator of all ranks, as the running rank has it."""
+    found = getattr(getcurrent(), "paceline_world", None)
+    if found is None:
+        raise RuntimeError(
+            "only a simulated rank has an MPI.COMM_WORLD; use it inside the function given to vmpi.run"
+        )
+    return found
 
 
 class PersistentCalls:
-    """A communicator's persistent requests."""
+    """A communicator's persistent requests: every Start repeats a call."""
 
     __slots__ = ()
 
@@ -144,21 +203,25 @@ class PersistentCalls:
     def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> PersistentRequest:
         return self._repeated("Issend", buf, dest, tag)
 
-    Rsend_init = Bsend_init = Send_init
+    def Bsend_init(self, buf: Any, dest: int, tag: int = 0) -> PersistentRequest:
+        return self._repeated("Ibsend", buf, dest, tag)
+
+    Rsend_init = Send_init
 
     def Recv_init(self, buf: Any, source: int | None = None, tag: int | None = None) -> PersistentRequest:
         return self._repeated("Irecv", buf, source, tag)
 
-    def Allreduce_init(
-        self, sendbuf: Any, recvbuf: Any, op: Any = None, info: Any = None
+    def Psend_init(
+        self, buf: Any, partitions: int, dest: int, tag: int = 0, info: Any = None
     ) -> PersistentRequest:
-        return self._repeated("Iallreduce", sendbuf, recvbuf, op)
+        comm: Any = self
+        return PartitionedSend(comm.me, lambda: comm.Isend(buf, dest, tag, "Psend"), partitions)
 
-    def Bcast_init(self, buf: Any, root: int = 0, info: Any = None) -> PersistentRequest:
-        return self._repeated("Ibcast", buf, root)
-
-    def Barrier_init(self, info: Any = None) -> PersistentRequest:
-        return self._repeated("Ibarrier")
+    def Precv_init(
+        self, buf: Any, partitions: int, source: int | None = None, tag: int | None = None, info: Any = None
+    ) -> PersistentRequest:
+        comm: Any = self
+        return PartitionedReceive(comm.me, lambda: comm.Irecv(buf, source, tag, "Precv"))
 
     def _repeated(self, name: str, *arguments: Any) -> PersistentRequest:
         comm: Any = self
@@ -166,42 +229,171 @@ class PersistentCalls:
         return PersistentRequest(comm.me, lambda: call(*arguments))
 
 
-class CommManagement:
-    """A communicator's name, its group, and communicators made from groups."""
+def add_persistent(cls: Any, *names: str) -> None:
+    """Add the persistent form of non-blocking collectives to a class: `Bcast_init` for `Ibcast`."""
+
+    def make(name: str) -> Any:
+        def repeated(self: Any, *arguments: Any, info: Any = None, **options: Any) -> PersistentRequest:
+            call = getattr(self, name)
+            return PersistentRequest(self.me, lambda: call(*arguments, **options))
+
+        repeated.__name__ = repeated.__qualname__ = f"{name[1:].capitalize()}_init"
+        repeated.__doc__ = f"Return a request that calls {name} each time it is started."
+        return repeated
+
+    for name in names:
+        call = make(name)
+        setattr(cls, call.__name__, call)
+
+
+add_persistent(
+    PersistentCalls, "Ibarrier", "Ibcast", "Igather", "Igatherv", "Iscatter", "Iscatterv", "Iallgather", "Iallgatherv",
+    "Ialltoall", "Ialltoallv", "Ialltoallw", "Ireduce", "Iallreduce", "Ireduce_scatter", "Ireduce_scatter_block", "Iscan",
+    "Iexscan",
+)  # fmt: skip
+
+
+COMM_KINDS: dict[str, Any] = {}
+"""The classes of communicators: intra, inter, cart, graph, dist_graph."""
+
+
+def make_comm(state: CommState, rank: int, kind: Any = None) -> Any:
+    """Return the communicator of one rank, of the class that fits its state unless `kind` is given."""
+    if kind is None:
+        word = "inter" if state.groups else "intra" if state.topology is None else state.topology.kind
+        kind = COMM_KINDS[word]
+    found = object.__new__(kind)
+    found._fill(state, rank)
+    return found
+
+
+class CommManagement(Attributes, Handled):
+    """A communicator's name, its group, its attributes, and communicators made from it."""
 
     __slots__ = ()
     state: Any
     kernel: Any
     me: Any
     members: Any
-    name: str
     rank: int
+    size: int
+    place: int
 
     @property
     def MPI(self) -> Any:
         """The replacement of mpi4py.MPI during the run."""
         return self.kernel.MPI
 
+    def _settings(self) -> Any:
+        return self._used().own_of(self.place)
+
+    def _cached(self) -> dict[int, Any]:
+        return self._settings().attributes  # type: ignore[no-any-return]
+
+    _fixed = (c.TAG_UB, c.IO, c.WTIME_IS_GLOBAL, c.APPNUM, c.LASTUSEDCODE, c.UNIVERSE_SIZE)
+
+    def _fixed_attribute(self, keyval: int) -> Any:
+        return {
+            c.TAG_UB: c.TAG_UB_VALUE, c.IO: self.kernel.special.any_source, c.WTIME_IS_GLOBAL: 1, c.APPNUM: 0,
+            c.LASTUSEDCODE: error_codes.latest, c.UNIVERSE_SIZE: len(self.kernel.ranks),
+        }[keyval]  # fmt: skip
+
     def Get_name(self) -> str:
-        return self.name
+        if self.state is None:
+            return "MPI_COMM_NULL"
+        own = self.state.own.get(self.place)
+        return self.state.name if own is None else own.name  # type: ignore[no-any-return]
 
     def Set_name(self, name: str) -> None:
-        comm: Any = self
-        comm.name = name
+        self._settings().name = name
 
-    def Is_intra(self) -> bool:
-        return True
-
-    is_inter, is_intra, is_topo = False, True, False
-
-    def Get_topology(self) -> int:
-        return UNDEFINED
+    name = property(Get_name, Set_name)
 
     def Get_group(self) -> Group:
         return Group(self.members, self.me.number)
 
+    group = property(Get_group)
+
+    def Get_topology(self) -> int:
+        topology = self._used().topology
+        return UNDEFINED if topology is None else topology.number  # type: ignore[no-any-return]
+
+    def Is_inter(self) -> bool:
+        return self._used().groups is not None
+
+    def Is_intra(self) -> bool:
+        return not self.Is_inter()
+
+    topology = property(Get_topology)
+    is_inter = property(Is_inter)
+    is_intra = property(Is_intra)
+    is_topo = property(lambda self: self.Get_topology() != UNDEFINED)
+
+    def _used(self) -> CommState:
+        if self.state is None:
+            raise mpi_error("ERR_COMM", "the null communicator has no ranks")
+        found: CommState = self.state
+        return found
+
+    def Compare(self, comm: Any) -> int:
+        mine, theirs = self._used(), comm._used()
+        if mine is theirs:
+            return IDENT
+        sides = [(self.Get_group(), comm.Get_group())]
+        if mine.groups or theirs.groups:
+            if not (mine.groups and theirs.groups):
+                return UNEQUAL
+            sides.append((Group(self.peers), Group(comm.peers)))  # type: ignore[attr-defined]
+        found = max(one.Compare(other) for one, other in sides)
+        return {IDENT: CONGRUENT, SIMILAR: SIMILAR}.get(found, UNEQUAL)
+
+    # ---- other communicators
+
+    def _agree(self, name: str, given: Any, finish: Any) -> Any:
+        """Meet the other ranks in a call that takes no time, and return this rank's result."""
+        met = meet(self, name, given, finish, free_of_charge=True)
+        met.Wait()
+        return met.result
+
+    def _duplicate(self, given: list[Any]) -> list[CommState]:
+        state = self.state
+        made = CommState(self.kernel, state.members, "", state.groups, state.topology)
+        return [made] * len(given)
+
+    def Dup(self, info: Any = None) -> Any:
+        made = make_comm(self._agree("Dup", None, self._duplicate), self.rank, type(self))
+        if info:
+            made.Set_info(info)
+        self._copy_all(made)
+        return made
+
+    def Clone(self) -> Any:
+        return self.Dup()
+
+    def Dup_with_info(self, info: Any) -> Any:
+        return self.Dup(info)
+
+    def Idup(self, info: Any = None) -> tuple[Any, CollectiveRequest]:
+        """Return a duplicate, which may be used when the request is done."""
+        self._used()
+        made: Any = object.__new__(type(self))
+        made.state = None
+
+        def take(found: CommState) -> None:
+            made._fill(found, self.rank)
+            self._copy_all(made)
+
+        return made, meet(self, "Idup", None, self._duplicate, free_of_charge=True, take=take)
+
+    Idup_with_info = Idup
+
+    def _blank(self) -> Any:
+        """Return a null communicator that will be filled, without a topology."""
+        return COMM_KINDS["inter" if self._used().groups else "intra"]()
+
     def Create(self, group: Group) -> Any:
         """Make a communicator of the ranks of a group. All ranks of this communicator call it, with the same group."""
+        self._used()
 
         def finish(given: list[Any]) -> list[Any]:
             made: dict[Any, CommState] = {}
@@ -216,100 +408,130 @@ class CommManagement:
                 found.append((made[members], members.index(number)))
             return found
 
-        met = meet(self, "Create", tuple(group.members), finish, free_of_charge=True)
-        met.Wait()
-        return self._make_comm(met.result)
-
-    def Create_group(self, group: Group, tag: int = 0) -> Any:
-        """Make a communicator of the ranks of a group. Only the members of the group call it."""
-        members = tuple(group.members)
-        if self.me.number not in members:
-            return self._make_comm(None)
-        key, forming = (members, tag), self.state.forming
-        made, missing = forming.get(key) or (CommState(self.kernel, members, ""), len(members))
-        forming[key] = made, missing - 1
-        if missing == 1:
-            del forming[key]
-        return self._make_comm((made, members.index(self.me.number)))
+        return self._make_comm(self._agree("Create", tuple(group.members), finish))
 
     def _make_comm(self, found: Any) -> Any:
-        return COMM_NULL if found is None else Comm(*found)
+        return COMM_KINDS["intra"]() if found is None else make_comm(*found)
 
-    def Clone(self) -> Any:
-        return self.Dup()  # type: ignore[attr-defined]
+    def Split(self, color: int = 0, key: int = 0) -> Any:
+        self._used()
 
-    def Dup_with_info(self, info: Any) -> Any:
-        return self.Dup()  # type: ignore[attr-defined]
+        def finish(given: list[tuple[int, int]]) -> list[Any]:
+            sides: dict[int, list[tuple[int, int]]] = {}
+            for rank, (color, key) in enumerate(given):
+                sides.setdefault(color, []).append((key, rank))
+            found: list[Any] = [None] * self.size
+            for color, side in sides.items():
+                if color == UNDEFINED:
+                    continue
+                side.sort()
+                group = CommState(self.kernel, tuple(self.members[rank] for _, rank in side), "")
+                for number, (_, rank) in enumerate(side):
+                    found[rank] = (group, number)
+            return found
 
-    def Idup(self, info: Any = None) -> tuple[Any, CollectiveRequest]:
-        """Return a duplicate, which may be used when the request is done."""
+        return self._make_comm(self._agree("Split", (color, key), finish))
 
-        made: Any = Comm.__new__(Comm)
+    def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Any:
+        """Split by what ranks share: the memory of a node is all that the simulator knows."""
+        resource = None if not info else info.Get("mpi_hw_resource_type")
+        color = self.node_of[self.rank]  # type: ignore[attr-defined]
+        if split_type == c.COMM_TYPE_HW_UNGUIDED:
+            nodes = set(self.node_of)  # type: ignore[attr-defined]
+            if len(nodes) > 1 and info:
+                info.Set("mpi_hw_resource_type", "mpi_shared_memory")
+            color = color if len(nodes) > 1 else UNDEFINED
+        elif split_type in (c.COMM_TYPE_HW_GUIDED, c.COMM_TYPE_RESOURCE_GUIDED):
+            color = color if resource == "mpi_shared_memory" else UNDEFINED
+        elif split_type == UNDEFINED:
+            color = UNDEFINED
+        return self.Split(color, key)
 
-        def take(found: CommState) -> None:
-            Comm.__init__(made, found, self.rank)
+    def Free(self) -> None:
+        if self._used().permanent:
+            raise mpi_error("ERR_COMM", f"{self.Get_name()} cannot be freed")
+        self._delete_all()
+        meet(self, "Free", None, lambda given: given, free_of_charge=True).Wait()
+        self._forget()
 
-        def finish(given: list[Any]) -> list[CommState]:
-            return [CommState(self.kernel, self.members, self.name)] * len(given)
-
-        return made, meet(self, "Idup", None, finish, free_of_charge=True, take=take)
-
-    @classmethod
-    def Compare(cls, comm1: Any, comm2: Any) -> int:
-        if comm1.state is comm2.state:
-            return IDENT
-        same = Group.Compare(Group(comm1.members), Group(comm2.members))
-        return {IDENT: CONGRUENT, SIMILAR: SIMILAR}.get(same, UNEQUAL)
+    def Disconnect(self) -> None:
+        self.Free()
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
         """End the simulation, whatever the other ranks are doing."""
         raise Aborted(errorcode)
 
-    def Get_parent(self) -> Any:
-        return self._make_comm(None)
+    @classmethod
+    def Get_parent(cls) -> Any:
+        return COMM_KINDS["inter"]()
 
-    def Set_errhandler(self, errhandler: Any) -> None:
-        """Do nothing: errors are always exceptions."""
+    @classmethod
+    def Join(cls, fd: int) -> NoReturn:
+        raise_unsupported("connections between programs")
 
-    def Delete_attr(self, keyval: int) -> None:
-        self._attributes.pop(keyval, None)  # type: ignore[attr-defined]
+    # ---- buffers of Bsend, which the simulator does not need
+
+    def Attach_buffer(self, buf: Any) -> None:
+        self._settings().buffer = buf
+
+    def Detach_buffer(self) -> Any:
+        return detach_buffer(self._settings())
+
+    def Flush_buffer(self) -> None:
+        """Do nothing: the simulator has sent what was buffered."""
+
+    def Iflush_buffer(self) -> Request:
+        return _finished(self.me, "Iflush_buffer")
 
 
-_keys = itertools.count()
-_deleters: dict[int, Any] = {}
+def detach_buffer(owner: Any) -> Any:
+    """Return the memory that was attached for buffered messages, and forget it."""
+    found, owner.buffer = owner.buffer, None
+    if found is None or found is BUFFER_AUTOMATIC:
+        return found
+    return buffer.frombuffer(found)
+
+
+def _finished(rank: Any, name: str) -> Request:
+    request = Request(rank, name)
+    request.done = True
+    return request
 
 
 class PointToPoint(Probing):
-    """Messages between two ranks."""
+    """Messages between two ranks. `reach` and `peers` are the ranks that messages go to and come from."""
 
     __slots__ = (
-        "_attributes",
-        "_free",
-        "calls",
+        "__weakref__",
         "context",
         "kernel",
         "key",
         "me",
         "members",
-        "name",
+        "peers",
+        "place",
         "rank",
+        "reach",
         "size",
         "state",
     )
 
-    def __init__(self, state: CommState, rank: int) -> None:
+    def _fill(self, state: CommState, rank: int) -> None:
+        """Become the communicator of one rank."""
         self.state = state
         self.kernel = state.kernel
-        self.rank = rank
-        self.members = state.members
-        self.size = len(state.members)
+        self.rank = self.place = rank
+        self.members = self.peers = state.members
+        self.size = self.reach = len(state.members)
         self.context = state.context
         self.key = (state.context, rank)
         self.me = state.kernel.ranks[state.members[rank]]
-        self.name = state.name
-        self.calls = 0
-        self._attributes: dict[int, Any] = {}
-        self._free = False
+
+    def _forget(self) -> None:
+        """Become null."""
+        self.state = None
+        for name in ("context", "kernel", "key", "me", "members", "peers", "place", "rank", "reach", "size"):
+            delattr(self, name)
 
     # ---- sending
 
@@ -326,13 +548,17 @@ class PointToPoint(Probing):
         self, buf: Any, dest: int, tag: int = 0, name: str = "Isend", synchronous: bool = False
     ) -> Request:
         kernel, me = self.kernel, self.me
-        if not 0 <= dest < self.size:
+        if not 0 <= dest < self.reach:
             return self._nothing(dest, name)
         if tag < 0:
             raise mpi_error("ERR_TAG", f"a tag must be at least 0; got {tag}")
         view, kind = memory_of(buf)
         nbytes = view.nbytes
-        number, other = me.number, self.members[dest]
+        number = me.number
+        try:
+            other = self.peers[dest]
+        except TypeError:  # mpi4py takes 1.0 for a rank
+            return self.Isend(buf, int(dest), tag, name, synchronous)
         wires = kernel.wires
         node = wires.node[number]
         eager = not (synchronous or kernel.rendezvous)
@@ -372,12 +598,27 @@ class PointToPoint(Probing):
 
     Rsend, Irsend = Send, Isend
 
+    def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
+        """Send a copy of the buffer, which is free at once."""
+        view, kind = memory_of(buf)
+        copy = view.tobytes()
+        if copy and kind[0] not in "V?" and "," not in kind:
+            self.Isend(np.frombuffer(copy, kind), dest, tag, "Ibsend").Free()
+        else:
+            self.Isend(copy, dest, tag, "Ibsend").Free()
+        return _finished(self.me, "Ibsend")
+
+    def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
+        self.Ibsend(buf, dest, tag).Wait()
+
     def _nothing(self, peer: Any, name: str) -> Request:
         """Return the request of a message to or from MPI.PROC_NULL, which is done at once."""
         if peer != self.kernel.special.proc_null:
             raise mpi_error(
-                "ERR_RANK", f"rank {peer} does not exist; this communicator has ranks 0 to {self.size - 1}"
+                "ERR_RANK", f"rank {peer} does not exist; this communicator has ranks 0 to {self.reach - 1}"
             )
+        if self.kernel.faults is not None:
+            self.kernel.faults.detector.refuse(self, name)
         if "recv" not in name.lower():
             return Message(self.me, name, peer, None, None, 0, "", self.key, 0, True, 0.0)
         request = ReceiveRequest(self.me, name, bytearray(), None, None)
@@ -393,13 +634,14 @@ class PointToPoint(Probing):
         self, buf: Any, source: int | None = None, tag: int | None = None, name: str = "Irecv"
     ) -> Request:
         kernel, me = self.kernel, self.me
-        if source is not None and not 0 <= source < self.size:
+        if source is not None and not 0 <= source < self.reach:
             if source != kernel.special.any_source:
                 return self._nothing(source, name)
             source = None
         if tag == kernel.special.any_tag:
             tag = None
-        receive = ReceiveRequest(me, name, buf, source, tag)
+        make = ReceiveRequest if buf.__class__ is np.ndarray else receive_into
+        receive = make(me, name, buf, source, tag)
         me.t += kernel.wires.post
         post(me, self.context, receive)
         if kernel.faults is not None:
@@ -419,8 +661,26 @@ class PointToPoint(Probing):
         self, buf: Any, dest: int, sendtag: int = 0, source: int | None = None, recvtag: int | None = None,
         status: Any = None,
     ) -> None:  # fmt: skip
-        out = np.array(memory_of(buf)[0])
-        self.Sendrecv(out, dest, sendtag, buf, source, recvtag, status)
+        self.Isendrecv_replace(buf, dest, sendtag, source, recvtag).Wait(status)
+
+    def Isendrecv(
+        self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int | None = None,
+        recvtag: int | None = None,
+    ) -> Request:  # fmt: skip
+        receiving = self.Irecv(recvbuf, source, recvtag, "Isendrecv (recv)")
+        sending = self.Isend(sendbuf, dest, sendtag, "Isendrecv (send)")
+        return JointRequest(self.me, "Isendrecv", sending, receiving)
+
+    def Isendrecv_replace(
+        self, buf: Any, dest: int, sendtag: int = 0, source: int | None = None, recvtag: int | None = None
+    ) -> Request:
+        if dest == source == self.kernel.special.proc_null:
+            return self.Isendrecv(None, dest, sendtag, None, source, recvtag)
+        view, kind = memory_of(buf)
+        out: Any = np.array(view) if view.nbytes else view
+        if kind != memory_of(out)[1] and kind[0] not in "V?" and "," not in kind:
+            out = np.frombuffer(view.tobytes(), kind)
+        return self.Isendrecv(out, dest, sendtag, buf, source, recvtag)
 
     # ---- the clock
 
@@ -459,10 +719,35 @@ class PointToPoint(Probing):
 class Comm(
     CollectiveCalls, ObjectCalls, PersistentCalls, WindowCalls, CommManagement, SurvivalCalls, PointToPoint
 ):
-    """A communicator of simulated ranks, with the interface of mpi4py's."""
+    """A communicator of simulated ranks, with the interface of mpi4py's; without arguments, the null communicator."""
 
     __slots__ = ()
-    COMM_TYPE_SHARED = COMM_TYPE_SHARED
+    COMM_TYPE_SHARED = c.COMM_TYPE_SHARED
+
+    def __new__(cls, comm: Any = None) -> Any:
+        found: Any = object.__new__(cls)
+        if comm is not None and not isinstance(comm, Comm):
+            raise TypeError(f"expected a communicator; got {type(comm).__name__}")
+        if comm is None or comm.state is None:
+            found.state = None
+            return found
+        if not cls._fits(comm.state):
+            raise TypeError(f"expected {cls.__name__}; got {type(comm).__name__}")
+        found._fill(comm.state, comm.rank)
+        return found
+
+    def __init__(self, *arguments: Any) -> None:
+        """Do nothing: the state is set when the object is made."""
+
+    @classmethod
+    def _fits(cls, state: CommState) -> bool:
+        """Return True if a communicator with this state can be of this class."""
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in PointToPoint.__slots__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise mpi_error("ERR_COMM", f"the null communicator has no {name}")
 
     def Get_rank(self) -> int:
         return self.rank
@@ -480,95 +765,14 @@ class Comm(
         """The node of every rank of this communicator."""
         return self.state.node_of  # type: ignore[no-any-return]
 
-    # ---- all together
-
-    def Dup(self, info: Any = None) -> Comm:
-        def finish(given: list[Any]) -> list[CommState]:
-            return [CommState(self.kernel, self.members, self.name)] * self.size
-
-        met = meet(self, "Dup", None, finish, free_of_charge=True)
-        met.Wait()
-        return Comm(met.result, self.rank)
-
-    def Split(self, color: int = 0, key: int = 0) -> Comm:
-        def finish(given: list[tuple[int, int]]) -> list[Any]:
-            sides: dict[int, list[tuple[int, int]]] = {}
-            for rank, (color, key) in enumerate(given):
-                sides.setdefault(color, []).append((key, rank))
-            found: list[Any] = [None] * self.size
-            for color, side in sides.items():
-                if color == UNDEFINED:
-                    continue
-                side.sort()
-                group = CommState(self.kernel, tuple(self.members[rank] for _, rank in side), self.name)
-                for number, (_, rank) in enumerate(side):
-                    found[rank] = (group, number)
-            return found
-
-        met = meet(self, "Split", (color, key), finish, free_of_charge=True)
-        met.Wait()
-        return self._make_comm(met.result)  # type: ignore[no-any-return]
-
-    def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Comm:
-        color = self.node_of[self.rank] if split_type != UNDEFINED else UNDEFINED
-        return self.Split(color, key)
-
-    def Free(self) -> None:
-        for key, value in list(self._attributes.items()):
-            delete = _deleters.get(key)
-            if delete is not None:
-                delete(self, key, value)
-        self._attributes.clear()
-        meet(self, "Free", None, lambda given: given, free_of_charge=True).Wait()
-        self._free = True
-
     def __bool__(self) -> bool:
-        return not self._free
+        return self.state is not None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Comm) and other.state is self.state
 
     __hash__ = None  # type: ignore[assignment]
 
-    def Is_inter(self) -> bool:
-        return False
 
-    # ---- attributes
-
-    @classmethod
-    def Create_keyval(cls, copy_fn: Any = None, delete_fn: Any = None, nopython: bool = False) -> int:
-        key = next(_keys)
-        _deleters[key] = delete_fn
-        return key
-
-    def Get_attr(self, keyval: int) -> Any:
-        return self._attributes.get(keyval)
-
-    def Set_attr(self, keyval: int, attrval: Any) -> None:
-        self._attributes[keyval] = attrval
-
-
-class NullComm(Comm):
-    """MPI.COMM_NULL, returned to ranks that are in no part of a split; equal to every freed communicator."""
-
-    __slots__ = ()
-    state = None  # type: ignore[assignment]
-
-    def __init__(self) -> None:
-        """Create a communicator without ranks."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise mpi_error("ERR_COMM", f"the null communicator has no {name}")
-
-    def __bool__(self) -> bool:
-        return False
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Comm) and not other
-
-    __hash__ = None
-
-
-COMM_NULL = NullComm()
+COMM_NULL = Comm()
+constants["COMM_NULL"] = COMM_NULL

@@ -69,30 +69,109 @@ class MPIError(RuntimeError):
     >>> error = mpi_error("ERR_PROC_FAILED", "rank 3 was killed")
     >>> error.Get_error_class() == _constants.ERR_PROC_FAILED, str(error)
     (True, 'MPI_ERR_PROC_FAILED: rank 3 was killed')
+    >>> MPIError(_constants.ERR_ARG) == _constants.ERR_ARG
+    True
     """
 
     pending = False
     """True if the request stays active: a receive from any source, when one of the possible senders has died."""
 
-    def __init__(self, text: str, error_class: int) -> None:
+    def __init__(self, text: str | int = 0, error_class: int | None = None) -> None:
+        """Create it from a text and a class, or as mpi4py does, from the number of an error alone."""
+        if isinstance(text, int):
+            error_class = text if text >= 0 else _constants.ERR_UNKNOWN
+            text = error_codes.describe(error_class)
         RuntimeError.__init__(self, text)
-        self._text, self._class = text, error_class
+        self._text, self._code = text, int(error_class or 0)
 
     def __str__(self) -> str:
         return self._text
 
+    def __repr__(self) -> str:
+        return f"MPI.Exception({self._code})"
+
     def __int__(self) -> int:
-        return self._class
+        return self._code
+
+    def __bool__(self) -> bool:
+        return self._code != _constants.SUCCESS
+
+    def __hash__(self) -> int:
+        return hash(self._code)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (int, MPIError)) and self._code == int(other)
+
+    def __lt__(self, other: Any) -> bool:
+        return self._code < int(other)
+
+    def __le__(self, other: Any) -> bool:
+        return self._code <= int(other)
+
+    def __gt__(self, other: Any) -> bool:
+        return self._code > int(other)
+
+    def __ge__(self, other: Any) -> bool:
+        return self._code >= int(other)
+
+    def Get_error_code(self) -> int:
+        return self._code
 
     def Get_error_class(self) -> int:
-        return self._class
+        return error_codes.class_of(self._code)
 
     def Get_error_string(self) -> str:
         return self._text
 
-    Get_error_code = Get_error_class
-    error_class = error_code = property(Get_error_class)
+    error_code = property(Get_error_code)
+    error_class = property(Get_error_class)
     error_string = property(Get_error_string)
+
+
+class ErrorCodes:
+    """The numbers of errors: MPI's own, and those that programs add.
+
+    >>> codes = ErrorCodes()
+    >>> code = codes.add(codes.add())
+    >>> codes.texts[code] = "the tank is empty"
+    >>> codes.describe(code), codes.describe(_constants.ERR_ARG)
+    ('the tank is empty', 'MPI_ERR_ARG')
+    """
+
+    def __init__(self) -> None:
+        self.names = {
+            number: f"MPI_{name}" for name, number in vars(_constants).items() if name.startswith("ERR_")
+        } | {_constants.SUCCESS: "MPI_SUCCESS"}
+        self.classes: dict[int, int] = {}
+        """The class of each number that was added; a class is its own."""
+        self.texts: dict[int, str] = {}
+        self.latest = _constants.ERR_LASTCODE
+
+    def add(self, error_class: int | None = None) -> int:
+        """Add a class, or a code of a class, and return its number."""
+        self.latest += 1
+        self.classes[self.latest] = self.latest if error_class is None else error_class
+        return self.latest
+
+    def remove(self, number: int, *, is_class: bool) -> None:
+        """Remove a class or a code that was added and has no text and no codes of its own any more."""
+        used = number in self.texts or any(
+            of == number and code != number for code, of in self.classes.items()
+        )
+        if used or number not in self.classes or (self.classes[number] == number) is not is_class:
+            raise mpi_error("ERR_OTHER", f"error number {number} cannot be removed")
+        del self.classes[number]
+
+    def class_of(self, number: int) -> int:
+        return self.classes.get(number, number)
+
+    def describe(self, number: int) -> str:
+        if number in self.classes:
+            return self.texts.get(number, "")
+        return self.names.get(number, f"unknown error {number}")
+
+
+error_codes = ErrorCodes()
 
 
 def mpi_error(name: str, text: str) -> MPIError:

@@ -88,7 +88,7 @@ class FailureDetector:
         dead = self.known(comm)
         if name.endswith("Free"):
             return bool(dead) or self.is_revoked(comm)
-        self._refuse(comm, name)
+        self.refuse(comm, name)
         if dead:
             raise self._failure(comm.me, name, dead[0])
         return False
@@ -98,7 +98,7 @@ class FailureDetector:
         self._faults.check(comm.me)
         if self.is_revoked(comm):
             _forget(receive)
-            self._refuse(comm, receive.name)
+            self.refuse(comm, receive.name)
         for dead in self.known(comm):
             self._lose(comm.me, comm.state, receive, dead)
 
@@ -106,7 +106,7 @@ class FailureDetector:
         """Return True if a message that was sent has a living receiver."""
         if self.is_revoked(comm):
             _forget(message)
-            self._refuse(comm, message.name)
+            self.refuse(comm, message.name)
         if not message.eager:
             if comm.context in self._revoking:
                 self._fail_later(message, self._revoking[comm.context], self._revocation)
@@ -118,7 +118,7 @@ class FailureDetector:
         """Raise if a probe that found no message waits for a dead rank."""
         name = "Probe"
         self._faults.check(comm.me)
-        self._refuse(comm, name)
+        self.refuse(comm, name)
         if source is None:
             mourned = self.acknowledged(comm)
             lost = [dead for dead in self.known(comm) if dead not in mourned]
@@ -216,7 +216,8 @@ class FailureDetector:
         for met in self._meetings(rank, state):
             _fail(met, self._revocation(met))
 
-    def _refuse(self, comm: Any, name: str) -> None:
+    def refuse(self, comm: Any, name: str) -> None:
+        """Raise if the rank knows that the communicator was revoked."""
         if self.is_revoked(comm):
             raise self._make_error("ERR_REVOKED", comm.me, name, None, f"{comm.name} was revoked")
 
@@ -638,9 +639,28 @@ class SurvivalCalls:
 
     def Shrink(self) -> Any:
         """Create a communicator of the living ranks, in the same order."""
-        met = _agreement_call(self, "Shrink", None, _shrink)
-        met.Wait()
-        return type(self)(*met.result)
+        shrunk, request = self.Ishrink()
+        request.Wait()
+        return shrunk
+
+    def Ishrink(self) -> tuple[Any, CollectiveRequest]:
+        """Return a communicator of the living ranks, which may be used when the request is done."""
+        made: Any = self._blank()  # type: ignore[attr-defined]
+        return made, _agreement_call(self, "Shrink", None, _shrink, lambda found: made._fill(*found))
+
+    def Iagree(self, flag: Any) -> CollectiveRequest:
+        """Start an agreement on the integer in a buffer, which is the result when the request is done."""
+        view = memoryview(flag)
+        if view.nbytes != 4:
+            raise ValueError(f"an agreement needs a buffer of one C int, 4 bytes; got {view.nbytes}")
+        number = view.cast("B").cast("i")
+        faults = _faults(self)
+
+        def take(result: Any) -> None:
+            number[0] = result[0]
+
+        acknowledged = set(faults.detector.acknowledged(self))
+        return _agreement_call(self, "Agree", (number[0], acknowledged), _agree, take)
 
 
 class Agreement:
@@ -652,9 +672,11 @@ class Agreement:
         self._given: Given = {}
         self._latest = 0.0
 
-    def join(self, rank: Any, name: str, given: Any) -> CollectiveRequest:
+    def join(
+        self, rank: Any, name: str, given: Any, take: Callable[[Any], None] | None = None
+    ) -> CollectiveRequest:
         """Take part with this rank's contribution."""
-        self._requests[rank.number] = met = CollectiveRequest(rank, name, None)
+        self._requests[rank.number] = met = CollectiveRequest(rank, name, take)
         self._given[rank.number] = given
         self._latest = max(self._latest, rank.t)
         self.try_to_end()
@@ -689,8 +711,9 @@ def _faults(comm: Any) -> Faults:
 
 
 def _agreement_call(
-    comm: Any, name: str, given: Any, finish: Callable[[Agreement, Given], Given]
-) -> CollectiveRequest:
+    comm: Any, name: str, given: Any, finish: Callable[[Agreement, Given], Given],
+    take: Callable[[Any], None] | None = None,
+) -> CollectiveRequest:  # fmt: skip
     faults = _faults(comm)
     faults.check(comm.me)
     counted = (name, comm.state.context, comm.me.number)
@@ -699,7 +722,7 @@ def _agreement_call(
     agreement = faults.agreements.get(key)
     if agreement is None:
         agreement = faults.agreements[key] = Agreement(faults, comm.state, finish)
-    return agreement.join(comm.me, name, given)
+    return agreement.join(comm.me, name, given, take)
 
 
 def _agree(agreement: Agreement, given: Given) -> Given:
@@ -711,5 +734,9 @@ def _agree(agreement: Agreement, given: Given) -> Given:
 
 
 def _shrink(agreement: Agreement, given: Given) -> Given:
-    state = CommState(agreement.state.kernel, tuple(given), agreement.state.name)
-    return {number: (state, rank) for rank, number in enumerate(given)}
+    old, groups = agreement.state, None
+    if old.groups:
+        groups = tuple(tuple(number for number in group if number in given) for group in old.groups)
+    state = CommState(old.kernel, tuple(given), old.name, groups)
+    ranks = {number: rank for group in groups or (tuple(given),) for rank, number in enumerate(group)}
+    return {number: (state, ranks[number]) for number in given}

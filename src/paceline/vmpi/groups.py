@@ -6,15 +6,14 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-from paceline.vmpi.constants import UNDEFINED
-from paceline.vmpi.errors import BufferChanged, CollectiveMismatch, find_site, format_site
+from paceline.vmpi.constants import IDENT, SIMILAR, UNDEFINED, UNEQUAL
+from paceline.vmpi.errors import BufferChanged, CollectiveMismatch, find_site, format_site, mpi_error
+from paceline.vmpi.handles import Handle, constant_name, constants
 from paceline.vmpi.requests import Request
 
-IDENT, CONGRUENT, SIMILAR, UNEQUAL = range(4)
 
-
-class Group:
-    """An ordered set of ranks: mpi4py's MPI.Group. Members are numbered as in the world.
+class Group(Handle):
+    """An ordered set of ranks: mpi4py's MPI.Group. Members are numbered as in the world; None for the null group.
 
     >>> everyone = Group(range(6), me=1)
     >>> odd = everyone.Incl([1, 3, 5])
@@ -22,85 +21,196 @@ class Group:
     (3, 0, [1, 5])
     """
 
-    __slots__ = ("_me", "members")
+    __slots__ = ("__weakref__", "_me", "_members")
 
-    def __init__(self, members: Sequence[int] = (), me: int = -1) -> None:
-        self.members, self._me = members if isinstance(members, range) else tuple(members), me
+    def __init__(self, members: Sequence[int] | Group | None = None, me: int = -1) -> None:
+        self._me = me
+        self._members: Sequence[int] | None
+        if isinstance(members, Group):
+            self._members, self._me = members._members, members._me
+        elif members is None or isinstance(members, range):
+            self._members = members
+        else:
+            self._members = tuple(members)
+
+    @property
+    def members(self) -> Sequence[int]:
+        if self._members is None:
+            raise mpi_error("ERR_GROUP", "the null group has no ranks")
+        return self._members
 
     def Get_size(self) -> int:
         return len(self.members)
 
     def Get_rank(self) -> int:
-        return self.members.index(self._me) if self._me in self.members else UNDEFINED
+        members = self.members
+        return members.index(self._me) if self._me in members else UNDEFINED
 
     size = property(Get_size)
     rank = property(Get_rank)
 
+    def Dup(self) -> Group:
+        return Group(self.members, self._me)
+
     def Incl(self, ranks: Sequence[int]) -> Group:
+        self._check(ranks)
         return Group([self.members[rank] for rank in ranks], self._me)
 
     def Excl(self, ranks: Sequence[int]) -> Group:
+        self._check(ranks)
         left_out = set(ranks)
         return Group([member for rank, member in enumerate(self.members) if rank not in left_out], self._me)
 
+    def Range_incl(self, ranks: Sequence[Sequence[int]]) -> Group:
+        return self.Incl(_spread(ranks))
+
+    def Range_excl(self, ranks: Sequence[Sequence[int]]) -> Group:
+        return self.Excl(_spread(ranks))
+
+    def _check(self, ranks: Sequence[int]) -> None:
+        size = len(self.members)
+        for rank in ranks:
+            if not 0 <= rank < size:
+                raise mpi_error("ERR_RANK", f"rank {rank} does not exist; this group has ranks 0 to {size - 1}")
+
     def Translate_ranks(self, ranks: Sequence[int] | None = None, group: Group | None = None) -> list[int]:
-        """Return the ranks in the other group of these ranks of this group."""
-        theirs = {} if group is None else {member: place for place, member in enumerate(group.members)}
+        """Return the ranks in the other group, by default the same, of these ranks of this group."""
+        theirs = {member: place for place, member in enumerate((self if group is None else group).members)}
         wanted = range(len(self.members)) if ranks is None else ranks
+        self._check([rank for rank in wanted if rank >= 0])
         return [rank if rank < 0 else theirs.get(self.members[rank], UNDEFINED) for rank in wanted]
 
     @classmethod
     def Union(cls, group1: Group, group2: Group) -> Group:
         known = set(group1.members)
-        return cls([*group1.members, *(one for one in group2.members if one not in known)], group1._me)
+        return cls([*group1.members, *(one for one in group2.members if one not in known)], _either(group1, group2))
 
     @classmethod
     def Intersection(cls, group1: Group, group2: Group) -> Group:
         known = set(group2.members)
-        return cls([one for one in group1.members if one in known], group1._me)
+        return cls([one for one in group1.members if one in known], _either(group1, group2))
+
+    Intersect = Intersection
 
     @classmethod
     def Difference(cls, group1: Group, group2: Group) -> Group:
         known = set(group2.members)
-        return cls([one for one in group1.members if one not in known], group1._me)
+        return cls([one for one in group1.members if one not in known], _either(group1, group2))
 
-    @classmethod
-    def Compare(cls, group1: Group, group2: Group) -> int:
-        if tuple(group1.members) == tuple(group2.members):
+    def Compare(self, group: Group) -> int:
+        mine, theirs = tuple(self.members), tuple(group.members)
+        if mine == theirs:
             return IDENT
-        return SIMILAR if sorted(group1.members) == sorted(group2.members) else UNEQUAL
+        return SIMILAR if sorted(mine) == sorted(theirs) else UNEQUAL
 
     def Free(self) -> None:
-        self.members = ()
+        if constant_name(self) == "GROUP_NULL" or self._members is None:
+            raise mpi_error("ERR_GROUP", "the null group cannot be freed")
+        self._members = None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Group) and tuple(self.members) == tuple(other.members)
+        if not isinstance(other, Group) or self._members is None or getattr(other, "_members", None) is None:
+            return isinstance(other, Group) and self._members is other._members
+        return tuple(self._members) == tuple(other._members or ())
 
     def __bool__(self) -> bool:
-        return True
+        return self._members is not None
 
     __hash__ = None  # type: ignore[assignment]
 
 
-class CommState:
-    """The shared state of one communicator: its members, by their numbers in the world, and its context."""
+def _spread(ranges: Sequence[Sequence[int]]) -> list[int]:
+    """Return the ranks of ranges (first, last, step)."""
+    found: list[int] = []
+    for first, last, step in (each if len(each) == 3 else (*each, 1) for each in ranges):
+        if not step:
+            raise mpi_error("ERR_ARG", "the step of a range of ranks must not be 0")
+        found += range(first, last + (1 if step > 0 else -1), step)
+    return found
 
-    def __init__(self, kernel: Any, members: Sequence[int], name: str) -> None:
+
+def _either(group1: Group, group2: Group) -> int:
+    return group1._me if group1._me >= 0 else group2._me
+
+
+GROUP_NULL, GROUP_EMPTY = Group(), Group(())
+constants.update(GROUP_NULL=GROUP_NULL, GROUP_EMPTY=GROUP_EMPTY)
+
+
+class CommState:
+    """The shared state of one communicator: its members, by their numbers in the world, and its context.
+
+    `groups`: the two sides of an intercommunicator, which together are the members; None for an intracommunicator.
+    `topology`: the neighbours of its ranks, if it has any.
+    """
+
+    def __init__(
+        self, kernel: Any, members: Sequence[int], name: str, groups: tuple[Any, Any] | None = None,
+        topology: Any = None,
+    ) -> None:  # fmt: skip
         self.kernel = kernel
         self.members = members
+        self.groups = groups
+        self.topology = topology
         self.context: int = next(kernel.contexts)
         self.name = name
         self.meetings: dict[int, Meeting] = {}
-        self.forming: dict[Any, tuple[CommState, int]] = {}
-        """Communicators being created from some of the members, and how many have not called yet."""
-        self.freed = 0
+        self.permanent = False
+        """True for the communicators of the world and of each rank itself, which are never freed."""
+        self.calls = [0] * len(members)
+        """The collective calls that each member has made."""
+        self.own: dict[int, OwnState] = {}
+        """What a member has set on its communicator; most never do."""
         kernel.states[self.context] = self
+
+    def own_of(self, place: int) -> OwnState:
+        """Return what a member has set on its communicator."""
+        found = self.own.get(place)
+        if found is None:
+            found = self.own[place] = OwnState(self.name)
+        return found
+
+    def peer(self, number: int, dest: int) -> int:
+        """Return the number in the world of the rank `dest` that a member sends to."""
+        if self.groups is None:
+            return self.members[dest]
+        return int(self.groups[number in self.groups[0]][dest])
 
     @cached_property
     def node_of(self) -> tuple[int, ...]:
         """The node of each member: one tuple, shared by all ranks."""
         node = self.kernel.wires.node
         return tuple(node[member] for member in self.members)
+
+
+class Forming:
+    """Communicators that ranks are creating without meeting: the first rank makes one, the others find it."""
+
+    def __init__(self) -> None:
+        self._made: dict[Any, tuple[CommState, int]] = {}
+        self._turns: dict[Any, int] = {}
+
+    def join(self, key: Any, me: int, ranks: int, make: Callable[[], CommState]) -> CommState:
+        """Return the state of the communicator that `ranks` ranks create under a key, each as often as the others."""
+        turn = self._turns[key, me] = self._turns.get((key, me), 0) + 1
+        made, missing = self._made.get((key, turn)) or (make(), ranks)
+        self._made[key, turn] = made, missing - 1
+        if missing == 1:
+            del self._made[key, turn]
+        return made
+
+
+class OwnState:
+    """What one rank has set on its communicator: a name, attributes, an error handler, hints, a buffer."""
+
+    __slots__ = ("attributes", "buffer", "errhandler", "hints", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.attributes: dict[int, Any] = {}
+        self.errhandler: Any = None
+        self.hints: dict[str, str] = {}
+        self.buffer: Any = None
 
 
 class CollectiveRequest(Request):
@@ -180,8 +290,9 @@ def meet(
         left_out.done = True
         return left_out
     request = CollectiveRequest(rank, name, take)
-    call = comm.calls
-    comm.calls = call + 1
+    place = comm.place
+    call = state.calls[place]
+    state.calls[place] = call + 1
     meeting = state.meetings.get(call)
     asked = (name, *arguments)
     size = len(state.members)
@@ -194,8 +305,8 @@ def meet(
             f"rank {rank.number} calls {_format_call(asked)} at {format_site(find_site())}, but rank "
             f"{other.rank.number} calls {_format_call(meeting.arguments)} at {format_site(other.origin)}"
         )
-    meeting.given[comm.rank] = given
-    meeting.requests[comm.rank] = request
+    meeting.given[place] = given
+    meeting.requests[place] = request
     if rank.t > meeting.latest:
         meeting.latest = rank.t
     meeting.missing -= 1

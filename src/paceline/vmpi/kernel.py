@@ -210,6 +210,8 @@ class Kernel:
         self.messages = self.bytes = 0
         self.meetings: dict[Any, Any] = {}
         """Collective calls that some ranks have not reached yet, and their communicators."""
+        self.forming: Any = None
+        """Communicators that some of the ranks are creating (`paceline.vmpi.groups.Forming`)."""
         self.special = special_numbers()
         self.at_step: Callable[[Rank], None] | None = None
         """Called for every step that a rank begins."""

@@ -10,12 +10,15 @@ Matching happens while the receiving rank is in a call of its communicator: no r
 from __future__ import annotations
 
 from collections import deque
+from heapq import heapify
 from typing import Any
 
 from paceline.vmpi.errors import BufferChanged, Truncated, TypeMismatch
 from paceline.vmpi.requests import ReceiveRequest, Request
 
 ANY = None
+CANCELLED = -1.0
+"""The receiver's own time for a message that its sender has taken back."""
 
 
 class Message(Request):
@@ -69,6 +72,8 @@ class Message(Request):
                     "had been sent"
                 )
             self.view = None
+        if status is not None:
+            self._tell(status)
 
     def describe_request(self) -> str:
         """Describe the request and where it was started."""
@@ -78,7 +83,27 @@ class Message(Request):
         return f"{self.name} to rank {self.dest} with tag {self.tag}"
 
     def Cancel(self) -> None:
-        raise NotImplementedError("a send cannot be cancelled (deprecated in MPI 4)")
+        """Take the message back, if the receiver has not matched it (deprecated in MPI 4)."""
+        if self.dest < 0:
+            return
+        kernel = self.rank.kernel
+        receiver = kernel.ranks[kernel.states[self.to[0]].peer(self.rank.number, self.dest)]
+        queue = receiver.unexpected.get(self.to, ())
+        held = [entry for entry in receiver.inbox if entry[2] is not self]
+        if self in queue:
+            queue.remove(self)
+        elif len(held) < len(receiver.inbox):
+            receiver.inbox[:] = held
+            heapify(receiver.inbox)
+        else:
+            return
+        self.taking = CANCELLED
+        self.done = True
+
+    def _tell(self, status: Any) -> None:
+        super()._tell(status)
+        if self.taking == CANCELLED:
+            status.Set_cancelled(True)
 
     def arrive(self, rank: Any) -> None:
         """Match the message with a receive, or queue it as unexpected."""

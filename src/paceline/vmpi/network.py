@@ -531,7 +531,9 @@ def collective_seconds(name: str, p: int, n: float, steps: StepCosts) -> float:
         return sum(exchange(n * 2**k) for k in range(rounds))
     if name in ("Scatter", "Scatterv"):
         return halving()
-    if name in ("Alltoall", "Alltoallv"):
+    if name.startswith("Neighbor"):  # n: the bytes that a rank sends to all its neighbours
+        return exchange(n)
+    if name in ("Alltoall", "Alltoallv", "Alltoallw"):
         return min(rounds * exchange(n / 2), (p - 1) * exchange(n / p))
     # Allgather, and calls in which every rank learns a little about every other (Split, Dup, windows …)
     return min(sum(exchange(n * 2**k) for k in range(rounds)), (p - 1) * to_neighbour(n))

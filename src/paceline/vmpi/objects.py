@@ -6,6 +6,7 @@ Objects are pickled and unpickled in this process, so every rank gets its own co
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections.abc import Callable, Sequence
 from sys import maxsize
 from typing import Any
@@ -13,16 +14,58 @@ from typing import Any
 from paceline.vmpi.collectives import CollectiveBase, root_only
 from paceline.vmpi.groups import CollectiveRequest, meet
 from paceline.vmpi.matching import match, post
+from paceline.vmpi.memory import buffer
 from paceline.vmpi.operations import SUM, Op
 from paceline.vmpi.requests import ReceiveRequest, Request
 
 
-def _pickle(thing: Any) -> bytes:
+def pickle_object(thing: Any) -> bytes:
+    """Return the bytes that stand for an object in a message."""
     return pickle.dumps(thing, pickle.HIGHEST_PROTOCOL)
 
 
-def _unpickle(data: bytes) -> Any:
+def unpickle_object(data: bytes) -> Any:
+    """Return a copy of the object that was sent; the bytes come from this very process."""
     return pickle.loads(data)
+
+
+class Pickle:
+    """mpi4py's MPI.Pickle: how objects become bytes, and bytes objects.
+
+    >>> some = Pickle()
+    >>> some.loads(some.dumps([1, 2]))
+    [1, 2]
+    """
+
+    def __init__(
+        self, dumps: Any = pickle.dumps, loads: Any = pickle.loads, protocol: int | None = None,
+        threshold: int = 1 << 18,
+    ) -> None:  # fmt: skip
+        self._dumps, self._loads = dumps, loads
+        self.PROTOCOL = pickle.HIGHEST_PROTOCOL if protocol is None else protocol
+        self.THRESHOLD = threshold
+
+    def dumps(self, obj: Any) -> bytes:
+        return self._dumps(obj, self.PROTOCOL)  # type: ignore[no-any-return]
+
+    def loads(self, data: Any) -> Any:
+        return self._loads(data)
+
+    def dumps_oob(self, obj: Any) -> tuple[bytes, list[buffer]]:
+        """Return an object's bytes, and the buffers of at least `THRESHOLD` bytes that are not among them."""
+        apart: list[buffer] = []
+
+        def keep(found: pickle.PickleBuffer) -> bool:
+            view = buffer.frombuffer(found.raw())
+            if view.nbytes >= self.THRESHOLD:
+                apart.append(view)
+                return False
+            return True
+
+        return self._dumps(obj, max(self.PROTOCOL, 5), buffer_callback=keep), apart
+
+    def loads_oob(self, data: Any, buffers: Any) -> Any:
+        return self._loads(data, buffers=buffers)
 
 
 class ObjectReceiveRequest(ReceiveRequest):
@@ -32,7 +75,7 @@ class ObjectReceiveRequest(ReceiveRequest):
 
     def __init__(self, rank: Any, name: str, source: int | None, tag: int | None) -> None:
         Request.__init__(self, rank, name)
-        self.saved = None
+        self.saved = self.cancelled = None
         self.nbytes, self.kind = maxsize, "u1"
         self.wanted_source, self.wanted_tag = source, tag
         self._data: bytes | None = None
@@ -45,7 +88,7 @@ class ObjectReceiveRequest(ReceiveRequest):
     def message(self) -> Any:
         """Return the object: a copy of what was sent."""
         data, self._data = self._data, None
-        return None if data is None else _unpickle(data)
+        return unpickle_object(data) if data else None
 
 
 class ObjectCalls(CollectiveBase):
@@ -67,15 +110,22 @@ class ObjectCalls(CollectiveBase):
     def issend(self, obj: Any, dest: int, tag: int = 0) -> Request:
         return self._send_object("issend", obj, dest, tag)
 
-    bsend, ibsend = send, isend
+    def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
+        self.ibsend(obj, dest, tag).Wait()
+
+    def ibsend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+        comm: Any = self
+        return comm.Ibsend(pickle_object(obj), dest, tag)  # type: ignore[no-any-return]
 
     def _send_object(self, name: str, obj: Any, dest: int, tag: int) -> Request:
         comm: Any = self
-        return comm.Isend(_pickle(obj), dest, tag, name, synchronous="ss" in name)  # type: ignore[no-any-return]
+        return comm.Isend(pickle_object(obj), dest, tag, name, synchronous="ss" in name)  # type: ignore[no-any-return]
 
     def recv(
         self, buf: Any = None, source: int | None = None, tag: int | None = None, status: Any = None
     ) -> Any:
+        if buf is not None:
+            warnings.warn("the buffer of recv is not used (deprecated in mpi4py)", UserWarning, stacklevel=2)
         return self._receive_object("recv", source, tag).wait(status)
 
     def irecv(self, buf: Any = None, source: int | None = None, tag: int | None = None) -> Request:
@@ -86,7 +136,7 @@ class ObjectCalls(CollectiveBase):
         special = comm.kernel.special
         if source == special.any_source:
             source = None
-        if source is not None and not 0 <= source < self.size:
+        if source is not None and not 0 <= source < comm.reach:
             return comm._nothing(source, name)  # type: ignore[no-any-return]
         receive = ObjectReceiveRequest(comm.me, name, source, None if tag == special.any_tag else tag)
         comm.me.t += comm.kernel.wires.post
@@ -126,45 +176,45 @@ class ObjectCalls(CollectiveBase):
         comm.Barrier()
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
-        self._check_root(root)
-        given = _pickle(obj) if self.rank == root else None
+        root = self._check_root(root)
+        given = pickle_object(obj) if self.rank == root else None
         data = self._meet_objects("bcast", given, lambda rows: [rows[root]] * self.size, root)
-        return obj if self.rank == root else _unpickle(data)
+        return obj if self.rank == root else unpickle_object(data)
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
-        self._check_root(root)
+        root = self._check_root(root)
         found = self._meet_objects(
-            "gather", _pickle(sendobj), lambda rows: root_only(root, rows, self.size), root
+            "gather", pickle_object(sendobj), lambda rows: root_only(root, rows, self.size), root
         )
-        return None if found is None else [_unpickle(row) for row in found]
+        return None if found is None else [unpickle_object(row) for row in found]
 
     def allgather(self, sendobj: Any) -> list[Any]:
-        rows = self._meet_objects("allgather", _pickle(sendobj), lambda rows: [rows] * self.size)
-        return [_unpickle(row) for row in rows]
+        rows = self._meet_objects("allgather", pickle_object(sendobj), lambda rows: [rows] * self.size)
+        return [unpickle_object(row) for row in rows]
 
     def scatter(self, sendobj: Any, root: int = 0) -> Any:
-        self._check_root(root)
+        root = self._check_root(root)
         given = self._row(sendobj) if self.rank == root else None
-        return _unpickle(self._meet_objects("scatter", given, lambda rows: rows[root], root))
+        return unpickle_object(self._meet_objects("scatter", given, lambda rows: rows[root], root))
 
     def alltoall(self, sendobj: Any) -> list[Any]:
         rows = self._meet_objects("alltoall", self._row(sendobj), lambda rows: list(zip(*rows, strict=True)))
-        return [_unpickle(row) for row in rows]
+        return [unpickle_object(row) for row in rows]
 
     def reduce(self, sendobj: Any, op: Any = None, root: int = 0) -> Any:
-        self._check_root(root)
+        root = self._check_root(root)
         found = self._fold("reduce", sendobj, op, lambda sums: root_only(root, sums[-1], self.size), root)
-        return None if found is None else _unpickle(found)
+        return None if found is None else unpickle_object(found)
 
     def allreduce(self, sendobj: Any, op: Any = None) -> Any:
-        return _unpickle(self._fold("allreduce", sendobj, op, lambda sums: [sums[-1]] * self.size))
+        return unpickle_object(self._fold("allreduce", sendobj, op, lambda sums: [sums[-1]] * self.size))
 
     def scan(self, sendobj: Any, op: Any = None) -> Any:
-        return _unpickle(self._fold("scan", sendobj, op, lambda sums: sums))
+        return unpickle_object(self._fold("scan", sendobj, op, lambda sums: sums))
 
     def exscan(self, sendobj: Any, op: Any = None) -> Any:
         found = self._fold("exscan", sendobj, op, lambda sums: [None, *sums[:-1]])
-        return None if found is None else _unpickle(found)
+        return None if found is None else unpickle_object(found)
 
     def _fold(
         self, name: str, thing: Any, op: Any, finish: Callable[[list[bytes]], Sequence[Any]], root: int | None = None
@@ -174,16 +224,16 @@ class ObjectCalls(CollectiveBase):
         every = name in ("scan", "exscan")
 
         def fold(rows: list[bytes]) -> Sequence[Any]:
-            sofar = _unpickle(rows[0])
+            sofar = unpickle_object(rows[0])
             sums = [rows[0]]
             for row in rows[1:]:
-                sofar = operation(sofar, _unpickle(row))
+                sofar = operation(sofar, unpickle_object(row))
                 if every:
-                    sums.append(_pickle(sofar))
-            return finish(sums if every else [_pickle(sofar)])
+                    sums.append(pickle_object(sofar))
+            return finish(sums if every else [pickle_object(sofar)])
 
         called = op.name if isinstance(op, Op) else "SUM" if op is None else "a user-defined operation"
-        return self._meet_objects(name, _pickle(thing), fold, root, op=called)
+        return self._meet_objects(name, pickle_object(thing), fold, root, op=called)
 
     def _meet_objects(
         self, name: str, given: Any, finish: Callable[[list[Any]], Sequence[Any]], root: int | None = None, **more: Any
@@ -196,7 +246,7 @@ class ObjectCalls(CollectiveBase):
         return met.result
 
     def _row(self, things: Sequence[Any]) -> list[bytes]:
-        found = [_pickle(thing) for thing in things]
+        found = [pickle_object(thing) for thing in things]
         if len(found) != self.size:
             raise ValueError(f"expected one object for each of the {self.size} ranks; got {len(found)}")
         return found

@@ -8,10 +8,15 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from greenlet import getcurrent
 from numpy.typing import NDArray
 
 from paceline.comm.operations import UFUNCS
 from paceline.vmpi.buffers import BufferMemory
+from paceline.vmpi.datatypes import DATATYPES, find_letter
+from paceline.vmpi.errors import mpi_error
+from paceline.vmpi.handles import Handle, constants
+from paceline.vmpi.memory import buffer
 
 Function = Callable[[Any, Any, Any], None]
 
@@ -55,7 +60,11 @@ OF_OBJECTS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-class Op:
+# Operations that one process can have made from functions at a time, as in mpi4py.
+MOST_FUNCTIONS = 32
+
+
+class Op(Handle):
     """An operation: one of MPI's, or made from a function of two buffers and a type that writes into the second.
 
     >>> Op("SUM")(2, 3), Op("MAX")(2, 3)
@@ -66,20 +75,50 @@ class Op:
     [5.0, 10.0]
     """
 
-    __slots__ = ("_commutes", "_function", "name", "ufunc")
+    __slots__ = ("__weakref__", "_commutes", "_counted", "_function", "name", "ufunc")
 
-    def __init__(self, name: str = "", function: Function | None = None, commute: bool = True) -> None:
-        self.name = name
+    def __init__(self, name: str | Op | None = "", function: Function | None = None, commute: bool = True) -> None:
+        self._counted: Any = None
+        if isinstance(name, Op):
+            self.name, self._function, self._commutes, self.ufunc = (
+                name.name, name._function, name._commutes, name.ufunc,
+            )  # fmt: skip
+            return
+        self.name = name or ""
         self._function = function
         self._commutes = commute
-        self.ufunc: np.ufunc | None = UFUNCS.get(name)
+        self.ufunc: np.ufunc | None = UFUNCS.get(self.name)
 
     @classmethod
     def Create(cls, function: Function, commute: bool = False) -> Op:
-        return cls("a user-defined operation", function, commute)
+        running: Any = getcurrent()
+        made = getattr(running, "paceline_operations", 0)
+        if made == MOST_FUNCTIONS:
+            raise RuntimeError(f"a process can have at most {MOST_FUNCTIONS} operations made from functions")
+        running.paceline_operations = made + 1
+        found = cls("a user-defined operation", lambda *arguments: function(*arguments), commute)
+        found._counted = function, running
+        return found
 
     def Free(self) -> None:
-        self.name, self._function, self.ufunc = "", None, None
+        if not self or self.Is_predefined():
+            raise mpi_error("ERR_OP", "only an operation made from a function can be freed")
+        if self._counted is not None:
+            self._counted[1].paceline_operations -= 1
+        self.name, self._function, self.ufunc, self._counted = "", None, None, None
+
+    def toint(self) -> int:
+        """Return the number of a predefined operation; -1 for a function, which has none."""
+        return self.handle if self.Is_predefined() else -1
+
+    py2f = toint
+
+    def __reduce__(self) -> Any:
+        if self._function is None:
+            return super().__reduce__()
+        if self._counted is None:
+            raise ValueError("cannot pickle a copy of an operation made from a function")
+        return type(self).Create, (self._counted[0], self._commutes)
 
     def Is_commutative(self) -> bool:
         return self._commutes
@@ -93,15 +132,27 @@ class Op:
     def __bool__(self) -> bool:
         return bool(self.name)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Op) and (self.name, self._function) == (other.name, other._function)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self._function))
+
     def __call__(self, a: Any, b: Any) -> Any:
         """Apply the operation to two objects."""
         if self._function is not None:
-            raise TypeError("an operation made from a function of buffers cannot be applied to objects")
+            return self._function(a, b, None)
+        if not self.name:
+            raise ValueError("the null operation combines nothing")
         return OF_OBJECTS[self.name](a, b)
 
     def Reduce_local(self, inbuf: Any, inoutbuf: Any) -> None:
         """inoutbuf <- inbuf op inoutbuf."""
         given, into = BufferMemory(inbuf, writing=False), BufferMemory(inoutbuf, writing=True)
+        if (given.nbytes, given.kind) != (into.nbytes, into.kind):
+            raise ValueError(
+                f"{given.nbytes} bytes of {given.kind} cannot be combined with {into.nbytes} bytes of {into.kind}"
+            )
         into.write(combine_all([given.view, into.view], self, into.kind))
 
     def into(self, lower: NDArray[Any], upper: NDArray[Any]) -> NDArray[Any]:
@@ -110,13 +161,24 @@ class Op:
             self.ufunc(lower, upper, out=lower)
             return lower
         if self._function is not None:
-            self._function(_bytes(lower), _bytes(upper), None)
+            self._function(_bytes(lower).view(buffer), _bytes(upper).view(buffer), _datatype_of(upper.dtype))
             return upper
         if self.name == "NO_OP":
             return lower
         if self.name == "REPLACE":
             return upper
+        if self.name in ("MAXLOC", "MINLOC") and lower.dtype.names is not None:
+            (value, place), better = lower.dtype.names, np.greater if self.name == "MAXLOC" else np.less
+            take = better(upper[value], lower[value])
+            take |= (upper[value] == lower[value]) & (upper[place] < lower[place])
+            lower[take] = upper[take]
+            return lower
         raise TypeError(f"{self.name or 'a freed operation'} cannot combine these buffers")
+
+
+def _datatype_of(dtype: np.dtype[Any]) -> Any:
+    """Return the datatype that an operation made from a function is told."""
+    return find_letter(dtype.char) or DATATYPES["BYTE"]
 
 
 class _Foreign:
@@ -146,13 +208,15 @@ def check_op(op: Any, kind: str) -> Any:
     return op
 
 
-SUM = Op("SUM")
+OPERATIONS = {name: Op(name) for name in OF_OBJECTS} | {"OP_NULL": Op()}
+constants.update(OPERATIONS)
+SUM = OPERATIONS["SUM"]
 
 
 @lru_cache(maxsize=256)
 def _check(ufunc: np.ufunc, kind: str, name: str) -> None:
-    nothing = np.empty(0, kind)
     try:
+        nothing = np.empty(0, kind)
         ufunc(nothing, nothing, out=nothing)
     except TypeError:
         raise TypeError(f"{name} cannot combine elements of type {kind}") from None
@@ -171,11 +235,11 @@ def _last(found: Iterator[NDArray[Any]]) -> memoryview:
     value = next(found)
     for value in found:  # noqa: B007 (only the last one is used)
         pass
-    return _bytes(value)
+    return memoryview(_bytes(value))  # type: ignore[arg-type]
 
 
-def _bytes(values: Any) -> memoryview:
-    return memoryview(values.view(np.uint8))
+def _bytes(values: Any) -> NDArray[np.uint8]:
+    return values.view(np.uint8)  # type: ignore[no-any-return]
 
 
 def prefixes(rows: Sequence[Any], op: Any, kind: str) -> Iterator[NDArray[Any]]:

@@ -5,8 +5,10 @@ During a run, `from mpi4py import MPI` imports the simulator's module (`paceline
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import gc
+import importlib.util
 import logging
 import random
 import sys
@@ -23,7 +25,6 @@ from greenlet import getcurrent
 from paceline.errors import UsageError
 from paceline.files import open_file, unreadable
 from paceline.vmpi import MPI
-from paceline.vmpi.communicator import Comm
 from paceline.vmpi.compute import Compute
 from paceline.vmpi.errors import Aborted
 from paceline.vmpi.groups import CommState
@@ -102,7 +103,7 @@ def run(
     world = CommState(kernel, range(ranks), "MPI_COMM_WORLD")
 
     def body(rank: int) -> Callable[[], Any]:
-        return lambda: function(MPI.enter(Comm(world, rank)), *arguments)
+        return lambda: function(MPI.enter(world, rank), *arguments)
 
     with _rare_garbage_collection(), replace_mpi4py(function) as kernel.MPI:
         kernel.run([body(rank) for rank in range(ranks)])
@@ -177,15 +178,14 @@ class Script:
         self.arguments = list(arguments)
         self.name = "__main__" if function is None else file.stem
         self._code = compile_script(file)
+        self._modules = NearbyModules(file.absolute().parent)
 
     def __call__(self, comm: Any) -> Any:
         """Run the program on one rank."""
-        names: dict[str, Any] = {
-            "__name__": self.name,
-            "__file__": str(self.file),
-            "__builtins__": __builtins__,
-        }
-        getcurrent().paceline_names = names
+        own = vars(builtins) | {"__import__": self._modules.import_module}
+        names: dict[str, Any] = {"__name__": self.name, "__file__": str(self.file), "__builtins__": own}
+        running: Any = getcurrent()
+        running.paceline_modules = {self.name: names}
         try:
             exec(self._code, names)
             return None if self.function is None else self._find_function(names)(comm, *self.arguments)
@@ -204,7 +204,7 @@ class Script:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Set `sys.argv`, `sys.path` and `sys.modules` as for a program started by Python itself."""
-        argv, path, before = sys.argv, sys.path[:], sys.modules.get(self.name)
+        argv, path, before = sys.argv, sys.path[:], sys.modules.copy()
         sys.argv = [str(self.file), *self.arguments]
         sys.path.insert(0, str(self.file.absolute().parent))
         sys.modules[self.name] = _RankModule(self.name)
@@ -212,25 +212,111 @@ class Script:
             yield
         finally:
             sys.argv, sys.path[:] = argv, path
-            if before is None:
-                del sys.modules[self.name]
-            else:
-                sys.modules[self.name] = before
+            for name in [name for name, module in sys.modules.items() if isinstance(module, _RankModule)]:
+                if name in before:
+                    sys.modules[name] = before[name]
+                else:
+                    del sys.modules[name]
+
+
+class NearbyModules:
+    """The modules in the folder of a script, of which every rank has its own, as every process of MPI has.
+
+    A rank's `import` statement calls `import_module`. All other modules are shared by the ranks.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._codes: dict[str, tuple[CodeType, Path] | None] = {}
+
+    def import_module(
+        self, name: str, globals: Any = None, locals: Any = None, fromlist: Sequence[str] = (), level: int = 0
+    ) -> Any:
+        """Do what Python's `__import__` does, with the running rank's own modules."""
+        package = (globals or {}).get("__package__") or ""
+        whole = importlib.util.resolve_name("." * level + name, package) if level else name
+        first = whole.partition(".")[0]
+        if self._find(first) is None:
+            return builtins.__import__(name, globals, locals, fromlist, level)
+        parts = whole.split(".")
+        found = None
+        for length in range(1, len(parts) + 1):
+            found = self._load(".".join(parts[:length]))
+        for each in fromlist or ():
+            if not hasattr(found, each) and self._find(f"{whole}.{each}") is not None:
+                self._load(f"{whole}.{each}")
+        return found if fromlist else self._load(first)
+
+    def _find(self, name: str) -> tuple[CodeType, Path] | None:
+        """Return the code and the file of a module in the folder; None if it is none."""
+        if name not in self._codes:
+            self._codes[name] = None
+            place = self._folder.joinpath(*name.split("."))
+            known = sys.modules.get(name.partition(".")[0])
+            shared = known is not None and not isinstance(known, _RankModule)
+            for file in (place / "__init__.py", place.with_suffix(".py")):
+                if not shared and name not in sys.builtin_module_names and file.is_file():
+                    self._codes[name] = compile_script(file), file
+                    break
+        return self._codes[name]
+
+    def _load(self, name: str) -> Any:
+        modules: dict[str, dict[str, Any]] = getcurrent().paceline_modules
+        known = sys.modules.get(name)
+        if name in modules:
+            return known
+        found = self._find(name)
+        if found is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        code, file = found
+        if not isinstance(known, _RankModule):
+            sys.modules[name] = known = _RankModule(name)
+        parent, _, last = name.rpartition(".")
+        is_package = file.name == "__init__.py"
+        modules[name] = names = {
+            "__name__": name, "__file__": str(file), "__package__": name if is_package else parent,
+            "__builtins__": vars(builtins) | {"__import__": self.import_module},
+        }  # fmt: skip
+        if is_package:
+            names["__path__"] = [str(file.parent)]
+        try:
+            exec(code, names)
+        except BaseException:
+            del modules[name]
+            raise
+        if parent:
+            modules[parent][last] = known
+        return known
 
 
 class _RankModule(ModuleType):
-    """The module of the rank that is running: pickle and dataclasses find that rank's own names in it."""
+    """A module of the rank that is running: imports, pickle and dataclasses find that rank's own names in it."""
 
     def __getattribute__(self, name: str) -> Any:
-        names = getattr(getcurrent(), "paceline_names", None)
-        if names is None:
+        own = object.__getattribute__(self, "__dict__")["__name__"]
+        names = getattr(getcurrent(), "paceline_modules", {}).get(own)
+        if names is None or name == "__class__":
             return super().__getattribute__(name)
         if name == "__dict__":
             return names
         try:
             return names[name]
         except KeyError:
-            raise AttributeError(f"module {names['__name__']!r} has no attribute {name!r}") from None
+            raise AttributeError(f"module {own!r} has no attribute {name!r}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        names = getattr(getcurrent(), "paceline_modules", {}).get(object.__getattribute__(self, "__dict__")["__name__"])
+        if names is None:
+            super().__setattr__(name, value)
+        else:
+            names[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        names = getattr(getcurrent(), "paceline_modules", {}).get(object.__getattribute__(self, "__dict__")["__name__"])
+        if names is None:
+            super().__delattr__(name)
+        else:
+            del names[name]
 
 
 def compile_script(file: Path) -> CodeType:

@@ -6,12 +6,17 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.vmpi.buffers import memory_of, poison, type_of, write_bytes
-from paceline.vmpi.constants import UNDEFINED, special_numbers
-from paceline.vmpi.errors import BufferChanged, MPIError, find_site, format_site
+import numpy as np
+from greenlet import getcurrent
+
+from paceline.vmpi.buffers import Elements, layout_of, memory_of, poison, write_bytes
+from paceline.vmpi.constants import SUCCESS, UNDEFINED, special_numbers
+from paceline.vmpi.datatypes import Layout
+from paceline.vmpi.errors import BufferChanged, MPIError, find_site, format_site, mpi_error
+from paceline.vmpi.handles import Handle, call_back, constants, find_constant, numbered
 
 
-class Status:
+class Status(Handle):
     """The source, tag and length of a received message.
 
     >>> status = Status()
@@ -20,11 +25,18 @@ class Status:
     (3, 7, 16, 2)
     """
 
-    __slots__ = ("cancelled", "count", "error", "source", "tag")
+    __slots__ = ("__weakref__", "cancelled", "count", "error", "source", "tag")
 
-    def __init__(self) -> None:
-        self.source, self.tag, self.error, self.count = UNDEFINED, UNDEFINED, 0, 0
-        self.cancelled = False
+    def __init__(self, status: Status | None = None) -> None:
+        if status is None:
+            special = special_numbers()
+            self.source, self.tag, self.error, self.count = special.any_source, special.any_tag, 0, 0
+            self.cancelled = False
+        elif isinstance(status, Status):
+            self.source, self.tag, self.error, self.count = status.source, status.tag, status.error, status.count
+            self.cancelled = status.cancelled
+        else:
+            raise TypeError(f"expected a status; got {type(status).__name__}")
 
     def Get_source(self) -> int:
         return self.source
@@ -36,13 +48,38 @@ class Status:
         return self.error
 
     def Get_count(self, datatype: Any = "B") -> int:
-        size = type_of(datatype)[1]
+        size = _element(datatype).size
+        if not size:
+            return 0 if not self.count else UNDEFINED
         return self.count // size if self.count % size == 0 else UNDEFINED
 
-    Get_elements = Get_count
+    def Get_elements(self, datatype: Any = "B") -> int:
+        """Return how many numbers were received; of a datatype with several, also a part of an element counts."""
+        layout = _element(datatype)
+        if not layout.size:
+            return 0
+        whole, rest = divmod(self.count, layout.size)
+        sizes = [
+            size
+            for _, length, kind in layout.runs
+            for size in [np.dtype(kind).itemsize] * (length // np.dtype(kind).itemsize)
+        ]
+        found = whole * len(sizes)
+        for size in sizes:
+            if rest < size:
+                break
+            rest -= size
+            found += 1
+        return UNDEFINED if rest else found
+
+    def Set_elements(self, datatype: Any, count: int) -> None:
+        self.count = count * _element(datatype).size
 
     def Is_cancelled(self) -> bool:
         return self.cancelled
+
+    def Set_cancelled(self, flag: bool) -> None:
+        self.cancelled = bool(flag)
 
     def Set_source(self, source: int) -> None:
         self.source = source
@@ -52,6 +89,53 @@ class Status:
 
     def Set_error(self, error: int) -> None:
         self.error = error
+
+    def tomemory(self) -> StatusMemory:
+        return StatusMemory(self)
+
+    def py2f(self) -> list[int]:  # type: ignore[override]
+        return [*StatusMemory(self)]
+
+    @classmethod
+    def f2py(cls, arg: list[int]) -> Status:  # type: ignore[override]
+        found = cls()
+        found.source, found.tag, found.error, found.count, cancelled, _ = arg
+        found.cancelled = bool(cancelled)
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Status) and self.py2f() == other.py2f()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> Any:
+        return Status.f2py, (self.py2f(),)
+
+
+def _element(datatype: Any) -> Layout:
+    if hasattr(datatype, "Get_size") and not datatype:
+        raise mpi_error("ERR_TYPE", "nothing is counted in elements of the null datatype")
+    return layout_of(datatype)
+
+
+class StatusMemory:
+    """The fields of a status as a sequence of numbers; writing one changes the status."""
+
+    _fields = ("source", "tag", "error", "count", "cancelled")
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+
+    def __len__(self) -> int:
+        return len(self._fields) + 1
+
+    def __getitem__(self, place: int) -> int:
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        return int(getattr(self._status, self._fields[place])) if place < len(self._fields) else 0
+
+    def __setitem__(self, place: int, value: int) -> None:
+        setattr(self._status, self._fields[place], value)
 
 
 def fill_status(status: Any, source: int, tag: int, nbytes: int) -> None:
@@ -80,10 +164,11 @@ class RequestLists:
     def Waitany(cls, requests: Sequence[Any], status: Any = None) -> int:
         live = _live(requests)
         if not live:
+            _nothing(status)
             return UNDEFINED
         _until_some(live, "Waitany")
         for number, request in enumerate(requests):
-            if request and request.done:
+            if not request.spent and request.done:
                 request._finish(status)
                 return number
         raise AssertionError("no request is done")
@@ -106,19 +191,21 @@ class RequestLists:
                 kernel.count_poll(live[0].rank)
                 return False
         for number, request in enumerate(requests):
-            if request:
+            if not request.spent:
                 request._finish(_nth(statuses, number))
+            else:
+                _nothing(_nth(statuses, number))
         return True
 
     @classmethod
     def Testany(cls, requests: Sequence[Any], status: Any = None) -> tuple[int, bool]:
         live = _live(requests)
         if not live:
-            return UNDEFINED, True
+            return UNDEFINED, _nothing(status)
         rank = live[0].rank
         rank.kernel.take_arrived(rank)
         for number, request in enumerate(requests):
-            if request and request.done:
+            if not request.spent and request.done:
                 request._finish(status)
                 return number, True
         rank.kernel.count_poll(rank)
@@ -135,6 +222,45 @@ class RequestLists:
         if not done:
             rank.kernel.count_poll(rank)
         return done
+
+    @classmethod
+    def Get_status_any(cls, requests: Sequence[Any], status: Any = None) -> tuple[int, bool]:
+        live = _live(requests)
+        if not live:
+            return UNDEFINED, _nothing(status)
+        for number, request in enumerate(requests):
+            if not request.spent and request.Get_status(status):
+                return number, True
+        return UNDEFINED, False
+
+    @classmethod
+    def Get_status_all(cls, requests: Sequence[Any], statuses: Any = None) -> bool:
+        return all([request.Get_status(_nth(statuses, place)) for place, request in enumerate(requests)])  # noqa: C419
+
+    @classmethod
+    def Get_status_some(cls, requests: Sequence[Any], statuses: Any = None) -> list[int] | None:
+        if not _live(requests):
+            return None
+        done = [number for number, request in enumerate(requests) if not request.spent and request.Get_status()]
+        for place, number in enumerate(done):
+            requests[number].Get_status(_nth(statuses, place))
+        return done
+
+    get_status_any, get_status_all, get_status_some = Get_status_any, Get_status_all, Get_status_some
+
+    @classmethod
+    def waitsome(
+        cls, requests: Sequence[Any], statuses: Any = None
+    ) -> tuple[list[int] | None, list[Any] | None]:
+        done = cls.Waitsome(requests, statuses)
+        return done, None if done is None else [requests[number].message() for number in done]
+
+    @classmethod
+    def testsome(
+        cls, requests: Sequence[Any], statuses: Any = None
+    ) -> tuple[list[int] | None, list[Any] | None]:
+        done = cls.Testsome(requests, statuses)
+        return done, None if done is None else [requests[number].message() for number in done]
 
     @classmethod
     def waitall(cls, requests: Sequence[Any], statuses: Any = None) -> list[Any]:
@@ -158,17 +284,18 @@ class RequestLists:
 
 
 def _nth(statuses: Any, number: int) -> Any:
-    if not statuses and statuses is not None:
-        statuses.extend(Status() for _ in range(number + 1))
+    """Return the status of a request; a list that is too short grows, a tuple does not."""
     if statuses is None:
         return None
+    if isinstance(statuses, tuple):
+        return statuses[number] if number < len(statuses) else None
     while len(statuses) <= number:
         statuses.append(Status())
     return statuses[number]
 
 
 def _live(requests: Sequence[Any]) -> list[Any]:
-    return [request for request in requests if request]
+    return [request for request in requests if not request.spent]
 
 
 def _until_some(live: list[Any], name: str) -> None:
@@ -182,7 +309,7 @@ def _until_some(live: list[Any], name: str) -> None:
 
 
 def _finish_done(requests: Sequence[Any], statuses: Any) -> list[int]:
-    done = [number for number, request in enumerate(requests) if request and request.done]
+    done = [number for number, request in enumerate(requests) if not request.spent and request.done]
     for place, number in enumerate(done):
         requests[number]._finish(_nth(statuses, place))
     return done
@@ -222,7 +349,7 @@ class Request(RequestLists):
         if self.error is not None:
             self._fail(self.error)
         if status is not None:
-            fill_status(status, UNDEFINED, UNDEFINED, 0)
+            _nothing(status)
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, MPIError) and error.pending:
@@ -271,11 +398,56 @@ class Request(RequestLists):
         return True
 
     def Get_status(self, status: Any = None) -> bool:
+        """Return True if the request is done; it stays to be waited for."""
+        if self.spent:
+            return _nothing(status)
         if not self.done:
             self.rank.kernel.take_arrived(self.rank)
             if not self.done:
                 self.rank.kernel.count_poll(self.rank)
-        return self.done
+                return False
+        if status is not None:
+            self._tell(status)
+        return True
+
+    def get_status(self, status: Any = None) -> bool:
+        return self.Get_status(status)
+
+    def _tell(self, status: Any) -> None:
+        """Fill the status of a request that is done."""
+        _nothing(status)
+
+    def Cancel(self) -> None:
+        """Cancel the operation, if that is still possible; the request has to be waited for all the same."""
+
+    def cancel(self) -> None:
+        self.Cancel()
+
+    def free(self) -> None:
+        if self:
+            self.Free()
+
+    @property
+    def handle(self) -> int:
+        numbered[id(self)] = self
+        return id(self)
+
+    def toint(self) -> int:
+        return self.handle
+
+    def py2f(self) -> int:
+        return self.handle
+
+    @classmethod
+    def fromhandle(cls, handle: int) -> Any:
+        """Return an object for the request with this number."""
+        found = numbered[handle]
+        if type.__instancecheck__(PublicRequest, found):
+            return type(found)(found)
+        kind = PublicGrequest if isinstance(found, GeneralizedRequest) else PublicRequest
+        return (PublicPrequest if isinstance(found, PersistentRequest) else kind)(found)
+
+    fromint = f2py = fromhandle
 
     def Free(self) -> None:
         """Free the request; the operation continues."""
@@ -305,6 +477,7 @@ def _nothing(status: Any) -> bool:
     if status is not None:
         anything = special_numbers()
         fill_status(status, anything.any_source, anything.any_tag, 0)
+        status.Set_error(SUCCESS)
     return True
 
 
@@ -312,6 +485,7 @@ class ReceiveRequest(Request):
     """A receive. Its buffer belongs to it until it is done."""
 
     __slots__ = (
+        "cancelled",
         "count",
         "kind",
         "nbytes",
@@ -327,13 +501,14 @@ class ReceiveRequest(Request):
     order: int
     saved: bytes | None
     origin: Any
+    cancelled: Any
 
     def __init__(self, rank: Any, name: str, buffer: Any, source: int | None, tag: int | None) -> None:
         self.rank, self.name = rank, name
         self.done = self.spent = False
-        self.error = self.origin = self.saved = None
+        self.error = self.origin = self.saved = self.cancelled = None
         self.view, self.kind = view, _ = memory_of(buffer)
-        if view.readonly:
+        if view.readonly and view.nbytes:
             raise ValueError("a message cannot be received into a read-only buffer")
         self.nbytes = view.nbytes
         self.wanted_source, self.wanted_tag = source, tag
@@ -374,7 +549,12 @@ class ReceiveRequest(Request):
     def _finish(self, status: Any) -> None:
         super()._finish(None)
         if status is not None:
-            fill_status(status, self.source, self.tag, self.count)
+            self._tell(status)
+
+    def _tell(self, status: Any) -> None:
+        fill_status(status, self.source, self.tag, self.count)
+        if self.cancelled:
+            status.Set_cancelled(True)
 
     def Cancel(self) -> None:
         """Cancel the receive, if no message has arrived for it."""
@@ -385,8 +565,35 @@ class ReceiveRequest(Request):
             if self.saved is not None:
                 write_bytes(self.view, self.saved)
                 self.saved = None
-            self.source, self.tag, self.count = UNDEFINED, UNDEFINED, 0
+            special = special_numbers()
+            self.source, self.tag, self.count = special.any_source, special.any_tag, 0
+            self.cancelled = True
             self.done = True
+
+
+class ScatteredReceive(ReceiveRequest):
+    """A receive into elements that are not next to each other in memory; the message is unpacked when it is there."""
+
+    __slots__ = ("_into",)
+
+    def __init__(self, rank: Any, name: str, buffer: Any, source: int | None, tag: int | None) -> None:
+        self._into = Elements(buffer)
+        if self._into.view.readonly and self._into.nbytes:
+            raise ValueError("a message cannot be received into a read-only buffer")
+        super().__init__(rank, name, bytearray(self._into.nbytes), source, tag)
+        self.kind = self._into.layout.kind
+
+    def deliver(self, data: bytes | None, nbytes: int, source: int, tag: int) -> None:
+        super().deliver(data, nbytes, source, tag)
+        if data is not None:
+            self._into.write(data[:nbytes])
+
+
+def receive_into(rank: Any, name: str, buffer: Any, source: int | None, tag: int | None) -> ReceiveRequest:
+    """Return a receive into a buffer given as one of mpi4py's lists."""
+    if isinstance(buffer, (list, tuple)) and not Elements(buffer).dense:
+        return ScatteredReceive(rank, name, buffer, source, tag)
+    return ReceiveRequest(rank, name, buffer, source, tag)
 
 
 def withdraw(rank: Any, receive: ReceiveRequest) -> None:
@@ -400,14 +607,17 @@ def withdraw(rank: Any, receive: ReceiveRequest) -> None:
 class PersistentRequest(Request):
     """A call that every Start repeats; between its end and the next Start there is nothing to wait for."""
 
-    __slots__ = ("_call", "_current")
+    __slots__ = ("__weakref__", "_call", "_current", "_freed")
 
     def __init__(self, rank: Any, call: Callable[[], Request]) -> None:
         self.rank, self.name = rank, "Start"
         self._call = call
         self._current: Request | None = None
+        self._freed = False
 
     def Start(self) -> None:
+        if self._freed:
+            raise mpi_error("ERR_REQUEST", "the persistent request has been freed")
         if self._current:
             raise ValueError("a persistent request must be waited for before it is started again")
         self._current = self._call()
@@ -425,33 +635,300 @@ class PersistentRequest(Request):
     def spent(self) -> bool:  # type: ignore[override]
         return not self._current
 
+    @property
+    def error(self) -> Any:  # type: ignore[override]
+        return None if self._current is None else self._current.error
+
     def _finish(self, status: Any) -> None:
         if self._current is not None:
             self._current._finish(status)
 
+    def _tell(self, status: Any) -> None:
+        if self._current is not None:
+            self._current._tell(status)
+
     def Wait(self, status: Any = None) -> bool:
-        return self._current is None or self._current.Wait(status)
+        return _nothing(status) if self._current is None else self._current.Wait(status)
 
     def Test(self, status: Any = None) -> bool:
-        return self._current is None or self._current.Test(status)
+        return _nothing(status) if self._current is None else self._current.Test(status)
+
+    def Cancel(self) -> None:
+        if self._current:
+            self._current.Cancel()
 
     def Free(self) -> None:
+        if self._freed:
+            raise mpi_error("ERR_REQUEST", "the persistent request has been freed")
         if self._current:
             self._current.Free()
+        self._freed = True
+
+    def __bool__(self) -> bool:
+        return not self._freed
+
+
+class PartitionedSend(PersistentRequest):
+    """A message whose partitions become ready one by one; it is sent when all are."""
+
+    __slots__ = ("_missing", "_partitions")
+
+    def __init__(self, rank: Any, call: Callable[[], Request], partitions: int) -> None:
+        super().__init__(rank, call)
+        self._partitions = partitions
+        self._missing: set[int] = set()
+
+    def Start(self) -> None:
+        if self._current or self._missing:
+            raise ValueError("a persistent request must be waited for before it is started again")
+        self._current = Request(self.rank, "Psend")
+        self._missing = set(range(self._partitions))
+        if not self._partitions:
+            self._send()
+
+    def _send(self) -> None:
+        assert self._current is not None
+        self._current.Free()
+        self._current = self._call()
+
+    def Pready(self, partition: int) -> None:
+        if partition not in self._missing:
+            raise mpi_error("ERR_ARG", f"partition {partition} does not exist or was ready already")
+        self._missing.remove(partition)
+        if not self._missing:
+            self._send()
+
+    def Pready_range(self, partition_low: int, partition_high: int) -> None:
+        for partition in range(partition_low, partition_high + 1):
+            self.Pready(partition)
+
+    def Pready_list(self, partitions: Sequence[int]) -> None:
+        for partition in partitions:
+            self.Pready(partition)
+
+
+class PartitionedReceive(PersistentRequest):
+    """The receive of a message whose partitions are looked for one by one; they arrive together."""
+
+    __slots__ = ()
+
+    def Parrived(self, partition: int) -> bool:
+        return self._current is None or self._current.spent or self._current.Get_status()
+
+
+class JointRequest(Request):
+    """A send and a receive under one request, whose status is that of the receive."""
+
+    __slots__ = ("_receiving", "_sending")
+
+    def __init__(self, rank: Any, name: str, sending: Request, receiving: Request) -> None:
+        self.rank, self.name = rank, name
+        self._sending, self._receiving = sending, receiving
+        self.spent, self.error, self.origin = False, None, None
+
+    @property
+    def done(self) -> bool:  # type: ignore[override]
+        return self._sending.done and self._receiving.done
+
+    def _finish(self, status: Any) -> None:
+        self.spent = True
+        self._sending._finish(None)
+        self._receiving._finish(status)
+
+    def _tell(self, status: Any) -> None:
+        self._receiving._tell(status)
+
+    def Wait(self, status: Any = None) -> bool:
+        if self.spent:
+            return _nothing(status)
+        self._receiving.Wait(status)
+        self._sending.Wait()
+        self.spent = True
+        return True
+
+    def Free(self) -> None:
+        self.spent = True
+        self._sending.Free()
+        self._receiving.Free()
+
+
+class GeneralizedRequest(Request):
+    """An operation of the program itself, which says when it is complete."""
+
+    __slots__ = ("_cancel", "_free", "_query", "_result")
+
+    def __init__(self, rank: Any, query_fn: Any, free_fn: Any, cancel_fn: Any) -> None:
+        super().__init__(rank, "Grequest")
+        self._query, self._free, self._cancel = query_fn, free_fn, cancel_fn
+        self._result: Any = None
+
+    def Wait(self, status: Any = None) -> bool:
+        if self.spent:
+            return _nothing(status)
+        self.rank.kernel.wait(self.rank, self)
+        self._finish(status)
+        return True
+
+    def Complete(self) -> None:
+        self.done = True
+
+    def complete(self, obj: Any = None) -> None:
+        self._result = obj
+        self.Complete()
+
+    def Cancel(self) -> None:
+        if self._cancel is not None:
+            call_back(self._cancel, self.done)
+
+    def _finish(self, status: Any) -> None:
+        found = Status() if status is None else status
+        super()._finish(found)
+        error = None
+        for function, arguments in ((self._query, (found,)), (self._free, ())):
+            if function is not None:
+                try:
+                    call_back(function, *arguments)
+                except Exception as raised:
+                    error = error or raised
+        if error is not None:
+            raise error
+
+    def message(self) -> Any:
+        result, self._result = self._result, None
+        return result
 
 
 class NullRequest(Request):
     """MPI.REQUEST_NULL: equal to every request that has been waited for."""
 
-    __slots__ = ()
+    __slots__ = ("__weakref__",)
 
     def __init__(self) -> None:
         self.done = self.spent = True
+
+    def Free(self) -> None:
+        raise mpi_error("ERR_REQUEST", "the null request cannot be freed")
+
+    Cancel = Free
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Request) and not other
 
     __hash__ = None  # type: ignore[assignment]
 
+    def __reduce__(self) -> Any:
+        return find_constant, ("REQUEST_NULL",)
+
 
 REQUEST_NULL = NullRequest()
+constants["REQUEST_NULL"] = REQUEST_NULL
+
+
+class _RequestType(type):
+    """The type of MPI.Request, of which every request is an instance."""
+
+    def __instancecheck__(cls, thing: Any) -> bool:
+        return type.__instancecheck__(cls, thing) or (
+            cls.__module__ == __name__ and isinstance(thing, cls._stands_for)  # type: ignore[attr-defined]
+        )
+
+
+class PublicRequest(Request, metaclass=_RequestType):
+    """mpi4py's MPI.Request: made from another request, it is that request under another type."""
+
+    __slots__ = ("__weakref__", "_held")
+    _stands_for: Any = Request
+    _held: Any
+
+    def __new__(cls, request: Any = None, *arguments: Any, **options: Any) -> Any:
+        held = REQUEST_NULL if request is None else request
+        if type.__instancecheck__(PublicRequest, held):
+            held = held._held
+        if held is not REQUEST_NULL and not isinstance(held, cls._stands_for):
+            raise TypeError(f"expected {cls.__name__.removeprefix('Public')}; got {type(held).__name__}")
+        found: Any = object.__new__(cls)
+        found._held = held
+        return found
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """Do nothing: the request is set when the object is made."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._held, name)
+
+    def _finish(self, status: Any) -> None:
+        self._held._finish(status)
+
+    def _tell(self, status: Any) -> None:
+        self._held._tell(status)
+
+    def Wait(self, status: Any = None) -> bool:
+        return self._held.Wait(status)  # type: ignore[no-any-return]
+
+    def Test(self, status: Any = None) -> bool:
+        return self._held.Test(status)  # type: ignore[no-any-return]
+
+    def Free(self) -> None:
+        self._held.Free()
+
+    def Cancel(self) -> None:
+        self._held.Cancel()
+
+    def message(self) -> Any:
+        return self._held.message()
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Request):
+            return False
+        held = other._held if type.__instancecheck__(PublicRequest, other) else other
+        return held is self._held or not (held or self._held)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> Any:
+        if self._held is REQUEST_NULL:
+            return type(self), (REQUEST_NULL,)
+        raise ValueError("cannot pickle a request")
+
+
+class PublicPrequest(PublicRequest):
+    """mpi4py's MPI.Prequest."""
+
+    __slots__ = ()
+    _stands_for = PersistentRequest
+
+    def Start(self) -> None:
+        self._held.Start()
+
+    @classmethod
+    def Startall(cls, requests: Sequence[Any]) -> None:
+        for request in requests:
+            request.Start()
+
+
+class PublicGrequest(PublicRequest):
+    """mpi4py's MPI.Grequest: an operation of the program itself, started by `Start` and ended by `Complete`."""
+
+    __slots__ = ()
+    _stands_for = GeneralizedRequest
+
+    @classmethod
+    def Start(
+        cls, query_fn: Any = None, free_fn: Any = None, cancel_fn: Any = None, args: Any = None, kargs: Any = None
+    ) -> Any:
+        positional, named = args or (), kargs or {}
+
+        def bind(function: Any) -> Any:
+            return None if function is None else lambda *own: function(*own, *positional, **named)
+
+        running: Any = getcurrent()
+        return cls(
+            GeneralizedRequest(running.paceline_world.me, bind(query_fn), bind(free_fn), bind(cancel_fn))
+        )
+
+
+for _public, _name in ((PublicRequest, "Request"), (PublicPrequest, "Prequest"), (PublicGrequest, "Grequest")):
+    _public.__name__ = _public.__qualname__ = _name
