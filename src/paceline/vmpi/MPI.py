@@ -138,7 +138,8 @@ globals().update(
     {
         name: value
         for name, value in vars(_constants).items()
-        if name.isupper() and name not in ("ANY_SOURCE", "ANY_TAG", "PROC_NULL", "FIRST_KEYVAL", "TAG_UB_VALUE")
+        if name.isupper()
+        and name not in ("ANY_SOURCE", "ANY_TAG", "PROC_NULL", "FIRST_KEYVAL", "TAG_UB_VALUE")
     }
 )
 

@@ -158,7 +158,9 @@ class Elements:
             else:
                 self.count, rest = divmod(whole - self.start, extent)
                 if rest:
-                    raise ValueError(f"a buffer of {whole} bytes is not a number of elements of {extent} bytes")
+                    raise ValueError(
+                        f"a buffer of {whole} bytes is not a number of elements of {extent} bytes"
+                    )
             if self.count % blocks:
                 raise ValueError(f"{self.count} elements cannot be cut into {blocks} equal blocks")
         else:
@@ -232,7 +234,11 @@ class BufferMemory:
             self.itemsize = self.view.itemsize
         else:
             elements = Elements(given, blocks)
-            self.view, self.kind, self.itemsize = elements.packed(), elements.layout.kind, elements.layout.size
+            self.view, self.kind, self.itemsize = (
+                elements.packed(),
+                elements.layout.kind,
+                elements.layout.size,
+            )
             if not elements.dense:
                 self.elements = elements
         self.nbytes = self.view.nbytes
@@ -312,7 +318,9 @@ class RankParts:
             counts = [_whole("count", counts)] * members
         counts = [int(count) for count in counts]
         if offsets is None:
-            lengths = counts if not types else [n * each.extent for n, each in zip(counts, chosen, strict=True)]
+            lengths = (
+                counts if not types else [n * each.extent for n, each in zip(counts, chosen, strict=True)]
+            )
             offsets = _sums(lengths)
         elif np.ndim(offsets) == 0:
             offsets = [int(offsets) * rank for rank in range(members)]
@@ -384,7 +392,9 @@ def _split_v(given: Any) -> tuple[Any, Any, Any, Any]:
     if isinstance(counts, tuple) and len(counts) == 2:
         counts, offsets = counts
     if len(rest) > 2:
-        raise ValueError(f"a message's buffer is [array, counts, displacements, type]; got {len(given)} items")
+        raise ValueError(
+            f"a message's buffer is [array, counts, displacements, type]; got {len(given)} items"
+        )
     return data, counts, offsets, datatype
 
 
@@ -393,10 +403,9 @@ def _split_w(given: Any) -> tuple[Any, Any, Any, Any]:
         raise ValueError("a message's buffer is [array, counts, displacements, types]")
     data, *rest = given
     types = rest.pop()
-    if len(rest) == 1 and isinstance(rest[0], (tuple, list)) and len(rest[0]) == 2 and np.ndim(rest[0][0]):
-        rest = list(rest[0])
-    elif len(rest) == 1 and isinstance(rest[0], (tuple, list)) and len(rest[0]) == 2 and rest[0][0] is None:
-        rest = list(rest[0])
+    pair = rest[0] if len(rest) == 1 and isinstance(rest[0], (tuple, list)) and len(rest[0]) == 2 else None
+    if pair is not None and (pair[0] is None or np.ndim(pair[0])):
+        rest = list(pair)
     return data, rest[0] if rest else None, rest[1] if len(rest) > 1 else None, types
 
 

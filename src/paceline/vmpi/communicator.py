@@ -124,18 +124,30 @@ class MatchedMessage(Handle):
                 self._message = "MPI_MESSAGE_NO_PROC"
 
     def _take(self) -> Message:
-        message, rank = self._message, self._rank
+        message: Any = self._message
+        rank = self._rank
         if message is None:
             raise mpi_error("ERR_REQUEST", "the null message cannot be received")
         if isinstance(message, str):
             rank = rank or current_comm().me
             special = rank.kernel.special
             message = Message(
-                rank, "", special.proc_null, None, None, 0, "", (-1, special.proc_null), special.any_tag, True, 0.0
+                rank,
+                "",
+                special.proc_null,
+                None,
+                None,
+                0,
+                "",
+                (-1, special.proc_null),
+                special.any_tag,
+                True,
+                0.0,
             )
             message.Free()
         self._rank, self._message = rank, None
-        return message
+        found: Message = message
+        return found
 
     def Recv(self, buf: Any, status: Any = None) -> None:
         self.Irecv(buf).Wait(status)
@@ -316,7 +328,7 @@ class CommManagement(Attributes, Handled):
 
     def Get_topology(self) -> int:
         topology = self._used().topology
-        return UNDEFINED if topology is None else topology.number  # type: ignore[no-any-return]
+        return UNDEFINED if topology is None else topology.number
 
     def Is_inter(self) -> bool:
         return self._used().groups is not None
@@ -452,7 +464,7 @@ class CommManagement(Attributes, Handled):
             raise mpi_error("ERR_COMM", f"{self.Get_name()} cannot be freed")
         self._delete_all()
         meet(self, "Free", None, lambda given: given, free_of_charge=True).Wait()
-        self._forget()
+        self._forget()  # type: ignore[attr-defined]
 
     def Disconnect(self) -> None:
         self.Free()
@@ -515,6 +527,8 @@ class PointToPoint(Probing):
         "size",
         "state",
     )
+
+    state: Any
 
     def _fill(self, state: CommState, rank: int) -> None:
         """Become the communicator of one rank."""

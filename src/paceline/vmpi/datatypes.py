@@ -168,7 +168,10 @@ class Layout:
         if not lower:
             return 0, 0
         lb, ub = min(lower), max(upper)
-        if self.combiner in (c.COMBINER_STRUCT, c.COMBINER_VALUE_INDEX):  # padded as a C compiler pads a struct
+        if self.combiner in (
+            c.COMBINER_STRUCT,
+            c.COMBINER_VALUE_INDEX,
+        ):  # padded as a C compiler pads a struct
             ub += -(ub - lb) % self.alignment
         return lb, ub
 
@@ -186,7 +189,9 @@ class Layout:
     @cached_property
     def true_bounds(self) -> tuple[int, int]:
         runs = self.runs
-        return min((at for at, *_ in runs), default=0), max((at + length for at, length, _ in runs), default=0)
+        return min((at for at, *_ in runs), default=0), max(
+            (at + length for at, length, _ in runs), default=0
+        )
 
     @cached_property
     def kind(self) -> str:
@@ -210,7 +215,9 @@ class Layout:
         pieces = [np.arange(at // unit, (at + length) // unit) for at, length, _ in self.runs]
         return unit, np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
-    def _places(self, memory: NDArray[np.uint8], start: int, count: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def _places(
+        self, memory: NDArray[np.uint8], start: int, count: int
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Return memory in units, and which of them belong to `count` elements from byte `start` on."""
         unit, index = self._index
         lowest = start + self.true_bounds[0] + min(0, (count - 1) * self.extent)
@@ -593,10 +600,10 @@ class Datatype(Attributes):
             how |= {"datatypes": [_public(each) for each in layout.how["layouts"]]}
         elif layout.combiner == c.COMBINER_VALUE_INDEX:
             how = dict(zip(("value", "index"), map(_public, layout.how["layouts"]), strict=True))
-        free = layout.base is None or layout.combiner in (
+        free = layout.combiner in (
             c.COMBINER_F90_INTEGER, c.COMBINER_F90_REAL, c.COMBINER_F90_COMPLEX,
         )  # fmt: skip
-        base = constants["DATATYPE_NULL"] if free else _public(layout.base)
+        base = constants["DATATYPE_NULL"] if free or layout.base is None else _public(layout.base)
         return base, _COMBINERS[layout.combiner], how
 
     # ---- packing
@@ -734,7 +741,12 @@ def _rebuild(cls: type[Datatype], base: Datatype, combiner: str, how: dict[str, 
 
 
 def _letter(layout: Layout) -> str:
-    while layout.combiner in (c.COMBINER_DUP, c.COMBINER_F90_INTEGER, c.COMBINER_F90_REAL, c.COMBINER_F90_COMPLEX):
+    while layout.combiner in (
+        c.COMBINER_DUP,
+        c.COMBINER_F90_INTEGER,
+        c.COMBINER_F90_REAL,
+        c.COMBINER_F90_COMPLEX,
+    ):
         assert layout.base is not None
         layout = layout.base
     return layout.letter

@@ -734,7 +734,8 @@ def _agree(agreement: Agreement, given: Given) -> Given:
 
 
 def _shrink(agreement: Agreement, given: Given) -> Given:
-    old, groups = agreement.state, None
+    old = agreement.state
+    groups: Any = None
     if old.groups:
         groups = tuple(tuple(number for number in group if number in given) for group in old.groups)
     state = CommState(old.kernel, tuple(given), old.name, groups)

@@ -52,6 +52,11 @@ class Group(Handle):
     def Dup(self) -> Group:
         return Group(self.members, self._me)
 
+    @classmethod
+    def Create_from_session_pset(cls, session: Any, pset_name: str) -> Group:
+        found: Group = session.Create_group(pset_name)
+        return found
+
     def Incl(self, ranks: Sequence[int]) -> Group:
         self._check(ranks)
         return Group([self.members[rank] for rank in ranks], self._me)
@@ -71,7 +76,9 @@ class Group(Handle):
         size = len(self.members)
         for rank in ranks:
             if not 0 <= rank < size:
-                raise mpi_error("ERR_RANK", f"rank {rank} does not exist; this group has ranks 0 to {size - 1}")
+                raise mpi_error(
+                    "ERR_RANK", f"rank {rank} does not exist; this group has ranks 0 to {size - 1}"
+                )
 
     def Translate_ranks(self, ranks: Sequence[int] | None = None, group: Group | None = None) -> list[int]:
         """Return the ranks in the other group, by default the same, of these ranks of this group."""
@@ -83,7 +90,9 @@ class Group(Handle):
     @classmethod
     def Union(cls, group1: Group, group2: Group) -> Group:
         known = set(group1.members)
-        return cls([*group1.members, *(one for one in group2.members if one not in known)], _either(group1, group2))
+        return cls(
+            [*group1.members, *(one for one in group2.members if one not in known)], _either(group1, group2)
+        )
 
     @classmethod
     def Intersection(cls, group1: Group, group2: Group) -> Group:

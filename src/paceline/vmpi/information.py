@@ -147,7 +147,10 @@ class Info(Handle):
         return type(self).Create, (dict(self._items),)
 
 
-INFO_NULL, INFO_ENV = Info(), Info.Create({"command": "", "maxprocs": "1", "thread_level": "MPI_THREAD_MULTIPLE"})
+INFO_NULL, INFO_ENV = (
+    Info(),
+    Info.Create({"command": "", "maxprocs": "1", "thread_level": "MPI_THREAD_MULTIPLE"}),
+)
 constants.update(INFO_NULL=INFO_NULL, INFO_ENV=INFO_ENV)
 
 # Error handlers made from functions that one process can have for each kind of object, as in mpi4py.
@@ -179,7 +182,9 @@ class Errhandler(Handle):
         if made is None:
             made = running.paceline_errhandlers = {}
         if made.get(owner, 0) == MOST_FUNCTIONS:
-            raise RuntimeError(f"a process can have at most {MOST_FUNCTIONS} error handlers made from functions")
+            raise RuntimeError(
+                f"a process can have at most {MOST_FUNCTIONS} error handlers made from functions"
+            )
         made[owner] = made.get(owner, 0) + 1
         found = cls._of(lambda thing, code: function(thing, code))
         found._counted = made, owner
@@ -273,5 +278,3 @@ class Settings:
 def raise_unsupported(what: str) -> NoReturn:
     """Raise the error of a call that the simulator does not have."""
     raise NotImplementedError(f"the simulator has no {what}")
-
-

@@ -68,7 +68,7 @@ class Intercomm(Comm):
         return Group(self.peers, self.me.number)
 
     def Get_remote_size(self) -> int:
-        return self.reach  # type: ignore[no-any-return]
+        return self.reach
 
     remote_group = property(Get_remote_group)
     remote_size = property(Get_remote_size)
@@ -98,7 +98,7 @@ class Intercomm(Comm):
         self._used()
 
         def finish(given: Rows) -> Rows:
-            first, second = self.state.groups
+            first = self.state.groups[0]
             sides = given[0], given[len(first)]
             if not all(sides):
                 return [None] * len(given)
@@ -111,7 +111,7 @@ class Intercomm(Comm):
         self._used()
 
         def finish(given: Rows) -> Rows:
-            first, second = self.state.groups
+            first = self.state.groups[0]
             parts: dict[int, tuple[list[Any], list[Any]]] = {}
             for place, (color, key) in enumerate(given):
                 if color != UNDEFINED:
@@ -132,7 +132,9 @@ class Intercomm(Comm):
 
     def _check_root(self, root: int) -> int:
         if root not in (ROOT, self.kernel.special.proc_null) and not 0 <= root < self.reach:
-            raise mpi_error("ERR_ROOT", f"root must be ROOT, PROC_NULL or a rank of the other group; got {root}")
+            raise mpi_error(
+                "ERR_ROOT", f"root must be ROOT, PROC_NULL or a rank of the other group; got {root}"
+            )
         return int(root)
 
     def _takes_part(self, root: int) -> bool:
@@ -157,7 +159,9 @@ class Intercomm(Comm):
             nbytes=lambda rows: max(int(also[1]) for _, also in rows),
         )  # fmt: skip
 
-    def _one_to_all(self, name: str, root: int, given: Any, pick: Any, take: Any, nbytes: int) -> CollectiveRequest:
+    def _one_to_all(
+        self, name: str, root: int, given: Any, pick: Any, take: Any, nbytes: int
+    ) -> CollectiveRequest:
         """Let the root give every rank of the other group its part."""
 
         def find(theirs: Rows, rank: int) -> Any:
@@ -195,7 +199,9 @@ class Intercomm(Comm):
             take = BufferMemory(recvbuf, writing=True).write
         return self._one_to_all(name, root, given, lambda row, rank: row[rank], take, _weigh(given))
 
-    def _all_to_one(self, name: str, root: int, given: Any, join: Any, take: Any, nbytes: int) -> CollectiveRequest:
+    def _all_to_one(
+        self, name: str, root: int, given: Any, join: Any, take: Any, nbytes: int
+    ) -> CollectiveRequest:
         """Let every rank of the other group give something to the root."""
 
         def find(theirs: Rows, rank: int) -> Any:
@@ -284,7 +290,9 @@ class Intercomm(Comm):
         types = name.endswith("w")
         given = _rows(RankParts(sendbuf, self.reach, writing=False, types=types))
         into = RankParts(recvbuf, self.reach, writing=True, types=types)
-        return self._both(name, given, lambda rows, rank: [row[rank] for row in rows], into.take, _weigh(given))
+        return self._both(
+            name, given, lambda rows, rank: [row[rank] for row in rows], into.take, _weigh(given)
+        )
 
     # ---- objects
 
@@ -292,13 +300,15 @@ class Intercomm(Comm):
         root = self._check_root(root)
         given = pickle_object(obj) if root == ROOT else None
         met = self._one_to_all("bcast", root, given, lambda row, _: row, None, len(given or b""))
-        return self._found(met) if self._takes_part(root) else None
+        met.Wait()
+        return unpickle_object(met.result) if self._takes_part(root) else None
 
     def scatter(self, sendobj: Any, root: int = 0) -> Any:
         root = self._check_root(root)
         given = self._row(sendobj) if root == ROOT else None
         met = self._one_to_all("scatter", root, given, lambda row, rank: row[rank], None, _weigh(given))
-        return self._found(met) if self._takes_part(root) else None
+        met.Wait()
+        return unpickle_object(met.result) if self._takes_part(root) else None
 
     def gather(self, sendobj: Any, root: int = 0) -> Any:
         root = self._check_root(root)
@@ -315,7 +325,9 @@ class Intercomm(Comm):
 
     def alltoall(self, sendobj: Any) -> list[Any]:
         given = self._row(sendobj)
-        met = self._both("alltoall", given, lambda rows, rank: [row[rank] for row in rows], None, _weigh(given))
+        met = self._both(
+            "alltoall", given, lambda rows, rank: [row[rank] for row in rows], None, _weigh(given)
+        )
         met.Wait()
         return [unpickle_object(row) for row in met.result]
 
@@ -331,10 +343,6 @@ class Intercomm(Comm):
         met = self._both("allreduce", given, lambda rows, _: rows, None, len(given))
         met.Wait()
         return _combine(met.result, op)
-
-    def _found(self, met: CollectiveRequest) -> Any:
-        met.Wait()
-        return unpickle_object(met.result)
 
     def _row(self, things: Any) -> list[bytes]:
         found = [pickle_object(thing) for thing in ([None] * self.reach if things is None else things)]

@@ -27,7 +27,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):  # noqa: N801 (mpi4py's name)
     """
 
     format = "B"
-    itemsize = 1  # type: ignore[assignment]
+    itemsize = 1
 
     @staticmethod
     def allocate(nbytes: int, clear: bool = False) -> buffer:
@@ -58,8 +58,10 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):  # noqa: N801 (mpi4py's name)
     def readonly(self) -> bool:
         return not self.flags.writeable
 
-    def cast(self, format: str, *shape: Any) -> memoryview:
-        return memoryview(self).cast(format, *shape)  # type: ignore[arg-type]
+    def cast(self, format: str, *shape: Any) -> memoryview:  # noqa: A002 (memoryview's name)
+        view: Any = memoryview(self)  # type: ignore[arg-type]
+        found: memoryview = view.cast(format, *shape)
+        return found
 
     def toreadonly(self) -> buffer:
         return buffer.frombuffer(self, readonly=True)
@@ -82,7 +84,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):  # noqa: N801 (mpi4py's name)
     def __eq__(self, other: object) -> Any:
         return isinstance(other, np.ndarray) and self.tobytes() == other.tobytes()
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
 
 
 def get_address(location: Any) -> int:
@@ -172,7 +174,7 @@ def raw_memory(given: Any) -> memoryview:
         view = _from_dlpack(given) if hasattr(given, "__dlpack__") else _from_cuda(given)
     if not view.c_contiguous:
         if view.f_contiguous:
-            return memoryview(np.asarray(view).reshape(-1, order="A").view())
+            return memoryview(np.asarray(view).reshape(-1, order="A"))  # type: ignore[arg-type]
         raise ValueError("a message's buffer must be contiguous")
     return view
 
@@ -203,10 +205,7 @@ _DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
 def _from_dlpack(given: Any) -> memoryview:
     try:
         device = given.__dlpack_device__()[0]
-        if device == 1:
-            capsule = given.__dlpack__()
-        else:
-            capsule = given.__dlpack__(stream=-1)
+        capsule = given.__dlpack__() if device == 1 else given.__dlpack__(stream=-1)
     except AttributeError:
         raise TypeError(f"a message cannot be in an object of type {type(given).__name__}") from None
     pointer, readonly = _capsule_pointer(), False
@@ -261,7 +260,7 @@ def _check_strides(shape: Any, strides: Any, unit: int) -> None:
     raise BufferError("a message's buffer must be contiguous")
 
 
-def memory_at(address: int, nbytes: int, owner: Any) -> Any:
+def memory_at(address: int, nbytes: int, owner: Any = None) -> Any:
     """Return the bytes at an address, which `owner` keeps allocated."""
     if not nbytes:
         return bytearray()
@@ -290,4 +289,4 @@ def _typed(memory: Any, kind: str, readonly: bool) -> memoryview:
     array = np.frombuffer(memory, np.uint8).view(kind)
     if readonly:
         array.flags.writeable = False
-    return memoryview(array)
+    return memoryview(array)  # type: ignore[arg-type]

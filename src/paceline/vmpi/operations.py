@@ -77,16 +77,14 @@ class Op(Handle):
 
     __slots__ = ("__weakref__", "_commutes", "_counted", "_function", "name", "ufunc")
 
-    def __init__(self, name: str | Op | None = "", function: Function | None = None, commute: bool = True) -> None:
+    def __init__(
+        self, name: str | Op | None = "", function: Function | None = None, commute: bool = True
+    ) -> None:
         self._counted: Any = None
-        if isinstance(name, Op):
-            self.name, self._function, self._commutes, self.ufunc = (
-                name.name, name._function, name._commutes, name.ufunc,
-            )  # fmt: skip
-            return
-        self.name = name or ""
-        self._function = function
-        self._commutes = commute
+        copied = name if isinstance(name, Op) else None
+        self.name: str = copied.name if copied else str(name or "")
+        self._function: Function | None = copied._function if copied else function
+        self._commutes: bool = copied._commutes if copied else commute
         self.ufunc: np.ufunc | None = UFUNCS.get(self.name)
 
     @classmethod

@@ -230,8 +230,9 @@ class NearbyModules:
         self._codes: dict[str, tuple[CodeType, Path] | None] = {}
 
     def import_module(
-        self, name: str, globals: Any = None, locals: Any = None, fromlist: Sequence[str] = (), level: int = 0
-    ) -> Any:
+        self, name: str, globals: Any = None, locals: Any = None,  # noqa: A002 (Python's names)
+        fromlist: Sequence[str] = (), level: int = 0,
+    ) -> Any:  # fmt: skip
         """Do what Python's `__import__` does, with the running rank's own modules."""
         package = (globals or {}).get("__package__") or ""
         whole = importlib.util.resolve_name("." * level + name, package) if level else name
@@ -305,14 +306,18 @@ class _RankModule(ModuleType):
             raise AttributeError(f"module {own!r} has no attribute {name!r}") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        names = getattr(getcurrent(), "paceline_modules", {}).get(object.__getattribute__(self, "__dict__")["__name__"])
+        names = getattr(getcurrent(), "paceline_modules", {}).get(
+            object.__getattribute__(self, "__dict__")["__name__"]
+        )
         if names is None:
             super().__setattr__(name, value)
         else:
             names[name] = value
 
     def __delattr__(self, name: str) -> None:
-        names = getattr(getcurrent(), "paceline_modules", {}).get(object.__getattribute__(self, "__dict__")["__name__"])
+        names = getattr(getcurrent(), "paceline_modules", {}).get(
+            object.__getattribute__(self, "__dict__")["__name__"]
+        )
         if names is None:
             super().__delattr__(name)
         else:

@@ -33,7 +33,12 @@ class Status(Handle):
             self.source, self.tag, self.error, self.count = special.any_source, special.any_tag, 0, 0
             self.cancelled = False
         elif isinstance(status, Status):
-            self.source, self.tag, self.error, self.count = status.source, status.tag, status.error, status.count
+            self.source, self.tag, self.error, self.count = (
+                status.source,
+                status.tag,
+                status.error,
+                status.count,
+            )
             self.cancelled = status.cancelled
         else:
             raise TypeError(f"expected a status; got {type(status).__name__}")
@@ -94,7 +99,8 @@ class Status(Handle):
         return StatusMemory(self)
 
     def py2f(self) -> list[int]:  # type: ignore[override]
-        return [*StatusMemory(self)]
+        memory = StatusMemory(self)
+        return [memory[place] for place in range(len(memory))]
 
     @classmethod
     def f2py(cls, arg: list[int]) -> Status:  # type: ignore[override]
@@ -241,7 +247,9 @@ class RequestLists:
     def Get_status_some(cls, requests: Sequence[Any], statuses: Any = None) -> list[int] | None:
         if not _live(requests):
             return None
-        done = [number for number, request in enumerate(requests) if not request.spent and request.Get_status()]
+        done = [
+            number for number, request in enumerate(requests) if not request.spent and request.Get_status()
+        ]
         for place, number in enumerate(done):
             requests[number].Get_status(_nth(statuses, place))
         return done
@@ -841,7 +849,7 @@ class PublicRequest(Request, metaclass=_RequestType):
     _held: Any
 
     def __new__(cls, request: Any = None, *arguments: Any, **options: Any) -> Any:
-        held = REQUEST_NULL if request is None else request
+        held: Any = REQUEST_NULL if request is None else request
         if type.__instancecheck__(PublicRequest, held):
             held = held._held
         if held is not REQUEST_NULL and not isinstance(held, cls._stands_for):
@@ -883,7 +891,7 @@ class PublicRequest(Request, metaclass=_RequestType):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Request):
             return False
-        held = other._held if type.__instancecheck__(PublicRequest, other) else other
+        held: Any = getattr(other, "_held", other)
         return held is self._held or not (held or self._held)
 
     __hash__ = None  # type: ignore[assignment]
@@ -917,7 +925,12 @@ class PublicGrequest(PublicRequest):
 
     @classmethod
     def Start(
-        cls, query_fn: Any = None, free_fn: Any = None, cancel_fn: Any = None, args: Any = None, kargs: Any = None
+        cls,
+        query_fn: Any = None,
+        free_fn: Any = None,
+        cancel_fn: Any = None,
+        args: Any = None,
+        kargs: Any = None,
     ) -> Any:
         positional, named = args or (), kargs or {}
 
@@ -930,5 +943,9 @@ class PublicGrequest(PublicRequest):
         )
 
 
-for _public, _name in ((PublicRequest, "Request"), (PublicPrequest, "Prequest"), (PublicGrequest, "Grequest")):
+for _public, _name in (
+    (PublicRequest, "Request"),
+    (PublicPrequest, "Prequest"),
+    (PublicGrequest, "Grequest"),
+):
     _public.__name__ = _public.__qualname__ = _name

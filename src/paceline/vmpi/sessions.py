@@ -74,7 +74,9 @@ class Session(Handled):
         self._settings()
         world = current_comm()
         if pset_name not in SETS:
-            raise mpi_error("ERR_ARG", f"unknown set of processes {pset_name!r}; choose one of {', '.join(SETS)}")
+            raise mpi_error(
+                "ERR_ARG", f"unknown set of processes {pset_name!r}; choose one of {', '.join(SETS)}"
+            )
         return world.Get_group() if pset_name == SETS[0] else Group((world.me.number,), world.me.number)
 
     def Attach_buffer(self, buf: Any) -> None:

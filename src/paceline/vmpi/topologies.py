@@ -112,7 +112,10 @@ class Intracomm(Comm):
         if self.me.number not in members:
             return Intracomm()
         made = self.kernel.forming.join(
-            (self.context, members, tag), self.me.number, len(members), lambda: CommState(self.kernel, members, "")
+            (self.context, members, tag),
+            self.me.number,
+            len(members),
+            lambda: CommState(self.kernel, members, ""),
         )
         return make_comm(made, members.index(self.me.number))
 
@@ -297,7 +300,9 @@ class Topocomm(Intracomm):
         topology = self.state.topology
 
         def finish(given: list[Any]) -> list[Any]:
-            found: list[list[Any]] = [[None] * len(topology.neighbours(rank)[0]) for rank in range(len(given))]
+            found: list[list[Any]] = [
+                [None] * len(topology.neighbours(rank)[0]) for rank in range(len(given))
+            ]
             for rank, (_, (sent, _)) in enumerate(given):
                 for row, (dest, slot) in zip(sent, topology.slots(rank), strict=True):
                     if dest >= 0 and slot >= 0:
@@ -312,8 +317,12 @@ class Topocomm(Intracomm):
     def _parts(self, given: Any, members: int, *, writing: bool, how: str) -> RankParts:
         if how != "":
             return RankParts(given, members, writing=writing, types=how == "w")
-        data, count, start, datatype = unpack_spec(given) if isinstance(given, (list, tuple)) else (given,) + (None,) * 3
-        found = RankParts([data, None if count is None else [count] * members, start, datatype], members, writing=writing)
+        data, count, start, datatype = (
+            unpack_spec(given) if isinstance(given, (list, tuple)) else (given,) + (None,) * 3
+        )
+        found = RankParts(
+            [data, None if count is None else [count] * members, start, datatype], members, writing=writing
+        )
         if len(set(found.lengths())) > 1:
             raise ValueError(f"{sum(found.lengths())} bytes cannot be cut into {members} equal blocks")
         return found
@@ -421,7 +430,9 @@ class Cartcomm(Topocomm):
 
     def Get_coords(self, rank: int) -> list[int]:
         if not 0 <= rank < self.size:
-            raise mpi_error("ERR_RANK", f"rank {rank} does not exist; this grid has ranks 0 to {self.size - 1}")
+            raise mpi_error(
+                "ERR_RANK", f"rank {rank} does not exist; this grid has ranks 0 to {self.size - 1}"
+            )
         return self.state.topology.coordinates(rank)  # type: ignore[no-any-return]
 
     def Shift(self, direction: int, disp: int) -> tuple[int, int]:

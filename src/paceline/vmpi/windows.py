@@ -128,6 +128,8 @@ class Window(Attributes, Handled):
 
     __slots__ = ("__weakref__", "origin", "own")
     done, receives = True, False
+    own: Any
+    origin: Any
 
     def __new__(cls, win: Any = None) -> Any:
         if win is not None and not isinstance(win, Window):
@@ -355,7 +357,9 @@ class Window(Attributes, Handled):
             found.write(before)
         if given.nbytes and getattr(made, "name", "") != "NO_OP":
             if len(before) != given.nbytes:
-                raise mpi_error("ERR_ARG", f"{given.nbytes} bytes cannot be combined with {len(before)} at the target")
+                raise mpi_error(
+                    "ERR_ARG", f"{given.nbytes} bytes cannot be combined with {len(before)} at the target"
+                )
             place.write(combine_all([before, given.packed().tobytes()], made, given.layout.kind))
         return end
 
@@ -364,7 +368,9 @@ class Window(Attributes, Handled):
         if 0 <= rank < own.comm.size:
             return False
         if rank != own.comm.kernel.special.proc_null:
-            raise mpi_error("ERR_RANK", f"rank {rank} does not exist; this window has ranks 0 to {own.comm.size - 1}")
+            raise mpi_error(
+                "ERR_RANK", f"rank {rank} does not exist; this window has ranks 0 to {own.comm.size - 1}"
+            )
         return True
 
     def _clock(self) -> float:
@@ -394,7 +400,8 @@ class Window(Attributes, Handled):
         end = start + max(count - 1, 0) * layout.extent + layout.true_bounds[1] if count else start
         if start + (layout.true_bounds[0] if count else 0) < 0 or end > memory.nbytes:
             raise mpi_error(
-                "ERR_RMA_RANGE", f"bytes {start} to {end} are outside the {memory.nbytes} bytes of rank {rank}'s window"
+                "ERR_RMA_RANGE",
+                f"bytes {start} to {end} are outside the {memory.nbytes} bytes of rank {rank}'s window",
             )
         return _Place(memory, layout, start, count)
 
@@ -554,7 +561,9 @@ class Window(Attributes, Handled):
             raise mpi_error("ERR_RMA_SYNC", "Test was called without Post")
         me = own.comm.me
         me.kernel.let_earlier_go(me)
-        notices = [own.shared.notices_of("complete", rank, own.comm.rank) for rank in self._places(own.exposed)]
+        notices = [
+            own.shared.notices_of("complete", rank, own.comm.rank) for rank in self._places(own.exposed)
+        ]
         if any(not each.times or each.times[0] > me.t for each in notices):
             me.kernel.count_poll(me)
             return False
@@ -630,7 +639,8 @@ class WindowCalls:
 
     def Allocate_shared(self, nbytes: int, disp_unit: int = 1) -> Window:
         """Allocate memory shared by the ranks of this communicator, all on one node; `nbytes` are this rank's part."""
-        return self._make_shared_window(Window, _size(nbytes), disp_unit)
+        found: Window = self._make_shared_window(Window, _size(nbytes), disp_unit)
+        return found
 
     def _make_shared_window(self, cls: Any, nbytes: int, disp_unit: int) -> Any:
         comm: Any = self

@@ -1,0 +1,231 @@
+"""One program for each part of MPI, run by simulated ranks and, for truth, by real ones: functions of a communicator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def datatypes(comm: Any) -> list[Any]:
+    """Columns, blocks and structs sent to the next rank; sizes; packing."""
+    from mpi4py import MPI
+
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    matrix = np.arange(24.0).reshape(4, 6) + 100 * comm.rank
+    found: list[Any] = []
+    made = [
+        MPI.DOUBLE.Create_vector(4, 1, 6),
+        MPI.DOUBLE.Create_indexed([2, 1, 3], [0, 7, 12]),
+        MPI.DOUBLE.Create_hindexed([1, 2], [8, 80]),
+        MPI.DOUBLE.Create_indexed_block(2, [3, 9]),
+        MPI.DOUBLE.Create_subarray([4, 6], [2, 3], [1, 2]),
+        MPI.DOUBLE.Create_subarray([6, 4], [3, 2], [2, 1], order=MPI.ORDER_F),
+        MPI.DOUBLE.Create_vector(2, 2, 3).Create_resized(0, 16).Create_contiguous(2),
+        MPI.Datatype.Create_struct([1, 2], [0, 16], [MPI.DOUBLE, MPI.DOUBLE]),
+    ]
+    for datatype in made:
+        datatype.Commit()
+        there = np.zeros((4, 6))
+        comm.Sendrecv([matrix, 1, datatype], right, recvbuf=[there, 1, datatype], source=left)
+        found.append([there.tolist(), datatype.Get_size(), datatype.Get_extent(), datatype.Get_true_extent()])
+        datatype.Free()
+    row = np.zeros(4)
+    column = MPI.DOUBLE.Create_vector(4, 1, 6).Commit()
+    comm.Sendrecv([matrix, 1, column], right, recvbuf=row, source=left)
+    packed = np.zeros(5)
+    end = column.Pack(matrix.reshape(-1)[:19], packed, 8, comm)
+    unpacked = np.zeros(19)
+    column.Unpack(packed, 8, unpacked, comm)
+    mixed = MPI.Datatype.Create_struct([1, 1], [0, 8], [MPI.INT, MPI.DOUBLE])
+    return [
+        *found,
+        row.tolist(),
+        packed.tolist(),
+        end,
+        unpacked.tolist(),
+        mixed.Get_size(),
+        mixed.Get_extent(),
+    ]
+
+
+def one_sided(comm: Any) -> list[Any]:
+    """Put, Get, accumulate and atomic calls, under fences, locks and Post/Start/Complete/Wait."""
+    from mpi4py import MPI
+
+    rank, size = comm.rank, comm.size
+    memory = np.full(8, float(rank))
+    window = MPI.Win.Create(memory, 8, comm=comm)
+    window.Fence()
+    window.Put(np.array([10.0 + rank]), (rank + 1) % size, 1)
+    window.Fence()
+    got = np.zeros(2)
+    window.Get(got, (rank + 1) % size, [1, 2, MPI.DOUBLE])
+    window.Accumulate(np.array([1.0, 2.0]), 0, 4)
+    window.Fence()
+    window.Accumulate(np.array([float(rank)]), 0, 6, op=MPI.MAX)
+    window.Fence(MPI.MODE_NOSUCCEED)
+    found = [memory.tolist(), got.tolist()]
+    window.Free()
+
+    counter = MPI.Win.Allocate(16, 8, comm=comm)
+    np.frombuffer(counter.tomemory(), "i8")[:] = 0
+    comm.Barrier()
+    before = np.zeros(1, "i8")
+    counter.Lock(0)
+    counter.Fetch_and_op(np.ones(1, "i8"), before, 0)
+    counter.Unlock(0)
+    comm.Barrier()
+    taken = sorted(comm.allgather(int(before[0])))
+    counter.Lock_all()
+    counter.Compare_and_swap(np.array([rank + 1]), np.zeros(1, "i8"), before, size - 1, 1)
+    counter.Flush(size - 1)
+    counter.Unlock_all()
+    winners = comm.allreduce(int(before[0] == 0))
+    comm.Barrier()
+    own = np.frombuffer(counter.tomemory(), "i8").tolist()
+    found += [taken, winners, own[0]]
+    counter.Free()
+
+    part = np.zeros(size)
+    window = MPI.Win.Create(part, 8, comm=comm)
+    everyone = comm.Get_group()
+    others = everyone.Excl([rank])
+    window.Post(others)
+    window.Start(others)
+    for other in range(size):
+        if other != rank:
+            window.Put(np.array([rank + 0.5]), other, rank)
+    window.Complete()
+    window.Wait()
+    window.Free()
+    return [*found, part.tolist()]
+
+
+def arrangements(comm: Any) -> list[Any]:
+    """Grids, graphs, and collectives among neighbours."""
+    from mpi4py import MPI
+
+    rank, size = comm.rank, comm.size
+    grid = comm.Create_cart(MPI.Compute_dims(size, 2), periods=[True, False])
+    here = [grid.coords, grid.dims, list(grid.Shift(0, 1))]
+    around = np.full(4, -1.0)
+    grid.Neighbor_allgather(np.array([float(rank)]), around)
+    swapped = np.full(4, -1.0)
+    grid.Neighbor_alltoall(np.arange(4.0) + 10 * rank, swapped)
+    line = grid.Sub([True, False])
+    found = [here, around.tolist(), swapped.tolist(), line.size]
+    ring = comm.Create_dist_graph_adjacent([(rank - 1) % size], [(rank + 1) % size])
+    found += [ring.neighbor_allgather(rank), ring.Get_dist_neighbors_count()[:2]]
+    index, edges = np.arange(1, size + 1).tolist(), [(each + 1) % size for each in range(size)]
+    graph = comm.Create_graph(index, edges)
+    found += [graph.Get_neighbors(rank), graph.Get_dims()]
+    for each in (line, grid, ring, graph):
+        each.Free()
+    return found
+
+
+def two_groups(comm: Any) -> list[Any]:
+    """Messages and collectives between two groups of ranks."""
+    from mpi4py import MPI
+
+    side = comm.rank % 2
+    half = comm.Split(side)
+    other = half.Create_intercomm(0, comm, 1 - side, 3)
+    sizes = [other.size, other.remote_size]
+    total = np.zeros(1)
+    other.Allreduce(np.array([comm.rank + 1.0]), total)
+    gathered = np.zeros(other.remote_size)
+    other.Allgather(np.array([float(comm.rank)]), gathered)
+    root = (MPI.ROOT if half.rank == 0 else MPI.PROC_NULL) if side == 0 else 0
+    told = other.bcast("hello", root=root)
+    echoed = other.sendrecv(comm.rank, 0, source=0) if half.rank == 0 else None
+    merged = other.Merge(high=bool(side))
+    found = [sizes, total.tolist(), gathered.tolist(), told if side else None, echoed, merged.rank]
+    for each in (merged, other, half):
+        each.Free()
+    return found
+
+
+def repeated(comm: Any) -> list[Any]:
+    """Persistent requests, v- and w-collectives, Sendrecv_replace and matched probes."""
+    from mpi4py import MPI
+
+    rank, size = comm.rank, comm.size
+    right, left = (rank + 1) % size, (rank - 1) % size
+    mine, theirs = np.zeros(2), np.zeros(2)
+    requests = [comm.Send_init(mine, right), comm.Recv_init(theirs, left)]
+    seen = []
+    for turn in range(3):
+        mine[:] = rank, turn
+        MPI.Prequest.Startall(requests)
+        MPI.Request.Waitall(requests)
+        seen.append(theirs.tolist())
+    for request in requests:
+        request.Free()
+    replaced = np.array([float(rank)])
+    comm.Sendrecv_replace(replaced, right, source=left)
+    counts = [each + 1 for each in range(size)]
+    every = np.zeros(sum(counts))
+    comm.Allgatherv(np.full(rank + 1, float(rank)), [every, counts])
+    numbers, into = np.arange(float(size)) + 10 * rank, np.zeros(size)
+    places, ones = [8 * each for each in range(size)], [1] * size
+    comm.Alltoallw([numbers, ones, places, [MPI.DOUBLE] * size], [into, ones, places, [MPI.DOUBLE] * size])
+    sent = comm.isend({"rank": rank}, right, tag=5)
+    message = comm.mprobe(source=left, tag=5)
+    matched = message.recv()
+    sent.wait()
+    pairs = np.zeros(1, np.dtype([("value", "f8"), ("place", "i4")], align=True))
+    pair = np.array([(rank * 7 % 5, rank)], pairs.dtype)
+    comm.Allreduce([pair, 1, MPI.DOUBLE_INT], [pairs, 1, MPI.DOUBLE_INT], op=MPI.MAXLOC)
+    best = [float(pairs["value"][0]), int(pairs["place"][0])]
+    return [seen, replaced.tolist(), every.tolist(), into.tolist(), matched, best]
+
+
+def attributes(comm: Any) -> list[Any]:
+    """Attributes and their copies, error handlers, hints and groups."""
+    from mpi4py import MPI
+
+    deleted: list[Any] = []
+    copied = MPI.Comm.Create_keyval(
+        copy_fn=lambda _, __, value: value + 1, delete_fn=lambda *each: deleted.append(each[2])
+    )
+    kept = MPI.Comm.Create_keyval()
+    first = comm.Dup()
+    first.Set_attr(copied, 5)
+    first.Set_attr(kept, "x")
+    second = first.Dup()
+    found = [second.Get_attr(copied), second.Get_attr(kept), first.Get_attr(kept)]
+    second.Free()
+    first.Free()
+    group = comm.Get_group()
+    odd = group.Range_incl([(1, comm.size - 1, 2)])
+    both = MPI.Group.Union(odd, group.Incl([0]))
+    hints = MPI.Info.Create({"a": "1"})
+    hints["b"] = "2"
+    try:
+        comm.Send(np.zeros(1), comm.size + 5)
+        error = 0
+    except MPI.Exception as raised:
+        error = int(raised.Get_error_class() == MPI.ERR_RANK)
+    return [
+        found,
+        sorted(deleted),
+        odd.size,
+        both.Translate_ranks([0, both.size - 1], group),
+        hints.items(),
+        error,
+    ]
+
+
+CASES = {
+    each.__name__: each for each in (datatypes, one_sided, arrangements, two_groups, repeated, attributes)
+}
+
+
+def play(comm: Any) -> list[Any]:
+    """Run all of them; errors are exceptions."""
+    from mpi4py import MPI
+
+    comm.Set_errhandler(MPI.ERRORS_RETURN)
+    return [[name, case(comm)] for name, case in CASES.items()]

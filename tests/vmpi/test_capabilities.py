@@ -1,0 +1,145 @@
+"""The parts of MPI beyond messages and collectives: against real ranks, and against cases computed by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline import vmpi
+from paceline.vmpi.errors import MPIError, RankFailed
+from tests.ranks import on_ranks
+from tests.vmpi.capabilities import CASES, play
+
+
+def _plain(found: Any) -> Any:
+    """Tuples become lists, as in what comes back from real ranks."""
+    return json.loads(json.dumps(found))
+
+
+@pytest.mark.mpi
+def test_as_real_ranks() -> None:
+    expected = _plain(on_ranks("tests.vmpi.capabilities:play", 4))
+    found = _plain(vmpi.run(play, ranks=4).values)
+    for rank, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+        for (name, result), (_, right) in zip(mine, theirs, strict=True):
+            assert result == right, f"{name} on rank {rank}"
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_no_network_changes_the_result(case: str, ranks: int) -> None:
+    plain = vmpi.run(CASES[case], ranks=ranks).values
+    for network in ("1gbe", "infiniband:ranks-per-node=2"):
+        assert vmpi.run(CASES[case], ranks=ranks, network=network, seed=3).values == plain
+
+
+def test_a_column_of_a_matrix() -> None:
+    def program(comm: Any) -> list[float]:
+        from mpi4py import MPI
+
+        column = MPI.DOUBLE.Create_vector(3, 1, 4).Commit()
+        matrix = np.arange(12.0).reshape(3, 4) if comm.rank == 0 else np.zeros((3, 4))
+        comm.Bcast([matrix, 1, column])
+        return matrix.reshape(-1).tolist()
+
+    assert vmpi.run(program, ranks=2).values[1] == [0, 0, 0, 0, 4, 0, 0, 0, 8, 0, 0, 0]
+
+
+def test_fetch_and_op_goes_in_the_order_of_clocks() -> None:
+    def program(comm: Any) -> int:
+        from mpi4py import MPI
+
+        window = MPI.Win.Allocate(8, comm=comm)
+        np.frombuffer(window.tomemory(), "i8")[0] = 0
+        window.Fence()
+        comm.Compute(1.0 * (comm.size - comm.rank))
+        before = np.zeros(1, "i8")
+        window.Fetch_and_op(np.ones(1, "i8"), before, 0)
+        window.Fence()
+        window.Free()
+        return int(before[0])
+
+    assert vmpi.run(program, ranks=5).values == [4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("nbytes", [0, 8, 5000, 1 << 20])
+def test_a_put_takes_as_long_as_a_message(nbytes: int) -> None:
+    def put(comm: Any) -> float:
+        from mpi4py import MPI
+
+        window = MPI.Win.Allocate(nbytes, comm=comm)
+        window.Fence()
+        start = comm.Wtime()
+        if comm.rank == 0:
+            window.Put(np.zeros(nbytes, "u1"), 1)
+            window.Flush(1)
+        spent = comm.Wtime() - start
+        window.Fence()
+        window.Free()
+        return float(spent)
+
+    def send(comm: Any) -> float:
+        comm.Barrier()
+        start = comm.Wtime()
+        if comm.rank == 0:
+            comm.Send(np.zeros(nbytes, "u1"), 1)
+        else:
+            comm.Recv(np.zeros(nbytes, "u1"), 0)
+        return float(comm.Wtime() - start)
+
+    for network in ("loopback", "10gbe:ranks-per-node=1"):
+        one_sided = vmpi.run(put, ranks=2, network=network).values[0]
+        message = max(vmpi.run(send, ranks=2, network=network).values)
+        assert one_sided == pytest.approx(message, rel=0.3)
+        assert one_sided > 0
+
+
+def test_an_access_outside_an_epoch_is_an_error() -> None:
+    def program(comm: Any) -> None:
+        from mpi4py import MPI
+
+        window = MPI.Win.Allocate(8, comm=comm)
+        window.Put(np.zeros(1), 0)
+
+    with pytest.raises(RankFailed, match="outside an epoch") as failed:
+        vmpi.run(program, ranks=2)
+    assert isinstance(failed.value.error, MPIError)
+
+
+def test_an_access_beyond_the_window_is_an_error() -> None:
+    def program(comm: Any) -> None:
+        from mpi4py import MPI
+
+        window = MPI.Win.Allocate(8, comm=comm)
+        window.Fence()
+        window.Put(np.zeros(2), 0)
+
+    with pytest.raises(RankFailed, match="bytes 0 to 16 are outside the 8 bytes of rank 0's window"):
+        vmpi.run(program, ranks=2)
+
+
+def test_a_rank_given_as_a_float() -> None:
+    def program(comm: Any) -> list[float]:
+        found = np.zeros(1)
+        if comm.rank == 0:
+            comm.Send(np.ones(1), 1.0)
+        else:
+            comm.Recv(found, 0.0)
+        return found.tolist()
+
+    assert vmpi.run(program, ranks=2).values[1] == [1.0]
+
+
+def test_every_rank_has_its_own_modules(tmp_path: Any) -> None:
+    (tmp_path / "shared.py").write_text("values = []\n")
+    (tmp_path / "program.py").write_text(
+        "import shared\nfrom mpi4py import MPI\n"
+        "shared.values.append(MPI.COMM_WORLD.rank)\nMPI.COMM_WORLD.Barrier()\n"
+        "def main(comm):\n    return shared.values\n"
+    )
+    script = vmpi.Script(tmp_path / "program.py", "main")
+    with script.running():
+        assert vmpi.run(script, ranks=3).values == [[0], [1], [2]]

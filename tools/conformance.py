@@ -1,0 +1,222 @@
+"""Run mpi4py's own tests on virtual ranks, and print how many pass.
+
+    python tools/conformance.py                         # every test file on 1, 2, 3, 5 and 8 virtual ranks
+    python tools/conformance.py --ranks 3 p2p_buf rma   # two of them, on 3
+
+mpi4py's source archive is downloaded from PyPI into `build/`, which git ignores; nothing of it is part of the project.
+Each file runs as `paceline simulate run test_FILE.py -n RANKS --no-strict`. A test passes if it fails on no rank. If one
+fails, or the ranks end in a deadlock, every test of the file is run again on its own, so that a test which leaves ranks
+behind does not count against those that follow it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+VERSION = "4.1.2"
+ARCHIVE = f"mpi4py-{VERSION}.tar.gz"
+SHA256 = "56860286dc45f20e8821e93cb06669e30462348bf866f685553fa4b712d58d02"
+INDEX = "https://pypi.org/simple/mpi4py/"
+FOLDER = Path(__file__).resolve().parent.parent / "build" / "mpi4py"
+RANKS = (1, 2, 3, 5, 8)
+
+# What the simulator must have, and the test files about it.
+AREAS = {
+    "point-to-point": "p2p_buf p2p_buf_matched p2p_buf_part p2p_obj p2p_obj_matched",
+    "collectives": "cco_buf cco_nb_buf cco_pr_buf cco_vec cco_nb_vec cco_pr_vec cco_obj cco_buf_inter cco_vec_inter "
+    "cco_obj_inter cco_ngh_buf cco_ngh_obj cco_pr_ngh_buf",
+    "communicators": "comm comm_inter attributes session",
+    "groups": "group",
+    "requests": "request grequest",
+    "status": "status",
+    "operations": "op",
+    "datatypes": "datatype pack",
+    "windows": "win",
+    "RMA": "rma rma_nb",
+    "ULFM": "ulfm",
+    "topologies": "comm_topo",
+    "errors and hints": "errhandler errorcode exceptions info",
+    "buffers and objects": "address buffer mpimem msgspec msgzero handle objmodel pickle subclass environ",
+}
+# What is left out on purpose.
+LEFT_OUT = {
+    "file io": "files: the simulator has no file system",
+    "spawn dynproc": "processes started by processes, and connections between programs",
+    "threads": "threads: a simulated rank is one greenlet",
+    "util_pool util_sync util_pkl5 util_dtlib": "mpi4py's own packages on top of MPI, not MPI",
+    "cffi ctypes mpiabi mpiapi doc package toplevel": "how mpi4py itself is built, documented and installed",
+}
+
+
+class Unavailable(Exception):  # noqa: N818
+    """The archive of mpi4py is not here and cannot be downloaded."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How one file did on one number of ranks."""
+
+    passed: int
+    ran: int
+    failed: tuple[str, ...] = ()
+
+
+def find_tests(folder: Path = FOLDER) -> Path:
+    """Return the folder with mpi4py's tests, downloaded if necessary."""
+    tests = folder / f"mpi4py-{VERSION}" / "test"
+    if tests.is_dir():
+        return tests
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / ARCHIVE
+    if not file.is_file():
+        _download(file)
+    if hashlib.sha256(file.read_bytes()).hexdigest() != SHA256:
+        file.unlink()
+        raise Unavailable(f"{ARCHIVE} is damaged")
+    with tarfile.open(file) as archive:
+        archive.extractall(folder, filter="data")
+    return tests
+
+
+def _download(file: Path) -> None:
+    try:
+        with urllib.request.urlopen(INDEX, timeout=60) as page:
+            found = re.search(rf'href="([^"#]*/{re.escape(ARCHIVE)})', page.read().decode())
+        if found is None:
+            raise Unavailable(f"{INDEX} does not offer {ARCHIVE}")
+        with urllib.request.urlopen(urllib.request.urljoin(INDEX, found[1]), timeout=300) as archive:
+            file.write_bytes(archive.read())
+    except OSError as error:
+        raise Unavailable(f"{ARCHIVE} cannot be downloaded: {error}") from None
+
+
+def run_file(tests: Path, name: str, ranks: int, limit: float = 1800) -> Score:
+    """Run a test file on virtual ranks."""
+    failed, ran, skipped = _run(tests, name, ranks, [], limit)
+    if failed == ():
+        return Score(ran - skipped, ran - skipped)
+    names = _list_tests(tests, name)
+    bad = []
+    skipped = 0
+    for test in names:
+        wrong, _, left_out = _run(tests, name, ranks, [test], limit)
+        skipped += left_out
+        if wrong != ():
+            bad.append(test)
+    return Score(len(names) - skipped - len(bad), len(names) - skipped, tuple(bad))
+
+
+def _run(
+    tests: Path, name: str, ranks: int, wanted: list[str], limit: float
+) -> tuple[tuple[str, ...] | None, int, int]:
+    """Return the tests that failed on any rank, or None if not all could be run; how many ran, and were skipped."""
+    program = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "simulate",
+        "run",
+        f"test_{name}.py",
+        "-n",
+        str(ranks),
+        "--no-strict",
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MPI4PY_TEST_SPAWN": "no"}
+    try:
+        ended = subprocess.run(
+            [*program, "--", "-q", *wanted], cwd=tests, env=environment, capture_output=True, text=True, timeout=limit
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return None, 0, 0
+    text = ended.stdout + ended.stderr
+    counts = {int(number) for number in re.findall(r"^Ran (\d+) tests?", text, re.MULTILINE)}
+    endings = len(re.findall(r"^Ran \d+ tests?", text, re.MULTILINE))
+    if ended.returncode or endings != ranks or len(counts) != 1:
+        return None, 0, 0
+    failed = set(re.findall(r"^(?:ERROR|FAIL): .*?\((?:__main__\.)?([\w.]+)\)", text, re.MULTILINE))
+    skipped = [int(number) for number in re.findall(r"^(?:OK|FAILED) .*?skipped=(\d+)", text, re.MULTILINE)]
+    return tuple(sorted(failed)), counts.pop(), min(skipped) if len(skipped) == ranks else 0
+
+
+def _list_tests(tests: Path, name: str) -> list[str]:
+    """Return the names of all tests of a file."""
+    program = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "simulate",
+        "run",
+        f"test_{name}.py",
+        "-n",
+        "1",
+        "--no-strict",
+    ]
+    ended = subprocess.run([*program, "--", "-v"], cwd=tests, capture_output=True, text=True, timeout=1800)
+    found = re.findall(r"^test\w* \((?:__main__\.)?([\w.]+)\)", ended.stderr, re.MULTILINE)
+    return list(dict.fromkeys(found))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the tests and print the table. Return 1 if an area passes less than 95 %."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", nargs="*", help="test files, such as p2p_buf; default: all")
+    parser.add_argument("--ranks", type=int, nargs="+", default=RANKS, help="numbers of virtual ranks")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="files run at a time")
+    parser.add_argument("--failed", action="store_true", help="name the tests that fail")
+    args = parser.parse_args(argv)
+    try:
+        tests = find_tests()
+    except Unavailable as error:
+        print(f"conformance: {error}", file=sys.stderr)
+        return 2
+    area_of = {name: area for area, names in AREAS.items() for name in names.split()}
+    unknown = [name for name in args.files if name not in area_of]
+    if unknown:
+        print(
+            f"conformance: unknown test file {unknown[0]!r}; choose from {', '.join(area_of)}",
+            file=sys.stderr,
+        )
+        return 2
+    names = args.files or list(area_of)
+    print(f"mpi4py {VERSION}'s own tests, passed of all, on virtual ranks")
+    print(f"{'file':18}" + "".join(f"{ranks:>11}" for ranks in args.ranks))
+    totals: dict[str, list[int]] = {}
+    with ThreadPoolExecutor(args.jobs) as pool:
+        waiting = {
+            (name, ranks): pool.submit(run_file, tests, name, ranks) for name in names for ranks in args.ranks
+        }
+        for name in names:
+            scores = [waiting[name, ranks].result() for ranks in args.ranks]
+            print(f"{name:18}" + "".join(f"{f'{each.passed}/{each.ran}':>11}" for each in scores), flush=True)
+            for each, ranks in zip(scores, args.ranks, strict=True):
+                total = totals.setdefault(area_of[name], [0, 0])
+                total[0] += each.passed
+                total[1] += each.ran
+                if args.failed and each.failed:
+                    print(f"    on {ranks}: " + ", ".join(each.failed), flush=True)
+    print()
+    for area, (passed, ran) in totals.items():
+        print(f"{area:22}{passed:>7} of {ran:<6}{passed / max(ran, 1):>8.1%}")
+    if not args.files:
+        print("\nleft out:")
+        for names_left, why in LEFT_OUT.items():
+            print(f"  {names_left}: {why}")
+    passed, ran = (sum(total[place] for total in totals.values()) for place in (0, 1))
+    print(f"\ntotal: {passed:,} of {ran:,} passed ({passed / max(ran, 1):.1%})")
+    return int(any(passed < 0.95 * ran for passed, ran in totals.values()))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
