@@ -422,6 +422,14 @@ def test_what_does_not_fit_is_said_in_one_line(case: int) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_a_wrapped_module_says_what_it_ignores() -> None:
+    labels = np.where(PADDED < 0, -1, PADDED)
+    wanted = fit(Tagger(), (TOKENS, PADDED), strategy="serial", **SMALL)
+    model = paceline.TorchModel(Tagger(), loss=nn.CrossEntropyLoss(ignore_index=-1), input_dtype=torch.int64)
+    found = fit(model, (TOKENS, labels), strategy="serial", **SMALL)
+    np.testing.assert_allclose(np.asarray(found.model.x), np.asarray(wanted.model.x), atol=1e-6)
+
+
 def test_several_inputs_are_cut_like_one() -> None:
     inputs = Several.of({"a": np.arange(6).reshape(3, 2), "b": np.arange(3)})
     assert [array.tolist() for array in inputs[1:].arrays] == [[[2, 3], [4, 5]], [1, 2]]

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.data import ArraySplit, chunks, load
+from paceline.data import ArraySplit, chunks, load, load_labels
 from paceline.errors import UsageError
 
 INPUTS = np.arange(80, dtype=np.float64).reshape(40, 2)
@@ -74,6 +74,11 @@ def test_classes_or_values(tmp_path: Path) -> None:
         load(f"{file}:labels=classes,target=values")
     with pytest.raises(UsageError, match=r"unknown labels of .* 'reals'; choose one of classes, numbers"):
         load(f"{file}:label=y,labels=reals")
+    for former in (f"{file}:labels=rounded", f"npz:{file},labels=rounded"):
+        asked = load_labels(
+            former, labels="classes"
+        )  # the array's name in its former place, and the kind of labels
+        assert (asked.target, asked.classes, asked.remarks) == ("classes", 4, ())
     assumed = load(f"{file}:inputs=x,labels=rounded")
     assert (
         assumed.remarks == load(f"{file}:inputs=x,labels=rounded").remarks

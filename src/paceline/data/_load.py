@@ -356,7 +356,7 @@ def _load(what: Any, options: dict[str, Any], wanted: dict[str, Any]) -> Dataset
         if not isinstance(what, str | os.PathLike):
             _check("arrays", from_python, options)
             return from_python(what, **(wanted | options))
-        spec = _reader(Path(what), "") if isinstance(what, os.PathLike) else _spec_of(what)
+        spec = _reader(Path(what), "") if isinstance(what, os.PathLike) else _rename_label(_spec_of(what))
         taken = {}
         if names.has("data", spec.name):
             taken = {name: value for name, value in wanted.items() if name in options_of(spec.target, "data")}
@@ -378,6 +378,17 @@ def _spec_of(text: str) -> Spec:
     if (path := _path(text)) is not None:
         return _reader(*path)
     return parse("data", text)
+
+
+def _rename_label(spec: Spec) -> Spec:
+    """Return a spec whose `labels` names an array, the former spelling, with that name as `label`."""
+    named = spec.options.get("labels")
+    if not names.has("data", spec.name) or named in (None, "auto", "classes", "numbers"):
+        return spec
+    if "label" in spec.options or "label" not in options_of(spec.target, "data"):
+        return spec
+    others = {name: value for name, value in spec.options.items() if name != "labels"}
+    return dataclasses.replace(spec, options=others | {"label": named})
 
 
 def names_code(what: str) -> bool:

@@ -760,6 +760,11 @@ class TorchModel:
         return self._loss.weigh(_labels(labels)).numpy()
 
     @property
+    def ignore_index(self) -> int | None:
+        """The label that counts for nothing, if the loss says so itself."""
+        return self._loss.ignore_index
+
+    @property
     def weighs_samples(self) -> bool:
         """True if the weight of a sample with one label may differ from 1 although its label is a class."""
         return self._loss.ignore_index not in (None, IGNORED) or (

@@ -139,9 +139,9 @@ class Job:
 
     def load(self) -> Dataset:
         """Return the given data, or load those of the configuration."""
-        # A pair of module and loss; the loss of a model that is yet to be built is not known.
-        loss = self.model[1] if isinstance(self.model, tuple) and len(self.model) == 2 else None
-        options = getattr(loss, "keywords", None) or {}
+        # A pair of module and loss, or a model; the loss of a model that is yet to be built is not known.
+        loss = self.model[1] if isinstance(self.model, tuple) and len(self.model) == 2 else self.model
+        options = loss.keywords if isinstance(loss, functools.partial) else {}
         ignored = getattr(loss, "ignore_index", options.get("ignore_index"))
         return load_labels(
             self.config.data if self.data is None else self.data,
