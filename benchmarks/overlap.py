@@ -6,7 +6,8 @@ Makes hosts on this machine as Linux namespaces (tools/hosts/network.py; needs r
 receive, and trains a character-level GPT of 10.7 million parameters (6 blocks, width 384) with one rank of one thread
 on each: Adam, a few sequences a rank, the text of this project's documentation. All ways take turns in one job, a few
 steps at a time, each with a model of its own; the time of a step is that of the slowest rank, and the loss is that of
-the same steps for all, so accuracy stands beside bytes. The ratio is to a step that sends everything at its end.
+the same steps for all, so accuracy stands beside bytes. The ratio is to a step that sends everything at its end. The
+load of the machine is recorded: above the number of cores, computing and the exchange wait for cores, and the ratios say little.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -168,7 +170,8 @@ def report(args, parameters: int, result: dict, computing: list[float], ranks: i
     medians = {name: float(np.median(one["seconds"])) for name, one in result.items()}
     print(
         f"{ranks} hosts, {args.rate} each, GPT of {parameters:,} parameters, {args.batch} x {args.tokens} characters "
-        f"a rank; computing a gradient {1e3 * np.median(computing):.0f} ms"
+        f"a rank; computing a gradient {1e3 * np.median(computing):.0f} ms; {os.cpu_count()} cores, "
+        f"load {os.getloadavg()[0]:.1f}"
     )
     print(f"{'':22}{'ms a step':>10}{'p25':>7}{'p75':>7}{'times faster':>14}{'MB a rank':>11}{'loss':>8}")
     for name, one in result.items():
@@ -180,7 +183,13 @@ def report(args, parameters: int, result: dict, computing: list[float], ranks: i
         )
     if args.json:
         settings = {key: value for key, value in vars(args).items() if key not in ("json", "inside", "rank")}
-        found = {**where(), "settings": settings, "parameters": parameters, "ranks": ranks}
+        found = {
+            **where(),
+            "load": os.getloadavg(),
+            "settings": settings,
+            "parameters": parameters,
+            "ranks": ranks,
+        }
         Path(args.json).write_text(
             json.dumps({**found, "computing": computing, "ways": result}, indent=1) + "\n"
         )

@@ -9,6 +9,7 @@ import pytest
 
 from paceline import vmpi
 from paceline.collectives import Sending, make_exchange, parse_compression
+from paceline.collectives import _compression as compression
 from paceline.comm.background import Lane, Tasks
 from paceline.comm.channel import channel
 from paceline.errors import UsageError
@@ -125,15 +126,30 @@ def test_ranks_that_share_memory_send_nothing(name: str) -> None:
     )
 
 
-def test_rounding_to_two_bytes() -> None:
-    """bfloat16 rounds to the nearest, ties to even, and keeps signs, infinities and NaNs."""
-    from paceline.collectives._compression import brain
-
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+@pytest.mark.parametrize("factor", [1.0, 0.125])
+def test_rounding_to_two_bytes(name: str, factor: float) -> None:
+    """NumPy and PyTorch round to the same bits, ties to even, and keep signs, infinities and NaNs."""
     torch = pytest.importorskip("torch")
     bits = np.random.default_rng(0).integers(0, 2**32, 100_000, dtype=np.uint32)
     bits[:4] = 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800000, 0x3F808000
-    values, short = bits.view(np.float32), np.empty(bits.size, np.uint16)
-    brain.narrow(values.copy(), short)
-    back = np.empty_like(values)
-    brain.widen(short, back)
-    assert np.array_equal(back, torch.from_numpy(values.copy()).bfloat16().float().numpy(), equal_nan=True)
+    values, scale = bits.view(np.float32), np.float32(factor)
+    plain = compression._in_numpy(*compression.NUMPY[name])
+    found = []
+    with np.errstate(all="ignore"):
+        for made in (plain, compression._in_torch(torch, name, plain)):
+            short, other, back = (
+                np.empty((2, bits.size), np.uint16),
+                np.empty(bits.size, np.uint16),
+                values.copy(),
+            )
+            made.narrow(values, scale, short[0])
+            made.narrow(values[::-1].copy(), scale, short[1])
+            made.add(short[0], short[1], other)
+            made.widen(other, np.float32(1 / factor), back)
+            found.append(back)
+    assert np.array_equal(*found, equal_nan=True)
+    if name == "bfloat16" and factor == 1:
+        made = torch.from_numpy(values.copy()).bfloat16()
+        total = (made.float() + made.flip(0).float()).bfloat16().float().numpy()
+        assert np.array_equal(found[0], total, equal_nan=True)

@@ -15,8 +15,9 @@ Vogels, Karimireddy, Jaggi: PowerSGD (2019).
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -109,8 +110,8 @@ def parse_compression(text: str, *, samples: int = 1) -> Compression | None:
             raise UsageError(f"rank of compress=powersgd must be at least 1; got {value}")
         return PowerSgd(rank)
     if name == "float16":  # sums over samples, which grow with the batch, would leave its range
-        return Short(half, 2.0 ** -math.ceil(math.log2(max(samples, 1))))
-    return Short(brain) if name == "bfloat16" else None
+        return Short(name, 2.0 ** -math.ceil(math.log2(max(samples, 1))))
+    return Short(name) if name == "bfloat16" else None
 
 
 def make_room(lane: Channel, count: int, dtype: DTypeLike) -> Array:
@@ -133,10 +134,31 @@ def _number(text: str, value: str, kind: Any) -> Any:
 
 
 class Format(NamedTuple):
-    """Two functions: float32 to 2 bytes, rounded to the nearest, and back."""
+    """A format of 2 bytes: numbers times a factor, rounded to the nearest; back again; and sums, computed in float32."""
 
-    narrow: Callable[[Array, Array], None]
-    widen: Callable[[Array, Array], None]
+    narrow: Callable[[Array, Any, Array], None]
+    widen: Callable[[Array, Any, Array], None]
+    add: Callable[[Array, Array, Array], None]
+
+
+def make_format(name: str) -> Format:
+    """Return the format called bfloat16 or float16: in PyTorch if it is loaded, which is five times as fast.
+
+    Both ways have the same bits.
+
+    >>> values, short = np.array([1, 1 / 3, -1e-3, np.inf, np.nan], np.float32), np.empty(5, np.uint16)
+    >>> for name in ("bfloat16", "float16"):
+    ...     made = make_format(name)
+    ...     made.narrow(values, np.float32(1), short)
+    ...     made.widen(short, np.float32(1), values)
+    ...     values
+    array([ 1.0000000e+00,  3.3398438e-01, -9.9945068e-04,            inf,
+                      nan], dtype=float32)
+    array([ 1.0000000e+00,  3.3398438e-01, -9.9945068e-04,  6.5504000e+04,
+                      nan], dtype=float32)
+    """
+    plain = _in_numpy(*NUMPY[name])
+    return plain if "torch" not in sys.modules else _in_torch(sys.modules["torch"], name, plain)
 
 
 def _to_brain(wide: Array, short: Array) -> None:
@@ -166,26 +188,78 @@ def _from_half(short: Array, wide: Array) -> None:
     wide[...] = short.view(np.float16)
 
 
-brain = Format(_to_brain, _from_brain)
-half = Format(_to_half, _from_half)
+Convert = Callable[[Array, Array], None]
+NUMPY: dict[str, tuple[Convert, Convert]] = {
+    "bfloat16": (_to_brain, _from_brain),
+    "float16": (_to_half, _from_half),
+}
+
+
+def _in_numpy(to_short: Convert, from_short: Convert) -> Format:
+    first, second = np.empty(AT_ONCE, np.float32), np.empty(AT_ONCE, np.float32)
+
+    def parts(array: Array) -> Iterator[tuple[slice, Array, Array]]:
+        for start in range(0, array.size, AT_ONCE):
+            size = min(AT_ONCE, array.size - start)
+            yield slice(start, start + size), first[:size], second[:size]
+
+    def narrow(values: Array, factor: Any, short: Array) -> None:
+        for part, wide, _ in parts(short):
+            np.multiply(values[part], factor, out=wide, casting="same_kind")
+            to_short(wide, short[part])
+
+    def widen(short: Array, factor: Any, values: Array) -> None:
+        for part, wide, _ in parts(short):
+            from_short(short[part], wide)
+            np.multiply(wide, factor, out=values[part])
+
+    def add(a: Array, b: Array, out: Array) -> None:
+        for part, wide, other in parts(out):
+            from_short(a[part], wide)
+            from_short(b[part], other)
+            wide += other
+            to_short(wide, out[part])
+
+    return Format(narrow, widen, add)
+
+
+def _in_torch(torch: Any, name: str, plain: Format) -> Format:
+    kind = getattr(torch, name)
+
+    def see(short: Array) -> Any:
+        return torch.from_numpy(short.view(np.int16)).view(kind)
+
+    def limit(short: Any) -> None:
+        if kind == torch.float16:
+            short.clamp_(-float(LARGEST), float(LARGEST))
+
+    def narrow(values: Array, factor: Any, short: Array) -> None:
+        seen, wide = see(short), torch.from_numpy(values)
+        seen.copy_(wide if factor == 1 else wide * float(factor))
+        limit(seen)
+
+    def widen(short: Array, factor: Any, values: Array) -> None:
+        wide = torch.from_numpy(values)
+        wide.copy_(see(short))
+        if factor != 1:
+            wide *= float(factor)
+
+    def add(a: Array, b: Array, out: Array) -> None:
+        if not (a.flags.writeable and b.flags.writeable):  # PyTorch takes no read-only memory
+            plain.add(a, b, out)
+            return
+        seen = see(out)
+        torch.add(see(a), see(b), out=seen)
+        limit(seen)
+
+    return Format(narrow, widen, add)
 
 
 class Short(Compression):
-    """Each number in 2 bytes. Sums are computed in float32 and rounded whenever they are sent on.
+    """Each number in 2 bytes. Sums are computed in float32 and rounded whenever they are sent on."""
 
-    >>> values, short = np.array([1, 1 / 3, -1e-3, np.inf, np.nan], np.float32), np.empty(5, np.uint16)
-    >>> for kind in (brain, half):
-    ...     kind.narrow(values, short)
-    ...     kind.widen(short, values)
-    ...     values
-    array([ 1.0000000e+00,  3.3398438e-01, -9.9945068e-04,            inf,
-                      nan], dtype=float32)
-    array([ 1.0000000e+00,  3.3398438e-01, -9.9945068e-04,  6.5504000e+04,
-                      nan], dtype=float32)
-    """
-
-    def __init__(self, kind: Format, scale: float = 1.0) -> None:
-        self._kind, self._scale = kind, np.float32(scale)
+    def __init__(self, name: str, scale: float = 1.0) -> None:
+        self._name, self._scale = name, np.float32(scale)
 
     def sums(self, length: int, pieces: Sequence[Piece], item: int) -> list[tuple[int, int]]:
         return [(length, 2)]
@@ -193,41 +267,23 @@ class Short(Compression):
     def prepare(
         self, values: Array, pieces: Sequence[Piece], lane: Channel, total: Total, memory: Array, basis: Array
     ) -> Work:
-        narrow, widen = self._kind
+        made = make_format(self._name)
         scale, back = self._scale, np.float32(1 / self._scale)
-        wide, other = np.empty(AT_ONCE, np.float32), np.empty(AT_ONCE, np.float32)
         if lane.time_only:  # only the number of bytes matters
             short = make_room(lane, values.size, np.float16)
             add_up = total(short, np.add)
         else:
             short = np.empty(values.size, np.uint16)
-            add_up = total(short, Operation(lambda a, b, out: add(a, b, out), None))
-
-        def add(a: Array, b: Array, out: Array) -> None:
-            for start in range(0, out.size, AT_ONCE):
-                part = slice(start, start + AT_ONCE)
-                first, second = wide[: a[part].size], other[: a[part].size]
-                widen(a[part], first)
-                widen(b[part], second)
-                first += second
-                narrow(first, out[part])
+            add_up = total(short, Operation(made.add, None))
 
         def work() -> None:
             lane.charge("copy", values.nbytes)
             if not lane.time_only:
-                for start in range(0, values.size, AT_ONCE):
-                    part = slice(start, start + AT_ONCE)
-                    some = wide[: values[part].size]
-                    np.multiply(values[part], scale, out=some, casting="same_kind")
-                    narrow(some, short[part])
+                made.narrow(values, scale, short)
             add_up()
             lane.charge("copy", values.nbytes)
             if not lane.time_only:
-                for start in range(0, values.size, AT_ONCE):
-                    part = slice(start, start + AT_ONCE)
-                    some = wide[: values[part].size]
-                    widen(short[part], some)
-                    np.multiply(some, back, out=values[part])
+                made.widen(short, back, values)
 
         return work
 
