@@ -7,7 +7,8 @@ receive, and trains a character-level GPT of 10.7 million parameters (6 blocks, 
 on each: Adam, a few sequences a rank, the text of this project's documentation. All ways take turns in one job, a few
 steps at a time, each with a model of its own; the time of a step is that of the slowest rank, and the loss is that of
 the same steps for all, so accuracy stands beside bytes. The ratio is to a step that sends everything at its end. The
-load of the machine is recorded: above the number of cores, computing and the exchange wait for cores, and the ratios say little.
+load of the machine is recorded: above the number of cores, computing and the exchange wait for a core, and the
+ratios say little.
 """
 
 from __future__ import annotations
