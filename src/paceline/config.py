@@ -44,6 +44,11 @@ class Config:
         "learning rate, applied to the mean gradient of a batch (default: the model's own, or 0.1)",
         "RATE",
     )
+    clip: float | None = _setting(
+        None,
+        "scale the mean gradient of a batch down to this norm, if its norm is larger; it is the one that the update uses",
+        "NORM",
+    )
     schedule: str = _setting("constant", "how the learning rate changes with the step", "SCHEDULE")
     lr_scaling: Literal["none", "linear", "square-root"] = _setting(
         "none", "with --batch-per-rank: how the learning rate grows with the ranks"
@@ -111,12 +116,13 @@ class Config:
                 )
             if self.threads is None:
                 object.__setattr__(self, "threads", 1)  # libraries add in another order with another number
-        if self.lr is not None:
-            rate: Any = self.lr
-            real = isinstance(rate, numbers.Real) and not isinstance(rate, bool)
-            if not (real and 0 < rate < math.inf):
-                raise UsageError(f"lr must be a number above 0; got {rate!r}")
-            object.__setattr__(self, "lr", float(rate))
+        for name in ("lr", "clip"):
+            if (number := getattr(self, name)) is None:
+                continue
+            real = isinstance(number, numbers.Real) and not isinstance(number, bool)
+            if not (real and 0 < number < math.inf):
+                raise UsageError(f"{name} must be a number above 0; got {number!r}")
+            object.__setattr__(self, name, float(number))
         for name, choices in (
             ("lr_scaling", ("none", "linear", "square-root")),
             ("dtype", ("float32", "float64")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -36,6 +36,8 @@ def fit(
     quiet: bool = False,
     trust: bool = False,
     resume: str | Path | None = None,
+    optimizer: Callable[[Any], Any] | None = None,
+    metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
     **settings: Any,
 ) -> Fitted:
     """Train `model` on `data` and return the results, including the trained model.
@@ -45,6 +47,11 @@ def fit(
     tuple or a dictionary of arrays, and labels may have any shape: a class for each word or pixel. `strategy` is a
     name with options, a Strategy, or your own function `train(me)`. `settings` are those of the command line with
     underscores: `lr`, `batch`, `epochs`, `update`, `seed` … (see `paceline.Config`).
+
+    `optimizer` is a function from the `torch.nn.Module` to a torch optimizer, with groups of parameters and all, instead
+    of `update` and `lr`; `schedule` is then a factor on its learning rates. `clip=1.0` scales the gradient that the update
+    uses down to this norm. `metrics` are functions, by name, that return a number from the outputs and the labels of all
+    validation samples, after every epoch, and of the test samples: tensors if the model is a module, otherwise arrays.
 
     Where it runs: inside an MPI job (started by mpiexec or srun), on the ranks of `comm` or of the job. In a plain
     script or notebook: in this process, or, with `ranks=4`, on 4 ranks that are started for it and end with it; a
@@ -74,8 +81,10 @@ def fit(
 
     def job() -> Job:
         if resume is not None:
-            return _resumed(model, data, strategy, settings, Path(resume), wanted, trust)
-        return _job(model, data, strategy, settings, runs, trace, trust)
+            return _resumed(given, settings, Path(resume), wanted, trust)
+        return _job(given, settings, runs, trace, trust)
+
+    given = {"model": model, "data": data, "strategy": strategy, "update": optimizer, "metrics": metrics}
 
     wanted = ranks
     if resume is not None:
@@ -154,9 +163,16 @@ def _on_new_ranks(job: Job, ranks: int, quiet: bool) -> Fitted:
 
     data, strategy = job.check(ranks)
     job.check_memory(data, strategy, -(-ranks // allocated_nodes()))
-    model = None if job.model is None else job.build(data)  # refuses here what cannot be a model
+    model = None
+    if job.model is not None or job.optimizer is not None:  # refuses here what cannot be used
+        model = job.build(data)
+        job.build_update(model, strategy)
     width = shutil.get_terminal_size().columns if not quiet and sys.stderr.isatty() else None
-    arguments = {"job": replace(job, data=None, model=model), "quiet": quiet, "width": width}
+    arguments = {
+        "job": replace(job, data=None, model=None if job.model is None else model),
+        "quiet": quiet,
+        "width": width,
+    }
     fitted: Fitted
     fitted, state = call(
         _train, arguments, shared={"data": data}, ranks=ranks, threads=job.config.threads,
@@ -192,55 +208,75 @@ def _whole(ranks: Any) -> int:
 
 
 def _job(
-    model: Any,
-    data: Any,
-    strategy: Any,
-    settings: dict[str, Any],
-    runs: str | Path | None,
-    trace: bool,
-    trust: bool,
+    given: dict[str, Any], settings: dict[str, Any], runs: str | Path | None, trace: bool, trust: bool
 ) -> Job:
-    from paceline.training.job import Job, strategy_of
+    from paceline.training.job import Job
 
-    for name, thing in (("model", model), ("data", data), ("strategy", strategy)):
-        if thing is None:
+    for name in ("model", "data", "strategy"):
+        if given[name] is None:
             raise UsageError(f"{name} must be given as a name or as an object; got None")
+    if given["update"] is not None:
+        for name in ("update", "lr", "replay"):
+            if name in settings:
+                instead = {"lr": ": give the learning rate to the optimizer", "update": ": give one of them"}
+                raise UsageError(f"{name} and optimizer exclude each other{instead.get(name, '')}")
+        settings["update"] = _described(given["update"])
+    objects = _objects(given)
+    safety = _safety(settings)
+    config = _config(
+        given["model"], given["data"], objects.get("strategy", given["strategy"]), settings, trust
+    )
+    where = None if runs is None else Path(runs)
+    return Job(
+        config=config, **_as_fields(objects), runs=where, trace=trace, safety=safety, objects=tuple(objects)
+    )
+
+
+def _objects(given: dict[str, Any]) -> dict[str, Any]:
+    """Return what was given as objects rather than as names."""
+    from paceline.training.job import strategy_of
+
     objects = {
-        name: thing for name, thing in (("model", model), ("data", data)) if not isinstance(thing, str)
+        name: thing for name, thing in given.items() if thing is not None and not isinstance(thing, str)
     }
-    if not isinstance(strategy, str):
-        objects["strategy"] = strategy = strategy_of(strategy)
-    safety = Safety(
+    if "strategy" in objects:
+        objects["strategy"] = strategy_of(objects["strategy"])
+    return objects
+
+
+def _as_fields(objects: dict[str, Any]) -> dict[str, Any]:
+    """Return objects by the fields of a Job."""
+    return {"optimizer" if name == "update" else name: thing for name, thing in objects.items()}
+
+
+def _safety(settings: dict[str, Any]) -> Safety:
+    """Take the settings that protect a run out of those given."""
+    return Safety(
         **{field.name: settings.pop(field.name) for field in fields(Safety) if field.name in settings}
     )
-    config = _config(model, data, strategy, settings, trust)
-    where = None if runs is None else Path(runs)
-    return Job(config=config, **objects, runs=where, trace=trace, safety=safety, objects=tuple(objects))
 
 
 def _resumed(
-    model: Any, data: Any, strategy: Any, settings: dict[str, Any], run: Path, ranks: int | None, trust: bool
+    given: dict[str, Any], settings: dict[str, Any], run: Path, ranks: int | None, trust: bool
 ) -> Job:
     """Return the job that goes on with a run."""
-    from paceline.record import check_idle
-    from paceline.training.job import Job, strategy_of
+    from paceline.record import Run, check_idle
+    from paceline.training.job import Job
     from paceline.training.resuming import is_traced, settings_of
 
-    given = {"model": model, "data": data, "strategy": strategy}
-    objects = {name: thing for name, thing in given.items() if not isinstance(thing, str)}
-    if "strategy" in objects:
-        objects["strategy"] = strategy_of(strategy)
-    safety = Safety(
-        **{field.name: settings.pop(field.name) for field in fields(Safety) if field.name in settings}
-    )
+    objects = _objects(given)
+    safety = _safety(settings)
     more = settings.pop("epochs", 0)
+    own = Run(run).config.get("objects") or ()
+    if "update" in objects and "update" not in own:
+        settings["optimizer"] = objects["update"]
     if settings:
         raise UsageError(f"a run is resumed with its own settings; {', '.join(settings)} cannot be given")
     folder = run.resolve()
     check_idle(folder)
     config, _ = settings_of(folder, more_epochs=more, ranks=ranks, trust=trust, objects=objects)
     return Job(
-        config=config, **objects, runs=folder.parent, run_name=folder.name, safety=safety, resume=folder,
+        config=config, **_as_fields(objects), runs=folder.parent, run_name=folder.name, safety=safety, resume=folder,
         trace=is_traced(folder), objects=tuple(objects),
     )  # fmt: skip
 

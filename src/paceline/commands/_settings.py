@@ -18,7 +18,18 @@ if TYPE_CHECKING:
 GROUPS = {
     "what to train": ("data", "labels", "model", "dtype"),
     "how to train": (
-        *("strategy", "update", "lr", "schedule", "lr_scaling", "batch", "batch_per_rank", "epochs", "draws"),
+        *(
+            "strategy",
+            "update",
+            "lr",
+            "clip",
+            "schedule",
+            "lr_scaling",
+            "batch",
+            "batch_per_rank",
+            "epochs",
+            "draws",
+        ),
         *("seed", "reproducible", "on_divergence", "replay"),
     ),
     "where to run": ("threads",),

@@ -52,12 +52,16 @@ def problem_of(run: Run) -> Problem:
         f"lr {c['lr']:g}",
         run.environment["processor"],
     )
+    if "update" in (c.get("objects") or ()):  # a torch optimizer, whose description has its learning rates
+        rate = ""
+    clip = "" if c.get("clip") is None else f"clipped to {c['clip']:g}"
+    update = ", ".join(filter(None, (f"{c['update']} {rate}".strip(), clip)))
     scaled = "lr not scaled" if c["lr_scaling"] == "none" else f"lr scaled by {c['lr_scaling']}"
     return Problem(
         title=f"{data}, {c['model']}",
-        details=f"{samples}{parameters} ({c['dtype']}), {batch}, {length}, {c['update']} {rate}{extra}, on {where}",
+        details=f"{samples}{parameters} ({c['dtype']}), {batch}, {length}, {update}{extra}, on {where}",
         settings=(
-            samples.removesuffix(", "), parameters, c["dtype"], batch, length, c["update"], rate, scaled, c["schedule"],
+            samples.removesuffix(", "), parameters, c["dtype"], batch, length, c["update"], rate, clip, scaled, c["schedule"],
             f"on {where}", ", ".join(f"{part} code {_code(run)[part][:8]}" for part in PARTS if part in _code(run)),
         ),
     )  # fmt: skip

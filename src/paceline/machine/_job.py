@@ -60,13 +60,11 @@ def measure(
     strategy: Any = job.chosen()
     keep_memory()
     with limit_threads(threads):
-        update, schedule = (
-            build_component("updates", config.update),
-            build_component("schedules", config.schedule),
-        )
+        model, schedule = job.build(data), build_component("schedules", config.schedule)
+        update = job.build_update(model)
         if isinstance(strategy, Strategy):
             update = strategy.own_update(update, RATE)
-        parts = Components(data, strategy, job.build(data), update, schedule)
+        parts = Components(data, strategy, model, update, schedule)
         batch = min(config.own_batch(), len(data.train))
         found = known or alone(parts, comm, batch, seconds)
         more = {}

@@ -194,7 +194,7 @@ def _key(job: Job, parameters: int, ranks: Sequence[int] | None, family: str) ->
         "data": [data.shape, data.label_shape, data.classes, len(data.train), type(data.train).__name__],
         "dtype": config.dtype,
         "batch": config.own_batch(),
-        "update": config.update if own is None else [config.update, own],
+        "update": [config.update, config.clip, own, job.optimizer and job.code().get("update")],
         "strategy": family,
         "threads": config.threads or 1,
         "ranks": None if ranks is None else sorted(ranks),

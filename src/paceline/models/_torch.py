@@ -629,6 +629,11 @@ class TorchModel:
         shapes = [(one.part, one.p.shape[0]) for one in self._trained if one.p.ndim > 1 and one.p.numel()]
         return [(part.start, (rows, (part.stop - part.start) // rows)) for part, rows in shapes]
 
+    @property
+    def places(self) -> list[tuple[nn.Parameter, slice]]:
+        """The trained parameters and their parts of the flat vectors."""
+        return [(one.p, one.part) for one in self._trained]
+
     def _roots(self) -> list[tuple[str, nn.Module]]:
         loss = self._loss.loss
         return [("", self.module), ("loss:", loss)] if isinstance(loss, nn.Module) else [("", self.module)]
@@ -726,6 +731,13 @@ class TorchModel:
             rows = [self._loss.scores(self._forward(part)) for part in _chunks(inputs)]
             scores = torch.cat(rows)
         return (scores if scores.dtype == torch.float64 else scores.float()).numpy()
+
+    def outputs(self, inputs: Inputs) -> Array:
+        """Return the module's own outputs in evaluation mode, for metrics: one row per sample."""
+        inputs = Several.of(inputs)
+        with self._evaluating():
+            rows = torch.cat([scores_in(self._forward(part)) for part in _chunks(inputs)])
+        return (rows.float() if rows.dtype in SHORT else rows).numpy()
 
     def classify(self, scores: Array, label_shape: tuple[int, ...] = ()) -> Array:
         """Return the classes that scores of `predict` mean, for labels of this shape; an empty array if they mean none.

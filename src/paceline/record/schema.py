@@ -235,7 +235,7 @@ CONFIG: Tests = {
     **dict.fromkeys(("epochs", "seed"), is_whole), "(samples)": is_whole, "(target)": is_text, "(code)": keyed(is_text),
     **dict.fromkeys(("batch", "batch_per_rank", "draws", "threads"), or_null(is_some)),
     **dict.fromkeys(("(shape)", "(label_shape)"), listed(is_whole, 32)),
-    **dict.fromkeys(("(objects)", "(class_names)"), listed(is_text)),
+    **dict.fromkeys(("(objects)", "(class_names)", "(metrics)"), listed(is_text)), "(clip)": is_number,
     "(asked)": keyed(or_null(lambda value: is_number(value) or is_text(value) or is_truth(value))),
     "(resumed)": listed({"ranks": _rank_count, "ranks_before": _rank_count}),
     "(strategy_facts)": is_object, "(simulated)": SIMULATED,
@@ -287,7 +287,7 @@ FINDINGS: Tests = {
 
 
 # Settings that older records do not have: those runs had the defaults.
-ADDED = ("on_divergence", "reproducible", "replay", "labels")
+ADDED = ("on_divergence", "reproducible", "replay", "labels", "clip")
 
 
 def check_config(what: str, values: Any) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from paceline.record import code_digest, new_folder, text_digest
 from paceline.schedules import Schedule
 from paceline.strategies import Strategy
 from paceline.training import replaying
-from paceline.updates import Update, is_elementwise
-from paceline.worker import Worker
+from paceline.updates import Clipped, Update, is_elementwise
+from paceline.worker import Metrics, Worker, check_metrics
 
 Train = Callable[[Worker], None]
 
@@ -50,6 +50,10 @@ class Job:
     model: Any = None
     strategy: Strategy | Train | None = None
     update: Update | None = None
+    optimizer: Callable[[Any], Any] | None = None
+    """A function from a torch module to a torch optimizer, which is the update."""
+    metrics: Metrics | None = None
+    """Functions of the outputs and labels of all validation or test samples, by name."""
     runs: Path | None = Path("runs")
     run_name: str | None = None
     """The run's folder below `runs`; None: one named by the time, the strategy, the ranks and the seed."""
@@ -63,7 +67,7 @@ class Job:
     survivors: bool = False
     """True if these ranks are left of more, because others have died."""
     objects: tuple[str, ...] = ()
-    """Those of data, model and strategy that the user gave as objects, which cannot be rebuilt from the record."""
+    """What of data, model, strategy, update and metrics the user gave as objects: the record cannot rebuild it."""
 
     def name(self) -> str:
         """Return the strategy's name as it appears in records and legends."""
@@ -83,7 +87,7 @@ class Job:
 
     def code(self) -> dict[str, str]:
         """Return digests of the user's own code, by setting."""
-        given = {"data": self.data, "model": self.model, "strategy": self.strategy}
+        given = {"data": self.data, "model": self.model, "strategy": self.strategy, "update": self.optimizer}
         kinds = {
             "data": "data",
             "model": "models",
@@ -116,8 +120,10 @@ class Job:
             (strategy.check_survivors if self.survivors else strategy.check)(ranks)
         if self.config.reproducible is not None:
             self._check_reproducible(self.config.reproducible, strategy, ranks)
-        update = self._update()
+        update = None if self.optimizer else self._update()
         build_component("schedules", self.config.schedule)
+        if self.metrics is not None:
+            check_metrics(self.metrics)
         if self.model is None:
             spec.parse("models", self.config.model)
         data = self.load()
@@ -128,7 +134,7 @@ class Job:
             )
         if isinstance(strategy, Strategy):
             strategy.check_data(ranks, batch, len(data.train))
-            strategy.check_update(self.config.update, elementwise=is_elementwise(update))
+            self._check_update(strategy, elementwise=is_elementwise(update))
             if strategy.whole_batches and self.config.lr_scaling != "none":
                 raise UsageError(
                     f"lr-scaling={self.config.lr_scaling} is for a global batch that grows with the ranks; "
@@ -148,6 +154,14 @@ class Job:
             labels=self.config.labels,
             ignore_index=ignored if isinstance(ignored, int) else None,
         )
+
+    def _check_update(self, strategy: Strategy, *, elementwise: bool) -> None:
+        strategy.check_update(self.config.update, elementwise=elementwise)
+        if self.config.clip is not None:
+            try:
+                strategy.check_update(self.config.update, elementwise=False)
+            except UsageError as error:
+                raise UsageError(str(error).replace(f"--update {self.config.update}", "--clip")) from None
 
     def _check_reproducible(self, pieces: int, strategy: Strategy | Train, ranks: int) -> None:
         if pieces % ranks:
@@ -172,7 +186,8 @@ class Job:
         if count is None:
             return
         one = np.ones(1)
-        state = build_component("updates", self.config.update).start(one)
+        # What a torch optimizer remembers is known when the network has been built.
+        state = {} if self.optimizer else build_component("updates", self.config.update).start(one)
         states = sum(array.size for name, array in state.items() if array.dtype == one.dtype)
         copies = (
             1 if getattr(strategy, "in_place", False) else ranks
@@ -202,13 +217,24 @@ class Job:
         data, strategy = self.check(ranks)
         self.check_memory(data, strategy, 1)
         model = self.build(data)
+        update = self.build_update(model, strategy)
         if isinstance(strategy, Strategy):
             strategy.check_model(ranks, model)
-        update, schedule = (
-            self._update(),
-            build_component("schedules", self.config.schedule),
-        )
+        schedule = build_component("schedules", self.config.schedule)
         return Components(data, strategy, model, update, schedule, sample_weights(model, data))
+
+    def build_update(self, model: Model, strategy: Strategy | Train | None = None) -> Update:
+        """Return the update: of the configuration, or the user's torch optimizer of this model.
+
+        `strategy`: refuse an optimizer that it cannot use.
+        """
+        if self.optimizer is None:
+            update = self._update()
+        else:
+            update = optimizer_of(self.optimizer, model)
+            if isinstance(strategy, Strategy):
+                self._check_update(strategy, elementwise=is_elementwise(update))
+        return update if self.config.clip is None else Clipped(update, self.config.clip)
 
     def _update(self) -> Update:
         """Return the given update, or build it from the configuration."""
@@ -221,6 +247,23 @@ class Job:
         if self.model is not None:
             return as_model(self.model, data, **seeded)
         return make(spec.parse("models", self.config.model), data, **seeded)
+
+
+def optimizer_of(function: Any, model: Any) -> Update:
+    """Return the optimizer that a function makes for the module of a model, as an update."""
+    wanted = "optimizer must be a function from the module to a torch optimizer"
+    if not callable(function):
+        raise UsageError(f"{wanted}; got a {type(function).__name__}")
+    if getattr(model, "places", None) is None:
+        raise UsageError("optimizer needs a torch module: a network in NumPy has --update")
+    try:
+        made = function(model.module)
+    except (TypeError, ValueError, AttributeError) as error:
+        words = " ".join(str(error).split())
+        raise UsageError(f"{wanted}; calling it failed: {type(error).__name__}: {words}") from error
+    from paceline.updates import TorchOptimizer
+
+    return TorchOptimizer(made, model.places)
 
 
 def batch_of(config: Config, strategy: Strategy | Train, ranks: int) -> int:

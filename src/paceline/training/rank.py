@@ -51,6 +51,7 @@ from paceline.training.resuming import (
 )
 from paceline.training.surviving import Loss, train_surviving
 from paceline.training.watchdog import Watchdog, watch_ranks
+from paceline.updates import Update, describe_update
 from paceline.vectors import Meter
 from paceline.worker import Resumption, Worker
 
@@ -81,6 +82,8 @@ class Fitted:
     """Mean training loss of the last epoch."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The user's own metrics on the validation samples, at the end of the last epoch."""
+    test_metrics: dict[str, float] = field(default_factory=dict)
+    """The user's own metrics on the test samples."""
     train_seconds: float
     """Without evaluation."""
     samples_per_second: float | None
@@ -402,6 +405,8 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     folder = place.run = place.folder(job)
     record = Record(folder) if folder is not None and rank == 0 else None
     rate = config.lr if config.lr is not None else float(getattr(model, "default_rate", 0.1))
+    if job.optimizer is not None:
+        rate = 1.0  # a factor on the learning rates of its groups
     batches = Batches(
         data.train,
         batch=batch_of(config, strategy, ranks),
@@ -427,7 +432,9 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
         if record is None:
             return
         if resumption is None:
-            record.start(_settings_for_record(job, place, data, strategy, ranks, rate), place.environment())
+            record.start(
+                _settings_for_record(job, place, data, strategy, ranks, rate, update), place.environment()
+            )
         else:
             history = [Epoch(**epoch) for epoch in resumption.first["history"]]
             changes = changes_for_record(job, place, resumption)
@@ -464,6 +471,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
         rate=scaled_rate(rate, config.lr_scaling, ranks),
         epochs=config.epochs,
         on_divergence=config.on_divergence,
+        metrics=job.metrics,
         replay=None if config.replay is None else Run(config.replay),
         on_step=shown.step if shown is not None else None,
         on_epoch=on_epoch if rank == 0 else None,
@@ -575,10 +583,20 @@ def _expected_traffic(
 
 
 def _settings_for_record(
-    job: Job, place: RankEnvironment, data: Dataset, strategy: Strategy | Train, ranks: int, rate: float
+    job: Job,
+    place: RankEnvironment,
+    data: Dataset,
+    strategy: Strategy | Train,
+    ranks: int,
+    rate: float,
+    update: Update,
 ) -> dict[str, Any]:
     """Return the requested settings, for the record."""
-    facts = {}
+    facts: dict[str, Any] = {}
+    if job.metrics:
+        facts["metrics"] = sorted(job.metrics)
+    if job.optimizer is not None:
+        facts["update"] = describe_update(update)
     if isinstance(strategy, Strategy):
         facts["strategy_facts"] = Facts.of(strategy, ranks=ranks, update=job.config.update).as_json()
     return {
@@ -630,6 +648,7 @@ def _outcome(
         "validation_accuracy": last.validation_accuracy if last else None,
         "loss": last.loss if last else None,
         "metrics": last.metrics if last else {},
+        "test_metrics": me.test_metrics,
         "train_seconds": found.busy,
         "samples_per_second": found.samples / found.busy if found.samples and found.busy else None,
         "seconds": found.seconds,

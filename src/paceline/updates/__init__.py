@@ -82,6 +82,43 @@ def start_update(update: Any, x: Array, first: int = 0) -> State:
     return state
 
 
+def describe_update(update: Any) -> str:
+    """Return a torch optimizer, clipped or not, as records describe it."""
+    from paceline.updates._torch import describe_optimizer
+
+    inner = update.update if isinstance(update, Clipped) else update
+    return describe_optimizer(inner.optimizer)
+
+
+class Clipped:
+    """An update whose mean gradient is first scaled down to the norm `most`, if its norm is larger.
+
+    As in `torch.nn.utils.clip_grad_norm_`, the factor is most / (norm + 1e-6). The norm is that of all parameters together,
+    so this update gets whole vectors only.
+
+    >>> from paceline.updates.sgd import Sgd
+    >>> x, update = np.zeros(2), Clipped(Sgd(), 1.0)
+    >>> update.apply(x, np.array([30.0, 40.0]), 0.5, update.start(x), scale=0.1)
+    >>> x.round(3)
+    array([-0.3, -0.4])
+    """
+
+    elementwise = False
+
+    def __init__(self, update: Any, most: float) -> None:
+        self.update, self.most = update, most
+
+    def start(self, x: Array) -> State:
+        return start_update(self.update, x)
+
+    def apply(self, x: Array, g: Array, eta: float, state: State, scale: float = 1.0) -> None:
+        norm = abs(scale) * float(np.linalg.norm(g))
+        if not norm < math.inf:  # the squares of a float32 may be too large for it
+            norm = abs(scale) * float(np.linalg.norm(g.astype(np.float64)))
+        factor = self.most / (norm + 1e-6)
+        self.update.apply(x, g, eta, state, scale * factor if factor < 1 else scale)
+
+
 def not_negative(what: str, value: float) -> None:
     """Check that a hyper-parameter is finite and at least 0.
 

@@ -457,25 +457,22 @@ def describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
     'SGD(lr=0.1, momentum=0.9; group 2: lr=0.5)'
     """
     defaults = {name: one.default for name, one in inspect.signature(type(optimizer)).parameters.items()}
-    first, *others = [
-        {name: value for name, value in group.items() if isinstance(value, (int, float, str, tuple, Tensor))}
-        for group in optimizer.param_groups
-    ]
-    texts = [
-        ", ".join(
-            f"{k}={_show(v)}"
-            for k, v in first.items()
-            if k == "lr" or (v is not defaults.get(k, v) and v != defaults.get(k, v))
-        )
-    ]
-    for number, group in enumerate(others, 2):
-        own = ", ".join(
-            f"{k}={_show(v)}"
-            for k, v in group.items()
-            if k not in first or (v is not first[k] and v != first[k])
-        )
-        texts += [f"group {number}: {own}"] if own else []
+    shown = ["lr", *(name for name in defaults if name not in ("lr", "params"))]
+    texts, before = [], defaults
+    for number, group in enumerate(optimizer.param_groups, 1):
+        own = [
+            f"{name}={_show(group[name])}"
+            for name in shown
+            if name in group and ((name, number) == ("lr", 1) or not _equal(group[name], before.get(name)))
+        ]
+        if own:
+            texts.append(f"{'' if number == 1 else f'group {number}: '}{', '.join(own)}")
+        before = optimizer.param_groups[0]
     return f"{type(optimizer).__name__}({'; '.join(texts)})"
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return one is other or bool(one == other)
 
 
 def _show(value: Any) -> str:

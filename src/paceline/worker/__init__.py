@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from paceline.worker.checkpoints import Kept, Resumption, Saves
 from paceline.worker.divergence import Guard
-from paceline.worker.evaluation import Score
+from paceline.worker.evaluation import Metrics, Score, check_metrics
 from paceline.worker.shared import SharedX
 from paceline.worker.steps import Steps, apply_update, start_update
 from paceline.worker.worker import Exchange, Mean, Worker
@@ -24,6 +24,7 @@ __all__ = [
     "Guard",
     "Kept",
     "Mean",
+    "Metrics",
     "Resumption",
     "Saves",
     "Score",
@@ -31,5 +32,6 @@ __all__ = [
     "Steps",
     "Worker",
     "apply_update",
+    "check_metrics",
     "start_update",
 ]

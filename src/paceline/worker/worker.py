@@ -21,7 +21,7 @@ from paceline.comm.control import Control
 from paceline.comm.timing import Timer
 from paceline.comm.tracing import Events
 from paceline.config import Interval
-from paceline.data import Batches, Dataset
+from paceline.data import Batches, Dataset, Split
 from paceline.errors import StoppedError
 from paceline.models import Model, Ready
 from paceline.record import EPOCHS, STEP_COLUMNS, Epoch, RowLog, Spool, gather_rows
@@ -41,7 +41,7 @@ from paceline.worker.checkpoints import (
     understand_state,
 )
 from paceline.worker.divergence import Recovery, alike
-from paceline.worker.evaluation import Score, agree_on_buffers, ratio, score_together
+from paceline.worker.evaluation import Metrics, Score, agree_on_buffers, ratio, score_together
 from paceline.worker.shared import SharedX
 from paceline.worker.staleness import Staleness
 from paceline.worker.steps import Steps
@@ -170,6 +170,7 @@ class Worker(Steps):
         rate: float,
         epochs: int,
         on_divergence: str = "stop",
+        metrics: Metrics | None = None,
         replay: Any = None,
         on_step: Callable[[int, float], None] | None = None,
         on_epoch: Callable[[Epoch], None] | None = None,
@@ -210,6 +211,8 @@ class Worker(Steps):
         self._meter = meter
         self._time_only = meter is not None and meter.time_only
         self.on_divergence = "ignore" if self._time_only else on_divergence
+        self.metrics = metrics
+        """The user's own metrics: functions of outputs and labels, by name."""
         self.replay = replay
         """The run whose order of messages is repeated (a `paceline.record.Run`), if any."""
         self.history: list[Epoch] = []
@@ -222,6 +225,8 @@ class Worker(Steps):
         self._events = events
         self._rehearses = comm is not None and meter is None  # simulated ranks have nothing to set up
         self._tested: tuple[float | None, float | None] | None = None
+        self.test_metrics: dict[str, float] = {}
+        """The user's own metrics on the test samples, after `test`."""
         self._balanced = 0
         self._sum: tuple[Array, str, Callable[[], None]] | None = (
             None  # the last array that was summed, and its collective
@@ -574,7 +579,7 @@ class Worker(Steps):
         agree_on_buffers(self.model, self.control, trained=self.epoch_sums[1] > 0)
         mine = [*self.epoch_sums, *self.epoch_losses, float(self._moved())]
         *sums, moved = self.control.total(np.array(mine))
-        found = score_together(self.model, self.data.validation, self.control, self.shares.batches.pieces)
+        found = self._score(self.data.validation)
         loss = ratio(sums[0], sums[1]) or 0.0
         self.ended(epoch, loss, found)
         if getattr(self.model, "judge", None) is not None:
@@ -597,7 +602,7 @@ class Worker(Steps):
         """Record and show the end of an epoch.
 
         `loss`: its mean loss, by default that of this rank's own batches; `train_seconds`: when it ended, by default now;
-        `metrics`: the user's own, on the validation samples.
+        `metrics`: the user's own, on the validation samples; by default those in `validation`.
         """
         with self.evaluation():
             loss = self.epoch_loss if loss is None else loss
@@ -611,7 +616,7 @@ class Worker(Steps):
                 validation_loss=metrics.get("loss") if means[0] is None else means[0],
                 validation_accuracy=metrics.get("accuracy") if means[1] is None else means[1],
                 train_seconds=self.train_seconds if train_seconds is None else train_seconds,
-                metrics=dict(metrics or {}),
+                metrics=dict(metrics or ({} if validation is None else validation.metrics)),
             )
             self.history.append(at_end)
             if len(self.history) > EPOCHS:
@@ -635,9 +640,18 @@ class Worker(Steps):
         """
         if self._tested is None:
             with self.evaluation():
-                found = score_together(self.model, self.data.test, self.control, self.shares.batches.pieces)
-                self._tested = found.means()
+                found = self._score(self.data.test)
+                self._tested, self.test_metrics = found.means(), found.metrics
         return self._tested
+
+    def _score(self, split: Split) -> Score:
+        return score_together(
+            self.model,
+            split,
+            self.control,
+            self.shares.batches.pieces,
+            None if self._time_only else self.metrics,
+        )
 
     # ---- divergence
 

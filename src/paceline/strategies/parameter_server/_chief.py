@@ -6,7 +6,7 @@ import logging
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from paceline.models import flat_buffers, put_flat_buffers
 from paceline.worker import Guard, Score, Worker
-from paceline.worker.evaluation import iterate_scores, ratio, samples_for, score_together
+from paceline.worker.evaluation import Outputs, iterate_scores, ratio, samples_for, score_together
 
 Array = NDArray[Any]
 log = logging.getLogger(__name__)
@@ -253,14 +253,16 @@ class Chief:
                 self.assemble(epoch)
                 self._judge(epoch)
                 model, self._so_far = self.me.model, Score()
-                self._going = iterate_scores(model, samples_for(model, self.me.data.validation, size=LITTLE))
+                samples = samples_for(model, self.me.data.validation, size=LITTLE)
+                self._outputs = Outputs(model, self.me.metrics)
+                self._going = iterate_scores(model, samples, self._outputs)
             found = next(self._going, None)
             if found is not None:
                 self._so_far = found
             else:
                 self._going = None
                 self._queue.popleft()
-                self._scores[epoch] = self._so_far
+                self._scores[epoch] = replace(self._so_far, metrics=self._outputs.compute())
                 self._report()
 
     def _judge(self, epoch: int) -> None:
@@ -311,7 +313,7 @@ class Chief:
 def evaluate_together(me: Worker) -> Score:
     """Evaluate rank 0's model on the validation samples, dividing them among all ranks. Collective."""
     me.broadcast()
-    return score_together(me.model, me.data.validation, me.control)
+    return score_together(me.model, me.data.validation, me.control, metrics=me.metrics)
 
 
 def help_to_finish(me: Worker) -> None:
