@@ -18,8 +18,8 @@ from paceline.record import Run
 from paceline.report import document_of
 from paceline.report.document import Table
 from paceline.report.exchange import staleness
-from paceline.report.learning import accuracy
-from paceline.report.results import COLUMNS, cells
+from paceline.report.learning import end_quality
+from paceline.report.results import cells, columns_of, metrics_of
 from tests.report.conftest import altered, on_two_ranks
 
 WHY = "the loss has risen to 7.5, from 2.3 at first in epoch 1"
@@ -120,7 +120,10 @@ def test_without_classes_the_loss_is_the_measure(runs: list[Run], tmp_path: Path
 def test_one_run_of_several_that_diverged(runs: list[Run], tmp_path: Path) -> None:
     sync = on_two_ranks(runs, tmp_path, ("sync", 1.0, 0.9), ("sync", 1.0, 0.1, WHY), ("sync", 1.0, 0.9))
     [row] = rows_of(sync)
-    assert cells(row)[[column.name for column in COLUMNS].index("speedup")] == "1 of 3 diverged"
+    assert (
+        cells(row, metrics_of([row]))[[column.name for column in columns_of([row])].index("speedup")]
+        == "1 of 3 diverged"
+    )
     assert best([row]) is None
     serial = on_two_ranks(runs, tmp_path, ("serial", 3.0, 0.9), ("serial", 0.1, 0.1, WHY))
     assert all(
@@ -130,7 +133,7 @@ def test_one_run_of_several_that_diverged(runs: list[Run], tmp_path: Path) -> No
 
 def test_what_is_far_below_does_not_flatten_the_rest(runs: list[Run], tmp_path: Path) -> None:
     rows = tried(runs, tmp_path, ("serial", 1.0, 0.93), ("sync", 1.0, 0.92), ("hogwild", 1.0, 0.1))
-    section = accuracy(rows, 1)
+    section = end_quality(rows, 1)
     assert section is not None
     (drawn,) = section.blocks
     assert isinstance(drawn, Bars)

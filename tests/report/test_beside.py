@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from paceline.compare.metric import Goal
 from paceline.errors import UsageError
 from paceline.figures import Bars, Histogram, Lines
 from paceline.record import Run, find_runs
 from paceline.report import bench_section, document_of
 from paceline.report.document import Document, Table, Text
-from paceline.report.results import COLUMNS
 from paceline.study.context import Context, context_of
 from tests.report.conftest import altered, on_two_ranks, rewrite, table
 from tests.simulate.costs import PROCESSOR
@@ -123,7 +123,7 @@ def test_published_figures_stand_beside_ours(study: Path) -> None:
 def test_targets(matrix: Path, runs: list[Run]) -> None:
     found = find_runs([matrix])
     assert "the target of 2.00 %, as asked for: " in said(document_of(found, target=0.02))
-    context = Context(target_accuracy=0.3)
+    context = Context(target=Goal.parse("0.3"))
     assert "target of 2.00 %, as asked for" in said(document_of(found, target=0.02, context=context))
     nobody = said(document_of(found, target=1.0))
     assert "Nothing reached the target of 100.00 %, as asked for; closest was " in nobody
@@ -215,7 +215,7 @@ def test_time_alone_has_no_accuracy(matrix: Path) -> None:
     alone = [run for run in find_runs([matrix]) if run.simulated and not run.simulated["compute"]]
     page = document_of(alone)
     assert titles(page)[-3:] == ["Where the time went", "Messages", "Environment"]
-    accuracy = [column.name for column in COLUMNS].index("test accuracy")
+    accuracy = [column.name for column in table(page, "results-1").columns].index("test accuracy")
     assert table(page, "results-1").rows[0][accuracy] is None
     assert not any(isinstance(block, Lines) for block in page.blocks())
 

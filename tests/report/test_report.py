@@ -11,8 +11,8 @@ from paceline.figures import Bars
 from paceline.record import Run
 from paceline.report import document_of, write_report
 from paceline.report.document import Text
-from paceline.report.learning import accuracy
-from paceline.report.results import COLUMNS, cells
+from paceline.report.learning import end_quality
+from paceline.report.results import cells, columns_of, metrics_of
 from paceline.text import seconds
 from tests.report.conftest import altered, on_two_ranks
 
@@ -79,7 +79,9 @@ def test_runs_are_counted_and_their_samples_added_up(runs: list[Run], tmp_path: 
     slow = altered(runs[0], tmp_path, train_seconds=3.0, samples_per_second=100.0)
     [row] = rows_of([fast, slow])
     assert (row.runs, row.seeds, row.train_seconds, row.samples_per_second) == (2, 1, 2.0, 150.0)
-    told = dict(zip([column.name for column in COLUMNS], cells(row), strict=True))
+    told = dict(
+        zip([column.name for column in columns_of([row])], cells(row, metrics_of([row])), strict=True)
+    )
     assert (told["runs"], told["seeds"]) == (2, 1)
 
 
@@ -103,7 +105,7 @@ def test_the_page_shows_the_figures_of_the_records(runs: list[Run], tmp_path: Pa
 
 def drawn(rows: list[Row]) -> Bars | Text:
     """The accuracies of some rows, as a figure or in a sentence."""
-    section = accuracy(rows, 1)
+    section = end_quality(rows, 1)
     assert section is not None
     (block,) = section.blocks
     assert isinstance(block, Bars | Text)
@@ -124,7 +126,7 @@ def test_accuracies_that_do_not_differ_are_not_drawn(runs: list[Run], tmp_path: 
     assert apart.x.bounds == pytest.approx((0.897, 0.933))
     assert [bar.parts for bar in apart.bars] == [(0.93,), (0.9,)]
     assert drawn(rows_of([one, perfect])).x.bounds == pytest.approx((0.923, 1.0))  # type: ignore[union-attr]
-    assert accuracy(rows_of([altered(runs[0], tmp_path, test_accuracy=None)]), 1) is None
+    assert end_quality(rows_of([altered(runs[0], tmp_path, test_accuracy=None)]), 1) is None
 
 
 @pytest.mark.parametrize(

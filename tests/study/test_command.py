@@ -40,7 +40,11 @@ def test_runs_what_is_missing_and_reports(
     first = records(runs)
     assert first == {cell.key: 1 for cell in read(path).cells("mpi")}
     context = context_of([runs])
-    assert (context.title, context.question, context.target_accuracy) == ("tiny", "does it?", 0.5)
+    assert (context.title, context.question, str(context.target)) == (
+        "tiny",
+        "does it?",
+        "accuracy >= 50.00 %",
+    )
 
     # The file is changed: only what is new is run, and what is no longer named stays, out of the report.
     text = (

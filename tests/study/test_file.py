@@ -20,7 +20,7 @@ BOTH = "batch = 2\nbatch_per_rank = 2\n"
 BAD = {
     "": ["the file has no [[matrix]], which lists what to run: strategy = … and ranks = …"],
     "title = 3\nquestion = []\n" + PART: ["title must be a text; got 3", "question must be a text; got []"],
-    "tilte = 'x'\n" + PART: ["the file: unknown key 'tilte'; choose one of title, question, target_accuracy"],
+    "tilte = 'x'\n" + PART: ["the file: unknown key 'tilte'; choose one of title, question, target, target_accuracy"],
     "target_accuracy = 90\n" + PART: [
         "target_accuracy must be a number above 0 and up to 1: a fraction, such as 0.9 for 90 %; got 90"
     ],

@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 examples:
   paceline report runs -o report.html
   paceline report runs -o report.md -o report.pdf --figures figures --tables tables --target 0.9
+  paceline report runs --target 'perplexity<=12'
 """
     parser.add_argument("runs", nargs="+", type=_path, help="folders of runs, or folders that contain runs")
     parser.add_argument(
@@ -36,8 +37,9 @@ examples:
         help="also write every table and every figure's data to DIR as CSV",
     )
     parser.add_argument(
-        "--target", type=float, metavar="FRACTION",
-        help="target accuracy on the validation samples (default: the study's, or one point below serial's best)",
+        "--target", metavar="GOAL",
+        help="what to reach on the validation samples: accuracy>=0.9, loss<=0.3, perplexity<=12, or the fraction of an "
+        "accuracy (default: the study's, or one point below serial's best)",
     )  # fmt: skip
     parser.add_argument("--title", help="the report's title (default: the study's)")
     parser.add_argument(
@@ -72,7 +74,7 @@ def report_on(
     *,
     figures: Path | None = None,
     tables: Path | None = None,
-    target: float | None = None,
+    target: str | None = None,
     title: str | None = None,
     bench: Sequence[Path] = (),
 ) -> None:

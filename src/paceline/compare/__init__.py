@@ -3,7 +3,8 @@
 rows        problems, and a row for each strategy on each number of ranks
 theory      the facts about a run's strategy, and its expected traffic
 verdict     the gains of the strategies, in sentences
-target      an accuracy to reach, and when each row reached it
+metric      measures of quality, such as accuracy: which way is better, and their values in a record
+target      a value of a metric to reach, and when each row reached it
 laws        Amdahl's and Gustafson's laws and lines, fitted
 staleness   the age of gradients when they were applied
 """

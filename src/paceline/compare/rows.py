@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 from typing import Any
 
+from paceline.compare.metric import ACCURACY, LOSS, Metric, metric_named, names_in, read_last, read_test
 from paceline.compare.staleness import Staleness, staleness_of
 from paceline.compare.theory import facts_of
 from paceline.record import Run
@@ -61,7 +62,8 @@ def problem_of(run: Run) -> Problem:
         title=f"{data}, {c['model']}",
         details=f"{samples}{parameters} ({c['dtype']}), {batch}, {length}, {update}{extra}, on {where}",
         settings=(
-            samples.removesuffix(", "), parameters, c["dtype"], batch, length, c["update"], rate, clip, scaled, c["schedule"],
+            samples.removesuffix(", "), parameters, c["dtype"], batch, length, c["update"], rate, clip, scaled,
+            c["schedule"],
             f"on {where}", ", ".join(f"{part} code {_code(run)[part][:8]}" for part in PARTS if part in _code(run)),
         ),
     )  # fmt: skip
@@ -117,6 +119,12 @@ class Row:
     accuracy_range: tuple[float, float] | None
     loss: float | None
     """On the test samples; None if it is unknown, NaN or infinite."""
+    values: dict[str, tuple[float, ...]]
+    """The values of every metric at the end of each run, on the samples `where`: accuracy, loss and the user's own."""
+    metric: Metric
+    """The one by which rows of the problem are compared."""
+    where: str
+    """"test", or "validation" if nothing is known about the test samples."""
     train_seconds: float
     seconds_range: tuple[float, float]
     samples_per_second: float | None
@@ -136,6 +144,22 @@ class Row:
     staleness: Staleness | None
     members: tuple[Run, ...]
     """The runs themselves."""
+
+    @property
+    def score(self) -> float | None:
+        """The mean value of its metric; None if it is unknown."""
+        return self.mean_of(self.metric.name)
+
+    @property
+    def score_range(self) -> tuple[float, float] | None:
+        """The lowest and the highest value of its metric."""
+        found = self.values.get(self.metric.name)
+        return (min(found), max(found)) if found else None
+
+    def mean_of(self, name: str) -> float | None:
+        """Return the mean value of a metric over the runs; None if it is unknown."""
+        found = self.values.get(name)
+        return fmean(found) if found else None
 
     @cached_property
     def facts(self) -> Facts:
@@ -186,7 +210,9 @@ class Row:
     @property
     def guessed(self) -> bool:
         """True if no run diverged and yet the test accuracy is that of guessing."""
-        return self.accuracy is not None and not self.diverged and guessing(self.accuracy, self.chance)
+        if self.accuracy is None or self.diverged or self.metric != ACCURACY:
+            return False
+        return guessing(self.accuracy, self.chance)
 
     @property
     def timed_only(self) -> bool:
@@ -286,7 +312,37 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
             own[threads] = min(seconds, own.get(threads, seconds))
     first = {problem: place for place, problem in enumerate(dict.fromkeys(key[0] for key in groups))}
     keys = sorted(groups, key=lambda key: (first[key[0]], key[1], not is_serial(key[2]), *key[2:]))
-    return [_row(key, groups[key], _baseline(serial, key, optimizers[key])) for key in keys]
+    tested = {key[0] for key, members in groups.items() if any(map(_is_tested, members))}
+    rows = [
+        _row(
+            key,
+            groups[key],
+            _baseline(serial, key, optimizers[key]),
+            "test" if key[0] in tested else "validation",
+        )
+        for key in keys
+    ]
+    metrics = {problem: choose_metric([row for row in rows if row.problem == problem]) for problem in first}
+    return [replace(row, metric=metrics[row.problem]) for row in rows]
+
+
+def choose_metric(rows: Sequence[Row]) -> Metric:
+    """Return the metric by which rows are compared: accuracy, the first well-known one of the user's, or the loss."""
+    nothing = not any(row.values for row in rows)
+    if any(ACCURACY.name in row.values or (nothing and row.chance is not None) for row in rows):
+        return ACCURACY
+    own = (name for row in rows for name in row.values)
+    return next((found for name in own if name != LOSS.name and (found := metric_named(name))), LOSS)
+
+
+def compared_by(rows: Iterable[Row], metric: Metric) -> list[Row]:
+    """Return the rows, to be compared by another metric."""
+    return [replace(row, metric=metric) for row in rows]
+
+
+def _is_tested(run: Run) -> bool:
+    """Return True if something is known about its quality on the test samples."""
+    return any(read_test(run, name) is not None for name in ("accuracy", "loss", *names_in([run])))
 
 
 def _baseline(
@@ -303,13 +359,23 @@ def _baseline(
     return {}
 
 
-def _row(key: Key, members: list[Run], serial: Mapping[int, float]) -> Row:
+def _row(key: Key, members: list[Run], serial: Mapping[int, float], where: str) -> Row:
     problem, simulated, strategy, ranks, threads = key
     summaries: list[dict[str, Any]] = [run.summary for run in members]
     seconds = [s["train_seconds"] for s in summaries]
     accuracies = [s["test_accuracy"] for s in summaries if s["test_accuracy"] is not None]
-    losses = [s.get("test_loss") for s in summaries]
-    known = [loss for loss in losses if loss is not None]
+    names = ("accuracy", "loss", *names_in(members))
+    find = read_test if where == "test" else read_last
+    found = {name: [find(run, name) for run in members] for name in names}
+    if where == "validation":
+        accuracies = [value for value in found["accuracy"] if value is not None]
+    # A loss that is not finite is unknown; accuracies are known even then.
+    partly = {"accuracy": tuple(accuracies)}
+    values = {
+        name: partly.get(name) or tuple(value for value in some if value is not None)
+        for name, some in found.items()
+        if (some and None not in some) or partly.get(name)
+    }
     nodes = [node_of(run) for run in members]
     cores = [own for _, own in nodes]
     diverged = tuple(s["diverged"] for s in summaries if s.get("diverged"))
@@ -328,7 +394,10 @@ def _row(key: Key, members: list[Run], serial: Mapping[int, float]) -> Row:
         seeds=len({run.config["seed"] for run in members}),
         accuracy=fmean(accuracies) if accuracies else None,
         accuracy_range=(min(accuracies), max(accuracies)) if accuracies else None,
-        loss=fmean(known) if known and len(known) == len(losses) else None,
+        loss=fmean(values["loss"]) if "loss" in values else None,
+        values=values,
+        metric=ACCURACY,
+        where=where,
         train_seconds=mean,
         seconds_range=(min(seconds), max(seconds)),
         samples_per_second=samples / sum(seconds) if samples else None,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from paceline.compare.metric import LOSS
 from paceline.compare.rows import Row, label
-from paceline.text import count, percent, seconds
+from paceline.text import count, seconds
 
-# The loss of accuracy, or the relative increase of the loss, up to which a row counts as good.
-POINT, TENTH = 0.01, 0.1
 # The number of rows that a sentence lists individually.
 NAMED = 2
 
@@ -26,7 +25,7 @@ def reference(rows: Sequence[Row], optimizer: str = "") -> Row | None:
 
 
 def as_good(row: Row, than: Row | None) -> bool:
-    """Return True if a row has learned something and is within a point of the other's accuracy, or a tenth of its loss.
+    """Return True if a row has learned something and is within a point of the other's accuracy, or a tenth of its score.
 
     A row with only time simulated counts as good.
     """
@@ -34,9 +33,9 @@ def as_good(row: Row, than: Row | None) -> bool:
         return False
     if than is None or row.timed_only:
         return True
-    if than.accuracy is not None:
-        return row.accuracy is not None and row.accuracy > than.accuracy - POINT - 1e-9
-    return than.loss is None or (row.loss is not None and row.loss <= than.loss * (1 + TENTH))
+    if than.score is None or row.score is None:
+        return than.score is None
+    return than.metric.reaches(row.score, than.metric.relaxed(than.score))
 
 
 def best(rows: Sequence[Row]) -> Row | None:
@@ -184,8 +183,9 @@ def _bought(nearest: Row, than: Row, rows: Sequence[Row], faster: Sequence[Row])
             return f"threads win: {alone}, and {what} was faster; closest was {said}, {speed}"
         return f"{what} was faster than {name}; closest was {said}, {speed}"
     at = ""
-    if nearest.accuracy is not None and than.accuracy is not None:
-        at = f"; test accuracy {percent(nearest.accuracy)}, {name} {percent(than.accuracy)}"
+    if nearest.score is not None and than.score is not None:
+        spell = than.metric.spell
+        at = f"; {than.metric.heading(than.where)} {spell(nearest.score)}, {name} {spell(than.score)}"
     of = f"{nearest.speedup:.2f} times as fast as {name}"
     if nearest.against_threads is not None:
         fewest, most = (pick(row.threads for row in rows if row.serial) for pick in (min, max))
@@ -246,11 +246,14 @@ def _beside(faster: Sequence[Row]) -> str:
 
 
 def _most(good: Sequence[Row], nearest: Row, than: Row) -> str:
-    """List what is more accurate than serial by more than a point, but slower."""
-    most = min(good, key=_error)
-    if most is nearest or most.accuracy is None or most.accuracy <= (than.accuracy or 0.0) + POINT:
+    """List what is clearly better than serial, but slower."""
+    most, metric = min(good, key=_error), than.metric
+    if most is nearest or most.score is None or than.score is None:
         return ""
-    return f"; most accurate was {label(most)}, at {quality(most)}"
+    if metric.reaches(than.score, metric.relaxed(most.score)):
+        return ""
+    words = "most accurate" if metric.percent else f"best by {metric.name}"
+    return f"; {words} was {label(most)}, at {quality(most)}"
 
 
 def _diverged(rows: Sequence[Row]) -> str:
@@ -287,10 +290,10 @@ def divergence(row: Row) -> str:
 
 
 def quality(row: Row) -> str:
-    """Format a row's accuracy, or its loss if there are no classes; empty if neither is known."""
-    if row.accuracy is not None:
-        return percent(row.accuracy)
-    return "" if row.loss is None else f"test loss {row.loss:.3g}"
+    """Format a row's accuracy, or the metric that it is compared by, or else its loss; empty if nothing is known."""
+    if row.score is not None:
+        return row.metric.describe(row.score, row.where)
+    return "" if row.loss is None else LOSS.describe(row.loss, row.where)
 
 
 def _got(row: Row) -> str:
@@ -314,6 +317,6 @@ def _seconds(row: Row) -> float:
 
 def _error(row: Row) -> tuple[bool, float]:
     """Return a key that is lowest for the best row."""
-    if row.accuracy is not None:
-        return bool(row.diverged), 1 - row.accuracy
-    return bool(row.diverged) or row.loss is None, row.loss or 0.0
+    if row.score is None:
+        return True, 0.0
+    return bool(row.diverged), row.metric.key(row.score)

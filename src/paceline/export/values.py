@@ -81,10 +81,14 @@ def _points(run: Run) -> Iterator[Point]:
         yield Point("loss/epoch", *at, epoch["loss"])
         yield Point("validation/loss", *at, epoch["validation_loss"])
         yield Point("validation/accuracy", *at, epoch["validation_accuracy"])
+        for name, value in epoch["metrics"].items():
+            yield Point(f"validation/{name}", *at, value)
     summary = run.summary
     end: tuple[int, float] = (summary.get("steps") or 0, summary["train_seconds"])
     for key, name in FINAL.items():
         yield Point(name, *end, summary.get(key))
+    for name, value in (summary.get("test_metrics") or {}).items():
+        yield Point(f"test/{name}", *end, value)
     for kind, seconds in summary["seconds"].items():
         yield Point(f"seconds/{kind}", *end, seconds)
     ages: dict[str, Any] = summary["findings"].get("staleness") or {}

@@ -8,7 +8,8 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from paceline.compare.rows import Row, rows_of, titles_of
+from paceline.compare.metric import Goal, Metric, names_in
+from paceline.compare.rows import Row, compared_by, rows_of, titles_of
 from paceline.compare.target import target_in, target_of
 from paceline.compare.verdict import notes, remarks
 from paceline.diagnosis import Cause, Diagnosis, diagnose
@@ -16,7 +17,7 @@ from paceline.errors import UsageError
 from paceline.record import Run
 from paceline.report.document import Block, Column, Document, Section, Table, Text, Value, foldable
 from paceline.report.exchange import staleness, traffic
-from paceline.report.learning import accuracy, learning
+from paceline.report.learning import end_quality, learning
 from paceline.report.results import costs, results, summary, time_split
 from paceline.report.scaling import scaling
 from paceline.report.study import (
@@ -38,15 +39,16 @@ def document_of(
     runs: Sequence[Run],
     *,
     context: Context | None = None,
-    target: float | None = None,
+    target: str | float | Goal | None = None,
     title: str | None = None,
     cut: Sequence[Run] = (),
 ) -> Document:
     """Return a report on some runs: a section for each problem, and the environment.
 
     `context`: what a study says besides its runs (`paceline.study.context.context_of`): title, question, target, published
-    figures, failed cells. `target`: the accuracy to reach, as a fraction; by default the study's, or one point below the
-    best serial accuracy on the validation samples. `cut`: runs that were cut; they are listed, and not compared.
+    figures, failed cells. `target`: what to reach on the validation samples, such as "perplexity<=12", or the fraction of
+    an accuracy; by default the study's, or one point below the best serial accuracy (another metric: a tenth worse).
+    `cut`: runs that were cut; they are listed, and not compared.
 
     >>> import tempfile
     >>> from paceline import fit
@@ -58,8 +60,11 @@ def document_of(
     ['iris, mlp:8', 'Environment']
     """
     context = Context() if context is None else context
-    if target is not None and not 0 < target <= 1:
-        raise UsageError(f"a target accuracy must be above 0 and at most 1; got {target:g}")
+    goal = target if target is None or isinstance(target, Goal) else Goal.parse(target)
+    if goal is not None and runs and not any(map(goal.metric.points, runs)):
+        known = ["accuracy", "loss", *names_in(runs)]
+        found = [name for name in known if any(Metric(name, higher=True).points(run) for run in runs)]
+        raise UsageError(f"no run has the metric {goal.metric.name}; they have {', '.join(found) or 'none'}")
     if not runs and not context.failed and not cut:
         raise UsageError("there are no complete runs to report on")
     top: list[Text] = _questions(context)
@@ -71,7 +76,7 @@ def document_of(
         failed = failed_for(rows, left)
         left = [cell for cell in left if cell not in failed]
         name = titles[rows[0].problem]
-        section, words = _problem(rows, number, context, target, failed)
+        section, words = _problem(rows, number, context, goal, failed)
         sections.append(replace(section, title=name))
         top.append(Text(kind="verdict", title=name, lines=words))
     if left:
@@ -101,12 +106,16 @@ def _questions(context: Context) -> list[Text]:
 
 
 def _problem(
-    rows: list[Row], number: int, context: Context, given: float | None, failed: Sequence[Failed]
+    rows: list[Row], number: int, context: Context, given: Goal | None, failed: Sequence[Failed]
 ) -> tuple[Section, tuple[str, ...]]:
     """Return the section of one problem, and the sentences about it at the top."""
-    asked, words = (given, "as asked for") if given is not None else (context.target_accuracy, "the study's")
+    asked, words = (given, "as asked for") if given is not None else (context.target, "the study's")
     if given is None and context.studies:
-        asked, words = target_in(rows, {study.folder: study.target_accuracy for study in context.studies})
+        asked, words = target_in(rows, {study.folder: study.target for study in context.studies})
+    if asked is not None and any(asked.metric.points(run) for row in rows for run in row.members):
+        rows = compared_by(rows, asked.metric)
+    else:
+        asked = None  # these runs do not have that metric
     target = target_of(rows, asked, words)
     target = (
         None if len(rows) == 1 and asked is None else target
@@ -128,7 +137,7 @@ def _problem(
         else None,
         diagnosis(rows, number),
         scaling(rows, number, theirs),
-        accuracy(rows, number, theirs),
+        end_quality(rows, number, theirs),
         learning(rows, number, target),
         Section(title="Where the time went", blocks=(time_split(rows, number),)),
         staleness(rows, number),

@@ -13,15 +13,16 @@ from paceline.report.document import Column, Table, Value
 from paceline.report.series import series_of
 from paceline.report.study import describe_cell
 from paceline.study.context import Failed
-from paceline.text import megabytes, percent, seconds, times
+from paceline.text import megabytes, seconds, times
 
 # The most important columns come first: a narrow screen shows those.
-COLUMNS = (
+FIRST = (
     Column(name="strategy"),
     Column(name="ranks", kind="count"),
     Column(name="time (s)", kind="seconds"),
     Column(name="speedup", kind="times"),
-    Column(name="test accuracy", kind="percent"),
+)
+LAST = (
     Column(name="samples/s", kind="count"),
     Column(name="MB sent", kind="megabytes"),
     Column(name="threads", kind="count"),
@@ -30,8 +31,8 @@ COLUMNS = (
 )
 NOTE = (
     "Each row shows means over its runs. The tinted row is the fastest one that learned something, did not diverge, and "
-    "whose accuracy is within one point of the best serial row, with its optimizer and with the update of the runs (or of "
-    "the best row, if there is no serial one). "
+    "whose accuracy is within one point (another metric: a tenth) of the best serial row, with its optimizer and with the "
+    "update of the runs (or of the best row, if there is no serial one). "
     "time: training only, without evaluation. samples/s: all samples of a row's runs divided by all their seconds. "
     "speedup: relative to the serial row with the fewest threads and the same optimizer. MB sent: by all ranks together. "
     "threads: per rank."
@@ -69,15 +70,17 @@ def results(rows: Sequence[Row], failed: Sequence[Failed], number: int) -> Table
         OVER if any(row.oversubscribed for row in rows) else "",
         SIMULATED if simulated(rows) else "",
     ]
+    shown = metrics_of(rows)
+    columns = columns_of(rows)
     return Table(
         name=f"results-{number}",
         title="",
-        columns=_with_threads(COLUMNS, AGAINST_THREADS) if threaded else COLUMNS,
+        columns=_with_threads(columns, AGAINST_THREADS) if threaded else columns,
         rows=tuple(
             _with_threads(values, against) if threaded else values
             for values, against in (
-                *((cells(row), row.against_threads) for row in rows),
-                *((_failed(cell), None) for cell in failed),
+                *((cells(row, shown), row.against_threads) for row in rows),
+                *((_failed(cell, len(columns)), None) for cell in failed),
             )
         ),
         caption=" ".join(filter(None, caption)),
@@ -90,14 +93,30 @@ def _with_threads(values: tuple[T, ...], against: T) -> tuple[T, ...]:
     return (*values[:4], against, *values[4:])
 
 
-def cells(row: Row) -> tuple[Value, ...]:
-    """Return a row's values, in the order of COLUMNS."""
+def metrics_of(rows: Sequence[Row]) -> list[str]:
+    """Return the names of the metrics to show: the one that rows are compared by, and the user's own."""
+    own = [name for row in rows for name in row.values if name not in ("accuracy", "loss")]
+    return list(dict.fromkeys([*(row.metric.name for row in rows), *own])) or ["accuracy"]
+
+
+def columns_of(rows: Sequence[Row]) -> tuple[Column, ...]:
+    """Return the columns of the table of some rows."""
+    return (*FIRST, *(_column(rows, name) for name in metrics_of(rows)), *LAST)
+
+
+def _column(rows: Sequence[Row], name: str) -> Column:
+    where = " or ".join(dict.fromkeys(row.where for row in rows if name in row.values)) or "test"
+    return Column(name=f"{where} {name}", kind="percent" if name == "accuracy" else "number")
+
+
+def cells(row: Row, metrics: Sequence[str]) -> tuple[Value, ...]:
+    """Return a row's values, in the order of the columns."""
     return (
         row.strategy + mark(row),
         f"{row.ranks} *" if row.oversubscribed else row.ranks,
         row.train_seconds,
         divergence(row) or row.speedup,
-        row.accuracy if row.accuracy is not None else quality(row) or None,
+        *(row.mean_of(name) for name in metrics),
         row.samples_per_second,
         row.bytes_sent,
         row.threads,
@@ -106,13 +125,13 @@ def cells(row: Row) -> tuple[Value, ...]:
     )
 
 
-def _failed(cell: Failed) -> tuple[Value, ...]:
+def _failed(cell: Failed, width: int) -> tuple[Value, ...]:
     settings = cell.settings
     ranks = settings.get("ranks")
     words = " (simulated)" if settings.get("simulated") else ""
     name = f"{settings.get('strategy', '')}{words}"
     known = (name, ranks if isinstance(ranks, int) else None, None, "failed")
-    return (*known, *(None for _ in COLUMNS[len(known) :]))
+    return (*known, *(None for _ in range(width - len(known))))
 
 
 def _mark(row: Row, fastest: Sequence[Row | None]) -> str:
@@ -164,7 +183,7 @@ def summary(
         for some, begin in _real_and_simulated(rows):
             if some and (sentence := first_to_reach(some, target, begin, words)):
                 sentences.append(sentence)
-                words = f"the target of {percent(target.accuracy)}"
+                words = f"the target of {target.short}"
     if failed:
         named = [f"{describe_cell(cell, names)}: {cell.why}" for cell in failed[:NAMED]]
         more = f"; and {len(failed) - NAMED} more" if len(failed) > NAMED else ""
@@ -190,8 +209,14 @@ def first_to_reach(rows: Sequence[Row], target: Target, begin: str, words: str) 
         return ""
     when = sorted((found for row in rows if (found := reached(row, target)).all), key=_mean)
     if not when:
-        nearest = max((reached(row, target) for row in rows), key=lambda found: found.best or 0.0)
-        came = "" if nearest.best is None else f"; closest was {label(nearest.row)}, {percent(nearest.best)}"
+        metric = target.metric
+        known = [found for row in rows if (found := reached(row, target)).best is not None]
+        nearest = min(known, key=lambda found: metric.key(found.best or 0.0), default=None)
+        came = (
+            ""
+            if nearest is None
+            else f"; closest was {label(nearest.row)}, {metric.spell(nearest.best or 0.0)}"
+        )
         what = "nothing on more than one rank" if single else "nothing"
         return f"{begin}{what if begin else what.capitalize()} reached {words}{came}."
     first, rest = when[0], when[1:]
@@ -250,19 +275,32 @@ def _cost(row: Row, than: Row | None, target: Target | None) -> str:
         words.append(divergence(row))
     elif row.guessed:
         words.append("nothing learned")
-    elif than is not None and row.accuracy is not None and than.accuracy is not None:
-        lost = 100 * (than.accuracy - row.accuracy)
-        said = (
-            f"same accuracy as {than.strategy if than.serial else 'serial'}"
-            if abs(lost) < 0.05
-            else f"{abs(lost):.1f} points of accuracy {'lost' if lost > 0 else 'gained'}"
-        )
+    elif than is not None and row.score is not None and than.score is not None:
+        said = _difference(row, row.score, than.score, than.strategy if than.serial else "serial")
         other = than.optimizer != row.optimizer
         words.append(f"{said} compared with serial, whose optimizer is another" if other else said)
     elif quality(row):
-        words.append(f"accuracy {quality(row)}" if row.accuracy is not None else quality(row))
+        words.append(
+            f"accuracy {quality(row)}" if row.metric.percent and row.score is not None else quality(row)
+        )
     if target is not None and not row.timed_only:
         found = reached(row, target)
-        at = f"{percent(target.accuracy)} "
+        at = f"{target.short} "
         words.append(at + (f"after {seconds(found.mean or 0.0)} s" if found.all else "not reached"))
     return f"{label(row)}: {', '.join(words)}"
+
+
+def _difference(row: Row, value: float, serial: float, whose: str) -> str:
+    """Say how much better or worse a row is than serial."""
+    name = row.metric.name
+    if row.metric.percent:
+        lost = 100 * (serial - value)
+        same, words = (
+            abs(lost) < 0.05,
+            f"{abs(lost):.1f} points of accuracy {'lost' if lost > 0 else 'gained'}",
+        )
+    else:
+        change = abs(value - serial) / max(abs(serial), 1e-12)
+        same = change < 0.0005
+        words = f"{name} {100 * change:.1f} % {'higher' if value > serial else 'lower'}"
+    return f"same {name} as {whose}" if same else words

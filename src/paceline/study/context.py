@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from paceline.compare.metric import ACCURACY, Goal
 from paceline.errors import UsageError
 from paceline.files import exists, read_json
 from paceline.record.schema import (
@@ -102,7 +103,7 @@ class StudyInfo:
     """The folder of its runs."""
     title: str | None
     question: str | None
-    target_accuracy: float | None
+    target: Goal | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +116,8 @@ class Context:
 
     title: str | None = None
     question: str | None = None
-    target_accuracy: float | None = None
-    """A fraction, on the validation samples; None if studies do not agree on one: see `studies`."""
+    target: Goal | None = None
+    """What to reach on the validation samples; None if studies do not agree on it: see `studies`."""
     published: tuple[Published, ...] = ()
     failed: tuple[Failed, ...] = ()
     studies: tuple[StudyInfo, ...] = ()
@@ -135,8 +136,8 @@ def context_of(places: Iterable[str | Path]) -> Context:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     _ = (Path(folder) / "study.json").write_text('{"title": "ring or tree", "target_accuracy": 0.9}')
     ...     context = context_of([folder])
-    >>> context.title, context.target_accuracy, context.failed
-    ('ring or tree', 0.9, ())
+    >>> context.title, str(context.target), context.failed
+    ('ring or tree', 'accuracy >= 90.00 %', ())
     """
     each: list[StudyInfo] = []
     published: list[Published] = []
@@ -154,7 +155,7 @@ def context_of(places: Iterable[str | Path]) -> Context:
     return Context(
         title=_common_value([one.title for one in each]),
         question=_common_value([one.question for one in each]),
-        target_accuracy=_common_value([one.target_accuracy for one in each]),
+        target=_common_value([one.target for one in each]),
         published=tuple(dict.fromkeys(published)),
         failed=tuple(failed),
         studies=tuple(each),
@@ -179,7 +180,15 @@ def _read_values(folder: Path, told: Mapping[str, Any], wrong: list[str]) -> Stu
         if known[name] is not None and not rule.holds(known[name]):
             wrong.append(f"{folder / STUDY}: {name} must be {rule.words}; got {shown(known[name])}")
             known[name] = None
-    return StudyInfo(folder=folder, **known)
+    fraction, goal = known.pop("target_accuracy"), None
+    if (text := told.get("target")) is not None:
+        try:
+            goal = Goal.parse(text)
+        except UsageError as error:
+            wrong.append(f"{folder / STUDY}: {error}")
+    elif fraction is not None:
+        goal = Goal(ACCURACY, fraction)
+    return StudyInfo(folder=folder, target=goal, **known)
 
 
 def _figures(file: Path, told: Any, wrong: list[str]) -> Iterator[Published]:

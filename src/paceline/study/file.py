@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.compare.metric import ACCURACY, Goal
 from paceline.compare.rows import is_serial
 from paceline.config import Config
 from paceline.errors import UsageError
@@ -88,7 +89,8 @@ def _simulated(name: str, value: Any) -> None:
 
 
 TOP = (
-    "title", "question", "target_accuracy", "timeout", "all_threads", "settings", "matrix", "simulation", "published",
+    "title", "question", "target", "target_accuracy", "timeout", "all_threads", "settings", "matrix", "simulation",
+    "published",
 )  # fmt: skip
 
 
@@ -150,7 +152,8 @@ class Study:
     file: Path
     title: str
     question: str
-    target_accuracy: float | None
+    target: Goal | None
+    """What its runs should reach on the validation samples."""
     timeout: float | None
     all_threads: bool = True
     """True: of every problem there is also a serial run that uses all cores by threads."""
@@ -178,7 +181,10 @@ class Study:
             "file": self.file.name,
             "title": self.title,
             "question": self.question,
-            "target_accuracy": self.target_accuracy,
+            "target_accuracy": None
+            if self.target is None or self.target.metric != ACCURACY
+            else self.target.value,
+            "target": None if self.target is None else self.target.text,
             "matrix": [{"name": part.name, **part.axes} for part in self.parts],
             **({} if self.all_threads else {"all_threads": False}),
             "simulation": self.simulation,
@@ -193,7 +199,7 @@ def read(path: Path) -> Study:
     for name in ("title", "question"):
         if not isinstance(told.get(name, ""), str):
             wrong.append(f"{name} must be a text; got {told[name]!r}")
-    target = _number(told, "target_accuracy", wrong, most=1, hint=": a fraction, such as 0.9 for 90 %")
+    target = _target(told, wrong)
     timeout = _number(told, "timeout", wrong, hint=" of seconds that a run may take")
     if not isinstance(told.get("all_threads", True), bool):
         wrong.append(f"all_threads must be true or false; got {told['all_threads']!r}")
@@ -206,7 +212,7 @@ def read(path: Path) -> Study:
         file=path,
         title=str(told.get("title", path.stem)),
         question=str(told.get("question", "")),
-        target_accuracy=target,
+        target=target,
         timeout=timeout,
         all_threads=told.get("all_threads", True) is not False,
         parts=tuple(parts),
@@ -220,6 +226,19 @@ def read(path: Path) -> Study:
         right = [part for part in parts if not any(line.startswith(f"{part.label}: ") for line in wrong)]
         raise BadStudyError(wrong, replace(study, parts=tuple(right)) if shared else None)
     return study
+
+
+def _target(told: Mapping[str, Any], wrong: list[str]) -> Goal | None:
+    fraction = _number(told, "target_accuracy", wrong, most=1, hint=": a fraction, such as 0.9 for 90 %")
+    if "target" not in told:
+        return None if fraction is None else Goal(ACCURACY, fraction)
+    if "target_accuracy" in told:
+        wrong.append("target and target_accuracy exclude each other: give target")
+    try:
+        return Goal.parse(told["target"])
+    except UsageError as error:
+        wrong.append(f"target: {error}")
+        return None
 
 
 def _parts(matrix: Any, everywhere: dict[str, list[Any]], wrong: list[str]) -> list[StudyPart]:
