@@ -141,7 +141,8 @@ def direction(name: str) -> bool | None:
     >>> direction("token_error_rate"), direction("F1 macro"), direction("speed")
     (False, True, None)
     """
-    words = re.findall(r"[a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower())
+    apart = re.sub(r"([a-z])([A-Z])", r"\1 \2", name)
+    words = re.findall(r"[a-z0-9]+", f"{name} {apart}".lower())
     found = {False for word in words if word in LOWER} | {True for word in words if word in HIGHER}
     return next(iter(found)) if len(found) == 1 else None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.compare.metric import Metric
 from paceline.diagnosis.case import cases_of
 from paceline.diagnosis.findings import Cause, Diagnosis
 from paceline.diagnosis.summary import sum_up
@@ -19,11 +20,13 @@ from paceline.record import Run
 __all__ = ["Cause", "Diagnosis", "diagnose"]
 
 
-def diagnose(runs: Sequence[Run]) -> list[Diagnosis]:
+def diagnose(runs: Sequence[Run], metric: Metric | None = None) -> list[Diagnosis]:
     """Diagnose each strategy among the runs of ONE problem, those that a report compares with each other.
 
     Serial runs are the baseline and have no diagnosis. Simulated runs are compared with simulated serial runs, or with
     real ones if there are none. The same runs give the same words.
+
+    `metric`: the measure of quality that matters most; by default accuracy, then a well-known one, then the loss.
 
     >>> import tempfile
     >>> from paceline import fit
@@ -36,4 +39,4 @@ def diagnose(runs: Sequence[Run]) -> list[Diagnosis]:
     >>> [(each.strategy, each.ranks, each.causes[0].rule) for each in found]
     [('sync', 1, 'too few runs')]
     """
-    return [sum_up(case) for case in cases_of(runs)]
+    return [sum_up(case) for case in cases_of(runs, metric)]

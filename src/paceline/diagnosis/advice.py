@@ -255,7 +255,7 @@ def worth(case: Case, advice: str, *, of_accuracy: bool = False) -> bool:
     if number > case.at.ranks and not case.at.fits(number):
         return False
     known = _measured(case, given.get("strategy", case.strategy), number)
-    return known is None or known is case.at or _better(known, case.at, of_accuracy=of_accuracy)
+    return known is None or known is case.at or _better(case, known, case.at, of_accuracy=of_accuracy)
 
 
 def _accepted(case: Case, given: dict[str, str], number: int) -> bool:
@@ -294,10 +294,13 @@ def _chosen(case: Case, strategy: str) -> Strategy | None:
     return None if known is None else known.for_update(str(case.config.get("update", "sgd")))
 
 
-def _better(known: Scale, than: Scale, *, of_accuracy: bool) -> bool:
+def _better(case: Case, known: Scale, than: Scale, *, of_accuracy: bool) -> bool:
     if known.diverged:
         return False
     if not of_accuracy:
         return known.seconds < than.seconds
-    mine, its = than.means("test_accuracy"), known.means("test_accuracy")
-    return mine is None or its is None or its[0] > mine[0]
+    if (found := case.measure(than)) is None:
+        return True
+    metric, where = found
+    mine, its = than.means(metric, where), known.means(metric, where)
+    return mine is None or its is None or metric.key(its[0]) < metric.key(mine[0])

@@ -14,13 +14,14 @@ import numpy as np
 
 from paceline.collectives import CostModel, Nodes, cost, has_cost
 from paceline.compare.laws import fit_line
+from paceline.compare.metric import ACCURACY, LOSS, Metric, metric_named, names_in, read_last, read_test
 from paceline.compare.rows import simulated_as, ways_of
 from paceline.compare.theory import facts_of
 from paceline.diagnosis.timing import Line, Timing, given_line, line_of, timing_of
 from paceline.errors import UsageError
 from paceline.record import Run
 from paceline.record.environment import node_of
-from paceline.simulate.bottleneck import POINT, Limit, ScalingPoint, find_limit
+from paceline.simulate.bottleneck import Limit, ScalingPoint, find_limit
 from paceline.strategies import Facts
 from paceline.text import count
 
@@ -67,9 +68,10 @@ class Scale:
         # The costs of a simulated rank were measured with its threads; they take no cores from other ranks.
         return self.place.fits(ranks, self.threads if self.runs[0].simulated is None else 1)
 
-    def means(self, name: str) -> tuple[float, float] | None:
-        """Return the mean of a figure over the runs and its standard error; None if unknown."""
-        values = [value for run in self.runs if (value := run.summary.get(name)) is not None]
+    def means(self, metric: Metric, where: str) -> tuple[float, float] | None:
+        """Return the mean of a metric over the runs, on "test" or "validation" samples, and its standard error; or None."""
+        find = read_test if where == "test" else read_last
+        values = [value for run in self.runs if (value := find(run, metric.name)) is not None]
         if not values or len(values) < len(self.runs):
             return None
         return fmean(values), stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
@@ -102,8 +104,6 @@ def fastest(scales: Sequence[Scale]) -> tuple[Scale, ...]:
     )
 
 
-# The fraction by which a test loss may be higher, if there are no classes.
-TENTH = 0.1
 # The tolerance between two sums of the same figures.
 ROUNDING = 1e-9
 # Gradients of several sizes must differ by this part, or samples must take this part of a gradient's time; otherwise the
@@ -116,13 +116,16 @@ LEARNED, LESS = 1.0, 0.0
 
 @dataclass(frozen=True, kw_only=True)
 class Worse:
-    """The loss of accuracy compared with serial training."""
+    """The loss of accuracy, or of another measure of quality, compared with serial training."""
 
+    metric: Metric
+    where: str
+    """The samples that it was computed on: "test" or "validation"."""
     amount: float
-    """Lost accuracy; without classes, the fraction by which the serial run's test loss is lower."""
+    """Lost accuracy; of another metric, the fraction by which it is worse."""
     ranks: int
     figure: str
-    """The accuracy or loss that was reached, as text."""
+    """The value that was reached, as text."""
     words: str
 
 
@@ -141,6 +144,8 @@ class Case:
     """Serial runs of the same problem and with the same optimizer, if there are any, by rising numbers of threads."""
     costs: Curves | None = None
     """The cost of a gradient by its samples that these simulated runs were given, or others for the same processor."""
+    metrics: tuple[Metric, ...] = (ACCURACY, LOSS)
+    """The measures of quality, the most important first."""
     beside: tuple[Case, ...] = ()
     """The cases of all strategies of the problem, including this one."""
     looked_at: int | None = None
@@ -242,12 +247,22 @@ class Case:
 
     # ---- accuracy
 
-    def _reference(self, name: str) -> tuple[float, float] | None:
+    def _reference(self, metric: Metric, where: str) -> tuple[float, float] | None:
         """Return the best serial mean and its standard error."""
-        known = [found for scale in self.serials if (found := scale.means(name)) is not None]
-        if not known:
-            return None
-        return max(known) if name == "test_accuracy" else min(known)
+        known = [found for scale in self.serials if (found := scale.means(metric, where)) is not None]
+        return min(known, key=lambda found: metric.key(found[0]), default=None)
+
+    def measure(self, scale: Scale) -> tuple[Metric, str] | None:
+        """Return the first metric that is known there and for serial runs, and on which samples."""
+        return next(
+            (
+                (metric, where)
+                for where in ("test", "validation")
+                for metric in self.metrics
+                if scale.means(metric, where) and self._reference(metric, where)
+            ),
+            None,
+        )
 
     @cached_property
     def worse(self) -> Worse | None:
@@ -265,27 +280,30 @@ class Case:
     def loss(self, scale: Scale) -> Worse | None:
         """Return the loss of accuracy there compared with serial training; None if it is small or unknown.
 
-        Small is up to a point of accuracy, a tenth of the loss, or what seeds alone explain. This is the only criterion:
-        the scaling limit, the causes and the advice all depend on it.
+        Small is up to a point of accuracy, a tenth of another metric, or what seeds alone explain. This is the only
+        criterion: the scaling limit, the causes and the advice all depend on it.
         """
-        for name in ("test_accuracy", "test_loss"):
-            mine, than = scale.means(name), self._reference(name)
-            if mine is None or than is None:
-                continue
-            once = " (one seed)" if len(scale.runs) == 1 else f" (mean of {len(scale.runs)} seeds)"
-            accuracy = name == "test_accuracy"
-            away = than[0] - mine[0] if accuracy else mine[0] - than[0]
-            if away <= (POINT + ROUNDING if accuracy else TENTH * than[0]) or away <= hypot(mine[1], than[1]):
-                return None
-            other = " with another optimizer" if self.other_optimizer else ""
-            figure, serial = (f"{100 * f[0]:.1f} %" if accuracy else f"{f[0]:.3g}" for f in (mine, than))
-            return Worse(
-                amount=away if accuracy else away / mine[0],
-                ranks=scale.ranks,
-                figure=figure,
-                words=f"{name.replace('_', ' ')} is {figure}, serial's {serial}{other}{once}",
-            )
-        return None
+        if (found := self.measure(scale)) is None:
+            return None
+        metric, where = found
+        mine, than = scale.means(metric, where), self._reference(metric, where)
+        if mine is None or than is None:
+            return None
+        away = metric.key(mine[0]) - metric.key(than[0])
+        if away <= metric.slack(than[0]) + ROUNDING or away <= hypot(mine[1], than[1]):
+            return None
+        once = " (one seed)" if len(scale.runs) == 1 else f" (mean of {len(scale.runs)} seeds)"
+        other = " with another optimizer" if self.other_optimizer else ""
+        figure, serial = (f"{100 * f[0]:.1f} %" if metric.percent else f"{f[0]:.3g}" for f in (mine, than))
+        part = away if metric.percent else away / max(abs(mine[0]), abs(than[0]))
+        return Worse(
+            metric=metric,
+            where=where,
+            amount=part,
+            ranks=scale.ranks,
+            figure=figure,
+            words=f"{metric.heading(where)} is {figure}, serial's {serial}{other}{once}",
+        )
 
     # ---- computing
 
@@ -321,8 +339,13 @@ class Case:
         return line_of([peer.timing.by_count])
 
 
-def cases_of(runs: Sequence[Run]) -> list[Case]:
-    """Create a case for each strategy among the runs of one problem, real ones first; serial runs are the baseline."""
+def cases_of(runs: Sequence[Run], metric: Metric | None = None) -> list[Case]:
+    """Create a case for each strategy among the runs of one problem, real ones first; serial runs are the baseline.
+
+    `metric`: the one that matters most; by default accuracy, then a well-known one of the user's, then the loss.
+    """
+    own = [found for name in names_in(runs) if (found := metric_named(name)) is not None]
+    metrics = tuple(dict.fromkeys([*([] if metric is None else [metric]), ACCURACY, *own, LOSS]))
     groups: dict[tuple[str, str], dict[tuple[int, int], list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run, way in zip(runs, ways_of(runs), strict=True):
         key = (simulated_as(run), way)
@@ -342,6 +365,7 @@ def cases_of(runs: Sequence[Run]) -> list[Case]:
             scales=fastest(found),
             serials=_baselines(serial, bool(key[0]), _optimizer(found)),
             costs=_costs(found[0].runs[0], runs),
+            metrics=metrics,
         )
         for key, found in sorted(scales.items())
         if not _is_serial(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.compare.metric import ACCURACY
 from paceline.diagnosis.case import Case
 from paceline.diagnosis.findings import Cause, Diagnosis
 from paceline.diagnosis.rules import RULES, divergence
@@ -88,8 +89,9 @@ def _short(case: Case, cause: Cause) -> str:
     if wild:
         much = ""
     elif cause.of_accuracy:
-        known = case.at.means("test_accuracy") is not None
-        much = f"{100 * cause.share:.1f} points of accuracy " if known else "a higher test loss "
+        metric, of = (case.worse.metric, case.worse.where) if case.worse else (ACCURACY, "test")
+        change = f"a {'lower' if metric.higher else 'higher'} {metric.heading(of)} "
+        much = f"{100 * cause.share:.1f} points of accuracy " if metric.percent else change
     return f"{short} ({much}at {count(cause.ranks or case.at.ranks, 'rank')})"
 
 

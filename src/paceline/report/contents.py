@@ -159,7 +159,7 @@ def _problem(
 
 def diagnosis(rows: Sequence[Row], number: int) -> Section | None:
     """Return the section of one problem: each strategy's main cause, and a table of all; None with only serial runs."""
-    found = diagnose([run for row in rows for run in row.members])
+    found = diagnose([run for row in rows for run in row.members], rows[0].metric)
     if not found:
         return None
     several = any(len(one.causes) > 1 for one in found)
