@@ -344,7 +344,7 @@ def cases_of(runs: Sequence[Run], metric: Metric | None = None) -> list[Case]:
 
     `metric`: the one that matters most; by default accuracy, then a well-known one of the user's, then the loss.
     """
-    own = [found for name in names_in(runs) if (found := metric_named(name)) is not None]
+    own = [known for name in names_in(runs) if (known := metric_named(name)) is not None]
     metrics = tuple(dict.fromkeys([*([] if metric is None else [metric]), ACCURACY, *own, LOSS]))
     groups: dict[tuple[str, str], dict[tuple[int, int], list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run, way in zip(runs, ways_of(runs), strict=True):
