@@ -6,7 +6,7 @@ import logging
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -144,7 +144,8 @@ class Chief:
             "guard": self._guard.state(),
             "sums": {str(epoch): sums for epoch, sums in self._sums.items()},
             "waiting": waiting,
-            "scores": {str(epoch): astuple(score) for epoch, score in self._scores.items()},
+            "scores": {str(epoch): score.sums for epoch, score in self._scores.items()},
+            "metrics": {str(epoch): dict(score.metrics) for epoch, score in self._scores.items()},
             "ended": {str(epoch): seconds for epoch, seconds in self._ended.items()},
         }
 
@@ -165,7 +166,11 @@ class Chief:
             int(epoch): [float(loss), int(count), int(batches)]
             for epoch, (loss, count, batches) in saved["sums"].items()
         }
-        self._scores = {int(epoch): self._read_score(score) for epoch, score in saved["scores"].items()}
+        metrics = saved.get("metrics") or {}
+        self._scores = {
+            int(epoch): replace(self._read_score(score), metrics=metrics.get(epoch) or {})
+            for epoch, score in saved["scores"].items()
+        }
         for epoch in range(self.me.epochs_ended, ends):
             whole = np.array(self.me.model.x)  # of parts that were lost with a master, the current values
             for start, stop, values in saved["waiting"].get(str(epoch), ()):
