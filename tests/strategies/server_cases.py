@@ -92,7 +92,7 @@ def _arrives(folder: str, strategy: str, more: dict[str, Any], comm: Any) -> dic
             "findings": fitted.findings,
             "validations": [epoch.validation_accuracy for epoch in fitted.history],
             "epochs": len(recorded.epochs),
-            "last": last.correct / last.count,
+            "last": last.correct / last.answers,
             "accuracy": fitted.test_accuracy,
             "steps": np.sort(recorded.steps["step"]).tolist(),
             "ranks": sorted(set(recorded.steps["rank"].tolist())),

@@ -53,8 +53,9 @@ def main(args: argparse.Namespace) -> int:
 def entries(kind: str) -> list[dict[str, Any]]:
     """Return the name, the first line of the documentation and the options of everything of a kind.
 
-    >>> [(entry["name"], entry["options"]) for entry in entries("strategies") if entry["name"] == "serial"]
-    [('serial', [])]
+    >>> [entry] = [entry for entry in entries("strategies") if entry["name"] == "serial"]
+    >>> [option["name"] for option in entry["options"]]
+    ['rule']
     """
     return [_entry(kind, name) for name in names.names(kind)]
 
