@@ -27,7 +27,7 @@ FINAL = {
 }
 SIMULATED = ("network", "slow", "jitter", "compute", "rendezvous")
 OMITTED = (
-    "format", "objects", "asked", "class_names", "shape", "label_shape", "simulated", "strategy_facts",
+    "format", "objects", "asked", "class_names", "shape", "label_shape", "inputs", "simulated", "strategy_facts",
     "code",
 )  # fmt: skip
 
