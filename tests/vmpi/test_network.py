@@ -407,6 +407,16 @@ def test_every_network_can_be_written_down_and_read_again() -> None:
             assert load_network(str(load_network(text))) == load_network(text)
 
 
+def test_connection_of_two_ranks_carries_one_message_at_a_time() -> None:
+    # 160 bytes pass the card in 10, and the connection, of 4 a second, in 40.
+    wires = _network(eager_limit=1000, stream=4.0).wires(3)
+    assert wires.send(0, 1, 160, 0.0, True)[1] == 1 + 8 + 40
+    assert wires.send(0, 1, 160, 0.0, True)[1] == 1 + 40 + 8 + 40
+    # Another connection: after the first message through the card, before the second.
+    assert wires.send(0, 2, 160, 0.0, True)[1] == 1 + 10 + 8 + 40
+    assert wires.fetch(2, 1, 160, 100.0) == (100 + 10 + 8 + 40, 1.0, 100 + 10 + 40)
+
+
 # ---- NCCL
 
 

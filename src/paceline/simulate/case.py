@@ -73,6 +73,11 @@ class Workload:
         """One model for all ranks of all cases: it is not trained."""
         return self.job("serial", self.config).build(self.data)
 
+    @property
+    def has_devices(self) -> bool:
+        """True if every rank computes on a device of its own, so that more ranks do not share cores."""
+        return self.given is not None or self.network.inside is not None
+
     def costs_of(self, strategy: str) -> Costs:
         """Return the costs of the work of a strategy."""
         return self.own_costs.get(strategy, self.costs)
@@ -188,7 +193,7 @@ class Candidate:
         )  # a single rank waits for no other: variation evens out
         compute = make_compute(
             workload.network.node, costs, slow=slow, jitter=jitter,
-            cores=workload.network.node_cores(costs.cores),
+            cores=None if workload.has_devices else workload.network.node_cores(costs.cores),
         )  # fmt: skip
         return Scenario(
             network=workload.network,

@@ -181,7 +181,7 @@ class Network:
     copy_bandwidth: float = math.inf
     """Bytes per second that each end copies in its own time; infinite if the card reads the user's memory."""
     stream: float = math.inf
-    """Bytes per second of one message, however fast the card is: what one TCP connection carries."""
+    """Bytes per second from one rank to another, however fast the card is: what one TCP connection carries."""
     eager_limit: int = 65536
     """The longest message, in bytes, that is sent before the receiver asks for it."""
     ranks_per_node: int | None = 1
@@ -634,8 +634,9 @@ class Wires:
         self._network, self._node = network, node
         self._latency, self._overhead = network.latency, network.overhead
         self._per_byte, self._per_copied = 1 / network.bandwidth, 1 / network.copy_bandwidth
-        # What a message takes longer than its card is held, for each byte.
+        # What a message takes longer than its card is held, for each byte; until when the connection of two ranks is busy.
         self._per_streamed = max(0.0, 1 / network.stream - self._per_byte)
+        self._streams: dict[tuple[int, int], float] = {}
         self._limit, self.limit_inside = network.eager_limit, node.eager_limit
         count = network.nodes(ranks) if ranks else 0
         self._on_node = [0] * count
@@ -718,9 +719,12 @@ class Wires:
             return free, free + latency, 0.0
         copying, first, passing = self._parts(nbytes)
         ready = now + self._overhead + first
+        if self._per_streamed:
+            ready = self._stream(source, dest, ready, nbytes)
         # Through both cards at once, if they are free: the first byte arrives after the latency.
-        leaves = _reserve(self._out, self._gaps_out, self._card[source], ready, passing, now, False)
-        late = leaves > ready or self._sigma > 0
+        ahead = self._per_streamed > 0
+        leaves = _reserve(self._out, self._gaps_out, self._card[source], ready, passing, now, ahead)
+        late = leaves > ready or self._sigma > 0 or ahead
         if self._switch[source] != self._switch[dest]:
             leaves = self._pass_uplinks(source, dest, leaves, passing, nbytes, now)
             late = True
@@ -745,6 +749,8 @@ class Wires:
         latency = self._latency * self._draw(0.0, self._sigma) if self._sigma else self._latency
         copying, first, passing = self._parts(nbytes)
         ready = now + self._overhead + latency + self._overhead + first  # the request has reached the sender
+        if self._per_streamed:
+            ready = self._stream(source, dest, ready, nbytes)
         leaves = _reserve(self._out, self._gaps_out, self._card[source], ready, passing, now, True)
         if self._switch[source] != self._switch[dest]:
             leaves = self._pass_uplinks(source, dest, leaves, passing, nbytes, now)
@@ -752,6 +758,12 @@ class Wires:
         passing += nbytes * self._per_streamed
         comes = there + first + (passing - copying if passing > copying else 0.0)
         return comes, self._overhead + copying, leaves + passing
+
+    def _stream(self, source: int, dest: int, ready: float, nbytes: int) -> float:
+        """Return when a message can begin to pass the connection of two ranks, after those before it, and reserve it."""
+        begin = max(ready, self._streams.get((source, dest), 0.0))
+        self._streams[source, dest] = begin + nbytes / self._network.stream
+        return begin
 
     def _pass_uplinks(
         self, source: int, dest: int, leaves: float, passing: float, nbytes: int, now: float
