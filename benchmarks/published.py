@@ -138,6 +138,8 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
         axes.set_xlabel("published, samples per second")
         axes.set_ylabel("predicted, samples per second")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(lambda value, _: f"{value:,g}")
         axes.set_title("Published measurements and predictions of them", fontsize=11)
         axes.legend(fontsize=8, frameon=False, loc="upper left")
         axes.spines[["top", "right"]].set_visible(False)

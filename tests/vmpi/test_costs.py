@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from paceline import vmpi
 from paceline.machine import Machine
 from paceline.vmpi import Curves, Link, Network
+from paceline.vmpi.network import Node
 
 
 def _flat(*points: Any) -> Curves:
@@ -171,7 +173,9 @@ def test_computing_behind_a_collective() -> None:
         comm.Compute(20.0)
         request.Wait()
 
-    assert _clocks(program, 4, BETWEEN) == [2 * 12.25] * 4
+    assert _clocks(program, 4, replace(BETWEEN, progress="thread")) == [2 * 12.25] * 4
+    # Without a thread only the first of its four rounds is done before the ranks call again.
+    assert _clocks(program, 4, BETWEEN) == [20.0 + 0.75 * 2 * 12.25] * 4
 
 
 def test_making_communicators_costs_nothing_but_the_waiting() -> None:
@@ -201,3 +205,60 @@ def test_bytes_and_messages_are_counted() -> None:
     outcome = vmpi.run(_one(160), ranks=2, network=BETWEEN)
     assert (outcome.messages, outcome.bytes) == (1, 160)
     assert outcome.seconds == max(outcome.clocks)
+
+
+# ---- non-blocking collectives behind computing
+
+NUMBERS = 1 << 18
+
+
+def _behind(comm: Any, seconds: float, tests: int = 0) -> float:
+    """Return how long a rank waits for an Iallreduce after it has computed, with some tests in between."""
+    request = comm.Iallreduce(np.zeros(NUMBERS, np.float32), np.zeros(NUMBERS, np.float32))
+    for _ in range(tests):
+        comm.Compute(seconds / (tests + 1))
+        request.Test()
+    comm.Compute(seconds / (tests + 1))
+    before = comm.Wtime()
+    request.Wait()
+    return float(comm.Wtime() - before)
+
+
+def test_progress_needs_calls() -> None:
+    alone = max(vmpi.run(_behind, 0.0, ranks=4, network="10gbe").values)
+    # 4 ranks: four rounds, of which the call that starts it does one.
+    waited = vmpi.run(_behind, 1.0, ranks=4, network="10gbe").values
+    assert waited == pytest.approx([0.75 * alone] * 4)
+    # Each test advances it by another round.
+    waited = vmpi.run(_behind, 1.0, 2, ranks=4, network="10gbe").values
+    assert waited == pytest.approx([0.25 * alone] * 4)
+    assert max(vmpi.run(_behind, 1.0, 3, ranks=4, network="10gbe").values) == pytest.approx(0.0, abs=1e-9)
+    assert max(vmpi.run(_behind, 1.0, ranks=4, network="10gbe:progress=thread").values) == 0.0
+
+
+def test_progress_waits_for_the_rank_that_calls_last() -> None:
+    def program(comm: Any) -> float:
+        request = comm.Iallreduce(np.zeros(NUMBERS, np.float32), np.zeros(NUMBERS, np.float32))
+        comm.Compute(2.0 if comm.Get_rank() == 3 else 1.0)
+        request.Wait()
+        return float(comm.Wtime())
+
+    alone = max(vmpi.run(_behind, 0.0, ranks=4, network="10gbe").values)
+    assert vmpi.run(program, ranks=4, network="10gbe").values == pytest.approx([2.0 + 0.75 * alone] * 4)
+
+
+def test_measured_share_is_hidden() -> None:
+    network = replace(Network.named("10gbe"), node=replace(Node.typical(), hidden=0.4))
+    alone = max(vmpi.run(_behind, 0.0, ranks=4, network="10gbe").values)
+    waited = vmpi.run(_behind, 1.0, ranks=4, network=network).values
+    assert waited == pytest.approx([0.6 * alone] * 4)
+
+
+def test_rank_that_ends_without_waiting_lets_others_go_on() -> None:
+    def program(comm: Any) -> float:
+        request = comm.Iallreduce(np.zeros(NUMBERS, np.float32), np.zeros(NUMBERS, np.float32))
+        if comm.Get_rank():
+            request.Wait()
+        return float(comm.Wtime())
+
+    assert max(vmpi.run(program, ranks=3, network="10gbe", strict=False).values) > 0

@@ -22,6 +22,7 @@ Array = NDArray[Any]
 Rounds = Callable[[int], tuple[list[float], ...]]
 SWEEPS = 3  # so that a noisy moment affects all measurements and not just one
 WARM = 3  # rounds at the start of a sweep that do not count, because caches are cold
+BEHIND = 1 << 20  # bytes of the non-blocking Allreduce that is measured behind computing
 OTHER_WORK = 1 << 20  # bytes that a gradient touches between two exchanges, roughly
 AT_ONCE = 1 << 18  # bytes of messages that are taken one after the other, at most four
 SETTLED = (
@@ -34,7 +35,7 @@ def measure(comm: Any, *, sizes: list[int], seconds: float) -> dict[str, Any]:
     p = comm.Get_size()
     limit = eager_limit(comm)
     lengths = sorted({*sizes, limit, limit + 1, 2 * limit})
-    cells: dict[str, Rounds] = {"barrier": barriers(comm)}
+    cells: dict[str, Rounds] = {"barrier": barriers(comm), "behind": behind_computing(comm)}
     to_free: list[Callable[[], None]] = []
     for n in lengths:
         cells[f"exchange {n}"] = exchange(comm, n)
@@ -83,6 +84,7 @@ def measure(comm: Any, *, sizes: list[int], seconds: float) -> dict[str, Any]:
         "sum": table("rows", 1, amounts),
         "barrier": found["barrier"][0],
         "fence": found["barrier"][1],
+        "hidden": hidden_share(*found["behind"]),
     }
 
 
@@ -374,3 +376,42 @@ def allreduce(comm: Any, nbytes: int) -> Rounds:
         return warm, cold
 
     return rounds
+
+
+def behind_computing(comm: Any, nbytes: int = BEHIND) -> Rounds:
+    """Return a function that measures a non-blocking Allreduce alone, and what is left of it after computing for long.
+
+    The second: how long Wait takes after the ranks have computed, without a call, for at least twice as long as it takes.
+    """
+    values, total = np.ones(nbytes // 4, np.float32), np.zeros(nbytes // 4, np.float32)
+    work, add, clock = np.ones(1 << 12, np.float32), mpi_of(comm).SUM, time.perf_counter
+
+    def once(least: float) -> tuple[float, float]:
+        comm.Barrier()
+        start = clock()
+        request = comm.Iallreduce(values, total, add)
+        while clock() - start < least:
+            np.multiply(work, 1.0, out=work)
+        computed = clock()
+        request.Wait()
+        return computed - start, clock() - computed
+
+    def rounds(count: int) -> tuple[list[float], ...]:
+        alone, rest = [], []
+        for _ in range(count):
+            alone.append(sum(once(0.0)))
+            longest = np.array([alone[-1]])
+            comm.Allreduce(mpi_of(comm).IN_PLACE, longest, mpi_of(comm).MAX)
+            rest.append(once(2 * float(longest[0]))[1])
+        return alone, rest
+
+    return rounds
+
+
+def hidden_share(alone: float, rest: float) -> float:
+    """Return the part of a non-blocking Allreduce that computing hides, from what it takes alone and what is left.
+
+    >>> hidden_share(0.010, 0.008), hidden_share(0.010, 0.011)
+    (0.2, 0.0)
+    """
+    return round(min(1.0, max(0.0, 1 - rest / alone)), 3) if alone > 0 else 0.0

@@ -54,6 +54,7 @@ def calibrate(ranks: Sequence[int] | None = None, *, seconds: float = SECONDS) -
         eager_limit=first["eager_limit"],
         post=_post(first),
         poll=first["poll"],
+        hidden=sorted(answer["hidden"] for answer in answers)[len(answers) // 2],
         link=link_of(answers),
         collectives={
             "Barrier": Curves.of({answer["ranks"]: [[0, answer["barrier"]]] for answer in answers}),

@@ -97,6 +97,7 @@ class Machine(Node, _Stored):
             eager_limit=values["eager_limit"],
             post=float(values["post"]),
             poll=float(values["poll"]),
+            hidden=None if values.get("hidden") is None else float(values["hidden"]),
             link=Link(**{name: Curves.of(link[name]) for name in ("send", "flight", "take")}),
             collectives=_curves(values["collectives"]),
             memory=_curves(values["memory"]),

@@ -250,6 +250,39 @@ class Disagreement(Exception):  # noqa: N818 (turned into a CollectiveMismatch)
         self.sides = ((one, ones), (other, others))
 
 
+class Advance:
+    """A non-blocking collective that advances only while its ranks are in calls.
+
+    The call that starts it, and every later call of a rank that does not wait, advance it by one round; a rank that waits
+    takes part in all the rounds that are left. A round begins when the one before it is done and every rank has called.
+    """
+
+    __slots__ = ("_calls", "_complete", "_missing", "_shares")
+
+    def __init__(self, size: int, shares: Sequence[float], complete: Callable[[Advance], None]) -> None:
+        self._calls: list[list[float]] = [[] for _ in range(size)]
+        self._shares, self._missing = shares, size
+        self._complete = complete
+
+    def attend(self, place: int, now: float, *, waits: bool) -> bool:
+        """Note a call of a member; return True if no more of its calls are needed."""
+        calls, rounds = self._calls[place], len(self._shares)
+        calls.extend([now] * (rounds - len(calls) if waits else 1))
+        if len(calls) < rounds:
+            return False
+        self._missing -= 1
+        if not self._missing:
+            self._complete(self)
+        return True
+
+    def delay(self, start: float, seconds: float) -> float:
+        """Return how much later it ends than if its ranks had waited from `start` on."""
+        end = start
+        for number, share in enumerate(self._shares):
+            end = max(end, *(calls[number] for calls in self._calls)) + share * seconds
+        return max(0.0, end - (start + seconds))
+
+
 class Meeting:
     """One collective call: the ranks that have called so far, and their contributions."""
 
@@ -327,16 +360,34 @@ def meet(
         results = finish(meeting.given)
     except Disagreement as found:
         raise CollectiveMismatch(_describe_disagreement(name, meeting, found)) from None
-    end = meeting.latest
-    if not free_of_charge and size > 1:
-        handed = nbytes if isinstance(nbytes, int) else nbytes(meeting.given)
-        end = kernel.wires.join(_blocking(name), state.members, handed, end)
-        if kernel.faults is not None:
+    handed = nbytes if isinstance(nbytes, int) else nbytes(meeting.given)
+    charged = not free_of_charge and size > 1
+
+    def complete(advance: Advance | None = None) -> None:
+        start = meeting.latest
+        if advance is not None:
+            start += advance.delay(start, kernel.wires.collective(_blocking(name), state.members, handed))
+        end = kernel.wires.join(_blocking(name), state.members, handed, start) if charged else start
+        if charged and kernel.faults is not None:
             end = kernel.faults.collective_delay(name, state.members, meeting.latest, end)
-    for member, met, result in zip(state.members, meeting.requests, results, strict=True):
-        assert met is not None
-        met.result = result
-        kernel.schedule(kernel.ranks[member], end, met)
+        for member, met, result in zip(state.members, meeting.requests, results, strict=True):
+            assert met is not None
+            met.result = result
+            kernel.schedule(kernel.ranks[member], end, met)
+
+    if charged and name[0] == "I" and kernel.wires.needs_calls and kernel.faults is None:
+        advance = Advance(size, kernel.wires.shares(size), complete)
+        for place, met in enumerate(meeting.requests):
+            assert met is not None
+            member = met.rank
+            advance.attend(place, meeting.latest, waits=False)
+            # A rank that is waiting already, or has ended, takes part in every round.
+            if not (
+                (member.waiting or member.greenlet.dead) and advance.attend(place, meeting.latest, waits=True)
+            ):
+                member.advancing.append((advance, place))
+    else:
+        complete()
     return request
 
 

@@ -121,6 +121,7 @@ class Rank:
     """One simulated rank: its clock, what is on its way to it, and what it is waiting for."""
 
     __slots__ = (
+        "advancing",
         "alive",
         "doing",
         "empty_polls",
@@ -153,6 +154,8 @@ class Rank:
         self.waiting = False
         self.wake = inf
         self.version = 0
+        self.advancing: list[tuple[Any, int]] = []
+        """Non-blocking collectives that need more calls of this rank, and its place in them."""
         self.greenlet: Any = None
         self.posted: dict[tuple[int, int], deque[Any]] = {}
         """Receives without a message yet, by context and source, in the order they were posted."""
@@ -249,6 +252,7 @@ class Kernel:
             try:
                 self.hub.switch()
                 rank.value = function()
+                self.advance(rank, waits=True)  # MPI's end advances what is left
                 if self.faults is not None:
                     self.faults.check(rank)
             except GreenletExit:
@@ -289,6 +293,8 @@ class Kernel:
 
         Written without helper functions: half the time of a simulation is spent here.
         """
+        if rank.advancing:
+            self.advance(rank, waits=True)
         inbox, heap, ranks = rank.inbox, self.heap, self.ranks
         while not request.done:
             if inbox:
@@ -328,6 +334,8 @@ class Kernel:
 
     def progress(self, rank: Rank) -> None:
         """Wait for the next thing to arrive for a rank, and take it in."""
+        if rank.advancing:
+            self.advance(rank, waits=True)
         inbox, heap = rank.inbox, self.heap
         if inbox:
             at = max(inbox[0][0], rank.t)
@@ -362,9 +370,17 @@ class Kernel:
     def take_arrived(self, rank: Rank) -> None:
         """Take in everything that has arrived for a rank by now."""
         self.let_earlier_go(rank)
+        if rank.advancing:
+            self.advance(rank, waits=False)
         inbox = rank.inbox
         while inbox and inbox[0][0] <= rank.t:
             heappop(inbox)[2].arrive(rank)
+
+    def advance(self, rank: Rank, *, waits: bool) -> None:
+        """Let a call of a rank advance its non-blocking collectives; `waits`: it stays in the call."""
+        rank.advancing = [
+            (one, place) for one, place in rank.advancing if not one.attend(place, rank.t, waits=waits)
+        ]
 
     def count_poll(self, rank: Rank) -> None:
         """Charge a rank for a poll that found nothing, and check now and then whether anything can still arrive."""

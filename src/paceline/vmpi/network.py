@@ -73,6 +73,9 @@ class Node:
     link: Link
     collectives: dict[str, Curves] = field(default_factory=dict)
     """Measured collectives of the MPI library (Barrier, Allreduce), by the bytes that each rank contributes."""
+    hidden: float | None = None
+    """The part of a non-blocking Allreduce that is done by the call that starts it, and while its ranks compute; None: that
+    of its first round."""
     memory: dict[str, Curves] = field(default_factory=dict)
     """Passes over memory, by bytes; `combine` is what a reduction costs. See `paceline.vmpi.compute.MEMORY_PASSES`."""
 
@@ -205,6 +208,9 @@ class Network:
     library: Literal["mpi", "nccl"] | None = None
     """Whose algorithms a communicator's collectives use: MPI's (Thakur et al.), or NCCL's rings and trees, which are the
     default if the ranks have GPUs."""
+    progress: Literal["calls", "thread"] | None = None
+    """When non-blocking collectives advance: while their ranks are in calls, as MPI does, or at any time, by a thread or a
+    GPU, as NCCL does; None: as the library does."""
     cores: int | None = None
     """The cores of a node. None: with a single node those of the machine that was measured, else enough for its ranks."""
     jitter: float = 0.0
@@ -272,6 +278,11 @@ class Network:
     def uses_nccl(self) -> bool:
         """True if a communicator's collectives use NCCL's algorithms."""
         return self.library == "nccl" or (self.library is None and self.inside is not None)
+
+    @property
+    def needs_calls(self) -> bool:
+        """True if non-blocking collectives advance only while their ranks are in calls."""
+        return self.progress == "calls" or (self.progress is None and not self.uses_nccl)
 
     @property
     def uplink(self) -> float:
@@ -406,7 +417,11 @@ UNITS: dict[str, tuple[dict[str, Any], str]] = {
 }
 WHOLE = ("ranks_per_node", "cyclic", "cards", "nodes_per_switch", "sockets", "cores")
 NUMBERS = ("jitter", "oversubscription")
-CHOICES: dict[str, tuple[str, ...]] = {"inside": tuple(DEVICE_LINKS), "library": ("mpi", "nccl")}
+CHOICES: dict[str, tuple[str, ...]] = {
+    "inside": tuple(DEVICE_LINKS),
+    "library": ("mpi", "nccl"),
+    "progress": ("calls", "thread"),
+}
 
 
 def _changes(name: str, words: list[str], load_node: Callable[[str], Node] | None) -> dict[str, Any]:
@@ -632,6 +647,7 @@ class Wires:
         self.node = [rank // each if turns is None else rank % turns for rank in range(ranks)]
         self.post, self.poll = node.post, node.poll
         self._network, self._node = network, node
+        self.needs_calls = network.needs_calls
         self._latency, self._overhead = network.latency, network.overhead
         self._per_byte, self._per_copied = 1 / network.bandwidth, 1 / network.copy_bandwidth
         # What a message takes longer than its card is held, for each byte; until when the connection of two ranks is busy.
@@ -826,6 +842,15 @@ class Wires:
         for card in cards:
             self._out[card] = self._in[card] = begin + price.working
         return begin + price.seconds
+
+    def shares(self, members: int) -> list[float]:
+        """Return the parts of a non-blocking collective that its ranks' calls advance it by, from the one that starts it.
+
+        As many rounds as halving and doubling takes; the first may have been measured.
+        """
+        rounds = max(2, 2 * math.ceil(math.log2(max(members, 2))))
+        first = 1 / rounds if self._node.hidden is None else self._node.hidden
+        return [first] + [(1 - first) / (rounds - 1)] * (rounds - 1)
 
     def _group(self, members: Sequence[int]) -> _Group:
         known = self._groups.get(id(members))
