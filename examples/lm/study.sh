@@ -3,17 +3,15 @@
 #
 #     examples/lm/study.sh [RANKS] [arguments of parallel.py]        for example: examples/lm/study.sh 4 --epochs 3
 #
-# All strategies see 64 windows a step: sync divides batches of 64 among the ranks, the others give each rank a batch
-# of its own. Runs are recorded in runs/lm.
+# sync divides batches among the ranks, the others give each rank whole batches. Runs are recorded in runs/lm.
 set -e
 ranks=${1:-4}
 [ $# -eq 0 ] || shift
 program=$(dirname "$0")/parallel.py
 runs=runs/lm
 
-paceline run -n 1 --strategy serial --runs "$runs" "$program" --batch 64 "$@"
-paceline run -n "$ranks" --strategy sync --runs "$runs" "$program" --batch 64 "$@"
-for strategy in local-sgd:every=16 elastic gossip; do
-    paceline run -n "$ranks" --strategy "$strategy" --runs "$runs" "$program" --batch $((64 / ranks)) "$@"
+paceline run -n 1 --strategy serial --runs "$runs" "$program" "$@"
+for strategy in sync local-sgd:every=16 elastic gossip; do
+    paceline run -n "$ranks" --strategy "$strategy" --runs "$runs" "$program" "$@"
 done
 paceline report "$runs" -o "$runs/report.html"
