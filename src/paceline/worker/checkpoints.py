@@ -460,7 +460,10 @@ def restore_worker(me: Worker, resumption: Resumption, kind: str) -> tuple[int, 
     me.model.place(me.model.x, me.model.g)  # parameters that are not views of x are updated
     me.saved_updates = _whole_updates(resumption, me.model.x.size)
     me.rate = float(first["rate"])
-    me.restore_recovery(find("recovery"))
+    recovery = find("recovery")
+    if recovery is not None and first["together"]:  # all ranks agree on whether training has diverged
+        recovery = {**recovery, "stopped": (first["recovery"] or {}).get("stopped")}
+    me.restore_recovery(recovery)
     me.history[:] = [Epoch(**epoch) for epoch in first["history"]]
     if me.rank == 0:
         me.findings.update(first.get("findings") or {})

@@ -91,6 +91,8 @@ class Saved:
         known = resumption.same_ranks or me.rank == 0  # by the worker that computed them, or else by master 0
         last = [tuple(map(float, part.get("last", (-1, 0, 0)))) for part in parts if known]
         losses = [(step, loss, count) for step, loss, count in last if step >= 0]
+        if any(step not in range(me.steps) or count < 1 for step, _, count in losses):
+            raise ValueError(f"the last batch of a worker is {losses}")
         ends, count = bool(resumption.first["kept"][NAME]["ends"]), int(dealt.sum())
         if any(one.arrivals - len(one.skip) != count for one in pieces):
             raise ValueError(f"a master has not had the {count:,} gradients that were dealt")
