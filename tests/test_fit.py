@@ -277,3 +277,12 @@ def test_examples_run(tmp_path: Path, name: str) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "accuracy 0." in done.stdout
+
+
+def test_a_record_has_the_name_that_it_is_given(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"strategy": "serial", "epochs": 1, "batch": 50, "quiet": True, "name": "mine"}
+    assert fit("mlp:4", "iris", runs=tmp_path, **settings).run == tmp_path / "mine"
+    with pytest.raises(UsageError, match="exists already"):
+        fit("mlp:4", "iris", runs=tmp_path, **settings)
+    with pytest.raises(UsageError, match="cannot be given with resume or with runs=None"):
+        fit("mlp:4", "iris", runs=None, **settings)

@@ -32,6 +32,7 @@ def fit(
     comm: Any = None,
     on: str = "mpi",
     runs: str | Path | None = "runs",
+    name: str | None = None,
     trace: bool = False,
     quiet: bool = False,
     trust: bool = False,
@@ -46,7 +47,8 @@ def fit(
     loss. `data` is a name or path, a Dataset, a tuple of arrays (inputs, labels), or a torch Dataset; inputs may be a
     tuple or a dictionary of arrays, and labels may have any shape: a class for each word or pixel. `strategy` is a
     name with options, a Strategy, or your own function `train(me)`. `settings` are those of the command line with
-    underscores: `lr`, `batch`, `epochs`, `update`, `seed` … (see `paceline.Config`).
+    underscores: `lr`, `batch`, `epochs`, `update`, `seed` … (see `paceline.Config`). The record is a new folder below
+    `runs`, called `name` if that is given; with `runs=None` there is none.
 
     `optimizer` is a function from the `torch.nn.Module` to a torch optimizer, with groups of parameters and all, instead
     of `update` and `lr`; `schedule` is then a factor on its learning rates. `clip=1.0` scales the gradient that the update
@@ -80,9 +82,11 @@ def fit(
     options = options_of(on, {name: settings.pop(name) for name in NAMES if name in settings})
 
     def job() -> Job:
+        if name is not None and (resume is not None or runs is None):
+            raise UsageError("name is that of a new record: it cannot be given with resume or with runs=None")
         if resume is not None:
             return _resumed(given, settings, Path(resume), wanted, trust)
-        return _job(given, settings, runs, trace, trust)
+        return replace(_job(given, settings, runs, trace, trust), run_name=name)
 
     given = {"model": model, "data": data, "strategy": strategy, "update": optimizer, "metrics": metrics}
 

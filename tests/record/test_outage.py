@@ -17,7 +17,9 @@ import pytest
 
 from paceline import fit
 from paceline.cli import main
+from paceline.launch.signals import JOB_FOLDER
 from paceline.record import Run, find_runs, writing
+from paceline.record.checkpoint import Saver
 from paceline.strategies.sync import Sync
 from paceline.worker import Worker
 
@@ -203,3 +205,17 @@ def test_files_that_the_system_does_not_let_grow(places: Path) -> None:
     run = Run(the_run(places / "runs"))
     assert run.summary["steps"] == 12_000
     assert run.model["x"].size == 67
+
+
+def test_one_rank_says_that_checkpoints_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(JOB_FOLDER, str(tmp_path))
+    (tmp_path / "checkpoints").touch()  # in the place of the folder
+    for rank in range(3):
+        saver = Saver(tmp_path, rank, keep=1, first=1, background=False)
+        saver.save({"x": np.zeros(2)})
+        assert saver.written == 0
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        f"cannot write a checkpoint to {tmp_path / 'checkpoints'}"
+    ]

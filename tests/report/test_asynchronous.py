@@ -145,9 +145,15 @@ def test_what_is_far_below_does_not_flatten_the_rest(runs: list[Run], tmp_path: 
 def test_a_replay_and_another_way_with_divergence_are_rows_of_their_own(
     runs: list[Run], tmp_path: Path
 ) -> None:
-    ways: list[dict[str, object]] = [{}, {"replay": "runs/a"}, {"on_divergence": "halve"}]
+    ways: list[dict[str, object]] = [
+        {},
+        {"replay": "runs/a"},
+        {"on_divergence": "halve"},
+        {"reproducible": 8},
+    ]
     rows = rows_of([altered(runs[0], tmp_path, strategy="sync", **way) for way in ways])
-    assert [row.strategy for row in rows] == ["sync", "sync (on-divergence halve)", "sync (replay)"]
+    named = ["sync", "sync (on-divergence halve)", "sync (replay)", "sync (reproducible 8)"]
+    assert [row.strategy for row in rows] == named
 
 
 # ---- remarks

@@ -271,7 +271,13 @@ def way_of(run: Run) -> str:
     """Describe the strategy and anything else that affects its figures: a replay is bound to the recorded order."""
     how = "replay" if run.config.get("replay") else ""
     diverging = run.config.get("on_divergence", "stop")
-    how = " ".join(filter(None, (how, "" if diverging == "stop" else f"on-divergence {diverging}")))
+    pieces = run.config.get("reproducible")
+    words = (
+        how,
+        "" if diverging == "stop" else f"on-divergence {diverging}",
+        f"reproducible {pieces}" if pieces else "",
+    )
+    how = " ".join(filter(None, words))
     return str(run.config["strategy"]) + (f" ({how})" if how else "")
 
 

@@ -21,6 +21,7 @@ from paceline.launch.cores import allowed_cores, machine_cores, take_cores
 from paceline.launch.guard import (
     abort_on_error,
     end_ranks,
+    is_first_to_say,
     leave_survivors,
     note_survivors,
     survivors,
@@ -70,6 +71,7 @@ __all__ = [
     "communicator",
     "end_ranks",
     "find",
+    "is_first_to_say",
     "keep_memory",
     "leave",
     "leave_survivors",

@@ -114,6 +114,23 @@ def announce_end() -> None:
             Path(os.environ[JOB_FOLDER], "done").touch()
 
 
+def is_first_to_say(what: str) -> bool:
+    """Return True on one rank of this job (on each machine): that which is to print what several would.
+
+    >>> is_first_to_say("anything")  # there is no job
+    True
+    """
+    if JOB_FOLDER not in os.environ:
+        return True
+    try:
+        Path(os.environ[JOB_FOLDER], f"said-{what}").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError:  # it is on another machine
+        return True
+    return True
+
+
 _survivors: list[Any] = []
 
 

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from paceline.errors import UsageError
 from paceline.files import check_arrays, parse_json, read_arrays, write_arrays
+from paceline.launch import is_first_to_say
 from paceline.record.schema import CHECKPOINT_FORMAT, check_checkpoint, shown
 
 Array = NDArray[Any]
@@ -296,6 +297,8 @@ class Saver:
         failure, self._failure = self._failure, None
         if failure is not None and not self._reported:
             self._reported = True
+            if not is_first_to_say("checkpoint"):
+                return False
             log.warning(
                 "cannot write a checkpoint to %s: %s; training goes on and the next one is tried",
                 self.run / FOLDER, failure,
