@@ -3,11 +3,12 @@
 
     python tools/fuzz.py                         all readers, 10,000 cases each
     python tools/fuzz.py records csv --cases 500
+    python tools/fuzz.py --seconds 600           as many cases as fit into this time, for each reader
     python tools/fuzz.py records --only 1234     one case again, with its traceback
 
-A finding is any exception but a UsageError of one line that names the file, a warning, a case that takes longer than
-LIMIT seconds, or one that needs more memory than the size of its files explains. Case N of a reader follows from the seed,
-the reader and N alone.
+A finding is any exception but a UsageError of one line that names the file, a warning, a case that computes for longer
+than LIMIT seconds or hangs for HANG seconds, or one that needs more memory than the size of its files explains. Case N of
+a reader follows from the seed, the reader and N alone.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ import numpy as np
 from paceline import names as registry
 from paceline.errors import UsageError
 
-LIMIT = 10.0
+LIMIT, HANG = 10.0, 120.0
 # A case may use this many bytes, and as many times the size of its files as deflate can compress.
 ROOM, TIMES = 96 << 20, 1032
 # Address space beyond what is in use: larger allocations fail.
@@ -756,17 +757,25 @@ def size_of(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def limited_time(seconds: float) -> Iterator[None]:
+def limited_time(seconds: float, hang: float) -> Iterator[None]:
+    """Raise a TooLongError after `seconds` of computing, or after `hang` seconds: a busy machine is no finding."""
+
     def stop(*_: object) -> None:
         raise TooLongError
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    timers = {
+        signal.SIGPROF: (signal.ITIMER_PROF, seconds),
+        signal.SIGALRM: (signal.ITIMER_REAL, max(hang, seconds)),
+    }
+    before = {number: signal.signal(number, stop) for number in timers}
+    for timer, limit in timers.values():
+        signal.setitimer(timer, limit)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for number, (timer, _) in timers.items():
+            signal.setitimer(timer, 0)
+            signal.signal(number, before[number])
 
 
 @contextlib.contextmanager
@@ -793,7 +802,7 @@ def try_case(name: str, reader: Reader, number: int, seed: int) -> tuple[str, Fi
     forget_memory()
     before = memory()
     try:
-        with warnings.catch_warnings(), limited_time(LIMIT):
+        with warnings.catch_warnings(), limited_time(LIMIT, HANG):
             warnings.simplefilter("error")
             reader.read(file)
     except UsageError as error:
@@ -805,7 +814,8 @@ def try_case(name: str, reader: Reader, number: int, seed: int) -> tuple[str, Fi
         elif "not enough memory" in message:
             outcome = found(f"it needed too much memory: {message:.300}")
     except TooLongError:
-        outcome = found(f"it took more than {LIMIT:g} s", traceback.format_exc())
+        words = f"it computed for more than {LIMIT:g} s, or hung for {HANG:g} s"
+        outcome = found(words, traceback.format_exc())
     except BaseException as error:
         outcome = found(f"{type(error).__name__}: {error!s:.300}", traceback.format_exc())
     used = memory() - before
@@ -816,9 +826,15 @@ def try_case(name: str, reader: Reader, number: int, seed: int) -> tuple[str, Fi
 
 
 def fuzz(
-    name: str, cases: Collection[int], *, seed: int = 0, show: Callable[[Finding], None] | None = None
+    name: str,
+    cases: Collection[int],
+    *,
+    seed: int = 0,
+    show: Callable[[Finding], None] | None = None,
+    seconds: float = float("inf"),
 ) -> Counter[str]:
-    """Run some cases of a reader; return how often each outcome occurred."""
+    """Run some cases of a reader, and start none after `seconds`; return how often each outcome occurred."""
+    late = time.monotonic() + seconds
     outcomes: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as place, silence():
         os.environ["PACELINE_CACHE"] = str(Path(place) / "cache")
@@ -827,7 +843,7 @@ def fuzz(
         reader = READERS[name](Path(place) / name)
         reader.read(next(iter(reader.mutations)))  # whole files can be read; and everything is imported
         with limited_space(SPACE):
-            for number in cases:
+            for number in itertools.takewhile(lambda _: time.monotonic() < late, cases):
                 outcome, finding = try_case(name, reader, number, seed)
                 outcomes[outcome] += 1
                 if finding is not None and show is not None:
@@ -864,6 +880,12 @@ def main() -> int:
     parser.add_argument(
         "--only", type=int, metavar="NUMBER", help="run only this case, and print its traceback"
     )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=float("inf"),
+        help="start no case of a reader after this many seconds",
+    )
     args = parser.parse_args()
     if unknown := [name for name in args.readers if name not in READERS]:
         parser.error(f"unknown reader {unknown[0]!r}; choose one of {', '.join(READERS)}")
@@ -883,10 +905,10 @@ def main() -> int:
 
         start = time.monotonic()
         cases = range(args.cases) if args.only is None else range(args.only, args.only + 1)
-        outcomes = fuzz(name, cases, seed=args.seed, show=show)
+        outcomes = fuzz(name, cases, seed=args.seed, show=show, seconds=args.seconds)
         total += outcomes
         print(
-            f"{name}: {len(cases):,} cases, {outcomes['read']:,} read, {outcomes['refused']:,} refused, "
+            f"{name}: {outcomes.total():,} cases, {outcomes['read']:,} read, {outcomes['refused']:,} refused, "
             f"{outcomes['finding']:,} findings ({len(seen)} kinds), seed {args.seed}, {time.monotonic() - start:.0f} s",
             flush=True,
         )

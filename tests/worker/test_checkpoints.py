@@ -121,3 +121,71 @@ def test_half_written_parts_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     half.write_bytes(b"half")
     fit(resume=run, quiet=True, checkpoint_every="5 steps")
     assert not half.exists()
+
+
+def drop(*path: str) -> Any:
+    def change(state: Any) -> None:
+        for name in path[:-1]:
+            state = state[name]
+        del state[path[-1]]
+
+    return change
+
+
+def replace_by(value: Any, *path: str) -> Any:
+    def change(state: Any) -> None:
+        for name in path[:-1]:
+            state = state[name]
+        state[path[-1]] = value(state[path[-1]]) if callable(value) else value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rank", "change", "words"),
+    [
+        ("serial", 0, drop("recovery", "norm"), "is damaged: recovery.norm is missing"),
+        ("serial", 0, drop("recovery", "_guard"), "is damaged: recovery._guard is missing"),
+        ("serial", 0, replace_by(7, "recovery", "messages"), "is damaged: recovery.messages is 7"),
+        ("serial", 0, drop("weights"), "is damaged: weights is missing"),
+        ("serial", 0, drop("buffers", "mean"), "does not fit: mean has None"),
+        ("serial", 0, replace_by(lambda x: x.astype(complex), "buffers", "std"), "does not fit: std is of type complex"),
+        ("psgd", 1, replace_by("soon", "kept", "part", "before"), "does not fit: part.before is 'soon'"),
+        ("psgd", 1, replace_by(1.5, "kept", "part", "moved"), "does not fit: part.moved is 1.5"),
+        ("gossip", 1, replace_by({"state": 1}, "kept", "gossip", "draw"), "no state of a random generator"),
+        ("parameter-server", 0, drop("kept", "server", "chief", "sums"), "does not fit: KeyError: 'sums'"),
+        ("parameter-server", 0, replace_by([{}], "kept", "server", "pieces"), "does not fit: KeyError: 'start'"),
+        ("parameter-server", 1, replace_by([1e60, 1.0, 40.0], "kept", "server", "last"), "the last batch of a worker"),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_with_impossible_values_is_refused_in_one_line(
+    strategy: str, rank: int, change: Any, words: str, tmp_path: Path
+) -> None:
+    objects = {"model": "mlp:4,standardise=true", "batch": 40}
+    whole = fit(
+        **{**COMMON, **objects}, strategy=strategy, ranks=1 if strategy == "serial" else 2,
+        runs=tmp_path / "runs", checkpoint_every="epoch", checkpoints=9,
+    )  # fmt: skip
+    assert whole.run is not None
+    run = cut(whole.run, tmp_path / "cut", 1)
+    state = checkpoint.read(run, rank, 1)
+    change(state)
+    checkpoint.write(run, rank, 1, state)
+
+    def go_on() -> None:
+        checkpoint.read(run, rank, 1)
+        fit(resume=run, quiet=True)
+
+    with pytest.raises(UsageError) as refused:
+        go_on()
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_ranks_that_disagree_on_divergence_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    whole = saved(tmp_path, "elastic:every=3", "epoch", ranks=2)
+    run = cut(whole.run, tmp_path / "cut", 1)
+    state = checkpoint.read(run, 1, 1)
+    state["recovery"]["stopped"] = "it has diverged"
+    checkpoint.write(run, 1, 1, state)
+    assert np.array_equal(fit(resume=run, quiet=True).model.x, whole.model.x)
