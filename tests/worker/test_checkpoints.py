@@ -123,6 +123,30 @@ def test_half_written_parts_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     assert not half.exists()
 
 
+def test_arrays_are_checked_as_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without another pass over all parts, which only a damaged one needs: then the checkpoint before it is used."""
+    checked: list[Path] = []
+    check = checkpoint.check_arrays
+    monkeypatch.setattr(checkpoint, "check_arrays", lambda path: (checked.append(path), check(path)))
+    plain = fit(
+        **{**COMMON, "on": "mpi"}, strategy="serial", runs=tmp_path / "runs", checkpoint_every="5 steps", checkpoints=99
+    )  # fmt: skip
+    assert plain.run is not None
+    good, bad = (cut(plain.run, tmp_path / name, 2) for name in ("good", "bad"))
+    assert np.array_equal(fit(resume=good, quiet=True).model.x, plain.model.x)
+    assert checked == []
+    part = checkpoint.part_of(bad, 0, 2)
+    data = bytearray(part.read_bytes())
+    x = checkpoint.read(bad, 0, 2)["x"].tobytes()
+    data[data.index(x) + 3] ^= 1
+    part.write_bytes(data)
+    assert np.array_equal(fit(resume=bad, quiet=True).model.x, plain.model.x)
+    assert checked
+    assert f"{part} cannot be read: bad CRC-32" in caplog.text
+
+
 def drop(*path: str) -> Any:
     def change(state: Any) -> None:
         for name in path[:-1]:

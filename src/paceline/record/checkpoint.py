@@ -18,6 +18,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -179,33 +180,36 @@ def saved_ranks(run: Path) -> list[int]:
     return sorted(int(name[5:]) for name in names if re.fullmatch(r"rank-[0-9]{1,9}", name))
 
 
-def latest(run: Path) -> list[int] | None:
+def latest(run: Path, *, whole: bool = True) -> list[int] | None:
     """Return, for every rank, the number of its part of the latest complete and undamaged checkpoint; None: there is none.
 
     The numbers differ only where ranks saved independently. Damaged parts are named in a warning, and an earlier
-    checkpoint is chosen. Every part is read once, a little at a time, to check it.
+    checkpoint is chosen. Every part is read once, a little at a time, to check it; with `whole=False` only its JSON is, so
+    that arrays may be damaged.
     """
+    check = partial(_checked, whole=whole)
     for number in numbers(run, 0):
-        state = _checked(run, 0, number)
+        state = check(run, 0, number)
         if state is None:
             continue
         ranks = range(1, state["ranks"])
         if len(saved_ranks(run)) < state["ranks"]:
             continue
         if state["together"]:
-            if all(part_of(run, rank, number).exists() and _checked(run, rank, number) for rank in ranks):
+            if all(part_of(run, rank, number).exists() and check(run, rank, number) for rank in ranks):
                 return [number] * state["ranks"]
             continue
-        own = [next((n for n in numbers(run, rank) if _checked(run, rank, n)), None) for rank in ranks]
+        own = [next((n for n in numbers(run, rank) if check(run, rank, n)), None) for rank in ranks]
         if None not in own:
             return [number, *(n for n in own if n is not None)]
     return None
 
 
-def _checked(run: Path, rank: int, number: int) -> State | None:
+def _checked(run: Path, rank: int, number: int, *, whole: bool) -> State | None:
     """Return a part of a checkpoint without its arrays; None if it is damaged."""
     try:
-        check_arrays(part_of(run, rank, number))
+        if whole:
+            check_arrays(part_of(run, rank, number))
         return read(run, rank, number, arrays=False)
     except UsageError as error:
         log.warning("%s", error)

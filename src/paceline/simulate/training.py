@@ -179,7 +179,7 @@ class Simulation:
         return self._folder
 
     def checkpoint(self, run: Path) -> list[int] | None:
-        """Return the latest checkpoint, looked for once for all ranks."""
+        """Return the latest checkpoint, looked for and checked once for all ranks."""
         if self._checkpoint is None:
             self._checkpoint = latest(run)
         return self._checkpoint
@@ -260,7 +260,7 @@ class Simulated:
     def agreed(self, work: Callable[[], Made]) -> Made:
         return work()
 
-    def checkpoint(self, run: Path) -> list[int] | None:
+    def checkpoint(self, run: Path, *, whole: bool) -> list[int] | None:
         return self._simulation.checkpoint(run)
 
     def follow(self, me: Worker, strategy: object, folder: Path | None) -> None:

@@ -248,8 +248,8 @@ class RankEnvironment(Protocol):
         """Call a function that may raise a UsageError; if it does on one rank, raise it on all."""
         ...
 
-    def checkpoint(self, run: Path) -> list[int] | None:
-        """Return the numbers of the parts of the latest complete checkpoint, the same on every rank."""
+    def checkpoint(self, run: Path, *, whole: bool) -> list[int] | None:
+        """Return the numbers of the parts of the latest complete checkpoint, the same on every rank; see `latest`."""
         ...
 
     def follow(self, me: Worker, strategy: Strategy | Train, folder: Path | None) -> None:
@@ -336,10 +336,10 @@ class Process:
     def agreed(self, work: Callable[[], Made]) -> Made:
         return agree(self.comm, work)
 
-    def checkpoint(self, run: Path) -> list[int] | None:
+    def checkpoint(self, run: Path, *, whole: bool) -> list[int] | None:
         first = self.comm is None or self.comm.Get_rank() == 0
         found: list[int] | None = json.loads(
-            broadcast_text(self.comm, json.dumps(latest(run) if first else None))
+            broadcast_text(self.comm, json.dumps(latest(run, whole=whole) if first else None))
         )
         return found
 

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Collection
 from dataclasses import fields, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from paceline.config import Config
 from paceline.data import Dataset
-from paceline.errors import StoppedError, UsageError
+from paceline.errors import AgreedError, StoppedError, UsageError
 from paceline.launch import requeued_job, world
 from paceline.models import BUFFER, Model
 from paceline.record import Run
@@ -107,13 +108,13 @@ def finish(me: Worker, saver: Saver, job: Job) -> None:
 
 
 def load_states(place: RankEnvironment, run: Path) -> Resumption:
-    """Read the states that this rank needs to go on from the last checkpoint of a run. Collective."""
-    rank, ranks = (0, 1) if place.comm is None else (place.comm.Get_rank(), place.comm.Get_size())
-    numbers = place.checkpoint(run)
-    if numbers is None:
-        raise UsageError(f"{run} has no complete checkpoint: it cannot be resumed; train it again")
+    """Read the states that this rank needs to go on from the last checkpoint of a run. Collective.
 
-    def read() -> Resumption:
+    Reading them checks them. Only if one is damaged are all parts checked, to find a checkpoint that is not.
+    """
+    rank, ranks = (0, 1) if place.comm is None else (place.comm.Get_rank(), place.comm.Get_size())
+
+    def read(numbers: list[int]) -> Resumption:
         before = len(numbers)
         if before == ranks:
             wanted = [0] if rank == 0 else [0, rank]
@@ -127,8 +128,17 @@ def load_states(place: RankEnvironment, run: Path) -> Resumption:
         )
         return Resumption(states, own=-1, ranks=before, turns=turns)
 
-    resumption: Resumption = place.agreed(read)
-    return resumption
+    def find(*, whole: bool) -> Resumption:
+        numbers = place.checkpoint(run, whole=whole)
+        if numbers is None:
+            raise UsageError(f"{run} has no complete checkpoint: it cannot be resumed; train it again")
+        resumption: Resumption = place.agreed(partial(read, numbers))
+        return resumption
+
+    try:
+        return find(whole=False)
+    except AgreedError:
+        return find(whole=True)
 
 
 def check_fits(run: Path, resumption: Resumption, model: Model, data: Dataset) -> None:
@@ -257,7 +267,7 @@ def _config_in(run: Run) -> Config:
 
 def _save_complete(run: Run) -> None:
     """Turn the trained model of a complete run into a checkpoint, if the run left none."""
-    if files.latest(run.folder) is not None:
+    if files.latest(run.folder, whole=False) is not None:
         return
     arrays = run.model
     state: State = {
