@@ -402,8 +402,11 @@ class Place:
         self._ranks = found
         return found
 
-    def leaks(self, *, swept: bool = True) -> list[str]:
-        """Return what is left although nothing should be; `swept` False: folders of jobs may be left."""
+    def leaks(self, *, swept: bool = True, whole: bool = True) -> list[str]:
+        """Return what is left although nothing should be.
+
+        `swept` False: folders of jobs may be left; `whole` False: files may be half-written.
+        """
         until = time.monotonic() + 20
         while (left := self.processes()) and time.monotonic() < until:
             time.sleep(0.2)
@@ -415,7 +418,7 @@ class Place:
         folders = [self.folder / "tmp", *([self.shm] if self.private else [])]
         names = [path for folder in folders for path in folder.iterdir()]
         found += [f"{path} is left" for path in names if swept or not path.name.startswith("paceline-job-")]
-        return found + leftovers(self.seen(self.runs))
+        return found + (leftovers(self.seen(self.runs)) if whole else [])
 
     def close(self) -> None:
         for process in self.processes():
@@ -449,6 +452,11 @@ def place(**more: Any) -> Iterator[Place]:
 class HungError(Exception):
     """A command did not end in time."""
 
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__()
+        verdict.hung.append(f"no end after {LIMIT:g} s")
+        self.verdict = verdict
+
 
 def finish(job: subprocess.Popen[str], verdict: Verdict) -> tuple[int, str]:
     """Wait for a command; return its exit status and output."""
@@ -458,7 +466,7 @@ def finish(job: subprocess.Popen[str], verdict: Verdict) -> tuple[int, str]:
         job.kill()
         said = (error.stdout or b"").decode(errors="replace")
         verdict.output += said
-        raise HungError from None
+        raise HungError(verdict) from None
     verdict.output += f"$ {' '.join(job.args[-12:])}\n{said}status {job.returncode}\n"  # type: ignore[index]
     return job.returncode, said
 
@@ -649,12 +657,12 @@ def cut(subject: Subject, r: random.Random, run: Any) -> Verdict:
             with contextlib.suppress(OSError):
                 os.kill(job.pid, signal.SIGKILL)
         finish(job, verdict)
-        verdict.leaking += here.leaks(swept=not everything)
+        verdict.leaking += here.leaks(swept=not everything, whole=False)
         if everything:  # folders of killed jobs are removed by the next job, after a minute
             for folder in (*here.shm.glob("paceline-job-*"), *(here.folder / "tmp").glob("paceline-job-*")):
                 os.utime(folder, (0, 0))
         resumed(verdict, here, subject)
-        verdict.leaking += here.leaks(swept="resumed" in verdict.note)
+        verdict.leaking += here.leaks(swept="resumed" in verdict.note, whole="resumed" in verdict.note)
     return verdict
 
 
@@ -786,8 +794,8 @@ def try_case(name: str, seed: int, run: Any) -> Verdict:
         if kind != "simulated":
             undisturbed(strategy)  # before the case begins
         return CASES[kind](SUBJECTS[strategy], random.Random(digest), run)
-    except HungError:
-        return Verdict(hung=[f"no end after {LIMIT:g} s"])
+    except HungError as hung:
+        return hung.verdict
     except Exception:
         return Verdict(ended=["the case itself failed"], output=traceback.format_exc())
 

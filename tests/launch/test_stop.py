@@ -394,3 +394,22 @@ def test_a_rank_that_is_stopped_before_or_after_training_is_noticed(
         assert line.startswith("rank 1 (process ")
         assert "has been stopped for " in line
         assert words in line
+
+
+BEFORE_MPI = """
+import os, signal, time
+from paceline.launch import communicator
+if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":
+    time.sleep(3)  # until it has been seen; otherwise the job is given longer to start it
+    os.kill(os.getpid(), signal.SIGKILL)
+communicator()
+"""
+
+
+def test_a_rank_that_dies_before_mpi_has_started_ends_the_job() -> None:
+    """Open MPI would tolerate the death, and let the others wait for that rank for ever."""
+    said: list[str] = []
+    command = [sys.executable, "-c", BEFORE_MPI]
+    assert launch.run(2, command, on_line=said.append, survive=True, time_limit=PATIENCE) == 137
+    if find().kind == "openmpi":
+        assert "rank 1 ended before all ranks had started MPI; the job is ended" in said

@@ -77,7 +77,11 @@ def abort_on_error(comm: Any, *, usage_errors: bool = True) -> Iterator[None]:
         else:
             time.sleep(PATIENCE)
         _abort(comm, 2)
-    except BaseException:
+    except BaseException as error:
+        if _tells_of_death(error):  # and this rank cannot go on
+            if is_first_to_say("lost"):
+                _say("a rank has died, and the others cannot go on without it: they are ended")
+            _abort(comm, 1)  # Open MPI would take the status of a signal for a death to be tolerated
         text = traceback.format_exc()
         if _is_first(apart):
             _say(f"rank {comm.Get_rank()} of {comm.Get_size()} on {os.uname().nodename} failed:\n{text}")
@@ -105,6 +109,13 @@ def watch_each_other() -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):
             mark.unlink()
+
+
+def announce_start() -> None:
+    """Tell the supervisor of this job that this rank has started MPI."""
+    if JOB_FOLDER in os.environ:
+        with contextlib.suppress(OSError):  # it is on another machine
+            Path(os.environ[JOB_FOLDER], "started", str(os.getpid())).touch()
 
 
 def announce_end() -> None:
@@ -204,6 +215,13 @@ def _is_first(apart: Any) -> bool:
             time.sleep(0.001)
         del sent
     return True
+
+
+def _tells_of_death(error: BaseException) -> bool:
+    """Return True for an error of MPI that says that another rank has died, or that one has noticed that (ULFM)."""
+    kind, MPI = getattr(error, "Get_error_class", None), sys.modules.get("mpi4py.MPI")
+    names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
+    return kind is not None and MPI is not None and kind() in {getattr(MPI, name, None) for name in names}
 
 
 def _say(text: str) -> None:

@@ -33,6 +33,7 @@ from paceline.launch.processes import process_command
 from paceline.launch.remote import LOST
 from paceline.launch.resources import check_ranks, place_for_job, threads_per_rank
 from paceline.launch.signals import JOB_FOLDER, REQUESTS, TOGETHER, is_default, name_of_signal
+from paceline.launch.supervise import KILLED
 
 SUPERVISOR = Path(__file__).with_name("supervise.py")
 PREFIX = "paceline-job-"
@@ -102,7 +103,10 @@ def run(
             (folder / "stoppable" / "elsewhere").touch()
         (folder / "also").write_bytes(b"".join(os.fsencode(path) + b"\n" for path in also))
         (folder / "ranks").write_text(str(ranks))
-        (folder / "watched").mkdir()
+        for name in ("watched", "started"):
+            (folder / name).mkdir()
+        if alone and survive and launcher == "mpi":
+            (folder / "survive").touch()
         if alone and stall_timeout is not None:
             (folder / "stall").write_text(f"{stall_timeout} {on_stall}")
         if launcher == "torch":
@@ -176,10 +180,13 @@ def run(
             recorded = folder / "run"
             run_folder = Path(os.fsdecode(recorded.read_bytes())) if recorded.exists() else None
             cut = (folder / "cut").exists()
+            died = (folder / "said-lost").exists()
     if expired:
         status = 124
     elif lost and not signals.received:
         status = 1
+    elif died and not signals.received:
+        status = KILLED
     elif reported is not None and not (signals.received and status == 128 + signals.received[0]):
         status = reported
     status = status if status >= 0 else 128 - status

@@ -20,7 +20,7 @@ from typing import Any, Literal, NoReturn
 
 from paceline.errors import UsageError
 from paceline.launch.cores import machine_cores
-from paceline.launch.guard import _say, abort_on_error, forget_segments
+from paceline.launch.guard import _say, abort_on_error, announce_start, forget_segments
 from paceline.launch.job import job_folder
 from paceline.launch.library import TITLES, Library, for_library, home_settings, installed_wheels
 from paceline.launch.pmi import interpose
@@ -53,6 +53,7 @@ def _start() -> ModuleType:
     if not MPI.Is_initialized():
         with prepared(*MPI.get_vendor()):
             MPI.Init_thread()
+        announce_start()
     return MPI
 
 

@@ -19,7 +19,9 @@ to clean up. It imports little (no pathlib, nothing from paceline) and starts in
    to end, and kills it after GRACE seconds.
 4. While the ranks do not watch each other (FOLDER/watched lacks some of them: before and after training), this process
    looks for ranks that are stopped (SIGSTOP), and reports or ends them as FOLDER/stall says: SECONDS, and what to do.
-5. When mpiexec has ended, whatever still runs is killed, and segments in /dev/shm that the job had mapped are removed.
+5. If ranks are to survive the deaths of others (FOLDER/survive), Open MPI waits for ever for one that dies before all have
+   started MPI (FOLDER/started): such a job is ended.
+6. When mpiexec has ended, whatever still runs is killed, and segments in /dev/shm that the job had mapped are removed.
    If PARENT is no more, so are FOLDER and the folders of PARENT that FOLDER/also lists.
 
 STDERR is a descriptor of the stderr of PARENT (-1: none), for what is to be said when PARENT is no more.
@@ -34,10 +36,12 @@ import sys
 import time
 
 GRACE = 3.0
+STARTING = 1.0  # seconds between two looks at ranks that start
+START_WITHIN = 30.0  # seconds within which the launcher starts all processes
 STOP_WITHIN = 300.0
-STALLED = (
-    75  # the exit status of a job that is ended because a rank makes no progress (EX_TEMPFAIL of sysexits.h)
-)
+# The exit statuses of jobs that are ended because a rank makes no progress (EX_TEMPFAIL of sysexits.h), and because a rank
+# died before MPI had started.
+STALLED, KILLED = 75, 137
 SILENCE = 60.0
 FOREVER = 1e6
 REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -134,7 +138,10 @@ class Job:
         self.kill_at: float | None = None  # when mpiexec, which was told to end, must have ended
         seconds, _, self.on_stall = " ".join(self.lines("stall")).partition(" ")
         self.patience = float(seconds or FOREVER)
-        self.look_at = time.monotonic() + self.patience / 4
+        self.starting = os.path.exists(os.path.join(folder, "survive"))  # and not all ranks have started MPI
+        self.begun: set[str] = set()  # ranks that have been seen
+        self.missed: float | None = None  # since when one of them is gone
+        self.look_at = time.monotonic() + (STARTING if self.starting else self.patience / 4)
         self.stopped: dict[int, float] = {}  # ranks that are stopped, and since when
         self.reported: set[int] = set()
         self.result: int | None = None  # the exit status of a job that was ended because of them
@@ -189,8 +196,13 @@ class Job:
     def look(self) -> None:
         """Report a rank that has been stopped for long while the ranks do not watch each other, or end the job."""
         now = time.monotonic()
-        self.look_at = now + self.patience / 4
-        found = [] if self.is_watched() or self.kill_at is not None else stopped_ranks(self.process)
+        if self.starting:
+            self.check_start(now)
+        self.look_at = now + (min(STARTING, self.patience / 4) if self.starting else self.patience / 4)
+        if self.is_watched() or self.kill_at is not None:
+            self.stopped = {}
+            return
+        found = [(process, name) for process, name, state in rank_processes(self.process) if state == b"T"]
         self.stopped = {process: self.stopped.get(process, now) for process, _ in found}
         for process, name in found:
             seconds = now - self.stopped[process]
@@ -209,12 +221,33 @@ class Job:
         if self.result is not None:
             self.kill()
 
-    def is_watched(self) -> bool:
-        """Return True if all ranks notice stalls themselves."""
+    def check_start(self, now: float) -> None:
+        """End the job if a rank has been gone for a while and not all ranks have started MPI."""
+        self.starting = not self.all_have("started")
+        if not self.starting or self.kill_at is not None:
+            return
+        alive = {name for _, name, _ in rank_processes()}
+        gone = [
+            name for name in map("rank {}".format, range(int(self.lines("ranks")[0]))) if name not in alive
+        ]
+        self.begun |= alive
+        self.missed = (now if self.missed is None else self.missed) if gone and alive else None
+        seen = not self.begun.isdisjoint(gone)  # otherwise it may be about to be started
+        if self.missed is not None and now - self.missed >= (GRACE if seen else START_WITHIN):
+            say(f"{', '.join(gone)} ended before all ranks had started MPI; the job is ended")
+            self.result = KILLED
+            self.kill()
+
+    def all_have(self, what: str) -> bool:
+        """Return True if all ranks have a file in this folder of the job."""
         try:
-            return len(os.listdir(os.path.join(self.folder, "watched"))) == int(self.lines("ranks")[0])
+            return len(os.listdir(os.path.join(self.folder, what))) >= int(self.lines("ranks")[0])
         except OSError:
             return False
+
+    def is_watched(self) -> bool:
+        """Return True if all ranks notice stalls themselves."""
+        return self.all_have("watched")
 
     def stoppable(self, process: object) -> str:
         return os.path.join(self.folder, "stoppable", str(process))
@@ -329,8 +362,8 @@ def descendants() -> list[int]:
     return found
 
 
-def stopped_ranks(launcher: int) -> list[tuple[int, str]]:
-    """Return the processes of stopped ranks, and that of the launcher if it is stopped, with their names."""
+def rank_processes(launcher: int = 0) -> list[tuple[int, str, bytes]]:
+    """Return the processes of ranks, and that of the launcher if it is given, with their names and states."""
     found = []
     for process in descendants():
         try:
@@ -341,10 +374,10 @@ def stopped_ranks(launcher: int) -> list[tuple[int, str]]:
         except OSError:
             continue
         rank = variables.get(b"OMPI_COMM_WORLD_RANK", variables.get(b"PMI_RANK"))
-        if state == b"T" and process == launcher:
-            found.append((process, "the launcher"))
-        elif state == b"T" and rank is not None:
-            found.append((process, f"rank {os.fsdecode(rank)}"))
+        if process == launcher:
+            found.append((process, "the launcher", state))
+        elif rank is not None:
+            found.append((process, f"rank {os.fsdecode(rank)}", state))
     return found
 
 

@@ -461,7 +461,9 @@ def restore_worker(me: Worker, resumption: Resumption, kind: str) -> tuple[int, 
     me.saved_updates = _whole_updates(resumption, me.model.x.size)
     me.rate = float(first["rate"])
     recovery = find("recovery")
-    if recovery is not None and first["together"]:  # all ranks agree on whether training has diverged
+    if recovery is not None and (
+        first["together"] or kind != "own"
+    ):  # all ranks agree on whether training has diverged
         recovery = {**recovery, "stopped": (first["recovery"] or {}).get("stopped")}
     me.restore_recovery(recovery)
     me.history[:] = [Epoch(**epoch) for epoch in first["history"]]
