@@ -15,7 +15,7 @@ from paceline.vmpi.constants import CONGRUENT, IDENT, SIMILAR, UNDEFINED, UNEQUA
 from paceline.vmpi.errors import Aborted, error_codes, mpi_error
 from paceline.vmpi.failures import SurvivalCalls
 from paceline.vmpi.groups import CollectiveRequest, CommState, Group, meet
-from paceline.vmpi.handles import Attributes, Handle, constants
+from paceline.vmpi.handles import Attributes, Handle, constant_name, constants
 from paceline.vmpi.information import Handled, raise_unsupported
 from paceline.vmpi.matching import Message, first_unexpected, match, post, take_unexpected
 from paceline.vmpi.memory import BUFFER_AUTOMATIC, buffer
@@ -123,13 +123,13 @@ class MatchedMessage(Handle):
             else:
                 self._message = "MPI_MESSAGE_NO_PROC"
 
-    def _take(self) -> Message:
+    def _take(self) -> tuple[Any, Message]:
+        """Return the rank that receives and the message, and become null."""
         message: Any = self._message
-        rank = self._rank
+        rank = self._rank or current_comm().me
         if message is None:
             raise mpi_error("ERR_REQUEST", "the null message cannot be received")
         if isinstance(message, str):
-            rank = rank or current_comm().me
             special = rank.kernel.special
             message = Message(
                 rank,
@@ -145,24 +145,24 @@ class MatchedMessage(Handle):
                 0.0,
             )
             message.Free()
-        self._rank, self._message = rank, None
-        found: Message = message
-        return found
+        if constant_name(self) is None:
+            self._message = None
+        return rank, message
 
     def Recv(self, buf: Any, status: Any = None) -> None:
         self.Irecv(buf).Wait(status)
 
     def Irecv(self, buf: Any) -> Request:
-        message = self._take()
+        rank, message = self._take()
         given = bytearray() if message.to[0] == -1 else buf
-        receive = receive_into(self._rank, "Imrecv", given, message.to[1], message.tag)
-        match(self._rank, receive, message)
+        receive = receive_into(rank, "Imrecv", given, message.to[1], message.tag)
+        match(rank, receive, message)
         return receive
 
     Mrecv, Imrecv = Recv, Irecv
 
     def irecv(self) -> Request:
-        return receive_matched(self._rank or current_comm().me, self._take())
+        return receive_matched(*self._take())
 
     def recv(self, status: Any = None) -> Any:
         return self.irecv().wait(status)

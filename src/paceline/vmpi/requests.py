@@ -465,6 +465,9 @@ class Request(RequestLists):
     def __bool__(self) -> bool:
         return not self.spent
 
+    def __reduce__(self) -> Any:
+        raise ValueError("cannot pickle a request")
+
     # ---- objects
 
     def message(self) -> Any:
