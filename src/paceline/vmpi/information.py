@@ -25,10 +25,17 @@ class Info(Handle):
 
     __slots__ = ("__weakref__", "_items")
 
-    def __init__(self, info: Info | None = None) -> None:
+    _items: dict[str, str] | None
+
+    def __new__(cls, info: Info | None = None) -> Any:
         if info is not None and not isinstance(info, Info):
             raise TypeError(f"expected hints; got {type(info).__name__}")
-        self._items: dict[str, str] | None = None if info is None else info._items
+        found = object.__new__(cls)
+        found._items = None if info is None else info._items
+        return found
+
+    def __init__(self, *arguments: Any) -> None:
+        """Do nothing: the hints are set when the object is made."""
 
     @classmethod
     def Create(cls, items: Any = None) -> Any:

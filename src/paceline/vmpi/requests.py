@@ -452,6 +452,8 @@ class Request(RequestLists):
         found = numbered[handle]
         if type.__instancecheck__(PublicRequest, found):
             return type(found)(found)
+        if found is REQUEST_NULL:
+            return found
         kind = PublicGrequest if isinstance(found, GeneralizedRequest) else PublicRequest
         return (PublicPrequest if isinstance(found, PersistentRequest) else kind)(found)
 

@@ -44,7 +44,10 @@ class Session(Handled):
         self._settings()
         self._own = None
 
-    Free = Finalize
+    def free(self) -> None:
+        """End the session, unless it is null."""
+        if self:
+            self.Finalize()
 
     def _settings(self) -> _SessionSettings:
         if self._own is None:
