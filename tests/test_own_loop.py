@@ -74,6 +74,7 @@ def train(
     before: Callable[[Session, Any, Any], None] | None = None,
     optimizer: Callable[[Any], torch.optim.Optimizer] = adamw,
     schedule: bool = False,
+    to_none: bool = True,
     **options: Any,
 ) -> tuple[Any, Session]:
     """Train as a user's program would; return the parameters."""
@@ -85,7 +86,7 @@ def train(
         scheduler = torch.optim.lr_scheduler.ExponentialLR(made, 0.9) if schedule else None
         for _ in ranks.epochs(epochs):
             for inputs, labels in ranks.share(loader, batch=batch, **options):
-                made.zero_grad()
+                made.zero_grad(set_to_none=to_none)
                 loss_of(model, inputs, labels).backward()
                 if clip is not None:
                     nn.utils.clip_grad_norm_(model.parameters(), clip)
@@ -137,6 +138,14 @@ def test_sync_equals_one_process_with_adamw_and_clipping(collective: str) -> Non
     want = plain()
     for mine, _ in simulated(partial(train, strategy=f"sync:allreduce={collective}")):
         assert np.allclose(mine, want, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "strategy", ["sync:allreduce=ring", "sync:allreduce=shared-memory", "sync:allreduce=ring,overlap=true"]
+)
+def test_gradients_that_are_set_to_zero(strategy: str) -> None:
+    for mine, _ in simulated(partial(train, strategy=strategy, to_none=False)):
+        assert np.allclose(mine, plain(), atol=2e-6)
 
 
 @pytest.mark.parametrize("ranks", [2, 5, 9])

@@ -54,6 +54,7 @@ from paceline.models import TorchModel
 from paceline.simulate.training import SimulatedProgram
 from paceline.strategies import Strategy
 from paceline.training.job import Job, strategy_name, strategy_of
+from paceline.training.progress import Lines
 from paceline.training.rank import Fitted, train, train_at
 from paceline.updates import State, TorchOptimizer, describe_optimizer
 
@@ -70,6 +71,7 @@ def session(
     seed: int = 0,
     threads: int | None = None,
     trace: bool = False,
+    quiet: bool = False,
     comm: Any = None,
 ) -> Session:
     """Return a block in which the program's own training loop is run by a strategy, on all ranks of its job.
@@ -79,13 +81,13 @@ def session(
     given to `paceline run` have precedence over those given here.
 
     `runs`: the folder for the record of the run, or None; `name`: the name of its folder. `seed`: of the order of the
-    samples. `threads`: of each rank. `trace`: also record every MPI call. `comm`: an mpi4py communicator, by default
-    COMM_WORLD.
+    samples. `threads`: of each rank. `trace`: also record every MPI call. `quiet`: print no line per epoch (on
+    stderr, by rank 0). `comm`: an mpi4py communicator, by default COMM_WORLD.
 
     >>> import torch
     >>> inputs, labels = torch.randn(60, 4), torch.arange(60) % 3
     >>> net = torch.nn.Linear(4, 3)
-    >>> with session("sync", runs=None) as ranks:
+    >>> with session("sync", runs=None, quiet=True) as ranks:
     ...     net, optimizer = ranks.attach(net, torch.optim.AdamW(net.parameters(), lr=0.01))
     ...     for epoch in ranks.epochs(2):
     ...         for some, wanted in ranks.share((inputs, labels), batch=20):
@@ -97,7 +99,7 @@ def session(
     (6, 2)
     """
     given: dict[str, Any] = {"strategy": strategy, "runs": runs, "name": name}
-    given.update(seed=seed, threads=threads, trace=trace)
+    given.update(seed=seed, threads=threads, trace=trace, quiet=quiet)
     given.update(settings_from_launcher())
     return Session(comm=comm, **given)
 
@@ -130,6 +132,8 @@ class Turn:
     epoch: int = -1
     step: Callable[[], None] | None = None
     """Changes the parameters by the optimizer."""
+    g: Array | None = None
+    """The mean gradient to step with."""
     fitted: Fitted | None = None
 
 
@@ -209,7 +213,6 @@ class OwnModel(TorchModel):
         frozen = [p for p in module.parameters() if not p.requires_grad and p.is_floating_point()]
         for p in frozen:  # they may be trained later
             p.requires_grad_(True)
-        ids = {id(p) for p in frozen}
         gradients = [(p, p.grad) for p in module.parameters()]
         try:
             self._flatten()
@@ -218,12 +221,8 @@ class OwnModel(TorchModel):
                 p.requires_grad_(False)
             for p, grad in gradients:
                 p.grad = grad
-        self._hooks = []
-        for one in self._trained:
-            tensor: Any = one.p
-            tensor.requires_grad_(True)  # a hook needs that
-            self._hooks.append(tensor.register_post_accumulate_grad_hook(partial(_keep, one)))
-            tensor.requires_grad_(id(tensor) not in ids)
+        self._missing: list[Any] = []
+        self._views: dict[int, list[Any]] = {}
 
     def _roots(self) -> list[tuple[str, nn.Module]]:
         return [("", self.module)]
@@ -242,6 +241,7 @@ class OwnModel(TorchModel):
         """Move parameters and gradient into the given memory."""
         had = [one.p.grad is not None for one in self._trained]
         super().place(x, g)
+        self._views.clear()
         for one, keeps in zip(self._trained, had, strict=True):
             if not keeps:
                 one.p.grad = None
@@ -254,28 +254,36 @@ class OwnModel(TorchModel):
     def collect(self, weight: float) -> None:
         """Fill `g` with the gradients that the user's program has computed, times `weight`."""
         self._missing = []
-        for one in self._trained:
-            grad = one.p.grad
-            if grad is None:
-                one.g.zero_()
-                self._missing.append(one)
-            elif grad is not one.g:
-                one.g.copy_(_real(grad))
-        if weight != 1:
-            np.multiply(self._g, weight, self._g)
+        with torch.no_grad():
+            for one in self._trained:
+                grad = one.p.grad
+                if grad is None:
+                    one.g.zero_()
+                    self._missing.append(one)
+                else:
+                    torch.mul(_real(grad), weight, out=one.g)
         self._settle()
 
-    def spread(self) -> None:
+    def forget_missing(self) -> None:
+        """Take a gradient of 0 for one that others have computed."""
+        self._missing = []
+
+    def spread(self, g: Array) -> None:
         """Give the parameters their parts of `g` as gradients; those that no rank has a gradient for have none."""
-        for one in self._trained:
+        where = g.ctypes.data
+        views = self._views.get(where)
+        if views is None:
+            whole = torch.from_numpy(g)
+            views = self._views[where] = [whole[one.part].view(one.g.shape) for one in self._trained]
+        for one, view in zip(self._trained, views, strict=True):
             p = one.p
-            if not one.mirrored:
-                p.grad = one.g
-            else:
-                p.grad = (torch.view_as_complex(one.g) if p.is_complex() else one.g).to(p.dtype)
+            p.grad = view
+            if one.mirrored:
+                p.grad = (torch.view_as_complex(view) if p.is_complex() else view).to(p.dtype)
         for one in self._missing:
-            if not one.p.requires_grad or not one.g.any():
-                one.p.grad = None
+            p = one.p
+            if p.grad is not None and not (p.requires_grad and p.grad.any()):
+                p.grad = None
 
     def show(self) -> None:
         """Copy `x` and the buffers to the module where they do not share memory."""
@@ -314,22 +322,10 @@ class OwnModel(TorchModel):
         found: Iterator[Batch] = self._loop.samples.look_ahead(batches)
         return found
 
-    def detach(self) -> None:
-        """Leave the module to its owner, with parameters in memory of its own."""
-        for hook in self._hooks:
-            hook.remove()
-
 
 def _real(tensor: Any) -> Any:
     tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def _keep(one: Any, p: Any) -> None:
-    """Move a gradient that was just computed into the flat vector."""
-    if p.grad is not one.g and not one.mirrored:
-        one.g.copy_(_real(p.grad))
-        p.grad = one.g
 
 
 # ---- the optimizer
@@ -361,19 +357,21 @@ class OwnUpdate:
         """Let the user's program take the step; if it has computed no gradient, take the step for it."""
         model, factor = self._model, eta / self._rate
         own = self._is_own(x)
-        scale = scale if self._loop.reduction == "mean" else 1.0
+        scale = scale * self._loop.divided if self._loop.reduction == "mean" else 1.0
         if not own and not self._loop.waits:  # for another rank, whose learning rate is in `eta`
             with self._loop.first_rates():
                 self._elsewhere.apply(x, g, factor, state, scale)
             return
-        np.multiply(np.asarray(g), scale, out=model.g)
-        other = partial(self._elsewhere.apply, x, model.g, factor, state)
+        plain = np.asarray(g)
+        if scale != 1:
+            np.multiply(plain, scale, plain)
+        other = partial(self._elsewhere.apply, x, plain, factor, state)
         step = partial(self._step, factor) if own else other
         if self._loop.waits:
-            self._loop.let_step(step)
+            self._loop.let_step(step, plain)
         else:
-            model._missing = []
-            model.spread()
+            model.forget_missing()
+            model.spread(plain)
             step()
 
     def _is_own(self, x: Array) -> bool:
@@ -627,11 +625,12 @@ class Session:
     """A program's own training loop on the ranks of its job; created by `paceline.session`."""
 
     def __init__(self, *, comm: Any, strategy: Any, runs: Any, name: str | None, seed: int, threads: int | None,
-        trace: bool,) -> None:  # fmt: skip
+        trace: bool,
+        quiet: bool,) -> None:  # fmt: skip
         self._given = comm
         self._strategy = strategy
         self._runs = None if runs is None else Path(runs)
-        self._name, self._seed, self._threads, self._trace = name, seed, threads, trace
+        self._name, self._seed, self._threads, self._trace, self._quiet = name, seed, threads, trace, quiet
         self._stack = contextlib.ExitStack()
         self._model: OwnModel | None = None
         self._update: OwnUpdate | None = None
@@ -645,6 +644,8 @@ class Session:
         self._entered = False
         self.waits = False
         """True if the program has computed a gradient and not taken a step with it."""
+        self.divided = 1
+        """The number of samples by which the gradients of the ranks have been divided already."""
         self.left = False
         """True if the program has left its loop over the epochs."""
         self.reduction = "mean"
@@ -689,8 +690,6 @@ class Session:
     def _end(self) -> None:
         if self._talk is not None:
             self._talk.abandon()
-        if self._model is not None:
-            self._model.detach()
         if self._optimizer_step is not None:
             self._optimizer.step = self._optimizer_step  # type: ignore[method-assign]
         getcurrent().paceline_session = None
@@ -880,14 +879,15 @@ class Session:
             for group, rate in zip(groups, now, strict=True):
                 group["lr"] = rate
 
-    def owns(self, lists: Any) -> bool:
-        """Return True if lists of tensors begin with a gradient of the attached model."""
-        first = next((tensor for tensors in lists for tensor in tensors), None)
-        return (
-            self._model is not None
-            and first is not None
-            and any(one.p.grad is first for one in self._model._trained)
-        )
+    def exchange_before(self, lists: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        """Exchange gradients before PyTorch clips them; return the lists of gradients with the exchanged ones."""
+        if self._model is None:
+            return [list(tensors) for tensors in lists]
+        owners = {id(p.grad): p for p, _ in self._model.places if p.grad is not None}
+        if any(id(tensor) in owners for tensors in lists for tensor in tensors):
+            self.exchange()
+        found = [[owners[id(one)].grad if id(one) in owners else one for one in tensors] for tensors in lists]
+        return [[one for one in tensors if one is not None] for tensors in found]
 
     # ---- turns of the program
 
@@ -963,7 +963,17 @@ class Session:
         self._answer()
 
     def _train(self, job: Job) -> Fitted:
-        return train(job, self.comm) if self._place is None else train_at(self._place, job, None)
+        def show(epochs: int, steps: int, samples: int) -> Lines:
+            return Lines(
+                sys.stderr, epochs=epochs, steps=steps, samples=samples, simulated=self._is_simulated
+            )
+
+        shown = None if self._quiet else show
+        return (
+            train(job, self.comm, progress=shown)
+            if self._place is None
+            else train_at(self._place, job, shown)
+        )
 
     def _answer(self, value: Any = None) -> None:
         """Let the strategy go on; note where it is when it is the program's turn again."""
@@ -985,12 +995,15 @@ class Session:
         assert self._turn.batch is not None
         assert self._model is not None
         batch = self._turn.batch
-        weight = batch.count if self.reduction == "mean" or not batch.count else 1
+        # Pieces of a batch are divided by its samples here, where that costs nothing, and not when they have been summed.
+        self.divided = 1 if getattr(self.strategy, "whole_batches", False) else max(batch.total, 1)
+        weight = batch.count / self.divided if self.reduction == "mean" or not batch.count else 1.0
         self._model.collect(weight)
         self._handed, self.waits = False, True
-        self._answer(self._loss * weight)
+        self._answer(self._loss * (batch.count if self.reduction == "mean" else 1))
         if self._turn.kind == "step":
-            self._model.spread()
+            assert self._turn.g is not None
+            self._model.spread(self._turn.g)
         else:
             self.waits = False
 
@@ -1019,10 +1032,10 @@ class Session:
         loss: float = self._talk.ask(Turn("batch", batch, epoch=batch.epoch))
         return loss
 
-    def let_step(self, step: Callable[[], None]) -> None:
-        """Let the program take a step."""
+    def let_step(self, step: Callable[[], None], g: Array) -> None:
+        """Let the program take a step with the mean gradient `g`."""
         assert self._talk is not None
-        self._talk.ask(Turn("step", step=step))
+        self._talk.ask(Turn("step", step=step, g=g))
 
     def evaluate(self, epoch: int) -> dict[str, float]:
         """Let the program evaluate the model."""
@@ -1095,6 +1108,6 @@ def _backward(original: Callable[..., None], tensors: Any, *arguments: Any, **op
 def _group(original: Callable[..., Any], tensors: Any, *arguments: Any, **options: Any) -> Any:
     """Exchange gradients before they are clipped."""
     loop = _session_here()
-    if loop is not None and loop.owns(tensors):
-        loop.exchange()
+    if loop is not None:
+        tensors = loop.exchange_before(tensors)
     return original(tensors, *arguments, **options)

@@ -24,7 +24,7 @@ The program says what it trains: see `paceline.session`. Settings given here hav
 exit status: that of the program; 2 bad input, 128 + N a rank was ended by signal N
 """
 # The settings of a session that can be given here.
-SETTINGS = ("strategy", "runs", "name", "seed", "threads", "trace")
+SETTINGS = ("strategy", "runs", "name", "seed", "threads", "trace", "quiet")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", action="store_true", default=None, help="also record every MPI call, for `paceline trace`"
     )
-    parser.add_argument("--quiet", action="store_true", help="do not print where the run is recorded")
+    parser.add_argument("--quiet", action="store_true", default=None, help="show no progress")
     parser.add_argument("--no-bind", action="store_true", help="do not reserve cores for the ranks")
     add_simulation(parser.add_argument_group("options for --on sim"), but=("compute", "recalibrate"))
     parser.add_argument(

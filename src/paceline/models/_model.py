@@ -159,7 +159,7 @@ def layer_by_layer(model: Model) -> Callable[[Batch, Ready], float]:
             ready(layer)
 
         loss = 0.0
-        if not batch.count:
+        if not batch.count and not (batch.total and getattr(model, "takes_empty", False)):
             model.g.fill(0)
         elif takes_ready:
             loss = model.gradient(batch, ready=once)

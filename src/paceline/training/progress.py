@@ -59,7 +59,8 @@ class Lines:
             words.append(f"validation {text.percent(epoch.validation_accuracy)}")
         elif epoch.validation_loss is not None:
             words.append(f"validation loss {epoch.validation_loss:.4f}")
-        words += [f"{name} {value:.4g}" for name, value in epoch.metrics.items()]
+        shown = {"accuracy"} if epoch.validation_accuracy is not None else {"loss"}
+        words += [f"{name} {value:.4g}" for name, value in epoch.metrics.items() if name not in shown]
         if epoch.train_seconds > 0:
             # The last batch of an epoch may be smaller than the others, so count samples by their share of all.
             words.append(f"{self.samples * epoch.step / self.steps / epoch.train_seconds:,.0f} samples/s")
