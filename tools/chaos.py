@@ -709,10 +709,12 @@ def frozen(subject: Subject, r: random.Random, run: Any) -> Verdict:
             verdict.ended.append(f"status {status} after rank {victim} was stopped")
         elif f"rank {victim} " not in said:
             verdict.ended.append(f"rank {victim} was stopped, but not named")
-        verdict.leaking += here.leaks()
+        verdict.leaking += here.leaks(
+            whole=False
+        )  # it may have been stopped while it wrote; a resume removes that
         if way != "abort":
             resumed(verdict, here, subject)
-            verdict.leaking += here.leaks()
+            verdict.leaking += here.leaks(whole="resumed" in verdict.note)
     return verdict
 
 
