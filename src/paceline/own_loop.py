@@ -47,7 +47,7 @@ from torch.utils.data import (
 )
 
 from paceline.config import Config, Safety
-from paceline.data import Batch, Dataset
+from paceline.data import Batch, Batches, Dataset
 from paceline.errors import UsageError
 from paceline.launch import abort_on_error, mpi, take_cores, verify, world
 from paceline.models import TorchModel
@@ -624,9 +624,10 @@ class Share:
 class Session:
     """A program's own training loop on the ranks of its job; created by `paceline.session`."""
 
-    def __init__(self, *, comm: Any, strategy: Any, runs: Any, name: str | None, seed: int, threads: int | None,
-        trace: bool,
-        quiet: bool,) -> None:  # fmt: skip
+    def __init__(
+        self, *, comm: Any, strategy: Any, runs: Any, name: str | None, seed: int, threads: int | None,
+        trace: bool, quiet: bool,
+    ) -> None:  # fmt: skip
         self._given = comm
         self._strategy = strategy
         self._runs = None if runs is None else Path(runs)
@@ -680,11 +681,9 @@ class Session:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
         if kind is None and self._turn is not None and self.fitted is None:
-            unfinished = UsageError("the loop over ranks.epochs(…) ended before training did")
-            try:
-                raise unfinished
-            except UsageError:
-                return self._stack.__exit__(*sys.exc_info())
+            error = UsageError("the loop over ranks.epochs(…) ended before training did")
+            self._stack.__exit__(UsageError, error, None)
+            raise error
         return self._stack.__exit__(kind, error, trace)
 
     def _end(self) -> None:
@@ -811,6 +810,8 @@ class Session:
         return Share(self, self.samples, accumulate)
 
     _loader: Any = None
+    _whole_batch: Callable[[int], Array]
+    """Returns all samples of the batch of a step."""
     _place: SimulatedProgram | None = None
     _began = 0.0
 
@@ -906,7 +907,7 @@ class Session:
         while self._turn is not None and self._turn.kind == "batch" and self._turn.epoch == self._epoch:
             turn, batch = self._turn, self._turn.batch
             assert batch is not None
-            numbers = batch.labels if batch.count else np.array(self._all_of(batch))
+            numbers = batch.labels if batch.count else self._whole_batch(batch.step)
             self._handed, self._loss = True, 0.0
             pieces = np.array_split(numbers, accumulate) if accumulate > 1 else [numbers]
             for piece in pieces:
@@ -917,14 +918,6 @@ class Session:
                     "optimizer.step() was not called for a batch; to add up the gradients of several batches, give "
                     "share(loader, accumulate=N)"
                 )
-
-    def _all_of(self, batch: Batch) -> Array:
-        """Return the samples of a global batch of which this rank has none."""
-        assert self._me_batches is not None
-        whole: Array = self._me_batches(batch.step)
-        return whole
-
-    _me_batches: Callable[[int], Array] | None = None
 
     def _begin(self, samples: Any, accumulate: int) -> None:
         """Start the strategy."""
@@ -948,15 +941,8 @@ class Session:
             run_name=self._name, trace=self._trace, safety=Safety(checkpoint_every="never"),
             objects=("data", "model", "update", *(() if isinstance(self._strategy, str) else ("strategy",))),
         )  # fmt: skip
-        order, size, steps = split, config.batch, -(-samples.count // (config.batch or 1))
-
-        def whole(step: int) -> Array:
-            from paceline.data import Batches
-
-            found = Batches(order, batch=size or 1, seed=config.seed).indices(*divmod(step, steps))
-            return np.asarray(found)
-
-        self._me_batches = whole
+        batches = Batches(split, batch=config.own_batch(), seed=config.seed)
+        self._whole_batch = lambda step: np.array(batches.indices(*divmod(step, batches.steps_per_epoch)))
         if self._is_simulated:
             self._place = SimulatedProgram(self.comm)
         self._talk = Conversation(lambda: self._train(job), self.comm)
