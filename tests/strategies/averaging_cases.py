@@ -69,7 +69,7 @@ class Again:
 
     def accuracy(self, x: np.ndarray, split: Any) -> float:
         self.model.x[:] = x
-        return score(self.model, split).means(10)[1]
+        return score(self.model, split).means()[1]
 
     def validation(self, x: np.ndarray) -> float:
         return self.accuracy(x, self.data.validation)
