@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import re
 from collections import defaultdict
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from paceline.config import Config
 from paceline.record.reading import Run
+from paceline.record.schema import ADDED
 from paceline.study.cells import asked_in
 from paceline.study.file import read
 
@@ -239,9 +242,9 @@ def test_a_report_is_that_of_the_records(name: str) -> None:
     assert len(newer) == (5 if name == "sync-async" else 0)
     cells = [cell for cell in cells if cell not in newer]
     assert len(asked) == len(kept) == len(cells)
-    configs = [
-        {"code": {}, "reproducible": None, **run["config"]} for run in kept
-    ]  # newer than these records
+    # Settings that are newer than these records had their defaults.
+    newer_settings = {each.name: each.default for each in dataclasses.fields(Config) if each.name in ADDED}
+    configs = [{"code": {}, **newer_settings, **run["config"]} for run in kept]
     for cell in cells:
         wanted = cell.settings
         assert any(all(config[key] == wanted[key] for key in wanted) for config in configs), str(cell)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.compare.metric import ACCURACY
 from paceline.compare.theory import theory_of
 from paceline.diagnosis import Cause, diagnose
 from paceline.diagnosis.case import cases_of
@@ -124,7 +125,7 @@ def test_seeds_must_agree_that_less_was_learned(tmp_path: Path) -> None:
     assert case.worse is not None
     assert "(mean of 2 seeds)" in case.worse.words
     accuracies = [run.summary["test_accuracy"] for run in case.at.runs]
-    assert case.at.means("test_accuracy") == (
+    assert case.at.means(ACCURACY, "test") == (
         pytest.approx(np.mean(accuracies)),
         pytest.approx(np.std(accuracies, ddof=1) / 2**0.5),
     )

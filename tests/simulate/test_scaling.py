@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline import fit
@@ -201,10 +202,11 @@ def test_accuracy_is_computed_and_sync_learns_what_serial_learns() -> None:
 
 
 def test_accuracy_needs_classes() -> None:
-    on = bench()
-    no_classes = replace(on.data, classes=0)
+    inputs = np.random.default_rng(0).random((60, 4), dtype=np.float32)
+    numbers = load((inputs, inputs.sum(axis=1)))
+    assert numbers.target == "numbers"
     with pytest.raises(UsageError, match="needs classes"):
-        predicted(replace(on, data=no_classes), RING, ranks=(1,), accuracy=True)
+        predicted(replace(bench(), data=numbers), RING, ranks=(1,), accuracy=True)
 
 
 def test_what_cannot_run_is_left_out_and_said() -> None:
