@@ -137,6 +137,20 @@ def test_what_can_be_wrong_inside(tmp_path: Path) -> None:
     assert wrong(tmp_path, x_train=INPUTS, y_train=LABELS, **more).endswith("train has (2,), test (1,)")
 
 
+@pytest.mark.parametrize("single", [np.array(0.5), np.array(np.nan), np.array(1), np.array("a")])
+@pytest.mark.parametrize("kind", ["", ":labels=classes", ":labels=numbers"])
+def test_single_values_are_no_samples(tmp_path: Path, single: np.ndarray, kind: str) -> None:
+    good = {"x_train": INPUTS, "y_train": LABELS, "x_test": INPUTS, "y_test": LABELS}
+    for name in good:
+        file = tmp_path / f"{name}.npz"
+        np.savez(file, **{**good, name: single})
+        what, part = {"x": "inputs", "y": "labels"}[name[0]], name[2:]
+        with pytest.raises(
+            UsageError, match=rf"^{name}.npz: the {what} of {part} must be an array .* single value$"
+        ):
+            load(f"{file}{kind}")
+
+
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and no more", b"some text", b"\x93NUMPY"])
 def test_what_is_no_npz(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "mine.npz"

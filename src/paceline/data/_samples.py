@@ -222,6 +222,8 @@ def check_parts(
     >>> checked.parts["train"][1].tolist(), checked.classes, checked.class_names
     ([1, 0, 1], 2, ('cat', 'dog'))
     """
+    for part, (inputs, some) in parts.items():
+        _check_counted(what, inputs, some, part)
     remark, asked = "", labels is not None or bool(classes)
     if labels is None and (not classes or parts["train"][1].dtype.kind in "US"):
         labels, remark = _guess(what, parts["train"][1], column)
@@ -256,6 +258,16 @@ def describe_classes(what: str, shape: tuple[int, ...], classes: int) -> str:
     """
     each = f", {'x'.join(map(str, shape))} for each sample" if shape else ""
     return f"{what}: the labels are whole numbers{each}: taken as {classes} classes; labels=numbers makes them numbers"
+
+
+def _check_counted(what: str, inputs: Inputs, labels: Array, part: str) -> None:
+    """Check that the inputs and labels of a part can be counted: that none of them is a single value."""
+    arrays = {"inputs": inputs.arrays if isinstance(inputs, Several) else [inputs], "labels": [labels]}
+    for kind, some in arrays.items():
+        if any(array.ndim == 0 for array in some):
+            raise UsageError(
+                f"{what}: the {kind} of {part} must be an array with a value for each sample; got a single value"
+            )
 
 
 def _check_alike(what: str, train: Inputs, inputs: Inputs, part: str) -> None:
