@@ -282,6 +282,25 @@ def test_a_stream() -> None:
         train(None, data=loader, batch=None)
 
 
+class Counted(Endless):
+    def __iter__(self) -> Iterator[Any]:
+        yield from zip(X, Y, strict=True)
+
+    def __len__(self) -> int:
+        return len(X)
+
+
+def test_a_stream_that_ends_with_a_smaller_batch() -> None:
+    def loader() -> Any:
+        return DataLoader(Counted(), batch_size=16)
+
+    alone, _ = train(None, data=loader, batch=None)
+    for mine, _ in simulated(partial(train, data=loader, batch=None)):
+        assert np.allclose(mine, alone, atol=2e-6)
+    with pytest.raises(UsageError, match="drop_last"):
+        train(None, data=loader, batch=None, steps=7)
+
+
 # ---- what programs do
 
 
@@ -325,10 +344,13 @@ def test_several_losses_and_accumulated_batches() -> None:
                         made.zero_grad()
         return parameters(model), ranks.fitted.steps if ranks.fitted else 0
 
-    (alone, steps), found = program(None), simulated(program, 2)
+    alone, steps = program(None)
     assert steps == 2 * 96 // 24
-    for mine, _ in found:
-        assert np.allclose(mine, alone, atol=2e-6)
+    for ranks in (2, 3):
+        for mine, _ in simulated(program, ranks):
+            assert np.allclose(mine, alone, atol=2e-6)
+    with pytest.raises(RankFailed, match="divide evenly"):
+        simulated(program, 5)
 
 
 def test_a_frozen_part_that_is_trained_later() -> None:
@@ -354,6 +376,41 @@ def test_a_frozen_part_that_is_trained_later() -> None:
     alone = program(None)
     for mine in simulated(program):
         assert np.allclose(mine, alone, atol=2e-6)
+
+
+def test_parameters_of_lower_precision() -> None:
+    def program(comm: Any) -> Any:
+        model: Any = net()
+        model[0].bfloat16()
+        with session("sync", runs=None, quiet=True, comm=comm) as ranks:
+            _, made = ranks.attach(model, torch.optim.SGD(model.parameters(), lr=0.05))
+            for _ in ranks.epochs(1):
+                for inputs, labels in ranks.share((X, Y), batch=16):
+                    made.zero_grad()
+                    hidden = model[1](model[0](inputs.bfloat16())).float()
+                    nn.functional.cross_entropy(model[2](hidden), labels).backward()
+                    made.step()
+        return parameters(model)
+
+    alone = program(None)
+    for mine in simulated(program, 2):
+        assert np.allclose(mine, alone, atol=2e-2)
+
+
+def test_a_server_refuses_to_unfreeze() -> None:
+    def program(comm: Any) -> None:
+        model: Any = net()
+        model[0].requires_grad_(False)
+        with session("parameter-server", runs=None, quiet=True, comm=comm) as ranks:
+            _, made = ranks.attach(model, adamw(model))
+            for _ in ranks.epochs(1):
+                for inputs, labels in ranks.share((X, Y), batch=16):
+                    model[0].requires_grad_(True)
+                    loss_of(model, inputs, labels).backward()
+                    made.step()
+
+    with pytest.raises(RankFailed, match="unfrozen"):
+        simulated(program)
 
 
 def test_autocast_compiled_modules_and_evaluation_in_the_middle() -> None:

@@ -233,6 +233,11 @@ class OwnModel(TorchModel):
         return self._g
 
     @property
+    def frozen(self) -> list[bool]:
+        """For each parameter, True if it is not trained now."""
+        return [not one.p.requires_grad for one in self._trained]
+
+    @property
     def places(self) -> list[tuple[nn.Parameter, slice]]:
         """The parameters and their parts of the flat vectors."""
         return [(one.p, one.part) for one in self._trained]
@@ -277,9 +282,11 @@ class OwnModel(TorchModel):
             views = self._views[where] = [whole[one.part].view(one.g.shape) for one in self._trained]
         for one, view in zip(self._trained, views, strict=True):
             p = one.p
-            p.grad = view
-            if one.mirrored:
-                p.grad = (torch.view_as_complex(view) if p.is_complex() else view).to(p.dtype)
+            p.grad = (
+                (torch.view_as_complex(view) if p.is_complex() else view).to(p.dtype)
+                if one.mirrored
+                else view
+            )
         for one in self._missing:
             p = one.p
             if p.grad is not None and not (p.requires_grad and p.grad.any()):
@@ -500,6 +507,7 @@ class Stream:
     def __init__(self, loader: DataLoader[Any], steps: int | None) -> None:
         if loader.batch_size is None:
             raise UsageError("share needs a DataLoader with a batch_size")
+        samples = None
         if steps is None:
             try:
                 steps = len(loader)
@@ -507,9 +515,11 @@ class Stream:
                 raise UsageError(
                     "the length of an IterableDataset is unknown: give share(loader, steps=N), the batches in an epoch"
                 ) from None
+            if not loader.drop_last:
+                samples = len(loader.dataset)  # type: ignore[arg-type]
         self.loader = loader
         self.batch: int = loader.batch_size
-        self.count = steps * self.batch
+        self.count = steps * self.batch if samples is None else samples
         self.split = Numbers(self.count, self._order)
         self._stream: Iterator[Any] = iter(())
         self._position = -1
@@ -538,6 +548,12 @@ class Stream:
                     f"share was told to expect {self.count // self.batch}"
                 ) from None
             self._position += 1
+        there, expected = _length(self._now), min(self.batch, self.count - wanted * self.batch)
+        if there != expected:
+            raise UsageError(
+                f"batch {wanted} of the IterableDataset has {there} samples, not {expected}: give the DataLoader "
+                "drop_last=True"
+            )
         return _cut(self._now, slice(first, first + len(numbers)))
 
 
@@ -561,6 +577,15 @@ class Arrays:
     def read(self, numbers: Array) -> Any:
         """Return the samples with these numbers."""
         return tuple(tensor[torch.from_numpy(numbers)] for tensor in self._tensors)
+
+
+def _length(batch: Any) -> int:
+    """Return the number of samples in a batch: the length of its first tensor or list."""
+    while isinstance(batch, (Mapping, tuple)):
+        batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
+    if isinstance(batch, list) and batch and isinstance(batch[0], (torch.Tensor, np.ndarray, Mapping, tuple)):
+        return _length(batch[0])
+    return len(batch)
 
 
 def _cut(batch: Any, part: slice) -> Any:
@@ -604,6 +629,31 @@ def samples_of(thing: Any, *, batch: int | None, steps: int | None, seed: int) -
     return found
 
 
+def group(samples: Any, accumulate: int, ranks: int, seed: int) -> Numbers:
+    """Return samples in groups of `accumulate` batches; batches that fill no group are left out.
+
+    `ranks`: the number of ranks that divide every batch. The group is ordered so that a rank's slice of it consists of its
+    pieces of each batch.
+    """
+    batch, split = samples.batch, samples.split
+    if batch % ranks:
+        raise UsageError(
+            f"accumulate needs batches that the {ranks} ranks divide evenly; the batch size is {batch}"
+        )
+    whole = accumulate * batch
+    count = len(split) - len(split) % whole
+    if not count:
+        raise UsageError(f"{len(split)} samples do not fill {accumulate} batches of {batch}")
+
+    def order(epoch: int) -> Array:
+        own = getattr(split, "order", None)
+        draw = np.random.default_rng([seed, epoch]).permutation
+        numbers = np.asarray(draw(len(split)) if own is None else own(epoch))[:count]
+        return numbers.reshape(-1, accumulate, ranks, batch // ranks).swapaxes(1, 2).reshape(-1)
+
+    return Numbers(count, order)
+
+
 class Share:
     """This rank's batches of an epoch; its length is their number."""
 
@@ -611,8 +661,10 @@ class Share:
         self._loop, self._samples, self._accumulate = loop, samples, accumulate
 
     def __len__(self) -> int:
-        """Return the number of batches that this rank gets in an epoch."""
-        return self._loop.batches_per_epoch(self._samples.count, self._samples.batch) * self._accumulate
+        """Return the number of batches that a rank gets in an epoch: the largest, if some get fewer."""
+        count, group = self._samples.count, self._samples.batch * self._accumulate
+        count -= count % group if self._accumulate > 1 else 0
+        return self._loop.batches_per_epoch(count, group) * self._accumulate
 
     def __iter__(self) -> Iterator[Any]:
         return self._loop.batches(self._samples, self._accumulate)
@@ -729,6 +781,7 @@ class Session:
         if any(p.device.type != "cpu" for p in model.parameters()):
             raise UsageError("the model must be on the CPU")
         self._model = OwnModel(model, self)
+        self._frozen = self._model.frozen
         self._rates = [float(group["lr"]) for group in optimizer.param_groups]
         self._rate = self._rates[0] or 1.0
         self._update = OwnUpdate(self, optimizer, self._model, self._rate)
@@ -915,8 +968,8 @@ class Session:
                     yield samples.read(piece)
             if self._turn is turn and self._handed:
                 raise UsageError(
-                    "optimizer.step() was not called for a batch; to add up the gradients of several batches, give "
-                    "share(loader, accumulate=N)"
+                    "optimizer.step() was not called for a batch, which the other ranks wait for (a GradScaler may skip it"
+                    "); to add up the gradients of several batches, give share(loader, accumulate=N)"
                 )
 
     def _begin(self, samples: Any, accumulate: int) -> None:
@@ -927,14 +980,17 @@ class Session:
             raise UsageError("share is iterated over inside of: for epoch in ranks.epochs(N)")
         model, update, split = self._model, self._update, samples.split
         samples.accumulate = accumulate
+        if accumulate > 1:
+            divide = not getattr(self.strategy, "whole_batches", False)
+            split = group(samples, accumulate, self.size if divide else 1, self._seed)
         empty = Numbers(0)
         data = Dataset(
             name=_describe_data(samples), shape=(), classes=0, train=split, validation=empty, test=empty
         )
         config = Config(
             data=_describe_data(samples), model=_describe(model.module), strategy=strategy_name(self.strategy),
-            update=describe_optimizer(self._optimizer), lr=self._rate, batch=min(samples.batch * accumulate, samples.count),
-            epochs=self._epochs, seed=self._seed, threads=self._threads,
+            update=describe_optimizer(self._optimizer), lr=self._rate, batch=min(samples.batch * accumulate, len(split)),
+            epochs=self._epochs, seed=self._seed, threads=self._threads, on_divergence="ignore",
         )  # fmt: skip
         job = Job(
             config=config, data=data, model=model, strategy=self.strategy, update=update, runs=self._runs,
@@ -981,6 +1037,11 @@ class Session:
         assert self._turn.batch is not None
         assert self._model is not None
         batch = self._turn.batch
+        if getattr(self.strategy, "remote_update", False) and self._frozen != self._model.frozen:
+            raise UsageError(
+                f"with {strategy_name(self.strategy)}, parts of the model cannot be frozen or unfrozen after attach: the "
+                "masters would not know"
+            )
         # Pieces of a batch are divided by its samples here, where that costs nothing, and not when they have been summed.
         self.divided = 1 if getattr(self.strategy, "whole_batches", False) else max(batch.total, 1)
         weight = batch.count / self.divided if self.reduction == "mean" or not batch.count else 1.0

@@ -528,8 +528,8 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
         ranks=ranks,
         simulated=place.simulated,
         seed=config.seed,
-        epochs=config.epochs,
-        steps=steps,
+        epochs=me.last_epoch + 1,  # fewer than asked for if the user's program has left its loop
+        steps=(me.last_epoch + 1) * me.steps_per_epoch,
         global_batch=batches.batch,
         data=data.name,
         model_name=config.model,
