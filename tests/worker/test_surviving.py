@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from paceline import fit
+from paceline.comm import channel
 from paceline.errors import UsageError
+from paceline.training.surviving import is_failure
+from paceline.vmpi.errors import mpi_error
 from paceline.worker import Worker
 
 RUN: dict[str, Any] = {
@@ -62,3 +65,25 @@ def test_a_strategy_that_cannot_be_saved_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="cannot go on without a rank"):
         fit(**RUN, strategy=mine, runs=tmp_path, tolerate_failures=True)
+
+
+@pytest.mark.parametrize("which", ["made", "of collectives", "the run's own"])
+@pytest.mark.parametrize("kind", ["ERR_IN_STATUS", "ERR_PENDING"])
+def test_an_error_of_several_requests_tells_of_a_death_if_one_communicator_was_revoked(
+    which: str, kind: str
+) -> None:
+    told: list[tuple[bool, bool, bool]] = []
+
+    def mine(me: Worker) -> None:
+        made = me.comm.Dup()
+        chosen = {"made": made, "of collectives": channel(made).bare, "the run's own": me.comm.bare}[which]
+        error = mpi_error(kind, "of one of two requests")
+        before = is_failure(error, me.comm.bare, me)
+        me.control.wait()
+        if me.rank == 0:
+            chosen.Revoke()
+        me.control.wait()
+        told.append((before, is_failure(error, me.comm.bare), is_failure(error, me.comm.bare, me)))
+
+    fit(**{**RUN, "ranks": 2}, strategy=mine, runs=None)
+    assert told == [(False, which == "the run's own", True)] * 2

@@ -14,7 +14,7 @@ torch_processes   a communicator of processes without MPI
 
 from __future__ import annotations
 
-from paceline.comm.channel import Channel, channel, pretend_nodes, revoke
+from paceline.comm.channel import Channel, channel, is_revoked, pretend_nodes, revoke
 from paceline.comm.counting import Counts, MessageCount, Recorded
 from paceline.comm.operations import Operation, mpi_of
 
@@ -25,6 +25,7 @@ __all__ = [
     "Operation",
     "Recorded",
     "channel",
+    "is_revoked",
     "mpi_of",
     "pretend_nodes",
     "revoke",

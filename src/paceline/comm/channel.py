@@ -175,6 +175,12 @@ class Channel:
             child.revoke()
         self.bare.Revoke()
 
+    def is_revoked(self) -> bool:
+        """Return True if this rank knows that the duplicate, or anything created from it, was revoked."""
+        return bool(self.bare.Is_revoked()) or any(
+            child.is_revoked() for child in self._kept.children.values()
+        )
+
 
 def channel(comm: Any) -> Channel:
     """Return the channel of a communicator, or the channel itself. Collective the first time."""
@@ -205,6 +211,18 @@ def revoke(comm: Any) -> None:
     if found is not None:
         found.revoke()
     bare.Revoke()
+
+
+def is_revoked(comm: Any) -> bool:
+    """Return True if this rank knows that a communicator, or the one that paceline's collectives use for it, was revoked.
+
+    Each is revoked by a message of its own: a rank may know of one and not yet of the other.
+    """
+    bare = _bare(comm)
+    if bare.Is_revoked():
+        return True
+    found: Channel | None = bare.Get_attr(_key(bare))
+    return found is not None and found.is_revoked()
 
 
 def pretend_nodes(comm: Any, node: int) -> Any:

@@ -182,6 +182,10 @@ class Control:
             with contextlib.suppress(Exception):  # another rank may have done so
                 self._comm.Revoke()
 
+    def is_revoked(self) -> bool:
+        """Return True if this rank knows that this communicator was revoked."""
+        return self._comm is not None and bool(self._comm.Is_revoked())
+
     def begin_waiting(self) -> Any:
         """Return a request that is complete when all ranks have called this; there must be more than one."""
         comm: Any = self._comm

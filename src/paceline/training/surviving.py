@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline import text
-from paceline.comm import mpi_of, revoke
+from paceline.comm import is_revoked, mpi_of, revoke
 from paceline.record.checkpoint import State, copied
 from paceline.record.rows import renumber
 from paceline.training.job import Job
@@ -81,7 +81,7 @@ def train_surviving(
             fitted = attempt(place, job)
         except Exception as error:
             noticed = time.time()
-            if not is_failure(error, place.comm) or not _can_go_on(place, me):
+            if not is_failure(error, place.comm, place.worker) or not _can_go_on(place, me):
                 raise
         me = place.worker or me
         assert me is not None
@@ -117,15 +117,21 @@ def agree(comm: Any, flag: bool) -> tuple[bool, int]:
                 raise
 
 
-def is_failure(error: Exception, comm: Any) -> bool:
-    """Return True if a call failed because a rank has died, or because another rank has noticed that."""
+def is_failure(error: Exception, comm: Any, me: Worker | None = None) -> bool:
+    """Return True if a call failed because a rank has died, or because another rank has noticed that.
+
+    An error of several requests does not say which of them failed, nor why: what this rank knows of `comm`, and of the
+    communicators of the worker `me`, does.
+    """
     kind = getattr(error, "Get_error_class", None)
     if kind is None:
         return False
     MPI = mpi_of(comm)
+    if kind() in (MPI.ERR_IN_STATUS, MPI.ERR_PENDING):
+        if me is not None and me.is_revoked():
+            return True
+        return is_revoked(comm) or comm.Get_failed().Get_size() > 0
     names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
-    if kind() == getattr(MPI, "ERR_IN_STATUS", None):  # of one of several requests
-        return bool(comm.Is_revoked() or comm.Get_failed().Get_size())
     return kind() in {getattr(MPI, name) for name in names if hasattr(MPI, name)}
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.collectives import Sending, make_exchange, prepare_sum
-from paceline.comm import Recorded, revoke
+from paceline.comm import Recorded, is_revoked, revoke
 from paceline.comm.clocks import Stopwatch
 from paceline.comm.control import Control
 from paceline.comm.timing import Timer
@@ -370,6 +370,18 @@ class Worker(Steps):
         for comm in (*self._off_clock.made, self._off_clock):
             with suppress(Exception):  # freed, or revoked by another rank
                 revoke(comm)
+
+    def is_revoked(self) -> bool:
+        """Return True if this rank knows that one of this run's communicators was revoked."""
+        if self._off_clock is None:
+            return False
+        if self.control.is_revoked():
+            return True
+        for comm in (*self._off_clock.made, self._off_clock):
+            with suppress(Exception):  # freed
+                if is_revoked(comm):
+                    return True
+        return False
 
     @property
     def traffic(self) -> list[int]:
