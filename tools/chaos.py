@@ -587,19 +587,25 @@ def check_real(verdict: Verdict, here: Place, subject: Subject, said: str, *, sa
         check_gradients(verdict, found["findings"], found["steps"])
 
 
+def strike(here: Any, r: random.Random, verdict: Verdict, number: int) -> int | None:
+    """Send a signal to one of the ranks, chosen at random; return that rank, or None if none is left."""
+    ranks = here.ranks()
+    victim = r.choice(sorted(ranks)) if ranks else None
+    verdict.note = f"rank {victim} {verdict.note}"
+    if victim is not None:
+        with contextlib.suppress(OSError):
+            os.kill(ranks[victim], number)
+            verdict.struck = True
+    return victim
+
+
 def killed(subject: Subject, r: random.Random, run: Any) -> Verdict:
     """Kill one real rank."""
     verdict = Verdict()
     with place() as here:
         job = here.start(*train_arguments(subject, "--tolerate-failures"))
         verdict.note = wait_moment(here, job, subject, r, early=0.15)
-        ranks = here.ranks()
-        victim = r.choice(sorted(ranks)) if ranks else None
-        verdict.note = f"rank {victim} {verdict.note}"
-        if victim is not None:
-            with contextlib.suppress(OSError):
-                os.kill(ranks[victim], signal.SIGKILL)
-                verdict.struck = True
+        victim = strike(here, r, verdict, signal.SIGKILL)
         status, said = finish(job, verdict)
         if status != 0:
             verdict.ended.append(f"status {status} after rank {victim} was killed")
@@ -695,13 +701,8 @@ def frozen(subject: Subject, r: random.Random, run: Any) -> Verdict:
         every = ["--checkpoint-every", "20 steps"] if way != "abort" else []
         job = here.start(*train_arguments(subject, "--stall-timeout", "3s", "--on-stall", way, *every))
         verdict.note = wait_moment(here, job, subject, r, early=0.0)
-        ranks = here.ranks()
-        victim = r.choice(sorted(ranks)) if ranks else None
-        verdict.note = f"rank {victim} {verdict.note}, {way}"
-        if victim is not None:
-            with contextlib.suppress(OSError):
-                os.kill(ranks[victim], signal.SIGSTOP)
-                verdict.struck = True
+        victim = strike(here, r, verdict, signal.SIGSTOP)
+        verdict.note += f", {way}"
         status, said = finish(job, verdict)
         if status == 0 and results(said):
             verdict.note += " (the work was done)"

@@ -116,25 +116,21 @@ def run_file(tests: Path, name: str, ranks: int, limit: float = 1800) -> Score:
     return Score(len(names) - skipped - len(bad), len(names) - skipped, tuple(bad))
 
 
+def _program(name: str, ranks: int) -> list[str]:
+    """Return the command that runs a test file on virtual ranks, to be followed by the file's own arguments."""
+    command = [sys.executable, "-m", "paceline", "simulate", "run", f"test_{name}.py"]
+    return [*command, "-n", str(ranks), "--no-strict", "--"]
+
+
 def _run(
     tests: Path, name: str, ranks: int, wanted: list[str], limit: float
 ) -> tuple[tuple[str, ...] | None, int, int]:
     """Return the tests that failed on any rank, or None if not all could be run; how many ran, and were skipped."""
-    program = [
-        sys.executable,
-        "-m",
-        "paceline",
-        "simulate",
-        "run",
-        f"test_{name}.py",
-        "-n",
-        str(ranks),
-        "--no-strict",
-    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MPI4PY_TEST_SPAWN": "no"}
     try:
         ended = subprocess.run(
-            [*program, "--", "-q", *wanted], cwd=tests, env=environment, capture_output=True, text=True, timeout=limit
+            [*_program(name, ranks), "-q", *wanted],
+            cwd=tests, env=environment, capture_output=True, text=True, timeout=limit,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return None, 0, 0
@@ -150,18 +146,9 @@ def _run(
 
 def _list_tests(tests: Path, name: str) -> list[str]:
     """Return the names of all tests of a file."""
-    program = [
-        sys.executable,
-        "-m",
-        "paceline",
-        "simulate",
-        "run",
-        f"test_{name}.py",
-        "-n",
-        "1",
-        "--no-strict",
-    ]
-    ended = subprocess.run([*program, "--", "-v"], cwd=tests, capture_output=True, text=True, timeout=1800)
+    ended = subprocess.run(
+        [*_program(name, 1), "-v"], cwd=tests, capture_output=True, text=True, timeout=1800
+    )
     found = re.findall(r"^test\w* \((?:__main__\.)?([\w.]+)\)", ended.stderr, re.MULTILINE)
     return list(dict.fromkeys(found))
 

@@ -741,14 +741,15 @@ class Session:
     def _end(self) -> None:
         if self._talk is not None:
             self._talk.abandon()
-        if self._optimizer_step is not None:
-            self._optimizer.step = self._optimizer_step  # type: ignore[method-assign]
+        if self.original_step is not None:
+            self._optimizer.step = self.original_step  # type: ignore[method-assign]
         getcurrent().paceline_session = None
 
     # ---- what the program says
 
     _optimizer: torch.optim.Optimizer
-    _optimizer_step: Any = None
+    original_step: Any = None
+    """The optimizer's own `step`, once it is attached."""
 
     def attach(
         self,
@@ -785,8 +786,7 @@ class Session:
         self._rates = [float(group["lr"]) for group in optimizer.param_groups]
         self._rate = self._rates[0] or 1.0
         self._update = OwnUpdate(self, optimizer, self._model, self._rate)
-        self._optimizer, self._optimizer_step = optimizer, optimizer.step
-        self.original_step = optimizer.step
+        self._optimizer, self.original_step = optimizer, optimizer.step
         loop = self
 
         def step(self: Any, closure: Any = None) -> None:

@@ -205,7 +205,7 @@ def _key(job: Job, parameters: int, ranks: Sequence[int] | None, family: str) ->
 
 
 def _own_update(job: Job) -> str | None:
-    """Describe the update that the strategy puts in the place of the run's; None if it does not."""
+    """Describe the update that the strategy uses instead of the run's; None if it uses the run's."""
     strategy = job.chosen()
     if not isinstance(strategy, Strategy):
         return None

@@ -861,7 +861,7 @@ class TorchModel:
         return None if first == last else last
 
     def find_ignored_problem(self, ignored: int) -> str:
-        """Describe the problem if the loss does not ignore this label; "" if it does, or if nobody knows."""
+        """Describe the problem if the loss does not ignore this label; "" if it does, or if that is unknown."""
         loss = self._loss
         if loss.entrywise:
             return f"the labels have {ignored}, and {type(loss.loss).__name__} ignores none: give numbers from 0 on"

@@ -87,7 +87,7 @@ def costs_for(job: Job, options: Options) -> tuple[Network, Costs]:
 def threaded_costs_for(job: Job, options: Options, ranks: int) -> Costs | None:
     """Return the job's costs, measured here with `ranks` processes at a time, each with the job's threads.
 
-    None if costs come from a file: nobody knows what they would be with other threads.
+    None if costs come from a file: what they would be with other threads is unknown.
     """
     _, costs = _load_machine(job, options)
     return costs_of(job, [ranks], again=options.recalibrate) if costs is None else None

@@ -1,6 +1,6 @@
 """The memory that messages are taken from and go to: whatever has Python's buffer interface, DLPack or CUDA's.
 
-Also `buffer`, the memory that mpi4py itself allocates, and the constants that stand in the place of a buffer.
+Also `buffer`, the memory that mpi4py itself allocates, and the constants that are passed instead of a buffer.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def get_address(location: Any) -> int:
 
 
 class Placeholder(int):
-    """A constant that stands in the place of a buffer."""
+    """A constant that is passed instead of a buffer."""
 
     name = ""
 
