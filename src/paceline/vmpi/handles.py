@@ -22,8 +22,8 @@ def find_constant(name: str) -> Any:
     return constants[name]
 
 
-class Handle:
-    """An object of MPI: it can be null, is freed by `Free`, and has a number that other languages know it by."""
+class Numbered:
+    """An object with a number that other languages know it by."""
 
     __slots__ = ()
 
@@ -37,6 +37,12 @@ class Handle:
 
     def py2f(self) -> int:
         return self.handle
+
+
+class Handle(Numbered):
+    """An object of MPI: it can be null, is freed by `Free`, and has a number that other languages know it by."""
+
+    __slots__ = ()
 
     @classmethod
     def fromhandle(cls, handle: int) -> Any:

@@ -13,7 +13,7 @@ from paceline.vmpi.buffers import Elements, layout_of, memory_of, poison, write_
 from paceline.vmpi.constants import SUCCESS, UNDEFINED, special_numbers
 from paceline.vmpi.datatypes import Layout
 from paceline.vmpi.errors import BufferChanged, MPIError, find_site, format_site, mpi_error
-from paceline.vmpi.handles import Handle, call_back, constants, find_constant, numbered
+from paceline.vmpi.handles import Handle, Numbered, call_back, constants, find_constant, numbered
 
 
 class Status(Handle):
@@ -323,7 +323,7 @@ def _finish_done(requests: Sequence[Any], statuses: Any) -> list[int]:
     return done
 
 
-class Request(RequestLists):
+class Request(RequestLists, Numbered):
     """An operation in progress: `done` when it is complete, `spent` when it has been waited for (then it is null)."""
 
     __slots__ = ("done", "error", "name", "origin", "rank", "spent")
@@ -434,17 +434,6 @@ class Request(RequestLists):
     def free(self) -> None:
         if self:
             self.Free()
-
-    @property
-    def handle(self) -> int:
-        numbered[id(self)] = self
-        return id(self)
-
-    def toint(self) -> int:
-        return self.handle
-
-    def py2f(self) -> int:
-        return self.handle
 
     @classmethod
     def fromhandle(cls, handle: int) -> Any:
