@@ -1,28 +1,35 @@
 """The simulator against the real thing: predicted and measured time a step, and accuracy, of the same runs.
 
-    python benchmarks/simulated.py measure --json measured.json [--ranks 2,4,8,16] [--repeats 3]
+    python benchmarks/simulated.py measure --json measured.json [--ranks 2,4,8,16] [--minutes 7]
     python benchmarks/simulated.py predict measured.json [--json FILE] [--plot FILE] [--accuracy asynchronous.json]
 
-`measure` calibrates the machine and the job, then trains the reference network for real: sync with every collective and
-the parameter server, on 2 to 16 ranks, 16 samples a rank. `predict` simulates the same runs, on any machine, from what
-was calibrated, and puts both sides into one table. With `--accuracy` it also simulates the runs of
-benchmarks/asynchronous.py, with the gradients computed, and compares their accuracies and their staleness.
+`measure` starts one MPI job for each number of ranks. In it, four things take turns until the time is spent, so that a
+machine that changes its speed changes it for all of them: the measurements of `paceline simulate calibrate`; those of the
+work of each job; real training of each job, sync with every collective and the parameter server; and, to explain what
+a prediction misses, the exchange of each job alone and non-blocking Allreduces behind computing. Two settings: the
+reference network with 16 samples a rank, and a larger one with 512 samples in all. Everything is kept as measured.
+
+`predict` simulates the same runs, on any machine, from what was calibrated, and puts both sides into one table. With
+`--accuracy` it also simulates the runs of benchmarks/asynchronous.py, with the gradients computed, and compares their
+accuracies and their staleness.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from training import paceline
 from where import where
 
 from paceline import Fitted, figures
@@ -37,10 +44,18 @@ SETTING = {
     "on_divergence": "ignore",
     "epochs": 1,
 }
+SETTINGS: dict[str, dict[str, Any]] = {
+    "reference": {**SETTING, "batch_per_rank": 16},
+    "larger": {**SETTING, "model": "mlp:512,256", "batch": 512},
+}
+STEPS = {
+    "reference": 300,
+    "larger": 40,
+}  # of a run; of a server's as many for each worker, but not more than MOST
+MOST = {"reference": 1500, "larger": 400}
 COLLECTIVES = (
     "naive", "ring", "recursive-doubling", "rabenseifner", "native", "shared-memory", "hierarchical",
 )  # fmt: skip
-DRAWS = 1000
 SERVER = "parameter-server:masters=4,placement=even"
 SERVERS = {
     1: (),
@@ -49,62 +64,237 @@ SERVERS = {
     8: ("masters=2", "masters=4,placement=even"),
     16: ("masters=2", "masters=4,placement=even"),
 }
+BEHIND = (1 << 12, 1 << 16, 437_544, 1 << 20, 1 << 22, 1 << 24)  # bytes of an Iallreduce
+COMPUTING = ((0.0, 0), (0.001, 0), (0.005, 0), (0.005, 10))  # seconds, and calls of Test on the way
 
 
-def cases(ranks: list[int]) -> list[tuple[str, int]]:
-    sync = [(f"sync:allreduce={name}", p) for p in ranks for name in COLLECTIVES]
-    return sync + [(f"parameter-server:{words}", p) for p in ranks for words in SERVERS[p]]
+def strategies(ranks: int) -> list[str]:
+    servers = [f"parameter-server:{words}" for words in SERVERS.get(ranks, ("masters=1",))]
+    return [*(f"sync:allreduce={name}" for name in COLLECTIVES), *servers]
 
 
-def settings(strategy: str, ranks: int) -> dict:
-    server = strategy.startswith("parameter-server")
-    draws = DRAWS * (ranks if server else 1)  # as long for each
-    return {**SETTING, "strategy": strategy, "draws": draws, "batch_per_rank": 16}
+def settings(strategy: str, ranks: int, kind: str = "reference") -> dict:
+    draws = STEPS[kind]
+    if strategy.startswith("parameter-server"):
+        masters = int(strategy.partition("masters=")[2].partition(",")[0])
+        draws = min(MOST[kind], STEPS[kind] * (ranks - masters))
+    return {**SETTINGS[kind], "strategy": strategy, "draws": draws}
 
 
-def words(settings: dict) -> list[str]:
-    return [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+def work_of(strategy: str) -> str:
+    """The job whose costs a strategy has: those of the parameter server are measured with one of its settings."""
+    return "parameter-server" if strategy.startswith("parameter-server") else strategy
 
 
 def measure(args: argparse.Namespace) -> None:
-    from paceline.config import Config
-    from paceline.machine import calibrate, measure_costs
-    from paceline.training.job import Job
+    from paceline.launch import call
 
     ranks = [int(word) for word in args.ranks.split(",")]
-    result: dict = {**where(), "setting": {**SETTING, "draws": DRAWS, "batch_per_rank": 16}, "measured": []}
+    data = few_to_evaluate()
+    result: dict = {**where(), "settings": SETTINGS, "alone": {}, "ranks": {}}
     began = time.monotonic()
-    found: list[dict] = []
-    for repeat in range(
-        args.repeats
-    ):  # what is calibrated and what is measured take turns: machines change their speed
-        found.append({"calibrated": calibrate(ranks=ranks, seconds=6 * args.seconds).values(), "costs": {}})
-        alone = None
-        every = [f"sync:allreduce={name}" for name in COLLECTIVES]
-        for strategy in ("local-sgd", *every, SERVER):
-            job = Job(config=Config(**settings(strategy, 16)), runs=None)
-            costs = measure_costs(job, ranks=[1, *ranks], seconds=args.seconds, alone=alone)
-            alone = alone or costs
-            found[-1]["costs"]["parameter-server" if strategy == SERVER else strategy] = costs.values()
-        print(f"calibrated after {time.monotonic() - began:.0f} s", flush=True)
-        for strategy, p in cases(ranks):
-            with tempfile.TemporaryDirectory() as runs:
-                run = paceline(*words(settings(strategy, p)), "-n", str(p), runs=runs)
-                kept = {name: run[name] for name in ("train_seconds", "steps", "seconds")}
-                kept["step_seconds"] = step_seconds(strategy, run["run"])
-            result["measured"].append({"strategy": strategy, "ranks": p, "repeat": repeat, **kept})
-        args.json.write_text(json.dumps({**result, **mean_of(found)}) + "\n")
-        print(f"measured after {time.monotonic() - began:.0f} s", flush=True)
+    for kind in SETTINGS:
+        arguments = {"job": job_of("local-sgd", 1, kind), "seconds": 2 * args.seconds}
+        result["alone"][kind] = call(measure_one, {**arguments, "data": data}, ranks=1, threads=1)
+    with tempfile.TemporaryDirectory() as folder:
+        for place, p in enumerate(ranks):
+            left = 60 * args.minutes - (time.monotonic() - began)
+            arguments = {"limit": left / (len(ranks) - place), "seconds": args.seconds, "folder": folder}
+            result["ranks"][p] = call(
+                rounds, arguments, shared={"data": data}, ranks=p, threads=1, one_node=True
+            )
+            args.json.write_text(json.dumps(result) + "\n")
+            done = len(result["ranks"][p]["repeats"])
+            print(f"{p} ranks: {done} repeats, {time.monotonic() - began:.0f} s", flush=True)
 
 
-def mean_of(found: list[Any]) -> Any:
-    """The means of the numbers in things of the same shape; of all else the first."""
+def few_to_evaluate() -> Any:
+    """The data, with a thousand samples to evaluate on: the time of a step does not depend on them."""
+    from paceline.data import Subset, load
+
+    data = load(SETTING["data"])
+    few = {name: Subset(getattr(data, name), np.arange(1000)) for name in ("validation", "test")}
+    return replace(data, **few)
+
+
+def job_of(strategy: str, ranks: int, kind: str, data: Any = None, runs: Path | None = None) -> Any:
+    from paceline.config import Config
+    from paceline.training.job import Job
+
+    return Job(config=Config(**settings(strategy, ranks, kind)), data=data, runs=runs)
+
+
+def measure_one(comm: Any, *, job: Any, data: Any, seconds: float) -> dict:
+    from paceline.machine import measure_work
+
+    return measure_work(comm, job=replace(job, data=data), seconds=seconds, own=False)
+
+
+def rounds(comm: Any, *, data: Any, limit: float, seconds: float, folder: str) -> dict:
+    """Measure everything on these ranks, again and again until the time is spent; at least once. Collective."""
+    from paceline.machine import measure_ranks
+
+    began = time.monotonic()
+    found: dict = {"repeats": []}
+    longest, go_on = 0.0, True
+    while go_on:
+        start = time.monotonic()
+        one: dict = {
+            "messages": measure_ranks(comm, seconds=4 * seconds),
+            "work": {},
+            "runs": [],
+            "exchange": {},
+        }
+        for kind in SETTINGS:
+            one["work"][kind] = measure_jobs(comm, data, kind, seconds)
+            one["exchange"][kind] = measure_exchanges(comm, data, kind, seconds / 6)
+            for strategy in strategies(comm.Get_size()):
+                one["runs"].append({"setting": kind, **train_once(comm, strategy, kind, data, folder)})
+        one["behind"] = measure_behind(comm, seconds / 10)
+        found["repeats"].append(one)
+        longest = max(longest, time.monotonic() - start)
+        go_on = comm.bcast(time.monotonic() - began + 1.1 * longest < limit)
+    return found
+
+
+def measure_jobs(comm: Any, data: Any, kind: str, seconds: float) -> dict[str, dict]:
+    """The costs of the work of every job of a setting."""
+    from paceline.machine import measure_work
+
+    ranks = comm.Get_size()
+    found = {
+        "local-sgd": measure_work(
+            comm, job=job_of("local-sgd", ranks, kind, data), seconds=seconds / 2, own=False
+        )
+    }
+    known = {name: points for name, points in found["local-sgd"]["alone"].items() if name != "spread"}
+    for strategy in (*(f"sync:allreduce={name}" for name in COLLECTIVES), SERVER):
+        each = seconds / 3 if strategy != SERVER else seconds / 2
+        job = job_of(strategy, 16, kind, data)
+        answer = measure_work(comm, job=job, seconds=each, known=known)
+        found[work_of(strategy)] = {"more": answer["more"], "bound": answer["bound"]}
+    return found
+
+
+def train_once(comm: Any, strategy: str, kind: str, data: Any, folder: str) -> dict:
+    """Train for real; where the time of a step went."""
+    from paceline.record import Run
+    from paceline.training.rank import train
+
+    ranks = comm.Get_size()
+    fitted = train(job_of(strategy, ranks, kind, data, Path(folder)), comm)
+    kept: dict = {}
+    if comm.Get_rank() == 0:
+        kept = {"strategy": strategy, "steps": fitted.steps, "train_seconds": fitted.train_seconds}
+        kept["seconds"] = {name: taken / fitted.steps for name, taken in fitted.seconds.items()}
+        kept["step_seconds"] = step_seconds(strategy, str(fitted.run))
+        record = Run(fitted.run)
+        kept["by_rank"] = [
+            {name: taken / fitted.steps for name, taken in row.items()}
+            for row in record.summary["seconds_by_rank"]
+        ]
+        steps = record.steps
+        if strategy.startswith("sync"):
+            count = int(steps["step"].max()) + 1
+            rows = {name: np.empty((count, ranks)) for name in ("compute", "exchange", "update")}
+            for name, table in rows.items():
+                table[steps["step"].astype(int), steps["rank"].astype(int)] = steps[name]
+            kept["medians"] = {name: float(np.median(table)) for name, table in rows.items()}
+            kept["least_exchange"] = float(np.median(rows["exchange"].min(axis=1)))
+            kept["last_compute"] = float(np.median(rows["compute"].max(axis=1)))
+        shutil.rmtree(fitted.run)
+    comm.Barrier()
+    return kept
+
+
+class Vectors:
+    """The part of a model that an exchange needs."""
+
+    def __init__(self, n: int) -> None:
+        self.x, self.g = np.zeros(n, np.float32), np.ones(n, np.float32)
+
+    def place(self, x: np.ndarray, g: np.ndarray) -> None:
+        x[...] = self.x
+        self.x, self.g = x, g
+
+
+def measure_exchanges(comm: Any, data: Any, kind: str, seconds: float) -> dict[str, list[float]]:
+    """Seconds of each collective's exchange of a setting's gradient."""
+    from paceline.collectives import make_exchange
+
+    found = {}
+    size = job_of("serial", 1, kind, data).build(data).x.size
+    for name in COLLECTIVES:
+        model = Vectors(size)
+        with make_exchange(name, model, comm) as exchange:
+            found[name] = slowest(comm, partial(exchange_once, comm, model, exchange), seconds)
+    return found
+
+
+def exchange_once(comm: Any, model: Vectors, exchange: Any) -> float:
+    model.g[...] = 1  # just computed: in this core's cache
+    comm.Barrier()
+    start = time.perf_counter()
+    exchange.reduce()
+    exchange.publish()
+    return time.perf_counter() - start
+
+
+def slowest(comm: Any, once: Callable[[], float], seconds: float) -> list[float]:
+    """Call a collective function as often as time allows: percentiles 10, 50 and 90 of the slowest rank's seconds."""
+    from paceline.comm import mpi_of
+
+    MPI = mpi_of(comm)
+    first = np.array([max(once() for _ in range(3))])
+    comm.Allreduce(MPI.IN_PLACE, first, MPI.MAX)
+    count = int(np.clip(seconds / (first[0] + 20e-6), 5, 500))
+    laps = np.array([once() for _ in range(count)])
+    comm.Allreduce(MPI.IN_PLACE, laps, MPI.MAX)
+    return [float(value) for value in np.percentile(laps, [10, 50, 90])]
+
+
+def measure_behind(comm: Any, seconds: float) -> list[dict]:
+    """Non-blocking Allreduces behind computing: from their start to their end, and what of it was left after computing."""
+    found = []
+    for nbytes in BEHIND:
+        for computing, tests in COMPUTING:
+            rest: list[float] = []
+            whole = slowest(comm, partial(reduce_behind, comm, nbytes // 4, computing, tests, rest), seconds)
+            found.append({
+                "bytes": nbytes, "computing": computing, "tests": tests, "whole": whole, "rest": statistics.median(rest),
+            })  # fmt: skip
+    return found
+
+
+def reduce_behind(comm: Any, size: int, computing: float, tests: int, rest: list[float]) -> float:
+    """Compute for some seconds behind an Iallreduce, with calls of Test at even intervals."""
+    values, total = np.ones(size, np.float32), np.zeros(size, np.float32)
+    a = np.full((32, 32), 1 / 32, np.float32)
+    comm.Barrier()
+    start = time.perf_counter()
+    request = comm.Iallreduce(values, total)
+    begun = time.perf_counter()
+    for part in range(1, tests + 2):
+        until, b = begun + computing * part / (tests + 1), a
+        while time.perf_counter() < until:
+            b = a @ b
+        if part <= tests:
+            request.Test()
+    before = time.perf_counter()
+    request.Wait()
+    end = time.perf_counter()
+    rest.append(end - before)
+    return end - start
+
+
+def median_of(found: list[Any]) -> Any:
+    """The medians of the numbers in things of the same shape; of all else the first."""
     first = found[0]
     if isinstance(first, dict):
-        return {key: mean_of([one[key] for one in found]) for key in first}
+        return {key: median_of([one[key] for one in found if key in one]) for key in first}
     if isinstance(first, list):
-        return [mean_of(list(some)) for some in zip(*found, strict=True)]
-    return statistics.fmean(found) if isinstance(first, float) else first
+        return [median_of(list(some)) for some in zip(*found, strict=False)]
+    return statistics.median(found) if isinstance(first, float) else first
 
 
 def step_seconds(strategy: str, run: str) -> float:
@@ -121,21 +311,35 @@ def step_seconds(strategy: str, run: str) -> float:
 
 def predict(args: argparse.Namespace) -> None:
     given = json.loads(args.measured.read_text())
-    by_case: dict[tuple[str, int], list[float]] = {}
-    for run in given["measured"]:
-        by_case.setdefault((run["strategy"], run["ranks"]), []).append(run["step_seconds"])
     result: dict = {**where(), "measured": args.measured.name, "rows": []}
     with calibrated(given) as machine:
-        for (strategy, ranks), seconds in sorted(by_case.items()):
-            fitted, predicted = simulated(settings(strategy, ranks), ranks, machine, compute=False)
-            measured = statistics.median(seconds)
-            result["rows"].append({
-                "strategy": strategy, "ranks": ranks, "measured": measured, "low": min(seconds), "high": max(seconds),
-                "predicted": predicted, "error": predicted / measured - 1, "predicted_seconds": fitted.seconds,
-            })  # fmt: skip
+        for kind in SETTINGS:
+            by_case: dict[tuple[str, int], list[float]] = {}
+            for p, found in given["ranks"].items():
+                for run in (
+                    run for repeat in found["repeats"] for run in repeat["runs"] if run["setting"] == kind
+                ):
+                    by_case.setdefault((run["strategy"], int(p)), []).append(run["step_seconds"])
+            for (strategy, ranks), seconds in sorted(by_case.items()):
+                fitted, predicted = simulated(
+                    settings(strategy, ranks, kind),
+                    ranks,
+                    machine["network"],
+                    machine[kind, work_of(strategy)],
+                    compute=False,
+                )
+                measured = statistics.median(seconds)
+                result["rows"].append({
+                    "setting": kind, "strategy": strategy, "ranks": ranks, "measured": measured, "low": min(seconds),
+                    "high": max(seconds), "predicted": predicted, "error": predicted / measured - 1,
+                    "predicted_seconds": {name: taken / fitted.steps for name, taken in fitted.seconds.items()},
+                })  # fmt: skip
         told(result)
         if args.accuracy:
-            result["accuracy"] = accuracies(json.loads(args.accuracy.read_text()), machine, args.seeds)
+            costs = machine["reference", "parameter-server"]
+            result["accuracy"] = accuracies(
+                json.loads(args.accuracy.read_text()), machine["network"], costs, args.seeds
+            )
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
     if args.plot:
@@ -143,50 +347,72 @@ def predict(args: argparse.Namespace) -> None:
 
 
 @contextmanager
-def calibrated(given: dict) -> Iterator[dict[str, str]]:
-    """What was calibrated, as the files that a simulation takes: a machine as its network, and a job's costs."""
+def calibrated(given: dict) -> Iterator[dict[Any, str]]:
+    """What was calibrated, as the files that a simulation takes: a machine as its network, and the costs of each job."""
+    from paceline.machine import make_costs, make_machine
+
+    cores, processor = given["machine"]["cores"], given["machine"]["processor"]
+    by_ranks = {int(p): median_of(found["repeats"]) for p, found in given["ranks"].items()}
     with tempfile.TemporaryDirectory() as folder:
-        files = {"network": Path(folder) / "machine.json"}
-        files["network"].write_text(json.dumps(given["calibrated"]))
-        alone = given["costs"]["local-sgd"]["spread"]  # computing is as uneven with every strategy
-        for kind, costs in given["costs"].items():
-            files[kind] = Path(folder) / f"costs-{len(files)}.json"
-            files[kind].write_text(json.dumps({**costs, "spread": alone}))
-        yield {name: str(path) for name, path in files.items()}
+        files: dict[Any, str] = {"network": str(Path(folder) / "machine.json")}
+        machine = make_machine([one["messages"] for one in by_ranks.values()])
+        replace(machine, cores=cores, processor=processor).save(files["network"])
+        for kind in SETTINGS:
+            spread = make_costs(
+                job_of("local-sgd", 16, kind),
+                {p: one["work"][kind]["local-sgd"] for p, one in by_ranks.items()}, own=False, cores=cores,
+            ).spread  # fmt: skip
+            for name in next(iter(by_ranks.values()))["work"][kind]:
+                strategy = SERVER if name == "parameter-server" else name
+                answers = {1: given["alone"][kind]}
+                for p, one in by_ranks.items():
+                    work = one["work"][kind]
+                    answers[p] = {"alone": work["local-sgd"]["alone"], "more": {}, **work[name]}
+                costs = make_costs(job_of(strategy, 16, kind), answers, cores=cores)
+                files[kind, name] = str(Path(folder) / f"costs-{len(files)}.json")
+                replace(costs, spread=spread).save(
+                    files[kind, name]
+                )  # computing is as uneven with every strategy
+        yield files
 
 
-def simulated(settings: dict, ranks: int, machine: dict[str, str], *, compute: bool) -> tuple[Fitted, float]:
+def simulated(settings: dict, ranks: int, network: str, costs: str, *, compute: bool) -> tuple[Fitted, float]:
     """A simulated run, and what a step of it takes."""
     from paceline import fit
 
-    strategy = settings["strategy"]
-    costs = machine["parameter-server" if strategy.startswith("parameter") else strategy]
     with tempfile.TemporaryDirectory() as runs:
         fitted = fit(
-            **settings, ranks=ranks, on="sim", network=machine["network"], machine=costs, compute=compute, runs=runs,
-            quiet=True,
+            **settings, ranks=ranks, on="sim", network=network, machine=costs, compute=compute, runs=runs, quiet=True,
         )  # fmt: skip
-        return fitted, step_seconds(strategy, str(fitted.run))
+        return fitted, step_seconds(settings["strategy"], str(fitted.run))
 
 
 def told(result: dict) -> None:
-    print(f"{'us a step':48}{'ranks':>6}{'measured':>10}{'low':>9}{'high':>9}{'predicted':>11}{'error':>8}")
+    print(
+        f"{'us a step':42}{'setting':>11}{'ranks':>6}{'measured':>10}{'low':>9}{'high':>9}{'predicted':>11}{'error':>8}"
+    )
     for row in result["rows"]:
         micro = [1e6 * row[name] for name in ("measured", "low", "high", "predicted")]
         print(
-            f"{row['strategy']:48}{row['ranks']:6}{micro[0]:10.0f}{micro[1]:9.0f}{micro[2]:9.0f}{micro[3]:11.0f}"
-            f"{100 * row['error']:+7.0f}%"
+            f"{row['strategy']:42}{row['setting']:>11}{row['ranks']:6}{micro[0]:10.0f}{micro[1]:9.0f}{micro[2]:9.0f}"
+            f"{micro[3]:11.0f}{100 * row['error']:+7.0f}%"
         )
-    kinds = {"sync": [], "parameter-server": []}
+    kinds: dict[str, list[float]] = {}
     for row in result["rows"]:
-        kinds[row["strategy"].partition(":")[0]].append(abs(row["error"]))
-    kinds["all"] = kinds["sync"] + kinds["parameter-server"]
-    result["median_error"] = {kind: statistics.median(errors) for kind, errors in kinds.items() if errors}
-    for kind, error in result["median_error"].items():
-        print(f"median error, {kind}: {100 * error:.1f} % of {len(kinds[kind])} cases", flush=True)
+        strategy = row["strategy"].partition(":")[0]
+        for kind in (f"{row['setting']}, {strategy}", row["setting"], strategy, "all"):
+            kinds.setdefault(kind, []).append(abs(row["error"]))
+    result["median_error"] = {kind: statistics.median(errors) for kind, errors in kinds.items()}
+    result["largest_error"] = {kind: max(errors) for kind, errors in kinds.items()}
+    for kind, errors in kinds.items():
+        print(
+            f"{kind}: median error {100 * statistics.median(errors):.1f} %, largest {100 * max(errors):.0f} %, "
+            f"of {len(errors)} cases",
+            flush=True,
+        )
 
 
-def accuracies(measured: dict, machine: dict[str, str], seeds: int) -> dict:
+def accuracies(measured: dict, network: str, costs: str, seeds: int) -> dict:
     """The parameter server's runs of benchmarks/asynchronous.py, simulated with their gradients."""
     found = {}
     print(f"{'accuracy':30}{'measured':>10}{'simulated':>11}{'points':>8}{'staleness':>11}{'simulated':>11}")
@@ -197,7 +423,7 @@ def accuracies(measured: dict, machine: dict[str, str], seeds: int) -> dict:
         runs = [
             simulated(
                 {**SETTING, "strategy": f"parameter-server:{words}", "draws": 632, "batch": 16, "epochs": 5, "seed": seed},
-                ranks, machine, compute=True,
+                ranks, network, costs, compute=True,
             )[0]
             for seed in range(seeds)
         ]  # fmt: skip
@@ -257,13 +483,8 @@ def main() -> None:
     first = commands.add_parser("measure")
     first.add_argument("--json", type=Path, required=True)
     first.add_argument("--ranks", default="2,4,8,16")
-    first.add_argument("--repeats", type=int, default=3)
-    first.add_argument(
-        "--seconds",
-        type=float,
-        default=1.0,
-        help="for each kind of the job's work, with each number of ranks",
-    )
+    first.add_argument("--minutes", type=float, default=7.0, help="in all")
+    first.add_argument("--seconds", type=float, default=1.0, help="a scale for each measurement of a repeat")
     first.set_defaults(main=measure)
     second = commands.add_parser("predict")
     second.add_argument("measured", type=Path)

@@ -3,6 +3,7 @@
 calibrate            measure messages, MPI's collectives and passes over memory, with real MPI
 costs_of             the costs of a job's work on this machine: stored, or measured now
 measure_costs        the same, always measured now
+measure_ranks, measure_work     the ranks' side of both; make_machine, make_costs: from what they return
 Machine, Costs       the measurements, and their JSON files
 load_network         a network of the simulator by name, or from a machine's file
 make_compute         the simulator's computing costs, from measurements
@@ -17,14 +18,19 @@ from typing import TYPE_CHECKING, Any
 # by the environment.
 _MODULES = {
     "Costs": "profile", "Machine": "profile", "load_network": "profile", "make_compute": "profile",
-    "calibrate": "calibration", "costs_of": "costs", "measure_costs": "costs",
+    "calibrate": "calibration", "make_machine": "calibration", "measure_ranks": "calibration",
+    "costs_of": "costs", "make_costs": "costs", "measure_costs": "costs", "measure_work": "costs",
 }  # fmt: skip
 __all__ = [*sorted(_MODULES)]
 
 if TYPE_CHECKING:
     from paceline.machine.calibration import calibrate as calibrate
+    from paceline.machine.calibration import make_machine as make_machine
+    from paceline.machine.calibration import measure_ranks as measure_ranks
     from paceline.machine.costs import costs_of as costs_of
+    from paceline.machine.costs import make_costs as make_costs
     from paceline.machine.costs import measure_costs as measure_costs
+    from paceline.machine.costs import measure_work as measure_work
     from paceline.machine.profile import Costs as Costs
     from paceline.machine.profile import Machine as Machine
     from paceline.machine.profile import load_network as load_network

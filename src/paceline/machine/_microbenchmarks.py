@@ -31,7 +31,10 @@ SETTLED = (
 
 
 def measure(comm: Any, *, sizes: list[int], seconds: float) -> dict[str, Any]:
-    """Measure everything with this number of ranks, in about `seconds`: medians over rounds and ranks. Collective."""
+    """Measure everything with this number of ranks, in about `seconds`: medians over rounds and ranks. Collective.
+
+    `spreads` in the result has, of every measurement, the tenth percentile, the median, the mean and the ninetieth.
+    """
     p = comm.Get_size()
     limit = eager_limit(comm)
     lengths = sorted({*sizes, limit, limit + 1, 2 * limit})
@@ -50,7 +53,8 @@ def measure(comm: Any, *, sizes: list[int], seconds: float) -> dict[str, Any]:
     for n, length in amounts.items():
         cells[f"rows {n}"], free = rows(comm, length)
         to_free.append(free)
-    found = _medians(comm, cells, seconds)
+    spreads = _measure_cells(comm, cells, seconds)
+    found = {name: [spread[1] for spread in spreads[name]] for name in cells}
     for free in to_free:
         free()
 
@@ -85,11 +89,12 @@ def measure(comm: Any, *, sizes: list[int], seconds: float) -> dict[str, Any]:
         "barrier": found["barrier"][0],
         "fence": found["barrier"][1],
         "hidden": hidden_share(*found["behind"]),
+        "spreads": spreads,
     }
 
 
-def _medians(comm: Any, cells: dict[str, Rounds], seconds: float) -> dict[str, list[float]]:
-    """Return the medians of all measurements, which take turns and get the same time each."""
+def _measure_cells(comm: Any, cells: dict[str, Rounds], seconds: float) -> dict[str, list[list[float]]]:
+    """Return the spreads of all measurements, which take turns and get the same time each."""
     counts = {}
     for name, rounds in cells.items():
         rounds(WARM)
@@ -109,11 +114,20 @@ def _medians(comm: Any, cells: dict[str, Rounds], seconds: float) -> dict[str, l
                 laps[name][place] += some[WARM:]
     found = {}
     for name, all_laps in laps.items():
-        mine = np.array([_median(some) for some in all_laps])
-        every = np.empty((comm.Get_size(), mine.size))
+        mine = np.array([_spread(some) for some in all_laps])
+        every = np.empty((comm.Get_size(), *mine.shape))
         comm.Allgather(mine, every)
-        found[name] = [_median(column) for column in every.T]
+        found[name] = [[_median(column) for column in of_place] for of_place in every.transpose(1, 2, 0)]
     return found
+
+
+def _spread(laps: list[float]) -> list[float]:
+    """Return the tenth percentile, the median, the mean without the longest fiftieth and the ninetieth percentile."""
+    known = np.sort(np.asarray(laps)[np.isfinite(laps)]) if laps else np.empty(0)
+    if not known.size:
+        return [float("nan")] * 4
+    low, middle, high = np.percentile(known, [10, 50, 90])
+    return [float(low), float(middle), float(known[: known.size - known.size // 50].mean()), float(high)]
 
 
 def _median(values: Any) -> float:

@@ -20,7 +20,15 @@ from paceline.vmpi.compute import make_monotonic
 
 log = logging.getLogger(__name__)
 
-SIZES = tuple(8 << k for k in (0, 3, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 19))  # 8 bytes to 4 MiB
+# 8 bytes to 4 MiB; two for each doubling where arrays outgrow one cache after the other.
+SIZES = tuple(
+    sorted(
+        [
+            *(8 << k for k in (0, 3, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19)),
+            *(3 << k for k in (15, 16, 17, 18)),
+        ]
+    )
+)
 SECONDS = 12.0  # for each number of ranks
 
 
@@ -30,19 +38,33 @@ def calibrate(ranks: Sequence[int] | None = None, *, seconds: float = SECONDS) -
     `ranks`: numbers of ranks to measure with, powers of two; by default 2, 4, 8 … up to the cores. `seconds`: the time
     for each of them.
     """
-    from paceline.launch import call, machine_cores
-    from paceline.machine._microbenchmarks import measure
-    from paceline.record.environment import command_without_paths, processor
+    from paceline.launch import call
 
     wanted = check_ranks(ranks)
     answers = []
     for count in wanted:
         log.info("measuring with %d ranks", count)
-        arguments = {"sizes": SIZES, "seconds": seconds}
         limit = 60 + 20 * seconds
-        answers.append(call(measure, arguments, ranks=count, threads=1, one_node=True, time_limit=limit))
+        answers.append(
+            call(measure_ranks, {"seconds": seconds}, ranks=count, threads=1, one_node=True, time_limit=limit)
+        )
     if not all(answer["bound"] for answer in answers):
         log.warning("other programs were running: measure again when this machine is idle")
+    return make_machine(answers)
+
+
+def measure_ranks(comm: Any, *, seconds: float) -> dict[str, Any]:
+    """Measure on the ranks of an MPI communicator, for about `seconds`; return JSON values. Collective."""
+    from paceline.machine._microbenchmarks import measure
+
+    return measure(comm, sizes=list(SIZES), seconds=seconds)
+
+
+def make_machine(answers: Sequence[dict[str, Any]]) -> Machine:
+    """Make a machine from the answers of `measure_ranks`, one for each number of ranks."""
+    from paceline.launch import machine_cores
+    from paceline.record.environment import command_without_paths, processor
+
     first = answers[0]
     return Machine(
         processor=processor(),

@@ -38,26 +38,56 @@ def measure_costs(
     `own`: measure the strategy's own kinds of work too, and not just what a rank does with any strategy.
     """
     from paceline.launch import machine_cores
-    from paceline.record.environment import command_without_paths, processor
 
-    cores = machine_cores()
     if own and job.launcher() == "torch":
         raise UsageError(f"{job.name()} starts its processes itself, so its costs cannot be measured")
-    job, parameters = _prepare_job(job)
-    name = job.config.model if job.model is None else _kind(job.model).__name__
-    tables: dict[str, dict[int, list[list[float]]]] = {}
-    bound, uneven = True, []
-    for count in numbers(ranks, cores):
+    job, _ = _prepare_job(job)
+    answers = {}
+    for count in numbers(ranks, machine_cores()):
         known = None if alone is None else _points(alone, count)
         if known is not None and count == 1:
-            found = merge_tables(known, {})
+            answers[count] = {"alone": known, "more": {}, "bound": True}
         else:
-            log.info("measuring %s on %d processes", name, count)
-            answer = _answer(job, count, seconds, known, own)
-            bound &= answer["bound"] or count > cores
-            uneven += [sigma for _, sigma in answer["alone"].pop("spread", ()) if sigma == sigma]
-            found = merge_tables(answer["alone"], answer["more"])
-        for kind, points in found.items():
+            log.info("measuring %s on %d processes", _model_name(job), count)
+            answers[count] = _answer(job, count, seconds, known, own)
+    costs = make_costs(job, answers, own=own)
+    return costs if alone is None else replace(costs, spread=alone.spread)
+
+
+def measure_work(
+    comm: Any, *, job: Job, seconds: float, known: dict[str, Any] | None = None, own: bool = True
+) -> dict[str, Any]:
+    """Measure the costs of the job's work on the ranks of an MPI communicator; return JSON values. Collective.
+
+    `known`: what another answer says that each rank does on its own. `own`: as for `measure_costs`.
+    """
+    from paceline.machine._job import measure
+
+    data = job.load()
+    return measure(
+        comm, job=job, data=data, seconds=seconds, threads=job.config.threads or 1, known=known, own=own
+    )
+
+
+def make_costs(
+    job: Job, answers: dict[int, dict[str, Any]], *, own: bool = True, cores: int | None = None
+) -> Costs:
+    """Make the costs of a job from the answers of `measure_work`, by the number of ranks.
+
+    `cores`: of the machine that was measured, if not this one.
+    """
+    from paceline.launch import machine_cores
+    from paceline.record.environment import command_without_paths, processor
+
+    cores = cores or machine_cores()
+    job, parameters = _prepare_job(job)
+    tables: dict[str, dict[int, list[list[float]]]] = {}
+    bound, uneven = True, []
+    for count, answer in answers.items():
+        bound &= answer["bound"] or count > cores
+        alone = dict(answer["alone"])
+        uneven += [sigma for _, sigma in alone.pop("spread", ()) if sigma == sigma]
+        for kind, points in merge_tables(alone, answer["more"]).items():
             fair = min(1.0, cores / count)  # more ranks than cores take turns, which would distort the costs
             tables.setdefault(kind, {})[count] = [[amount, fair * taken] for amount, taken in points]
     if not bound:
@@ -69,9 +99,9 @@ def measure_costs(
         cores=cores,
         date=time.strftime("%Y-%m-%d", time.gmtime()),
         command=command_without_paths(),
-        about=f"{name}, {parameters} parameters, on {job.data.name}; {job.name() if own else 'any strategy'}",
+        about=f"{_model_name(job)}, {parameters} parameters, on {job.data.name}; {job.name() if own else 'any strategy'}",
         work={kind: Curves.of(by_ranks) for kind, by_ranks in tables.items()},
-        spread=(float(median(uneven)) if uneven else 0.0) if alone is None else alone.spread,
+        spread=float(median(uneven)) if uneven else 0.0,
     )
 
 
@@ -212,6 +242,10 @@ def _own_update(job: Job) -> str | None:
     given = build_component("updates", job.config.update)
     own = strategy.own_update(given, 1.0)
     return None if own is given else str(own)
+
+
+def _model_name(job: Job) -> str:
+    return job.config.model if job.model is None else _kind(job.model).__name__
 
 
 def _kind(model: Any) -> type:
