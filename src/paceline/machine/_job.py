@@ -163,9 +163,12 @@ class Loop:
                 break
 
     def column(self, number: int) -> Array:
-        """Return the laps of one kind, for complete pieces, without the first, in which caches are still cold."""
+        """Return the laps of one kind, for complete pieces, without the first, in which caches are still cold.
+
+        Of steps so long that there are few, the last is kept.
+        """
         rows = self.me.log.read()
-        rows = rows[max(WARM, len(rows) // 4) :]
+        rows = rows[min(max(WARM, len(rows) // 4), len(rows) - 1) :]
         found: Array = rows[rows[:, COUNT] >= self._most - 1][:, number]
         return found
 
