@@ -22,6 +22,7 @@ COMMANDS = {
     "run": ("paceline.commands.run", "run a program with its own training loop on many ranks"),
     "resume": ("paceline.commands.resume", "go on with a run that was stopped or killed"),
     "predict": ("paceline.commands.predict", "predict with a trained network"),
+    "tune": ("paceline.commands.tune", "find what reaches a target first, and the command for it"),
     "study": (
         "paceline.commands.study",
         "run all combinations in a study file, and report",

@@ -9,8 +9,8 @@ and diagnosed like the built-in ones.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from paceline import names as registry
 from paceline.errors import UsageError, unknown
@@ -139,6 +139,16 @@ class Strategy(ABC):
         `amount` is the number of slow ranks, or the steps between exchanges that would be enough.
         """
         return []
+
+    def variants(self, ranks: int, nodes: int = 1) -> Sequence[Mapping[str, Any]]:
+        """Return options worth trying instead of its own when the fastest way of training is searched for.
+
+        By default, exchanges four times and a quarter as often, if `interval_option` says how often they happen.
+        """
+        steps = self.interval()
+        if not self.interval_option or steps is None:
+            return []
+        return [{self.interval_option: every} for every in (4 * steps, steps // 4) if every]
 
     # ---- checks
 

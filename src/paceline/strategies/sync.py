@@ -19,10 +19,10 @@ for the overlap Li et al., PyTorch distributed (2020).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.collectives import IN_ORDER, Sending, parse_compression, refuse_one_node
 from paceline.errors import UsageError
@@ -95,6 +95,9 @@ class Sync(Strategy):
         if trouble == "slow ranks":
             return [Change(options={"balance": True}, why=SMALLER)]
         return [Change(why=REASONS[trouble])] if trouble in REASONS else []
+
+    def variants(self, ranks: int, nodes: int = 1) -> Sequence[Mapping[str, Any]]:
+        return [{"overlap": True}, {"compress": "bfloat16"}] if nodes > 1 else []
 
     def check_reproducible(self) -> None:
         if self.balance:

@@ -17,7 +17,7 @@ parameter server (2014).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -117,6 +117,10 @@ class ParameterServer(Strategy):
     def check_survivors(self, ranks: int) -> None:
         if ranks < 2:
             raise UsageError(f"a parameter server needs a master and a worker; {ranks} rank is left")
+
+    def variants(self, ranks: int, nodes: int = 1) -> Sequence[Mapping[str, Any]]:
+        more = [{"masters": ranks // 4}] if ranks >= 8 else []
+        return [{"bound": 4}, {"share": "dynamic"}, *more]
 
     def role(self, rank: int, ranks: int) -> str:
         return "master" if rank < self.masters else "worker"

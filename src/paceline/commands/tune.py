@@ -1,0 +1,239 @@
+"""`paceline tune`: find what reaches a target first on this machine, within a budget of time."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.commands import import_from_here
+from paceline.commands._settings import add_settings
+from paceline.config import Config, duration
+from paceline.errors import UsageError
+from paceline.simulate.options import Options
+
+if TYPE_CHECKING:
+    from paceline.compare.metric import Goal
+    from paceline.tune.search import Search
+    from paceline.tune.space import Space
+
+EXAMPLES = """
+examples:
+  paceline tune --data mnist --model cnn --target 98% --budget 10m
+  paceline tune --data digits --model mlp:64 --target 90% --budget 60s
+  paceline tune --data mnist --target 97% --budget 5m --strategy sync       # ranks, threads, batch and learning rate only
+  paceline tune --data mnist --target 97% --for 64 --network 10gbe          # a machine that you do not have, simulated
+
+Searched are the strategy and its options, ranks, threads, the batch and the learning rate; a setting that is given here is
+not. The last line is the command to copy. Runs are ordinary records in DIR: the same command again goes on from them.
+Ctrl-C ends the search, and what has been found so far is the answer.
+exit status: 0 an answer, also if nothing reached the target, which it says; 2 bad input; 130, 143, 138 interrupted by
+             Ctrl-C, SIGTERM, SIGUSR1, after the answer
+"""
+# Settings that a search does not take: they tie the batch to the ranks, or a run to another.
+NOT_HERE = ("batch_per_rank", "lr_scaling", "replay", "reproducible")
+LEAST_BUDGET = 1.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.epilog = EXAMPLES
+    parser.usage = "paceline tune --target VALUE [options]"
+    what = parser.add_argument_group("what to find")
+    what.add_argument(
+        "--target", required=True, metavar="VALUE",
+        help="what to reach on the validation samples: 98%%, accuracy>=0.98, loss<=0.3",
+    )  # fmt: skip
+    what.add_argument(
+        "--budget", default="10m", metavar="TIME", help="time for the search: 60s, 10m, 1h (default: 10m)"
+    )
+    where = add_settings(parser, but=NOT_HERE)["where to run"]
+    where.add_argument(
+        "-n",
+        "--ranks",
+        type=int,
+        metavar="P",
+        help="search only this number of ranks (default: up to the cores)",
+    )
+    where.add_argument(
+        "--for", dest="for_ranks", type=int, metavar="P",
+        help="search for a machine with P cores, on simulated ranks, instead of this one",
+    )  # fmt: skip
+    where.add_argument(
+        "--network", metavar="NETWORK",
+        help="with --for: the network between its ranks, such as 10gbe:ranks-per-node=16 (default: one machine)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--runs", type=Path, metavar="DIR", help="folder for the runs (default: runs/tune-DATA-MODEL)"
+    )
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Search; print what was found and, in the last line, the command to copy."""
+    from paceline import launch
+    from paceline.commands.study import _terminated
+    from paceline.tune.answer import conclude, left_out, results
+
+    if launch.world() is not None:
+        raise UsageError("tune starts its runs itself: run it without mpiexec or srun")
+    import_from_here()
+    with _terminated() as signals:
+        search = _search(args)
+    answer = conclude(search)
+    print(_heading(search, args.budget))
+    for text in (results(search), "\n".join(f"left out: {line}" for line in left_out(search))):
+        if text:
+            print(f"\n{text}")
+    print(f"\n{answer.found}\n{answer.sure}\n{answer.second}\n{answer.command}", flush=True)
+    if search.interrupted:
+        return 128 + signals[0] if signals else 130
+    return 0
+
+
+def _search(args: argparse.Namespace) -> Search:
+    """Check all input, then search."""
+    from paceline import launch
+    from paceline.compare.metric import Goal
+    from paceline.study.folder import Folder
+    from paceline.study.run import Trains
+    from paceline.tune.forecast import Forecast
+    from paceline.tune.running import Runs
+    from paceline.tune.search import MOST_EPOCHS, Search
+
+    goal = Goal.parse(args.target)
+    budget = duration(args.budget)
+    if budget is None or budget < LEAST_BUDGET:
+        raise UsageError(
+            f"budget must be a time of at least 1 s, such as 60s, 10m or 1h; got {args.budget!r}"
+        )
+    given = set(getattr(args, "given", ()))
+    config = Config(
+        **{each.name: getattr(args, each.name) for each in fields(Config) if each.name not in NOT_HERE}
+    )
+    options, cores = _machine(args)
+    with launch.limit_threads(1):
+        data, model, space = _space(config, given, args.ranks, options, cores)
+    _check_goal(goal, data)
+    folder = Folder(args.runs or Path("runs") / f"tune-{_slug(config.data)}-{_slug(config.model)}")
+    folder.check()
+    tell = _tell(quiet=args.quiet)
+    epochs = config.epochs if "epochs" in given or not space.grows else MOST_EPOCHS
+    with folder.lock() as lock:
+        runs = Runs(
+            folder=folder, space=space, metric=goal.metric, samples=len(data.train), tell=tell,
+            start=Trains(runs=folder.path, lock=lock, modules=Path()),
+        )  # fmt: skip
+        title = f"tune: {config.data}, {config.model}"
+        known = runs.open({"title": title, "question": "what reaches the target first?", "target": goal.text})
+        if known:
+            tell(f"going on from {known} run{'s' * (known > 1)} in {folder.path}")
+        speeds = Forecast(
+            base=config,
+            data=data,
+            model=model,
+            batch=max(one.batch or 1 for one in space.candidates),
+            options=options,
+        )
+        search = Search(
+            space=space, goal=goal, bench=runs, budget=budget, speeds=speeds, most_epochs=epochs, tell=tell
+        )
+        search.run()
+    return search
+
+
+def _machine(args: argparse.Namespace) -> tuple[Options | None, int]:
+    """Return the options of a simulated machine, and the cores of the machine to search for."""
+    from paceline import launch
+    from paceline.machine import load_network
+
+    if args.for_ranks is None:
+        if args.network is not None:
+            raise UsageError("network is for a simulated machine: give --for P with it")
+        if args.ranks is not None and args.ranks < 1:
+            raise UsageError(f"ranks must be at least 1; got {args.ranks}")
+        return None, launch.allocated_cores()
+    if args.for_ranks < 1:
+        raise UsageError(f"for must be a number of cores, at least 1; got {args.for_ranks}")
+    if args.ranks is not None and not 1 <= args.ranks <= args.for_ranks:
+        raise UsageError(
+            f"ranks must be from 1 to {args.for_ranks}, the cores of the machine; got {args.ranks}"
+        )
+    options = Options() if args.network is None else Options(network=args.network)
+    load_network(options.network)
+    return options, args.for_ranks
+
+
+def _space(
+    config: Config, given: set[str], ranks: int | None, options: Options | None, cores: int
+) -> tuple[Any, Any, Space]:
+    """Return the data, the model and the candidates; raise a UsageError if there is nothing to run."""
+    from dataclasses import replace
+
+    from paceline.machine import load_network
+    from paceline.training.job import Job
+    from paceline.tune.space import USUAL_RATE, make_space
+
+    job = Job(config=replace(config, strategy="serial"), runs=None)
+    data, _ = job.check(1)
+    job.check_memory(data, job.chosen(), 1)
+    model = job.build(data)
+    rate = config.lr or float(getattr(model, "default_rate", USUAL_RATE))
+    if "strategy" in given:
+        job = Job(config=config, data=data, runs=None)
+        job.chosen()
+    space = make_space(
+        config, cores=cores, samples=len(data.train), rate=rate, given=given, ranks=ranks, options=options,
+        nodes=1 if options is None else load_network(options.network).nodes(cores), data=data,
+    )  # fmt: skip
+    if not space.candidates:
+        why = next(iter(space.refused.values()), "no number of ranks is left")
+        raise UsageError(f"there is nothing to search: {why}")
+    return data, model, space
+
+
+def _check_goal(goal: Goal, data: Any) -> None:
+    """Refuse a target that no run of this problem can have."""
+    if goal.metric.name not in ("accuracy", "loss"):
+        raise UsageError(f"a target must be an accuracy or a loss; runs have no {goal.metric.name}")
+    if goal.metric.name == "accuracy" and not data.classes:
+        raise UsageError(
+            f"{data.name} has no classes, so there is no accuracy: give a target such as loss<=0.3"
+        )
+
+
+def _slug(text: str) -> str:
+    """Return a text as a part of a folder's name.
+
+    >>> _slug("mlp:128,64"), _slug("../my data.csv")
+    ('mlp-128-64', 'my-data.csv')
+    """
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")[-60:] or "own"
+
+
+def _tell(*, quiet: bool) -> Any:
+    """Return a function that writes a line of progress, with the time."""
+    import time
+
+    from paceline.text import clock_time
+
+    began = time.monotonic()
+
+    def tell(line: str) -> None:
+        if not quiet:
+            print(f"{clock_time(time.monotonic() - began):>7}  {line}", file=sys.stderr, flush=True)
+
+    return tell
+
+
+def _heading(search: Search, budget: str) -> str:
+    space, base = search.space, search.space.base
+    place = "this machine" if space.options is None else f"a simulated machine ({space.options.network})"
+    what = shlex.join([base.data, base.model])
+    return (
+        f"{what}: {search.goal} on {place} with {space.cores} core{'s' * (space.cores > 1)}, within {budget}"
+    )

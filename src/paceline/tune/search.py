@@ -1,0 +1,531 @@
+"""The search: which candidates are run, for how long and how often, within a budget of time.
+
+1. One process with one thread and with all of them, then the candidates that are expected to be fastest.
+2. Rungs of training time: every candidate may train for as long as the others; a third goes on, three times as long,
+   until one reaches the target. From then on no run is longer than the fastest one so far.
+3. A candidate is left out as soon as it cannot win: an epoch of it takes at least so long, by measurement or by
+   simulation, and it needs at least so many epochs, because training on ranks learns at most what serial training with
+   the same batch and learning rate learns from a sample.
+4. Twice and half the learning rate of the fastest one.
+5. Repetitions with other seeds, of the fastest and of all that cannot be told from it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Protocol
+
+from paceline.compare.metric import Goal
+from paceline.text import count
+from paceline.text import seconds as spell_seconds
+from paceline.tune.space import Candidate, Space
+from paceline.tune.timing import Timing, parted
+
+START = 2.0  # seconds of a run before and after training, until they have been measured
+KEEP, LONGER = 3, 3  # one in KEEP goes to the next rung, which is LONGER times as long
+FIRST_RUNG = 60  # the first rung is this part of the budget, if epochs are shorter
+SEARCH_SHARE = 0.65  # of the budget; the rest is for repetitions
+FORECAST_SHARE = 0.12
+PROBE_SHARE = 0.25
+PROBE = 1.0  # seconds of a run that only measures speed
+SURE_MEASURED, SURE_PREDICTED = 0.9, 0.5  # how much faster than measured or predicted a candidate may be
+CLOSE = 1.3  # candidates whose times differ by less are worth repeating
+MOST_RUNS = 6  # of one candidate
+MOST_FINALISTS = 3
+MOST_EPOCHS = 10_000
+MORE_EPOCHS = 4  # times those of the fastest so far, for a candidate whose speed has not been measured
+ROUNDS = 3  # of changing the learning rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """The course of one run."""
+
+    epochs: int
+    points: tuple[tuple[float, float], ...]
+    """Seconds of training and the value of the target's metric, at the end of each epoch."""
+    seconds: float
+    """Of training, in all."""
+    wall: float | None = None
+    """From the start of the run to its end; None: unknown."""
+    diverged: bool = False
+    run: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """A run without a complete record."""
+
+    why: str
+    late: bool = False
+    """True if it was ended because its time was over; it may be tried again."""
+
+
+class Bench(Protocol):
+    """Something that runs candidates, one after the other."""
+
+    def find(self, candidate: Candidate, *, epochs: int, seed: int) -> Observed | Failed | None:
+        """Return what is recorded of a run of at least so many epochs."""
+        ...
+
+    def run(self, candidate: Candidate, *, epochs: int, seed: int, limit: float) -> Observed | Failed:
+        """Run a candidate for at most `limit` seconds."""
+        ...
+
+    def probe(self, candidate: Candidate, *, draws: int, limit: float) -> float | None:
+        """Run some batches of a candidate; return the seconds that an epoch would take."""
+        ...
+
+
+class Speeds(Protocol):
+    """Something that predicts the seconds of an epoch."""
+
+    def prepare(self, seconds: float) -> None:
+        """Do what is needed before the first prediction; all predictions together may take so many seconds."""
+
+    def epoch_seconds(self, candidate: Candidate) -> float | None:
+        """Return the predicted seconds of an epoch; None: unknown."""
+        ...
+
+    def learn(self, candidate: Candidate, seconds: float) -> None:
+        """Note measured seconds of an epoch."""
+
+
+@dataclass
+class Trial:
+    """A candidate and its runs, by seed."""
+
+    candidate: Candidate
+    runs: dict[int, Observed] = field(default_factory=dict)
+    failed: str = ""
+    left_out: str = ""
+    """Why it is not run, or not run any longer."""
+
+
+@dataclass(kw_only=True)
+class Search:
+    """A search in progress; `run` returns when it is over, and what it has found can be read at any time."""
+
+    space: Space
+    goal: Goal
+    bench: Bench
+    budget: float
+    speeds: Speeds | None = None
+    clock: Callable[[], float] = time.monotonic
+    most_epochs: int = MOST_EPOCHS
+    tell: Callable[[str], None] = lambda text: None
+    trials: dict[Candidate, Trial] = field(default_factory=dict)
+    rungs: list[tuple[float, tuple[Candidate, ...]]] = field(default_factory=list)
+    """The seconds of training in each rung, and the candidates that took part."""
+    interrupted: bool = False
+    over: str = ""
+    """Why the search ended."""
+
+    def __post_init__(self) -> None:
+        self._began = self.clock()
+        self._measured: dict[tuple[object, ...], float] = {}
+        self._overheads: list[float] = []
+        self._per_epoch: dict[tuple[object, ...], float] = {}
+        """Seconds on the clock for an epoch, where they differ from those of training: in the simulator."""
+        self._learned: dict[tuple[object, ...], tuple[int, bool, Candidate]] = {}
+        """By the steps of serial training: the epochs to the target, whether it was reached, and who showed it."""
+        self.trials = {one: Trial(one) for one in self.space.candidates}
+
+    # ---- the course of the search
+
+    def run(self) -> None:
+        """Search until nothing is left to find out, the budget is spent, or the user interrupts."""
+        try:
+            if self.speeds is not None:
+                self._prepare(self.speeds)
+            self._explore()
+            self._change_rates()
+            self._repeat()
+        except KeyboardInterrupt:
+            self.interrupted = True
+            self.over = "interrupted"
+        if not self.over:
+            self.over = (
+                "the budget is spent" if self._left() < self._expected_start() else "nothing is left to try"
+            )
+
+    def _prepare(self, speeds: Speeds) -> None:
+        self.tell("measuring what the work costs on one core")
+        speeds.prepare(FORECAST_SHARE * self.budget)
+
+    def _explore(self) -> None:
+        """Run rungs until the target is reached, then whatever could still be faster."""
+        self._start()
+        alive: Sequence[Candidate] = list(self.trials)
+        allowance = self._first_allowance()
+        while alive and not self.times():
+            self._rung(alive, allowance, self._search_end(share=0.5))
+            if self.times() or self._left() <= 0:
+                break
+            alive = self._halve(alive, allowance)
+            allowance *= LONGER
+        if self.times():
+            self._rung(list(self.trials), math.inf, self._search_end())
+
+    def _start(self) -> None:
+        """Run one process with one thread and with all: what others have to beat, and the scale of everything."""
+        if self.space.options is not None:
+            return  # the simulator's predictions are what would be measured
+        for one in [one for one in self.trials if one.serial][:2]:
+            known = self._seconds(one) or self._seconds(next(iter(self.trials)))
+            if known is None or known > max(PROBE, self.budget / FIRST_RUNG):
+                self._probe(one)
+        slow = min((self._seconds(one) or 0.0 for one in self.trials), default=0.0)
+        if slow > max(2 * PROBE, self.budget / FIRST_RUNG):
+            self._probe_fastest()
+
+    def _probe_fastest(self) -> None:
+        """Measure the speed of those that are expected to be fastest, if epochs are too long for trying them all."""
+        until = self._began + PROBE_SHARE * self.budget
+        seen: set[tuple[object, ...]] = set()
+        for one in sorted(self.trials, key=self._expected):
+            if self.clock() > until:
+                return
+            if one.speed not in seen and not self.trials[one].failed:
+                seen.add(one.speed)
+                self._probe(one)
+
+    def _probe(self, candidate: Candidate) -> None:
+        if candidate.speed in self._measured or self.bench.find(candidate, epochs=1, seed=self._seed(0)):
+            return
+        expected = self._seconds(candidate)
+        draws = 8 if expected is None else max(8, int(PROBE / expected * self._steps(candidate)))
+        if draws >= self._steps(candidate) or self._left() < self._expected_start():
+            return  # a whole epoch is as short
+        found = self.bench.probe(candidate, draws=draws, limit=self._left())
+        if found is None:
+            return
+        self._note_speed(candidate, found)
+
+    def _rung(self, alive: Sequence[Candidate], allowance: float, until: float) -> None:
+        """Let each of these train for `allowance` seconds, the most promising first; leave out what cannot win."""
+        waiting, taken = list(alive), []
+        first = [one for one in waiting if one.serial][:2]
+        while waiting:
+            one = first.pop(0) if first else min(waiting, key=self._expected)
+            waiting.remove(one)
+            trial = self.trials[one]
+            if trial.failed or any(map(self._needed, trial.runs.values())):
+                continue
+            if why := self._cannot_win(one):
+                trial.left_out = why
+                continue
+            if self.clock() >= until:
+                break
+            if (epochs := self._epochs(one, allowance)) > self._longest(trial):
+                if not self._fits(one, epochs, until):
+                    epochs = self._epochs_that_fit(one, until)
+                    if epochs <= self._longest(trial):
+                        continue
+                self._observe(one, epochs=epochs, seed=0)
+            taken.append(one)
+        self.rungs.append((allowance, tuple(taken)))
+
+    def _halve(self, alive: Iterable[Candidate], allowance: float) -> list[Candidate]:
+        """Return the best third of those that were tried, by what they had learned after so many seconds."""
+        metric = self.goal.metric
+        able = [one for one in alive if self.trials[one].runs and not self.trials[one].failed]
+        able = [one for one in able if self._longest(self.trials[one]) < self.most_epochs]
+        values = {one: self._value(one, allowance) for one in able}
+        tried = [one for one in able if values[one] is not None]
+        tried.sort(key=lambda one: metric.key(values[one] or 0.0))
+        kept = tried[: max(1, len(tried) // KEEP)] if tried else []
+        for one in tried[len(kept) :]:
+            self.trials[one].left_out = f"learned less than others in {spell_seconds(allowance)} s"
+        return kept
+
+    def _change_rates(self) -> None:
+        """Try twice and half the learning rate of the fastest, as long as that helps."""
+        for _ in range(ROUNDS):
+            best = self.best()
+            if best is None:
+                return
+            new = [one for one in self.space.neighbours(best) if one not in self.trials]
+            self.trials |= {one: Trial(one) for one in new}
+            if not new or self.clock() >= self._search_end():
+                return
+            self._rung(new, math.inf, self._search_end())
+            if self.best() == best:
+                return
+
+    def _repeat(self) -> None:
+        """Repeat the fastest and those that cannot be told from it, until they can be or the budget is spent."""
+        while True:
+            rivals = self.rivals()
+            if not rivals:
+                return
+            one = min(rivals, key=lambda each: (len(self.trials[each].runs), self._mean(each)))
+            trial = self.trials[one]
+            if len(trial.runs) >= MOST_RUNS:
+                self.over = "more repetitions would show little"
+                return
+            epochs = max(self._needed(run) or run.epochs for run in trial.runs.values())
+            epochs = (
+                min(self.most_epochs, epochs + 1 + epochs // 2) if self.space.grows else self._longest(trial)
+            )
+            if not self._fits(one, epochs, self._began + self.budget):
+                return
+            seed = next(number for number in range(MOST_RUNS + 1) if number not in trial.runs)
+            if not self._observe(one, epochs=epochs, seed=seed):
+                return
+
+    # ---- what is known
+
+    def times(self) -> dict[Candidate, Timing]:
+        """Return when the runs of each candidate reached the target, for those of which one did."""
+        found = {}
+        for one, trial in self.trials.items():
+            if not trial.runs:
+                continue
+            reached = {seed: self._reached(run) for seed, run in trial.runs.items()}
+            seconds = [time_[0] for time_ in reached.values() if time_ is not None]
+            if seconds:
+                found[one] = Timing(seconds=tuple(seconds), missed=len(reached) - len(seconds))
+        return found
+
+    def best(self) -> Candidate | None:
+        """Return the candidate that reached the target first, in the mean, with every seed if any did."""
+        found = self.times()
+        return min(found, key=lambda one: found[one].key, default=None)
+
+    def rivals(self) -> list[Candidate]:
+        """Return the fastest and those that are about as fast and cannot be told from it; empty if there is no doubt."""
+        found, best = self.times(), self.best()
+        if best is None:
+            return []
+        near = [
+            one
+            for one in sorted(found, key=lambda one: found[one].key)[: MOST_FINALISTS + 1]
+            if one != best
+            and found[one].mean <= CLOSE * found[best].mean
+            and not parted(found[best], found[one])
+        ]
+        if not near and len(found[best].seconds) + found[best].missed >= 3:
+            return []
+        return [best, *near[: MOST_FINALISTS - 1]]
+
+    def nearest(self) -> Candidate | None:
+        """Return the candidate that came nearest to the target, if none reached it."""
+        metric = self.goal.metric
+        values = {
+            one: metric.best(value for run in trial.runs.values() for _, value in run.points)
+            for one, trial in self.trials.items()
+        }
+        known = {one: value for one, value in values.items() if value is not None}
+        return min(known, key=lambda one: metric.key(known[one]), default=None)
+
+    def epochs_needed(self, candidate: Candidate) -> int:
+        """Return the epochs after which every run of the candidate had reached the target, or the longest run's."""
+        trial = self.trials[candidate]
+        if not self.space.grows:
+            return self._longest(trial)
+        return max((self._needed(run) or run.epochs for run in trial.runs.values()), default=1)
+
+    def epoch_seconds(self, candidate: Candidate) -> float | None:
+        """Return the measured seconds of an epoch; None if it was never run."""
+        return self._measured.get(candidate.speed)
+
+    def _reached(self, run: Observed) -> tuple[float, int] | None:
+        """Return the seconds and the number of epochs after which a run had reached the target."""
+        metric, value = self.goal.metric, self.goal.value
+        if run.diverged:
+            return None
+        for number, (seconds, found) in enumerate(run.points, 1):
+            if metric.reaches(found, value):
+                return seconds, number
+        return None
+
+    def _needed(self, run: Observed) -> int | None:
+        reached = self._reached(run)
+        return None if reached is None else reached[1]
+
+    def _value(self, candidate: Candidate, seconds: float) -> float | None:
+        """Return the best value that a candidate had reached after so many seconds of training."""
+        run = self.trials[candidate].runs.get(0)
+        if run is None or not run.points:
+            return None
+        within = [value for at, value in run.points if at <= seconds] or [run.points[0][1]]
+        return self.goal.metric.best(within)
+
+    def _longest(self, trial: Trial) -> int:
+        return max((run.epochs for seed, run in trial.runs.items() if seed == 0), default=0)
+
+    def _mean(self, candidate: Candidate) -> float:
+        found = self.times().get(candidate)
+        return math.inf if found is None else found.mean
+
+    # ---- what may be expected
+
+    def _seconds(self, candidate: Candidate) -> float | None:
+        """Return the seconds of an epoch: measured, or else predicted."""
+        if (found := self._measured.get(candidate.speed)) is not None:
+            return found
+        return None if self.speeds is None else self.speeds.epoch_seconds(candidate)
+
+    def _at_least(self, candidate: Candidate) -> tuple[float, str]:
+        """Return the fewest seconds that an epoch may take, and how that is known."""
+        if (found := self._measured.get(candidate.speed)) is not None:
+            return SURE_MEASURED * found, f"{spell_seconds(found)} s an epoch"
+        predicted = None if self.speeds is None else self.speeds.epoch_seconds(candidate)
+        if predicted is not None:
+            return SURE_PREDICTED * predicted, f"{spell_seconds(predicted)} s an epoch in the simulator"
+        return 0.0, ""
+
+    def _least_epochs(self, candidate: Candidate) -> tuple[int, str]:
+        """Return the fewest epochs that a candidate may need, and how that is known."""
+        least, why = 1, ""
+        for run in self.trials[candidate].runs.values():
+            if self._needed(run) is None:
+                least, why = max(least, run.epochs + 1), f"target not reached in {count(run.epochs, 'epoch')}"
+        if candidate.steps in self._learned:
+            needs, reached, other = self._learned[candidate.steps]
+            if needs > least and other != candidate:
+                least, many = (
+                    needs,
+                    f"{needs} epochs" if reached else f"more than {count(needs - 1, 'epoch')}",
+                )
+                why = f"learns no more from a sample than {other}, which needs {many}"
+        return least, why
+
+    def _expected(self, candidate: Candidate) -> float:
+        """Return the seconds to the target that one would bet on, to try the most promising first.
+
+        Batches that are computed together and from old parameters save steps, but not in proportion.
+        """
+        seconds = self._seconds(candidate)
+        epochs, _ = self._least_epochs(candidate)
+        usual = self.space.candidates[0].batch or 1
+        larger = candidate.together * (candidate.batch or usual) / usual
+        known = candidate.steps in self._learned
+        more = 1.0 if known and candidate.equals_serial else math.sqrt(max(1.0, larger))
+        return math.inf if seconds is None else seconds * epochs * more
+
+    def _cannot_win(self, candidate: Candidate) -> str:
+        """Return why a candidate cannot be faster than the fastest so far; empty if it may be."""
+        best = self.best()
+        if best is None or candidate == best:
+            return ""
+        fastest = self.times()[best].mean
+        seconds, how = self._at_least(candidate)
+        epochs, why = self._least_epochs(candidate)
+        if seconds * epochs <= fastest:
+            return ""
+        return f"{how}{'; ' if how and why else ''}{why}"
+
+    def _epochs(self, candidate: Candidate, allowance: float) -> int:
+        """Return the epochs that a candidate may train in a rung: no longer than the fastest so far."""
+        if not self.space.grows:
+            return self.most_epochs
+        seconds = self._seconds(candidate) or allowance
+        best = self.best()
+        if best is not None:
+            allowance = min(allowance, 1.2 * self.times()[best].mean)
+        epochs = MOST_EPOCHS if allowance == math.inf else max(1, math.floor(allowance / seconds + 1e-9))
+        if candidate.equals_serial and candidate.steps in self._learned:
+            needs, reached, _ = self._learned[candidate.steps]
+            epochs = min(epochs, needs + 1) if reached else epochs
+        elif best is not None and candidate.speed not in self._measured:
+            # The predicted speed may be wrong by far.
+            epochs = min(epochs, MORE_EPOCHS * self.epochs_needed(best))
+        return min(epochs, self.most_epochs)
+
+    # ---- the budget
+
+    def _left(self) -> float:
+        return self._began + self.budget - self.clock()
+
+    def _search_end(self, share: float = 1.0) -> float:
+        """Return the time until which candidates are tried; if none has reached the target, all of the budget is for that.
+
+        `share`: the part of what is left that one rung may use.
+        """
+        end = self._began + self.budget * (SEARCH_SHARE if self.times() else 1.0)
+        return self.clock() + share * (end - self.clock())
+
+    def _first_allowance(self) -> float:
+        """Return the seconds of training in the first rung."""
+        known = [found for one in self.trials if (found := self._seconds(one)) is not None]
+        return max(min(known, default=0.0), self.budget / FIRST_RUNG if self.space.options is None else 0.0)
+
+    def _expected_start(self) -> float:
+        return fmean(self._overheads) if self._overheads else START
+
+    def _clock_seconds(self, candidate: Candidate) -> float | None:
+        """Return the seconds of an epoch on the clock."""
+        if self.space.options is None:
+            return self._seconds(candidate)
+        own = self._per_epoch.get(candidate.speed)
+        return own if own is not None else max(self._per_epoch.values(), default=None)
+
+    def _fits(self, candidate: Candidate, epochs: int, until: float) -> bool:
+        """Return True if so many epochs are likely to end in time."""
+        each = self._clock_seconds(candidate) or 0.0
+        return self.clock() + self._expected_start() + epochs * each <= max(until, self.clock())
+
+    def _epochs_that_fit(self, candidate: Candidate, until: float) -> int:
+        if not self.space.grows:
+            return 0
+        each = self._clock_seconds(candidate)
+        room = until - self.clock() - self._expected_start()
+        return 0 if not each or room < each else int(room / each)
+
+    def _seed(self, number: int) -> int:
+        return self.space.base.seed + number
+
+    def _steps(self, candidate: Candidate) -> int:
+        """Return the batches of an epoch, as far as they are known."""
+        steps = getattr(self.bench, "batches", None)
+        return int(steps(candidate)) if steps is not None else 1
+
+    def _observe(self, candidate: Candidate, *, epochs: int, seed: int) -> bool:
+        """Run a candidate, or find its record; return False if it failed or was ended."""
+        trial, number = self.trials[candidate], self._seed(seed)
+        found = self.bench.find(candidate, epochs=epochs, seed=number)
+        if found is None:
+            if self._left() <= 0:
+                return False
+            found = self.bench.run(candidate, epochs=epochs, seed=number, limit=self._left())
+            if isinstance(found, Observed) and found.wall is not None:
+                self._note_wall(candidate, found)
+        if isinstance(found, Failed):
+            if not found.late:
+                trial.failed = found.why
+            return False
+        trial.runs[seed] = found
+        if found.diverged:
+            trial.failed = "diverged"
+        elif seed == 0 and candidate.equals_serial:
+            self._learn(candidate, found)
+        if found.epochs and found.seconds > 0:
+            self._note_speed(candidate, found.seconds / found.epochs)
+        return True
+
+    def _learn(self, candidate: Candidate, run: Observed) -> None:
+        """Note the epochs that serial training with this batch and learning rate needs."""
+        needs = self._needed(run)
+        at_least, reached, _ = self._learned.get(candidate.steps, (0, False, candidate))
+        if not reached and (needs is not None or run.epochs >= at_least):
+            self._learned[candidate.steps] = (needs or run.epochs + 1, needs is not None, candidate)
+
+    def _note_speed(self, candidate: Candidate, seconds: float) -> None:
+        before = self._measured.get(candidate.speed)
+        self._measured[candidate.speed] = seconds if before is None else min(before, seconds)
+        if self.speeds is not None:
+            self.speeds.learn(candidate, seconds)
+
+    def _note_wall(self, candidate: Candidate, found: Observed) -> None:
+        assert found.wall is not None
+        if self.space.options is None:
+            self._overheads.append(max(0.0, found.wall - found.seconds))
+        else:
+            self._per_epoch[candidate.speed] = max(0.0, found.wall - START) / max(1, found.epochs)

@@ -1,0 +1,291 @@
+"""The candidates of a search: which strategies on how many ranks and threads, with which batches and learning rates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+from paceline import names
+from paceline.config import Config
+from paceline.errors import UsageError
+from paceline.simulate.options import Options
+from paceline.strategies import Strategy
+from paceline.study.cells import SERIAL, Cell
+from paceline.text import count
+from paceline.training.job import Job, build_component, strategy_name, strategy_of
+
+# Batches to try, relative to the usual one; a batch must leave at least this many steps in an epoch.
+BATCHES, LEAST_STEPS = (1.0, 4.0, 16.0, 0.25), 4
+USUAL_BATCH, USUAL_RATE = 64, 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One way of training: a strategy on ranks of some threads, with a batch and a learning rate.
+
+    >>> print(Candidate(strategy="sync", ranks=4, threads=2, batch=256, lr=0.4))
+    sync on 4 ranks of 2 threads, batch 256, lr 0.4
+    """
+
+    strategy: str
+    ranks: int = 1
+    threads: int = 1
+    batch: int | None = None
+    """None: the program's own."""
+    lr: float | None = None
+    """None: the model's or the program's own."""
+
+    @property
+    def layout(self) -> tuple[str, int, int]:
+        """The strategy, the ranks and the threads of each."""
+        return self.strategy, self.ranks, self.threads
+
+    @property
+    def speed(self) -> tuple[str, int, int, int | None]:
+        """What determines how long an epoch takes: everything but the learning rate."""
+        return (*self.layout, self.batch)
+
+    @property
+    def steps(self) -> tuple[int | None, float | None]:
+        """What determines the steps of a strategy that equals serial training."""
+        return self.batch, self.lr
+
+    @property
+    def serial(self) -> bool:
+        """True for one process without communication."""
+        return self.strategy == SERIAL
+
+    @property
+    def equals_serial(self) -> bool:
+        """True if its steps are those of serial training with the same batch and learning rate, up to rounding."""
+        strategy = find_strategy(self.strategy)
+        return strategy is not None and strategy.equals_serial
+
+    @property
+    def together(self) -> int:
+        """Batches that are computed at the same time from the same parameters, or nearly the same."""
+        strategy = find_strategy(self.strategy)
+        if strategy is None or not strategy.whole_batches:
+            return 1
+        return max(1, strategy.workers(self.ranks))
+
+    @property
+    def effort(self) -> tuple[int, int, bool, str]:
+        """A key that is lower for what is simpler: fewer processes, fewer cores, the same steps as serial training."""
+        return self.ranks, self.ranks * self.threads, not self.equals_serial, self.strategy
+
+    def __str__(self) -> str:
+        threads = count(self.threads, "thread")
+        where = f" with {threads}" if self.ranks == 1 else f" on {self.ranks} ranks of {threads}"
+        words = [f"{self.strategy}{where}"]
+        words += [] if self.batch is None else [f"batch {self.batch}"]
+        words += [] if self.lr is None else [f"lr {self.lr:g}"]
+        return ", ".join(words)
+
+
+@cache
+def find_strategy(text: str) -> Strategy | None:
+    """Return the strategy that a text names; None for a function."""
+    found = strategy_of(text)
+    return found if isinstance(found, Strategy) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """The candidates and the settings that they share."""
+
+    base: Config
+    candidates: tuple[Candidate, ...]
+    """The serial ones first."""
+    cores: int
+    rate: float = USUAL_RATE
+    """The learning rate that suits the usual batch."""
+    given: frozenset[str] = frozenset()
+    """The settings that the user gave, which are not searched."""
+    options: Options | None = None
+    """The simulated machine; None: this one."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Strategies that cannot be used here, and why."""
+
+    @property
+    def grows(self) -> bool:
+        """True if a run's first epochs do not depend on how many follow, so that a longer run contains a shorter one."""
+        return not depends_on_length(self.base.schedule)
+
+    def cell(self, candidate: Candidate, *, epochs: int, seed: int, draws: int | None = None) -> Cell:
+        """Return the run of a candidate."""
+        settings: dict[str, Any] = {
+            "strategy": candidate.strategy, "threads": candidate.threads, "epochs": epochs, "seed": seed,
+            "draws": self.base.draws if draws is None else draws,
+        }  # fmt: skip
+        if candidate.batch is not None:
+            settings["batch"] = candidate.batch
+        if candidate.lr is not None:
+            settings["lr"] = candidate.lr
+        return Cell(
+            config=replace(self.base, **settings), ranks=candidate.ranks, options=self.options, part="tune"
+        )
+
+    def neighbours(self, candidate: Candidate) -> list[Candidate]:
+        """Return the same candidate with twice and with half the learning rate."""
+        if "lr" in self.given or candidate.lr is None:
+            return []
+        return [replace(candidate, lr=rounded(candidate.lr * factor)) for factor in (2.0, 0.5)]
+
+
+def depends_on_length(schedule: str) -> bool:
+    """Return True if the learning rate at a step depends on the number of steps of the run.
+
+    >>> depends_on_length("constant"), depends_on_length("cosine")
+    (False, True)
+    """
+    made = build_component("schedules", schedule)
+    return any(made.factor(step, 1000) != made.factor(step, 3000) for step in (0, 1, 10, 100, 500, 999))
+
+
+def rounded(rate: float) -> float:
+    """Return a learning rate with three significant figures.
+
+    >>> rounded(0.1 * 2**0.5)
+    0.141
+    """
+    return float(f"{rate:.3g}")
+
+
+def make_space(
+    base: Config, *, cores: int, samples: int, rate: float, given: Collection[str] = (), ranks: int | None = None,
+    options: Options | None = None, nodes: int = 1, data: Any = None,
+) -> Space:  # fmt: skip
+    """Return the candidates for a problem on a machine.
+
+    `given`: settings that are not searched; `ranks`: the only number of ranks; `samples`: those of the training set;
+    `rate`: the learning rate for the usual batch; `nodes`: those of the machine, if it is simulated.
+
+    >>> space = make_space(Config(data="digits"), cores=4, samples=1400, rate=0.1)
+    >>> [str(one) for one in space.candidates[:3]]
+    ['serial with 1 thread, batch 64, lr 0.1', 'serial with 4 threads, batch 64, lr 0.1', \
+'serial with 2 threads, batch 64, lr 0.1']
+    >>> {one.ranks for one in space.candidates}
+    {1, 2, 4}
+    """
+    refused: dict[str, str] = {}
+    layouts = list(_layouts(base, cores, given, ranks, nodes, threads=options is None))
+    allowed = [layout for layout in layouts if _check(layout, base, options, refused, data)]
+    found = [
+        candidate for layout in allowed for candidate in _with_batches(layout, base, given, samples, rate)
+    ]
+    found = list(dict.fromkeys(found))
+    usual = found[0].batch if found else None
+    first = [one for one in found if one.serial and one.batch == usual and one.lr == found[0].lr]
+    return Space(
+        base=base, candidates=(*first, *(one for one in found if one not in first)), cores=cores, rate=rate,
+        given=frozenset(given), options=options, refused=refused,
+    )  # fmt: skip
+
+
+def _layouts(
+    base: Config, cores: int, given: Collection[str], ranks: int | None, nodes: int, *, threads: bool
+) -> Iterator[tuple[str, int, int]]:
+    """Yield strategies with ranks and threads, the serial ones first: one thread, all of them, and some between."""
+    own = base.threads if "threads" in given else None
+    if ("strategy" not in given or base.strategy == SERIAL) and ranks in (None, 1):
+        most = cores if threads else 1
+        for number in [own] if own else dict.fromkeys((1, most, *_between(most))):
+            yield SERIAL, 1, number
+    for name in _strategies(base, given):
+        declared = find_strategy(name)
+        every = declared is not None and declared.equals_serial
+        for number in [ranks] if ranks else _numbers(cores, every=every):
+            share = max(1, cores // number) if threads else 1
+            for each in [own] if own else dict.fromkeys((share, 1) if every else (share,)):
+                if number > 1 or ranks == 1:
+                    yield name, number, each
+                    if "strategy" not in given and number == (ranks or cores):
+                        yield from ((other, number, each) for other in _variants(name, number, nodes))
+
+
+def _between(most: int) -> Iterator[int]:
+    """Yield numbers of threads between one and all, a factor of four apart, or two if there are few."""
+    number = most // (4 if most >= 16 else 2)
+    while number > 1:
+        yield number
+        number //= 4
+
+
+def _numbers(cores: int, *, every: bool) -> list[int]:
+    """Return numbers of ranks: all cores, and fractions of them."""
+    step = 2 if every else 4
+    found, number = [], cores
+    while number > 1:
+        found.append(number)
+        number //= step
+    return found
+
+
+def _strategies(base: Config, given: Collection[str]) -> list[str]:
+    """Return the given strategy, or all that are known: those first that equal serial training."""
+    if "strategy" in given:
+        return [] if base.strategy == SERIAL else [base.strategy]
+    known = [name for name in names.names("strategies") if name != SERIAL]
+    made = {name: find_strategy(name) for name in known}
+    return sorted(known, key=lambda name: (not getattr(made[name], "equals_serial", False), name))
+
+
+def _variants(name: str, ranks: int, nodes: int) -> list[str]:
+    """Return a strategy with the other options that it says are worth trying."""
+    strategy = find_strategy(name)
+    if strategy is None:
+        return []
+    made: Any = strategy
+    return [strategy_name(replace(made, **options)) for options in strategy.variants(ranks, nodes)]
+
+
+def _check(
+    layout: tuple[str, int, int], base: Config, options: Options | None, refused: dict[str, str], data: Any
+) -> bool:
+    """Return True if the strategy can be used; otherwise note why not."""
+    from paceline.simulate.training import check
+
+    strategy, ranks, threads = layout
+    job = Job(config=replace(base, strategy=strategy, threads=threads), data=data, runs=None)
+    try:
+        if options is not None:
+            check(job, ranks, options)
+        job.check_early(ranks)
+    except UsageError as error:
+        refused[f"{strategy} on {count(ranks, 'rank')}"] = str(error)
+        return False
+    return True
+
+
+def _with_batches(
+    layout: tuple[str, int, int], base: Config, given: Collection[str], samples: int, rate: float
+) -> Iterator[Candidate]:
+    """Yield a layout with every batch, and with the learning rates for it by the known rules."""
+    strategy, ranks, threads = layout
+    made = find_strategy(strategy)
+    fixed = base.batch if "batch" in given else None
+    usual = fixed or USUAL_BATCH
+    for factor in (1.0,) if fixed else BATCHES:
+        batch = max(1, int(usual * factor))
+        if not fixed and factor != 1 and batch * LEAST_STEPS > samples:
+            continue
+        averaged = made.workers(ranks) if made is not None and made.averages else 1
+        rates = [base.lr] if "lr" in given else _rates(rate, batch * averaged / (fixed or USUAL_BATCH))
+        for one in rates:
+            yield Candidate(
+                strategy=strategy, ranks=ranks, threads=threads, batch=min(batch, samples), lr=one
+            )
+
+
+def _rates(rate: float, factor: float) -> Sequence[float]:
+    """Return the learning rates for samples that are `factor` times as many in a step: linear and square-root scaling.
+
+    >>> _rates(0.1, 4.0), _rates(0.1, 16.0), _rates(0.1, 0.25)
+    ([0.4, 0.2], [0.4, 1.6], [0.025, 0.05])
+    """
+    found = list(dict.fromkeys(map(rounded, (rate * factor, rate * math.sqrt(factor)))))
+    return found[::-1] if factor > 4 else found

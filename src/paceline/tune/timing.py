@@ -1,0 +1,106 @@
+"""Times to a target over several runs: their mean, its interval, and whether two candidates can be told apart."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from paceline.text import count
+from paceline.text import seconds as spell_seconds
+
+# Student's t for intervals that hold 95 % of the time, by degrees of freedom from 1.
+STUDENT = (
+    12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+    2.110, 2.101, 2.093, 2.086,
+)  # fmt: skip
+NORMAL = 1.96
+
+
+def student(freedom: float) -> float:
+    """Return the factor on the standard error for a 95 % interval.
+
+    >>> student(4), student(1000)
+    (2.776, 1.96)
+    """
+    at = max(1, math.floor(freedom))
+    return STUDENT[at - 1] if at <= len(STUDENT) else NORMAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """The seconds of training after which the runs of a candidate reached the target.
+
+    >>> timing = Timing(seconds=(2.0, 2.2, 2.1))
+    >>> [round(end, 2) for end in timing.interval]
+    [1.86, 2.36]
+    """
+
+    seconds: tuple[float, ...]
+    missed: int = 0
+    """The number of runs that did not reach it."""
+
+    @property
+    def mean(self) -> float:
+        """The geometric mean."""
+        return math.exp(fmean(map(math.log, self.seconds)))
+
+    @property
+    def key(self) -> tuple[bool, float]:
+        """A key that is lowest for what is best: first what always reached the target, then what was fastest."""
+        return self.missed > 0, self.mean
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """An interval that holds the mean of many runs with 95 % confidence; None for a single run."""
+        if len(self.seconds) < 2:
+            return None
+        half = student(len(self.seconds) - 1) * self._error
+        return self.mean * math.exp(-half), self.mean * math.exp(half)
+
+    @property
+    def _error(self) -> float:
+        """The standard error of the mean logarithm."""
+        return stdev(map(math.log, self.seconds)) / math.sqrt(len(self.seconds))
+
+    def times_as_fast(self, other: Timing) -> tuple[float, float] | None:
+        """Return how many times as fast as another one it is, as a 95 % interval (Welch); None if either ran once.
+
+        >>> low, high = Timing(seconds=(1.0, 1.1)).times_as_fast(Timing(seconds=(2.0, 2.1, 2.2))) or (0, 0)
+        >>> bool(low > 1)
+        True
+        """
+        if min(len(self.seconds), len(other.seconds)) < 2:
+            return None
+        ours, theirs = self._error**2, other._error**2
+        ratio = math.log(other.mean / self.mean)
+        if ours + theirs == 0:
+            return math.exp(ratio), math.exp(ratio)
+        freedom = (ours + theirs) ** 2 / (
+            ours**2 / (len(self.seconds) - 1) + theirs**2 / (len(other.seconds) - 1)
+        )
+        half = student(freedom) * math.sqrt(ours + theirs)
+        return math.exp(ratio - half), math.exp(ratio + half)
+
+    def __str__(self) -> str:
+        found = f"{spell_seconds(self.mean)} s"
+        if self.interval is not None:
+            low, high = map(spell_seconds, self.interval)
+            found += f" ({low} to {high} s with 95 % confidence, {count(len(self.seconds), 'run')})"
+        return found
+
+
+def parted(first: Timing, second: Timing) -> bool:
+    """Return True if one is faster than the other beyond doubt: their ratio's interval does not contain 1.
+
+    >>> parted(Timing(seconds=(1.0, 1.01)), Timing(seconds=(3.0, 3.01)))
+    True
+    >>> parted(Timing(seconds=(1.0,)), Timing(seconds=(3.0,)))
+    False
+    """
+    if bool(first.missed) != bool(second.missed) and min(first.missed, second.missed) == 0:
+        runs = min(len(first.seconds) + first.missed, len(second.seconds) + second.missed)
+        if runs >= 3:
+            return True
+    ratio = first.times_as_fast(second)
+    return ratio is not None and not ratio[0] <= 1 <= ratio[1]
