@@ -165,7 +165,7 @@ class Search:
         allowance = self._first_allowance()
         while alive and not self.times():
             self._rung(alive, allowance, self._search_end(share=0.5))
-            if self.times() or self._left() <= 0:
+            if self.times() or not self.rungs[-1][1]:
                 break
             alive = self._halve(alive, allowance)
             allowance *= LONGER

@@ -20,11 +20,14 @@ NORMAL = 1.96
 def student(freedom: float) -> float:
     """Return the factor on the standard error for a 95 % interval.
 
-    >>> student(4), student(1000)
-    (2.776, 1.96)
+    >>> student(4), student(1000), round(student(1.5), 1)
+    (2.776, 1.96, 7.1)
     """
+    if freedom >= len(STUDENT):
+        return NORMAL if freedom > 2 * len(STUDENT) else STUDENT[-1]
     at = max(1, math.floor(freedom))
-    return STUDENT[at - 1] if at <= len(STUDENT) else NORMAL
+    low, high = STUDENT[at - 1 : at + 1]
+    return low + (high - low) * (1 / at - 1 / max(1.0, freedom)) / (1 / at - 1 / (at + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +69,7 @@ class Timing:
     def times_as_fast(self, other: Timing) -> tuple[float, float] | None:
         """Return how many times as fast as another one it is, as a 95 % interval (Welch); None if either ran once.
 
-        >>> low, high = Timing(seconds=(1.0, 1.1)).times_as_fast(Timing(seconds=(2.0, 2.1, 2.2))) or (0, 0)
+        >>> low, high = Timing(seconds=(1.0, 1.1, 1.05)).times_as_fast(Timing(seconds=(2.0, 2.1, 2.2))) or (0, 0)
         >>> bool(low > 1)
         True
         """

@@ -1,0 +1,301 @@
+"""The search without runs: a deterministic clock, speeds and courses of learning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from paceline.compare.metric import Goal
+from paceline.config import Config
+from paceline.tune.answer import conclude, left_out, results
+from paceline.tune.search import LONGER, Failed, Observed, Search
+from paceline.tune.space import Candidate, Space
+from paceline.tune.timing import Timing, parted
+
+START = 1.0  # seconds of a run besides training
+GOAL = Goal.parse("90%")
+
+
+def one_thread(**settings: object) -> Candidate:
+    return Candidate(**{"strategy": "serial", "batch": 64, "lr": 0.1, **settings})  # type: ignore[arg-type]
+
+
+ALONE = one_thread()
+THREADS = one_thread(threads=8)
+SYNC = one_thread(strategy="sync", ranks=8)
+SERVER = one_thread(strategy="parameter-server", ranks=8)
+
+
+@dataclass
+class Machine:
+    """Runs without runs: seconds of an epoch, and the epochs that each candidate needs for 90 %."""
+
+    seconds: dict[Candidate, float]
+    needs: dict[Candidate, float]
+    noise: Callable[[Candidate, int], float] = lambda candidate, seed: 1.0
+    now: float = 0.0
+    ran: list[tuple[Candidate, int, int]] = field(default_factory=list)
+    """Candidate, epochs and seed of each run, in order."""
+    records: dict[tuple[Candidate, int], Observed] = field(default_factory=dict)
+    stop_after: float = math.inf
+
+    def clock(self) -> float:
+        return self.now
+
+    def find(self, candidate: Candidate, *, epochs: int, seed: int) -> Observed | None:
+        found = self.records.get((candidate, seed))
+        return found if found is not None and found.epochs >= epochs else None
+
+    def run(self, candidate: Candidate, *, epochs: int, seed: int, limit: float) -> Observed | Failed:
+        each = self.seconds[candidate] * self.noise(candidate, seed)
+        took = START + epochs * each
+        if self.now + took > self.stop_after:
+            self.now = self.stop_after
+            raise KeyboardInterrupt
+        self.ran.append((candidate, epochs, seed))
+        if took > limit:
+            self.now += limit
+            return Failed(why="late", late=True)
+        self.now += took
+        needs = self.needs[candidate]
+        points = tuple((n * each, min(1.0, 0.9 * (n / needs) ** 0.1)) for n in range(1, epochs + 1))
+        found = Observed(epochs=epochs, points=points, seconds=epochs * each, wall=took)
+        self.records[candidate, seed] = found
+        return found
+
+    def probe(self, candidate: Candidate, *, draws: int, limit: float) -> float | None:
+        self.now += START
+        return self.seconds[candidate]
+
+
+@dataclass
+class Exact:
+    """Predictions that are right."""
+
+    seconds: dict[Candidate, float]
+
+    def prepare(self, seconds: float) -> None:
+        pass
+
+    def epoch_seconds(self, candidate: Candidate) -> float | None:
+        return self.seconds.get(candidate)
+
+    def learn(self, candidate: Candidate, seconds: float) -> None:
+        pass
+
+
+def space_of(*candidates: Candidate, given: tuple[str, ...] = ("lr",)) -> Space:
+    return Space(base=Config(data="digits"), candidates=candidates, cores=8, given=frozenset(given))
+
+
+def search_on(machine: Machine, *candidates: Candidate, budget: float = 600.0, predict: bool = True) -> Search:
+    return Search(
+        space=space_of(*candidates), goal=GOAL, bench=machine, budget=budget, clock=machine.clock,
+        speeds=Exact(machine.seconds) if predict else None,
+    )  # fmt: skip
+
+
+def four(**needs: float) -> Machine:
+    """A machine on which threads bring 4 times, ranks 6 times the speed of one thread."""
+    seconds = {ALONE: 1.2, THREADS: 0.3, SYNC: 0.2, SERVER: 0.25}
+    usual = {"ALONE": 10.0, "THREADS": 10.0, "SYNC": 10.0, "SERVER": 30.0, **needs}
+    return Machine(seconds, {globals()[name]: value for name, value in usual.items()})
+
+
+def test_one_process_is_tried_first_and_the_fastest_is_found() -> None:
+    machine = four()
+    search = search_on(machine, ALONE, THREADS, SYNC, SERVER)
+    search.run()
+    assert [candidate for candidate, _, _ in machine.ran[:3]] == [ALONE, THREADS, SYNC]
+    assert conclude(search).chosen == SYNC
+    assert conclude(search).timing is not None
+    assert conclude(search).timing.mean == pytest.approx(2.0)  # type: ignore[union-attr]
+
+
+def test_threads_win_where_ranks_are_slower() -> None:
+    machine = four()
+    machine.seconds[SYNC] = 0.6
+    search = search_on(machine, ALONE, THREADS, SYNC, SERVER)
+    search.run()
+    assert conclude(search).chosen == THREADS
+
+
+def test_what_takes_the_same_steps_more_slowly_is_left_out_without_a_run() -> None:
+    machine = four()
+    machine.seconds |= {SYNC: 0.7}
+    search = search_on(machine, THREADS, SYNC)
+    search.run()
+    assert SYNC not in {candidate for candidate, _, _ in machine.ran}
+    assert "learns no more from a sample" in search.trials[SYNC].left_out
+    assert any("sync on 8 ranks" in line for line in left_out(search))
+
+
+def test_no_run_is_longer_than_the_fastest_so_far() -> None:
+    machine = four(SERVER=1000.0)
+    search = search_on(machine, ALONE, THREADS, SYNC, SERVER)
+    search.run()
+    [epochs] = [epochs for candidate, epochs, _ in machine.ran if candidate == SERVER]
+    assert epochs * machine.seconds[SERVER] <= 1.2 * conclude(search).timing.mean  # type: ignore[union-attr]
+
+
+def test_rungs_grow_and_keep_a_third_while_nothing_reaches_the_target() -> None:
+    many = [one_thread(lr=rate) for rate in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)]
+    machine = Machine(dict.fromkeys(many, 1.0), {one: 900.0 - 500 * one.lr for one in many})  # type: ignore[operator]
+    search = search_on(machine, *many, budget=2400.0)
+    search.run()
+    sizes = [len(taken) for _, taken in search.rungs]
+    seconds = [allowance for allowance, _ in search.rungs]
+    assert sizes[:3] == [9, 3, 1]
+    assert seconds[1] == LONGER * seconds[0]
+    assert seconds[2] == LONGER * seconds[1]
+    assert set(search.rungs[1][1]) == set(many[-3:])
+    assert search.rungs[2][1] == (many[-1],)
+
+
+def test_nothing_reaches_the_target_and_the_nearest_is_given() -> None:
+    machine = Machine({ALONE: 1.0, THREADS: 0.5}, {ALONE: 1e9, THREADS: 1e9})
+    search = search_on(machine, ALONE, THREADS, budget=120.0)
+    search.run()
+    answer = conclude(search)
+    assert machine.now <= 120.0
+    assert answer.chosen == THREADS
+    assert answer.timing is None
+    assert "nothing reached accuracy >= 90.00 %" in answer.found
+    longest = max(epochs for candidate, epochs, _ in machine.ran if candidate == THREADS)
+    assert f"--epochs={longest}" in answer.command.split()
+    assert results(search).count("\n") == 2
+
+
+@pytest.mark.parametrize("budget", [1.5, 3.0, 7.0, 20.0, 50.0, 100.0])
+def test_the_budget_is_kept_and_there_is_always_an_answer(budget: float) -> None:
+    machine = four()
+    search = search_on(machine, ALONE, THREADS, SYNC, SERVER, budget=budget)
+    search.run()
+    assert machine.now <= budget
+    assert conclude(search).command.startswith("paceline train ")
+
+
+@pytest.mark.parametrize("after", [0.5, 5.0, 15.0, 30.0])
+def test_an_interrupted_search_answers_with_the_best_so_far(after: float) -> None:
+    machine = four()
+    machine.stop_after = after
+    search = search_on(machine, ALONE, THREADS, SYNC, SERVER)
+    search.run()
+    answer = conclude(search)
+    assert search.interrupted
+    assert answer.command.startswith("paceline train ")
+    reached = search.times()
+    assert answer.timing == (reached[answer.chosen] if reached else None)
+
+
+def test_a_search_goes_on_from_its_records() -> None:
+    whole = four()
+    search = search_on(whole, ALONE, THREADS, SYNC, SERVER)
+    search.run()
+    machine = four()
+    machine.stop_after = 30.0
+    search_on(machine, ALONE, THREADS, SYNC, SERVER).run()
+    before = len(machine.ran)
+    assert 0 < before < len(whole.ran)
+    machine.stop_after = math.inf
+    again = search_on(machine, ALONE, THREADS, SYNC, SERVER)
+    again.run()
+    assert machine.ran == whole.ran
+    assert conclude(again).command == conclude(search).command
+    runs = len(machine.ran)
+    search_on(machine, ALONE, THREADS, SYNC, SERVER).run()
+    assert len(machine.ran) == runs  # everything is known
+
+
+def test_noise_is_measured_and_a_verdict_is_given_only_where_the_intervals_part() -> None:
+    machine = four()
+    machine.seconds |= {SYNC: 0.29}
+    machine.noise = lambda candidate, seed: 1.0 + 0.2 * math.sin(7 * seed + len(str(candidate)))
+    search = search_on(machine, ALONE, THREADS, SYNC)
+    search.run()
+    found = search.times()
+    assert len(found[THREADS].seconds) > 1
+    assert len(found[SYNC].seconds) > 1
+    assert not parted(found[THREADS], found[SYNC])
+    assert "certain" in conclude(search).sure or "cannot tell" in conclude(search).sure
+
+
+def test_of_two_that_cannot_be_told_apart_the_simpler_one_is_given() -> None:
+    machine = four()
+    machine.seconds |= {SYNC: 0.297}
+    machine.noise = lambda candidate, seed: 1.0 + 0.1 * (seed % 3 - 1)
+    search = search_on(machine, ALONE, THREADS, SYNC)
+    search.run()
+    found = search.times()
+    assert found[SYNC].mean < found[THREADS].mean
+    assert not parted(found[THREADS], found[SYNC])
+    assert conclude(search).chosen == THREADS
+    assert "the simpler one is given" in conclude(search).sure
+
+
+def test_clear_differences_need_few_repetitions_and_are_stated() -> None:
+    machine = four()
+    machine.noise = lambda candidate, seed: 1.0 + 0.01 * seed
+    search = search_on(machine, ALONE, THREADS, SYNC)
+    search.run()
+    assert conclude(search).chosen == SYNC
+    assert len(search.times()[SYNC].seconds) == 3
+    assert [seed for candidate, _, seed in machine.ran if candidate == THREADS] == [0]
+    assert machine.now < 0.5 * search.budget
+
+
+def test_a_seed_that_misses_the_target_counts_against_a_candidate() -> None:
+    assert Timing(seconds=(1.0,), missed=1).key > Timing(seconds=(5.0, 5.0)).key
+
+
+def test_a_failed_candidate_is_not_tried_again() -> None:
+    machine = four()
+
+    def fail(candidate: Candidate, **settings: object) -> Observed | Failed:
+        if candidate == SYNC:
+            machine.ran.append((candidate, 0, 0))
+            return Failed(why="no such network")
+        return run(candidate, **settings)  # type: ignore[arg-type]
+
+    run, machine.run = machine.run, fail  # type: ignore[method-assign, assignment]
+    search = search_on(machine, ALONE, THREADS, SYNC)
+    search.run()
+    assert [candidate for candidate, _, _ in machine.ran].count(SYNC) == 1
+    assert conclude(search).chosen == THREADS
+    assert any("no such network" in line for line in left_out(search))
+
+
+def test_twice_the_learning_rate_is_tried_after_the_search() -> None:
+    machine = Machine({}, {})
+    rates = {0.1 * 2.0**k: 12.0 - k for k in range(-4, 5)}
+
+    class Any(dict):  # type: ignore[type-arg]
+        def __missing__(self, key: Candidate) -> float:
+            return 0.5
+
+    class Needs(dict):  # type: ignore[type-arg]
+        def __missing__(self, key: Candidate) -> float:
+            return next(needs for rate, needs in rates.items() if math.isclose(rate, key.lr or 0, rel_tol=0.01))
+
+    machine.seconds, machine.needs = Any(), Needs()
+    search = Search(
+        space=space_of(ALONE, given=()), goal=GOAL, bench=machine, budget=600.0, clock=machine.clock,
+        speeds=None,
+    )  # fmt: skip
+    search.run()
+    assert {candidate.lr for candidate, _, _ in machine.ran} >= {0.1, 0.2, 0.05, 0.4}
+    assert conclude(search).chosen.lr in (0.4, 0.8)
+
+
+def test_long_epochs_are_measured_by_short_runs_first() -> None:
+    machine = four(ALONE=1.0, THREADS=1.0, SYNC=1.0, SERVER=1.0)
+    machine.seconds = {one: 60 * seconds for one, seconds in machine.seconds.items()}
+    machine.batches = lambda candidate: 1000  # type: ignore[attr-defined]
+    search = search_on(machine, ALONE, THREADS, SYNC, SERVER, budget=120.0, predict=False)
+    search.run()
+    assert machine.now <= 120.0
+    assert (ALONE, 1, 0) not in machine.ran  # its epoch takes more than half of the budget
+    assert conclude(search).chosen == SYNC
