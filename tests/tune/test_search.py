@@ -91,7 +91,9 @@ def space_of(*candidates: Candidate, given: tuple[str, ...] = ("lr",)) -> Space:
     return Space(base=Config(data="digits"), candidates=candidates, cores=8, given=frozenset(given))
 
 
-def search_on(machine: Machine, *candidates: Candidate, budget: float = 600.0, predict: bool = True) -> Search:
+def search_on(
+    machine: Machine, *candidates: Candidate, budget: float = 600.0, predict: bool = True
+) -> Search:
     return Search(
         space=space_of(*candidates), goal=GOAL, bench=machine, budget=budget, clock=machine.clock,
         speeds=Exact(machine.seconds) if predict else None,
@@ -278,7 +280,9 @@ def test_twice_the_learning_rate_is_tried_after_the_search() -> None:
 
     class Needs(dict):  # type: ignore[type-arg]
         def __missing__(self, key: Candidate) -> float:
-            return next(needs for rate, needs in rates.items() if math.isclose(rate, key.lr or 0, rel_tol=0.01))
+            return next(
+                needs for rate, needs in rates.items() if math.isclose(rate, key.lr or 0, rel_tol=0.01)
+            )
 
     machine.seconds, machine.needs = Any(), Needs()
     search = Search(
