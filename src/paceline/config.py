@@ -147,6 +147,23 @@ class Config:
         return self.batch_per_rank or self.batch or 64
 
 
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A program with its own training loop, as `paceline run` starts it.
+
+    >>> Program(file="train.py", arguments=("--seed", "{seed}")).words(seed=3)
+    ['train.py', '--seed', '3']
+    """
+
+    file: str
+    arguments: tuple[str, ...] = ()
+    """In them, {seed} stands for the seed of a run."""
+
+    def words(self, seed: int) -> list[str]:
+        """Return the file and the arguments for a run with this seed."""
+        return [self.file, *(word.replace("{seed}", str(seed)) for word in self.arguments)]
+
+
 @dataclass(frozen=True)
 class Interval:
     """A time between two checkpoints: in seconds, steps or epochs; all None: never.

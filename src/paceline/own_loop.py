@@ -51,6 +51,7 @@ from paceline.data import Batch, Batches, Dataset
 from paceline.errors import UsageError
 from paceline.launch import abort_on_error, mpi, take_cores, verify, world
 from paceline.models import TorchModel
+from paceline.record import script_digest
 from paceline.simulate.training import SimulatedProgram
 from paceline.strategies import Strategy
 from paceline.training.job import Job, strategy_name, strategy_of
@@ -117,6 +118,24 @@ def settings_from_launcher(environment: Mapping[str, str] | None = None) -> dict
     if not isinstance(found, dict):
         raise UsageError(f"{VARIABLE} must hold a JSON object; got {text!r}")
     return found
+
+
+def describe_program() -> dict[str, Any]:
+    """Describe the program of this process for its record: its file, its arguments and a digest of its code.
+
+    `paceline run` describes those that it starts. What is typed into an interpreter has neither arguments nor a digest.
+    """
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    if (
+        file is None
+        or not sys.argv[0]
+        or not (path := Path(sys.argv[0])).is_file()
+        or not path.samefile(file)
+    ):
+        return {"file": "python", "arguments": [], "strategy": None, "code": ""}
+    return {
+        "file": sys.argv[0], "arguments": sys.argv[1:], "strategy": None, "code": script_digest(path),
+    }  # fmt: skip
 
 
 # ---- turns
@@ -678,12 +697,13 @@ class Session:
 
     def __init__(
         self, *, comm: Any, strategy: Any, runs: Any, name: str | None, seed: int, threads: int | None,
-        trace: bool, quiet: bool,
+        trace: bool, quiet: bool, program: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self._given = comm
         self._strategy = strategy
         self._runs = None if runs is None else Path(runs)
         self._name, self._seed, self._threads, self._trace, self._quiet = name, seed, threads, trace, quiet
+        self._program = describe_program() if program is None else program
         self._stack = contextlib.ExitStack()
         self._model: OwnModel | None = None
         self._update: OwnUpdate | None = None
@@ -994,7 +1014,7 @@ class Session:
         )  # fmt: skip
         job = Job(
             config=config, data=data, model=model, strategy=self.strategy, update=update, runs=self._runs,
-            run_name=self._name, trace=self._trace, safety=Safety(checkpoint_every="never"),
+            run_name=self._name, trace=self._trace, program=self._program, safety=Safety(checkpoint_every="never"),
             objects=("data", "model", "update", *(() if isinstance(self._strategy, str) else ("strategy",))),
         )  # fmt: skip
         batches = Batches(split, batch=config.own_batch(), seed=config.seed)

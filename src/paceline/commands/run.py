@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.commands._settings import add_hosts, add_simulation, read_hosts
+from paceline.config import Program
 from paceline.errors import UsageError
 from paceline.simulate.options import NAMES, PLACES, Options, options_of
 
@@ -21,6 +22,7 @@ examples:
   paceline run --on sim -n 64 --network 10gbe program.py         # 64 simulated ranks in this process
 
 The program says what it trains: see `paceline.session`. Settings given here have precedence over those in the program.
+With --seed N, {seed} in the program's own arguments stands for N: paceline run --seed 3 program.py --seed {seed}
 exit status: that of the program; 2 bad input, 128 + N a rank was ended by signal N
 """
 # The settings of a session that can be given here.
@@ -59,10 +61,9 @@ def main(args: argparse.Namespace) -> int:
     """Run the program on all ranks; return its exit status."""
     from paceline import launch
     from paceline.own_loop import VARIABLE
+    from paceline.record import script_digest
     from paceline.record.writing import check_name
-    from paceline.strategies import Strategy
-    from paceline.training.job import strategy_of
-    from paceline.vmpi.program import compile_script
+    from paceline.simulate.training import check_program
 
     words = args.program[1:] if args.program[:1] == ["--"] else args.program
     if not words:
@@ -80,19 +81,16 @@ def main(args: argparse.Namespace) -> int:
     for name, least in (("threads", 1), ("seed", 0)):
         if (value := getattr(args, name)) is not None and value < least:
             raise UsageError(f"{name} must be at least {least}; got {value}")
-    compile_script(program)
     if args.name is not None:
         check_name(args.name)
-    if args.strategy is not None:
-        sys.path.insert(0, str(program.absolute().parent))
-        strategy = strategy_of(args.strategy)
-        if isinstance(strategy, Strategy):
-            strategy.check(ranks)
-            if strategy.launcher() != "mpi":
-                raise UsageError(
-                    f"{args.strategy} starts its own processes and cannot run a program's own loop"
-                )
-    given = {name: value for name in SETTINGS if (value := getattr(args, name)) is not None}
+    sys.path.insert(0, str(program.absolute().parent))
+    check_program(program, ranks, args.strategy, options)
+    given: dict[str, Any] = {name: value for name in SETTINGS if (value := getattr(args, name)) is not None}
+    given["program"] = {
+        "file": str(program), "arguments": arguments, "strategy": args.strategy, "code": script_digest(program),
+    }  # fmt: skip
+    if args.seed is not None:
+        arguments = Program(file=str(program), arguments=tuple(arguments)).words(args.seed)[1:]
     if options is not None:
         return _simulate(program, arguments, ranks, options, given, quiet=args.quiet)
     outcomes: list[Any] = []

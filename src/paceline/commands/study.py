@@ -97,6 +97,8 @@ def _study(args: argparse.Namespace) -> int:
     try:
         study = read(args.file)
         cells = study.cells(args.on)
+        folders = {str(Path(cell.program.file).absolute().parent) for cell in cells if cell.program}
+        sys.path += sorted(folders - set(sys.path))  # strategies that are beside a program
         if wrong := mistakes(cells):
             raise BadStudyError(wrong)
     except BadStudyError as bad:

@@ -6,6 +6,7 @@ Runs of one problem may be compared: they differ only in strategy, ranks, thread
 from __future__ import annotations
 
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -64,6 +65,7 @@ def problem_of(run: Run) -> Problem:
         settings=(
             samples.removesuffix(", "), parameters, c["dtype"], batch, length, c["update"], rate, clip, scaled,
             c["schedule"],
+            shlex.join((c.get("program") or {}).get("arguments") or ()),
             f"on {where}", ", ".join(f"{part} code {_code(run)[part][:8]}" for part in PARTS if part in _code(run)),
         ),
     )  # fmt: skip
@@ -92,7 +94,7 @@ def titles_of(problems: Iterable[Problem]) -> dict[Problem, str]:
 LUCK, PART = 0.02, 0.25
 KINDS = ("compute", "exchange", "wait", "update")
 # Parts of a problem that may be the user's own code.
-PARTS = ("data", "model", "update", "schedule")
+PARTS = ("data", "model", "update", "schedule", "program")
 TIME_ONLY = "time only"
 
 
@@ -268,9 +270,12 @@ def _code(run: Run) -> dict[str, str]:
 
 
 def way_of(run: Run) -> str:
-    """Describe the strategy and anything else that affects its figures: a replay is bound to the recorded order."""
+    """Describe the strategy and anything else that affects its figures: a replay is bound to the recorded order.
+
+    Programs with their own loops are never stopped when they diverge, so that is not mentioned.
+    """
     how = "replay" if run.config.get("replay") else ""
-    diverging = run.config.get("on_divergence", "stop")
+    diverging = "stop" if run.config.get("program") else run.config.get("on_divergence", "stop")
     pieces = run.config.get("reproducible")
     words = (
         how,

@@ -28,7 +28,7 @@ FINAL = {
 SIMULATED = ("network", "slow", "jitter", "compute", "rendezvous")
 OMITTED = (
     "format", "objects", "asked", "class_names", "shape", "label_shape", "inputs", "simulated", "strategy_facts",
-    "code",
+    "code", "program",
 )  # fmt: skip
 
 

@@ -6,10 +6,10 @@ check_idle, release                         one process at a time writes a folde
 Run, find_runs                              read one, or find the complete ones among some folders
 schema                                      what each file must contain, and the version of that
 environment                                 the machine and software of a run, and where its ranks were
-code_digest                                 a digest that shows whether a user's own code has changed
+code_digest, script_digest                  digests that show whether a user's own code has changed
 """
 
-from paceline.record.environment import code_digest, text_digest
+from paceline.record.environment import code_digest, script_digest, text_digest
 from paceline.record.holding import check_idle, release
 from paceline.record.reading import Run, find_runs
 from paceline.record.rows import Outage, RowLog, Spool, Table, gather_rows, rows_path, truncate_logs
@@ -32,6 +32,7 @@ __all__ = [
     "new_folder",
     "release",
     "rows_path",
+    "script_digest",
     "text_digest",
     "truncate_logs",
 ]

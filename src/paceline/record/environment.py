@@ -9,6 +9,7 @@ import ast
 import functools
 import hashlib
 import inspect
+import itertools
 import os
 import platform
 import subprocess
@@ -282,6 +283,26 @@ def code_digest(thing: Any) -> str | None:
         return None
 
 
+def script_digest(file: Path) -> str:
+    """Return a SHA-256 digest of a program and of the modules that it imports from its own folder; nothing is run."""
+    folder, content = file.absolute().parent, hashlib.sha256()
+    waiting, found = [file.absolute()], set()
+    while waiting:
+        path = waiting.pop()
+        if path in found:
+            continue
+        found.add(path)
+        package = ".".join(path.relative_to(folder).parts[:-1])
+        for name in filter(None, _imported(package, path)):
+            for place in itertools.accumulate(name.split("."), Path.joinpath, initial=folder):
+                modules = (place / "__init__.py", place.parent / f"{place.name}.py")
+                waiting += [one for one in modules if folder in place.parents and one.is_file()]
+    for path in sorted(found - {file.absolute()}):
+        content.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
+    content.update(file.read_bytes())
+    return content.hexdigest()
+
+
 def text_digest(text: str) -> str:
     """Return the SHA-256 digest of a text."""
     return hashlib.sha256(text.encode()).hexdigest()
@@ -304,23 +325,25 @@ def _files(kind: Any) -> set[Path]:
         file = _file(module)
         if file is not None and file not in found and not folders.isdisjoint(file.parents):
             found.add(file)
-            waiting += [sys.modules[name] for name in _imported(module, file) if name in sys.modules]
+            waiting += [
+                sys.modules[name] for name in _imported(module.__package__, file) if name in sys.modules
+            ]
     return found
 
 
-def _imported(module: ModuleType, file: Path) -> set[str]:
-    """List the names of all modules that a module's source may import."""
+def _imported(package: str | None, file: Path) -> set[str]:
+    """List the names of all modules that the source of a module of a package may import."""
     names: set[str] = set()
     try:
         tree = ast.parse(file.read_bytes())
-    except SyntaxError:
+    except (SyntaxError, ValueError):  # ValueError: it has null bytes
         return names
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            package = (module.__package__ or "").split(".")
-            above = package[: len(package) + 1 - node.level] if node.level else []
+            parts = (package or "").split(".")
+            above = parts[: len(parts) + 1 - node.level] if node.level else []
             base = ".".join(filter(None, (*above, node.module)))
             names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
     return names

@@ -238,6 +238,7 @@ CONFIG: Tests = {
     **dict.fromkeys(("(shape)", "(label_shape)"), listed(is_whole, 32)),
     **dict.fromkeys(("(objects)", "(class_names)", "(metrics)"), listed(is_text)), "(clip)": is_number,
     "(asked)": keyed(or_null(lambda value: is_number(value) or is_text(value) or is_truth(value))),
+    "(program)": {"file": is_text, "arguments": listed(is_text)},
     "(resumed)": listed({"ranks": _rank_count, "ranks_before": _rank_count}),
     "(strategy_facts)": is_object, "(simulated)": SIMULATED,
     "(inputs)": listed({"name": is_text, "shape": listed(is_whole, 32), "dtype": _is_stored}, 256),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from paceline.compare.rows import Row, is_serial
@@ -137,8 +138,18 @@ def failed_for(rows: Sequence[Row], failed: Sequence[Failed]) -> list[Failed]:
 
 
 def _alike(settings: Any, config: dict[str, Any]) -> bool:
+    if _program(settings) != _program(config):
+        return False
     given = {name: settings[name] for name in SETTINGS if settings.get(name) is not None}
     return all(config.get(name) == value for name, value in given.items())
+
+
+def _program(settings: Mapping[str, Any]) -> Any:
+    """Return the file and the arguments of the program with its own loop; None if there is none."""
+    program = settings.get("program")
+    if not isinstance(program, dict):
+        return None
+    return Path(str(program.get("file"))).name, program.get("arguments")
 
 
 def differing_settings(failed: Sequence[Failed], runs: Iterable[Run]) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from paceline.vmpi import Compute, Network
 from paceline.vmpi.compute import Curves
 from paceline.vmpi.errors import RankFailed, SimulationError
 from paceline.vmpi.faults import load_faults
-from paceline.vmpi.program import Outcome, check_faults, check_ranks, run
+from paceline.vmpi.program import Outcome, check_faults, check_ranks, compile_script, run
 from paceline.worker import Resumption, Worker
 
 Made = TypeVar("Made")
@@ -292,13 +292,7 @@ def simulate_program(
 
     The program's own computing takes the virtual time that it really takes here, on one core.
     """
-    check_ranks(ranks)
-    options.check(ranks)
-    network = load_network(options.network)
-    if options.machine is not None:
-        network = replace(network, node=Machine.load(Path(options.machine)))
-    faults = () if options.faults is None else load_faults(options.faults)
-    check_faults(faults, ranks, network)
+    network, faults = _check_program_options(ranks, options)
     costs = Costs(work={"program": Curves.of({1: [[1, 1.0]]})}, about="a program, as measured while it ran")
     common = ProgramSimulation(options, ranks, network, costs, threads)
 
@@ -316,6 +310,38 @@ def simulate_program(
             if common._folder is not None:
                 release(common._folder)
     return ProgramOutcome(outcome, common._folder)
+
+
+def check_program(file: Path, ranks: int, strategy: str | None, options: Options | None) -> None:
+    """Raise a UsageError for a program that cannot be run as asked, on real ranks or (`options`) simulated ones.
+
+    The program is compiled, not run.
+    """
+    if options is not None:
+        _check_program_options(ranks, options)
+    compile_script(file)
+    chosen = None if strategy is None else strategy_of(strategy)
+    if isinstance(chosen, Strategy):
+        chosen.check(ranks)
+        if chosen.launcher() != "mpi":
+            raise UsageError(f"{strategy} starts its own processes and cannot run a program's own loop")
+
+
+def _check_program_options(ranks: int, options: Options) -> tuple[Network, Any]:
+    """Raise a UsageError for what cannot be simulated; return the network and the faults to inject."""
+    check_ranks(ranks)
+    options.check(ranks)
+    if not options.compute or options.recalibrate:
+        raise UsageError(
+            "a program computes what it trains, and its costs are measured while it runs: leave out "
+            f"{'recalibrate' if options.compute else 'compute=false'}"
+        )
+    network = load_network(options.network)
+    if options.machine is not None:
+        network = replace(network, node=Machine.load(Path(options.machine)))
+    faults = () if options.faults is None else load_faults(options.faults)
+    check_faults(faults, ranks, network)
+    return network, faults
 
 
 class ProgramOutcome(NamedTuple):

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from paceline.compare.rows import is_serial
-from paceline.config import Config
+from paceline.config import Config, Program
+from paceline.record import script_digest
 from paceline.simulate.options import Options
 from paceline.training.job import Job, built_in
 
 # Settings that do not make a different run.
 FREE = ("recalibrate",)
 SERIAL = "serial"
+# The settings of a run that a program with its own loop takes; all others are its own.
+PROGRAM_SETTINGS = ("strategy", "seed", "threads")
 # The settings in a study's file that runs must share to be compared. (The learning rate may be the model's.)
 PROBLEM = (
     "data", "labels", "model", "batch", "batch_per_rank", "epochs", "draws", "update", "schedule", "lr_scaling",
@@ -37,6 +43,8 @@ class Cell:
     ranks: int
     options: Options | None = None
     """The options of the simulation; None: the ranks are real."""
+    program: Program | None = None
+    """The program that trains in its own loop; of `config`, only PROGRAM_SETTINGS then have a meaning."""
     part: str = field(default="", compare=False)
     """The part of the study that requests it."""
 
@@ -53,12 +61,18 @@ class Cell:
         place: dict[str, Any] = (
             {"on": "mpi"} if self.options is None else {"on": "sim", **asdict(self.options)}
         )
+        simulated = {} if self.options is None else {"simulated": asdict(self.options)}
+        code = _code(self.config)
+        if self.program is None:
+            asked = {"lr": self.config.lr, **place}
+            return {**asdict(self.config), "ranks": self.ranks, "asked": asked, "code": code, **simulated}
         return {
-            **asdict(self.config),
+            **{name: getattr(self.config, name) for name in PROGRAM_SETTINGS},
             "ranks": self.ranks,
-            "asked": {"lr": self.config.lr, **place},
-            "code": _code(self.config),
-            **({} if self.options is None else {"simulated": asdict(self.options)}),
+            "asked": {"strategy": self.config.strategy, **place},
+            "program": {"file": self.program.file, "arguments": list(self.program.arguments)},
+            "code": {**_script_code(self.program), **code},
+            **simulated,
         }
 
     @property
@@ -97,18 +111,23 @@ def asked_in(config: Mapping[str, Any]) -> str | None:
     >>> asked_in(old) == Cell(config=Config(data="iris", lr=0.5), ranks=1).key
     True
     """
-    asked = config.get("asked")
-    if config.get("objects") or (asked is None and config.get("simulated")):
+    asked, program = config.get("asked"), config.get("program")
+    if (config.get("objects") and not program) or (asked is None and config.get("simulated")):
         return None
     place = dict(asked or {"on": "mpi", "lr": config["lr"]})
     rate = place.pop("lr", None)
+    strategy = place.pop("strategy", None)
     if place.get("on") == "sim":
         place = {**asdict(Options()), **{k: v for k, v in place.items() if k not in FREE}}
         place = {k: v for k, v in place.items() if k not in FREE}
+    code = {"code": config["code"]} if config.get("code") else {}
+    if program:
+        values = {name: config[name] for name in PROGRAM_SETTINGS}
+        values |= {"strategy": strategy, "program": [Path(program["file"]).name, *program["arguments"]]}
+        return json.dumps({**values, "ranks": config["ranks"], "place": place, **code}, sort_keys=True)
     values = {
         s.name: config.get(s.name, s.default if s.default is not MISSING else None) for s in fields(Config)
     }
-    code = {"code": config["code"]} if config.get("code") else {}
     return json.dumps(
         {**values, "lr": rate, "ranks": config["ranks"], "place": place, **code}, sort_keys=True
     )
@@ -120,6 +139,13 @@ def _code(config: Config) -> dict[str, str]:
         return Job(config=config, runs=None).code()
     except Exception:
         return {}
+
+
+def _script_code(program: Program) -> dict[str, str]:
+    """Return the digest of a program as it is now; one that cannot be read is reported by `mistakes`."""
+    with suppress(OSError):
+        return {"program": script_digest(Path(program.file))}
+    return {}
 
 
 def unique(cells: Iterable[Cell]) -> list[Cell]:
@@ -162,7 +188,9 @@ def with_baselines(cells: Sequence[Cell], cores: int = 1) -> list[Cell]:
 
 
 def _serial_with_rule(cell: Cell) -> str:
-    """Return the serial strategy with the optimizer of a cell."""
+    """Return the serial strategy with the optimizer of a cell; a program always has its own."""
+    if cell.program is not None:
+        return SERIAL
     strategy = built_in(cell.config.strategy)
     rule = "" if strategy is None else strategy.for_update(cell.config.update).optimizer()
     return f"{SERIAL}:rule={rule}" if rule else SERIAL
@@ -177,7 +205,8 @@ def _baseline(cell: Cell, strategy: str, threads: int) -> Cell:
 
 def _problem(cell: Cell) -> str:
     """Return what the report compares (there, runs of any seed), and where the cell runs."""
-    alike = Cell(config=replace(cell.config, strategy=SERIAL, threads=None), ranks=1)
+    config = replace(cell.config, strategy=SERIAL, threads=None)
+    alike = Cell(config=config, ranks=1, program=cell.program)
     return f"{'mpi' if cell.options is None else 'sim'} {alike.key}"
 
 
@@ -203,13 +232,16 @@ def varying(cells: Sequence[Cell]) -> tuple[str, ...]:
 
     >>> varying([Cell(config=Config(data=data, lr=lr), ranks=2) for data, lr in (("iris", 1.0), ("mnist", 0.1))])
     ('data',)
+    >>> varying([Cell(config=Config(), ranks=2, program=Program(file=name)) for name in ("small.py", "large.py")])
+    ('file',)
     """
     compared = [
         cell for cell in cells if not cell.serial
     ] or cells  # baselines have threads of their own, which they name
     groups: list[list[Cell]] = [list(compared)]
     found = []
-    for name in (s.name for s in fields(Config) if s.name not in ("strategy", "seed")):
+    names = (s.name for kind in (Config, Program) for s in fields(kind))
+    for name in (name for name in names if name not in ("strategy", "seed")):
         cut = [_by(name, group) for group in groups]
         if any(len(parts) > 1 for parts in cut):  # among cells that the previous settings do not distinguish
             found.append(name)
@@ -220,8 +252,13 @@ def varying(cells: Sequence[Cell]) -> tuple[str, ...]:
 def _by(name: str, cells: Sequence[Cell]) -> list[list[Cell]]:
     groups: dict[Any, list[Cell]] = {}
     for cell in cells:
-        groups.setdefault(getattr(cell.config, name), []).append(cell)
+        groups.setdefault(_value(cell, name), []).append(cell)
     return list(groups.values())
+
+
+def _value(cell: Cell, name: str) -> Any:
+    """Return the value of a setting of a cell, or of its program."""
+    return getattr(cell.config, name) if hasattr(cell.config, name) else getattr(cell.program, name, None)
 
 
 def spell_cell(cell: Cell, names: Sequence[str]) -> str:
@@ -230,7 +267,7 @@ def spell_cell(cell: Cell, names: Sequence[str]) -> str:
     >>> spell_cell(Cell(config=Config(batch=16), ranks=2), ["batch", "model"])
     'sync on 2 ranks, seed 0; batch 16, mlp:128,64'
     """
-    values = {name: getattr(cell.config, name) for name in names}
+    values = {name: _value(cell, name) for name in names}
     words = [in_words(name, value) for name, value in values.items() if value is not None]
     return f"{cell}; {', '.join(words)}" if words else str(cell)
 
@@ -241,4 +278,6 @@ def in_words(name: str, value: Any) -> str:
     >>> in_words("batch_per_rank", 4), in_words("data", "iris")
     ('batch per rank 4', 'iris')
     """
-    return str(value) if name in ("data", "model") else f"{name.replace('_', ' ')} {value}"
+    if name == "arguments":
+        return shlex.join(value) or "no arguments"
+    return str(value) if name in ("data", "model", "file") else f"{name.replace('_', ' ')} {value}"

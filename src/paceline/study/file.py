@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -12,19 +13,34 @@ from typing import Any
 
 from paceline.compare.metric import ACCURACY, Goal
 from paceline.compare.rows import is_serial
-from paceline.config import Config
+from paceline.config import Config, Program
 from paceline.errors import UsageError
 from paceline.files import read_toml
 from paceline.launch import allocated_cores
 from paceline.machine import load_network
 from paceline.simulate.options import NAMES as SIMULATION
 from paceline.simulate.options import PLACES, Options
-from paceline.study.cells import PROBLEM, SERIAL, Cell, in_order, unique, with_baselines
+from paceline.study.cells import (
+    PROBLEM,
+    PROGRAM_SETTINGS,
+    SERIAL,
+    Cell,
+    in_order,
+    unique,
+    with_baselines,
+)
 
 # ---- the values of settings, each checked separately, so that every mistake is reported
 
 # A replay copies the settings of a run, so its record is not what the study asked for.
-SETTINGS = (*(setting.name for setting in fields(Config) if setting.name != "replay"), "ranks")
+SETTINGS = (
+    *(setting.name for setting in fields(Config) if setting.name != "replay"),
+    "ranks",
+    "program",
+    "arguments",
+)
+# The settings of a part that runs a program; what it trains, the program says itself.
+OF_PROGRAM = ("program", "arguments", "ranks", *PROGRAM_SETTINGS, *SIMULATION)
 # Threads that divide the cores among the ranks.
 DIVIDED = "cores / ranks"
 CORES = re.compile(r"cores(?:,? at most (\d{1,9}))?")
@@ -63,11 +79,16 @@ def mistake(name: str, value: Any) -> str | None:
     >>> mistake("lr", "fast"), mistake("lr", 0.5)
     ("lr must be a number above 0; got 'fast'", None)
     """
+    if name == "arguments":
+        return None
     if not isinstance(value, str | int | float):
         return f"{name.replace('_', '-')} must be a text, a number or a list of them; got {value!r}"
     try:
         if name == "ranks":
             ranks_of(value)
+        elif name == "program":
+            if not isinstance(value, str) or not value:
+                raise UsageError(f"program must be a file; got {value!r}")
         elif name == "threads" and isinstance(value, str):
             if value != DIVIDED:
                 raise UsageError(f"threads must be a whole number of at least 1, or {DIVIDED}; got {value!r}")
@@ -116,6 +137,8 @@ class StudyPart:
     label: str
     name: str | None
     axes: Mapping[str, list[Any]]
+    home: Path = Path()
+    """The folder of the study's file, where programs are looked for after the working directory."""
 
     def cells(self, simulation: Mapping[str, list[Any]] | None, wrong: list[str]) -> Iterator[Cell]:
         """Return the product of all axes, including those of a simulation; add mistakes to `wrong`."""
@@ -137,12 +160,22 @@ class StudyPart:
                 ranks = ranks_of(chosen.pop("ranks", 1))
                 if "threads" in chosen:
                     chosen["threads"] = threads_of(chosen["threads"], ranks)
-                config = Config(**chosen)
                 made = None if simulation is None else Options(**options)
-                yield Cell(config=config, ranks=ranks, options=made, part=self.label)
+                program = self._program(chosen.pop("program", None), chosen.pop("arguments", ()))
+                yield Cell(
+                    config=Config(**chosen), ranks=ranks, options=made, program=program, part=self.label
+                )
             except UsageError as error:
                 if (line := f"{self.label}: {error}") not in wrong:
                     wrong.append(line)
+
+    def _program(self, name: str | None, arguments: tuple[str, ...]) -> Program | None:
+        if name is None:
+            return None
+        file = next((path for path in (Path(name), self.home / name) if path.is_file()), None)
+        if file is None:
+            raise UsageError(f"there is no program {name}, neither here nor in {self.home}")
+        return Program(file=str(file), arguments=arguments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +240,7 @@ def read(path: Path) -> Study:
     everywhere = _table(told, "settings", (*SETTINGS, *SIMULATION), wrong)
     simulation = _table(told, "simulation", SIMULATION, wrong)
     shared = len(wrong) == before
-    parts = _parts(told.get("matrix"), everywhere, wrong)
+    parts = _parts(told.get("matrix"), everywhere, path.parent, wrong)
     study = Study(
         file=path,
         title=str(told.get("title", path.stem)),
@@ -241,7 +274,7 @@ def _target(told: Mapping[str, Any], wrong: list[str]) -> Goal | None:
         return None
 
 
-def _parts(matrix: Any, everywhere: dict[str, list[Any]], wrong: list[str]) -> list[StudyPart]:
+def _parts(matrix: Any, everywhere: dict[str, list[Any]], home: Path, wrong: list[str]) -> list[StudyPart]:
     if not isinstance(matrix, list) or not matrix or not all(isinstance(part, dict) for part in matrix):
         wrong.append("the file has no [[matrix]], which lists what to run: strategy = … and ranks = …")
         return []
@@ -259,7 +292,14 @@ def _parts(matrix: Any, everywhere: dict[str, list[Any]], wrong: list[str]) -> l
             axes.setdefault("ranks", [1])
         if "ranks" not in axes:
             wrong.append(f"{label}: ranks is missing")
-        parts.append(StudyPart(label=label, name=name if isinstance(name, str) else None, axes=axes))
+        if "program" in axes:
+            own = [name for name in axes if name not in OF_PROGRAM]
+            wrong += [f"{label}: a program has its own {one.replace('_', '-')}: leave it out" for one in own]
+        elif "arguments" in axes:
+            wrong.append(f"{label}: arguments are for a program: give program = …")
+        parts.append(
+            StudyPart(label=label, name=name if isinstance(name, str) else None, axes=axes, home=home)
+        )
     names = [part.name for part in parts if part.name is not None]
     wrong += [f"two parts are named {name}" for name in dict.fromkeys(names) if names.count(name) > 1]
     return parts
@@ -286,6 +326,8 @@ def _axes(
         if name not in known:
             continue
         values = value if isinstance(value, list) else [value]
+        if name == "arguments":
+            values = _argument_lists(where, value, wrong)
         if name in axes:
             wrong.append(f"{where}: {name} is given twice, with a dash and with an underscore")
         if not values:
@@ -294,6 +336,28 @@ def _axes(
         wrong += dict.fromkeys(f"{where}: {why}" for _, why in found if why is not None)
         axes[name] = list(dict.fromkeys(inner for inner, why in found if why is None))
     return axes
+
+
+def _argument_lists(where: str, value: Any, wrong: list[str]) -> list[tuple[str, ...]]:
+    """Return the lists of arguments of a program: one, as a text or a list of words, or several in a list."""
+    lists = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
+    found = []
+    for words in lists:
+        try:
+            split = shlex.split(words) if isinstance(words, str) else words
+        except ValueError as error:
+            wrong.append(f"{where}: arguments: {str(error).lower()}: {words}")
+            continue
+        kinds = (str, int, float)
+        if isinstance(split, list) and all(
+            isinstance(word, kinds) and not isinstance(word, bool) for word in split
+        ):
+            found.append(tuple(map(str, split)))
+        else:
+            wrong.append(
+                f"{where}: arguments must be a text, a list of words, or a list of such lists; got {words!r}"
+            )
+    return found
 
 
 def _unknown(where: str, table: Mapping[str, Any], known: tuple[str, ...]) -> list[str]:
@@ -422,13 +486,16 @@ def mistakes(cells: Sequence[Cell]) -> list[str]:
     >>> mistakes([Cell(config=large, ranks=4, part="part 1")])[0].partition(": ")[0]
     'part 1, sync on 4 ranks'
     """
-    from paceline.simulate.training import check
+    from paceline.simulate.training import check, check_program
     from paceline.training.job import Job
 
     found: dict[tuple[str, str], list[Cell]] = {}
     for cell in unique(map(_unseeded, cells)):  # seeds do not matter here
         job = Job(config=cell.config, runs=None)
         try:
+            if cell.program is not None:
+                check_program(Path(cell.program.file), cell.ranks, cell.config.strategy, cell.options)
+                continue
             if cell.options is not None:
                 check(job, cell.ranks, cell.options)
             job.check_early(cell.ranks)

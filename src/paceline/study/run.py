@@ -21,7 +21,7 @@ from paceline import text
 from paceline.files import write_json
 from paceline.names import as_arguments
 from paceline.record import Run
-from paceline.study.cells import Cell
+from paceline.study.cells import PROGRAM_SETTINGS, Cell
 from paceline.study.context import STUDY
 from paceline.study.file import Study
 from paceline.study.folder import Folder
@@ -51,18 +51,27 @@ class Ended:
 def command(cell: Cell, runs: Path, name: str, hosts: str | None = None) -> list[str]:
     """Return the command that a user would type for the cell; `hosts`: those of its ranks, if they are real.
 
-    >>> from paceline.config import Config
+    >>> from paceline.config import Config, Program
     >>> from paceline.simulate.options import Options
     >>> cell = Cell(config=Config(data="iris", strategy="sync", lr=0.5), ranks=2, options=Options(compute=False))
     >>> " ".join(command(cell, Path("runs"), "mine"))
     'train --data=iris --lr=0.5 -n 2 --on=sim --no-compute --runs=runs --name=mine --quiet --json'
+    >>> own = Cell(config=Config(), ranks=2, program=Program(file="own.py", arguments=("--lr", "0.1")))
+    >>> " ".join(command(own, Path("runs"), "mine"))
+    'run --strategy=sync --seed=0 -n 2 --runs=runs --name=mine --quiet own.py --lr 0.1'
     """
-    words = ["train", *as_arguments(cell.config)]
+    program, config = cell.program, cell.config
+    if program is None:
+        words = ["train", *as_arguments(config)]
+    else:
+        given = {name: getattr(config, name) for name in PROGRAM_SETTINGS}
+        words = ["run", *(f"--{name}={value}" for name, value in given.items() if value is not None)]
     words += [] if cell.serial else ["-n", str(cell.ranks)]
     words += [f"--hosts={hosts}"] if hosts and cell.on_ranks else []
     if cell.options is not None:
         words += ["--on=sim", *as_arguments(cell.options)]
-    return [*words, f"--runs={runs}", f"--name={name}", "--quiet", "--json"]
+    words += [f"--runs={runs}", f"--name={name}", "--quiet"]
+    return [*words, "--json"] if program is None else [*words, program.file, *program.arguments]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +265,7 @@ class Pace:
 def _likes(cell: Cell) -> list[tuple[object, ...]]:
     """Return the keys that similar cells share, the most specific first."""
     config, place = cell.config, "mpi" if cell.options is None else "sim"
-    problem = (config.data, config.model, config.batch, config.epochs, config.draws)
+    problem = (cell.program, config.data, config.model, config.batch, config.epochs, config.draws)
     return [
         (place, problem, config.strategy, cell.ranks),
         (place, problem, cell.ranks),
@@ -353,9 +362,13 @@ def outcome_of(summary: dict[str, Any]) -> str:
 
     >>> outcome_of({"test_accuracy": 0.95, "train_seconds": 3.14159, "diverged": None})
     '95.00 %, 3.14 s'
+    >>> outcome_of({"metrics": {"perplexity": 12.345}, "train_seconds": 3.14159})
+    'perplexity 12.35, 3.14 s'
     """
     accuracy = summary.get("test_accuracy")
-    words = [] if accuracy is None else [f"{100 * accuracy:.2f} %"]
+    own = {name: value for name, value in (summary.get("metrics") or {}).items() if value is not None}
+    words = [f"{name} {value:.4g}" for name, value in own.items()]
+    words = words if accuracy is None else [f"{100 * accuracy:.2f} %"]
     words.append(f"{summary['train_seconds']:.3g} s{' simulated' * bool(summary.get('simulated'))}")
     return ", ".join([*words, *(["diverged"] if summary.get("diverged") else [])])
 
@@ -368,5 +381,9 @@ def _why(ended: Ended) -> str:
     how = f"signal {-ended.status}" if ended.status < 0 else f"exit status {ended.status}"
     if ended.status in (0, 3):
         return f"it ended with {how} and left no complete record"
-    said = ended.said[-1].strip().removeprefix("paceline train: ") if ended.said else ""
+    said = (
+        ended.said[-1].strip().removeprefix("paceline train: ").removeprefix("paceline run: ")
+        if ended.said
+        else ""
+    )
     return f"{said} ({how})" if said else f"it ended with {how}"

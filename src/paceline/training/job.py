@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -68,6 +68,8 @@ class Job:
     """True if these ranks are left of more, because others have died."""
     objects: tuple[str, ...] = ()
     """What of data, model, strategy, update and metrics the user gave as objects: the record cannot rebuild it."""
+    program: Mapping[str, Any] | None = None
+    """What `paceline run` says about the program whose loop this is: its file, arguments, strategy and digest."""
 
     def name(self) -> str:
         """Return the strategy's name as it appears in records and legends."""
@@ -95,7 +97,7 @@ class Job:
             "update": "updates",
             "schedule": "schedules",
         }
-        found = {}
+        found = {"program": str(self.program["code"])} if self.program and self.program["code"] else {}
         for setting, kind in kinds.items():
             own = given.get(setting)
             things = [registry.users_own(kind, getattr(self.config, setting)) if own is None else own]

@@ -604,7 +604,12 @@ def _settings_for_record(
         "lr": rate,
         "strategy": job.name(),
         "ranks": ranks,
-        "asked": {"lr": job.config.lr, **({"trace": True} if job.trace else {}), **place.asked()},
+        "asked": {
+            "lr": job.config.lr,
+            **({} if job.program is None else {"strategy": job.program["strategy"]}),
+            **({"trace": True} if job.trace else {}),
+            **place.asked(),
+        },
         "objects": job.objects,
         "shape": data.shape,
         "label_shape": data.label_shape,
@@ -614,6 +619,7 @@ def _settings_for_record(
         **_inputs_for_record(data),
         "samples": len(data.train),
         "code": job.code(),
+        **({} if job.program is None else {"program": {k: job.program[k] for k in ("file", "arguments")}}),
         **facts,
         **place.described(),
     }
