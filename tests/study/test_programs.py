@@ -84,7 +84,7 @@ def test_cells_and_their_commands(folder: Path) -> None:
 
 def test_arguments_are_words_a_text_or_an_axis(folder: Path) -> None:
     text = STUDY.replace('["--seed", "{seed}", "--lr", 0.1]', "GIVEN")
-    for given in ('"--seed 1 --name \'a b\'"', '["--seed", 1, "--name", "a b"]'):
+    for given in ("\"--seed 1 --name 'a b'\"", '["--seed", 1, "--name", "a b"]'):
         [*_, cell] = read(write(folder, text.replace("GIVEN", given))).cells("mpi")
         assert cell.program is not None
         assert cell.program.arguments == ("--seed", "1", "--name", "a b")
@@ -103,9 +103,17 @@ def test_arguments_are_words_a_text_or_an_axis(folder: Path) -> None:
         ('"own.py"', "3", "[settings]: program must be a file; got 3"),
         ("threads = 1", "batch = 4", "part 1: a program has its own batch: leave it out"),
         ('program = "own.py"', "", "part 1: arguments are for a program: give program = …"),
-        ('["--seed", "{seed}", "--lr", 0.1]', "true", "[settings]: arguments must be a text, a list of words"),
-        ('["--seed", "{seed}", "--lr", 0.1]', "[[1], true]", "[settings]: arguments must be a text, a list of"),
-        ('["--seed", "{seed}", "--lr", 0.1]', "\"'\"", "[settings]: arguments: no closing quotation: '"),
+        (
+            '["--seed", "{seed}", "--lr", 0.1]',
+            "true",
+            "[settings]: arguments must be a text, a list of words",
+        ),
+        (
+            '["--seed", "{seed}", "--lr", 0.1]',
+            "[[1], true]",
+            "[settings]: arguments must be a text, a list of",
+        ),
+        ('["--seed", "{seed}", "--lr", 0.1]', '"\'"', "[settings]: arguments: no closing quotation: '"),
     ],
 )
 def test_mistakes_in_the_file(folder: Path, old: str, new: str, said: str) -> None:
