@@ -386,8 +386,10 @@ def limit_threads(threads: int) -> Iterator[None]:
     variables = {name: os.environ.get(name) for name in VARIABLES}
     torch = sys.modules.get("torch")
     torch_before = usable_cores() if torch is None else torch.get_num_threads()
+    os.environ.update(thread_variables(threads))
+    if torch is not None:
+        torch.set_num_threads(threads)
     with threadpool_limits(threads):
-        apply_threads(threads)
         try:
             yield
         finally:

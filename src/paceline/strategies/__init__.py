@@ -189,7 +189,7 @@ def check_collective(name: str) -> None:
     Traceback (most recent call last):
     paceline.errors.UsageError: unknown collective 'rng'; choose one of auto, hierarchical, naive, native, ...
     """
-    if name not in registry.names("collectives"):
+    if not registry.has("collectives", name):
         raise unknown("collective", name, registry.names("collectives"))
 
 
