@@ -128,8 +128,9 @@ def add_simulation(group: Any, *, but: Collection[str] = ()) -> None:
             )
         else:
             shown = f" (default: {default})" if default else ""
-            number = float in (kinds[setting.name], *typing.get_args(kinds[setting.name]))
+            able = (kinds[setting.name], *typing.get_args(kinds[setting.name]))
+            kind = next((number for number in (int, float) if number in able), str)
             group.add_argument(
-                f"--{name}", type=float if number else str, metavar=setting.metadata["metavar"],
+                f"--{name}", type=kind, metavar=setting.metadata["metavar"],
                 help=setting.metadata["help"] + shown,
             )  # fmt: skip

@@ -51,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--quiet", action="store_true", default=None, help="show no progress")
     parser.add_argument("--no-bind", action="store_true", help="do not reserve cores for the ranks")
-    add_simulation(parser.add_argument_group("options for --on sim"), but=("compute", "recalibrate"))
+    add_simulation(
+        parser.add_argument_group("options for --on sim"), but=("compute", "compute_threads", "recalibrate")
+    )
     parser.add_argument(
         "program", nargs=argparse.REMAINDER, metavar="PROGRAM.py", help="the program and its own arguments"
     )

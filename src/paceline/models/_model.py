@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -109,6 +110,25 @@ def tally(model: Model, inputs: Inputs, labels: Array) -> Tally:
         return own(inputs, labels)  # type: ignore[no-any-return]
     loss, right = model.evaluate(inputs, labels)
     return Tally(loss, len(labels), right, 0 if labels.dtype.kind == "f" else len(labels))
+
+
+def can_run_at_once(model: Model) -> bool:
+    """Return True if copies of a model may compute at the same time, each on a thread of its own.
+
+    A model says so with an attribute `runs_at_once`: its copies share nothing that a pass changes, and draw no numbers
+    from a generator that they have in common.
+
+    >>> from paceline.models.mlp import MLP
+    >>> can_run_at_once(MLP([2, 3, 1]))
+    True
+    """
+    return bool(getattr(model, "runs_at_once", False))
+
+
+def at_once(models: Sequence[Model]) -> AbstractContextManager[None]:
+    """Return a context in which these copies of one model may compute at the same time."""
+    own = getattr(type(models[0]), "at_once", None)
+    return nullcontext() if own is None else own(models)
 
 
 # Labels that are weighed at once.

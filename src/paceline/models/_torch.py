@@ -9,6 +9,7 @@ follow the flat vectors, the order in which gradients become final, and `TorchMo
 from __future__ import annotations
 
 import copy
+import random
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -548,6 +549,22 @@ class Mark:
         return grad is not self._grad or (grad is not None and grad._version != self._version)
 
 
+class Draws:
+    """Whether the passes of a model draw random numbers; None until the first pass. All copies of a model share it."""
+
+    known: bool | None = None
+
+    def __deepcopy__(self, _: Any) -> Draws:
+        return self
+
+
+def _random_states() -> tuple[Any, ...]:
+    """Return the states of the generators that all threads have in common."""
+    of_numpy: Any = np.random.get_state()  # noqa: NPY002
+    mine = [part.tobytes() if isinstance(part, np.ndarray) else part for part in of_numpy]
+    return torch.default_generator.get_state().numpy().tobytes(), random.getstate(), mine
+
+
 # Samples evaluated at once: enough to keep the cores busy, few enough to stay in the cache.
 CHUNK = 256
 
@@ -601,6 +618,7 @@ class TorchModel:
         self.input_dtype = _input_dtype(module) if input_dtype is None else input_dtype
         self.input_shape = input_shape
         self._loss = SummedLoss(loss, reduction, ignore_index)
+        self._seeds, self._draws = True, Draws()
         if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
             self._initialise(sample)
         if not module.training:
@@ -622,6 +640,32 @@ class TorchModel:
     @g.setter
     def g(self, value: Array) -> None:
         raise AttributeError("g cannot be replaced; move it with place(x, g), or write g[...] = values")
+
+    @property
+    def runs_at_once(self) -> bool:
+        """True if copies may compute at the same time: their first pass has shown that they draw no random numbers.
+
+        PyTorch has one generator for all threads. `GlobalDropout` has its own, and does not count.
+        """
+        return self._draws.known is False
+
+    @staticmethod
+    @contextmanager
+    def at_once(models: Sequence[TorchModel]) -> Iterator[None]:
+        """Let copies of a model compute at the same time in this block; raise UsageError if they draw random numbers."""
+        before = _random_states()
+        for model in models:
+            model._seeds = False
+        try:
+            yield
+        finally:
+            for model in models:
+                model._seeds = True
+        if _random_states() != before:
+            raise UsageError(
+                "the model draws random numbers, but did not in its first pass, so that its passes cannot be "
+                "computed at the same time; compute them one by one with --compute-threads 1"
+            )
 
     @property
     def matrices(self) -> list[tuple[int, tuple[int, int]]]:
@@ -702,7 +746,9 @@ class TorchModel:
             self.module.train()
         self._before()
         self._g.fill(0)
-        torch.default_generator.manual_seed(mix(self.seed, batch.step, batch.offset))
+        if self._seeds:
+            torch.default_generator.manual_seed(mix(self.seed, batch.step, batch.offset))
+        before = _random_states() if self._draws.known is None else None
         for number, part in enumerate(self._begins):
             part.begin(batch, mix(self.seed, number))  # type: ignore[operator]
         with torch.enable_grad():
@@ -715,6 +761,8 @@ class TorchModel:
                     loss.backward()  # type: ignore[no-untyped-call]
                 else:
                     reported = self._ready_layers.backward(loss, ready)
+        if before is not None:
+            self._draws.known = _random_states() != before
         for one in self._trained:
             one.after()
         self._settle()

@@ -93,6 +93,7 @@ class MLP:
     (437544, slice(108736, 109386, None), (64, 10), (10,))
     """
 
+    runs_at_once = True
     x: Array
     g: Array
     _memory: Memory

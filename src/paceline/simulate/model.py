@@ -8,7 +8,7 @@ import math
 import mmap
 import os
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from paceline.data import Batch, Inputs
 from paceline.errors import UsageError
 from paceline.models import FactoredModel, Model, PartGradient, Ready, Tally, layer_by_layer, tally
+from paceline.simulate.together import Outstanding, Work
 from paceline.vectors import Meter, vector
 
 Array = NDArray[Any]
@@ -38,9 +39,14 @@ def costed(
     comm: Any,
     kind: type[Costed] | None = None,
     before: Callable[[], None] | None = None,
+    outstanding: Outstanding | None = None,
 ) -> Model:
-    """Wrap `model` to charge the clock of `comm`. `before` is called before every gradient."""
-    made = (kind_of(model) if kind is None else kind)(model, comm, before)
+    """Wrap `model` to charge the clock of `comm`.
+
+    `before` is called before every gradient. `outstanding`: the work of all ranks, computed together; without it, a pass
+    is computed when the rank asks for it.
+    """
+    made = (kind_of(model) if kind is None else kind)(model, comm, before, outstanding)
     return cast(Model, made)  # whose x and g are moved only with `place`
 
 
@@ -66,10 +72,17 @@ class Costed:
     time_only = False
     _kind = "gradient"
 
-    def __init__(self, model: Model, comm: Any, before: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        comm: Any,
+        before: Callable[[], None] | None = None,
+        outstanding: Outstanding | None = None,
+    ) -> None:
         self.plain = model
         self._comm = comm
         self._before = before
+        self._outstanding = outstanding
         self._by_layer: Callable[[Batch, Ready], float] | None = None
         self._meter = Meter(comm.Work, self.time_only)
         self._see(model.x, model.g)
@@ -134,15 +147,16 @@ class Costed:
         if self._before is not None:
             self._before()
         if ready is None:
-            loss = self._compute(batch)
+            work = self._begin(partial(self._compute, batch), batch)
             self._comm.Work(self._kind, batch.count)
-            return loss
+            return float(self._result(work))
         order: list[int] = []
-        loss = self._compute(batch, order.append)
+        work = self._begin(partial(self._compute, batch, order.append), batch)
         compute = self._comm.kernel.compute
         seconds = 0.0 if compute is None else compute.seconds(self._kind, batch.count, self._comm.me.number)
         forward = getattr(self.plain, "forward_share", FORWARD)
         self._comm.Compute(forward * seconds)
+        loss = float(self._result(work))
         for layer in order:
             self._comm.Compute((1 - forward) * seconds * self._backward_share(layer))
             ready(layer)
@@ -155,6 +169,22 @@ class Costed:
             return known[layer]
         part = self.layers[layer]
         return float((part.stop - part.start) / max(self.x.size, 1))
+
+    def _begin(self, function: Callable[[], Any], batch: Batch | None = None) -> Work:
+        """Begin work whose result this rank needs only when its clock has advanced by what the work costs."""
+        work = Work(self.plain, function, batch)
+        if self._outstanding is None:
+            work.compute()
+        else:
+            self._outstanding.add(work)
+        return work
+
+    def _result(self, work: Work) -> Any:
+        """Return the result of work; other ranks with an earlier clock begin theirs first."""
+        if self._outstanding is None:
+            return work.result()
+        self._comm.LetOthersBegin()
+        return self._outstanding.result(work)
 
     def _compute(self, batch: Batch, ready: Ready | None = None) -> float:
         if ready is None:
@@ -174,8 +204,9 @@ class Costed:
 
     def tally(self, inputs: Inputs, labels: Array) -> Tally:
         """Return the loss and the answers, charging the clock."""
-        found = tally(self.plain, inputs, labels)
+        work = self._begin(partial(tally, self.plain, inputs, labels))
         self._comm.Work("evaluate", len(labels))
+        found: Tally = self._result(work)
         return found
 
 
@@ -218,8 +249,14 @@ class TimeOnly(Costed):
 
     time_only = True
 
-    def __init__(self, model: Model, comm: Any, before: Callable[[], None] | None = None) -> None:
-        super().__init__(model, comm, None)
+    def __init__(
+        self,
+        model: Model,
+        comm: Any,
+        before: Callable[[], None] | None = None,
+        outstanding: Outstanding | None = None,
+    ) -> None:
+        super().__init__(model, comm)
         self._backward = range(len(model.layers) - 1, -1, -1)
 
     def _refresh(self) -> None:

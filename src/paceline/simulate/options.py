@@ -46,6 +46,11 @@ class Options:
         "FRACTION",
     )
     compute: bool = _setting(True, "simulate only time, without computing losses and accuracies")
+    compute_threads: int | None = _setting(
+        None,
+        "threads that compute the gradients of simulated ranks at the same time (default: all cores)",
+        "N",
+    )
     faults: str | None = _setting(None, "a script of faults, such as fail_at(rank=3, step=100)", "FILE")
     rendezvous: bool = _setting(False, "send no message before its receiver asks for it")
     recalibrate: bool = _setting(False, "measure the computing costs on this machine again")
@@ -67,6 +72,9 @@ class Options:
                 f"jitter must be a number from 0 to 2, such as 0.2 for a fifth; got {self.jitter!r}"
             )
         object.__setattr__(self, "jitter", None if rate is None else float(rate))
+        threads: Any = self.compute_threads
+        if threads is not None and (type(threads) is not int or threads < 1):
+            raise UsageError(f"compute-threads must be a whole number, at least 1; got {threads!r}")
         for name in ("compute", "rendezvous", "recalibrate"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"{name} must be true or false; got {getattr(self, name)!r}")

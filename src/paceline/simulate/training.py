@@ -13,7 +13,7 @@ import numpy as np
 
 from paceline.errors import StoppedError, UsageError
 from paceline.files import read_json, read_text
-from paceline.launch import limit_threads
+from paceline.launch import limit_threads, usable_cores
 from paceline.machine import Costs, Machine, costs_of, load_network, make_compute
 from paceline.models import Model
 from paceline.record import Run, release
@@ -21,6 +21,7 @@ from paceline.record.checkpoint import latest
 from paceline.record.environment import environment
 from paceline.simulate.model import PAYS, Costed, Pool, Room, copied, costed, kind_of, moved
 from paceline.simulate.options import Options
+from paceline.simulate.together import Engine, Outstanding, Threads
 from paceline.strategies import Strategy
 from paceline.training.job import Components, Job, strategy_of
 from paceline.training.rank import Fitted, Show, train_at
@@ -111,11 +112,13 @@ class Simulation:
         self._checkpoint: list[int] | None = None
         self._pool: Pool | None = None
         self._kind: type[Costed] | None = None
+        self._outstanding: Outstanding | None = None
         model = self.parts.model
         self.models: list[Model] = [model]
         self.rooms: list[Room | None] = [None]
         if self.time_only:
             return
+        self._outstanding = Outstanding(self._engine())
         if self.ranks * model.x.nbytes > PAYS:
             self._pool = Pool(model.x)
         for _ in range(1, self.ranks):
@@ -127,6 +130,8 @@ class Simulation:
             self.rooms.append(room)
 
     def __exit__(self, *_: object) -> None:
+        if self._outstanding is not None:
+            self._outstanding.close()
         if self._pool is not None:
             self._pool.close()
         if self._folder is not None:
@@ -195,7 +200,13 @@ class Simulation:
 
         if self._kind is None:
             self._kind = kind_of(model, time_only=self.time_only)
-        return costed(model, comm, self._kind, before=None if room is None else settle)
+        before = None if room is None else settle
+        return costed(model, comm, self._kind, before=before, outstanding=self._outstanding)
+
+    def _engine(self) -> Engine:
+        """Return what computes the gradients of all ranks: threads on all cores, unless the options say how many."""
+        most = self.options.compute_threads or max(1, usable_cores() // self.threads)
+        return Threads(min(most, self.ranks), self.threads)
 
     def _compute(self) -> Compute:
         options = self.options

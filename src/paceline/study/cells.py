@@ -19,7 +19,7 @@ from paceline.simulate.options import Options
 from paceline.training.job import Job, built_in
 
 # Settings that do not make a different run.
-FREE = ("recalibrate",)
+FREE = ("recalibrate", "compute_threads")
 SERIAL = "serial"
 # The settings of a run that a program with its own loop takes; all others are its own.
 PROGRAM_SETTINGS = ("strategy", "seed", "threads")

@@ -722,6 +722,10 @@ class PointToPoint(Probing):
         """Let ranks with an earlier clock run first; call this before accessing memory that ranks share."""
         self.kernel.let_earlier_go(self.me)
 
+    def LetOthersBegin(self) -> None:
+        """Let other ranks begin work until the first of all results is needed; call this when the clock has advanced."""
+        self.kernel.let_others_begin(self.me)
+
     def Step(self) -> None:
         """Begin the next step, as counted by `fail_at(step=…)`."""
         self.me.steps += 1

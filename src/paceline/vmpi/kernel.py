@@ -15,7 +15,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush, heappushpop
+from heapq import heapify, heappop, heappush, heappushpop
 from itertools import count
 from math import inf
 from typing import Any, NoReturn
@@ -115,6 +115,8 @@ def _check_rank(rank: Any) -> None:
 
 # After this many tests or probes that found nothing, check whether any rank could still send something.
 POLLS_BEFORE_CHECK = 20_000
+# A time, and a tie, before all others.
+AT_ONCE = -1.0
 
 
 class Rank:
@@ -123,6 +125,7 @@ class Rank:
     __slots__ = (
         "advancing",
         "alive",
+        "behind",
         "doing",
         "empty_polls",
         "error",
@@ -171,6 +174,8 @@ class Rank:
         """Set if faults slow this rank down or kill it: maps a start time and seconds of work to the end time."""
         self.steps = 0
         self.alive = True
+        self.behind = False
+        """Ranks with an earlier clock have run while this one let others begin."""
         self.doing: Any = ""
         """The call or request in which the rank is waiting, or last waited."""
         self.empty_polls = self.messages_at_poll = 0
@@ -224,6 +229,10 @@ class Kernel:
         self.MPI: Any = None
         """The replacement of mpi4py.MPI during the run."""
         self._failed: deque[Rank] = deque()
+        self._began: list[Rank] = []
+        """Ranks that have begun work whose result is not needed yet, in the order in which they began."""
+        self._earliest: Rank | None = None
+        """The one of them that needs its result first."""
 
     # ---- running
 
@@ -357,15 +366,44 @@ class Kernel:
         rank.version += 1
         if until < inf:
             heappush(self.heap, (until, self.tie(), rank.number, rank.version))
-        following = self._next()
-        if following is not rank:
-            (self.hub if following is None else following.greenlet).switch()
+        self._switch(rank)
 
     def let_earlier_go(self, rank: Rank) -> None:
         """Let every rank whose clock is earlier run first."""
         heap = self.heap
-        if heap and heap[0][0] < rank.t:
+        if rank.behind or (heap and heap[0][0] < rank.t):
+            rank.behind = False
             self.sleep(rank, rank.t)
+
+    def let_others_begin(self, rank: Rank) -> None:
+        """Let ranks begin work until the clock of one that has called this is the earliest: its result is needed then.
+
+        All ranks that have called this go on afterwards, in the order of their calls and before any other, as if none
+        had waited: the order of what ranks do between their calls stays the same.
+        """
+        began, heap = self._began, self.heap
+        rank.behind = bool(heap) and heap[0][0] < rank.t
+        rank.version += 1
+        began.append(rank)
+        if self._earliest is None or rank.t < self._earliest.t:
+            if self._earliest is not None:
+                heap.remove((self._earliest.t, AT_ONCE, self._earliest.number, self._earliest.version))
+                heapify(heap)
+            self._earliest = rank
+            heappush(heap, (rank.t, AT_ONCE, rank.number, rank.version))
+        self._switch(rank)
+        if rank is self._earliest:
+            for place, other in enumerate(began):
+                heappush(heap, (AT_ONCE, place, other.number, other.version))
+            began.clear()
+            self._earliest = None
+            self._switch(rank)
+
+    def _switch(self, rank: Rank) -> None:
+        """Let the next rank run, which may be this one."""
+        following = self._next()
+        if following is not rank:
+            (self.hub if following is None else following.greenlet).switch()
 
     def take_arrived(self, rank: Rank) -> None:
         """Take in everything that has arrived for a rank by now."""

@@ -1,0 +1,237 @@
+"""The computing of simulated ranks, done together: the same bits and times on any number of threads."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline import fit, vmpi
+from paceline.errors import UsageError
+from paceline.files import read_arrays
+from paceline.models.mlp import MLP
+from paceline.record import find_runs
+from paceline.simulate.options import Options
+from paceline.simulate.together import Outstanding, Threads, Work
+from paceline.vmpi.errors import RankFailed
+from tests.simulate.costs import COSTS
+from tests.simulate.training_cases import SMALL
+
+NODES = "10gbe:ranks-per-node=2"
+STRATEGIES = [
+    "sync",
+    "sync:allreduce=shared-memory",
+    "sync:allreduce=ring,overlap=true",
+    "main-worker",
+    "weight-average",
+    "local-sgd:every=2",
+    "elastic:every=2",
+    "psgd",
+    "parameter-server:masters=2,rule=staleness",
+    "gossip",
+    "hogwild:every=2",
+]
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("machine") / "costs.json"
+    COSTS.save(path)
+    return str(path)
+
+
+@pytest.fixture
+def simulated(machine: str) -> Any:
+    def simulated(strategy: str, threads: int, ranks: int = 4, **settings: Any) -> Any:
+        network = "loopback" if "shared-memory" in strategy else NODES
+        given = {**SMALL, "runs": None, "network": network, "machine": machine, "draws": 12, **settings}
+        return fit(on="sim", strategy=strategy, ranks=ranks, compute_threads=threads, **given)
+
+    return simulated
+
+
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of pieces of work that were computed together."""
+    found: list[int] = []
+    compute = Threads.__call__
+
+    def counted(self: Threads, works: Sequence[Work]) -> None:
+        found.append(len(works))
+        compute(self, works)
+
+    monkeypatch.setattr(Threads, "__call__", counted)
+    return found
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_threads_change_no_bit_and_no_time(simulated: Any, strategy: str, tmp_path: Path) -> None:
+    one = simulated(strategy, 1, jitter=0.2, runs=tmp_path / "one")
+    four = simulated(strategy, 4, jitter=0.2, runs=tmp_path / "four")
+    assert np.array_equal(np.asarray(one.model.x), np.asarray(four.model.x))
+    assert one.train_seconds == four.train_seconds
+    assert one.test_accuracy == four.test_accuracy
+    steps = [read_arrays(run.folder / "steps.npz") for run in find_runs([tmp_path / "one", tmp_path / "four"])]
+    assert len(steps) == 2
+    assert all(len(steps[0][name]) and np.array_equal(steps[0][name], steps[1][name]) for name in steps[0])
+
+
+@pytest.mark.parametrize("strategy", ["sync", "local-sgd:every=4", "gossip", "hogwild"])
+def test_ranks_that_compute_at_the_same_time_are_computed_together(
+    simulated: Any, sizes: list[int], strategy: str
+) -> None:
+    simulated(strategy, 2, ranks=4)
+    gradients = 12 if strategy == "sync" else 3
+    assert sizes.count(4) >= gradients
+
+
+def test_workers_of_a_parameter_server_are_computed_together(simulated: Any, sizes: list[int]) -> None:
+    simulated("parameter-server", 2, ranks=6, draws=40)
+    assert sizes[0] == 5  # at the start, all of them
+
+
+def test_ranks_go_on_in_the_order_in_which_they_began() -> None:
+    order: list[tuple[str, int]] = []
+
+    def program(comm: Any) -> float:
+        rank = comm.Get_rank()
+        for _ in range(2):
+            comm.Compute(4 - rank)
+            comm.LetOthersBegin()
+            order.append(("result", rank))
+            comm.Compute(0.5)
+        return float(comm.Wtime())
+
+    assert vmpi.run(program, ranks=3).values == [9.0, 7.0, 5.0]
+    assert order == [("result", rank) for rank in (0, 1, 2, 0, 1, 2)]
+
+
+def test_a_rank_with_a_later_clock_waits_for_a_result() -> None:
+    seen: list[str] = []
+
+    def program(comm: Any) -> None:
+        rank, room = comm.Get_rank(), np.zeros(1)
+        if rank == 0:
+            comm.Compute(1)
+            comm.LetOthersBegin()
+            seen.append("result")
+            comm.Send(room, dest=1)
+        elif rank == 1:
+            comm.Recv(room, source=0)
+            seen.append("received")
+        else:
+            comm.Compute(0.5)
+            comm.LetOthersBegin()
+            comm.Compute(5)
+            comm.Pass()
+            seen.append("late")
+
+    vmpi.run(program, ranks=3)
+    assert seen == ["result", "received", "late"]
+
+
+class Failing(MLP):
+    """A network that cannot compute the batch of one rank."""
+
+    def gradient(self, batch: Any, ready: Any = None) -> float:
+        if batch.step == 3 and batch.offset > 0:
+            raise ArithmeticError(f"step {batch.step}")
+        return super().gradient(batch, ready)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_an_error_is_that_of_the_rank_that_asked(simulated: Any, threads: int) -> None:
+    with pytest.raises(RankFailed, match="step 3") as caught:
+        simulated("sync", threads, ranks=2, model=Failing([64, 8, 10]))
+    assert caught.value.rank == 1
+    assert isinstance(caught.value.error, ArithmeticError)
+
+
+def test_a_network_that_diverges_warns_on_no_thread(simulated: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = [
+            simulated("local-sgd", threads, lr=1e30, model="mlp:8,activation=relu", on_divergence="ignore")
+            for threads in (1, 4)
+        ]
+    assert not np.isfinite(np.asarray(found[0].model.x)).all()
+    assert np.asarray(found[0].model.x).tobytes() == np.asarray(found[1].model.x).tobytes()
+
+
+def test_threads_compute_everything_and_keep_errors() -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    outstanding, model = Outstanding(Threads(3)), MLP([2, 1])
+    works = [outstanding.add(Work(model, fail if n == 2 else lambda n=n: n)) for n in range(7)]
+    assert outstanding.result(works[6]) == 6
+    assert all(work.done for work in works)
+    with pytest.raises(ValueError, match="no"):
+        outstanding.result(works[2])
+    late = outstanding.add(Work(model, lambda: 7))
+    assert outstanding.result(late) == 7
+    outstanding.close()
+
+
+def test_models_of_unknown_kind_are_computed_one_by_one() -> None:
+    import threading
+
+    class Own(MLP):
+        runs_at_once = False
+
+    where: list[int] = []
+    engine = Threads(3)
+    works = [Work(Own([2, 1]), lambda: where.append(threading.get_ident())) for _ in range(6)]
+    engine(works)
+    engine.close()
+    assert where == [threading.get_ident()] * 6
+
+
+# ---- modules of PyTorch
+
+
+def _module(kind: str) -> Any:
+    from torch import nn
+
+    torch = pytest.importorskip("torch")
+
+    class Late(nn.Module):
+        """Draws random numbers, but not in its first passes."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.passes = 0
+
+        def forward(self, inputs: Any) -> Any:
+            self.passes += 1
+            return inputs + torch.rand(()) if self.passes > 6 else inputs
+
+    extra = {"norm": nn.BatchNorm1d(12), "dropout": nn.Dropout(0.3), "late": Late()}[kind]
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), extra, nn.ReLU(), nn.Linear(12, 10))
+
+
+@pytest.mark.parametrize("kind", ["norm", "dropout"])
+def test_threads_change_no_bit_of_a_module(simulated: Any, kind: str) -> None:
+    one, four = (simulated("local-sgd:every=2", threads, model=_module(kind)) for threads in (1, 4))
+    assert np.asarray(one.model.x).tobytes() == np.asarray(four.model.x).tobytes()
+    assert {name: value.tobytes() for name, value in one.model.buffers.items()} == {
+        name: value.tobytes() for name, value in four.model.buffers.items()
+    }
+    assert one.train_seconds == four.train_seconds
+
+
+def test_random_numbers_are_not_drawn_on_several_threads(simulated: Any) -> None:
+    with pytest.raises(UsageError, match="compute-threads 1"):
+        simulated("local-sgd:every=2", 4, model=_module("late"))
+    simulated("local-sgd:every=2", 1, model=_module("late"))
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1.5, True, "2"])
+def test_a_number_of_threads_is_at_least_one(threads: Any) -> None:
+    with pytest.raises(UsageError, match="compute-threads must be a whole number, at least 1"):
+        Options(compute_threads=threads)
