@@ -75,7 +75,9 @@ def test_threads_change_no_bit_and_no_time(simulated: Any, strategy: str, tmp_pa
     assert np.array_equal(np.asarray(one.model.x), np.asarray(four.model.x))
     assert one.train_seconds == four.train_seconds
     assert one.test_accuracy == four.test_accuracy
-    steps = [read_arrays(run.folder / "steps.npz") for run in find_runs([tmp_path / "one", tmp_path / "four"])]
+    steps = [
+        read_arrays(run.folder / "steps.npz") for run in find_runs([tmp_path / "one", tmp_path / "four"])
+    ]
     assert len(steps) == 2
     assert all(len(steps[0][name]) and np.array_equal(steps[0][name], steps[1][name]) for name in steps[0])
 
