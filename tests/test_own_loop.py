@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -167,6 +168,163 @@ def test_a_scheduler_acts_wherever_the_step_is_taken(strategy: str) -> None:
     alone = train(None, schedule=True)[0]
     assert not np.allclose(alone, plain(), atol=1e-4)
     for mine, _ in simulated(partial(train, strategy=strategy, schedule=True), 2):
+        assert np.allclose(mine, alone, atol=2e-6)
+
+
+# ---- the step that ranks divide
+
+
+def optimizers() -> list[Any]:
+    return [
+        adamw,
+        lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1),
+        lambda model: torch.optim.NAdam(model.parameters(), lr=0.01),
+        lambda model: torch.optim.SGD(model.parameters(), lr=0.05),
+        lambda model: torch.optim.Adafactor(model.parameters(), lr=0.01),  # works on whole matrices
+    ]
+
+
+@pytest.mark.parametrize("optimizer", optimizers())
+@pytest.mark.parametrize("collective", ["shared-memory", "ring"])
+def test_optimizers_that_step_in_parts_or_not(optimizer: Any, collective: str) -> None:
+    alone, _ = train(None, optimizer=optimizer, clip=None)
+    strategy = f"sync:allreduce={collective}"
+    for mine, _ in simulated(partial(train, strategy=strategy, optimizer=optimizer, clip=None)):
+        assert np.allclose(mine, alone, atol=2e-6)
+
+
+def act(ranks: Session, model: Any, made: Any, *, what: str, turn: list[int], kept: list[Any]) -> None:
+    """Do between `backward()` and `optimizer.step()` of some steps what programs do."""
+    turn[0] += 1
+    now, own, last = turn[0], ranks.rank == ranks.size - 1, list(model.parameters())[-1]
+    if what == "clip later" and now > 5:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+    elif what == "one rank looks" and now % 3 == 0 and own:
+        ranks.exchange()
+    elif what == "save on one rank" and now % 4 == 0 and own:
+        kept.append(copy.deepcopy(made.state_dict()))
+    elif what == "reload" and now == 6:
+        made.load_state_dict(made.state_dict())
+    elif what == "reset" and now == 6:
+        made.state.clear()
+    elif what == "change the state" and now == 6:
+        for p in model.parameters():
+            made.state[p]["exp_avg"].mul_(0.5)
+    elif what == "replace gradients":
+        ranks.exchange()
+        for p in model.parameters():
+            p.grad = p.grad.sign()
+    elif what == "change weights between clipping and the step":
+        nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        with torch.no_grad():
+            last.mul_(1.5)
+    elif what == "replace weights":
+        last.data = last.data * 1.5
+    elif what == "other weights for a while":
+        before = last.detach().clone()
+        last.data.zero_()
+        kept.append(float(model(X).detach().sum()))
+        last.data.copy_(before)
+    elif what == "no gradient now and then" and now % 3 == 0:
+        last.grad = None
+    elif what == "a new group" and now == 4:
+        made.param_groups[0]["params"] = list(model.parameters())[:-1]
+        made.add_param_group({"params": [last], "lr": 0.03, "weight_decay": 0.2})
+    elif what == "freeze" and now == 4:
+        last.requires_grad_(False)
+
+
+ACTIONS = [
+    "clip later", "one rank looks", "save on one rank", "reload", "reset", "change the state", "replace gradients",
+    "change weights between clipping and the step", "replace weights", "other weights for a while",
+    "no gradient now and then", "a new group", "freeze",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ACTIONS)
+def test_what_programs_do_before_the_step(what: str) -> None:
+    def program(comm: Any) -> tuple[Any, Any, list[Any]]:
+        kept: list[Any] = []
+        made: list[Any] = []
+
+        def all_in_one_group(model: Any) -> Any:
+            made.append(torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1))
+            return made[-1]
+
+        before = partial(act, what=what, turn=[0], kept=kept)
+        mine, _ = train(comm, clip=None, before=before, optimizer=all_in_one_group)
+        return mine, made[0].state_dict(), kept
+
+    plain_result, plain_state, plain_kept = program(None)
+    assert not np.allclose(plain_result, parameters(net()))
+    if what not in ("one rank looks", "save on one rank", "reload", "other weights for a while"):
+        assert not np.allclose(plain_result, train(None, clip=None, optimizer=one_group)[0], atol=1e-4)
+    for mine, state, kept in simulated(program):
+        assert np.allclose(mine, plain_result, atol=5e-6)
+        compare_states(state, plain_state)
+        for one, other in zip(kept, plain_kept, strict=False):
+            if isinstance(one, dict):
+                compare_states(one, other)
+            else:
+                assert one == pytest.approx(other, abs=1e-3)
+
+
+def one_group(model: Any) -> Any:
+    return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+
+
+def compare_states(mine: Any, wanted: Any) -> None:
+    """The states of an optimizer are complete, and equal to rounding."""
+    assert mine["param_groups"] == wanted["param_groups"]
+    assert set(mine["state"]) == set(wanted["state"])
+    for number, entries in wanted["state"].items():
+        assert set(mine["state"][number]) == set(entries)
+        for name, value in entries.items():
+            assert mine["state"][number][name].shape == value.shape
+            assert torch.allclose(mine["state"][number][name], value, rtol=1e-3, atol=1e-6), name
+
+
+def test_hooks_of_the_optimizer_see_the_exchanged_gradient() -> None:
+    def program(comm: Any) -> tuple[list[float], list[int], Any]:
+        norms: list[float] = []
+        after: list[int] = []
+
+        def optimizer(model: Any) -> Any:
+            made = one_group(model)
+            made.register_step_pre_hook(lambda *_: norms.append(float(next(model.parameters()).grad.norm())))
+            made.register_step_post_hook(lambda *_: after.append(1))
+            return made
+
+        mine, _ = train(comm, clip=None, optimizer=optimizer)
+        return norms, after, mine
+
+    norms, after, alone = program(None)
+    for found in simulated(program):
+        assert np.allclose(found[0], norms, rtol=1e-4)
+        assert found[1] == after
+        assert np.allclose(found[2], alone, atol=2e-6)
+
+
+def test_an_optimizer_that_has_taken_steps_before() -> None:
+    def program(comm: Any) -> Any:
+        model = net()
+        made = one_group(model)
+        loss_of(model, X, Y).backward()
+        made.step()
+        with session("sync", runs=None, quiet=True, comm=comm) as ranks:
+            ranks.attach(model, made)
+            for _ in ranks.epochs(1):
+                for inputs, labels in ranks.share((X, Y), batch=49):
+                    made.zero_grad()
+                    loss_of(model, inputs, labels).backward()
+                    made.step()
+        made.zero_grad()
+        loss_of(model, X, Y).backward()
+        made.step()  # and takes them afterwards
+        return parameters(model)
+
+    alone = program(None)
+    for mine in simulated(program):
         assert np.allclose(mine, alone, atol=2e-6)
 
 

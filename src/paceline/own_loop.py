@@ -25,6 +25,7 @@ import os
 import sys
 import time
 import types
+from collections import UserDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -46,6 +47,8 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from paceline.collectives import Divided, ProgramNeeds
+from paceline.comm.shared import padded
 from paceline.config import Config, Safety
 from paceline.data import Batch, Batches, Dataset
 from paceline.errors import UsageError
@@ -57,7 +60,7 @@ from paceline.strategies import Strategy
 from paceline.training.job import Job, strategy_name, strategy_of
 from paceline.training.progress import Lines
 from paceline.training.rank import Fitted, train, train_at
-from paceline.updates import State, TorchOptimizer, describe_optimizer
+from paceline.updates import State, TorchOptimizer, TorchState, describe_optimizer
 
 Array = NDArray[Any]
 # What `paceline run` tells the programs that it starts.
@@ -146,13 +149,11 @@ class Turn:
     """What the strategy has reached when it is the turn of the user's program."""
 
     kind: Literal["batch", "step", "epoch", "end"]
-    """A batch to compute, a mean gradient to step with, the end of an epoch, or the end of training."""
+    """A batch to compute, a mean gradient that the program looks at before it steps, the end of an epoch, or the end of training."""
     batch: Batch | None = None
     epoch: int = -1
     step: Callable[[], None] | None = None
     """Changes the parameters by the optimizer."""
-    g: Array | None = None
-    """The mean gradient to step with."""
     fitted: Fitted | None = None
 
 
@@ -240,7 +241,8 @@ class OwnModel(TorchModel):
                 p.requires_grad_(False)
             for p, grad in gradients:
                 p.grad = grad
-        self._missing: list[Any] = []
+        self.missing: list[int] = []
+        """The numbers of the parameters that have no gradient of the last batch on this rank."""
         self._views: dict[int, list[Any]] = {}
 
     def _roots(self) -> list[tuple[str, nn.Module]]:
@@ -275,41 +277,63 @@ class OwnModel(TorchModel):
         self.show()
         return float(self._loop.compute(batch))
 
+    @property
+    def is_mirrored(self) -> bool:
+        """True if some parameters do not share memory with `x`."""
+        return any(one.mirrored for one in self._trained)
+
     def collect(self, weight: float) -> None:
         """Fill `g` with the gradients that the user's program has computed, times `weight`."""
-        self._missing = []
+        self.missing = []
         with torch.no_grad():
-            for one in self._trained:
+            for number, one in enumerate(self._trained):
                 grad = one.p.grad
                 if grad is None:
                     one.g.zero_()
-                    self._missing.append(one)
+                    self.missing.append(number)
                 else:
                     torch.mul(_real(grad), weight, out=one.g)
         self._settle()
 
     def forget_missing(self) -> None:
         """Take a gradient of 0 for one that others have computed."""
-        self._missing = []
+        self.missing = []
 
-    def spread(self, g: Array) -> None:
-        """Give the parameters their parts of `g` as gradients; those that no rank has a gradient for have none."""
-        where = g.ctypes.data
-        views = self._views.get(where)
-        if views is None:
-            whole = torch.from_numpy(g)
-            views = self._views[where] = [whole[one.part].view(one.g.shape) for one in self._trained]
-        for one, view in zip(self._trained, views, strict=True):
+    def find_missing(self) -> frozenset[int]:
+        """Return the numbers of the parameters that have no gradient now."""
+        return frozenset(number for number, one in enumerate(self._trained) if one.p.grad is None)
+
+    def spread(self, g: Array, absent: frozenset[int] | None = None) -> None:
+        """Give the parameters their parts of `g` as gradients; those that no rank has a gradient for have none.
+
+        `absent`: their numbers, if they are known; otherwise those whose gradient is missing here, and 0 in `g`.
+        """
+        for one, view in zip(self._trained, self._views_of(g), strict=True):
             p = one.p
             p.grad = (
                 (torch.view_as_complex(view) if p.is_complex() else view).to(p.dtype)
                 if one.mirrored
                 else view
             )
-        for one in self._missing:
-            p = one.p
-            if p.grad is not None and not (p.requires_grad and p.grad.any()):
+        for number in self.missing if absent is None else absent:
+            p = self._trained[number].p
+            if absent is not None or (p.grad is not None and not (p.requires_grad and p.grad.any())):
                 p.grad = None
+
+    def gather(self, g: Array) -> None:
+        """Copy to `g` the gradients that the program has replaced since `spread`."""
+        for one, view in zip(self._trained, self._views_of(g), strict=True):
+            grad = one.p.grad
+            if grad is not None and grad is not view:
+                view.copy_(_real(grad.detach()))
+
+    def _views_of(self, g: Array) -> list[Any]:
+        where = g.ctypes.data
+        views = self._views.get(where)
+        if views is None:
+            whole = torch.from_numpy(g)
+            views = self._views[where] = [whole[one.part].view(one.g.shape) for one in self._trained]
+        return views
 
     def show(self) -> None:
         """Copy `x` and the buffers to the module where they do not share memory."""
@@ -360,16 +384,45 @@ def _real(tensor: Any) -> Any:
 class OwnUpdate:
     """The update of a run whose optimizer steps in the user's program, or in its place where no program computes.
 
-    `wants_whole`: every rank applies it to the whole vector, so that the program sees all of the gradient that it clips.
+    If the ranks of one node share memory and the optimizer works element by element, each of them takes the step of a part
+    of the parameters (`join`). Otherwise every rank takes the whole step, with the user's own optimizer.
     """
-
-    wants_whole = True
 
     def __init__(self, loop: Session, optimizer: torch.optim.Optimizer, model: OwnModel, rate: float) -> None:
         self._loop, self._optimizer, self._model = loop, optimizer, model
         self._elsewhere = TorchOptimizer(optimizer, model.places)
         self.elementwise = self._elsewhere.elementwise
         self._rate = rate
+        self._divided: DividedStep | None = None
+
+    @property
+    def wants_whole(self) -> bool:
+        """True if the step cannot be divided among the ranks that share memory."""
+        return self.needs is None
+
+    @property
+    def needs(self) -> ProgramNeeds | None:
+        """What ranks that divide the step need of their exchange; None if it cannot be divided."""
+        update, model = self._elsewhere, self._model
+        return (
+            DividedStep.needs(update, model.x) if update.elementwise and not model.is_mirrored else None
+        )
+
+    def join(self, exchange: Divided) -> None:
+        """Take only a part of every step from now on."""
+        self._divided = DividedStep(self._loop, self._elsewhere, self._model, exchange)
+        exchange.before_close = self.leave
+
+    def leave(self) -> None:
+        """Give the optimizer what it would remember if it had taken all steps itself."""
+        if self._divided is not None:
+            self._divided.leave()
+            self._divided = None
+
+    def tell(self, *, looks: bool) -> None:
+        """Tell the other ranks, with the gradient of this one, whether the program looks at the sum before the step."""
+        if self._divided is not None:
+            self._divided.tell(looks=looks)
 
     def start(self, x: Array) -> State:
         """Return the optimizer's state for `x`; that of the model's own parameters is in the optimizer itself."""
@@ -377,28 +430,32 @@ class OwnUpdate:
 
     def start_at(self, x: Array, first: int) -> State:
         """Return the optimizer's state for a part of the parameters that begins at `first`."""
+        if self._divided is not None:
+            return self._divided.start(x)
         return {} if self._is_own(x) else self._elsewhere.start_at(x, first)
 
     def apply(self, x: Array, g: Array, eta: float, state: State, scale: float = 1.0) -> None:
         """Let the user's program take the step; if it has computed no gradient, take the step for it."""
-        model, factor = self._model, eta / self._rate
+        model, loop, factor = self._model, self._loop, eta / self._rate
+        scale = scale * loop.divided if loop.reduction == "mean" else 1.0
+        if self._divided is not None:
+            self._divided.apply(np.asarray(x), np.asarray(g), factor, scale)
+            return
         own = self._is_own(x)
-        scale = scale * self._loop.divided if self._loop.reduction == "mean" else 1.0
-        if not own and not self._loop.waits:  # for another rank, whose learning rate is in `eta`
-            with self._loop.first_rates():
+        if not own and not loop.waits:  # for another rank, whose learning rate is in `eta`
+            with loop.first_rates():
                 self._elsewhere.apply(x, g, factor, state, scale)
             return
         plain = np.asarray(g)
         if scale != 1:
             np.multiply(plain, scale, plain)
-        other = partial(self._elsewhere.apply, x, plain, factor, state)
-        step = partial(self._step, factor) if own else other
-        if self._loop.waits:
-            self._loop.let_step(step, plain)
-        else:
+        step = (
+            partial(self._step, factor) if own else partial(self._elsewhere.apply, x, plain, factor, state)
+        )
+        if not loop.waits:
             model.forget_missing()
-            model.spread(plain)
-            step()
+        model.spread(plain)
+        loop.let_step(step)
 
     def _is_own(self, x: Array) -> bool:
         own, x = np.asarray(self._model.x), np.asarray(x)
@@ -414,6 +471,119 @@ class OwnUpdate:
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
         self._model.fetch()
+
+
+class DividedStep:
+    """This rank's part of the optimizer's steps, and the state of all parts, which is in memory that the ranks share.
+
+    The user's optimizer takes no step and remembers nothing itself. Its `state` is complete whenever the program looks at it.
+    """
+
+    def __init__(self, loop: Session, update: TorchOptimizer, model: OwnModel, exchange: Divided) -> None:
+        self._loop, self._update, self._model, self._exchange = loop, update, model, exchange
+        self._vectors: dict[str, Array] = {}
+        begin, x = 0, np.asarray(model.x)
+        for name, dtype in update.vectors(x.dtype).items():
+            end = begin + x.size * dtype.itemsize
+            self._vectors[name] = exchange.memory[begin:end].view(dtype)
+            begin = padded(end)
+        self._state: TorchState | None = None
+        self._shown = RememberedByAll(self._recall)
+
+    @staticmethod
+    def needs(update: TorchOptimizer, x: Array) -> ProgramNeeds:
+        """Return what the ranks need: see `tell`, and memory for every vector of the state."""
+        sizes = [padded(np.asarray(x).size * dtype.itemsize) for dtype in update.vectors(x.dtype).values()]
+        return ProgramNeeds(notes=1 + len(update.places), room=sum(sizes))
+
+    def start(self, x: Array) -> State:
+        """Begin with what the optimizer remembers already; return the state of this rank's part."""
+        optimizer, part = self._update.optimizer, self._exchange.part
+        mine = {name: values[part] for name, values in self._vectors.items()}
+        self._state = self._update.start_at(np.asarray(x), part.start, mine)
+        optimizer.state = self._shown  # type: ignore[assignment]
+        return self._state
+
+    def _recall(self) -> dict[Any, dict[str, Any]]:
+        return {} if self._state is None else self._update.recall(self._state, self._vectors)
+
+    def leave(self) -> None:
+        """Give the optimizer a state of its own."""
+        remembered: Any = self._update.optimizer.state
+        if remembered is self._shown:
+            self._update.optimizer.state = defaultdict(dict, remembered)
+        self._vectors.clear()
+
+    def tell(self, *, looks: bool) -> None:
+        """Note whether the program looks at the exchanged gradient, and which parameters have no gradient here."""
+        note, hooks = self._exchange.note, self._update.optimizer._optimizer_step_pre_hooks
+        note[...] = 0
+        note[0] = looks or bool(hooks)
+        for number in self._model.missing:
+            note[1 + number] = 1
+
+    def apply(self, x: Array, g: Array, factor: float, scale: float) -> None:
+        """Take the step of this rank's part, once the program has seen the gradient if a rank's program wants to."""
+        notes, missing = self._exchange.notes, self._model.missing
+        absent = frozenset(number for number in missing if notes[:, 1 + number].all())
+        if not notes[:, 0].any():
+            if scale != 1:
+                np.multiply(g, scale, g)
+            self._loop.let_step(partial(self._step, x, g, factor, absent))
+            return
+        every = self._exchange.complete()
+        if scale != 1:
+            np.multiply(every, scale, every)
+        self._model.spread(every, absent)
+        self._loop.let_step(lambda: self._step(x, self._seen(every), factor, self._model.find_missing()))
+
+    def _seen(self, every: Array) -> Array:
+        """Return this rank's part of the gradient as the program has left it."""
+        self._model.gather(every)
+        return every[self._exchange.part]
+
+    def _step(self, x: Array, g: Array, factor: float, absent: frozenset[int]) -> None:
+        update, optimizer, state = self._update, self._update.optimizer, self._state
+        assert state is not None
+        self._model.fetch()
+        for hook in optimizer._optimizer_step_pre_hooks.values():
+            hook(optimizer, (), {})
+        shown: Any = optimizer.state
+        if shown is not self._shown or self._shown.is_seen:
+            update.take_over(x, state)  # the program may have changed it
+            optimizer.state = self._shown  # type: ignore[assignment]
+            self._shown.forget()
+        update.absent = absent
+        update.apply(x, g, factor, state)
+        for hook in optimizer._optimizer_step_post_hooks.values():
+            hook(optimizer, (), {})
+
+
+class RememberedByAll(UserDict[Any, Any]):
+    """The state of an optimizer whose steps the ranks divide: copies of all parts, made when the program looks at it."""
+
+    def __init__(self, recall: Callable[[], dict[Any, Any]]) -> None:
+        self._recall = recall
+        self._found: dict[Any, Any] = {}
+        self.is_seen = False
+        """True if the program has looked at it, and may have changed it, since the last step."""
+
+    @property
+    def data(self) -> dict[Any, Any]:  # type: ignore[override]
+        """The state of every tensor."""
+        if not self.is_seen:
+            self._found, self.is_seen = self._recall(), True
+        return self._found
+
+    def __missing__(self, tensor: Any) -> dict[str, Any]:
+        return self.data.setdefault(tensor, {})  # type: ignore[no-any-return]
+
+    def __reduce__(self) -> Any:
+        return defaultdict, (dict, dict(self.data))
+
+    def forget(self) -> None:
+        """Drop the copies: a step changes the state."""
+        self._found, self.is_seen = {}, False
 
 
 # ---- the samples: a rank's batches are lists of numbers of samples, which its program's data loader then reads
@@ -715,6 +885,7 @@ class Session:
         self._handed = False
         self._metrics: dict[str, float] = {}
         self._entered = False
+        self._looks = False
         self.waits = False
         """True if the program has computed a gradient and not taken a step with it."""
         self.divided = 1
@@ -761,6 +932,8 @@ class Session:
     def _end(self) -> None:
         if self._talk is not None:
             self._talk.abandon()
+        if self._update is not None:
+            self._update.leave()
         if self.original_step is not None:
             self._optimizer.step = self.original_step  # type: ignore[method-assign]
         getcurrent().paceline_session = None
@@ -918,7 +1091,7 @@ class Session:
             return
         if getattr(self.strategy, "remote_update", False):
             return  # the gradient is sent when the program is done with it
-        self._finish_gradient()
+        self._finish_gradient(looks=True)
         if not self.waits:
             raise UsageError(
                 f"{strategy_name(self.strategy)} has used the gradient before it was clipped: it takes no step with it here"
@@ -1044,7 +1217,8 @@ class Session:
             count = 0 if self._turn.batch is None else self._turn.batch.count
             self._place.charge((self._turn.kind, count), time.thread_time() - self._began)
         self._turn = self._talk.answer(value)
-        self._began = time.thread_time()
+        if self._place is not None:
+            self._began = time.thread_time()
         if self._turn.kind == "end":
             self.fitted = self._turn.fitted
 
@@ -1052,8 +1226,10 @@ class Session:
         """Note the loss of a backward pass."""
         self._loss += loss
 
-    def _finish_gradient(self) -> None:
+    def _finish_gradient(self, *, looks: bool) -> None:
+        """Hand the gradient to the strategy; if the program `looks` at the exchanged one, it takes the step itself."""
         assert self._turn is not None
+        assert self._update is not None
         assert self._turn.batch is not None
         assert self._model is not None
         batch = self._turn.batch
@@ -1066,12 +1242,10 @@ class Session:
         self.divided = 1 if getattr(self.strategy, "whole_batches", False) else max(batch.total, 1)
         weight = batch.count / self.divided if self.reduction == "mean" or not batch.count else 1.0
         self._model.collect(weight)
-        self._handed, self.waits = False, True
+        self._update.tell(looks=looks)
+        self._handed, self.waits, self._looks = False, True, looks
         self._answer(self._loss * (batch.count if self.reduction == "mean" else 1))
-        if self._turn.kind == "step":
-            assert self._turn.g is not None
-            self._model.spread(self._turn.g)
-        else:
+        if self._turn.kind != "step":
             self.waits = False
 
     def _step(self) -> None:
@@ -1084,8 +1258,8 @@ class Session:
                 "optimizer.step() must be called once for each batch of ranks.share(loader), inside of its loop"
             )
         if self._turn.kind == "batch":
-            self._finish_gradient()
-        if self._turn.kind == "step":
+            self._finish_gradient(looks=False)
+        elif self._turn.kind == "step":
             assert self._turn.step is not None
             self._turn.step()
             self.waits = False
@@ -1099,10 +1273,14 @@ class Session:
         loss: float = self._talk.ask(Turn("batch", batch, epoch=batch.epoch))
         return loss
 
-    def let_step(self, step: Callable[[], None], g: Array) -> None:
-        """Let the program take a step with the mean gradient `g`."""
-        assert self._talk is not None
-        self._talk.ask(Turn("step", step=step, g=g))
+    def let_step(self, step: Callable[[], None]) -> None:
+        """Take a step with the gradients of the parameters; if the program looks at them first, let it do so."""
+        if self.waits and self._looks:
+            assert self._talk is not None
+            self._talk.ask(Turn("step", step=step))
+        else:
+            step()
+        self.waits = False
 
     def evaluate(self, epoch: int) -> dict[str, float]:
         """Let the program evaluate the model."""

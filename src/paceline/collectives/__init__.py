@@ -2,6 +2,7 @@
 
     allreduce                         combine the arrays of all ranks, by the algorithm of a name
     make_exchange, Exchange           sum gradients and publish parameters, with as few copies as possible
+    Divided, ProgramNeeds             the exchange of programs with a loop of their own, on one node
     IN_ORDER                          collectives whose exchange can add in a fixed order
     Sending, cut_buckets              how gradients are sent between nodes: bucket by bucket, in fewer bytes
     parse_compression                 the compression of a name
@@ -29,8 +30,10 @@ from paceline.collectives._compression import parse_compression
 from paceline.collectives._cost import Case, Cost, CostModel, cost, has_cost
 from paceline.collectives._exchange import (
     IN_ORDER,
+    Divided,
     Exchange,
     Factored,
+    ProgramNeeds,
     Sending,
     cut_buckets,
     factors_pay,
@@ -58,7 +61,7 @@ def allreduce(send: Array, recv: Array, comm: Any, op: Any = np.add, *, algorith
 
 
 __all__ = [
-    "IN_ORDER", "Array", "Case", "Cost", "CostModel", "Exchange", "Factored", "Nodes", "Sending", "allreduce",
-    "collective", "cost", "cut", "cut_buckets", "factors_pay", "has_cost", "length", "make_exchange", "nodes",
+    "IN_ORDER", "Array", "Case", "Cost", "CostModel", "Divided", "Exchange", "Factored", "Nodes", "ProgramNeeds",
+    "Sending", "allreduce", "collective", "cost", "cut", "cut_buckets", "factors_pay", "has_cost", "length", "make_exchange", "nodes",
     "one_node", "parse_compression", "peers", "prepare_sum", "refuse_one_node", "require_room",
 ]  # fmt: skip

@@ -103,6 +103,16 @@ class Sending:
         return not self.overlap and self.compress == "none"
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProgramNeeds:
+    """What a program with a loop of its own needs of an exchange in shared memory: see `Divided`."""
+
+    notes: int
+    """The bytes that each rank tells the others in every step."""
+    room: int
+    """The bytes of memory, common to the ranks of a node, for the state of the update."""
+
+
 PLAIN = Sending()
 # Collectives whose exchange can add in a fixed order.
 IN_ORDER = ("auto", "hierarchical", "recursive-doubling", "shared-memory")
@@ -117,6 +127,7 @@ def make_exchange(
     whole: bool = False,
     in_order: bool = False,
     sending: Sending = PLAIN,
+    program: ProgramNeeds | None = None,
 ) -> Exchange:
     """Make the exchange that belongs to the collective called `name`. Collective; every rank gets rank 0's x.
 
@@ -125,10 +136,13 @@ def make_exchange(
     `whole`: every rank makes the whole update, so that `part` is everything.
     `in_order`: gradients are added in a fixed order: (0 + 1) + (2 + 3) ...; for one of IN_ORDER, and 2^k ranks.
     `sending`: how gradients are sent between nodes.
+    `program`: x is used and changed by a program with a loop of its own, so that each rank must have one for itself. Ranks
+    of one node that share memory then divide the update (`Divided`); otherwise every rank makes the whole of it.
     """
     if comm is None or comm.Get_size() == 1:
         return Replicated(model, comm, name)
     if not sending.plain:
+        whole = whole or program is not None
         return _make_buckets(name, model, comm, whole=whole, in_order=in_order, sending=sending)
     if in_order:
         return _in_order(name, model, comm, whole)
@@ -142,6 +156,12 @@ def make_exchange(
         return Replicated(model, comm, name)
     alone = chosen == "shared-memory" and layout.count == 1
     x_bytes = padded(model.x.nbytes)
+    if program is not None:
+        if layout.count > 1:
+            return Replicated(model, comm, name)
+        if _find_room(own, Divided.size(model, layout.largest, program), name, "ring"):
+            return Divided(model, comm, program)
+        return Replicated(model, comm, "ring")
     if alone and batch and factors_pay(model, batch, comm.Get_size()):
         if _find_room(own, x_bytes + model.factor_bytes(batch), name, "ring"):
             return Factored(model, comm, batch)
@@ -356,6 +376,77 @@ class Shared(InWindow):
 
     def _forget(self) -> None:
         del self._columns, self._sum, self._total_row
+
+
+class Divided(InWindow):
+    """Every rank of a node has an x of its own, updates a part of it and gets the other parts from their owners. One node.
+
+    For a program with a loop of its own, which may read and change x between steps, and may want to see all of the
+    gradient that its optimizer will use: `complete`. Before `reduce` each rank writes its row of `notes`, which all
+    ranks read after it, so that they agree on what to do without another message.
+    """
+
+    @staticmethod
+    def size(model: Model, ranks: int, needs: ProgramNeeds) -> int:
+        """Return the bytes of the window."""
+        vectors = padded(model.x.nbytes) + (ranks + 1) * padded(model.g.nbytes)
+        return vectors + ranks * padded(needs.notes) + padded(needs.room)
+
+    def __init__(self, model: Model, comm: Any, needs: ProgramNeeds) -> None:
+        node = channel(comm).node
+        r, p, n = node.rank, node.size, model.x.size
+        self.part = mine = cut(n, p, align=CACHE_LINE // model.g.itemsize)[r]
+        self._others = [part for part in (slice(0, mine.start), slice(mine.stop, n)) if length(part)]
+        super().__init__(model, node, self.size(model, p, needs) - padded(model.x.nbytes))
+        row, note = padded(model.g.nbytes), padded(needs.notes)
+        vectors, rest = np.split(self._rest, [(p + 1) * row])
+        notes, memory = np.split(rest, [p * note])
+        rows = vectors.reshape(p + 1, row)[:, : model.g.nbytes].view(model.g.dtype)
+        self.notes = notes.reshape(p, note)[:, : needs.notes]
+        """A row of bytes for each rank; valid between `reduce` and `publish`."""
+        self.note = self.notes[r]
+        """The row that this rank writes before `reduce`."""
+        self.memory = memory[: needs.room]
+        """The memory for the state of the update, zeros at first; each rank writes what belongs to its part."""
+        self.before_close: Callable[[], None] | None = None
+        self.note[...] = 0
+        if r == 0:
+            self.memory[...] = 0
+        model.place(model.x, rows[r])
+        self._shared.fence()
+        self._columns, self._sums = rows[:p, mine], rows[p]
+        self._sum: Array = self._sums[mine]
+        self._add = node.operation(np.add, model.g.dtype, model.g.nbytes)
+        self._all = np.empty_like(model.g)
+
+    def reduce(self) -> Array:
+        self._shared.fence()
+        if length(self.part):
+            self._add.over(self._columns, self._sum)  # s_r = g_0 + g_1 + … + g_p-1, columns of part r
+        return self._sum
+
+    def complete(self) -> Array:
+        """Return the sum of all ranks' gradients over all parts, in memory of this rank's own; after `reduce`. Collective."""
+        self._shared.fence()
+        self._node.copy(self._all, self._sums)
+        return self._all
+
+    def publish(self) -> None:
+        self._node.copy(self._x[self.part], self._model.x[self.part])
+        super().publish()
+        for part in self._others:
+            self._node.copy(self._model.x[part], self._x[part])
+
+    def close(self) -> None:
+        if not self._closed and self.before_close is not None:
+            self.before_close()
+        super().close()
+
+    def _own_g(self) -> Array:
+        return np.zeros_like(self._model.g)
+
+    def _forget(self) -> None:
+        del self._columns, self._sums, self._sum, self.notes, self.note, self.memory
 
 
 # Small batches: factors instead of gradients, between ranks that share memory.

@@ -16,12 +16,13 @@ from paceline.errors import UsageError
 
 if TYPE_CHECKING:
     from paceline.updates._torch import TorchOptimizer as TorchOptimizer
+    from paceline.updates._torch import TorchState as TorchState
     from paceline.updates._torch import describe_optimizer as describe_optimizer
 
 Array = NDArray[Any]
 State = dict[str, Array]
 
-_NEED_TORCH = ("TorchOptimizer", "describe_optimizer")
+_NEED_TORCH = ("TorchOptimizer", "TorchState", "describe_optimizer")
 
 
 def __getattr__(name: str) -> Any:

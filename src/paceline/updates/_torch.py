@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,6 +109,8 @@ class TorchOptimizer:
         """True if it may be applied to parts of the vector."""
         self.places = sorted((Place(*place) for place in places), key=lambda place: place.part.start)
         self.size = max((place.part.stop for place in self.places), default=0)
+        self.absent: frozenset[int] | None = None
+        """The numbers of places that have no gradient in the next step; None: those of tensors that require none."""
         self._layouts: dict[Any, Layout] = {}
         self.layout(np.dtype(np.float32))  # refuses what cannot be used
 
@@ -121,15 +123,18 @@ class TorchOptimizer:
         """Return the state of the whole vector, or of a part of it that begins with element 0."""
         return self.start_at(x, 0)
 
-    def start_at(self, x: Array, first: int) -> TorchState:
-        """Return the state of the part of the vector that begins with element `first`."""
+    def start_at(self, x: Array, first: int, into: Mapping[str, Array] | None = None) -> TorchState:
+        """Return the state of the part of the vector that begins with element `first`.
+
+        `into`: arrays of zeros, by the names of `vectors`, in which to store what it remembers of each parameter of the part.
+        """
         if not self.elementwise and (first or x.size != self.size):
             raise UsageError(f"{self.kind} needs all {self.size:,} parameters at once; got {x.size:,}")
         state, layout, count = TorchState(first, x.size), self.layout(x.dtype), len(self.places)
         for entries in layout.entries:
             for entry in entries:
                 if entry.shape is None:
-                    state[entry.name] = np.zeros(x.size, entry.dtype)
+                    state[entry.name] = np.zeros(x.size, entry.dtype) if into is None else into[entry.name]
                 elif self.elementwise:
                     state[entry.name] = np.zeros((count, 1), entry.dtype)
                 else:
@@ -161,10 +166,21 @@ class TorchOptimizer:
         found = {id(p): n for n, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
         return [found.get(id(place.tensor), -1) for place in self.places]
 
-    def signature(self) -> tuple[int, ...]:
-        """Return what changes when a group is added, or a tensor is frozen."""
+    def signature(self) -> tuple[Any, ...]:
+        """Return what changes when a group is added, or other tensors are left alone."""
         sizes = [len(group["params"]) for group in self.optimizer.param_groups]
-        return (*sizes, *(place.tensor.requires_grad for place in self.places))
+        return (*sizes, self.left_alone())
+
+    def left_alone(self) -> frozenset[int]:
+        """Return the numbers of the places that the next step does not change, because they have no gradient."""
+        if self.absent is not None:
+            return self.absent
+        return frozenset(n for n, place in enumerate(self.places) if not place.tensor.requires_grad)
+
+    def vectors(self, dtype: np.dtype[Any]) -> dict[str, np.dtype[Any]]:
+        """Return the names and types of what it remembers of every parameter."""
+        entries = [entry for of_place in self.layout(dtype).entries for entry in of_place]
+        return {entry.name: entry.dtype for entry in entries if entry.shape is None}
 
     def layout(self, dtype: np.dtype[Any]) -> Layout:
         """Return what the optimizer remembers of parameters of this type."""
@@ -254,6 +270,33 @@ class TorchOptimizer:
                 else:
                     self.stored(state, number, entry)[...] = value
             state["steps"][number] = 1
+
+    def take_over(self, x: Array, state: TorchState) -> None:
+        """Replace the state of the part `x` by what the user's optimizer remembers now."""
+        for name, value in self.start_at(x, state.first).items():
+            if name not in state or state[name].shape != value.shape:
+                raise UsageError(f"{self.kind} keeps {name} since a later step: give all options at the start")
+            state[name][...] = value
+        state.copy_of_optimizer = None
+
+    def recall(self, state: TorchState, vectors: Mapping[str, Array]) -> dict[Tensor, dict[str, Any]]:
+        """Return copies of what it remembers, as torch's optimizers store it; `vectors` are those of all parts."""
+        found: dict[Tensor, dict[str, Any]] = {}
+        entries_of = self.layout(next((v.dtype for v in vectors.values()), np.dtype(np.float32))).entries
+        for number, (place, entries) in enumerate(zip(self.places, entries_of, strict=True)):
+            memory: dict[str, Any] = {}
+            for entry in entries if state["steps"][number, 0] else ():
+                if entry.shape is None:
+                    values = torch.from_numpy(vectors[entry.name][place.part].copy())
+                    memory[entry.name] = values.view(place.tensor.shape)
+                else:
+                    value = self.stored(state, number, entry)
+                    memory[entry.name] = (
+                        torch.from_numpy(value.copy()) if entry.kind is Tensor else entry.kind(value)
+                    )
+            if memory:
+                found[place.tensor] = memory
+        return found
 
     def stored(self, state: State, place: int, entry: Entry) -> Array:
         """Return the view of an entry of one place that is not one number for each parameter."""
@@ -397,8 +440,9 @@ class PartOptimizer:
         """Return, for every place, what it has in common with those of the same history; None if it is left alone."""
         update = self._update
         found: list[Any] = []
+        alone = update.left_alone()
         for number, group in enumerate(update.groups()):
-            if group < 0 or not update.places[number].tensor.requires_grad:
+            if group < 0 or number in alone:
                 found.append(None)
             elif not update.elementwise:
                 found.append(number)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.collectives import Sending, make_exchange, prepare_sum
+from paceline.collectives import Divided, Sending, make_exchange, prepare_sum
 from paceline.comm import Recorded, is_revoked, revoke
 from paceline.comm.clocks import Stopwatch
 from paceline.comm.control import Control
@@ -477,8 +477,10 @@ class Worker(Steps):
         )
         inner = make_exchange(
             name, self.model, self._off_clock, samples if factors and not in_order else None,
-            whole=whole, in_order=in_order, sending=sending,
+            whole=whole, in_order=in_order, sending=sending, program=getattr(self.update, "needs", None),
         )  # fmt: skip
+        if isinstance(inner, Divided):
+            self.update.join(inner)  # type: ignore[attr-defined]
         if (plan := getattr(inner, "plan", None)) is not None:
             self.findings["exchange"] = plan
         if self._rehearses and (rehearse := getattr(inner, "rehearse", None)):
