@@ -404,9 +404,7 @@ class OwnUpdate:
     def needs(self) -> ProgramNeeds | None:
         """What ranks that divide the step need of their exchange; None if it cannot be divided."""
         update, model = self._elsewhere, self._model
-        return (
-            DividedStep.needs(update, model.x) if update.elementwise and not model.is_mirrored else None
-        )
+        return DividedStep.needs(update, model.x) if update.elementwise and not model.is_mirrored else None
 
     def join(self, exchange: Divided) -> None:
         """Take only a part of every step from now on."""
@@ -449,9 +447,7 @@ class OwnUpdate:
         plain = np.asarray(g)
         if scale != 1:
             np.multiply(plain, scale, plain)
-        step = (
-            partial(self._step, factor) if own else partial(self._elsewhere.apply, x, plain, factor, state)
-        )
+        step = partial(self._step, factor) if own else partial(self._elsewhere.apply, x, plain, factor, state)
         if not loop.waits:
             model.forget_missing()
         model.spread(plain)

@@ -275,7 +275,9 @@ class TorchOptimizer:
         """Replace the state of the part `x` by what the user's optimizer remembers now."""
         for name, value in self.start_at(x, state.first).items():
             if name not in state or state[name].shape != value.shape:
-                raise UsageError(f"{self.kind} keeps {name} since a later step: give all options at the start")
+                raise UsageError(
+                    f"{self.kind} keeps {name} since a later step: give all options at the start"
+                )
             state[name][...] = value
         state.copy_of_optimizer = None
 
