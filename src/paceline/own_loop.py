@@ -149,7 +149,7 @@ class Turn:
     """What the strategy has reached when it is the turn of the user's program."""
 
     kind: Literal["batch", "step", "epoch", "end"]
-    """A batch to compute, a mean gradient that the program looks at before it steps, the end of an epoch, or the end of training."""
+    """A batch to compute, a gradient to look at before the step, the end of an epoch, or the end of training."""
     batch: Batch | None = None
     epoch: int = -1
     step: Callable[[], None] | None = None
@@ -472,7 +472,7 @@ class OwnUpdate:
 class DividedStep:
     """This rank's part of the optimizer's steps, and the state of all parts, which is in memory that the ranks share.
 
-    The user's optimizer takes no step and remembers nothing itself. Its `state` is complete whenever the program looks at it.
+    The user's optimizer takes no step itself. Its `state` is complete whenever the program looks at it.
     """
 
     def __init__(self, loop: Session, update: TorchOptimizer, model: OwnModel, exchange: Divided) -> None:

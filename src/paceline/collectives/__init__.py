@@ -62,6 +62,6 @@ def allreduce(send: Array, recv: Array, comm: Any, op: Any = np.add, *, algorith
 
 __all__ = [
     "IN_ORDER", "Array", "Case", "Cost", "CostModel", "Divided", "Exchange", "Factored", "Nodes", "ProgramNeeds",
-    "Sending", "allreduce", "collective", "cost", "cut", "cut_buckets", "factors_pay", "has_cost", "length", "make_exchange", "nodes",
-    "one_node", "parse_compression", "peers", "prepare_sum", "refuse_one_node", "require_room",
+    "Sending", "allreduce", "collective", "cost", "cut", "cut_buckets", "factors_pay", "has_cost", "length",
+    "make_exchange", "nodes", "one_node", "parse_compression", "peers", "prepare_sum", "refuse_one_node", "require_room",
 ]  # fmt: skip

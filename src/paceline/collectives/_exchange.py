@@ -426,7 +426,7 @@ class Divided(InWindow):
         return self._sum
 
     def complete(self) -> Array:
-        """Return the sum of all ranks' gradients over all parts, in memory of this rank's own; after `reduce`. Collective."""
+        """Return the sum of all ranks' gradients over all parts, in memory of its own. Collective; after `reduce`."""
         self._shared.fence()
         self._node.copy(self._all, self._sums)
         return self._all

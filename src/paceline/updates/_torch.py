@@ -126,7 +126,7 @@ class TorchOptimizer:
     def start_at(self, x: Array, first: int, into: Mapping[str, Array] | None = None) -> TorchState:
         """Return the state of the part of the vector that begins with element `first`.
 
-        `into`: arrays of zeros, by the names of `vectors`, in which to store what it remembers of each parameter of the part.
+        `into`: arrays of zeros, by the names of `vectors`, for what it remembers of each parameter of the part.
         """
         if not self.elementwise and (first or x.size != self.size):
             raise UsageError(f"{self.kind} needs all {self.size:,} parameters at once; got {x.size:,}")
