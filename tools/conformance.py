@@ -4,9 +4,9 @@
     python tools/conformance.py --ranks 3 p2p_buf rma   # two of them, on 3
 
 mpi4py's source archive is downloaded from PyPI into `build/`, which git ignores; nothing of it is part of the project.
-Each file runs as `paceline simulate run test_FILE.py -n RANKS --no-strict`. A test passes if it fails on no rank. If one
-fails, or the ranks end in a deadlock, every test of the file is run again on its own, so that a test which leaves ranks
-behind does not count against those that follow it.
+Each file runs as `paceline simulate run test_FILE.py -n RANKS --no-strict`. A test passes if it fails on no rank. Tests
+that fail, and all tests of a file whose ranks end in a deadlock, are run again one by one, so that a test which leaves
+ranks behind does not count against those that follow it.
 """
 
 from __future__ import annotations
@@ -103,17 +103,17 @@ def _download(file: Path) -> None:
 def run_file(tests: Path, name: str, ranks: int, limit: float = 1800) -> Score:
     """Run a test file on virtual ranks."""
     failed, ran, skipped = _run(tests, name, ranks, [], limit)
-    if failed == ():
-        return Score(ran - skipped, ran - skipped)
-    names = _list_tests(tests, name)
+    again = failed
+    if again is None:  # the ranks did not come to the end
+        again = tuple(_list_tests(tests, name))
+        ran, skipped = len(again), 0
     bad = []
-    skipped = 0
-    for test in names:
+    for test in again:
         wrong, _, left_out = _run(tests, name, ranks, [test], limit)
         skipped += left_out
         if wrong != ():
             bad.append(test)
-    return Score(len(names) - skipped - len(bad), len(names) - skipped, tuple(bad))
+    return Score(ran - skipped - len(bad), ran - skipped, tuple(bad))
 
 
 def _program(name: str, ranks: int) -> list[str]:

@@ -60,13 +60,20 @@ def unpack_spec(given: Any) -> tuple[Any, Any, Any, Any]:
     """
     if not 1 <= len(given) <= 4:
         raise ValueError(f"a message's buffer is [array, count, type]; got {len(given)} items: {given[1:]}")
-    data, *rest = given
-    datatype = rest.pop() if rest and (_is_type(rest[-1]) or len(rest) == 3) else None
-    if datatype is None and len(rest) == 2:
-        datatype = rest.pop()
-    if len(rest) == 1 and isinstance(rest[0], tuple) and len(rest[0]) == 2:
-        rest = list(rest[0])
-    return data, rest[0] if rest else None, rest[1] if len(rest) > 1 else None, datatype
+    if len(given) == 4:
+        return tuple(given)  # type: ignore[return-value]
+    count = datatype = None
+    if len(given) == 3:
+        data, count, datatype = given
+    elif len(given) == 1:
+        data = given[0]
+    elif _is_type(given[1]):
+        data, datatype = given
+    else:
+        data, count = given
+    if isinstance(count, tuple) and len(count) == 2:
+        return data, *count, datatype
+    return data, count, None, datatype
 
 
 def _is_type(thing: Any) -> bool:
@@ -136,11 +143,9 @@ class Elements:
         data, count, displacement, datatype = (
             unpack_spec(given) if isinstance(given, (list, tuple)) else (given, None, None, None)
         )
-        self.view = raw_memory(data)
-        whole = self.view.nbytes
-        self.layout = layout = (
-            _plain(self.view.format, self.view.itemsize) if datatype is None else layout_of(datatype)
-        )
+        self.view = view = raw_memory(data)
+        whole = view.nbytes
+        self.layout = layout = _plain(view.format, view.itemsize) if datatype is None else layout_of(datatype)
         extent = layout.extent
         at = 0 if displacement is None else _whole("displacement", displacement)
         if at < 0:

@@ -7,11 +7,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 from greenlet import getcurrent
+from numpy import ndarray
 
 from paceline.vmpi import constants as c
 from paceline.vmpi.buffers import memory_of
 from paceline.vmpi.collectives import CollectiveCalls
 from paceline.vmpi.constants import CONGRUENT, IDENT, SIMILAR, UNDEFINED, UNEQUAL
+from paceline.vmpi.datatypes import KINDS, kind_of
 from paceline.vmpi.errors import Aborted, error_codes, mpi_error
 from paceline.vmpi.failures import SurvivalCalls
 from paceline.vmpi.groups import CollectiveRequest, CommState, Group, meet
@@ -31,6 +33,9 @@ from paceline.vmpi.requests import (
     receive_into,
 )
 from paceline.vmpi.windows import WindowCalls
+
+# Calling `__init__` on a new object is faster than calling its class, which leaves the interpreter's loop.
+new = object.__new__
 
 
 class Probing:
@@ -546,6 +551,7 @@ class PointToPoint(Probing):
         self.state = None
         for name in ("context", "kernel", "key", "me", "members", "peers", "place", "rank", "reach", "size"):
             delattr(self, name)
+        self.__class__ = _find_null_class(type(self))
 
     # ---- sending
 
@@ -566,23 +572,26 @@ class PointToPoint(Probing):
             return self._nothing(dest, name)
         if tag < 0:
             raise mpi_error("ERR_TAG", f"a tag must be at least 0; got {tag}")
-        view, kind = memory_of(buf)
-        nbytes = view.nbytes
-        number = me.number
         try:
             other = self.peers[dest]
         except TypeError:  # mpi4py takes 1.0 for a rank
             return self.Isend(buf, int(dest), tag, name, synchronous)
-        wires = kernel.wires
-        node = wires.node[number]
-        eager = not (synchronous or kernel.rendezvous)
-        if node == wires.node[other] and wires.uniform:  # most messages: `wires.send`, inlined
-            eager = eager and nbytes <= wires.limit_inside
-            costs = wires.inside[node].get(nbytes) or wires.inside_costs(node, nbytes)
-            own, arrives, taking = costs[0 if eager else 1]
-            me.t += own
-            arrives += me.t
+        if buf.__class__ is ndarray and (view := memoryview(buf)).c_contiguous:  # `memory_of`, inlined
+            kind = KINDS.get(view.format) or kind_of(view.format)
         else:
+            view, kind = memory_of(buf)
+        nbytes = view.nbytes
+        wires = kernel.wires
+        receiver = kernel.ranks[other]
+        eager = not (synchronous or kernel.rendezvous)
+        if me.node == receiver.node and wires.uniform:  # most messages: `wires.send`, inlined
+            eager = eager and nbytes <= wires.limit_inside
+            costs = me.inside.get(nbytes) or wires.inside_costs(me.node, nbytes)
+            own, flight, taking = costs[0] if eager else costs[1]
+            me.t = free = me.t + own
+            arrives = flight + free
+        else:
+            number = me.number
             eager = eager and wires.eager(number, other, nbytes)
             if eager:
                 kernel.let_earlier_go(me)  # a network card is shared in the order of time
@@ -591,7 +600,8 @@ class PointToPoint(Probing):
         if kernel.carries is None or kernel.carries(kind, nbytes):
             # An announced message stays in the sender's memory until the receiver fetches it.
             data = view.tobytes() if eager or kernel.strict else view
-        message = Message(me, name, dest, view, data, nbytes, kind, self.key, tag, eager, taking)
+        message: Message = new(Message)
+        message.__init__(me, name, dest, view, data, nbytes, kind, self.key, tag, eager, taking)  # type: ignore[misc]
         kernel.messages += 1
         kernel.bytes += nbytes
         latest = me.latest
@@ -601,7 +611,6 @@ class PointToPoint(Probing):
             latest[other] = arrives
         if kernel.faults is not None and kernel.faults.intercept(self, message, other, arrives):
             return message
-        receiver = kernel.ranks[other]
         heappush(receiver.inbox, (arrives, next(kernel.sequence), message))
         if receiver.waiting and arrives < receiver.wake:  # `kernel.schedule`, inlined
             receiver.wake = arrives
@@ -652,10 +661,14 @@ class PointToPoint(Probing):
             if source != kernel.special.any_source:
                 return self._nothing(source, name)
             source = None
-        if tag == kernel.special.any_tag:
+        if tag is not None and tag == kernel.special.any_tag:
             tag = None
-        make = ReceiveRequest if buf.__class__ is np.ndarray else receive_into
-        receive = make(me, name, buf, source, tag)
+        receive: ReceiveRequest
+        if buf.__class__ is ndarray:
+            receive = new(ReceiveRequest)
+            receive.__init__(me, name, buf, source, tag)  # type: ignore[misc]
+        else:
+            receive = receive_into(me, name, buf, source, tag)
         me.t += kernel.wires.post
         post(me, self.context, receive)
         if kernel.faults is not None:
@@ -743,14 +756,16 @@ class Comm(
     COMM_TYPE_SHARED = c.COMM_TYPE_SHARED
 
     def __new__(cls, comm: Any = None) -> Any:
-        found: Any = object.__new__(cls)
         if comm is not None and not isinstance(comm, Comm):
             raise TypeError(f"expected a communicator; got {type(comm).__name__}")
+        found: Any
         if comm is None or comm.state is None:
+            found = object.__new__(_find_null_class(cls))
             found.state = None
             return found
         if not cls._fits(comm.state):
             raise TypeError(f"expected {cls.__name__}; got {type(comm).__name__}")
+        found = object.__new__(cls)
         found._fill(comm.state, comm.rank)
         return found
 
@@ -761,11 +776,6 @@ class Comm(
     def _fits(cls, state: CommState) -> bool:
         """Return True if a communicator with this state can be of this class."""
         return True
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name not in PointToPoint.__slots__:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        raise mpi_error("ERR_COMM", f"the null communicator has no {name}")
 
     def Get_rank(self) -> int:
         return self.rank
@@ -790,6 +800,39 @@ class Comm(
         return isinstance(other, Comm) and other.state is self.state
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def _find_null_class(cls: Any) -> Any:
+    """Return the class of the null communicators of a class: using what they do not have is an MPI error.
+
+    They have a class of their own because `__getattr__` slows down every access to an attribute, also to those that exist.
+    """
+    found = vars(cls).get("_null_class")
+    if found is None:
+
+        def fill(self: Any, state: CommState, rank: int) -> None:
+            """Become a communicator that has been created meanwhile."""
+            _set_class(self, cls)
+            self._fill(state, rank)
+
+        names = {
+            "__slots__": (),
+            "__getattr__": _refuse,
+            "__class__": property(lambda self: cls),
+            "_fill": fill,
+        }
+        found = type(cls)(cls.__name__, (cls,), names)
+        cls._null_class = found
+    return found
+
+
+_set_class = vars(object)["__class__"].__set__
+
+
+def _refuse(comm: Any, name: str) -> Any:
+    if name.startswith("__") or name not in PointToPoint.__slots__:
+        raise AttributeError(f"{type(comm).__name__!r} object has no attribute {name!r}")
+    raise mpi_error("ERR_COMM", f"the null communicator has no {name}")
 
 
 COMM_NULL = Comm()

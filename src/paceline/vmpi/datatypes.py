@@ -182,7 +182,7 @@ class Layout:
             return int(self.how["size"]) if kind[0] == "V" else np.dtype(kind).alignment
         return max((base.alignment for _, count, base in self.blocks() if count), default=1)
 
-    @property
+    @cached_property
     def extent(self) -> int:
         return self.bounds[1] - self.bounds[0]
 

@@ -48,7 +48,7 @@ class Handle(Numbered):
     def fromhandle(cls, handle: int) -> Any:
         """Return an object equal to the one with this number."""
         found = numbered[handle]
-        return type(found)(found)
+        return found.__class__(found)
 
     fromint = f2py = fromhandle
 
@@ -63,7 +63,7 @@ class Handle(Numbered):
             return find_constant, (name,)
         for known in constants.values():
             if isinstance(known, Handle) and isinstance(self, _base(known)) and self == known:
-                return type(self), (known,)
+                return self.__class__, (known,)
         raise ValueError(f"cannot pickle {type(self).__name__}")
 
 

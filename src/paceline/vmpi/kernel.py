@@ -131,9 +131,11 @@ class Rank:
         "error",
         "greenlet",
         "inbox",
+        "inside",
         "kernel",
         "latest",
         "messages_at_poll",
+        "node",
         "number",
         "open",
         "pace",
@@ -152,6 +154,9 @@ class Rank:
     def __init__(self, kernel: Kernel, number: int) -> None:
         self.kernel = kernel
         self.number = number
+        self.node = kernel.wires.node[number]
+        self.inside = kernel.wires.inside[self.node]
+        """The costs of messages inside the node, by bytes: see `Wires`."""
         self.t = 0.0
         self.inbox: list[tuple[float, int, Any]] = []
         self.waiting = False

@@ -158,7 +158,7 @@ def _first_of(receives: Any, tag: int) -> tuple[Any, int]:
 def post(rank: Any, context: int, receive: ReceiveRequest) -> None:
     """Post a receive: it takes a message that has already arrived, or waits for one."""
     source = receive.wanted_source
-    if source is ANY:
+    if source is None:
         rank.kernel.take_arrived(rank)  # only what has arrived by now can be taken at once
         message = take_unexpected(rank, context, ANY, receive.wanted_tag)
         if message is None:
@@ -168,13 +168,13 @@ def post(rank: Any, context: int, receive: ReceiveRequest) -> None:
             match(rank, receive, message)
         return
     key = (context, source)
-    waiting = rank.unexpected.get(key)
-    if waiting:
+    if rank.unexpected.get(key):
         message = take_unexpected(rank, context, source, receive.wanted_tag)
         if message is not None:
             match(rank, receive, message)
             return
-    receive.order = next(rank.kernel.sequence)
+    # Receives from any source that are posted later have higher numbers.
+    receive.order = next(rank.kernel.sequence) if rank.wild else 0
     queue = rank.posted.get(key)
     if queue is None:
         queue = rank.posted[key] = deque()

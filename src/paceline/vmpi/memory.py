@@ -166,11 +166,11 @@ def raw_memory(given: Any) -> memoryview:
     >>> raw_memory(np.arange(3.0)).nbytes, raw_memory(b"abc").format
     (24, 'B')
     """
-    if is_bottom(given):
-        return memoryview(b"")
     try:
         view = memoryview(given)
     except (TypeError, BufferError):
+        if is_bottom(given):
+            return memoryview(b"")
         view = _from_dlpack(given) if hasattr(given, "__dlpack__") else _from_cuda(given)
     if not view.c_contiguous:
         if view.f_contiguous:
@@ -222,11 +222,11 @@ def _from_dlpack(given: Any) -> memoryview:
         code = 5
     elif code not in _DLPACK_KINDS or tensor.lanes != 1 or tensor.bits % 8 or not tensor.bits:
         raise BufferError(f"elements of DLPack type {code} with {tensor.bits} bits are not supported")
-    shape = [tensor.shape[axis] for axis in range(tensor.ndim)]
-    strides = [tensor.strides[axis] for axis in range(tensor.ndim)] if tensor.strides else None
-    _check_strides(shape, strides, 1)
+    shape = tensor.shape[: tensor.ndim]
+    _check_strides(shape, tensor.strides[: tensor.ndim] if tensor.strides else None, 1)
     nbytes = prod(shape) * itemsize
-    found = memory_at((tensor.data or 0) + tensor.byte_offset, nbytes, (given, capsule))
+    reach = _main_memory_at if device == 1 else memory_at
+    found = reach((tensor.data or 0) + tensor.byte_offset, nbytes, (given, capsule))
     return _typed(found, f"{_DLPACK_KINDS[code]}{itemsize}", readonly)
 
 
@@ -262,11 +262,15 @@ def _check_strides(shape: Any, strides: Any, unit: int) -> None:
 
 def memory_at(address: int, nbytes: int, owner: Any = None) -> Any:
     """Return the bytes at an address, which `owner` keeps allocated."""
+    # The system call fails for the memory of a device; reading it would end the process.
+    if nbytes and _system_call("access")(ctypes.c_void_p(address), 0) and ctypes.get_errno() == errno.EFAULT:
+        raise BufferError("the memory of a device cannot be reached from simulated ranks")
+    return _main_memory_at(address, nbytes, owner)
+
+
+def _main_memory_at(address: int, nbytes: int, owner: Any) -> Any:
     if not nbytes:
         return bytearray()
-    # The system call fails for the memory of a device; reading it would end the process.
-    if _system_call("access")(ctypes.c_void_p(address), 0) and ctypes.get_errno() == errno.EFAULT:
-        raise BufferError("the memory of a device cannot be reached from simulated ranks")
     found = (ctypes.c_ubyte * nbytes).from_address(address)
     found.owner = owner  # type: ignore[attr-defined]
     return found
@@ -285,8 +289,7 @@ def _capsule_pointer() -> Any:
 
 
 def _typed(memory: Any, kind: str, readonly: bool) -> memoryview:
-    kind = "?" if kind == "b1" else kind
-    array = np.frombuffer(memory, np.uint8).view(kind)
+    array = np.frombuffer(memory, "?" if kind == "b1" else kind)
     if readonly:
         array.flags.writeable = False
     return memoryview(array)  # type: ignore[arg-type]

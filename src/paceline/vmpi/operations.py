@@ -159,7 +159,11 @@ class Op(Handle):
             self.ufunc(lower, upper, out=lower)
             return lower
         if self._function is not None:
-            self._function(_bytes(lower).view(buffer), _bytes(upper).view(buffer), _datatype_of(upper.dtype))
+            self._function(
+                lower.view(np.uint8).view(buffer),
+                upper.view(np.uint8).view(buffer),
+                _datatype_of(upper.dtype),
+            )
             return upper
         if self.name == "NO_OP":
             return lower
@@ -226,18 +230,11 @@ def combine_all(rows: Sequence[Any], op: Any, kind: str) -> memoryview:
     >>> combine_all([np.array([1, 2]), np.array([3, 4])], SUM, "i8").cast("q").tolist()
     [4, 6]
     """
-    return _last(prefixes(rows, op, kind))
-
-
-def _last(found: Iterator[NDArray[Any]]) -> memoryview:
-    value = next(found)
-    for value in found:  # noqa: B007 (only the last one is used)
+    value = None
+    for value in prefixes(rows, op, kind):  # noqa: B007 (only the last one is used)
         pass
-    return memoryview(_bytes(value))  # type: ignore[arg-type]
-
-
-def _bytes(values: Any) -> NDArray[np.uint8]:
-    return values.view(np.uint8)  # type: ignore[no-any-return]
+    assert value is not None
+    return memoryview(value.view(np.uint8))  # type: ignore[arg-type]
 
 
 def prefixes(rows: Sequence[Any], op: Any, kind: str) -> Iterator[NDArray[Any]]:

@@ -11,7 +11,7 @@ from greenlet import getcurrent
 
 from paceline.vmpi.buffers import Elements, layout_of, memory_of, poison, write_bytes
 from paceline.vmpi.constants import SUCCESS, UNDEFINED, special_numbers
-from paceline.vmpi.datatypes import Layout
+from paceline.vmpi.datatypes import KINDS, Layout, kind_of
 from paceline.vmpi.errors import BufferChanged, MPIError, find_site, format_site, mpi_error
 from paceline.vmpi.handles import Handle, Numbered, call_back, constants, find_constant, numbered
 
@@ -506,14 +506,22 @@ class ReceiveRequest(Request):
     cancelled: Any
 
     def __init__(self, rank: Any, name: str, buffer: Any, source: int | None, tag: int | None) -> None:
-        self.rank, self.name = rank, name
-        self.done = self.spent = False
-        self.error = self.origin = self.saved = self.cancelled = None
-        self.view, self.kind = view, _ = memory_of(buffer)
+        if (
+            buffer.__class__ is np.ndarray and (view := memoryview(buffer)).c_contiguous
+        ):  # `memory_of`, inlined
+            self.kind = KINDS.get(view.format) or kind_of(view.format)
+        else:
+            view, self.kind = memory_of(buffer)
         if view.readonly and view.nbytes:
             raise ValueError("a message cannot be received into a read-only buffer")
+        self.rank = rank
+        self.name = name
+        self.done = self.spent = False
+        self.error = self.origin = self.saved = self.cancelled = None
+        self.view = view
         self.nbytes = view.nbytes
-        self.wanted_source, self.wanted_tag = source, tag
+        self.wanted_source = source
+        self.wanted_tag = tag
         if rank.kernel.strict:
             self.watch()
             if not rank.kernel.time_only:  # memory without contents is shared by all ranks
@@ -545,7 +553,9 @@ class ReceiveRequest(Request):
                 view.cast("B")[:nbytes] = data
             except TypeError:
                 write_bytes(view, data)
-        self.source, self.tag, self.count = source, tag, nbytes
+        self.source = source
+        self.tag = tag
+        self.count = nbytes
         self.done = True
 
     def _finish(self, status: Any) -> None:

@@ -329,7 +329,7 @@ class Window(Attributes, Handled):
         given = Elements(origin)
         place = self._target(given, target_rank, target)
         end = self._travel(target_rank, given.nbytes, None)
-        place.write(given.packed().tobytes())
+        place.write(given.packed())
         return end
 
     def _get(self, origin: Any, target_rank: int, target: Any) -> float:
@@ -360,7 +360,7 @@ class Window(Attributes, Handled):
                 raise mpi_error(
                     "ERR_ARG", f"{given.nbytes} bytes cannot be combined with {len(before)} at the target"
                 )
-            place.write(combine_all([before, given.packed().tobytes()], made, given.layout.kind))
+            place.write(combine_all([before, given.packed()], made, given.layout.kind))
         return end
 
     def _is_nobody(self, rank: int) -> bool:
