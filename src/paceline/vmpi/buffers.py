@@ -61,7 +61,7 @@ def unpack_spec(given: Any) -> tuple[Any, Any, Any, Any]:
     if not 1 <= len(given) <= 4:
         raise ValueError(f"a message's buffer is [array, count, type]; got {len(given)} items: {given[1:]}")
     if len(given) == 4:
-        return tuple(given)  # type: ignore[return-value]
+        return tuple(given)
     count = datatype = None
     if len(given) == 3:
         data, count, datatype = given

@@ -7,7 +7,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 from greenlet import getcurrent
-from numpy import ndarray
 
 from paceline.vmpi import constants as c
 from paceline.vmpi.buffers import memory_of
@@ -23,6 +22,7 @@ from paceline.vmpi.matching import Message, first_unexpected, match, post, take_
 from paceline.vmpi.memory import BUFFER_AUTOMATIC, buffer
 from paceline.vmpi.objects import ObjectCalls, receive_matched
 from paceline.vmpi.requests import (
+    ARRAY,
     JointRequest,
     PartitionedReceive,
     PartitionedSend,
@@ -576,7 +576,7 @@ class PointToPoint(Probing):
             other = self.peers[dest]
         except TypeError:  # mpi4py takes 1.0 for a rank
             return self.Isend(buf, int(dest), tag, name, synchronous)
-        if buf.__class__ is ndarray and (view := memoryview(buf)).c_contiguous:  # `memory_of`, inlined
+        if buf.__class__ is ARRAY and (view := memoryview(buf)).c_contiguous:  # `memory_of`, inlined
             kind = KINDS.get(view.format) or kind_of(view.format)
         else:
             view, kind = memory_of(buf)
@@ -664,7 +664,7 @@ class PointToPoint(Probing):
         if tag is not None and tag == kernel.special.any_tag:
             tag = None
         receive: ReceiveRequest
-        if buf.__class__ is ndarray:
+        if buf.__class__ is ARRAY:
             receive = new(ReceiveRequest)
             receive.__init__(me, name, buf, source, tag)  # type: ignore[misc]
         else:

@@ -234,6 +234,8 @@ class NearbyModules:
         fromlist: Sequence[str] = (), level: int = 0,
     ) -> Any:  # fmt: skip
         """Do what Python's `__import__` does, with the running rank's own modules."""
+        if not level and self._codes.get(name, self) is None:  # known not to be in the folder
+            return builtins.__import__(name, globals, locals, fromlist)
         package = (globals or {}).get("__package__") or ""
         whole = importlib.util.resolve_name("." * level + name, package) if level else name
         first = whole.partition(".")[0]

@@ -15,6 +15,8 @@ from paceline.vmpi.datatypes import KINDS, Layout, kind_of
 from paceline.vmpi.errors import BufferChanged, MPIError, find_site, format_site, mpi_error
 from paceline.vmpi.handles import Handle, Numbered, call_back, constants, find_constant, numbered
 
+ARRAY: Any = np.ndarray
+
 
 class Status(Handle):
     """The source, tag and length of a received message.
@@ -506,9 +508,8 @@ class ReceiveRequest(Request):
     cancelled: Any
 
     def __init__(self, rank: Any, name: str, buffer: Any, source: int | None, tag: int | None) -> None:
-        if (
-            buffer.__class__ is np.ndarray and (view := memoryview(buffer)).c_contiguous
-        ):  # `memory_of`, inlined
+        view: memoryview
+        if buffer.__class__ is ARRAY and (view := memoryview(buffer)).c_contiguous:  # `memory_of`, inlined
             self.kind = KINDS.get(view.format) or kind_of(view.format)
         else:
             view, self.kind = memory_of(buffer)
