@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline import Run
+from paceline.study.file import mistakes, read
 
 pytest.importorskip("torch")
 
@@ -69,3 +70,13 @@ def test_ranks_learn_the_same(serial: list[float], tmp_path: Path) -> None:
     run = Run(tmp_path / "runs" / "lm")
     assert run.config["ranks"] == 2
     assert [epoch["metrics"]["perplexity"] for epoch in run.epochs] == pytest.approx(serial, abs=0.02)
+
+
+def test_the_study_has_a_baseline_and_every_strategy_on_all_ranks() -> None:
+    cells = read(FOLDER / "lm.toml").cells("mpi")
+    assert mistakes(cells) == []
+    assert {cell.config.strategy for cell in cells} == {
+        "serial", "sync", "local-sgd:every=16", "elastic", "gossip",
+    }  # fmt: skip
+    assert all(cell.ranks > 1 for cell in cells if not cell.serial)
+    assert {cell.program for cell in cells} == {cells[0].program}

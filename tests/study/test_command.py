@@ -12,7 +12,9 @@ import pytest
 
 from paceline import fit
 from paceline.cli import main
+from paceline.compare.rows import rows_of
 from paceline.config import Config
+from paceline.record import find_runs
 from paceline.study.cells import Cell
 from paceline.study.context import context_of
 from paceline.study.file import read
@@ -317,3 +319,33 @@ def test_inside_a_job_it_is_refused(
         capsys.readouterr().err
         == "paceline study: a study starts its runs itself: run it without mpiexec or srun\n"
     )
+
+
+def test_real_and_simulated_cells_are_compared_with_their_own_kind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    COSTS.save(tmp_path / "costs.json")
+    part = '[[matrix]]\nstrategy = "sync"\nranks = 2\non = ["mpi", "sim"]\n[simulation]\nmachine = "costs.json"\n'
+    path = write(tmp_path, SETTINGS + "threads = 1\n" + part)
+    done = study(path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    runs = find_runs([tmp_path / "runs/s"])
+    assert len(runs) == 4
+    rows = {(row.strategy, bool(row.simulated)): row for row in rows_of(runs)}
+    for simulated in (False, True):
+        serial, sync = rows["serial", simulated], rows["sync", simulated]
+        assert sync.speedup == pytest.approx(serial.train_seconds / sync.train_seconds)
+    assert "Simulated: " in done.stdout
+    assert "sync (simulated: loopback)" in done.stdout
+
+    # Without a simulated serial run, simulated rows have no speedup: real seconds are not comparable with theirs.
+    some = [run for run in runs if run.simulated is None or run.config["strategy"] != "serial"]
+    rows = {(row.strategy, bool(row.simulated)): row for row in rows_of(some)}
+    assert rows["sync", True].speedup is None
+    assert rows["sync", False].speedup is not None
+
+    # Hosts are for the real cells.
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main(["study", str(path), "--hosts", "localhost:1", "--dry-run"]) == 2
+    assert "2 ranks do not fit on the hosts, which take 1" in capsys.readouterr().err

@@ -300,3 +300,26 @@ def test_what_was_given_as_an_object_is_nobody_elses() -> None:
     assert simulated.key == Cell(config=Config(), ranks=2, options=Options()).key != cell.key
     old = {key: value for key, value in simulated.settings.items() if key != "asked"}
     assert asked_in(old) is None  # nobody knows any more what was asked for
+
+
+MIXED = (
+    "all_threads = false\n"
+    '[settings]\ndata = "iris"\nmodel = "mlp:2"\nepochs = 1\nbatch = 60\nthreads = 1\n'
+    '[[matrix]]\nstrategy = "sync"\nranks = 2\non = ["mpi", "sim"]\n'
+    '[[matrix]]\nstrategy = "sync"\nranks = 64\non = "sim"\nnetwork = "10gbe"\n'
+    '[[matrix]]\nstrategy = "gossip"\nranks = 2\n'
+)
+
+
+def test_a_file_may_mix_real_and_simulated_cells(tmp_path: Path) -> None:
+    study = read(write(tmp_path, MIXED))
+    shared = {
+        "serial, seed 0", "serial simulated on loopback, seed 0", "sync on 2 ranks, seed 0",
+        "sync on 2 ranks simulated on loopback, seed 0", "sync on 64 ranks simulated on 10gbe, seed 0",
+    }  # fmt: skip
+    real, virtual = "gossip on 2 ranks, seed 0", "gossip on 2 ranks simulated on loopback, seed 0"
+    assert {str(cell) for cell in study.cells("mpi")} == shared | {real}
+    assert {str(cell) for cell in study.cells("sim")} == shared | {virtual}
+    assert sorted(map(str, study.named())) == sorted(shared | {real, virtual})
+    with pytest.raises(BadStudyError, match="unknown place to run on 'cloud'; choose one of mpi, sim"):
+        read(write(tmp_path, PART + "on = 'cloud'"))

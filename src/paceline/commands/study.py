@@ -41,7 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "file", type=Path, metavar="FILE.toml", help="the study file (see docs/studies.md for its format)"
     )
     parser.add_argument(
-        "--on", choices=PLACES, default="mpi", help="train on real or on simulated ranks (default: mpi)"
+        "--on",
+        choices=PLACES,
+        default="mpi",
+        help="where to train, if FILE does not say it: on real ranks or on simulated ones (default: mpi)",
     )
     add_hosts(parser)
     parser.add_argument(
@@ -127,7 +130,7 @@ def _check_hosts(args: argparse.Namespace, cells: Sequence[Cell], folder: Folder
 
     if args.hosts is None:
         return
-    if args.on != "mpi":
+    if all(cell.options is not None for cell in cells):
         raise UsageError("simulated ranks are all in this process; leave out --hosts")
     hosts = parse_hosts(args.hosts)
     slots, most = sum(host.slots for host in hosts), max((c.ranks for c in cells if c.on_ranks), default=1)

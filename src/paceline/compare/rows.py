@@ -133,7 +133,7 @@ class Row:
     """The samples of all runs divided by their seconds."""
     speedup: float | None
     """Over the serial row with the fewest threads of the same problem and optimizer, or of the same problem if there is
-    none with that optimizer; None if there is no serial row, or if a run diverged."""
+    none with that optimizer, simulated if the row is; None if there is no such row, or if a run diverged."""
     against_threads: float | None
     """The same over the serial row with the most threads; None if serial rows do not differ in threads."""
     split: dict[str, float]
@@ -361,12 +361,11 @@ def _baseline(
 ) -> dict[int, float]:
     """Return the seconds of the serial rows to compare with, by threads: of the same optimizer, if there are any.
 
-    For simulated rows they are simulated ones, if there are any.
+    Simulated rows are compared with simulated ones only, and real rows with real ones.
     """
     for own in dict.fromkeys((optimizer, "")):
-        for simulated in (True, False) if key[1] else (False,):
-            if found := serial.get((key[0], own, simulated)):
-                return found
+        if found := serial.get((key[0], own, bool(key[1]))):
+            return found
     return {}
 
 

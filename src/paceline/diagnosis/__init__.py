@@ -23,8 +23,8 @@ __all__ = ["Cause", "Diagnosis", "diagnose"]
 def diagnose(runs: Sequence[Run], metric: Metric | None = None) -> list[Diagnosis]:
     """Diagnose each strategy among the runs of ONE problem, those that a report compares with each other.
 
-    Serial runs are the baseline and have no diagnosis. Simulated runs are compared with simulated serial runs, or with
-    real ones if there are none. The same runs give the same words.
+    Serial runs are the baseline and have no diagnosis. Simulated runs are compared with simulated serial runs, and
+    real ones with real ones. The same runs give the same words.
 
     `metric`: the measure of quality that matters most; by default accuracy, then a well-known one, then the loss.
 

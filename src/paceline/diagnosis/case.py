@@ -384,11 +384,10 @@ def _optimizer(scales: Sequence[Scale]) -> str:
 def _baselines(
     serial: Mapping[tuple[bool, str], list[Scale]], simulated: bool, optimizer: str
 ) -> tuple[Scale, ...]:
-    """Return the serial runs to compare with: of the same optimizer and simulated or not, as far as there are any."""
+    """Return the serial runs to compare with, simulated or not like the others; of the same optimizer, if there are any."""
     for own in dict.fromkeys((optimizer, "")):
-        for virtual in (True, False) if simulated else (False,):
-            if found := serial.get((virtual, own)):
-                return tuple(sorted(found, key=lambda scale: (scale.threads, scale.seconds)))
+        if found := serial.get((simulated, own)):
+            return tuple(sorted(found, key=lambda scale: (scale.threads, scale.seconds)))
     return ()
 
 

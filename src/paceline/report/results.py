@@ -44,7 +44,7 @@ OVER = "* more ranks than cores: not a measure of scaling."
 SIMULATED = (
     "Simulated times are predictions: what the strategy's own code would take on that network, by a model of the cost of "
     "messages and computing. Accuracies come from gradients that were really computed. Speedups are relative to a "
-    "simulated serial row if there is one."
+    "simulated serial row; without one there is none."
 )
 SPLIT = (
     "Seconds of training, mean over ranks and runs. compute: preparing batches and computing gradients; exchange: messages "

@@ -109,9 +109,9 @@ def _without_speedup(one: Series, rows: Sequence[Row]) -> str | None:
     """Return why no row of a series has a speedup, or None if one has."""
     if any(row.speedup is not None for row in one.rows):
         return None
-    serial = [row for row in rows if row.serial and (one.origin == "simulated" or not row.simulated)]
+    serial = [row for row in rows if row.serial and (one.origin == "simulated") == bool(row.simulated)]
     if not serial:
-        return "there is no serial run to compare with"
+        return f"there is no {'simulated ' * (one.origin == 'simulated')}serial run to compare with"
     if all(row.diverged for row in serial):
         return "the serial runs to compare with diverged"
     if all(row.diverged for row in one.rows):
@@ -123,7 +123,7 @@ def _without_speedup(one: Series, rows: Sequence[Row]) -> str | None:
 def scaled_speedups(points: Sequence[Row], rows: Sequence[Row]) -> list[float]:
     """Return samples per second relative to the serial row of `Row.speedup`: Gustafson's speedup, of work that may grow."""
     serial = [row for row in rows if row.serial and row.samples_per_second and not row.diverged]
-    own = [row for row in serial if bool(row.simulated) == bool(points[0].simulated)] or serial
+    own = [row for row in serial if bool(row.simulated) == bool(points[0].simulated)]
     own = [row for row in own if row.optimizer == points[0].optimizer] or [
         row for row in own if not row.optimizer
     ]

@@ -19,7 +19,7 @@ from paceline.files import read_toml
 from paceline.launch import allocated_cores
 from paceline.machine import load_network
 from paceline.simulate.options import NAMES as SIMULATION
-from paceline.simulate.options import PLACES, Options
+from paceline.simulate.options import PLACES, Options, options_of
 from paceline.study.cells import (
     PROBLEM,
     PROGRAM_SETTINGS,
@@ -34,13 +34,10 @@ from paceline.study.cells import (
 
 # A replay copies the settings of a run, so its record is not what the study asked for.
 SETTINGS = (
-    *(setting.name for setting in fields(Config) if setting.name != "replay"),
-    "ranks",
-    "program",
-    "arguments",
-)
+    *(setting.name for setting in fields(Config) if setting.name != "replay"), "ranks", "on", "program", "arguments",
+)  # fmt: skip
 # The settings of a part that runs a program; what it trains, the program says itself.
-OF_PROGRAM = ("program", "arguments", "ranks", *PROGRAM_SETTINGS, *SIMULATION)
+OF_PROGRAM = ("program", "arguments", "ranks", "on", *PROGRAM_SETTINGS, *SIMULATION)
 # Threads that divide the cores among the ranks.
 DIVIDED = "cores / ranks"
 CORES = re.compile(r"cores(?:,? at most (\d{1,9}))?")
@@ -86,6 +83,8 @@ def mistake(name: str, value: Any) -> str | None:
     try:
         if name == "ranks":
             ranks_of(value)
+        elif name == "on":
+            options_of(value, {})
         elif name == "program":
             if not isinstance(value, str) or not value:
                 raise UsageError(f"program must be a file; got {value!r}")
@@ -142,7 +141,7 @@ class StudyPart:
 
     def cells(self, simulation: Mapping[str, list[Any]] | None, wrong: list[str]) -> Iterator[Cell]:
         """Return the product of all axes, including those of a simulation; add mistakes to `wrong`."""
-        axes = {name: values for name, values in self.axes.items() if name not in SIMULATION}
+        axes = {name: values for name, values in self.axes.items() if name not in ("on", *SIMULATION)}
         if simulation is not None:
             own = {name: values for name, values in self.axes.items() if name in SIMULATION}
             axes |= {**simulation, **own}
@@ -195,17 +194,24 @@ class Study:
     published: tuple[dict[str, Any], ...]
 
     def cells(self, on: str) -> list[Cell]:
-        """Return every requested run, on real ranks ("mpi") or simulated ones ("sim"), in the order to run them."""
+        """Return every requested run in the order to run them.
+
+        `on`: where parts run that do not say it themselves, on real ranks ("mpi") or simulated ones ("sim").
+        """
         wrong: list[str] = []
-        simulation = self.simulation if on == "sim" else None
-        cells = [cell for part in self.parts for cell in part.cells(simulation, wrong)]
+        cells = [
+            cell
+            for part in self.parts
+            for place in part.axes.get("on") or [on]
+            for cell in part.cells(self.simulation if place == "sim" else None, wrong)
+        ]
         if wrong:
             raise BadStudyError(wrong)
         return in_order(unique(with_baselines(cells, allocated_cores() if self.all_threads else 1)))
 
     def named(self) -> list[Cell]:
         """Return every requested run, real or simulated."""
-        return [cell for on in PLACES for cell in self.cells(on)]
+        return unique(cell for on in PLACES for cell in self.cells(on))
 
     def as_json(self) -> dict[str, Any]:
         """Return the study in the form of study.json."""
