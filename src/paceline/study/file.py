@@ -84,7 +84,7 @@ def mistake(name: str, value: Any) -> str | None:
         if name == "ranks":
             ranks_of(value)
         elif name == "on":
-            options_of(value, {})
+            options_of(str(value), {})
         elif name == "program":
             if not isinstance(value, str) or not value:
                 raise UsageError(f"program must be a file; got {value!r}")
