@@ -92,7 +92,7 @@ def _choose(search: Search, best: Candidate, found: dict[Candidate, Timing]) -> 
         )
     runs = len(found[best].seconds) + found[best].missed
     faster = found[rivals[0]].mean / found[best].mean
-    once = "each was run once" if runs == 1 else "their intervals overlap"
+    once = "each was run once" if runs == 1 else "the difference is within the noise"
     more = f" (as for {count(len(rivals) - 1, 'more', '')})" if len(rivals) > 1 else ""
     return best, (
         f"how sure: not certain: {faster:.2f} times as fast as {rivals[0]} in the mean, but {once}{more}{why}"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Protocol
@@ -24,7 +24,7 @@ from paceline.compare.metric import Goal
 from paceline.text import count
 from paceline.text import seconds as spell_seconds
 from paceline.tune.space import Candidate, Space
-from paceline.tune.timing import Timing, parted
+from paceline.tune.timing import Timing, parted, pooled_noise
 
 START = 2.0  # seconds of a run before and after training, until they have been measured
 KEEP, LONGER = 3, 3  # one in KEEP goes to the next rung, which is LONGER times as long
@@ -132,6 +132,7 @@ class Search:
         self._overheads: list[float] = []
         self._per_epoch: dict[tuple[object, ...], float] = {}
         """Seconds on the clock for an epoch, where they differ from those of training: in the simulator."""
+        self._walls: list[tuple[float, int, Candidate]] = []
         self._learned: dict[tuple[object, ...], tuple[int, bool, Candidate]] = {}
         """By the steps of serial training: the epochs to the target, whether it was reached, and who showed it."""
         self.trials = {one: Trial(one) for one in self.space.candidates}
@@ -224,9 +225,9 @@ class Search:
                 break
             if (epochs := self._epochs(one, allowance)) > self._longest(trial):
                 if not self._fits(one, epochs, until):
-                    epochs = self._epochs_that_fit(one, until)
+                    epochs = 0 if self.times() else self._epochs_that_fit(one, until)
                     if epochs <= self._longest(trial):
-                        continue
+                        continue  # with less than the fastest has needed, nothing could be said
                 self._observe(one, epochs=epochs, seed=0)
             taken.append(one)
         self.rungs.append((allowance, tuple(taken)))
@@ -291,7 +292,8 @@ class Search:
             seconds = [time_[0] for time_ in reached.values() if time_ is not None]
             if seconds:
                 found[one] = Timing(seconds=tuple(seconds), missed=len(reached) - len(seconds))
-        return found
+        noise = pooled_noise(found.values())
+        return {one: replace(timing, noise=noise) for one, timing in found.items()}
 
     def best(self) -> Candidate | None:
         """Return the candidate that reached the target first, in the mean, with every seed if any did."""
@@ -431,11 +433,14 @@ class Search:
         if best is not None:
             allowance = min(allowance, 1.2 * self.times()[best].mean)
         epochs = MOST_EPOCHS if allowance == math.inf else max(1, math.floor(allowance / seconds + 1e-9))
+        if best is None and self.space.options is not None and (each := self._clock_seconds(candidate)):
+            room = 0.1 * (self._search_end() - self.clock())
+            epochs = min(epochs, max(1, int(room / each)))
         if candidate.equals_serial and candidate.steps in self._learned:
             needs, reached, _ = self._learned[candidate.steps]
             epochs = min(epochs, needs + 1) if reached else epochs
-        elif best is not None and candidate.speed not in self._measured:
-            # The predicted speed may be wrong by far.
+        elif best is not None and (candidate.speed not in self._measured or self.space.options is not None):
+            # The predicted speed may be wrong by far; simulated epochs take as long on any number of ranks.
             epochs = min(epochs, MORE_EPOCHS * self.epochs_needed(best))
         return min(epochs, self.most_epochs)
 
@@ -455,7 +460,11 @@ class Search:
     def _first_allowance(self) -> float:
         """Return the seconds of training in the first rung."""
         known = [found for one in self.trials if (found := self._seconds(one)) is not None]
-        return max(min(known, default=0.0), self.budget / FIRST_RUNG if self.space.options is None else 0.0)
+        share = self.budget / FIRST_RUNG
+        if self.space.options is None:
+            return max(min(known, default=0.0), share)
+        # Simulated ranks compute on one core here: as many epochs as one process makes in that time.
+        return max(self._alone() or share, share)
 
     def _expected_start(self) -> float:
         return fmean(self._overheads) if self._overheads else START
@@ -465,7 +474,11 @@ class Search:
         if self.space.options is None:
             return self._seconds(candidate)
         own = self._per_epoch.get(candidate.speed)
-        return own if own is not None else max(self._per_epoch.values(), default=None)
+        return own if own is not None else max(self._per_epoch.values(), default=self._alone())
+
+    def _alone(self) -> float | None:
+        """Return the seconds of an epoch of one process: what simulated ranks together take at least."""
+        return self._seconds(next(iter(self.trials)))
 
     def _fits(self, candidate: Candidate, epochs: int, until: float) -> bool:
         """Return True if so many epochs are likely to end in time."""
@@ -527,5 +540,9 @@ class Search:
         assert found.wall is not None
         if self.space.options is None:
             self._overheads.append(max(0.0, found.wall - found.seconds))
-        else:
-            self._per_epoch[candidate.speed] = max(0.0, found.wall - START) / max(1, found.epochs)
+            return
+        self._walls.append((found.wall, found.epochs, candidate))
+        least = min(wall for wall, _, _ in self._walls)
+        self._overheads = [least]
+        for wall, epochs, one in self._walls:
+            self._per_epoch[one.speed] = max(self._alone() or 0.0, (wall - least) / max(1, epochs))

@@ -19,6 +19,7 @@ from paceline.training.job import Job, build_component, strategy_name, strategy_
 
 # Batches to try, relative to the usual one; a batch must leave at least this many steps in an epoch.
 BATCHES, LEAST_STEPS = (1.0, 4.0, 16.0, 0.25), 4
+FEWER = BATCHES[:2]  # simulated: the costs of each batch are measured
 USUAL_BATCH, USUAL_RATE = 64, 0.1
 
 
@@ -175,7 +176,11 @@ def make_space(
     layouts = list(_layouts(base, cores, given, ranks, nodes, threads=options is None))
     allowed = [layout for layout in layouts if _check(layout, base, options, refused, data)]
     found = [
-        candidate for layout in allowed for candidate in _with_batches(layout, base, given, samples, rate)
+        candidate
+        for layout in allowed
+        for candidate in _with_batches(
+            layout, base, given, samples, rate, BATCHES if options is None else FEWER
+        )
     ]
     found = list(dict.fromkeys(found))
     usual = found[0].batch if found else None
@@ -262,14 +267,15 @@ def _check(
 
 
 def _with_batches(
-    layout: tuple[str, int, int], base: Config, given: Collection[str], samples: int, rate: float
-) -> Iterator[Candidate]:
+    layout: tuple[str, int, int], base: Config, given: Collection[str], samples: int, rate: float,
+    batches: Sequence[float],
+) -> Iterator[Candidate]:  # fmt: skip
     """Yield a layout with every batch, and with the learning rates for it by the known rules."""
     strategy, ranks, threads = layout
     made = find_strategy(strategy)
     fixed = base.batch if "batch" in given else None
     usual = fixed or USUAL_BATCH
-    for factor in (1.0,) if fixed else BATCHES:
+    for factor in (1.0,) if fixed else batches:
         batch = max(1, int(usual * factor))
         if not fixed and factor != 1 and batch * LEAST_STEPS > samples:
             continue

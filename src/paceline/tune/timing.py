@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean, stdev, variance
 
 from paceline.text import count
 from paceline.text import seconds as spell_seconds
@@ -42,6 +43,9 @@ class Timing:
     seconds: tuple[float, ...]
     missed: int = 0
     """The number of runs that did not reach it."""
+    noise: tuple[float, int] | None = None
+    """The spread of the logarithms between seeds, as other candidates showed it, and its degrees of freedom: for a
+    candidate that was run once."""
 
     @property
     def mean(self) -> float:
@@ -58,31 +62,32 @@ class Timing:
         """An interval that holds the mean of many runs with 95 % confidence; None for a single run."""
         if len(self.seconds) < 2:
             return None
-        half = student(len(self.seconds) - 1) * self._error
+        error, freedom = self._error
+        half = student(freedom) * error
         return self.mean * math.exp(-half), self.mean * math.exp(half)
 
     @property
-    def _error(self) -> float:
-        """The standard error of the mean logarithm."""
-        return stdev(map(math.log, self.seconds)) / math.sqrt(len(self.seconds))
+    def _error(self) -> tuple[float, int]:
+        """The standard error of the mean logarithm, and its degrees of freedom."""
+        if len(self.seconds) < 2:
+            assert self.noise is not None
+            return self.noise
+        return stdev(map(math.log, self.seconds)) / math.sqrt(len(self.seconds)), len(self.seconds) - 1
 
     def times_as_fast(self, other: Timing) -> tuple[float, float] | None:
-        """Return how many times as fast as another one it is, as a 95 % interval (Welch); None if either ran once.
+        """Return how many times as fast as another one it is, as a 95 % interval (Welch); None if the noise is unknown.
 
         >>> low, high = Timing(seconds=(1.0, 1.1, 1.05)).times_as_fast(Timing(seconds=(2.0, 2.1, 2.2))) or (0, 0)
         >>> bool(low > 1)
         True
         """
-        if min(len(self.seconds), len(other.seconds)) < 2:
+        if any(len(one.seconds) < 2 and one.noise is None for one in (self, other)):
             return None
-        ours, theirs = self._error**2, other._error**2
-        ratio = math.log(other.mean / self.mean)
-        if ours + theirs == 0:
+        (ours, own), (theirs, others) = self._error, other._error
+        ratio, whole = math.log(other.mean / self.mean), ours**2 + theirs**2
+        if whole == 0:
             return math.exp(ratio), math.exp(ratio)
-        freedom = (ours + theirs) ** 2 / (
-            ours**2 / (len(self.seconds) - 1) + theirs**2 / (len(other.seconds) - 1)
-        )
-        half = student(freedom) * math.sqrt(ours + theirs)
+        half = student(whole**2 / (ours**4 / own + theirs**4 / others)) * math.sqrt(whole)
         return math.exp(ratio - half), math.exp(ratio + half)
 
     def __str__(self) -> str:
@@ -91,6 +96,20 @@ class Timing:
             low, high = map(spell_seconds, self.interval)
             found += f" ({low} to {high} s with 95 % confidence, {count(len(self.seconds), 'run')})"
         return found
+
+
+def pooled_noise(timings: Iterable[Timing]) -> tuple[float, int] | None:
+    """Return the spread of the logarithms within candidates that were run several times, and its degrees of freedom.
+
+    >>> pooled_noise([Timing(seconds=(1.0, 1.0)), Timing(seconds=(3.0,))])
+    (0.0, 1)
+    """
+    several = [timing.seconds for timing in timings if len(timing.seconds) > 1]
+    freedom = sum(len(seconds) - 1 for seconds in several)
+    if not freedom:
+        return None
+    squares = sum((len(seconds) - 1) * variance(map(math.log, seconds)) for seconds in several)
+    return math.sqrt(squares / freedom), freedom
 
 
 def parted(first: Timing, second: Timing) -> bool:
