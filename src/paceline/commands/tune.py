@@ -6,18 +6,20 @@ import argparse
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.commands import import_from_here
 from paceline.commands._settings import add_settings
-from paceline.config import Config, duration
+from paceline.config import Config, Program, duration
 from paceline.errors import UsageError
 from paceline.simulate.options import Options
 
 if TYPE_CHECKING:
     from paceline.compare.metric import Goal
+    from paceline.study.folder import Folder
     from paceline.tune.search import Search
     from paceline.tune.space import Space
 
@@ -27,6 +29,7 @@ examples:
   paceline tune --data digits --model mlp:64 --target 90% --budget 60s
   paceline tune --data mnist --target 97% --budget 5m --strategy sync       # ranks, threads, batch and learning rate only
   paceline tune --data mnist --target 97% --for 64 --network 10gbe          # a machine that you do not have, simulated
+  paceline tune --target 'perplexity<=9' --budget 30m program.py --its-own --arguments
 
 Searched are the strategy and its options, ranks, threads, the batch and the learning rate; a setting that is given here is
 not. The last line is the command to copy. Runs are ordinary records in DIR: the same command again goes on from them.
@@ -42,7 +45,7 @@ LEAST_BUDGET = 1.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.epilog = EXAMPLES
-    parser.usage = "paceline tune --target VALUE [options]"
+    parser.usage = "paceline tune --target VALUE [options] [PROGRAM.py [arguments of the program]]"
     what = parser.add_argument_group("what to find")
     what.add_argument(
         "--target", required=True, metavar="VALUE",
@@ -71,6 +74,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--runs", type=Path, metavar="DIR", help="folder for the runs (default: runs/tune-DATA-MODEL)"
     )
     parser.add_argument("--quiet", action="store_true", help="show no progress")
+    parser.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="PROGRAM.py",
+        help="a program with its own training loop, as for `paceline run`, instead of --data and --model",
+    )  # fmt: skip
 
 
 def main(args: argparse.Namespace) -> int:
@@ -83,7 +90,10 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError("tune starts its runs itself: run it without mpiexec or srun")
     import_from_here()
     with _terminated() as signals:
-        search = _search(args)
+        folder, make = prepare(args)
+        with folder.lock() as lock:
+            search = make(lock)
+            search.run()
     answer = conclude(search)
     print(_heading(search, args.budget))
     for text in (results(search), "\n".join(f"left out: {line}" for line in left_out(search))):
@@ -95,8 +105,8 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _search(args: argparse.Namespace) -> Search:
-    """Check all input, then search."""
+def prepare(args: argparse.Namespace) -> tuple[Folder, Callable[[int], Search]]:
+    """Check all input; return the folder of the runs, and a function that makes the search when it is locked."""
     from paceline import launch
     from paceline.compare.metric import Goal
     from paceline.study.folder import Folder
@@ -104,6 +114,7 @@ def _search(args: argparse.Namespace) -> Search:
     from paceline.tune.forecast import Forecast
     from paceline.tune.running import Runs
     from paceline.tune.search import MOST_EPOCHS, Search
+    from paceline.tune.space import USUAL_RATE, make_space
 
     goal = Goal.parse(args.target)
     budget = duration(args.budget)
@@ -116,34 +127,77 @@ def _search(args: argparse.Namespace) -> Search:
         **{each.name: getattr(args, each.name) for each in fields(Config) if each.name not in NOT_HERE}
     )
     options, cores = _machine(args)
-    with launch.limit_threads(1):
-        data, model, space = _space(config, given, args.ranks, options, cores)
-    _check_goal(goal, data)
-    folder = Folder(args.runs or Path("runs") / f"tune-{_slug(config.data)}-{_slug(config.model)}")
-    folder.check()
-    tell = _tell(quiet=args.quiet)
-    epochs = config.epochs if "epochs" in given or not space.grows else MOST_EPOCHS
-    with folder.lock() as lock:
-        runs = Runs(
-            folder=folder, space=space, metric=goal.metric, samples=len(data.train), tell=tell,
-            start=Trains(runs=folder.path, lock=lock, modules=Path()),
-        )  # fmt: skip
-        title = f"tune: {config.data}, {config.model}"
-        known = runs.open({"title": title, "question": "what reaches the target first?", "target": goal.text})
-        if known:
-            tell(f"going on from {known} run{'s' * (known > 1)} in {folder.path}")
-        speeds = Forecast(
+    program = _program(args, given)
+    samples, forecast = 0, None
+    if program is not None:
+        space = _check_space(
+            make_space(
+                config,
+                cores=cores,
+                samples=0,
+                rate=USUAL_RATE,
+                given=given,
+                ranks=args.ranks,
+                options=options,
+                nodes=_nodes(options, cores),
+                program=program,
+            )
+        )
+        title, slug = shlex.join([program.file, *program.arguments]), _slug(Path(program.file).stem)
+    else:
+        with launch.limit_threads(1):
+            data, model, space = _space(config, given, args.ranks, options, cores)
+        _check_goal(goal, data)
+        samples, title = len(data.train), f"{config.data}, {config.model}"
+        slug = f"{_slug(config.data)}-{_slug(config.model)}"
+        forecast = Forecast(
             base=config,
             data=data,
             model=model,
             batch=max(one.batch or 1 for one in space.candidates),
             options=options,
         )
-        search = Search(
-            space=space, goal=goal, bench=runs, budget=budget, speeds=speeds, most_epochs=epochs, tell=tell
+    folder = Folder(args.runs or Path("runs") / f"tune-{slug}")
+    folder.check()
+    tell = _tell(quiet=args.quiet)
+    limited = "epochs" in given or not space.grows
+    epochs = 1 if program is not None else config.epochs if limited else MOST_EPOCHS
+    modules = Path() if program is None else Path(program.file).absolute().parent
+
+    def make(lock: int) -> Search:
+        runs = Runs(
+            folder=folder, space=space, metric=goal.metric, samples=samples, tell=tell,
+            start=Trains(runs=folder.path, lock=lock, modules=modules),
+        )  # fmt: skip
+        about = {"title": f"tune: {title}", "question": "what reaches the target first?", "target": goal.text}
+        if known := runs.open(about):
+            tell(f"going on from {known} run{'s' * (known > 1)} in {folder.path}")
+        return Search(
+            space=space, goal=goal, bench=runs, budget=budget, speeds=forecast, most_epochs=epochs, tell=tell
         )
-        search.run()
-    return search
+
+    return folder, make
+
+
+def _program(args: argparse.Namespace, given: set[str]) -> Program | None:
+    """Return the program to tune; raise a UsageError for settings that it has itself."""
+    from paceline.study.cells import PROGRAM_SETTINGS
+    from paceline.vmpi.program import compile_script
+
+    words = args.program[1:] if args.program[:1] == ["--"] else args.program
+    if not words:
+        return None
+    if own := sorted(given - set(PROGRAM_SETTINGS)):
+        raise UsageError(f"a program has its own {', '.join(own)}: leave out --{own[0].replace('_', '-')}")
+    compile_script(Path(words[0]))
+    return Program(file=words[0], arguments=tuple(words[1:]))
+
+
+def _nodes(options: Options | None, cores: int) -> int:
+    """Return the number of nodes of the machine to search for."""
+    from paceline.machine import load_network
+
+    return 1 if options is None else load_network(options.network).nodes(cores)
 
 
 def _machine(args: argparse.Namespace) -> tuple[Options | None, int]:
@@ -174,7 +228,6 @@ def _space(
     """Return the data, the model and the candidates; raise a UsageError if there is nothing to run."""
     from dataclasses import replace
 
-    from paceline.machine import load_network
     from paceline.training.job import Job
     from paceline.tune.space import USUAL_RATE, make_space
 
@@ -188,12 +241,17 @@ def _space(
         job.chosen()
     space = make_space(
         config, cores=cores, samples=len(data.train), rate=rate, given=given, ranks=ranks, options=options,
-        nodes=1 if options is None else load_network(options.network).nodes(cores), data=data,
+        nodes=_nodes(options, cores), data=data,
     )  # fmt: skip
+    return data, model, _check_space(space)
+
+
+def _check_space(space: Space) -> Space:
+    """Return the candidates, unless there are none."""
     if not space.candidates:
         why = next(iter(space.refused.values()), "no number of ranks is left")
         raise UsageError(f"there is nothing to search: {why}")
-    return data, model, space
+    return space
 
 
 def _check_goal(goal: Goal, data: Any) -> None:
@@ -233,7 +291,8 @@ def _tell(*, quiet: bool) -> Any:
 def _heading(search: Search, budget: str) -> str:
     space, base = search.space, search.space.base
     place = "this machine" if space.options is None else f"a simulated machine ({space.options.network})"
-    what = shlex.join([base.data, base.model])
+    program = space.program
+    what = shlex.join([base.data, base.model] if program is None else [program.file, *program.arguments])
     return (
         f"{what}: {search.goal} on {place} with {space.cores} core{'s' * (space.cores > 1)}, within {budget}"
     )

@@ -53,7 +53,9 @@ class Runs:
 
     def batches(self, candidate: Candidate) -> int:
         """Return the batches of an epoch."""
-        return self.space.base.draws or -(-self.samples // (candidate.batch or 1))
+        if candidate.batch is None:
+            return 0  # unknown
+        return self.space.base.draws or -(-self.samples // candidate.batch)
 
     def find(self, candidate: Candidate, *, epochs: int, seed: int) -> Observed | Failed | None:
         """Return what is recorded of a run of at least so many epochs, or of one that failed or diverged."""
@@ -63,7 +65,8 @@ class Runs:
         found = [
             run
             for run in self._records.get(_unended(cell), ())
-            if run.config["epochs"] == epochs
+            if self.space.program is not None
+            or run.config["epochs"] == epochs
             or (self.space.grows and run.config["epochs"] > epochs)
             or run.summary["diverged"]
         ]
@@ -116,11 +119,13 @@ class Runs:
         late = wall >= allowed
         if late:  # with more time it may succeed
             self.folder.forget_failures(lambda asked: asked != cell.key)
-            return Failed(why="ended, because the budget was spent", late=True), wall
+            return Failed(why=f"ended after {wall:.0f} s", late=True), wall
         return Failed(why=show.outcome.removeprefix("failed: ")), wall
 
     def _add(self, run: Run) -> None:
-        if (asked := asked_in({**run.config, "epochs": 0})) is not None:
+        if (
+            asked := asked_in(run.config if run.config.get("program") else {**run.config, "epochs": 0})
+        ) is not None:
             try:
                 _ = run.summary, run.epochs
             except UsageError:

@@ -37,6 +37,7 @@ SURE_MEASURED, SURE_PREDICTED = 0.9, 0.5  # how much faster than measured or pre
 CLOSE = 1.3  # candidates whose times differ by less are worth repeating
 MOST_RUNS = 6  # of one candidate
 MOST_FINALISTS = 3
+MOST_SLOWER = 2.5  # times the shortest run of a program, for others
 MOST_EPOCHS = 10_000
 MORE_EPOCHS = 4  # times those of the fastest so far, for a candidate whose speed has not been measured
 ROUNDS = 3  # of changing the learning rate
@@ -132,6 +133,8 @@ class Search:
         self._overheads: list[float] = []
         self._per_epoch: dict[tuple[object, ...], float] = {}
         """Seconds on the clock for an epoch, where they differ from those of training: in the simulator."""
+        self._wholes: list[float] = []
+        """Seconds on the clock for whole runs of a program."""
         self._walls: list[tuple[float, int, Candidate]] = []
         self._learned: dict[tuple[object, ...], tuple[int, bool, Candidate]] = {}
         """By the steps of serial training: the epochs to the target, whether it was reached, and who showed it."""
@@ -165,7 +168,7 @@ class Search:
         alive: Sequence[Candidate] = list(self.trials)
         allowance = self._first_allowance()
         while alive and not self.times():
-            self._rung(alive, allowance, self._search_end(share=0.5))
+            self._rung(alive, allowance, self._search_end(share=0.5 if self.space.grows else 1.0))
             if self.times() or not self.rungs[-1][1]:
                 break
             alive = self._halve(alive, allowance)
@@ -482,6 +485,8 @@ class Search:
 
     def _fits(self, candidate: Candidate, epochs: int, until: float) -> bool:
         """Return True if so many epochs are likely to end in time."""
+        if self.space.program is not None:  # every run is a whole one
+            return self.clock() + min(self._wholes, default=0.0) / 2 <= until
         each = self._clock_seconds(candidate) or 0.0
         return self.clock() + self._expected_start() + epochs * each <= max(until, self.clock())
 
@@ -507,11 +512,14 @@ class Search:
         if found is None:
             if self._left() <= 0:
                 return False
-            found = self.bench.run(candidate, epochs=epochs, seed=number, limit=self._left())
+            limit = self._left()
+            if self.space.program is not None and self.times():  # it cannot be ended when it has lost
+                limit = min(limit, MOST_SLOWER * min(self._wholes, default=limit))
+            found = self.bench.run(candidate, epochs=epochs, seed=number, limit=limit)
             if isinstance(found, Observed) and found.wall is not None:
                 self._note_wall(candidate, found)
         if isinstance(found, Failed):
-            if not found.late:
+            if not found.late or self._left() > 0:
                 trial.failed = found.why
             return False
         trial.runs[seed] = found
@@ -538,6 +546,7 @@ class Search:
 
     def _note_wall(self, candidate: Candidate, found: Observed) -> None:
         assert found.wall is not None
+        self._wholes.append(found.wall)
         if self.space.options is None:
             self._overheads.append(max(0.0, found.wall - found.seconds))
             return

@@ -6,10 +6,11 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from paceline import names
-from paceline.config import Config
+from paceline.config import Config, Program
 from paceline.errors import UsageError
 from paceline.simulate.options import Options
 from paceline.strategies import Strategy
@@ -108,16 +109,20 @@ class Space:
     """The settings that the user gave, which are not searched."""
     options: Options | None = None
     """The simulated machine; None: this one."""
+    program: Program | None = None
+    """The program that trains in its own loop, which has its own batch, learning rate and epochs."""
     refused: dict[str, str] = field(default_factory=dict)
     """Strategies that cannot be used here, and why."""
 
     @property
     def grows(self) -> bool:
         """True if a run's first epochs do not depend on how many follow, so that a longer run contains a shorter one."""
-        return not depends_on_length(self.base.schedule)
+        return self.program is None and not depends_on_length(self.base.schedule)
 
     def cell(self, candidate: Candidate, *, epochs: int, seed: int, draws: int | None = None) -> Cell:
         """Return the run of a candidate."""
+        if self.program is not None:
+            epochs = self.base.epochs
         settings: dict[str, Any] = {
             "strategy": candidate.strategy, "threads": candidate.threads, "epochs": epochs, "seed": seed,
             "draws": self.base.draws if draws is None else draws,
@@ -127,8 +132,9 @@ class Space:
         if candidate.lr is not None:
             settings["lr"] = candidate.lr
         return Cell(
-            config=replace(self.base, **settings), ranks=candidate.ranks, options=self.options, part="tune"
-        )
+            config=replace(self.base, **settings), ranks=candidate.ranks, options=self.options, program=self.program,
+            part="tune",
+        )  # fmt: skip
 
     def neighbours(self, candidate: Candidate) -> list[Candidate]:
         """Return the same candidate with twice and with half the learning rate."""
@@ -158,12 +164,13 @@ def rounded(rate: float) -> float:
 
 def make_space(
     base: Config, *, cores: int, samples: int, rate: float, given: Collection[str] = (), ranks: int | None = None,
-    options: Options | None = None, nodes: int = 1, data: Any = None,
+    options: Options | None = None, nodes: int = 1, data: Any = None, program: Program | None = None,
 ) -> Space:  # fmt: skip
     """Return the candidates for a problem on a machine.
 
     `given`: settings that are not searched; `ranks`: the only number of ranks; `samples`: those of the training set;
-    `rate`: the learning rate for the usual batch; `nodes`: those of the machine, if it is simulated.
+    `rate`: the learning rate for the usual batch; `nodes`: those of the machine, if it is simulated. Of a `program`,
+    which has its own batch and learning rate, only strategy, ranks and threads are searched.
 
     >>> space = make_space(Config(data="digits"), cores=4, samples=1400, rate=0.1)
     >>> [str(one) for one in space.candidates[:3]]
@@ -174,7 +181,13 @@ def make_space(
     """
     refused: dict[str, str] = {}
     layouts = list(_layouts(base, cores, given, ranks, nodes, threads=options is None))
-    allowed = [layout for layout in layouts if _check(layout, base, options, refused, data)]
+    allowed = [layout for layout in layouts if _check(layout, base, options, refused, data, program)]
+    if program is not None:
+        own = tuple(Candidate(strategy=name, ranks=number, threads=each) for name, number, each in allowed)
+        return Space(
+            base=base, candidates=own, cores=cores, given=frozenset({*given, "batch", "lr"}), options=options,
+            program=program, refused=refused,
+        )  # fmt: skip
     found = [
         candidate
         for layout in allowed
@@ -249,14 +262,18 @@ def _variants(name: str, ranks: int, nodes: int) -> list[str]:
 
 
 def _check(
-    layout: tuple[str, int, int], base: Config, options: Options | None, refused: dict[str, str], data: Any
-) -> bool:
+    layout: tuple[str, int, int], base: Config, options: Options | None, refused: dict[str, str], data: Any,
+    program: Program | None,
+) -> bool:  # fmt: skip
     """Return True if the strategy can be used; otherwise note why not."""
-    from paceline.simulate.training import check
+    from paceline.simulate.training import check, check_program
 
     strategy, ranks, threads = layout
     job = Job(config=replace(base, strategy=strategy, threads=threads), data=data, runs=None)
     try:
+        if program is not None:
+            check_program(Path(program.file), ranks, strategy, options)
+            return True
         if options is not None:
             check(job, ranks, options)
         job.check_early(ranks)
