@@ -133,9 +133,14 @@ class Search:
         self._overheads: list[float] = []
         self._per_epoch: dict[tuple[object, ...], float] = {}
         """Seconds on the clock for an epoch, where they differ from those of training: in the simulator."""
+        self._phase = self._began
+        """When the latest round of exploring and repeating began."""
+        self._runs = 0
         self._wholes: list[float] = []
         """Seconds on the clock for whole runs of a program."""
         self._walls: list[tuple[float, int, Candidate]] = []
+        self._tried: dict[Candidate, Trial] = {}
+        """The candidates that have been run."""
         self._learned: dict[tuple[object, ...], tuple[int, bool, Candidate]] = {}
         """By the steps of serial training: the epochs to the target, whether it was reached, and who showed it."""
         self.trials = {one: Trial(one) for one in self.space.candidates}
@@ -147,9 +152,14 @@ class Search:
         try:
             if self.speeds is not None:
                 self._prepare(self.speeds)
-            self._explore()
-            self._change_rates()
-            self._repeat()
+            self._start()
+            while True:
+                before, self._phase = self._runs, self.clock()
+                self._explore()
+                self._change_rates()
+                self._repeat()
+                if self._runs == before or not self.times():
+                    break
         except KeyboardInterrupt:
             self.interrupted = True
             self.over = "interrupted"
@@ -164,7 +174,6 @@ class Search:
 
     def _explore(self) -> None:
         """Run rungs until the target is reached, then whatever could still be faster."""
-        self._start()
         alive: Sequence[Candidate] = list(self.trials)
         allowance = self._first_allowance()
         while alive and not self.times():
@@ -288,9 +297,7 @@ class Search:
     def times(self) -> dict[Candidate, Timing]:
         """Return when the runs of each candidate reached the target, for those of which one did."""
         found = {}
-        for one, trial in self.trials.items():
-            if not trial.runs:
-                continue
+        for one, trial in self._tried.items():
             reached = {seed: self._reached(run) for seed, run in trial.runs.items()}
             seconds = [time_[0] for time_ in reached.values() if time_ is not None]
             if seconds:
@@ -403,17 +410,36 @@ class Search:
         return least, why
 
     def _expected(self, candidate: Candidate) -> float:
-        """Return the seconds to the target that one would bet on, to try the most promising first.
-
-        Batches that are computed together and from old parameters save steps, but not in proportion.
-        """
+        """Return the seconds to the target that one would bet on, to try the most promising first."""
         seconds = self._seconds(candidate)
-        epochs, _ = self._least_epochs(candidate)
+        if seconds is None:
+            return math.inf
+        others = [
+            trial for one, trial in self._tried.items() if one.speed == candidate.speed and one != candidate
+        ]
+        lost = sum(not any(map(self._needed, trial.runs.values())) for trial in others)
+        return float(seconds * self._expected_epochs(candidate) * 2**lost)
+
+    def _expected_epochs(self, candidate: Candidate) -> float:
+        """Return the epochs to the target that one would bet on.
+
+        More samples in a step, and batches that are computed together from old parameters, save steps, but not in
+        proportion: with the square root of their number.
+        """
+        least, _ = self._least_epochs(candidate)
         usual = self.space.candidates[0].batch or 1
-        larger = candidate.together * (candidate.batch or usual) / usual
-        known = candidate.steps in self._learned
-        more = 1.0 if known and candidate.equals_serial else math.sqrt(max(1.0, larger))
-        return math.inf if seconds is None else seconds * epochs * more
+        batch = candidate.batch or usual
+        if candidate.steps in self._learned:
+            found = float(self._learned[candidate.steps][0])
+        elif self._learned:
+            needs, _, other = min(
+                self._learned.values(),
+                key=lambda each: (abs(math.log((each[2].batch or usual) / batch)), each[0]),
+            )
+            found = needs * math.sqrt(batch / (other.batch or usual))
+        else:
+            found = math.sqrt(batch / usual)
+        return max(least, found * math.sqrt(candidate.together))
 
     def _cannot_win(self, candidate: Candidate) -> str:
         """Return why a candidate cannot be faster than the fastest so far; empty if it may be."""
@@ -431,11 +457,12 @@ class Search:
         """Return the epochs that a candidate may train in a rung: no longer than the fastest so far."""
         if not self.space.grows:
             return self.most_epochs
-        seconds = self._seconds(candidate) or allowance
-        best = self.best()
+        seconds, best = self._seconds(candidate), self.best()
         if best is not None:
             allowance = min(allowance, 1.2 * self.times()[best].mean)
-        epochs = MOST_EPOCHS if allowance == math.inf else max(1, math.floor(allowance / seconds + 1e-9))
+        epochs = 1 if best is None else 2 * self.epochs_needed(best)
+        if seconds is not None:
+            epochs = max(1, math.floor(min(MOST_EPOCHS, allowance / seconds) + 1e-9))
         if best is None and self.space.options is not None and (each := self._clock_seconds(candidate)):
             room = 0.1 * (self._search_end() - self.clock())
             epochs = min(epochs, max(1, int(room / each)))
@@ -457,7 +484,8 @@ class Search:
 
         `share`: the part of what is left that one rung may use.
         """
-        end = self._began + self.budget * (SEARCH_SHARE if self.times() else 1.0)
+        whole = self._began + self.budget - self._phase
+        end = self._phase + whole * (SEARCH_SHARE if self.times() else 1.0)
         return self.clock() + share * (end - self.clock())
 
     def _first_allowance(self) -> float:
@@ -515,6 +543,7 @@ class Search:
             limit = self._left()
             if self.space.program is not None and self.times():  # it cannot be ended when it has lost
                 limit = min(limit, MOST_SLOWER * min(self._wholes, default=limit))
+            self._runs += 1
             found = self.bench.run(candidate, epochs=epochs, seed=number, limit=limit)
             if isinstance(found, Observed) and found.wall is not None:
                 self._note_wall(candidate, found)
@@ -523,6 +552,7 @@ class Search:
                 trial.failed = found.why
             return False
         trial.runs[seed] = found
+        self._tried[candidate] = trial
         if found.diverged:
             trial.failed = "diverged"
         elif seed == 0 and candidate.equals_serial:
