@@ -59,6 +59,8 @@ class Runs:
 
     def find(self, candidate: Candidate, *, epochs: int, seed: int) -> Observed | Failed | None:
         """Return what is recorded of a run of at least so many epochs, or of one that failed or diverged."""
+        if not self._records and not self._failed:
+            return None
         cell = self.space.cell(candidate, epochs=epochs, seed=seed)
         if cell.key in self._failed:
             return Failed(why=f"it failed before; see {self.folder.path / 'failed'}")

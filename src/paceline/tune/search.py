@@ -28,7 +28,9 @@ from paceline.tune.timing import Timing, parted, pooled_noise
 
 START = 2.0  # seconds of a run before and after training, until they have been measured
 KEEP, LONGER = 3, 3  # one in KEEP goes to the next rung, which is LONGER times as long
-FIRST_RUNG = 60  # the first rung is this part of the budget, if epochs are shorter
+FIRST_RUNG = (
+    60  # the first rung is this part of the budget or as long as starting a run, if epochs are shorter
+)
 SEARCH_SHARE = 0.65  # of the budget; the rest is for repetitions
 FORECAST_SHARE = 0.12
 PROBE_SHARE = 0.25
@@ -37,7 +39,8 @@ SURE_MEASURED, SURE_PREDICTED = 0.9, 0.5  # how much faster than measured or pre
 CLOSE = 1.3  # candidates whose times differ by less are worth repeating
 MOST_RUNS = 6  # of one candidate
 MOST_FINALISTS = 3
-MOST_SLOWER = 2.5  # times the shortest run of a program, for others
+MOST_SLOWER = 2.5  # times what is expected of a run, or, for a program, the shortest one so far
+PATIENCE = 10.0  # seconds beyond that
 MOST_EPOCHS = 10_000
 MORE_EPOCHS = 4  # times those of the fastest so far, for a candidate whose speed has not been measured
 ROUNDS = 3  # of changing the learning rate
@@ -150,6 +153,7 @@ class Search:
     def run(self) -> None:
         """Search until nothing is left to find out, the budget is spent, or the user interrupts."""
         try:
+            self._recall()
             if self.speeds is not None:
                 self._prepare(self.speeds)
             self._start()
@@ -168,6 +172,17 @@ class Search:
                 "the budget is spent" if self._left() < self._expected_start() else "nothing is left to try"
             )
 
+    def _recall(self) -> None:
+        """Note everything that is recorded of the candidates."""
+        for one in self.trials:
+            for number in range(MOST_RUNS):
+                found = self.bench.find(one, epochs=self._least_record(), seed=self._seed(number))
+                if isinstance(found, Observed):
+                    self._note(one, number, found)
+
+    def _least_record(self) -> int:
+        return 1 if self.space.grows else self.most_epochs
+
     def _prepare(self, speeds: Speeds) -> None:
         self.tell("measuring what the work costs on one core")
         speeds.prepare(FORECAST_SHARE * self.budget)
@@ -183,6 +198,7 @@ class Search:
             alive = self._halve(alive, allowance)
             allowance *= LONGER
         if self.times():
+            self._phase = self.clock()
             self._rung(list(self.trials), math.inf, self._search_end())
 
     def _start(self) -> None:
@@ -491,7 +507,7 @@ class Search:
     def _first_allowance(self) -> float:
         """Return the seconds of training in the first rung."""
         known = [found for one in self.trials if (found := self._seconds(one)) is not None]
-        share = self.budget / FIRST_RUNG
+        share = min(self.budget / FIRST_RUNG, START)
         if self.space.options is None:
             return max(min(known, default=0.0), share)
         # Simulated ranks compute on one core here: as many epochs as one process makes in that time.
@@ -540,9 +556,7 @@ class Search:
         if found is None:
             if self._left() <= 0:
                 return False
-            limit = self._left()
-            if self.space.program is not None and self.times():  # it cannot be ended when it has lost
-                limit = min(limit, MOST_SLOWER * min(self._wholes, default=limit))
+            limit = min(self._left(), self._patience(candidate, epochs))
             self._runs += 1
             found = self.bench.run(candidate, epochs=epochs, seed=number, limit=limit)
             if isinstance(found, Observed) and found.wall is not None:
@@ -551,15 +565,28 @@ class Search:
             if not found.late or self._left() > 0:
                 trial.failed = found.why
             return False
+        self._note(candidate, seed, found)
+        return True
+
+    def _note(self, candidate: Candidate, seed: int, found: Observed) -> None:
+        """Note a run: its course, its speed and what it shows about others."""
+        trial = self._tried.setdefault(candidate, self.trials[candidate])
         trial.runs[seed] = found
-        self._tried[candidate] = trial
         if found.diverged:
             trial.failed = "diverged"
         elif seed == 0 and candidate.equals_serial:
             self._learn(candidate, found)
         if found.epochs and found.seconds > 0:
             self._note_speed(candidate, found.seconds / found.epochs)
-        return True
+
+    def _patience(self, candidate: Candidate, epochs: int) -> float:
+        """Return the seconds after which a run is ended, because it is far slower than was to be expected."""
+        if self.space.program is not None:  # it cannot be ended when it has lost
+            return MOST_SLOWER * min(self._wholes) if self.times() and self._wholes else math.inf
+        each = self._clock_seconds(candidate) or self._alone()
+        if self.space.options is not None:
+            return math.inf  # the costs may have to be measured first
+        return math.inf if each is None else PATIENCE + MOST_SLOWER * (self._expected_start() + epochs * each)
 
     def _learn(self, candidate: Candidate, run: Observed) -> None:
         """Note the epochs that serial training with this batch and learning rate needs."""
