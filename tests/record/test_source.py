@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +148,13 @@ def test_a_users_own_rule_is_part_of_the_strategy(tmp_path: Path, edit: Callable
     assert set(first) == {"strategy"}
     edit("own_code", rule + "# changed\n")
     assert Job(config=config).code() != first
+
+
+def test_the_standard_library_is_no_code_of_the_user() -> None:
+    class Plain:
+        pass
+
+    class Abstract(Sized):
+        pass
+
+    assert code_digest(Abstract) == code_digest(Plain)

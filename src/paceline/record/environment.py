@@ -248,7 +248,7 @@ def node_of(run: Run) -> tuple[int, int | None]:
 
 
 # The code of these changes only with the version, which is recorded.
-LIBRARIES = frozenset({"builtins", "numpy", "paceline", "torch"})
+LIBRARIES = sys.stdlib_module_names | {"numpy", "paceline", "torch"}
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
