@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import logging
 import shlex
 import shutil
 import sys
@@ -334,9 +335,27 @@ def _end(args: argparse.Namespace, fitted: Fitted, *, shown: bool = True) -> int
 
     if shown:
         print(json_text(fitted.summary()) if args.json else _describe(fitted), flush=True)
+        if not args.json and not args.quiet:
+            _say_what_is_next(fitted)
     if fitted.unsaved is not None:
         return 1
     return 0 if fitted.diverged is None else DIVERGED
+
+
+def _say_what_is_next(fitted: Fitted) -> None:
+    """Print the command to try after a run, if it has a record; one that repeats another run has no next step."""
+    from paceline.diagnosis import next_step
+    from paceline.errors import UsageError
+    from paceline.record import Run
+
+    if fitted.run is None or fitted.unsaved is not None:
+        return
+    try:
+        run = Run(fitted.run)
+        if not run.config.get("replay"):
+            print(f"next: {next_step(run)}", flush=True)
+    except (UsageError, OSError) as error:  # the folder was removed meanwhile
+        logging.getLogger(__name__).warning("what to try next is unknown: %s", error)
 
 
 def _describe(fitted: Fitted) -> str:

@@ -5,6 +5,7 @@ case, timing                   the input of the rules: runs by rank count, a ste
 rules/                         one file per kind of cause
 advice                         the settings that rules advise, as they are typed
 summary                        all causes of a case in order, and the sentence that sums them up
+next_step                      the command to try after a run, and why
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from collections.abc import Sequence
 from paceline.compare.metric import Metric
 from paceline.diagnosis.case import cases_of
 from paceline.diagnosis.findings import Cause, Diagnosis
+from paceline.diagnosis.next_step import next_step
 from paceline.diagnosis.summary import sum_up
 from paceline.record import Run
 
-__all__ = ["Cause", "Diagnosis", "diagnose"]
+__all__ = ["Cause", "Diagnosis", "diagnose", "next_step"]
 
 
 def diagnose(runs: Sequence[Run], metric: Metric | None = None) -> list[Diagnosis]:

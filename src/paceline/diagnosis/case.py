@@ -495,6 +495,13 @@ def place_of(run: Run) -> Place:
     return Place(ranks=ranks, on_node=on_node, cores=cores, links=links, per_node=per_node)
 
 
+def place_at(run: Run, ranks: int) -> Place:
+    """Return the place of more ranks on the node of a run's rank."""
+    _, cores = node_of(run)
+    machine = _typical() if run.simulated is None else _machine(run.simulated.get("machine"))
+    return Place(ranks=ranks, on_node=ranks, cores=cores, links=_inside(machine, ranks))
+
+
 def _network(text: str) -> Network | None:
     """Return the network that a record names; None for the file of a machine, of which the record has a copy."""
     from paceline.machine import load_network

@@ -1,0 +1,171 @@
+"""What to try after a run: one command, and why.
+
+A faster run of the same problem that learned as much is the best advice. Otherwise, ranks get what their diagnosis advises;
+for one process, theory says whether ranks would help: with the times of this run, the step of p ranks takes
+
+    compute(b / p) + update / p + exchange(p)        exchange: in shared memory, by the collective's formula
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from paceline.compare.rows import Row, is_serial, problem_of, rows_of
+from paceline.compare.verdict import best
+from paceline.config import Config
+from paceline.diagnosis.advice import settings_in
+from paceline.diagnosis.case import WIDTH, cases_of, place_at, place_of
+from paceline.diagnosis.rules import RULES
+from paceline.diagnosis.summary import NO_RULE, sum_up
+from paceline.diagnosis.timing import line_of, timing_of
+from paceline.errors import UsageError
+from paceline.names import as_arguments
+from paceline.record import Run
+from paceline.simulate.options import NAMES, Options
+from paceline.text import count
+
+# At most so many of the latest runs beside a run are looked at, and so many of its problem are compared.
+LOOKED_AT, COMPARED = 200, 30
+# Anything less is not worth trying.
+GAIN = 1.1
+# The part of an exchange that is not messages and sums: calls, and waiting for each other.
+OVERHEAD = 5e-5
+NOTHING = "nothing"
+
+
+def next_step(run: Run) -> str:
+    """Return the command to try after a complete run and, in brackets, why; or why there is nothing to try."""
+    alike = [*_beside(run), run]
+    row = next(row for row in rows_of(alike) if any(one.folder == run.folder for one in row.members))
+    if (better := _faster(row, alike)) is not None:
+        member = better.members[0]
+        how = "simulated" if better.simulated else "measured"
+        gain = row.train_seconds / better.train_seconds
+        said = f"{gain:.2g} times as fast, {how}" if not row.diverged else f"did not diverge, {how}"
+        return _typed(member, {}, said)
+    if not row.serial:
+        return _advised(run, alike)
+    if row.diverged:
+        return _typed(run, {"lr": f"{run.config['lr'] / 2:g}"}, "it diverged: half the learning rate")
+    return _after_serial(run, alike)
+
+
+def _beside(run: Run) -> list[Run]:
+    """Return the latest complete runs of the same problem in the folder that holds a run."""
+    folders = [path.parent for path in run.folder.parent.glob("*/summary.json") if path.parent != run.folder]
+    found: list[Run] = []
+    problem = problem_of(run)
+    for folder in sorted(folders, key=lambda path: path.name, reverse=True)[:LOOKED_AT]:
+        try:
+            other = Run(folder)
+            if other.config["model"] == run.config["model"] and problem_of(other) == problem:
+                found.append(other)
+        except (UsageError, OSError):  # damaged, or removed meanwhile: reports say so
+            continue
+        if len(found) == COMPARED:
+            break
+    return found
+
+
+def _faster(row: Row, alike: Sequence[Run]) -> Row | None:
+    """Return the fastest row like this one, real or simulated, that learned as much, if it is clearly faster."""
+    kind = row.simulated
+    found = best(
+        [one for one in rows_of(alike) if one.simulated == kind or (kind and one.simulated and one.serial)]
+    )
+    if found is None or found.oversubscribed or found.members[0].config.get("replay"):
+        return None
+    same = found.members[0].folder in {one.folder for one in row.members}
+    slower = row.train_seconds >= GAIN * found.train_seconds or bool(row.diverged)
+    return found if slower and not same else None
+
+
+def _advised(run: Run, alike: Sequence[Run]) -> str:
+    """Return the first advice of the diagnosis of a run's strategy."""
+    cases = cases_of(alike)
+    case = next(case for case in cases if any(run in scale.runs for scale in case.scales))
+    found = sum_up(case)
+    for cause in found.causes:
+        advice = re.split(r", (?:or|and) (?=-)", cause.advice)[0]
+        if not (settings := settings_in(advice)):
+            continue
+        short = cause.short or next((rule.short for rule in RULES if rule.name == cause.rule), NO_RULE)
+        said = cause.words if cause.share is None else short
+        aside = re.search(r"\((.*)\)\s*$", advice)
+        why = f"{said}; {aside[1]}" if aside else said
+        return _typed(case.at.runs[-1], settings, why)
+    return f"{NOTHING}: {found.summary}"
+
+
+def _after_serial(run: Run, alike: Sequence[Run]) -> str:
+    """Return the number of ranks that would be fastest in theory, or why one process is the best choice."""
+    threads, cores = int(run.summary["threads"]), place_of(run).cores
+    others = [one for one in alike if not is_serial(str(one.config["strategy"]))]
+    if others:
+        return f"{NOTHING}: none of {count(len(others), 'run')} on ranks was faster and learned as much"
+    if run.simulated is not None:
+        return _typed(run, {"strategy": "sync", "n": "4"}, "to see what ranks gain on this network")
+    if cores == 1:
+        return (
+            f"{NOTHING} here: ranks need more than one core; --on sim -n 16 --network 10gbe shows more nodes"
+        )
+    most = (cores or 1) // threads
+    if most < 2:
+        changes = {"strategy": "sync", "n": str(cores), "threads": "1"}
+        return _typed(
+            run, changes, "the same cores as ranks instead of threads; what is faster must be measured"
+        )
+    numbers = sorted({*(1 << power for power in range(1, most.bit_length())), most} - {1})
+    gains = [(*found, number) for number in numbers if (found := _gain(run, number)) is not None]
+    if not gains:
+        return f"{NOTHING} on ranks: a batch of {run.summary['global_batch']} cannot be divided"
+    gain, known, ranks = max(gains)
+    if gain < GAIN:
+        return f"{NOTHING} on ranks: sync on {ranks} would be {gain:.2g} times as fast, predicted"
+    bound = "about" if known else "at most"
+    return _typed(run, {"strategy": "sync", "n": str(ranks)}, f"{bound} {gain:.2g} times as fast, predicted")
+
+
+def _gain(run: Run, ranks: int) -> tuple[float, bool] | None:
+    """Return the predicted speedup of sync, and True if it is known how long fewer samples take; None: unknown."""
+    timing = timing_of([run], together=True, served=False)
+    samples = int(run.summary["global_batch"])
+    alone = timing.compute + timing.update
+    exchange = place_at(run, ranks).theory(
+        "shared-memory", int(run.summary["parameters"]), WIDTH.get(run.config["dtype"], 4), in_place=True
+    )
+    if samples < ranks or alone <= 0 or exchange is None:
+        return None
+    line = line_of([timing.by_count])
+    less = timing.compute / ranks
+    if line is not None:
+        less = max(less, timing.compute * line.seconds(samples / ranks) / line.seconds(samples))
+    return alone / (less + timing.update / ranks + exchange + OVERHEAD), line is not None
+
+
+def _typed(run: Run, changes: dict[str, str], why: str) -> str:
+    """Return the command of a run with other settings, and why it is worth trying in brackets."""
+    names = {setting.name for setting in fields(Config)} - {"replay"}
+    values: dict[str, Any] = {name: run.config[name] for name in names if name in run.config}
+    values["lr"] = (run.config.get("asked") or {}).get("lr", values.get("lr"))
+    kinds = {"batch": int, "batch_per_rank": int, "epochs": int, "threads": int, "draws": int, "lr": float}
+    given = {name.replace("-", "_"): value for name, value in changes.items()}
+    values |= {name: kinds.get(name, str)(value) for name, value in given.items() if name in names}
+    config = Config(**values)
+    settings = as_arguments(config)
+    chosen = f"--strategy={config.strategy}"
+    words = ["paceline", "train", *settings, *([] if chosen in settings else [chosen])]
+    words += [] if is_serial(config.strategy) else ["-n", given.get("n", str(run.config["ranks"]))]
+    asked = run.config.get("asked") or {}
+    if given.get("on", asked.get("on")) == "sim":
+        options = {name: asked[name] for name in NAMES if asked.get(name) is not None}
+        options |= {name: value for name, value in given.items() if name in NAMES}
+        words += ["--on=sim", *as_arguments(Options(**options))]
+    if run.folder.parent != Path("runs"):
+        words.append(f"--runs={run.folder.parent}")
+    return f"{shlex.join(words)} ({why})"

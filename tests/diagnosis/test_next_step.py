@@ -1,0 +1,121 @@
+"""What `paceline train` says in its last line: the command to try next, and why."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import fit
+from paceline.cli import main
+from paceline.diagnosis import diagnose, next_step
+from paceline.diagnosis.advice import settings_in
+from paceline.record import Run, find_runs
+from tests.diagnosis.made import LOOPBACK, SERIAL, TIME_ALONE, US, as_real, made
+
+IRIS: dict[str, Any] = {
+    "data": "iris",
+    "model": "mlp:8",
+    "epochs": 1,
+    "batch": 30,
+    "quiet": True,
+    "threads": 1,
+}
+
+
+def run_of(runs: list[Run], strategy: str) -> Run:
+    return next(run for run in runs if run.config["strategy"] == strategy)
+
+
+def serial(folder: Path, *, cores: int, **given: float) -> Run:
+    """A serial run as if it had been real, on this many cores."""
+    [run] = as_real(made(folder, SERIAL, given=given, **TIME_ALONE), cores=cores)
+    run.config["asked"] = {"on": "mpi", "lr": run.config["lr"]}
+    return run
+
+
+def test_ranks_that_would_help_are_predicted(tmp_path: Path) -> None:
+    said = next_step(serial(tmp_path, cores=4, each=100 * US))
+    found = re.fullmatch(r"(paceline train .*) \((about|at most) (\S+) times as fast, predicted\)", said)
+    assert found is not None, said
+    assert "-n 4" in found[1]
+    assert "--strategy=sync" in found[1]
+    assert 1.5 < float(found[3]) <= 4
+
+
+def test_steps_that_are_too_short_for_ranks(tmp_path: Path) -> None:
+    said = next_step(serial(tmp_path, cores=4, each=0.1 * US))
+    assert re.fullmatch(r"nothing on ranks: sync on \d would be 0\.\d+ times as fast, predicted", said), said
+
+
+def test_one_core(tmp_path: Path) -> None:
+    assert next_step(serial(tmp_path, cores=1)).startswith("nothing here: ranks need more than one core")
+
+
+def test_threads_that_use_all_cores(tmp_path: Path) -> None:
+    run = serial(tmp_path, cores=2)
+    run.summary["threads"] = 2
+    said = next_step(run)
+    assert "--threads=1" in said
+    assert "-n 2" in said
+    assert "predicted" not in said
+
+
+def test_what_was_measured_to_be_faster(tmp_path: Path) -> None:
+    runs = made(tmp_path, SERIAL, ("sync", 4), given={"each": 100 * US}, **LOOPBACK)
+    said = next_step(run_of(runs, "serial"))
+    found = re.fullmatch(r"paceline train .*-n 4 .*\((\S+) times as fast, simulated\)", said)
+    assert found is not None, said
+    times = {run.config["strategy"]: run.summary["train_seconds"] for run in runs}
+    assert float(found[1]) == pytest.approx(times["serial"] / times["sync"], rel=0.1)
+
+
+def test_ranks_get_what_their_diagnosis_advises(tmp_path: Path) -> None:
+    runs = made(tmp_path, SERIAL, ("sync", 4, {"slow": "2:4x"}), given={"each": 100 * US}, **LOOPBACK)
+    run = run_of(runs, "sync")
+    [found] = diagnose(runs)
+    advised = [
+        settings_in(part) for cause in found.causes for part in re.split(", (?:or|and) ", cause.advice)
+    ]
+    said = next_step(run)
+    words = shlex.split(said.partition(" (")[0])
+    assert {f"--strategy={one['strategy']}" for one in advised if "strategy" in one} & set(words), (
+        said,
+        advised,
+    )
+    assert "--slow=2:4x" in words
+
+
+def test_a_serial_run_that_no_ranks_have_beaten(tmp_path: Path) -> None:
+    runs = made(tmp_path, SERIAL, ("sync", 4), given={"each": 0.1 * US}, network="1gbe", compute=False)
+    assert (
+        next_step(run_of(runs, "serial")) == "nothing: none of 1 run on ranks was faster and learned as much"
+    )
+
+
+def test_a_serial_run_that_diverged(tmp_path: Path) -> None:
+    fit(strategy="serial", lr=2.0, runs=tmp_path, **IRIS)
+    [run] = find_runs([tmp_path])
+    run.summary["diverged"] = "the loss became NaN at step 3"
+    assert "--lr=1.0" in next_step(run)
+
+
+def test_the_last_line_of_train(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/broken").mkdir(parents=True)
+    (tmp_path / "runs/broken/summary.json").write_text("{")
+    words = ["train", "--data", "iris", "--model", "mlp:8", "--epochs", "1", "--on", "sim", "-n", "1"]
+    assert main([*words, "--strategy", "serial"]) == 0
+    *_, run, last = capsys.readouterr().out.splitlines()
+    assert run.startswith("run: ")
+    command, _, why = last.removeprefix("next: ").partition(" (")
+    assert why == "to see what ranks gain on this network)"
+    assert main([*shlex.split(command)[1:], "--quiet"]) == 0  # it can be typed
+    assert "next: " not in capsys.readouterr().out
+    assert main([*words, "--json"]) == 0
+    assert "next: " not in capsys.readouterr().out
