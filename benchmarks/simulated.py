@@ -294,7 +294,10 @@ def median_of(found: list[Any]) -> Any:
         return {key: median_of([one[key] for one in found if key in one]) for key in first}
     if isinstance(first, list):
         return [median_of(list(some)) for some in zip(*found, strict=False)]
-    return statistics.median(found) if isinstance(first, float) else first
+    if not isinstance(first, float):
+        return first
+    known = [one for one in found if one == one]  # NaN: not measured
+    return statistics.median(known) if known else first
 
 
 def step_seconds(strategy: str, run: str) -> float:
@@ -358,10 +361,8 @@ def calibrated(given: dict) -> Iterator[dict[Any, str]]:
         machine = make_machine([one["messages"] for one in by_ranks.values()])
         replace(machine, cores=cores, processor=processor).save(files["network"])
         for kind in SETTINGS:
-            spread = make_costs(
-                job_of("local-sgd", 16, kind),
-                {p: one["work"][kind]["local-sgd"] for p, one in by_ranks.items()}, own=False, cores=cores,
-            ).spread  # fmt: skip
+            answers = {p: one["work"][kind]["local-sgd"] for p, one in by_ranks.items()}
+            alone = make_costs(job_of("local-sgd", 16, kind), answers, own=False, cores=cores)
             for name in next(iter(by_ranks.values()))["work"][kind]:
                 strategy = SERVER if name == "parameter-server" else name
                 answers = {1: given["alone"][kind]}
@@ -370,9 +371,8 @@ def calibrated(given: dict) -> Iterator[dict[Any, str]]:
                     answers[p] = {"alone": work["local-sgd"]["alone"], "more": {}, **work[name]}
                 costs = make_costs(job_of(strategy, 16, kind), answers, cores=cores)
                 files[kind, name] = str(Path(folder) / f"costs-{len(files)}.json")
-                replace(costs, spread=spread).save(
-                    files[kind, name]
-                )  # computing is as uneven with every strategy
+                # Computing is as uneven with every strategy.
+                replace(costs, spread=alone.spread, spreads=alone.spreads).save(files[kind, name])
         yield files
 
 

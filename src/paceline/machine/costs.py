@@ -9,14 +9,14 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from paceline.errors import UsageError
 from paceline.machine.profile import FORMAT, Costs
 from paceline.strategies import Strategy
 from paceline.training.job import Job, build_component
-from paceline.vmpi.compute import Curves, make_monotonic
+from paceline.vmpi.compute import Curves, interpolate, make_monotonic
 
 log = logging.getLogger(__name__)
 ALONE = "alone"
@@ -51,7 +51,7 @@ def measure_costs(
             log.info("measuring %s on %d processes", _model_name(job), count)
             answers[count] = _answer(job, count, seconds, known, own)
     costs = make_costs(job, answers, own=own)
-    return costs if alone is None else replace(costs, spread=alone.spread)
+    return costs if alone is None else replace(costs, spread=alone.spread, spreads=alone.spreads)
 
 
 def measure_work(
@@ -82,11 +82,15 @@ def make_costs(
     cores = cores or machine_cores()
     job, parameters = _prepare_job(job)
     tables: dict[str, dict[int, list[list[float]]]] = {}
-    bound, uneven = True, []
+    spreads: dict[int, list[list[float]]] = {}
+    seconds: dict[int, list[list[float]]] = {}
+    bound = True
     for count, answer in answers.items():
         bound &= answer["bound"] or count > cores
         alone = dict(answer["alone"])
-        uneven += [sigma for _, sigma in alone.pop("spread", ()) if sigma == sigma]
+        if known := [[amount, sigma] for amount, sigma in alone.pop("spread", ()) if sigma == sigma]:
+            spreads[count] = known
+        seconds[count] = alone["gradient"]
         for kind, points in merge_tables(alone, answer["more"]).items():
             fair = min(1.0, cores / count)  # more ranks than cores take turns, which would distort the costs
             tables.setdefault(kind, {})[count] = [[amount, fair * taken] for amount, taken in points]
@@ -101,8 +105,31 @@ def make_costs(
         command=command_without_paths(),
         about=f"{_model_name(job)}, {parameters} parameters, on {job.data.name}; {job.name() if own else 'any strategy'}",
         work={kind: Curves.of(by_ranks) for kind, by_ranks in tables.items()},
-        spread=float(median(uneven)) if uneven else 0.0,
+        spread=float(median(sigma for known in spreads.values() for _, sigma in known)) if spreads else 0.0,
+        spreads=Curves.of({count: _by_seconds(known, seconds[count]) for count, known in spreads.items()})
+        if spreads
+        else None,
     )
+
+
+NEAR = 1e-5  # seconds of work whose variation is taken as one
+
+
+def _by_seconds(spreads: list[list[float]], gradient: list[list[float]]) -> list[list[float]]:
+    """Return the variation by the seconds of the work instead of its samples.
+
+    >>> _by_seconds([[1, 0.25], [2, 0.75], [4, 0.125]], [[1, 0.5], [2, 0.500001], [4, 0.75], [8, 1.0]])
+    [[0.5, 0.5], [0.75, 0.125]]
+    """
+    taken = {amount: seconds for amount, seconds in gradient if seconds == seconds}
+    points = sorted((taken[amount], max(sigma, 0.0)) for amount, sigma in spreads if amount in taken)
+    found: list[tuple[float, list[float]]] = []
+    for seconds, sigma in points:
+        if found and seconds - found[-1][0] < NEAR:
+            found[-1][1].append(sigma)
+        else:
+            found.append((seconds, [sigma]))
+    return [[seconds, fmean(some)] for seconds, some in found]
 
 
 def costs_of(
@@ -149,18 +176,28 @@ def _keep(costs: Costs, name: str) -> None:
 def merge_tables(alone: dict[str, Any], more: dict[str, Any]) -> dict[str, list[list[float]]]:
     """Merge two tables by rising amounts, lowering points raised by noise; values measured together have priority.
 
-    >>> merge_tables({"update": [[2, 1.0], [8, 3.0]]}, {"update": [[4, 0.5]], "part": []})
-    {'update': [[2.0, 0.5], [4.0, 0.5], [8.0, 3.0]]}
+    Memory that other ranks have just read takes longer to update, by a factor that is measured for one amount.
+
+    >>> merge_tables({"update": [[2, 1.0], [8, 3.0]], "gradient": [[1, 1.0]]}, {"update": [[8, 6.0]], "part": []})
+    {'update': [[2.0, 2.0], [8.0, 6.0]], 'gradient': [[1.0, 1.0]]}
     """
     found = {}
     for kind in {**alone, **more}:
-        together = more.get(kind, [])
-        points = {} if kind == "gradient" and together else {float(a): s for a, s in alone.get(kind, [])}
-        points.update({float(amount): taken for amount, taken in together})
-        known = [[amount, taken] for amount, taken in sorted(points.items()) if taken == taken]  # NaN: none
-        if known:
-            found[kind] = make_monotonic(known)
+        own, together = _known(alone.get(kind, [])), _known(more.get(kind, []))
+        if kind == "update" and own and len(together) == 1:
+            [[amount, seconds]] = together
+            factor = seconds / interpolate(tuple((a, b) for a, b in own), amount)
+            own = [[other, factor * taken] for other, taken in own]
+        points = [*together, *own] if kind != "gradient" or not together else together
+        if points:
+            first = {point[0]: point for point in reversed(points)}
+            found[kind] = make_monotonic([first[amount] for amount in sorted(first)])
     return found
+
+
+def _known(points: Any) -> list[list[float]]:
+    """Return the points that have a value, by rising amounts."""
+    return sorted([float(amount), taken] for amount, taken in points if taken == taken)
 
 
 def _points(alone: Costs, ranks: int) -> dict[str, Any]:

@@ -131,13 +131,22 @@ class Costs(_Stored):
     """A description of the job."""
     spread: float = 0.0
     """The variation of gradient times between ranks and steps: sigma of a log-normal distribution."""
+    spreads: Curves | None = None
+    """The same by the seconds of a gradient, for each number of processes; None: always `spread`."""
 
     @classmethod
     def of(cls, values: Any, what: str = "the costs") -> Self:
         check_values(what, values, COSTS)
         about = values.get("about") or ""
         spread = float(values.get("spread") or 0.0)
-        return cls(**cls._described(values), work=_curves(values["work"]), about=about, spread=spread)
+        spreads = None if values.get("spreads") is None else Curves.of(values["spreads"])
+        return cls(
+            **cls._described(values),
+            work=_curves(values["work"]),
+            about=about,
+            spread=spread,
+            spreads=spreads,
+        )
 
 
 def _curves(values: dict[str, Any]) -> dict[str, Curves]:
@@ -171,5 +180,6 @@ def make_compute(machine: Node | None, costs: Costs | None, **stragglers: Any) -
     work = {} if costs is None else costs.work
     if stragglers.get("jitter") is None:
         stragglers["jitter"] = 0.0 if costs is None else costs.spread
+        stragglers["spread"] = None if costs is None else costs.spreads
     cores = known.cores if costs is None else costs.cores
     return Compute(**{"work": {**memory, **work}, "cores": cores, **stragglers})

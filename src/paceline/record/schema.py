@@ -215,7 +215,7 @@ MACHINE: Tests = {
 }  # fmt: skip
 COSTS: Tests = {
     **MEASURED, "work": keyed(_curves), "(about)": is_text,
-    "(spread)": lambda value: is_number(value) and 0 <= value <= 2,
+    "(spread)": lambda value: is_number(value) and 0 <= value <= 2, "(spreads)": or_null(_curves),
 }  # fmt: skip
 SIMULATED: Tests = {
     "network": is_text, "(slow)": is_text, "(jitter)": is_amount, "(compute)": is_truth, "(rendezvous)": is_truth,

@@ -129,6 +129,8 @@ class Compute:
     """Ranks that take this many times as long."""
     jitter: float = 0.0
     """The time of each piece of work is multiplied by a log-normal random number with this sigma and mean 1."""
+    spread: Curves | None = None
+    """Where jitter is not 0, its sigma by the seconds of the work, for each number of ranks of a node."""
     pauses: tuple[float, float] | None = None
     """Pauses per second of computing, and the length of each."""
 
@@ -158,11 +160,14 @@ class RankCompute:
     def __init__(self, compute: Compute, node: Sequence[int], seed: int) -> None:
         self._work = compute.work
         on_node = Counter(node)
-        known: dict[int, dict[tuple[str, float], float]] = {count: {} for count in on_node.values()}
+        known: dict[int, dict[tuple[str, float], tuple[float, float]]] = {
+            count: {} for count in on_node.values()
+        }
         self._ranks = [on_node[n] for n in node]
         self._known = [known[count] for count in self._ranks]
         self._cores = compute.cores
         self._slow, self._sigma, self._pauses = dict(compute.slow), compute.jitter, compute.pauses
+        self._spread = compute.spread
         self._steady = not (self._slow or self._sigma or self._pauses)
         ranks = len(node) if self._sigma or self._pauses else 0
         self._drawn = [_mixed(_mixed(seed) + 2 * rank) for rank in range(ranks)]
@@ -171,17 +176,15 @@ class RankCompute:
 
     def seconds(self, kind: str, amount: float, rank: int) -> float:
         """Return the seconds that this rank takes for `amount` of a kind of work, this time."""
-        known = self._known[rank]
-        seconds = known.get((kind, amount))
-        if seconds is None:
-            seconds = self._find(kind, amount, rank)
+        found = self._known[rank].get((kind, amount))
+        seconds, sigma = self._find(kind, amount, rank) if found is None else found
         if self._steady:
             return seconds
         if rank in self._slow:
             seconds *= self._slow[rank]
-        if self._sigma and kind not in MEMORY_PASSES:
+        if sigma:
             self._drawn[rank] = drawn = (self._drawn[rank] + STEP) & MASK
-            seconds *= math.exp(self._sigma * NORMAL(_uniform(drawn)) - self._sigma**2 / 2)
+            seconds *= math.exp(sigma * NORMAL(_uniform(drawn)) - sigma**2 / 2)
         if self._pauses is not None:
             self._until[rank] -= seconds
             while self._until[rank] <= 0:
@@ -189,15 +192,20 @@ class RankCompute:
                 seconds += self._pauses[1]
         return seconds
 
-    def _find(self, kind: str, amount: float, rank: int) -> float:
+    def _find(self, kind: str, amount: float, rank: int) -> tuple[float, float]:
+        """Return the seconds of the work and the sigma of its variation."""
         known, ranks = self._known[rank], self._ranks[rank]
         curves = self._work.get(kind)
         busy = ranks if self._cores is None else min(ranks, self._cores)
         seconds = 0.0 if curves is None or amount <= 0 else curves.at(amount, busy) * (ranks / busy)
         if len(known) >= CACHED:
             known.clear()
-        known[kind, amount] = seconds
-        return seconds
+        sigma = 0.0 if kind in MEMORY_PASSES else self._sigma
+        if sigma and self._spread is not None:
+            longest = max(table[-1][0] for table in self._spread.tables.values())
+            sigma = self._spread.at(min(seconds, longest), busy)
+        known[kind, amount] = found = (seconds, sigma)
+        return found
 
     def _next_pause(self, rank: int) -> float:
         """Return the seconds of computing until the next pause."""
