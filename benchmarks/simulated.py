@@ -187,7 +187,7 @@ def train_once(comm: Any, strategy: str, kind: str, data: Any, folder: str) -> d
     if comm.Get_rank() == 0:
         kept = {"strategy": strategy, "steps": fitted.steps, "train_seconds": fitted.train_seconds}
         kept["seconds"] = {name: taken / fitted.steps for name, taken in fitted.seconds.items()}
-        kept["step_seconds"] = step_seconds(strategy, str(fitted.run))
+        kept["step_seconds"] = median_step(strategy, str(fitted.run))
         record = Run(fitted.run)
         kept["by_rank"] = [
             {name: taken / fitted.steps for name, taken in row.items()}
@@ -300,8 +300,8 @@ def median_of(found: list[Any]) -> Any:
     return statistics.median(known) if known else first
 
 
-def step_seconds(strategy: str, run: str) -> float:
-    """What a step takes: the middle one of those that all ranks take together; of a server's gradients the mean."""
+def median_step(strategy: str, run: str) -> float:
+    """The middle one of the steps that all ranks take together; of a server's gradients the mean."""
     from paceline.record import Run
 
     record = Run(run)
@@ -312,30 +312,38 @@ def step_seconds(strategy: str, run: str) -> float:
     return float(np.median(np.bincount(steps["step"], took) / np.bincount(steps["step"])))
 
 
+def mean_step(run: dict) -> float:
+    """The mean time of a step: what a run takes, without evaluation, divided by its steps."""
+    if run["strategy"].startswith("parameter-server"):
+        return run["train_seconds"] / run["steps"]
+    return sum(run["seconds"][kind] for kind in ("compute", "exchange", "wait", "update"))
+
+
 def predict(args: argparse.Namespace) -> None:
     given = json.loads(args.measured.read_text())
     result: dict = {**where(), "measured": args.measured.name, "rows": []}
     with calibrated(given) as machine:
         for kind in SETTINGS:
-            by_case: dict[tuple[str, int], list[float]] = {}
+            by_case: dict[tuple[str, int], list[dict]] = {}
             for p, found in given["ranks"].items():
                 for run in (
                     run for repeat in found["repeats"] for run in repeat["runs"] if run["setting"] == kind
                 ):
-                    by_case.setdefault((run["strategy"], int(p)), []).append(run["step_seconds"])
-            for (strategy, ranks), seconds in sorted(by_case.items()):
-                fitted, predicted = simulated(
-                    settings(strategy, ranks, kind),
-                    ranks,
-                    machine["network"],
-                    machine[kind, work_of(strategy)],
-                    compute=False,
+                    by_case.setdefault((run["strategy"], int(p)), []).append(run)
+            for (strategy, ranks), runs in sorted(by_case.items()):
+                costs = machine[kind, work_of(strategy)]
+                one = simulated(
+                    settings(strategy, ranks, kind), ranks, machine["network"], costs, compute=False
+                )[1]
+                seconds = [mean_step(run) for run in runs]
+                measured, middle = (
+                    statistics.median(seconds),
+                    statistics.median(run["step_seconds"] for run in runs),
                 )
-                measured = statistics.median(seconds)
                 result["rows"].append({
                     "setting": kind, "strategy": strategy, "ranks": ranks, "measured": measured, "low": min(seconds),
-                    "high": max(seconds), "predicted": predicted, "error": predicted / measured - 1,
-                    "predicted_seconds": {name: taken / fitted.steps for name, taken in fitted.seconds.items()},
+                    "high": max(seconds), "predicted": mean_step(one), "error": mean_step(one) / measured - 1,
+                    "median_error": one["step_seconds"] / middle - 1, "predicted_seconds": one["seconds"],
                 })  # fmt: skip
         told(result)
         if args.accuracy:
@@ -376,15 +384,20 @@ def calibrated(given: dict) -> Iterator[dict[Any, str]]:
         yield files
 
 
-def simulated(settings: dict, ranks: int, network: str, costs: str, *, compute: bool) -> tuple[Fitted, float]:
-    """A simulated run, and what a step of it takes."""
+def simulated(settings: dict, ranks: int, network: str, costs: str, *, compute: bool) -> tuple[Fitted, dict]:
+    """A simulated run, and where the time of a step went, as `train_once` returns it."""
     from paceline import fit
 
+    strategy = settings["strategy"]
     with tempfile.TemporaryDirectory() as runs:
         fitted = fit(
             **settings, ranks=ranks, on="sim", network=network, machine=costs, compute=compute, runs=runs, quiet=True,
         )  # fmt: skip
-        return fitted, step_seconds(settings["strategy"], str(fitted.run))
+        return fitted, {
+            "strategy": strategy, "steps": fitted.steps, "train_seconds": fitted.train_seconds,
+            "seconds": {name: taken / fitted.steps for name, taken in fitted.seconds.items()},
+            "step_seconds": median_step(strategy, str(fitted.run)),
+        }  # fmt: skip
 
 
 def told(result: dict) -> None:
@@ -397,19 +410,21 @@ def told(result: dict) -> None:
             f"{row['strategy']:42}{row['setting']:>11}{row['ranks']:6}{micro[0]:10.0f}{micro[1]:9.0f}{micro[2]:9.0f}"
             f"{micro[3]:11.0f}{100 * row['error']:+7.0f}%"
         )
-    kinds: dict[str, list[float]] = {}
-    for row in result["rows"]:
-        strategy = row["strategy"].partition(":")[0]
-        for kind in (f"{row['setting']}, {strategy}", row["setting"], strategy, "all"):
-            kinds.setdefault(kind, []).append(abs(row["error"]))
-    result["median_error"] = {kind: statistics.median(errors) for kind, errors in kinds.items()}
-    result["largest_error"] = {kind: max(errors) for kind, errors in kinds.items()}
-    for kind, errors in kinds.items():
-        print(
-            f"{kind}: median error {100 * statistics.median(errors):.1f} %, largest {100 * max(errors):.0f} %, "
-            f"of {len(errors)} cases",
-            flush=True,
-        )
+    for what, name in (("error", "error of the mean step"), ("median_error", "error of the median step")):
+        kinds: dict[str, list[float]] = {}
+        for row in result["rows"]:
+            strategy = row["strategy"].partition(":")[0]
+            for kind in (f"{row['setting']}, {strategy}", row["setting"], strategy, "all"):
+                kinds.setdefault(kind, []).append(abs(row[what]))
+        result[name] = {
+            kind: {"median": statistics.median(e), "largest": max(e)} for kind, e in kinds.items()
+        }
+        for kind, errors in kinds.items():
+            middle, most = 100 * statistics.median(errors), 100 * max(errors)
+            print(
+                f"{name}, {kind}: median {middle:.1f} %, largest {most:.0f} %, of {len(errors)} cases",
+                flush=True,
+            )
 
 
 def accuracies(measured: dict, network: str, costs: str, seeds: int) -> dict:

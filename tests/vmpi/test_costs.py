@@ -248,10 +248,22 @@ def test_progress_waits_for_the_rank_that_calls_last() -> None:
 
 
 def test_measured_share_is_hidden() -> None:
-    network = replace(Network.named("10gbe"), node=replace(Node.typical(), hidden=0.4))
+    hidden = {"hidden": Curves.of({4: [[1 << 10, 0.0], [1 << 20, 0.4]]})}
+    network = replace(Network.named("10gbe"), node=replace(Node.typical(), progress=hidden))
     alone = max(vmpi.run(_behind, 0.0, ranks=4, network="10gbe").values)
     waited = vmpi.run(_behind, 1.0, ranks=4, network=network).values
     assert waited == pytest.approx([0.6 * alone] * 4)
+
+
+def test_measured_calls_advance_it() -> None:
+    """Five calls after the one that starts it; a tenth of it is hidden, so each does 18 % of it."""
+    known = {"hidden": Curves.of({4: [[0, 0.1]]}), "calls": Curves.of({4: [[0, 5.0]]})}
+    network = replace(Network.named("10gbe"), node=replace(Node.typical(), progress=known))
+    alone = max(vmpi.run(_behind, 0.0, ranks=4, network="10gbe").values)
+    for tests in (0, 1, 4):
+        waited = vmpi.run(_behind, 1.0, tests, ranks=4, network=network).values
+        assert waited == pytest.approx([(0.9 - 0.18 * tests) * alone] * 4)
+    assert max(vmpi.run(_behind, 1.0, 5, ranks=4, network=network).values) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_rank_that_ends_without_waiting_lets_others_go_on() -> None:

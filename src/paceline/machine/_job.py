@@ -3,7 +3,8 @@
 A worker's loop is timed by the laps of its own stopwatch, which include fetching samples and all Python code of a step.
 A synchronous strategy's steps are timed together, because memory then comes from other ranks' caches. A short real run
 of a parameter server measures the strategy's own kinds of work: `rule`, an update with a stale gradient and the copy for
-its worker, and `serve`, handling a gradient. MPI's own calls belong to the network, not to the job.
+its worker, `serve`, handling a gradient, and `prepare`, a worker's own code between its calls. MPI's own calls belong to
+the network, not to the job.
 """
 
 from __future__ import annotations
@@ -267,8 +268,7 @@ def together(parts: Components, comm: Any, piece: int, seconds: float, name: str
             _steps(comm, loop, exchange, exchange.reduce, each)
             found["gradient"].append([size // ranks, mean(comm, loop.column(COMPUTE))])
             updates.append(loop.column(UPDATE))
-        updated = mean(comm, np.array([float(exchange.part.stop - exchange.part.start)]))  # some have less
-        found["update"].append([max(1.0, updated), mean(comm, np.concatenate(updates))])
+        part = exchange.part
     for size in factored:
         assert factors_pay(parts.model, size, ranks)  # for the type of the model
         with Factored(parts.model, comm, size) as factors:
@@ -276,6 +276,10 @@ def together(parts: Components, comm: Any, piece: int, seconds: float, name: str
             _steps(comm, loop, factors, reduce, each)
             found["factors"].append([size // ranks, mean(comm, loop.column(COMPUTE))])
             found["part"].append([size * parts.model.x.size / ranks, mean(comm, np.array(reduce.taken[2:]))])
+            if size == sizes[-1]:  # what the job does
+                part, updates = factors.part, [loop.column(UPDATE)]
+    updated = mean(comm, np.array([float(part.stop - part.start)]))  # some have less
+    found["update"].append([max(1.0, updated), mean(comm, np.concatenate(updates))])
     return found
 
 
@@ -342,6 +346,9 @@ class Measured(Worker):
         self.performed.setdefault(kind, []).append((x.size, taken))
 
     def overhead(self, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        if kind != "serve":
+            return function  # of a worker, whose whole step is measured
+
         def measured(*arguments: Any) -> None:
             seconds, self._inside = self.watch.seconds, 0.0
             messages, start = seconds["exchange"] + seconds["wait"], time.perf_counter()
@@ -364,7 +371,7 @@ def serving(
     masters = min(strategy.masters, ranks // 2)
     alone = float(gradient[-1][1])  # of a whole batch
     rule: dict[int, list[float]] = {}
-    serve, computed = [], []
+    serve, computed, prepared = [], [], []
     for placement in ("layers", "even"):
         count = min(masters, len(layers)) if placement == "layers" else masters
         server = replace(strategy, masters=count, placement=placement, bound=None, backup=0)
@@ -380,6 +387,7 @@ def serving(
         else:
             rows = me.log.read()
             computed += rows[max(2, len(rows) // 4) :, COMPUTE].tolist()
+            prepared += rows[max(2, len(rows) // 4) :, UPDATE].tolist()
         me.close()
     slower = mean(comm, np.array(computed)) / alone
     factor = float(np.clip(slower, 0.8, 3.0)) if np.isfinite(slower) else 1.0
@@ -387,6 +395,7 @@ def serving(
         "gradient": [[samples, factor * taken] for samples, taken in gradient],
         "rule": _gather_means(comm, rule),
         "serve": [[1, max(median(comm, np.array(serve)), 1e-6)]],
+        "prepare": [[1, max(mean(comm, np.array(prepared)), 1e-6)]],
     }
 
 

@@ -1,7 +1,8 @@
 """The measurements of a calibration, made by all ranks of a node at the same time.
 
-Messages are measured as a round of recursive doubling, with all its Python code and counted as in training. Every
-buffer has just been written by the rank that sends it. Each end's own part of a message's time is measured separately.
+Messages are measured as a round of recursive doubling, with all its Python code, and counted and timed as in training.
+Every buffer has just been written by the rank that sends it. Each end's own part of a message's time is measured
+separately. A cost is a mean, because the seconds of a run are sums, and rounds in which one rank is late are part of them.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.comm import Recorded, channel, mpi_of
+from paceline.comm.clocks import Stopwatch
 from paceline.comm.shared import CACHE_LINE, SharedMemory
+from paceline.comm.timing import Timer
 from paceline.launch.cores import VARIABLE
 
 Array = NDArray[Any]
 Rounds = Callable[[int], tuple[list[float], ...]]
 SWEEPS = 3  # so that a noisy moment affects all measurements and not just one
 WARM = 3  # rounds at the start of a sweep that do not count, because caches are cold
-BEHIND = 1 << 20  # bytes of the non-blocking Allreduce that is measured behind computing
-OTHER_WORK = 1 << 20  # bytes that a gradient touches between two exchanges, roughly
+BEHIND = (1 << 14, 1 << 17, 1 << 20)  # bytes of non-blocking Allreduces that are measured behind computing
+MOST_CALLS = 64
+OTHER_WORK = 4 << 20  # bytes that evict what was computed from a core's own caches
 AT_ONCE = 1 << 18  # bytes of messages that are taken one after the other, at most four
 SETTLED = (
     50e-6  # seconds after which every rank has left a broadcast, and messages or announcements have arrived
@@ -31,14 +35,15 @@ SETTLED = (
 
 
 def measure(comm: Any, *, sizes: list[int], seconds: float) -> dict[str, Any]:
-    """Measure everything with this number of ranks, in about `seconds`: medians over rounds and ranks. Collective.
+    """Measure everything with this number of ranks, in about `seconds`: means of rounds, medians over ranks. Collective.
 
     `spreads` in the result has, of every measurement, the tenth percentile, the median, the mean and the ninetieth.
     """
     p = comm.Get_size()
     limit = eager_limit(comm)
     lengths = sorted({*sizes, limit, limit + 1, 2 * limit})
-    cells: dict[str, Rounds] = {"barrier": barriers(comm), "behind": behind_computing(comm)}
+    cells: dict[str, Rounds] = {"barrier": barriers(comm)}
+    cells.update({f"behind {n}": behind_computing(comm, n) for n in BEHIND})
     to_free: list[Callable[[], None]] = []
     for n in lengths:
         cells[f"exchange {n}"] = exchange(comm, n)
@@ -54,7 +59,7 @@ def measure(comm: Any, *, sizes: list[int], seconds: float) -> dict[str, Any]:
         cells[f"rows {n}"], free = rows(comm, length)
         to_free.append(free)
     spreads = _measure_cells(comm, cells, seconds)
-    found = {name: [spread[1] for spread in spreads[name]] for name in cells}
+    found = {name: [mean for _, _, mean, _ in spreads[name]] for name in cells}
     for free in to_free:
         free()
 
@@ -88,7 +93,8 @@ def measure(comm: Any, *, sizes: list[int], seconds: float) -> dict[str, Any]:
         "sum": table("rows", 1, amounts),
         "barrier": found["barrier"][0],
         "fence": found["barrier"][1],
-        "hidden": hidden_share(*found["behind"]),
+        "hidden": [[n, hidden_share(*found[f"behind {n}"][:2])] for n in BEHIND],
+        "calls": [[n, found[f"behind {n}"][2]] for n in BEHIND],
         "spreads": spreads,
     }
 
@@ -139,9 +145,16 @@ def _median(values: Any) -> float:
 # Messages.
 
 
+def _as_in_training(comm: Any) -> Recorded:
+    """Return the communicator of a rank that is training, in the middle of an exchange."""
+    watch = Stopwatch(time.perf_counter)
+    watch.switch("exchange")
+    return Recorded(comm, timer=Timer(watch))
+
+
 def exchange(comm: Any, nbytes: int) -> Callable[[int], tuple[list[float], list[float]]]:
     """Return a function for rounds of recursive doubling: seconds of each exchange, and of each sum."""
-    own, rank, p = channel(Recorded(comm)), comm.Get_rank(), comm.Get_size()
+    own, rank, p = channel(_as_in_training(comm)), comm.Get_rank(), comm.Get_size()
     send, into, inbox = (np.zeros(nbytes, np.uint8) for _ in range(3))
     numbers = nbytes // 4 * 4
     a, b, total = (array[:numbers].view(np.float32) for array in (send, inbox, into))
@@ -196,7 +209,7 @@ def combining(comm: Any, nbytes: int) -> Callable[[int], tuple[list[float]]]:
 
 def calls(comm: Any, nbytes: int) -> Callable[[int], tuple[list[float], list[float]]]:
     """Return a function for the same exchanges: seconds of the call that posts a receive, and of the send."""
-    own, partner = channel(Recorded(comm)), comm.Get_rank() ^ 1
+    own, partner = channel(_as_in_training(comm)), comm.Get_rank() ^ 1
     here, there = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     clock = time.perf_counter
 
@@ -392,10 +405,11 @@ def allreduce(comm: Any, nbytes: int) -> Rounds:
     return rounds
 
 
-def behind_computing(comm: Any, nbytes: int = BEHIND) -> Rounds:
+def behind_computing(comm: Any, nbytes: int) -> Rounds:
     """Return a function that measures a non-blocking Allreduce alone, and what is left of it after computing for long.
 
     The second: how long Wait takes after the ranks have computed, without a call, for at least twice as long as it takes.
+    The third: how many calls of Test it takes until it is done, with as much computing before each.
     """
     values, total = np.ones(nbytes // 4, np.float32), np.zeros(nbytes // 4, np.float32)
     work, add, clock = np.ones(1 << 12, np.float32), mpi_of(comm).SUM, time.perf_counter
@@ -410,14 +424,27 @@ def behind_computing(comm: Any, nbytes: int = BEHIND) -> Rounds:
         request.Wait()
         return computed - start, clock() - computed
 
+    def calls(least: float) -> float:
+        comm.Barrier()
+        request = comm.Iallreduce(values, total, add)
+        for done in range(1, MOST_CALLS + 1):
+            start = clock()
+            while clock() - start < least:
+                np.multiply(work, 1.0, out=work)
+            if request.Test():
+                return float(done)
+        request.Wait()
+        return float(MOST_CALLS)
+
     def rounds(count: int) -> tuple[list[float], ...]:
-        alone, rest = [], []
+        alone, rest, tested = [], [], []
         for _ in range(count):
             alone.append(sum(once(0.0)))
             longest = np.array([alone[-1]])
             comm.Allreduce(mpi_of(comm).IN_PLACE, longest, mpi_of(comm).MAX)
             rest.append(once(2 * float(longest[0]))[1])
-        return alone, rest
+            tested.append(calls(float(longest[0])))
+        return alone, rest, tested
 
     return rounds
 

@@ -76,7 +76,11 @@ def make_machine(answers: Sequence[dict[str, Any]]) -> Machine:
         eager_limit=first["eager_limit"],
         post=_post(first),
         poll=first["poll"],
-        hidden=sorted(answer["hidden"] for answer in answers)[len(answers) // 2],
+        progress={
+            kind: Curves.of({answer["ranks"]: answer[kind] for answer in answers})
+            for kind in ("hidden", "calls")
+            if all(answer.get(kind) for answer in answers)
+        },
         link=link_of(answers),
         collectives={
             "Barrier": Curves.of({answer["ranks"]: [[0, answer["barrier"]]] for answer in answers}),

@@ -97,7 +97,7 @@ class Machine(Node, _Stored):
             eager_limit=values["eager_limit"],
             post=float(values["post"]),
             poll=float(values["poll"]),
-            hidden=None if values.get("hidden") is None else float(values["hidden"]),
+            progress=_progress(values),
             link=Link(**{name: Curves.of(link[name]) for name in ("send", "flight", "take")}),
             collectives=_curves(values["collectives"]),
             memory=_curves(values["memory"]),
@@ -151,6 +151,13 @@ class Costs(_Stored):
 
 def _curves(values: dict[str, Any]) -> dict[str, Curves]:
     return {name: Curves.of(curves) for name, curves in values.items()}
+
+
+def _progress(values: dict[str, Any]) -> dict[str, Curves]:
+    """Return the progress of non-blocking collectives; earlier versions wrote one share for all of them."""
+    if values.get("hidden") is not None:
+        return {"hidden": Curves.of({1: [[0, values["hidden"]]]})}
+    return _curves(values.get("progress") or {})
 
 
 def _plain(value: Any) -> Any:

@@ -80,8 +80,9 @@ class Growth:
         return candidate.length(max(1, int(length.batches * most / expected)))
 
 
-# Messages for simulating all scenarios of one number of ranks, unless it is the one where scaling stops.
-MOST_MESSAGES = 300_000
+# Messages for simulating all scenarios of one number of ranks, unless it is the one where scaling stops; and, where a
+# step takes fewer, those to simulate more than the shortest run with, and the steps of all ranks together.
+MOST_MESSAGES, SOME_MESSAGES, SOME_STEPS = 300_000, 100_000, 2048
 # Once the first reason is removed, further ones are named if they save this fraction of the rest; at most this many.
 WORTH_NAMING, MOST_NAMED = 0.2, 2
 Timed = Callable[[Candidate, Scenario, RunLength], StepTiming]
@@ -95,10 +96,17 @@ class Explanation:
 
     def cheap(self, candidate: Candidate, point: ScalingPoint, length: RunLength) -> ScalingPoint:
         """Return the point with its reasons, if they can be found with few messages."""
-        length = self._growth.shortened(candidate, length, MOST_MESSAGES / len(REASONS))
+        length = self._few_steps(candidate, length, SOME_MESSAGES / len(REASONS))
         if self._growth.of(candidate, length) * len(REASONS) > MOST_MESSAGES:
             return point
         return self._explained(candidate, point, length)
+
+    def _few_steps(self, candidate: Candidate, length: RunLength, messages: float) -> RunLength:
+        """Return a run with few steps and messages: scenarios are compared over the same steps."""
+        most = SOME_STEPS if candidate.whole_batches else max(1, SOME_STEPS // candidate.ranks)
+        if length.batches > most:
+            length = candidate.length(most)
+        return self._growth.shortened(candidate, length, messages)
 
     def certain(self, candidate: Candidate, point: ScalingPoint) -> ScalingPoint:
         """Return the point with its reasons, from the shortest run, unless even that takes too many messages."""
@@ -128,7 +136,7 @@ class Explanation:
     def then(self, candidate: Candidate, point: ScalingPoint, reason: str | None) -> list[tuple[str, float]]:
         """Return the next reasons once the first one is removed, each with the speedup when it is removed as well."""
         runs = MOST_NAMED * len(REASONS)
-        length = self._growth.shortened(candidate, candidate.length(), MOST_MESSAGES / runs)
+        length = self._few_steps(candidate, candidate.length(), MOST_MESSAGES / runs)
         if reason not in REASONS or self._growth.of(candidate, length) * runs > MOST_MESSAGES:
             return []
         gone: list[str] = [reason]
@@ -260,6 +268,7 @@ class Scaling:
         serial = self.workload.candidate(SERIAL, 1)
         self._serial = serial.measure(serial.scenario, serial.length())
         self._accuracies: dict[tuple[str, int], float | None] = {}
+        self._timings: dict[tuple[str, int, RunLength], StepTiming] = {}
         self._growth: dict[str, Growth] = {}
         own = self._serial_accuracy(serial.batch) if self.accuracy else None
         if self.accuracy and own is None:
@@ -362,10 +371,18 @@ class Scaling:
         return self._with_accuracy(candidate, point, growth) if self.accuracy else point
 
     def _timed(self, candidate: Candidate, scenario: Scenario, length: RunLength) -> StepTiming:
+        key = None
+        if candidate.workload is self.workload and scenario == candidate.scenario:
+            key = (candidate.name, candidate.ranks, length)
+            if key in self._timings:
+                return self._timings[key]
         try:
-            return candidate.measure(scenario, length)
+            timing = candidate.measure(scenario, length)
         except SimulationError as error:
             raise UsageError(f"cannot be simulated: {error}".partition("\n")[0]) from error
+        if key is not None:
+            self._timings[key] = timing
+        return timing
 
     def _learn(self, name: str, growth: Growth) -> None:
         for ranks in TRIED:

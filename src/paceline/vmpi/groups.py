@@ -376,7 +376,7 @@ def meet(
             kernel.schedule(kernel.ranks[member], end, met)
 
     if charged and name[0] == "I" and kernel.wires.needs_calls and kernel.faults is None:
-        advance = Advance(size, kernel.wires.shares(size), complete)
+        advance = Advance(size, kernel.wires.shares(size, handed), complete)
         for place, met in enumerate(meeting.requests):
             assert met is not None
             member = met.rank

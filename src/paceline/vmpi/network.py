@@ -73,9 +73,9 @@ class Node:
     link: Link
     collectives: dict[str, Curves] = field(default_factory=dict)
     """Measured collectives of the MPI library (Barrier, Allreduce), by the bytes that each rank contributes."""
-    hidden: float | None = None
-    """The part of a non-blocking Allreduce that is done by the call that starts it, and while its ranks compute; None: that
-    of its first round."""
+    progress: dict[str, Curves] = field(default_factory=dict)
+    """Measured progress of a non-blocking Allreduce, by bytes: `hidden`, the part of it that is done by the call that
+    starts it, and while its ranks compute; `calls`, the further calls of each rank until it is done."""
     memory: dict[str, Curves] = field(default_factory=dict)
     """Passes over memory, by bytes; `combine` is what a reduction costs. See `paceline.vmpi.compute.MEMORY_PASSES`."""
 
@@ -843,13 +843,20 @@ class Wires:
             self._out[card] = self._in[card] = begin + price.working
         return begin + price.seconds
 
-    def shares(self, members: int) -> list[float]:
+    def shares(self, members: int, nbytes: int) -> list[float]:
         """Return the parts of a non-blocking collective that its ranks' calls advance it by, from the one that starts it.
 
-        As many rounds as halving and doubling takes; the first may have been measured.
+        As many rounds as halving and doubling takes, unless their number, and the part of the first, were measured.
+
+        >>> Network.named("10gbe").wires(4).shares(4, 1000)
+        [0.25, 0.25, 0.25, 0.25]
         """
-        rounds = max(2, 2 * math.ceil(math.log2(max(members, 2))))
-        first = 1 / rounds if self._node.hidden is None else self._node.hidden
+        known, rounds = self._node.progress, max(2, 2 * math.ceil(math.log2(max(members, 2))))
+        if "calls" in known:
+            rounds = 1 + max(1, round(_within(known["calls"], nbytes, members)))
+        first = 1 / rounds
+        if "hidden" in known:
+            first = min(1.0, _within(known["hidden"], nbytes, members))
         return [first] + [(1 - first) / (rounds - 1)] * (rounds - 1)
 
     def _group(self, members: Sequence[int]) -> _Group:
@@ -968,6 +975,11 @@ class Wires:
             kept.clear()
         kept[nbytes] = found = (*costs, by_takers)
         return found
+
+
+def _within(curves: Curves, amount: float, ranks: int) -> float:
+    """Return the value of curves for an amount, beyond the last one the last value."""
+    return curves.at(min(amount, max(table[-1][0] for table in curves.tables.values())), ranks)
 
 
 def _reserve(

@@ -301,6 +301,8 @@ def work(
     def prepare(now: int, count: int) -> None:
         header[STEP], header[COUNT], header[BUFFERS:] = now, count, flat_buffers(me.model)
 
+    begin = me.overhead("prepare", prepare)
+
     def announce() -> None:
         header[FACTOR] = me.step_factor  # which may still change until the gradient is known
         for master in range(masters):
@@ -333,7 +335,7 @@ def work(
         expect_values()
         receive_values()
     for batch in me.logged(own_batches()):
-        prepare(batch.step, batch.count)
+        begin(batch.step, batch.count)
         gradient.begin()
         loss = me.gradient(batch, gradient.ready)  # g <- gradient at x_then, sent layer by layer
         expect_values()
