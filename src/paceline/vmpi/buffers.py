@@ -42,6 +42,11 @@ def memory_of(given: Any) -> tuple[memoryview, str]:
     return view, KINDS.get(view.format) or kind_of(view.format)
 
 
+# Arrays of these types need no memoryview, which takes longer than all else about a short message.
+ARRAY: Any = np.ndarray
+ARRAY_KINDS = {np.dtype(letter): memory_of(np.empty(0, letter))[1] for letter in "?bBhHiIlLqQfdFD"}
+
+
 def write_bytes(view: memoryview, data: bytes, start: int = 0) -> None:
     """Write bytes into memory, starting at byte `start`."""
     if not data:

@@ -9,20 +9,26 @@ import numpy as np
 from greenlet import getcurrent
 
 from paceline.vmpi import constants as c
-from paceline.vmpi.buffers import memory_of
+from paceline.vmpi.buffers import ARRAY, ARRAY_KINDS, memory_of
 from paceline.vmpi.collectives import CollectiveCalls
 from paceline.vmpi.constants import CONGRUENT, IDENT, SIMILAR, UNDEFINED, UNEQUAL
-from paceline.vmpi.datatypes import KINDS, kind_of
 from paceline.vmpi.errors import Aborted, error_codes, mpi_error
 from paceline.vmpi.failures import SurvivalCalls
 from paceline.vmpi.groups import CollectiveRequest, CommState, Group, meet
 from paceline.vmpi.handles import Attributes, Handle, constant_name, constants
 from paceline.vmpi.information import Handled, raise_unsupported
-from paceline.vmpi.matching import Message, first_unexpected, match, post, take_unexpected
+from paceline.vmpi.matching import (
+    NO_QUEUE,
+    Message,
+    first_unexpected,
+    match,
+    post,
+    queue_of,
+    take_unexpected,
+)
 from paceline.vmpi.memory import BUFFER_AUTOMATIC, buffer
 from paceline.vmpi.objects import ObjectCalls, receive_matched
 from paceline.vmpi.requests import (
-    ARRAY,
     JointRequest,
     PartitionedReceive,
     PartitionedSend,
@@ -99,16 +105,14 @@ class Probing:
             raise mpi_error(
                 "ERR_RANK", f"rank {source} does not exist; this communicator has ranks 0 to {self.reach - 1}"
             )
-        empty = Message(
-            self.me, "", source, None, None, 0, "", (self.context, source), special.any_tag, True, 0.0
-        )
+        empty = Message(self.me, "", source, None, None, 0, "", NO_QUEUE, source, special.any_tag, True, 0.0)
         empty.Free()
         return empty
 
 
 def _tell(status: Any, found: Message) -> None:
     if status is not None:
-        fill_status(status, found.to[1], found.tag, found.nbytes)
+        fill_status(status, found.source, found.tag, found.nbytes)
 
 
 class MatchedMessage(Handle):
@@ -124,7 +128,7 @@ class MatchedMessage(Handle):
             raise TypeError(f"expected a message; got {type(message).__name__}")
         elif isinstance(message, Message):
             if message.name:
-                take_unexpected(rank, *message.to, message.tag)
+                take_unexpected(rank, message.context, message.source, message.tag)
             else:
                 self._message = "MPI_MESSAGE_NO_PROC"
 
@@ -144,7 +148,8 @@ class MatchedMessage(Handle):
                 None,
                 0,
                 "",
-                (-1, special.proc_null),
+                NO_QUEUE,
+                special.proc_null,
                 special.any_tag,
                 True,
                 0.0,
@@ -159,8 +164,8 @@ class MatchedMessage(Handle):
 
     def Irecv(self, buf: Any) -> Request:
         rank, message = self._take()
-        given = bytearray() if message.to[0] == -1 else buf
-        receive = receive_into(rank, "Imrecv", given, message.to[1], message.tag)
+        given = bytearray() if message.to == NO_QUEUE else buf
+        receive = receive_into(rank, "Imrecv", given, message.source, message.tag)
         match(rank, receive, message)
         return receive
 
@@ -543,7 +548,7 @@ class PointToPoint(Probing):
         self.members = self.peers = state.members
         self.size = self.reach = len(state.members)
         self.context = state.context
-        self.key = (state.context, rank)
+        self.key = queue_of(state.context, rank)
         self.me = state.kernel.ranks[state.members[rank]]
 
     def _forget(self) -> None:
@@ -576,11 +581,12 @@ class PointToPoint(Probing):
             other = self.peers[dest]
         except TypeError:  # mpi4py takes 1.0 for a rank
             return self.Isend(buf, int(dest), tag, name, synchronous)
-        if buf.__class__ is ARRAY and (view := memoryview(buf)).c_contiguous:  # `memory_of`, inlined
-            kind = KINDS.get(view.format) or kind_of(view.format)
-        else:
-            view, kind = memory_of(buf)
-        nbytes = view.nbytes
+        kind: str | None = None
+        if buf.__class__ is ARRAY and buf.flags.c_contiguous:
+            kind = ARRAY_KINDS.get(buf.dtype)
+        if kind is None:
+            buf, kind = memory_of(buf)
+        nbytes = buf.nbytes
         wires = kernel.wires
         receiver = kernel.ranks[other]
         eager = not (synchronous or kernel.rendezvous)
@@ -599,9 +605,9 @@ class PointToPoint(Probing):
         data: Any = None
         if kernel.carries is None or kernel.carries(kind, nbytes):
             # An announced message stays in the sender's memory until the receiver fetches it.
-            data = view.tobytes() if eager or kernel.strict else view
+            data = buf.tobytes() if eager or kernel.strict else memoryview(buf)
         message: Message = new(Message)
-        message.__init__(me, name, dest, view, data, nbytes, kind, self.key, tag, eager, taking)  # type: ignore[misc]
+        message.__init__(me, name, dest, buf, data, nbytes, kind, self.key, self.rank, tag, eager, taking)  # type: ignore[misc]
         kernel.messages += 1
         kernel.bytes += nbytes
         latest = me.latest
@@ -643,7 +649,7 @@ class PointToPoint(Probing):
         if self.kernel.faults is not None:
             self.kernel.faults.detector.refuse(self, name)
         if "recv" not in name.lower():
-            return Message(self.me, name, peer, None, None, 0, "", self.key, 0, True, 0.0)
+            return Message(self.me, name, peer, None, None, 0, "", self.key, self.rank, 0, True, 0.0)
         request = ReceiveRequest(self.me, name, bytearray(), None, None)
         request.deliver(None, 0, peer, self.kernel.special.any_tag)
         return request
@@ -679,8 +685,9 @@ class PointToPoint(Probing):
         self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int | None = None,
         recvtag: int | None = None, status: Any = None,
     ) -> None:  # fmt: skip
-        receiving = self.Irecv(recvbuf, source, recvtag, "Sendrecv (recv)")
-        sending = self.Isend(sendbuf, dest, sendtag, "Sendrecv (send)")
+        receiving, sending = self._send_and_receive(
+            "Sendrecv", sendbuf, dest, sendtag, recvbuf, source, recvtag
+        )
         receiving.Wait(status)
         sending.Wait()
 
@@ -694,9 +701,23 @@ class PointToPoint(Probing):
         self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int | None = None,
         recvtag: int | None = None,
     ) -> Request:  # fmt: skip
-        receiving = self.Irecv(recvbuf, source, recvtag, "Isendrecv (recv)")
-        sending = self.Isend(sendbuf, dest, sendtag, "Isendrecv (send)")
+        receiving, sending = self._send_and_receive(
+            "Isendrecv", sendbuf, dest, sendtag, recvbuf, source, recvtag
+        )
         return JointRequest(self.me, "Isendrecv", sending, receiving)
+
+    def _send_and_receive(
+        self, name: str, sendbuf: Any, dest: int, sendtag: int, recvbuf: Any, source: int | None,
+        recvtag: int | None,
+    ) -> tuple[Request, Request]:  # fmt: skip
+        """Start a receive and a send; if what is to be sent is refused, nothing is left to be received."""
+        receiving = self.Irecv(recvbuf, source, recvtag, f"{name} (recv)")
+        try:
+            return receiving, self.Isend(sendbuf, dest, sendtag, f"{name} (send)")
+        except Exception:
+            receiving.Cancel()
+            receiving.Free()
+            raise
 
     def Isendrecv_replace(
         self, buf: Any, dest: int, sendtag: int = 0, source: int | None = None, recvtag: int | None = None

@@ -33,7 +33,7 @@ from greenlet import GreenletExit
 from paceline.vmpi.buffers import write_bytes
 from paceline.vmpi.errors import MPIError, find_site, format_list, format_site, mpi_error
 from paceline.vmpi.groups import CollectiveRequest, CommState, Group, Meeting
-from paceline.vmpi.matching import Data, Message
+from paceline.vmpi.matching import RANK_BITS, Data, Message
 from paceline.vmpi.requests import withdraw
 
 # Receives that end with the error, because the program has no request to wait for.
@@ -149,7 +149,7 @@ class FailureDetector:
     def _hear(self, rank: Any, dead: int) -> None:
         self._dead.setdefault(rank.number, []).append(dead)
         states = self._kernel.states
-        contexts = {context for context, _ in rank.posted} | set(rank.wild)
+        contexts = {queue >> RANK_BITS for queue in rank.posted} | set(rank.wild)
         for context in contexts:
             if dead in self._place(states[context]):
                 for receive in _receives(rank, context):
@@ -201,7 +201,7 @@ class FailureDetector:
                         rank, reach, Notice(lambda hearing: self._hear_revoked(hearing, state))
                     )
                 for message in _unreceived(rank):
-                    if message.to[0] == state.context:
+                    if message.context == state.context:
                         self._fail_later(message, reach, self._revocation)
         self._hear_revoked(comm.me, state)
 
@@ -273,8 +273,8 @@ class FailureDetector:
 def _receives(rank: Any, context: int) -> list[Any]:
     """Return the posted receives of a rank in one communicator."""
     found = list(rank.wild.get(context, ()))
-    for (of, _), queue in rank.posted.items():
-        if of == context:
+    for number, queue in rank.posted.items():
+        if number >> RANK_BITS == context:
             found += queue
     return found
 

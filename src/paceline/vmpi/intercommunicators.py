@@ -17,6 +17,7 @@ from paceline.vmpi.communicator import COMM_KINDS, Comm, current_comm, make_comm
 from paceline.vmpi.constants import ROOT, UNDEFINED
 from paceline.vmpi.errors import mpi_error
 from paceline.vmpi.groups import CollectiveRequest, CommState, Group
+from paceline.vmpi.matching import queue_of
 from paceline.vmpi.objects import pickle_object, unpickle_object
 from paceline.vmpi.operations import SUM, check_op, combine_all
 from paceline.vmpi.topologies import connect
@@ -52,7 +53,7 @@ class Intercomm(Comm):
         self.members, self.peers = mine, theirs
         self.size, self.reach = len(mine), len(theirs)
         self.context = state.context
-        self.key = (state.context, self.rank)
+        self.key = queue_of(state.context, self.rank)
         self.me = state.kernel.ranks[number]
 
     @classmethod

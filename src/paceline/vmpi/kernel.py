@@ -165,11 +165,11 @@ class Rank:
         self.advancing: list[tuple[Any, int]] = []
         """Non-blocking collectives that need more calls of this rank, and its place in them."""
         self.greenlet: Any = None
-        self.posted: dict[tuple[int, int], deque[Any]] = {}
-        """Receives without a message yet, by context and source, in the order they were posted."""
+        self.posted: dict[int, deque[Any]] = {}
+        """Receives without a message yet, by their queue, in the order they were posted."""
         self.wild: dict[int, list[Any]] = {}
         """Receives from any source, by context, in the order they were posted."""
-        self.unexpected: dict[tuple[int, int], deque[Any]] = {}
+        self.unexpected: dict[int, deque[Any]] = {}
         """Messages that have arrived and match no receive yet."""
         self.open: dict[int, Any] = {}
         """Requests that are not done or have not been waited for."""

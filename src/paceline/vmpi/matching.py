@@ -17,30 +17,42 @@ from paceline.vmpi.errors import BufferChanged, Truncated, TypeMismatch
 from paceline.vmpi.requests import ReceiveRequest, Request
 
 ANY = None
+# A queue of messages or receives has one number, which is found faster than a pair.
+RANK_BITS = 20
+NO_QUEUE = -1
 CANCELLED = -1.0
 """The receiver's own time for a message that its sender has taken back."""
+
+
+def queue_of(context: int, source: int) -> int:
+    """Return the number of the queue of a communicator's messages from one rank.
+
+    >>> queue_of(3, 5) >> RANK_BITS
+    3
+    """
+    return (context << RANK_BITS) + source
 
 
 class Message(Request):
     """One message, and the request of its sender.
 
     `data`: its bytes when it was sent; None if they are not carried; the memory itself if the message is only
-    announced and buffers are not checked. The buffer must not change until the request has been waited for. `to`: the
-    context and the sender's rank in it. An `eager` message arrives with its data; any other is announced, and its data
-    are fetched by the receiver.
+    announced and buffers are not checked. The buffer must not change until the request has been waited for. `source`:
+    the sender's rank in the communicator. `to`: the queue of that source (`queue_of`). An `eager` message arrives with
+    its data; any other is announced, and its data are fetched by the receiver.
     """
 
     __slots__ = (
-        "data", "dest", "eager", "kind", "nbytes", "order", "tag", "taking", "to", "view",
+        "data", "dest", "eager", "kind", "nbytes", "order", "source", "tag", "taking", "to", "view",
     )  # fmt: skip
 
     order: int
-    view: memoryview | None
+    view: Any
 
     def __init__(
-        self, rank: Any, name: str, dest: int, view: memoryview | None,
+        self, rank: Any, name: str, dest: int, view: Any,
         data: bytes | memoryview | None, nbytes: int, kind: str,
-        to: tuple[int, int], tag: int, eager: bool, taking: float,
+        to: int, source: int, tag: int, eager: bool, taking: float,
     ) -> None:  # fmt: skip
         self.rank = rank
         self.name = name
@@ -49,6 +61,7 @@ class Message(Request):
         self.nbytes = nbytes
         self.kind = kind
         self.to = to
+        self.source = source
         self.tag = tag
         self.done = self.eager = eager
         self.taking = taking
@@ -57,6 +70,11 @@ class Message(Request):
         if rank.kernel.strict:
             self.view = view
             self.watch()
+
+    @property
+    def context(self) -> int:
+        """The context of the communicator."""
+        return self.to >> RANK_BITS
 
     @property
     def sender(self) -> Any:
@@ -87,7 +105,7 @@ class Message(Request):
         if self.dest < 0:
             return
         kernel = self.rank.kernel
-        receiver = kernel.ranks[kernel.states[self.to[0]].peer(self.rank.number, self.dest)]
+        receiver = kernel.ranks[kernel.states[self.context].peer(self.rank.number, self.dest)]
         queue = receiver.unexpected.get(self.to, ())
         held = [entry for entry in receiver.inbox if entry[2] is not self]
         if self in queue:
@@ -119,7 +137,7 @@ class Message(Request):
         else:
             receive, place = None, 0
         if rank.wild:
-            wild = rank.wild.get(to[0], ())
+            wild = rank.wild.get(to >> RANK_BITS, ())
             found, at = _first_of(wild, tag)
             if found is not None and (receive is None or found.order < receive.order):
                 del wild[at]
@@ -132,7 +150,7 @@ class Message(Request):
                 queue.popleft()
             if self.eager and self.nbytes == receive.nbytes and self.kind == receive.kind:
                 rank.t += self.taking
-                receive.deliver(self.data, self.nbytes, to[1], tag)
+                receive.deliver(self.data, self.nbytes, self.source, tag)
             else:
                 match(rank, receive, self)
             return
@@ -167,7 +185,7 @@ def post(rank: Any, context: int, receive: ReceiveRequest) -> None:
         else:
             match(rank, receive, message)
         return
-    key = (context, source)
+    key = (context << RANK_BITS) + source
     if rank.unexpected.get(key):
         message = take_unexpected(rank, context, source, receive.wanted_tag)
         if message is not None:
@@ -184,7 +202,11 @@ def post(rank: Any, context: int, receive: ReceiveRequest) -> None:
 def first_unexpected(rank: Any, context: int, source: int | None, tag: int | None) -> Message | None:
     """Return the unexpected message that arrived first among those that match."""
     found: Message | None = None
-    keys = [(context, source)] if source is not ANY else [key for key in rank.unexpected if key[0] == context]
+    keys = (
+        [queue_of(context, source)]
+        if source is not ANY
+        else [key for key in rank.unexpected if key >> RANK_BITS == context]
+    )
     for key in keys:
         for message in rank.unexpected.get(key, ()):
             if tag is ANY or message.tag == tag:
@@ -223,7 +245,7 @@ def match(rank: Any, receive: ReceiveRequest, message: Message) -> None:
     length = min(message.nbytes, receive.nbytes)
     if message.eager:
         rank.t += message.taking
-        receive.deliver(data, length, message.to[1], message.tag)
+        receive.deliver(data, length, message.source, message.tag)
         return
     sender = message.sender
     if kernel.wires.contended(sender.number, rank.number):
@@ -234,7 +256,7 @@ def match(rank: Any, receive: ReceiveRequest, message: Message) -> None:
     kernel.schedule(sender, released, _Released(message))
     if arrives <= rank.t:
         rank.t += taking
-        receive.deliver(data, length, message.to[1], message.tag)
+        receive.deliver(data, length, message.source, message.tag)
     else:
         kernel.schedule(rank, arrives, Data(receive, message, data, length, taking))
 
@@ -264,4 +286,4 @@ class Data:
 
     def arrive(self, rank: Any) -> None:
         rank.t += self.taking
-        self.receive.deliver(self.data, self.nbytes, self.message.to[1], self.message.tag)
+        self.receive.deliver(self.data, self.nbytes, self.message.source, self.message.tag)

@@ -260,6 +260,6 @@ def _longest(given: list[Any]) -> int:
 
 def receive_matched(rank: Any, message: Any) -> ObjectReceiveRequest:
     """Return the receive of an object whose message was found by a probe: see `MatchedMessage`."""
-    receive = ObjectReceiveRequest(rank, "irecv", message.to[1], message.tag)
+    receive = ObjectReceiveRequest(rank, "irecv", message.source, message.tag)
     match(rank, receive, message)
     return receive

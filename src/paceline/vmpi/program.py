@@ -103,6 +103,8 @@ def run(
     world = CommState(kernel, range(ranks), "MPI_COMM_WORLD")
 
     def body(rank: int) -> Callable[[], Any]:
+        if not arguments:  # one level less of the C stack, which is copied at every switch
+            return lambda: function(MPI.enter(world, rank))
         return lambda: function(MPI.enter(world, rank), *arguments)
 
     with _rare_garbage_collection(), replace_mpi4py(function) as kernel.MPI:

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 from greenlet import getcurrent
 
-from paceline.vmpi.buffers import Elements, layout_of, memory_of, poison, write_bytes
+from paceline.vmpi.buffers import ARRAY, ARRAY_KINDS, Elements, layout_of, memory_of, poison, write_bytes
 from paceline.vmpi.constants import SUCCESS, UNDEFINED, special_numbers
-from paceline.vmpi.datatypes import KINDS, Layout, kind_of
+from paceline.vmpi.datatypes import Layout
 from paceline.vmpi.errors import BufferChanged, MPIError, find_site, format_site, mpi_error
 from paceline.vmpi.handles import Handle, Numbered, call_back, constants, find_constant, numbered
-
-ARRAY: Any = np.ndarray
 
 
 class Status(Handle):
@@ -508,19 +506,20 @@ class ReceiveRequest(Request):
     cancelled: Any
 
     def __init__(self, rank: Any, name: str, buffer: Any, source: int | None, tag: int | None) -> None:
-        view: memoryview
-        if buffer.__class__ is ARRAY and (view := memoryview(buffer)).c_contiguous:  # `memory_of`, inlined
-            self.kind = KINDS.get(view.format) or kind_of(view.format)
+        kind: str | None = None
+        if buffer.__class__ is ARRAY and buffer.flags.carray and (kind := ARRAY_KINDS.get(buffer.dtype)):
+            self.view = buffer.data
+            self.nbytes = buffer.nbytes
         else:
-            view, self.kind = memory_of(buffer)
-        if view.readonly and view.nbytes:
-            raise ValueError("a message cannot be received into a read-only buffer")
+            self.view, kind = view, _ = memory_of(buffer)
+            self.nbytes = view.nbytes
+            if view.readonly and view.nbytes:
+                raise ValueError("a message cannot be received into a read-only buffer")
+        self.kind = kind
         self.rank = rank
         self.name = name
         self.done = self.spent = False
         self.error = self.origin = self.saved = self.cancelled = None
-        self.view = view
-        self.nbytes = view.nbytes
         self.wanted_source = source
         self.wanted_tag = tag
         if rank.kernel.strict:
