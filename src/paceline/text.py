@@ -1,6 +1,7 @@
 """Text that people read: one spelling for every quantity, lists of words, tables and progress bars.
 
-Quantities: `seconds`, `duration`, `clock_time`, `percent`, `share`, `times`, `megabytes`, `amount`, `size`, `number`.
+Quantities: `seconds`, `duration`, `time_span`, `clock_time`, `percent`, `share`, `times`, `megabytes`, `amount`, `size`,
+`number`.
 Words: `count`, `join`, `ranges`, `one_line`. Terminal: `table`, `Bar`, `progress` (drawn by rich).
 """
 
@@ -34,6 +35,19 @@ def duration(value: float) -> str:
         if value < 999.5 * size_:
             return f"{value / size_:.3g} {unit}"
     return f"{value:.3g} s" if value < 999.5 else f"{value:,.0f} s"
+
+
+def time_span(value: float) -> str:
+    """Format seconds as people say them: with up to two units.
+
+    >>> [time_span(value) for value in (0.0123, 1.234, 75.4, 3600, 7980)]
+    ['12.3 ms', '1.23 s', '1 min 15 s', '1 h', '2 h 13 min']
+    """
+    if value < 59.95:
+        return duration(value)
+    large, small, each = ("min", "s", 1) if value < 3599.5 else ("h", "min", 60)
+    whole, rest = divmod(round(value / each), 60)
+    return f"{whole:,} {large}" + (f" {rest} {small}" if rest else "")
 
 
 def percent(fraction: float) -> str:

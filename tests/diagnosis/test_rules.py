@@ -124,9 +124,8 @@ CASES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
 
 
 def test_every_rule_is_provoked() -> None:
-    assert {*CASES, "slow link"} == {
-        rule.name for rule in RULES
-    }  # that one below: simulated links are all equal
+    # Those two below: simulated links are all equal, and simulated ranks are never faster than ranks can be.
+    assert {*CASES, "slow link", "implausible speedup"} == {rule.name for rule in RULES}
 
 
 @pytest.mark.parametrize(

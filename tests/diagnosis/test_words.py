@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paceline.record import Run
-from tests.diagnosis.made import LOOPBACK, SERIAL, TIME_ALONE, US, case_of, cause, made, only
+from tests.diagnosis.made import LOOPBACK, SERIAL, TIME_ALONE, US, as_real, case_of, cause, made, only
 
 RING = "sync:allreduce=ring"
 PER_RANK = {"batch": None, "batch_per_rank": 4}
@@ -118,6 +118,20 @@ def test_what_is_above_half_is_not_explained_by_what_is_lost(
     assert said in found.summary
     if efficiency.get(5):
         assert found.summary.endswith("; efficiency stays above 50 %")
+
+
+@pytest.mark.parametrize(("efficiency", "rule"), [(1.25, "implausible speedup"), (1.05, "scales well")])
+def test_more_than_ranks_can_give_does_not_scale_well(tmp_path: Path, efficiency: float, rule: str) -> None:
+    runs = as_real(timed(tmp_path, {2: efficiency}))
+    found = only(runs)
+    (first,) = (one for one in found.causes if one.rule in ("implausible speedup", "scales well"))
+    assert first is found.causes[0]
+    assert first.rule == rule
+    if rule == "implausible speedup":
+        assert first.words.startswith(
+            "2 ranks are 2.50x as fast as serial on one run each: more than 2 ranks can give"
+        )
+        assert first.advice == "-n 1 --strategy serial --seed 1 (with nothing else running)"
 
 
 # ---- a batch that grows with the ranks

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from paceline import names as registry
-from paceline.figures import PHONE, WIDE, Axis, Bars, Curve, Figure, Histogram, Lines, png, save, svg
+from paceline.figures import PHONE, WIDE, Axis, Bars, Curve, Figure, Histogram, Lines, Points, png, save, svg
 from paceline.figures.drawing import draw_page, limits, text_width, wrap
 from paceline.figures.palette import (
     COLLECTIVES,
@@ -33,6 +33,7 @@ FIGURES = [
     documents.split(),
     documents.accuracy(),
     documents.ages(),
+    documents.front(),
 ]
 AMONG = names_in(documents.document().figures())
 
@@ -78,6 +79,8 @@ def test_every_value_can_be_pointed_at(figure: Figure) -> None:
         assert len(hits) == sum(y is not None for c in figure.curves for y in c.y)
     elif isinstance(figure, Bars):
         assert len(hits) == sum(1 if figure.dots else len(bar.parts) for bar in figure.bars)
+    elif isinstance(figure, Points):
+        assert len(hits) == len(figure.points)
     else:
         assert isinstance(figure, Histogram)
         assert len(hits) == len(figure.heights)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.figures import Axis, Bar, Bars, Curve, Histogram, Lines
+from paceline.figures import Axis, Bar, Bars, Curve, Histogram, Lines, Point, Points
 from paceline.report.document import Column, Document, Section, Table, Text
 
 RING, NATIVE, MASTERS = (
@@ -114,6 +114,24 @@ def ages() -> Histogram:
         x=Axis(label="updates by others meanwhile"), y=Axis(label="share of updates", percent=True), strategy=MASTERS,
         labels=(*(str(k) for k in range(14)), "14 to 31"), heights=heights, tail=True,
         low=tuple(0.9 * h for h in heights), high=tuple(1.1 * h for h in heights),
+    )  # fmt: skip
+
+
+def front() -> Points:
+    """Points close to each other, one far below, one that never arrived, spread, and a front of two."""
+    return Points(
+        name="front-1", title="Time to 90 % against quality", caption="Upper left is best.",
+        x=Axis(label="time to 90 %", seconds=True, log=True),
+        y=Axis(label="test accuracy (%)", percent=True, bounds=(0.85, None)),
+        points=(
+            Point(label="serial, 1 rank", strategy="serial", x=4.4, y=0.92, x_range=(4.1, 4.8), y_range=(0.915, 0.925)),
+            Point(label=f"{RING}, 4 ranks", strategy=RING, x=1.9, y=0.915),
+            Point(label=f"{NATIVE}, 4 ranks", strategy=NATIVE, x=1.95, y=0.9145, simulated=True),
+            Point(label=f"{MASTERS}, 8 ranks", strategy=MASTERS, x=2.0, y=0.914, oversubscribed=True),
+            Point(label="psgd, 4 ranks", strategy="psgd", x=1.0, y=0.905, flag="learned less"),
+            Point(label="hogwild, 4 ranks", strategy="hogwild", x=None, y=0.16, flag="diverged"),
+        ),
+        front=(4, 1, 0), outside="not reached",
     )  # fmt: skip
 
 

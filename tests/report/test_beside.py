@@ -231,8 +231,9 @@ def test_what_diverged_is_marked(runs: list[Run], tmp_path: Path) -> None:
         "sync": "best",
     }
     assert next(row for row in results.rows if row[0] == "gossip")[3] == "diverged"  # and not 30 times
-    notes = [line for block in page.blocks() if isinstance(block, Text) for line in block.lines]
-    assert f"gossip, 2 ranks, diverged: {why}" in notes
+    opening = page.sections[0].opening
+    assert opening is not None
+    assert f"gossip, 2 ranks, diverged: {why}" in opening.notices
     bars = next(block for block in page.blocks() if isinstance(block, Bars) and block.name == "time-split-1")
     assert next(bar.words for bar in bars.bars if bar.strategy == "gossip") == "0.100 s  diverged"
 

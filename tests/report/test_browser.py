@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from paceline.report.document import Column, Document, Section, Table
+from paceline.report.document import Column, Document, Opening, Section, Table
 from paceline.report.html import html_page
+from paceline.report.writing import write
 from tests.browser import DESKTOP, PHONE, Browser
-from tests.report.documents import document
+from tests.report.documents import document, front
 
 pytestmark = pytest.mark.requires("chromium")
 SCREENS = pytest.mark.parametrize("screen", [DESKTOP, PHONE], ids=["desktop", "phone"])
@@ -170,7 +172,9 @@ def test_tables_of_figures_open_from_the_keyboard(browser: Browser, page: Path) 
     browser.value(f"{table}.querySelector('summary').focus()")
     browser.key("Enter", 13, "\r")
     assert browser.value(f"{table}.querySelector('table').checkVisibility()") is True
-    cells = browser.value(f"[...{table}.querySelectorAll('tbody tr:first-child td')].map(c => c.textContent)")
+    cells = browser.value(
+        f"[...{table}.querySelectorAll('tbody tr:first-child > *')].map(c => c.textContent)"
+    )
     assert cells == ["psgd, 4 ranks", "0.62", "0.5", "0.8", "", "0.620\xa0s"]
 
 
@@ -190,3 +194,116 @@ def test_a_screenshot_has_the_whole_page(browser: Browser, page: Path, tmp_path:
     with Image.open(tmp_path / "phone.png") as picture:
         assert picture.width == 2 * 390
         assert picture.height == 2 * browser.value("document.documentElement.scrollHeight")
+
+
+# ---- the first screen
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page that begins with an answer."""
+    path = tmp_path_factory.mktemp("first") / "report.html"
+    opening = Opening(
+        sentence="Use sync, 4 ranks: it reaches 90.00 % first, after 1.9 s, 2.3 times as fast as serial, 1 rank (4.4 s).",
+        sure="One run each.",
+        command="paceline train --data 'my file.csv' --model mlp:128,64 --strategy sync:allreduce=ring -n 4 --lr 0.5",
+        figure=front(),
+        notices=("Other programs were running.",),
+    )
+    whole = document()
+    section, environment = whole.sections
+    inner = tuple(replace(one, folded=True) for one in section.sections)
+    problem = replace(section, opening=opening, sections=inner)
+    write(replace(whole, summary=(), sections=(problem, replace(environment, folded=True))), path)
+    return path
+
+
+@SCREENS
+def test_the_first_screen_has_the_answer_the_command_and_the_figure(
+    browser: Browser, first: Path, screen: tuple[int, int, bool]
+) -> None:
+    browser.open(first, screen)
+    assert browser.messages == []
+    assert [url for url in browser.requests if not url.startswith("data:")] == [first.as_uri()]
+    bottom = "document.querySelector('{}').getBoundingClientRect().bottom"
+    assert browser.value(bottom.format(".answer")) < screen[1] / 2
+    assert browser.value(bottom.format(".command")) < screen[1] / 2
+    css = "phone" if screen is PHONE else "wide"
+    # Its axes, if not the whole list of its points.
+    assert browser.value(f"document.querySelector('svg.{css}').getBoundingClientRect().top") < screen[1] / 2
+    assert browser.value("document.documentElement.scrollHeight") < 3000  # what is long is folded
+    assert browser.value("document.documentElement.scrollWidth") <= screen[0]
+
+
+def test_the_button_copies_the_command_without_a_network(browser: Browser, first: Path) -> None:
+    browser.open(first)
+    command = browser.value("document.querySelector('.command code').textContent")
+    assert command.startswith(
+        "paceline train --data 'my file.csv' --model mlp:128,64 --strategy sync:allreduce=ring -n 4"
+    )
+    assert browser.value("document.querySelector('.copy').hidden") is False
+    clicked = """(async () => {
+        Object.defineProperty(navigator, 'clipboard', {value: HOW, configurable: true});
+        document.querySelector('.copy').click();
+        await new Promise(done => setTimeout(done, 50));
+        return [window.copied, getSelection().toString(), document.querySelector('.copy').textContent];
+    })()"""
+    writer = "{writeText: async text => { window.copied = text }}"
+    assert browser.value(clicked.replace("HOW", writer)) == [command, "", "Copied"]
+    browser.open(first)
+    refusing = "{writeText: async text => { throw new Error('no') }}"
+    assert (
+        browser.value(clicked.replace("HOW", refusing))[1] == command
+    )  # it is selected, to be copied by hand
+
+
+def test_colours_can_be_read_in_the_dark(browser: Browser, first: Path) -> None:
+    ratio = """(() => {
+        const light = colour => { const [r, g, b] = colour.match(/[0-9.]+/g).map(v => v / 255)
+            .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b };
+        const paper = light(getComputedStyle(document.body).backgroundColor);
+        const seen = (one, property) => { const own = light(getComputedStyle(one)[property]);
+            return (Math.max(own, paper) + 0.05) / (Math.min(own, paper) + 0.05) };
+        document.querySelectorAll('details').forEach(one => { one.open = true });
+        return [Math.min(...[...document.querySelectorAll('p, th, a, summary')].map(one => seen(one, 'color'))),
+            Math.min(...[...document.querySelectorAll('#f-front-1 svg.wide text')].map(one => seen(one, 'fill'))), paper];
+    })()"""
+    for scheme, dark in (("dark", True), ("light", False)):
+        browser.call(
+            "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}]
+        )
+        browser.open(first)
+        page, figure, paper = browser.value(ratio)
+        assert (paper < 0.1) == dark
+        assert min(page, figure) >= 4.5
+
+
+def test_print_shows_what_is_folded_and_no_buttons(browser: Browser, first: Path) -> None:
+    browser.call("Emulation.setEmulatedMedia", media="print", features=[])
+    try:
+        browser.open(first)
+        assert browser.value("getComputedStyle(document.querySelector('.copy')).display") == "none"
+        browser.value("dispatchEvent(new Event('beforeprint'))")
+        assert (
+            browser.value("[...document.querySelectorAll('table')].every(one => one.checkVisibility())")
+            is True
+        )
+        browser.value("dispatchEvent(new Event('afterprint'))")
+        assert browser.value("document.querySelectorAll('details[open]').length") == 0
+    finally:
+        browser.call("Emulation.setEmulatedMedia", media="", features=[])
+
+
+def test_a_link_into_a_folded_section_opens_it(browser: Browser, first: Path) -> None:
+    browser.open(first)
+    browser.value("location.hash = '#f-speedup-1'")
+    browser.value("new Promise(done => setTimeout(done, 50))")
+    assert browser.value("document.querySelector('#f-speedup-1').checkVisibility()") is True
+
+
+def test_every_link_of_the_page_leads_to_a_file(browser: Browser, first: Path) -> None:
+    browser.open(first)
+    places = browser.value("[...document.querySelectorAll('a')].map(a => a.getAttribute('href'))")
+    assert len(places) > 10
+    assert all((first.parent / place).is_file() for place in places)

@@ -10,7 +10,6 @@ import pytest
 from paceline.compare import laws
 from paceline.compare.rows import rows_of
 from paceline.figures import Lines
-from paceline.figures.drawing import _extent
 from paceline.record import Run, find_runs
 from paceline.record.environment import layout
 from paceline.report.document import Section, Table, Text
@@ -246,12 +245,12 @@ def test_records_of_simulated_ranks_tell_what_a_node_is(matrix: Path) -> None:
     }
 
 
-def test_the_ideal_is_drawn_where_it_is_seen(runs: list[Run], tmp_path: Path) -> None:
-    for times, seen in (({1: 10.0, 2: 8.0, 4: 6.0}, True), ({1: 10.0, 2: 80.0, 4: 60.0}, False)):
-        rows = rows_of(scaled(runs, tmp_path, "sync", times))
-        figure = next(b for b in scaling(rows, 1).blocks if isinstance(b, Lines) and b.name == "speedup-1")  # type: ignore[union-attr]
-        ideal = [curve for curve in figure.curves if curve.origin == "ideal"]
-        assert bool(ideal) == seen == ("ideal scaling" in figure.caption)
-        if seen:
-            _, ys = _extent(figure)
-            assert pytest.approx(max(ys)) == 1.5 * 10 / 6  # and not 4
+def test_speedups_have_logarithmic_axes_with_the_ideal_as_a_straight_line(
+    runs: list[Run], tmp_path: Path
+) -> None:
+    rows = rows_of(scaled(runs, tmp_path, "sync", {1: 10.0, 2: 80.0, 4: 60.0}))
+    figure = next(b for b in scaling(rows, 1).blocks if isinstance(b, Lines) and b.name == "speedup-1")  # type: ignore[union-attr]
+    assert all((axis.log, axis.base) == (True, 2) for axis in (figure.x, figure.y))
+    (ideal,) = (curve for curve in figure.curves if curve.origin == "ideal")
+    assert ideal.x == ideal.y
+    assert max(ideal.x) == 4

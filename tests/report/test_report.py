@@ -97,8 +97,8 @@ def test_the_page_shows_the_figures_of_the_records(runs: list[Run], tmp_path: Pa
     text = page.read_text()
     row = rows_of(runs)[0]
     assert row.accuracy is not None
-    assert f">{100 * row.accuracy:.2f}\xa0%</td>" in text
-    assert f">{seconds(row.train_seconds)}</td>" in text
+    assert f">{100 * row.accuracy:.2f}\xa0% <small>" in text
+    assert f">{seconds(row.train_seconds)} <small>" in text
     assert "src=" not in text
     assert "http" not in text  # one file, that needs no other
 

@@ -49,7 +49,10 @@ def test_a_page_is_whole(report: Document, tmp_path: Path) -> None:
     names = re.findall(r' id="([^"]+)"', text)
     assert len(names) == len(set(names))  # also those of two drawings of one figure
     assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', text)) <= set(names)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.html"]
+    assert {path.name for path in tmp_path.iterdir()} == {"a.html", "a-files"}
+    links = set(re.findall(r'href="(a-files/[^"]+)"', text))
+    assert {f"a-files/{path.name}" for path in (tmp_path / "a-files").glob("[!.]*")} == links
+    assert {path.rpartition(".")[2] for path in links} == {"svg", "csv"}
 
 
 def test_markdown_has_its_figures_beside_it(report: Document, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_runs_what_is_missing_and_reports(
     monkeypatch.chdir(tmp_path)
     assert main(["study", str(path), "--on", "sim", "--only", "sync*seed 1"]) == 0
     assert len(records(runs)) == 6
-    assert rest(runs) == {".lock", "study.json", "report.html"}
+    assert rest(runs) == {".lock", "study.json", "report.html", "report-files"}
     capsys.readouterr()
     assert main(["study", str(path)]) == 0
     assert capsys.readouterr().err == ""

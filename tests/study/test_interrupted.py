@@ -162,7 +162,7 @@ def test_the_command_at_any_moment(tmp_path: Path) -> None:
     done = study(path, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert records(runs) == {cell.key: 1 for cell in read(path).cells("mpi")}
-    assert rest(runs) == {".lock", "study.json", "report.html"}
+    assert rest(runs) == {".lock", "study.json", "report.html", "report-files"}
     assert processes(str(runs)) == processes("--runs=runs/s") == []
 
 

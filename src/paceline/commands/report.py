@@ -117,13 +117,19 @@ def _print_results(document: Document) -> None:
         _print_table(next(block for block in section.blocks if isinstance(block, Table)))
         for line in lines:
             print(line)
+        if section.opening is not None:
+            print("\n".join(filter(None, (section.opening.sentence, section.opening.command))))
     print()
 
 
 def _print_table(table: Table) -> None:
     from paceline import text
+    from paceline.report.document import NO_SUCCESS
 
     table = table.seen()
     justify = "".join("l" if column.kind == "text" else "r" for column in table.columns)
     headings = [column.name for column in table.columns]
-    print(text.table(table.cells(), headings, justify=justify, indent=2))
+    cells = table.cells()
+    for number, row in enumerate(cells):
+        row[0] += f" ({mark})" if (mark := table.mark(number)) in NO_SUCCESS else ""
+    print(text.table(cells, headings, justify=justify, indent=2))

@@ -99,6 +99,8 @@ TIME_ONLY = "time only"
 
 
 Key = tuple[Problem, str, str, int, int]
+# The mean, the lowest and the highest of some values.
+Span = tuple[float, float, float]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -134,8 +136,12 @@ class Row:
     speedup: float | None
     """Over the serial row with the fewest threads of the same problem and optimizer, or of the same problem if there is
     none with that optimizer, simulated if the row is; None if there is no such row, or if a run diverged."""
+    speedup_range: tuple[float, float] | None
+    """From its slowest run over the fastest serial one to its fastest over the slowest; None without a speedup."""
+    serial_threads: int | None
+    """The threads of that serial row."""
     against_threads: float | None
-    """The same over the serial row with the most threads; None if serial rows do not differ in threads."""
+    """The same speedup over the serial row with the most threads; None if serial rows do not differ in threads."""
     split: dict[str, float]
     """Seconds by kind, mean over ranks and runs."""
     bytes_sent: float
@@ -314,13 +320,14 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
         key = (problem_of(run), simulated_as(run), way, run.config["ranks"], run.summary["threads"])
         groups[key].append(run)
     optimizers = {key: facts_of(members[0]).optimizer for key, members in groups.items()}
-    serial: dict[tuple[Problem, str, bool], dict[int, float]] = defaultdict(dict)
+    serial: dict[tuple[Problem, str, bool], dict[int, Span]] = defaultdict(dict)
     for key, members in groups.items():
         problem, simulated, strategy, _, threads = key
         if is_serial(strategy) and not any(run.summary.get("diverged") for run in members):
-            seconds = fmean(run.summary["train_seconds"] for run in members)
+            seconds = [run.summary["train_seconds"] for run in members]
             own = serial[problem, optimizers[key], bool(simulated)]
-            own[threads] = min(seconds, own.get(threads, seconds))
+            span = (fmean(seconds), min(seconds), max(seconds))
+            own[threads] = min(span, own.get(threads, span))
     first = {problem: place for place, problem in enumerate(dict.fromkeys(key[0] for key in groups))}
     keys = sorted(groups, key=lambda key: (first[key[0]], key[1], not is_serial(key[2]), *key[2:]))
     tested = {key[0] for key, members in groups.items() if any(map(_is_tested, members))}
@@ -357,8 +364,8 @@ def _is_tested(run: Run) -> bool:
 
 
 def _baseline(
-    serial: Mapping[tuple[Problem, str, bool], dict[int, float]], key: Key, optimizer: str
-) -> dict[int, float]:
+    serial: Mapping[tuple[Problem, str, bool], dict[int, Span]], key: Key, optimizer: str
+) -> dict[int, Span]:
     """Return the seconds of the serial rows to compare with, by threads: of the same optimizer, if there are any.
 
     Simulated rows are compared with simulated ones only, and real rows with real ones.
@@ -369,7 +376,7 @@ def _baseline(
     return {}
 
 
-def _row(key: Key, members: list[Run], serial: Mapping[int, float], where: str) -> Row:
+def _row(key: Key, members: list[Run], serial: Mapping[int, Span], where: str) -> Row:
     problem, simulated, strategy, ranks, threads = key
     summaries: list[dict[str, Any]] = [run.summary for run in members]
     seconds = [s["train_seconds"] for s in summaries]
@@ -390,7 +397,10 @@ def _row(key: Key, members: list[Run], serial: Mapping[int, float], where: str) 
     cores = [own for _, own in nodes]
     diverged = tuple(s["diverged"] for s in summaries if s.get("diverged"))
     mean = fmean(seconds)
-    gain = {threads: own / mean for threads, own in serial.items()} if not diverged and mean > 0 else {}
+    gain = (
+        {threads: own / mean for threads, (own, _, _) in serial.items()} if not diverged and mean > 0 else {}
+    )
+    fewest = min(gain, default=None)
     samples = sum((s["samples_per_second"] or 0) * s["train_seconds"] for s in summaries)
     return Row(
         problem=problem,
@@ -411,7 +421,9 @@ def _row(key: Key, members: list[Run], serial: Mapping[int, float], where: str) 
         train_seconds=mean,
         seconds_range=(min(seconds), max(seconds)),
         samples_per_second=samples / sum(seconds) if samples else None,
-        speedup=gain[min(gain)] if gain else None,
+        speedup=None if fewest is None else gain[fewest],
+        speedup_range=None if fewest is None else _divide(serial[fewest], seconds),
+        serial_threads=fewest,
         against_threads=gain[max(gain)] if len(gain) > 1 else None,
         split={kind: fmean(s["seconds"][kind] for s in summaries) for kind in KINDS},
         bytes_sent=fmean(s["bytes_sent"] for s in summaries),
@@ -420,6 +432,12 @@ def _row(key: Key, members: list[Run], serial: Mapping[int, float], where: str) 
         staleness=staleness_of(summaries),
         members=tuple(members),
     )
+
+
+def _divide(serial: Span, seconds: Sequence[float]) -> tuple[float, float] | None:
+    """Return the smallest and the largest quotient of serial seconds and others."""
+    _, low, high = serial
+    return (low / max(seconds), high / min(seconds)) if min(seconds) > 0 else None
 
 
 def _kinds(remarks: Iterable[str]) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ class Target:
     metric: Metric
     value: float
     words: str
+    asked: bool = False
+    """True if a user or a study asked for it."""
 
     def __str__(self) -> str:
         return f"{self.short}, {self.words}"
@@ -58,7 +60,7 @@ def target_of(rows: Sequence[Row], given: Goal | None, words: str = "as asked fo
     guessing is not a target: None if nothing else is known.
     """
     if given is not None:
-        return Target(metric=given.metric, value=given.value, words=words)
+        return Target(metric=given.metric, value=given.value, words=words, asked=True)
     metric = rows[0].metric if rows else choose_metric(rows)
     known = {
         row: best

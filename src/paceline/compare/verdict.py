@@ -11,6 +11,8 @@ from paceline.text import count, seconds
 
 # The number of rows that a sentence lists individually.
 NAMED = 2
+# As many times as fast as there are cores is perfect; a little more may be due to caches, but not this much.
+SUPERLINEAR = 1.1
 
 
 def reference(rows: Sequence[Row], optimizer: str = "") -> Row | None:
@@ -49,6 +51,54 @@ def best(rows: Sequence[Row]) -> Row | None:
         if not row.alone and all(as_good(row, reference(rows, kind)) for kind in {row.optimizer, ""})
     ]
     return min(good, key=_seconds, default=None)
+
+
+def standing(row: Row, rows: Sequence[Row]) -> str:
+    """Return in a word or two why a row is no success, whatever its time; empty if nothing is wrong with it.
+
+    `rows`: all rows of the problem.
+    """
+    if row.diverged:
+        return "diverged"
+    if row.guessed:
+        return "learned nothing"
+    alike = [one for one in rows if bool(one.simulated) == bool(row.simulated)]
+    if not any(one.serial for one in alike):
+        alike += [one for one in rows if one.serial]
+    if not all(as_good(row, reference(alike, kind)) for kind in {row.optimizer, ""}):
+        return "learned less"
+    return "oversubscribed" if row.oversubscribed else ""
+
+
+def superlinear(speedup: float, cores: float) -> bool:
+    """Return True if a speedup is implausible: more than so many times as many cores can give.
+
+    >>> superlinear(2.5, cores=2), superlinear(2.1, cores=2)
+    (True, False)
+    """
+    return speedup > SUPERLINEAR * max(cores, 1.0)
+
+
+def implausible(row: Row, rows: Sequence[Row]) -> bool:
+    """Return True if even the slowest of a row's runs is faster than its cores can make it.
+
+    Then its times or serial's are wrong: something else was running. Larger batches than serial's explain it as well.
+    """
+    if row.speedup_range is None or row.serial_threads is None or row.simulated or row.serial or row.alone:
+        return False
+    serial = fastest_serial(real(rows))
+    if serial is not None and row.batch > serial.batch:
+        return False
+    return superlinear(row.speedup_range[0], row.ranks * row.threads / row.serial_threads)
+
+
+def _implausible(row: Row) -> str:
+    times = f"{row.speedup or 0.0:.2f} times as fast as serial"
+    runs = "on one run" if row.runs == 1 else f"on {row.runs} runs"
+    return (
+        f"{label(row)}: {times} {runs} is implausible, more than {count(row.ranks, 'rank')} can give; serial's runs were "
+        "probably slowed down by something else: measure both again"
+    )
 
 
 def real(rows: Sequence[Row]) -> list[Row]:
@@ -205,7 +255,7 @@ def _alone(rows: Sequence[Row]) -> bool:
 
 
 def _aside(row: Row, rows: Sequence[Row]) -> str:
-    """Explain in brackets why its time is hard to compare with serial's: other batches, a wide spread."""
+    """Explain in brackets why its time is hard to compare with serial's: batches, a wide spread, an implausible gain."""
     serial = fastest_serial(rows)
     if serial is None:
         return ""
@@ -213,6 +263,8 @@ def _aside(row: Row, rows: Sequence[Row]) -> str:
     ours, theirs = row.seconds_range, serial.seconds_range
     if max(row.runs, serial.runs) > 1 and ours[0] <= theirs[1] and theirs[0] <= ours[1]:
         said.append("their runs' times overlap")
+    if implausible(row, rows):
+        said.append(f"implausible: more than {count(row.ranks, 'rank')} can give")
     return f" ({'; '.join(said)})" if said else ""
 
 
@@ -262,10 +314,11 @@ def _diverged(rows: Sequence[Row]) -> str:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """Return notes on single rows: why some diverged, which learned nothing, whose batches are larger."""
+    """Return notes on single rows: why some diverged, which learned nothing or are too fast, whose batches are larger."""
     said = [f"{label(row)}, {divergence(row)}: {row.diverged[0]}" for row in rows if row.diverged]
     lost = [row for row in rows if row.guessed]
     said += [f"{'; '.join(map(label, lost))}: {guesses(lost[0])}"] if lost else []
+    said += [_implausible(row) for row in rows if implausible(row, rows)]
     return said + batches(rows)
 
 

@@ -9,13 +9,15 @@ from paceline.diagnosis.case import Case
 from paceline.diagnosis.findings import Cause, Diagnosis
 from paceline.diagnosis.rules import RULES, divergence
 from paceline.diagnosis.rules.batch_growth import GROWN_BATCH
-from paceline.diagnosis.rules.scaling import SCALES_WELL
+from paceline.diagnosis.rules.scaling import IMPLAUSIBLE, SCALES_WELL
 from paceline.diagnosis.timing import PARTS
 from paceline.simulate.bottleneck import Limit, describe_limit
 from paceline.text import count, duration, join, share, times
 
 UNKNOWN = "unexplained"
 NO_RULE = "no rule explains it"
+# Causes that come before all others.
+FIRST = (SCALES_WELL.name, IMPLAUSIBLE.name)
 
 
 def sum_up(case: Case) -> Diagnosis:
@@ -41,11 +43,11 @@ def _less(case: Case) -> bool:
 
 
 def _weight(cause: Cause, *, of_accuracy: bool) -> tuple[bool, bool, float]:
-    """Return a sort key: first that nothing is wrong, then the most expensive cause.
+    """Return a sort key: first that nothing is wrong, or that the times are; then the most expensive cause.
 
     `of_accuracy`: lost accuracy comes first, however much time is lost.
     """
-    return cause.rule != SCALES_WELL.name, of_accuracy and not cause.of_accuracy, -cause.lost
+    return cause.rule not in FIRST, of_accuracy and not cause.of_accuracy, -cause.lost
 
 
 def _summary(case: Case, causes: Sequence[Cause]) -> str:
@@ -70,7 +72,7 @@ def _join(case: Case, main: Cause, stops: str, used: str, why: str) -> str:
     assert case.limit is not None
     if _less(case):
         return f"{stops}: {why}; {used}"
-    if case.limit.half is not None or main.rule == SCALES_WELL.name:
+    if case.limit.half is not None or main.rule in FIRST:
         return f"{stops}; {used}: {why}"
     if not case.limit.rising:
         return f"{stops}: {why}; {used}"

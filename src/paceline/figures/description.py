@@ -1,4 +1,4 @@
-"""Descriptions of figures before they are drawn: curves, bars or a histogram, with all values and labels."""
+"""Descriptions of figures before they are drawn: points, curves, bars or a histogram, with all values and labels."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ class Curve:
     """A number that distinguishes several curves of one strategy and origin by marker, dash and shade."""
     oversubscribed: tuple[bool, ...] | None = None
     """For each point, True if there were more ranks than cores."""
+    less: tuple[bool, ...] | None = None
+    """For each point, True if less was learned there than by serial: it is crossed out."""
     notes: tuple[str, ...] | None = None
     """For each point, words shown besides its values when a reader points at it."""
     captions: tuple[str, ...] | None = None
@@ -58,6 +60,8 @@ class Axis:
     """True if the values are fractions, shown as percentages."""
     sizes: bool = False
     """True if the values are bytes, shown as KiB, MiB …"""
+    seconds: bool = False
+    """True if the values are seconds, shown as ms, s, min or h."""
     bounds: tuple[float | None, float | None] = (None, None)
 
     @property
@@ -77,6 +81,8 @@ class Axis:
         """
         if self.sizes:
             return text.size(round(value))
+        if self.seconds:
+            return text.time_span(value)
         return text.percent(value) if self.percent else text.number(value)
 
     def spell_tick(self, value: float) -> str:
@@ -89,6 +95,8 @@ class Axis:
         """
         if self.sizes:
             return text.size(round(value))
+        if self.seconds:
+            return text.time_span(value)
         shown = round(100 * value, 6) if self.percent else value
         plain = shown == 0 or 1e-4 <= abs(shown) < 1e10
         return (f"{shown:,.10g}" if plain else f"{shown:.3g}") + (" %" if self.percent else "")
@@ -125,6 +133,8 @@ class Bar:
     simulated: bool = False
     oversubscribed: bool = False
     """True if there were more ranks than cores."""
+    less: bool = False
+    """True if less was learned than by serial, or nothing; `words` say so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +156,42 @@ class Bars:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Point:
+    """A labelled point; `x_range` and `y_range` are the spread over seeds."""
+
+    label: str
+    strategy: str
+    x: float | None
+    """None: it has no place on the axis, and is drawn in a column of its own to the right."""
+    y: float
+    x_range: tuple[float, float] | None = None
+    y_range: tuple[float, float] | None = None
+    flag: str = ""
+    """Why it is no success, such as "learned less"; it is crossed out, and the words are part of its label."""
+    simulated: bool = False
+    oversubscribed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Points:
+    """Labelled points over one pair of axes, and the front of those that no other point beats in both."""
+
+    name: str
+    title: str
+    caption: str
+    x: Axis
+    y: Axis
+    """Its bounds are those of the drawing: a point outside is an arrow at its edge, labelled with its value."""
+    points: tuple[Point, ...]
+    front: tuple[int, ...] = ()
+    """The numbers of the points on the front, by rising x."""
+    descending: bool = False
+    """True if lower values of y are better: they are at the top."""
+    outside: str = ""
+    """What it means to have no x, such as "not reached"."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Histogram:
     """Columns over whole numbers."""
 
@@ -164,4 +210,4 @@ class Histogram:
     """True if the last column stands for every larger number; it is grey."""
 
 
-Figure = Lines | Bars | Histogram
+Figure = Lines | Bars | Histogram | Points

@@ -8,17 +8,31 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from typing import Any, Literal
 
-from paceline.figures.description import Axis, Bar, Bars, Curve, Figure, Histogram, Lines, Origin
+from paceline.figures.description import (
+    Axis,
+    Bar,
+    Bars,
+    Curve,
+    Figure,
+    Histogram,
+    Lines,
+    Origin,
+    Point,
+    Points,
+)
 from paceline.figures.palette import (
     FAINT,
     GREY,
     INK,
+    ON_DARK,
     ORIGINS,
+    PAPER,
     PUBLISHED,
     Style,
     kind_colour,
@@ -35,6 +49,7 @@ FEW, HITS = 16, 120
 BEYOND = 1.5
 THICK, HATCH, PALE = 15.0, "////", 0.4  # bars: thickness in points; simulated; oversubscribed
 OVERSUBSCRIBED = "more ranks than cores"
+LESS = "learned less than serial"
 
 
 @dataclass(frozen=True)
@@ -142,6 +157,8 @@ def _draw(figure: Figure, axes: Any, width: float, among: Sequence[str], size: f
         _draw_lines(figure, drawing, width, among)
     elif isinstance(figure, Bars):
         _draw_bars(figure, drawing, width, among)
+    elif isinstance(figure, Points):
+        _draw_points(figure, drawing, width, among)
     else:
         _draw_histogram(figure, drawing, width, among)
     return drawing
@@ -237,7 +254,10 @@ def _set_ticks(mpl_axis: Any, axis: Axis) -> None:
     if axis.ticks is not None:
         locator: Any = FixedLocator(axis.ticks)
     elif axis.log and axis.base == 2:
-        locator = LogLocator(base=2)
+        octaves = math.log2(high / low)
+        locator = LogLocator(
+            base=2, subs=(1, 1.25, 1.5, 1.75) if octaves < 1 else (1, 1.5) if octaves < 2.5 else (1,)
+        )
     elif axis.log:
         decades = math.log10(high / low)
         few = (1,) if decades > 3 else (1, 2, 5)
@@ -301,12 +321,15 @@ def _draw_curve(figure: Lines, curve: Curve, style: Style, drawing: Drawing) -> 
             look = marker | (HOLLOW if hollow else {})
             if some:
                 axes.plot([xs[k] for k in some], [ys[k] for k in some], clip_on=False, **look)
+        some = [k for k in shown if curve.less is not None and curve.less[k]]
+        if some:
+            axes.plot([xs[k] for k in some], [ys[k] for k in some], clip_on=False, **CROSS)
     for k, words in enumerate(curve.captions or ()):
         if words and k in inside:
             axes.annotate(
                 words, (xs[k], ys[k]), xytext=(0, -0.9 * drawing.size), textcoords="offset points", ha="center",
                 va="top", color=style.colour, fontsize=drawing.size - 2, zorder=6,
-                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
+                bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
             )  # fmt: skip
     if curve.stops is not None and curve.stops in inside:
         crossing = {"marker": "|", "markersize": 22, "markeredgewidth": 1.6, "color": style.colour}
@@ -359,6 +382,8 @@ def _point_words(figure: Lines, curve: Curve, k: int) -> str:
         words += _spread_words(figure.y, curve.low[k], curve.high[k])
     if curve.oversubscribed is not None and curve.oversubscribed[k]:
         words += f"\n{OVERSUBSCRIBED}"
+    if curve.less is not None and curve.less[k]:
+        words += f"\n{LESS}"
     if curve.notes is not None and curve.notes[k]:
         words += f"\n{curve.notes[k]}"
     return words
@@ -370,7 +395,10 @@ def _spread_words(axis: Axis, low: float | None, high: float | None, before: str
     return f" ({before}{axis.spell(low)} to {axis.spell(high)})"
 
 
-HOLLOW = {"markerfacecolor": "white", "fillstyle": "full"}
+HOLLOW = {"markerfacecolor": PAPER, "fillstyle": "full"}
+CROSS: dict[str, Any] = {
+    "linestyle": "none", "marker": "x", "markersize": 11, "markeredgewidth": 1.8, "color": INK, "zorder": 4,
+}  # fmt: skip
 
 
 def _line_look(origin: Origin, style: Style) -> dict[str, Any]:
@@ -388,7 +416,7 @@ def _marker_look(origin: Origin, style: Style) -> dict[str, Any]:
     if origin == "published":
         marker = PUBLISHED[style.variant % len(PUBLISHED)]
         return look | {"marker": marker, "markersize": 8, "markeredgewidth": 1.8}
-    return look | ({"fillstyle": "bottom", "markerfacecoloralt": "white"} if ORIGINS[origin].half else {})
+    return look | ({"fillstyle": "bottom", "markerfacecoloralt": PAPER} if ORIGINS[origin].half else {})
 
 
 def _add_origins(figure: Lines, drawing: Drawing) -> None:
@@ -403,12 +431,263 @@ def _add_origins(figure: Lines, drawing: Drawing) -> None:
     if any(any(curve.oversubscribed or ()) for curve in curves):
         look = _marker_look("measured", style) | HOLLOW
         drawing.handles.append(_line(label=f"hollow: {OVERSUBSCRIBED}", **look))
+    if any(any(curve.less or ()) for curve in curves):
+        drawing.handles.append(_line(label=f"crossed out: {LESS}", **CROSS))
 
 
 def _line(**look: Any) -> Any:
     from matplotlib.lines import Line2D
 
     return Line2D([], [], **look)
+
+
+# ---- labelled points
+
+# The places of a label around its point, the best first: its direction, and which edge of the label is there.
+PLACES = (
+    (1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1), (1, -1), (-1, -1), (1, 2), (1, -2), (-1, 2), (-1, -2),
+)  # fmt: skip
+# From the point, in font sizes; a label that is further away than one has a line to its point.
+DISTANCES = (0.75, 1.5, 2.5, 4.0)
+Box = tuple[float, float, float, float]
+
+
+def _draw_points(figure: Points, drawing: Drawing, width: float, among: Sequence[str]) -> None:
+    axes, size = drawing.axes, drawing.size
+    drawing.height = 250.0 if width < NARROW else min(0.36 * width, 330.0)
+    _set_scale(axes.set_xscale, figure.x)
+    xs = [v for p in figure.points if p.x is not None for v in (p.x, *(p.x_range or ()))]
+    least, most = (
+        -math.inf if figure.y.bounds[0] is None else figure.y.bounds[0],
+        figure.y.bounds[1] or math.inf,
+    )
+    ys = [v for p in figure.points for v in (p.y, *(p.y_range or ())) if least <= v <= most]
+    low, high = limits(figure.x, xs, margin=0.08)
+    bottom, top = limits(figure.y, ys, margin=0.08)
+    outside = [point for point in figure.points if point.x is None]
+    place, end = _column_outside(low, high, log=figure.x.log) if outside and xs else (high, high)
+    place = place if xs else (low * high) ** 0.5 if figure.x.log else (low + high) / 2
+    axes.set_xlim(low, end)
+    axes.set_ylim(*((top, bottom) if figure.descending else (bottom, top)))
+    _set_ticks(axes.xaxis, figure.x)
+    _set_ticks(axes.yaxis, figure.y)
+    axes.grid(color=FAINT, linewidth=0.7)
+    axes.set_xlabel("\n".join(wrap(figure.x.label, size, width)), fontsize=size, color=GREY)
+    axes.set_title(
+        "\n".join(wrap(figure.y.label, size, width - 4 * size)), loc="left", fontsize=size, color=GREY
+    )
+    if outside:
+        _mark_outside(figure, drawing, high if xs else None, place)
+    else:
+        axes.xaxis.set_major_locator(_within(axes.xaxis.get_major_locator(), low, high))
+    corners: list[tuple[float, float]] = []
+    if figure.front:
+        front = [(point.x or 0.0, point.y) for point in (figure.points[k] for k in figure.front)]
+        worst = top if figure.descending else bottom
+        corners = [(front[0][0], worst), *front, (high, front[-1][1])]
+        look = {"color": GREY, "linewidth": 1.6, "drawstyle": "steps-post", "zorder": 1.5}
+        axes.plot([x for x, _ in corners], [y for _, y in corners], **look)
+        drawing.handles.append(_line(label="front: nothing else is both faster and better", **look))
+    marks = [_draw_point(figure, point, place, drawing, among) for point in figure.points]
+    ticks = [
+        figure.y.spell_tick(value) for value in axes.yaxis.get_major_locator()() if bottom <= value <= top
+    ]
+    room = width - max((text_width(words, size) for words in ticks), default=0.0) - 12
+    spots = [_fraction(axes, x, y, room, drawing.height) for x, y in marks]
+    bends = [_fraction(axes, x, y, room, drawing.height) for x, y in corners]
+    lines = [_line_box(one, (other[0], one[1])) for one, other in pairwise(bends)]
+    lines += [_line_box((other[0], one[1]), other) for one, other in pairwise(bends)]
+    if outside and xs:
+        border = _fraction(axes, high, bottom, room, drawing.height)[0]
+        lines.append(_line_box((border, 0.0), (border, drawing.height)))
+    _add_labels(figure, drawing, marks, spots, (room, drawing.height), lines, among)
+    _add_point_legend(figure, drawing)
+
+
+def _within(locator: Any, low: float, high: float) -> Any:
+    """Return the ticks of a locator that are inside of some limits."""
+    from matplotlib.ticker import FixedLocator
+
+    return FixedLocator([value for value in locator() if low <= value <= high])
+
+
+def _column_outside(low: float, high: float, *, log: bool) -> tuple[float, float]:
+    """Return where the points without x are drawn, right of the axis, and where the drawing ends."""
+    if log:
+        return high * (high / low) ** 0.1, high * (high / low) ** 0.2
+    return high + 0.1 * (high - low), high + 0.2 * (high - low)
+
+
+def _mark_outside(figure: Points, drawing: Drawing, border: float | None, place: float) -> None:
+    """Draw the border of the column for points without x, with its meaning below it."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter
+
+    axis = drawing.axes.xaxis
+    inside = []
+    if border is not None:
+        drawing.axes.axvline(border, color=GREY, linewidth=1, dashes=(1.5, 2), zorder=1)
+        inside = [
+            value for value in axis.get_major_locator()() if axis.get_view_interval()[0] <= value <= border
+        ]
+    axis.set_major_locator(FixedLocator([*inside, place]))
+    axis.set_major_formatter(
+        FuncFormatter(lambda value, _: figure.outside if value == place else figure.x.spell_tick(value))
+    )
+
+
+def _draw_point(
+    figure: Points, point: Point, place: float, drawing: Drawing, among: Sequence[str]
+) -> tuple[float, float]:
+    """Draw one point and its spread; return where it is."""
+    axes, style = drawing.axes, style_of(point.strategy, among)
+    bottom, top = sorted(axes.get_ylim())
+    x, y = place if point.x is None else point.x, min(max(point.y, bottom), top)
+    look = _dot_look(style.colour, simulated=point.simulated, oversubscribed=point.oversubscribed)
+    look |= {"marker": style.marker, "markersize": 8}
+    if y != point.y:
+        look |= {"marker": "v" if (point.y < y) != figure.descending else "^", "fillstyle": "full"}
+    for across, ends in ((True, point.x_range), (False, point.y_range)):
+        if ends is None or ends[0] >= ends[1] or (across and point.x is None):
+            continue
+        span = ends if across else (max(ends[0], bottom), min(ends[1], top))
+        if span[0] < span[1]:
+            at = ([*span], [y, y]) if across else ([x, x], [*span])
+            axes.plot(*at, color=style.colour, linewidth=1.1, zorder=2, clip_on=False)
+    axes.plot([x], [y], clip_on=False, zorder=3, **look)
+    if point.flag:
+        axes.plot([x], [y], clip_on=False, **CROSS)
+    shown = figure.outside if point.x is None else figure.x.spell(point.x)
+    if point.x_range is not None:
+        shown += _spread_words(figure.x, *point.x_range)
+    words = f"{point.label}\n{figure.x.name}: {shown}\n{figure.y.name}: {figure.y.spell(point.y)}"
+    words += _spread_words(figure.y, *point.y_range) if point.y_range is not None else ""
+    words += f"\n{point.flag}" if point.flag else ""
+    words += f"\n{OVERSUBSCRIBED}" if point.oversubscribed else ""
+    drawing.values.append((x, y, x, y, words))
+    return x, y
+
+
+def _fraction(axes: Any, x: float, y: float, width: float, height: float) -> tuple[float, float]:
+    """Return where a point is in points of a page, in axes of this size, from the lower left."""
+    low, high = axes.get_xlim()
+    bottom, top = axes.get_ylim()
+    if axes.get_xscale() == "log":
+        x, low, high = math.log(x), math.log(low), math.log(high)
+    return (x - low) / (high - low) * width, (y - bottom) / (top - bottom) * height
+
+
+def _add_labels(
+    figure: Points,
+    drawing: Drawing,
+    marks: Sequence[tuple[float, float]],
+    spots: Sequence[tuple[float, float]],
+    page: tuple[float, float],
+    lines: Sequence[Box],
+    among: Sequence[str],
+) -> None:
+    """Label every point where there is room, or else number all points and list them in the legend."""
+    bottom, top = sorted(drawing.axes.get_ylim())
+    far = [not bottom <= point.y <= top for point in figure.points]
+    labels = [
+        ", ".join(filter(None, (point.label, figure.y.spell(point.y) if beyond else "", point.flag)))
+        for point, beyond in zip(figure.points, far, strict=True)
+    ]
+    size = drawing.size - 1.5
+    front = [box for box in lines if box[3] - box[1] < page[1]]  # without the border, which a label may cross
+    found = next(
+        filter(None, (place_labels(labels, spots, size, page, avoid=boxes) for boxes in (lines, front))), None
+    )
+    if found is None:
+        for number, (point, words) in enumerate(zip(figure.points, labels, strict=True), 1):
+            style = style_of(point.strategy, among)
+            look = _dot_look(style.colour, simulated=point.simulated, oversubscribed=point.oversubscribed)
+            drawing.handles.append(
+                _line(label=f"{number}  {words}", **(look | {"marker": style.marker, "markersize": 6}))
+            )
+        labels = [str(number) for number in range(1, len(labels) + 1)]
+        found = place_labels(labels, spots, size, page, avoid=lines, must=True) or []
+    for words, (dx, dy), mark, point in zip(labels, found, marks, figure.points, strict=True):
+        across = ("left", 0.0) if dx > 0 else ("right", 1.0) if dx < 0 else ("center", 0.5)
+        along = ("bottom", 0.0) if dy > 0 else ("top", 1.0) if dy < 0 else ("center", 0.5)
+        far = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 5}
+        drawing.axes.annotate(
+            words, mark, xytext=(dx, dy), textcoords="offset points", fontsize=size, zorder=6, ha=across[0],
+            va=along[0], color=GREY if point.flag else INK, annotation_clip=False,
+            arrowprops=far | {"relpos": (across[1], along[1])} if max(abs(dx), abs(dy)) > size else None,
+        ).set_in_layout(False)  # fmt: skip
+
+
+def place_labels(
+    labels: Sequence[str],
+    spots: Sequence[tuple[float, float]],
+    size: float,
+    page: tuple[float, float],
+    *,
+    avoid: Sequence[Box] = (),
+    must: bool = False,
+) -> list[tuple[float, float]] | None:
+    """Return the offset of each label from its point, so that no label covers another one, a point or something to avoid.
+
+    `page`: the width and height of the axes. None if there is no room; `must`: then a label without room is put beside
+    its point.
+
+    >>> place_labels(["a", "b"], [(50, 50), (52, 50)], 10, (100, 100))
+    [(-7.5, 0.0), (7.5, 0.0)]
+    >>> place_labels(["a long label"], [(10, 10)], 10, (20, 20)) is None
+    True
+    """
+    taken: list[Box] = [(x - 5, y - 5, x + 5, y + 5) for x, y in spots]
+    found = []
+    for k, (words, spot) in enumerate(zip(labels, spots, strict=True)):
+        others = [*taken[:k], *taken[k + 1 :], *avoid]
+        places = _places(spot, text_width(words, size), size)
+        free = next(((to, box) for to, box in places if _inside(box, page) and not _touch(box, others)), None)
+        if free is None and not must:
+            return None
+        offset, box = free or next(_places(spot, text_width(words, size), size))
+        found.append(offset)
+        taken.append(box)
+    return found
+
+
+def _line_box(one: tuple[float, float], other: tuple[float, float]) -> Box:
+    """Return the room that a horizontal or vertical line takes."""
+    (x0, x1), (y0, y1) = sorted((one[0], other[0])), sorted((one[1], other[1]))
+    return x0 - 1.5, y0 - 1.5, x1 + 1.5, y1 + 1.5
+
+
+def _places(spot: tuple[float, float], wide: float, size: float) -> Iterator[tuple[tuple[float, float], Box]]:
+    """Yield the places of a label of this width, the best first: its offset from its point, and its box."""
+    (x, y), high = spot, LINE * size
+    for distance in DISTANCES:
+        for right, up in PLACES:
+            dx, dy = right * distance * size, up * distance * size
+            left = x + dx - (0 if right > 0 else wide if right < 0 else wide / 2)
+            below = y + dy - (0 if up > 0 else high if up < 0 else high / 2)
+            yield (dx, dy), (left - 1, below - 1, left + wide + 1, below + high + 1)
+
+
+def _inside(box: Box, page: tuple[float, float]) -> bool:
+    return box[0] >= -4 and box[1] >= -2 and box[2] <= page[0] and box[3] <= page[1] + 4
+
+
+def _touch(one: Box, others: Iterable[Box]) -> bool:
+    return any(
+        one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+        for other in others
+    )
+
+
+def _add_point_legend(figure: Points, drawing: Drawing) -> None:
+    flags = list(dict.fromkeys(point.flag for point in figure.points if point.flag))
+    if flags:
+        drawing.handles.append(_line(label=f"crossed out: {' or '.join(flags)}", **CROSS))
+    if any(point.simulated for point in figure.points):
+        drawing.handles.append(_line(label="half: simulated", **_dot_look(GREY, simulated=True)))
+    if any(point.oversubscribed for point in figure.points):
+        drawing.handles.append(
+            _line(label=f"hollow: {OVERSUBSCRIBED}", **_dot_look(GREY, oversubscribed=True))
+        )
 
 
 # ---- bars
@@ -441,7 +720,7 @@ def _draw_bars(figure: Bars, drawing: Drawing, width: float, among: Sequence[str
             axes.annotate(
                 "\n".join(lines), (0, middle - THICK / 2), xycoords=("axes fraction", "data"), xytext=(0, 3),
                 textcoords="offset points", fontsize=size, color=INK, ha="left", va="bottom",
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+                bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.5},
             )  # fmt: skip
         colour = style_of(bar.strategy, among).colour
         if dots:
@@ -468,6 +747,8 @@ def _draw_dot(figure: Bars, bar: Bar, y: float, colour: str, drawing: Drawing) -
         look |= {"marker": "<" if value < low else ">", "fillstyle": "full"}
     at = min(max(value, low), high)
     axes.plot([at], [y], clip_on=False, zorder=4, **look)
+    if bar.less:
+        axes.plot([at], [y], clip_on=False, **(CROSS | {"zorder": 5}))
     _draw_whisker(axes, bar, y)
     # The words are in a column of their own: a line may cross the place beside the dot.
     axes.annotate(
@@ -485,11 +766,11 @@ def _draw_parts(figure: Bars, bar: Bar, y: float, colour: str, drawing: Drawing,
     low, high = axes.get_xlim()
     spread = _spread_words(figure.x, bar.low, bar.high, "in all " if stacked else "")
     for kind, part in zip(figure.kinds, bar.parts, strict=True):
-        fill, ink = kind_colour(kind) if stacked else (colour, "#ffffff")
+        fill, ink = kind_colour(kind) if stacked else (colour, ON_DARK)
         look: dict[str, Any] = {"facecolor": fill, "linewidth": 0}
         if bar.simulated:
-            look |= {"hatch": HATCH, "edgecolor": "#ffffff99"}
-        elif bar.oversubscribed:
+            look |= {"hatch": HATCH, "edgecolor": (PAPER, 0.6)}
+        elif bar.oversubscribed or bar.less:
             look |= {"facecolor": (fill, PALE), "edgecolor": fill, "linewidth": 0.8}
         axes.barh(y, part, left=at, height=THICK, **look)
         # A share is written in its part if there is room: bars have about half of a wide page.
@@ -497,14 +778,14 @@ def _draw_parts(figure: Bars, bar: Bar, y: float, colour: str, drawing: Drawing,
             behind = {"facecolor": fill, "edgecolor": "none", "pad": 1.0} if bar.simulated else None
             axes.text(
                 at + part / 2, y, f"{100 * part / whole:.0f} %", fontsize=drawing.size - 2, ha="center",
-                va="center_baseline", color=INK if bar.oversubscribed else ink, bbox=behind,
+                va="center_baseline", color=INK if bar.oversubscribed or bar.less else ink, bbox=behind,
             ).set_in_layout(False)  # fmt: skip
         words = f"{bar.label}\n{kind if stacked else figure.x.name}: {figure.x.spell(part)}{spread}"
         words += f"\n{OVERSUBSCRIBED}" if bar.oversubscribed else ""
         drawing.values.append((max(at, low), y - THICK / 2, at + part, y + THICK / 2, words))
         at += part
     end = max(min(max(whole, low), high), _draw_whisker(axes, bar, y))
-    look = {"fontsize": drawing.size, "color": INK, "va": "center"}
+    look = {"fontsize": drawing.size, "color": GREY if bar.less else INK, "va": "center"}
     axes.annotate(bar.words, (end, y), xytext=(7, 0), textcoords="offset points", **look)
 
 
@@ -524,8 +805,8 @@ def _dot_look(colour: str, *, simulated: bool = False, oversubscribed: bool = Fa
         "markeredgewidth": 1.5,
     }  # fmt: skip
     if oversubscribed:
-        return look | {"markerfacecolor": "white"}
-    return look | ({"fillstyle": "bottom", "markerfacecoloralt": "white"} if simulated else {})
+        return look | {"markerfacecolor": PAPER}
+    return look | ({"fillstyle": "bottom", "markerfacecoloralt": PAPER} if simulated else {})
 
 
 def _add_bar_legend(figure: Bars, drawing: Drawing, *, dots: bool) -> None:
@@ -533,21 +814,23 @@ def _add_bar_legend(figure: Bars, drawing: Drawing, *, dots: bool) -> None:
 
     handles = drawing.handles
     simulated = any(bar.simulated for bar in figure.bars)
-    crowded = any(bar.oversubscribed for bar in figure.bars)
+    crowded = any(bar.oversubscribed and not bar.less for bar in figure.bars)
+    less = any(bar.less for bar in figure.bars)
     if len(figure.kinds) > 1:
         handles += [Patch(facecolor=kind_colour(kind)[0], label=kind) for kind in figure.kinds]
     if simulated and dots:
         handles.append(_line(label="half: simulated", **_dot_look(GREY, simulated=True)))
     elif simulated:
-        hatched = Patch(
-            label="hatched: simulated", facecolor=GREY, edgecolor="white", hatch=HATCH, linewidth=0
-        )
+        hatched = Patch(label="hatched: simulated", facecolor=GREY, edgecolor=PAPER, hatch=HATCH, linewidth=0)
         handles.append(hatched)
     if crowded and dots:
         handles.append(_line(label=f"hollow: {OVERSUBSCRIBED}", **_dot_look(GREY, oversubscribed=True)))
-    elif crowded:
-        pale = Patch(label=f"pale: {OVERSUBSCRIBED}", facecolor=(GREY, PALE), edgecolor=GREY, linewidth=0.8)
+    elif crowded or less:
+        meaning = " or ".join(filter(None, (OVERSUBSCRIBED if crowded else "", LESS if less else "")))
+        pale = Patch(label=f"pale: {meaning}", facecolor=(GREY, PALE), edgecolor=GREY, linewidth=0.8)
         handles.append(pale)
+    if less and dots:
+        handles.append(_line(label=f"crossed out: {LESS}", **CROSS))
     if figure.level is not None:
         drawing.axes.axvline(figure.level[0], color=INK, linewidth=1, dashes=(2, 2), zorder=2.5)
         handles.append(_line(label=figure.level[1], color=INK, linewidth=1, dashes=(2, 2)))

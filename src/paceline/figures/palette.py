@@ -15,19 +15,28 @@ from zlib import crc32
 
 from paceline import names
 from paceline.errors import UsageError
-from paceline.figures.description import Bars, Figure, Lines, Origin
+from paceline.figures.description import Bars, Figure, Lines, Origin, Points
 
 Dash = tuple[float, ...]
 
-INK, GREY, FAINT = "#222222", "#6b6b6b", "#dddddd"
+INK, GREY, FAINT, PAPER = "#222222", "#6b6b6b", "#dddddd", "#ffffff"
+# Inks on a fill of another colour, which stay as they are on a dark page.
+ON_LIGHT, ON_DARK = "#010101", "#fefefe"
 # Kinds of time, each with an ink that can be read on it.
 KINDS = {
-    "compute": ("#009E73", "#000000"),
-    "exchange": ("#D55E00", "#000000"),
-    "wait": ("#E69F00", "#000000"),
-    "update": ("#0072B2", "#ffffff"),
-    "evaluation": ("#bbbbbb", "#000000"),
+    "compute": ("#009E73", ON_LIGHT),
+    "exchange": ("#D55E00", ON_LIGHT),
+    "wait": ("#E69F00", ON_LIGHT),
+    "update": ("#0072B2", ON_DARK),
+    "evaluation": ("#bbbbbb", ON_LIGHT),
 }
+# The same on a dark page.
+DARK = {
+    INK: "#e8e8e8", GREY: "#a8adb3", FAINT: "#3a3f45", PAPER: "#16191d", "#000000": "#f5f5f5",
+    ON_LIGHT: ON_LIGHT, ON_DARK: ON_DARK,
+}  # fmt: skip
+# Lines and marks can be seen if their contrast with the page is at least this.
+CONTRAST = 3.0
 COLLECTIVES = {
     "naive": ("#999999", "X"),
     "ring": ("#0072B2", "o"),
@@ -138,9 +147,39 @@ def kind_colour(kind: str) -> tuple[str, str]:
     """Return the colour of a kind of time and the ink that can be read on it; other names have a colour as well.
 
     >>> kind_colour("compute")
-    ('#009E73', '#000000')
+    ('#009E73', '#010101')
     """
-    return KINDS.get(kind) or (style_of(kind).colour, "#ffffff")
+    return KINDS.get(kind) or (style_of(kind).colour, ON_DARK)
+
+
+def on_dark(colour: str) -> str:
+    """Return the colour to use on a dark page: the same if it can be seen there, or else a lighter one.
+
+    >>> on_dark("#332288"), on_dark("#E69F00"), on_dark("#ffffff")
+    ('#7064ac', '#E69F00', '#16191d')
+    """
+    if colour in DARK:
+        return DARK[colour]
+    part = 0.0
+    while contrast(found := _mix(colour, 255, part), DARK[PAPER]) < CONTRAST:
+        part += 0.05
+    return found
+
+
+def contrast(first: str, second: str) -> float:
+    """Return the contrast of two colours by WCAG, from 1 to 21.
+
+    >>> round(contrast("#000000", "#ffffff"))
+    21
+    """
+    high, low = sorted(map(_luminance, (first, second)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    values = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in values)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def names_in(figures: Iterable[Figure]) -> tuple[str, ...]:
@@ -151,6 +190,8 @@ def names_in(figures: Iterable[Figure]) -> tuple[str, ...]:
             found |= {curve.strategy for curve in figure.curves}
         elif isinstance(figure, Bars):
             found |= {bar.strategy for bar in figure.bars}
+        elif isinstance(figure, Points):
+            found |= {point.strategy for point in figure.points}
         else:
             found.add(figure.strategy)
     return tuple(sorted(found))

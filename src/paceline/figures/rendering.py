@@ -16,6 +16,7 @@ from typing import Any
 from paceline.errors import UsageError
 from paceline.figures.description import Figure
 from paceline.figures.drawing import FONT, Hit, draw_page
+from paceline.figures.palette import on_dark
 
 # Widths in points. A browser shows a point of a drawing as one of its pixels, so that text keeps its size.
 WIDE, PHONE = 928.0, 352.0
@@ -113,14 +114,34 @@ def settings(salt: str) -> Iterator[None]:
 
 
 def inline_svg(
-    figure: Figure, among: Sequence[str] = (), *, width: float = WIDE, css: str = "", prefix: str = ""
+    figure: Figure,
+    among: Sequence[str] = (),
+    *,
+    width: float = WIDE,
+    css: str = "",
+    prefix: str = "",
+    drawn: tuple[str, list[Hit]] | None = None,
 ) -> str:
     """Return the figure as an SVG element of an HTML page; its values appear when a reader points at them.
 
-    `prefix` distinguishes the names inside: two drawings of a page would have the same ones.
+    `prefix` distinguishes the names inside: two drawings of a page would have the same ones. A page may change every colour
+    by a variable of its style sheet: --c0072b2 for #0072B2 (see `dark_colours`).
+    `drawn`: the figure, if `svg` has drawn it already.
     """
-    drawn, hits = svg(figure, among, width=width, titled=False)
-    return _embed(drawn, prefix, hits, f"{figure.title}. {figure.caption}".strip(), css)
+    drawing, hits = svg(figure, among, width=width, titled=False) if drawn is None else drawn
+    return _embed(drawing, prefix, hits, f"{figure.title}. {figure.caption}".strip(), css)
+
+
+def dark_colours(page: str) -> str:
+    """Return CSS declarations that make the drawings of a page readable on a dark background.
+
+    >>> dark_colours('<path style="fill: var(--c222222, #222222)"/>')
+    '--c222222: #e8e8e8'
+    """
+    used = dict(re.findall(r"var\((--c[0-9a-f]{6}), (#[0-9a-fA-F]{6})\)", page))
+    return "; ".join(
+        f"{name}: {dark}" for name, colour in sorted(used.items()) if (dark := on_dark(colour)) != colour
+    )
 
 
 def _page(figure: Figure, among: Sequence[str], width: float, titled: bool) -> tuple[Any, list[Hit]]:
@@ -145,7 +166,8 @@ def _embed(drawn: str, prefix: str, hits: Sequence[Hit], label: str, css: str) -
     >>> text = '<?xml version="1.0"?><svg width="72pt" height="36pt" viewBox="0 0 72 36"><g id="a"><path id="m"/>' \\
     ...     '<use xlink:href="#m"/></g></svg>'
     >>> print(_embed(text, "f1", [Hit(1, 2, "sync & co")], "Time", "wide").replace("><", ">\\n<"))
-    <svg class="wide" role="img" aria-label="Time" width="72" height="36" viewBox="0 0 72 36" stroke-linejoin="round">
+    <svg class="wide" role="img" aria-label="Time" width="72" height="36" viewBox="0 0 72 36" style="fill: var(--c000000, \
+#000000)" stroke-linejoin="round">
     <g>
     <path id="f1-m"/>
     <use href="#f1-m"/>
@@ -169,9 +191,11 @@ def _embed(drawn: str, prefix: str, hits: Sequence[Hit], label: str, css: str) -
     body = re.sub(r' id="([^"]+)"', lambda m: f' id="{prefix}-{m[1]}"' if m[1] in used else "", body)
     body = re.sub(r'(href="#|url\(#)', rf"\1{prefix}-", body)
     body = re.sub(r">\s*\n\s*<", "><", body.strip())
+    body = re.sub(r": #([0-9a-fA-F]{6})\b", lambda m: f": var(--c{m[1].lower()}, #{m[1]})", body)
+    black = "fill: var(--c000000, #000000)"  # matplotlib leaves it out, since it is the default
     return (
         f'<svg class="{css}" role="img" aria-label="{escape(label)}" width="{wide}" height="{high}" '
-        f'viewBox="0 0 {wide} {high}" stroke-linejoin="round">{body}{"".join(map(_hit, hits))}</svg>'
+        f'viewBox="0 0 {wide} {high}" style="{black}" stroke-linejoin="round">{body}{"".join(map(_hit, hits))}</svg>'
     )
 
 

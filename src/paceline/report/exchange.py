@@ -40,7 +40,7 @@ def traffic(rows: Sequence[Row], number: int) -> Section | None:
     samples = epoch_samples(several[0].members[0])
     unit = EPOCH.format("" if samples is None else f" ({samples:,})")
     blocks: list[Block] = []
-    if figure := _figure(several, theories, number, unit):
+    if figure := _figure(several, rows, theories, number, unit):
         blocks.append(figure)
     blocks.append(_table(several, theories, number, unit))
     return Section(title="Messages", blocks=tuple(blocks))
@@ -65,12 +65,14 @@ def _theory(row: Row) -> Traffic:
     )
 
 
-def _figure(rows: Sequence[Row], theories: dict[Row, Traffic], number: int, unit: str) -> Lines | None:
+def _figure(
+    several: Sequence[Row], rows: Sequence[Row], theories: dict[Row, Traffic], number: int, unit: str
+) -> Lines | None:
     curves: list[Curve] = []
-    for one in series_of(rows):
+    for one in series_of(several):
         if len(one.rows) > 1 and any(row.bytes_sent for row in one.rows):
             spans = [[sent / MB for sent in per_epoch(row, "bytes_sent")] for row in one.rows]
-            curves.append(curve_of(one, [(fmean(span), min(span), max(span)) for span in spans]))
+            curves.append(curve_of(one, [(fmean(span), min(span), max(span)) for span in spans], rows))
             curves += _expected(one, theories)
     if not curves:
         return None

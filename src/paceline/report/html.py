@@ -1,35 +1,205 @@
-"""A report as one self-contained HTML page: no network requests, no fonts, no scripts."""
+"""A report as self-contained HTML: no network requests, no fonts; one short script, for the copy button and for print.
+
+A page begins with the answer, the command to copy and one figure. What is long is folded. Without JavaScript a reader
+selects the command; colours follow the system's light or dark mode, and print shows everything.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from html import escape
+from urllib.parse import quote
 
-from paceline.figures import PHONE, WIDE, Figure, inline_svg
+from paceline.figures import PHONE, WIDE, Figure, dark_colours, inline_svg
+from paceline.figures.drawing import Hit
 from paceline.figures.palette import names_in
-from paceline.report.document import SIGNS, Block, Document, Section, Table, Text, data_of
+from paceline.report.document import (
+    NO_SUCCESS,
+    SIGNS,
+    Block,
+    Document,
+    Opening,
+    Section,
+    Table,
+    Text,
+    data_of,
+)
+
+# A longer text is folded.
+LONG = 240
+Drawings = Mapping[str, tuple[str, list[Hit]]]
 
 
-def html_page(document: Document) -> str:
-    """Return the whole page.
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """Where a page finds the files that belong to it, relative to the page."""
+
+    files: str | None = None
+    """The folder of each figure as SVG and of all data as CSV; None: there are no such files."""
+    pages: tuple[str, ...] = ()
+    """The page of each problem, if this one is their index."""
+    home: str = ""
+    """The index, if this is the page of one problem of several."""
+    drawings: Drawings = field(default_factory=dict)
+    """Figures that are drawn already, as `paceline.figures.svg` returns them, by name."""
+
+
+def html_page(document: Document, links: Links | None = None) -> str:
+    """Return the whole page as a string that needs nothing else.
+
+    `links`: the files that are beside it, if there are any.
 
     >>> page = html_page(Document(title="a & b", summary=(Text(lines=("fast",), kind="verdict"),), sections=()))
     >>> "<h1>a &amp; b</h1>" in page, '<div class="verdict"><p>fast</p></div>' in page
     (True, True)
     """
-    among = names_in(document.figures())
-    parts = [f"<h1>{breakable(document.title)}</h1>", *(_text(text) for text in document.summary)]
-    parts += [_contents(document.sections), *_sections(document.sections, among, 2, "s")]
+    page = _Page(document, links or Links())
+    body = "\n".join(filter(None, page.parts()))
+    dark = dark_colours(body)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f"<title>{escape(document.title)}</title>"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<link rel="icon" href="data:,"><style>{STYLE}</style></head>\n<body><main>\n'
-        + "\n".join(filter(None, parts))
-        + "\n</main></body></html>\n"
+        '<meta name="color-scheme" content="light dark">'
+        f'<link rel="icon" href="data:,"><style>{STYLE.replace("/* drawings */", dark)}</style></head>\n<body><main>\n'
+        f"{body}\n</main><script>{SCRIPT}</script></body></html>\n"
     )
+
+
+class _Page:
+    """One page: its document, and the files that it may link to."""
+
+    def __init__(self, document: Document, links: Links) -> None:
+        self.document, self.links = document, links
+        self.among = names_in(document.figures())
+
+    def parts(self) -> list[str]:
+        """Return the parts of the page: the answer first, then what was asked, then everything else."""
+        document, links = self.document, self.links
+        problems = document.problems
+        home = f'<p class="note"><a href="{quote(links.home)}">All problems</a></p>' if links.home else ""
+        parts = [home, f"<h1>{breakable(document.title)}</h1>"]
+        if len(problems) == 1:
+            parts.append(self.opening(problems[0].opening))
+        elif problems:
+            parts.append(self.index(problems))
+        answered = {section.title for section in problems}
+        parts += [_summary(text, answered) for text in document.summary]
+        shown = [section for section in document.sections if not links.pages or section not in problems]
+        if not problems:
+            parts.append(_contents(shown))
+        return [*parts, *self.sections(shown, 2, "s", alone=len(problems) == 1)]
+
+    def opening(self, opening: Opening | None) -> str:
+        """Return the answer, the command, the figure and what is doubtful."""
+        if opening is None:
+            return ""
+        parts = [f'<p class="answer">{breakable(opening.sentence)}</p>']
+        if opening.sure:
+            parts.append(f'<p class="note">{breakable(opening.sure)}</p>')
+        parts.append(_command(opening.command))
+        if opening.figure is not None:
+            parts.append(self.figure(opening.figure))
+        if opening.notices:
+            items = "".join(f"<li>{breakable(line)}</li>" for line in opening.notices)
+            inside = f'<ul class="notices">{items}</ul>'
+            many = len(opening.notices) > 2 or sum(map(len, opening.notices)) > LONG
+            words = f"Caveats ({len(opening.notices)})"
+            parts.append(f"<details><summary>{words}</summary>{inside}</details>" if many else inside)
+        return "".join(parts)
+
+    def index(self, problems: Sequence[Section]) -> str:
+        """Return the answer to each of several problems, with a link to everything about it."""
+        items = ""
+        for number, section in enumerate(problems):
+            place = (
+                quote(self.links.pages[number])
+                if self.links.pages
+                else f"#s{self.document.sections.index(section) + 1}"
+            )
+            opening = section.opening
+            if opening is not None:
+                items += (
+                    f'<li><p class="title"><a href="{place}">{breakable(section.title)}</a></p>'
+                    f'<p class="answer">{breakable(opening.sentence)}</p>{_command(opening.command)}</li>'
+                )
+        return f'<ol class="index">{items}</ol>'
+
+    def sections(
+        self, sections: Sequence[Section], level: int, place: str, *, alone: bool = False
+    ) -> list[str]:
+        """Return sections; `alone`: that of a single problem, whose answer is at the top already."""
+        parts = []
+        for number, section in enumerate(sections, 1):
+            name = f"{place}{number}"
+            heading = f"h{min(level, 4)}"
+            inside = [f'<p class="note">{breakable(section.note)}</p>'] if section.note else []
+            inside += [] if alone else [self.opening(section.opening)]
+            inside += [self.block(block) for block in section.blocks]
+            inside += self.sections(section.sections, level + 1, f"{name}-")
+            title = f"<{heading}>{breakable(section.title)}</{heading}>"
+            if section.folded:
+                parts.append(
+                    f'<details class="section" id="{name}"><summary>{title}</summary>{"".join(inside)}</details>'
+                )
+            else:
+                parts += [title.replace(">", f' id="{name}">', 1), *inside]
+        return parts
+
+    def block(self, block: Block) -> str:
+        """Return text, a table or a figure."""
+        if isinstance(block, Text):
+            return _text(block)
+        return self.table(block) if isinstance(block, Table) else self.figure(block)
+
+    def figure(self, figure: Figure) -> str:
+        """Return a figure, drawn for a desktop and for a phone, with its values and its files."""
+        name = _anchor(figure.name)
+        drawings = "".join(
+            inline_svg(
+                figure, self.among, width=width, css=css, prefix=f"{name}-{css}",
+                drawn=self.links.drawings.get(figure.name) if css == "wide" else None,
+            )
+            for css, width in (("wide", WIDE), ("phone", PHONE))
+        )  # fmt: skip
+        caption = f"<figcaption>{breakable(figure.caption)}</figcaption>" if figure.caption else ""
+        data = data_of(figure)
+        return (
+            f'<figure id="{name}"><p class="title">{breakable(figure.title)}</p>{drawings}{caption}'
+            f"<details><summary>Values of this figure ({len(data.rows)})</summary>"
+            f"{_rows(data, figure.title)}{self.files(figure.name, 'svg', 'csv')}</details></figure>"
+        )
+
+    def table(self, table: Table) -> str:
+        """Return a table with its key, its caption and its file."""
+        shown = _rows(table, table.title or table.name)
+        marks = "".join(f"<span>{SIGNS[mark]} {mark}</span>" for mark in table.used_marks())
+        below = f'<p class="key">{marks}</p>' if marks else ""
+        if len(table.caption) > LONG:
+            note = f'<p class="note">{breakable(table.caption)}</p>{self.files(table.name, "csv")}'
+            below += f"<details><summary>How to read this table</summary>{note}</details>"
+        else:
+            below += f'<p class="note">{breakable(table.caption)}</p>' if table.caption else ""
+            below += self.files(table.name, "csv")
+        if table.folded:
+            name = breakable(table.title or table.name)
+            return f'<details id="{_anchor(table.name)}"><summary>{name}</summary>{shown}{below}</details>'
+        title = f'<p class="title">{breakable(table.title)}</p>' if table.title else ""
+        return f'<div id="{_anchor(table.name)}">{title}{shown}{below}</div>'
+
+    def files(self, name: str, *kinds: str) -> str:
+        """Return links to a table or figure as files."""
+        folder = self.links.files
+        if folder is None:
+            return ""
+        places = [(kind, quote(f"{folder}/{name}.{kind}" if folder else f"{name}.{kind}")) for kind in kinds]
+        return (
+            '<p class="files">'
+            + " ".join(f'<a href="{at}">{kind.upper()}</a>' for kind, at in places)
+            + "</p>"
+        )
 
 
 # A piece of a formula: a number, a letter or an operator, perhaps in brackets.
@@ -54,7 +224,7 @@ def breakable(text: str) -> str:
 
 
 def _contents(sections: Sequence[Section]) -> str:
-    """Return links to the sections, and to those in them."""
+    """Return links to the sections of a page without an answer, and to those in them."""
     if len(sections) + sum(len(section.sections) for section in sections) < 2:
         return ""
     items = ""
@@ -67,61 +237,39 @@ def _contents(sections: Sequence[Section]) -> str:
     return f'<nav aria-label="contents"><strong>On this page</strong><ul>{items}</ul></nav>'
 
 
-def _sections(sections: Sequence[Section], among: Sequence[str], level: int, place: str) -> list[str]:
-    parts = []
-    for number, section in enumerate(sections, 1):
-        name = f"{place}{number}"
-        heading = f"h{min(level, 4)}"
-        parts.append(f'<{heading} id="{name}">{breakable(section.title)}</{heading}>')
-        if section.note:
-            parts.append(f'<p class="note">{breakable(section.note)}</p>')
-        parts += [_block(block, among) for block in section.blocks]
-        parts += _sections(section.sections, among, level + 1, f"{name}-")
-    return parts
+def _command(command: str) -> str:
+    """Return a command with a button that copies it; a reader without JavaScript selects it."""
+    if not command:
+        return ""
+    button = '<button type="button" class="copy" hidden>Copy</button>'
+    # A line may be broken before an option, not inside of one.
+    words = re.sub(r" (?=-)", "</span> <span>", escape(command, quote=False))
+    return f'<div class="command"><code><span>{words}</span></code>{button}</div>'
 
 
-def _block(block: Block, among: Sequence[str]) -> str:
-    if isinstance(block, Text):
-        return _text(block)
-    return _table(block) if isinstance(block, Table) else _figure(block, among)
+def _summary(text: Text, answered: Collection[str]) -> str:
+    """Return a text of the top; `answered`: problems whose answer says in short what is folded here."""
+    if text.kind == "verdict" and text.title in answered:
+        of = f": {text.title}" if len(answered) > 1 else ""
+        return _text(replace(text, folded=True, title=f"In more words{of}"))
+    if text.kind != "verdict" and answered and sum(map(len, text.lines)) > LONG:
+        return _text(replace(text, folded=True, title="The question"))
+    return _text(text)
 
 
 def _text(text: Text) -> str:
     if text.folded:
-        inside = _text(replace(text, folded=False, title=""))
+        kind = "paragraphs" if text.kind == "verdict" else text.kind
+        inside = _text(replace(text, folded=False, title="", kind=kind))
         return f"<details><summary>{breakable(text.title)}</summary>{inside}</details>"
+    if text.kind == "command":
+        return "".join(map(_command, text.lines))
     if text.kind == "list":
         return "<ul>" + "".join(f"<li>{breakable(line)}</li>" for line in text.lines) + "</ul>"
     note = ' class="note"' if text.kind == "note" else ""
     lines = f"<p><strong>{breakable(text.title)}</strong></p>" if text.title else ""
     lines += "".join(f"<p{note}>{breakable(line)}</p>" for line in text.lines)
     return f'<div class="verdict">{lines}</div>' if text.kind == "verdict" else lines
-
-
-def _figure(figure: Figure, among: Sequence[str]) -> str:
-    drawings = "".join(
-        inline_svg(figure, among, width=width, css=css, prefix=f"{_anchor(figure.name)}-{css}")
-        for css, width in (("wide", WIDE), ("phone", PHONE))
-    )
-    caption = f"<figcaption>{breakable(figure.caption)}</figcaption>" if figure.caption else ""
-    data = data_of(figure)
-    return (
-        f'<figure id="{_anchor(figure.name)}"><p class="title">{breakable(figure.title)}</p>{drawings}{caption}'
-        f"<details><summary>Values of this figure ({len(data.rows)})</summary>{_rows(data, figure.title)}</details>"
-        "</figure>"
-    )
-
-
-def _table(table: Table) -> str:
-    shown = _rows(table, table.title or table.name)
-    marks = "".join(f"<span>{SIGNS[mark]} {mark}</span>" for mark in table.used_marks())
-    below = f'<p class="key">{marks}</p>' if marks else ""
-    below += f'<p class="note">{breakable(table.caption)}</p>' if table.caption else ""
-    if table.folded:
-        name = breakable(table.title or table.name)
-        return f'<details id="{_anchor(table.name)}"><summary>{name}</summary>{shown}{below}</details>'
-    title = f'<p class="title">{breakable(table.title)}</p>' if table.title else ""
-    return f'<div id="{_anchor(table.name)}">{title}{shown}{below}</div>'
 
 
 def _rows(table: Table, label: str) -> str:
@@ -137,11 +285,16 @@ def _rows(table: Table, label: str) -> str:
     for number, row in enumerate(table.cells()):
         mark = table.mark(number)
         sign = f'<span class="mark" title="{mark}">{SIGNS.get(mark, "")}</span>' if marked else ""
-        cells = "".join(
-            f'<td class="{kind}">{sign if k == 0 else ""}{_cell(words, kind)}</td>'
-            for k, (kind, words) in enumerate(zip(css, row, strict=True))
+        wrong = f' <span class="wrong">{mark}</span>' if mark in NO_SUCCESS else ""
+        struck = [bool(wrong) and column.kind == "times" for column in table.columns]
+        inside = [
+            _cell(words, kind, struck=strike) for words, kind, strike in zip(row, css, struck, strict=True)
+        ]
+        cells = f'<th scope="row" class="{css[0]}">{sign}{inside[0]}{wrong}</th>' + "".join(
+            f'<td class="{kind}">{words}</td>' for kind, words in zip(css[1:], inside[1:], strict=True)
         )
-        body += f"<tr{f' class={mark}' if mark else ''}>{cells}</tr>"
+        look = f' class="{mark.replace(" ", "-")}"' if mark else ""
+        body += f"<tr{look}>{cells}</tr>"
     # With a tabindex the box can be scrolled from the keyboard.
     return (
         f'<div class="box" tabindex="0" role="region" aria-label="{escape(label)}"><table><thead><tr>{head}</tr></thead>'
@@ -149,9 +302,18 @@ def _rows(table: Table, label: str) -> str:
     )
 
 
-def _cell(words: str, kind: str) -> str:
-    """Return the content of a cell; numbers are never broken."""
-    return breakable(words) if kind == "t" else breakable(words).replace("<wbr>", "")
+def _cell(words: str, kind: str, *, struck: bool = False) -> str:
+    """Return the content of a cell; numbers are never broken, but their spread may be on a line of its own.
+
+    >>> _cell("1.50 (1.00 to 2.00)", "n"), _cell("22.0x", "n", struck=True)
+    ('1.50 <small>1.00 to 2.00</small>', '<s>22.0x</s>')
+    """
+    if kind == "t":
+        return breakable(words)
+    value, _, spread = words.removesuffix(")").partition(" (")
+    value, spread = (breakable(part).replace("<wbr>", "") for part in (value, spread))
+    value += f" <small>{spread}</small>" if spread else ""
+    return f"<s>{value}</s>" if struck and words[:1].isdigit() else value
 
 
 def _anchor(name: str) -> str:
@@ -163,57 +325,108 @@ def _anchor(name: str) -> str:
     return "f-" + re.sub(r"[^A-Za-z0-9-]", "-", name)
 
 
+SCRIPT = """
+document.querySelectorAll('.copy').forEach(function (button) {
+  var code = button.previousElementSibling;
+  button.hidden = false;
+  button.onclick = function () {
+    var done = function () { button.textContent = 'Copied'; setTimeout(function () { button.textContent = 'Copy' }, 2000) };
+    var select = function () {
+      getSelection().selectAllChildren(code);
+      if (document.execCommand('copy')) done();
+    };
+    if (navigator.clipboard) navigator.clipboard.writeText(code.textContent).then(done, select); else select();
+  };
+});
+var folded = [];
+addEventListener('beforeprint', function () {
+  folded = [].slice.call(document.querySelectorAll('details:not([open])'));
+  folded.forEach(function (one) { one.open = true });
+});
+addEventListener('afterprint', function () { folded.forEach(function (one) { one.open = false }) });
+addEventListener('hashchange', open_target);
+function open_target() {
+  var at = location.hash && document.getElementById(location.hash.slice(1));
+  for (; at; at = at.parentElement) if (at.tagName == 'DETAILS') at.open = true;
+}
+open_target();
+"""
+
 STYLE = """
-:root { --ink: #1a1a1a; --soft: #555; --rule: #ddd; --accent: #0b5a8c }
+:root { color-scheme: light dark; --ink: #1a1a1a; --soft: #565656; --rule: #ddd; --line: #888; --accent: #0b5a8c;
+  --paper: #fff; --tint: #eef5fa; --best: #e5f3ec; --bad: #fbeee6; --bad-ink: #7a330d; --sim: #f2f2f7; --pub: #f6f3e6 }
+@media screen and (prefers-color-scheme: dark) {
+  :root { --ink: #e8e8e8; --soft: #a8adb3; --rule: #3a3f45; --line: #6f757c; --accent: #7cc0ee; --paper: #16191d;
+    --tint: #1d2a35; --best: #1b3327; --bad: #3a2418; --bad-ink: #f0b795; --sim: #23252f; --pub: #2e2a1b; /* drawings */ } }
 * { box-sizing: border-box }
 html { -webkit-text-size-adjust: 100% }
 body { font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; max-width: 60rem; margin: 0 auto;
-  padding: 1.5rem 1rem 4rem; color: var(--ink); background: #fff; overflow-wrap: anywhere }
-h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 1rem }
-h2 { font-size: 1.35rem; line-height: 1.25; margin: 3rem 0 0.3rem; padding-top: 1rem; border-top: 2px solid var(--ink) }
-h3 { font-size: 1.12rem; margin: 2.2rem 0 0.5rem }
+  padding: 1.25rem 1rem 4rem; color: var(--ink); background: var(--paper); overflow-wrap: anywhere }
+h1 { font-size: 1.1rem; line-height: 1.3; margin: 0 0 0.6rem; color: var(--soft); font-weight: 600 }
+h2 { font-size: 1.2rem; line-height: 1.25; margin: 2rem 0 0.3rem; padding-top: 1rem; border-top: 1px solid var(--line) }
+h3 { font-size: 1.05rem; margin: 1.6rem 0 0.5rem }
 h4 { font-size: 1rem; margin: 1.4rem 0 0.3rem }
 a { color: var(--accent) }
 p { margin: 0.5rem 0; max-width: 46rem } ul { margin: 0.5rem 0; padding-left: 1.2rem; max-width: 46rem }
 .note { color: var(--soft); font-size: 0.9rem } .o { white-space: nowrap }
-.verdict { border-left: 4px solid var(--accent); background: #eef5fa; padding: 0.6rem 0.9rem; margin: 0.7rem 0 }
+.answer { font-size: 1.4rem; line-height: 1.35; font-weight: 600; margin: 0 0 0.4rem; max-width: none }
+.command { display: flex; align-items: flex-start; gap: 0.6rem; margin: 0.7rem 0; padding: 0.55rem 0.7rem;
+  background: var(--tint); border-radius: 6px }
+.command code { flex: 1; font: 0.9rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace;
+  white-space: pre-wrap; overflow-wrap: anywhere; -webkit-user-select: all; user-select: all }
+.command span { display: inline-block; max-width: 100% }
+.copy { font: inherit; font-size: 0.85rem; padding: 0.15rem 0.7rem; color: var(--accent); background: var(--paper);
+  border: 1px solid var(--accent); border-radius: 4px; cursor: pointer }
+.notices { color: var(--soft); font-size: 0.9rem }
+.index { padding-left: 1.4rem } .index > li { margin: 0 0 1.6rem } .index .answer { font-size: 1.1rem }
+.verdict { border-left: 4px solid var(--accent); background: var(--tint); padding: 0.6rem 0.9rem; margin: 0.7rem 0 }
 .verdict p { margin: 0.25rem 0 }
 nav { margin: 1.5rem 0; font-size: 0.95rem } nav ul { list-style: none; padding: 0; margin: 0.2rem 0; max-width: none }
 nav > ul > li { margin: 0.35rem 0 } nav ul ul { display: flex; flex-wrap: wrap; gap: 0 1.1rem; padding-left: 1rem }
 nav strong { font-size: 0.85rem; color: var(--soft); font-weight: 600 }
-figure { margin: 1.6rem 0 2rem }
+figure { margin: 1rem 0 1.4rem }
 figure > svg { display: block; max-width: 100%; height: auto }
 figure > svg.phone { display: none }
 figure text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif !important }
-.hit { fill: transparent; stroke: none; pointer-events: all } .hit:hover { stroke: #1a1a1a; stroke-width: 1.5 }
+.hit { fill: transparent; stroke: none; pointer-events: all } .hit:hover { stroke: var(--ink); stroke-width: 1.5 }
 figcaption { color: var(--soft); font-size: 0.9rem; max-width: 46rem; margin-top: 0.3rem }
-.title { font-weight: 600; margin: 0 0 0.5rem }
+.title { font-weight: 600; margin: 0 0 0.5rem } figure > .title { font-size: 0.95rem; margin-bottom: 0.3rem }
 .box { overflow-x: auto; max-width: 100%; -webkit-overflow-scrolling: touch }
-.box:focus-visible, summary:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px }
+.box:focus-visible, summary:focus-visible, .copy:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px }
 table { border-collapse: collapse; font-size: 0.88rem; line-height: 1.4; overflow-wrap: normal;
   font-variant-numeric: tabular-nums }
 th, td { padding: 0.28rem 0.6rem; text-align: left; border-bottom: 1px solid var(--rule); vertical-align: top }
-th { vertical-align: bottom; border-bottom-color: #888; font-weight: 600 }
+tbody th { font-weight: inherit }
+thead th { vertical-align: bottom; border-bottom-color: var(--line); font-weight: 600 }
 .n { text-align: right; white-space: nowrap }
-th.n { white-space: normal }
-td.t { max-width: 24rem; overflow-wrap: break-word }
-th:first-child, td:first-child { padding-left: 0.4rem }
+th.n { white-space: normal } .n small { display: block; color: var(--soft); font-size: 0.8rem }
+.t { max-width: 24rem } td.t, tbody th.t { overflow-wrap: break-word }
+th:first-child { padding-left: 0.4rem }
 .mark { display: inline-block; width: 1.1em }
-tr.best { background: #e5f3ec } tr.best td:first-child { font-weight: 600 }
-tr.diverged, tr.failed { background: #fbeee6; color: #7a330d }
-tr.simulated { background: #f2f2f7 } tr.simulated td:first-child { font-style: italic }
-tr.published { background: #f6f3e6 } tr.published td:first-child { font-style: italic }
+.wrong { font-size: 0.78rem; font-weight: 600; color: var(--bad-ink); border: 1px solid currentColor; border-radius: 4px;
+  padding: 0 0.3rem; white-space: nowrap; font-style: normal }
+tr.best { background: var(--best) } tr.best th { font-weight: 600 }
+tr.diverged, tr.failed { background: var(--bad); color: var(--bad-ink) }
+tr.learned-less, tr.learned-nothing, tr.oversubscribed { color: var(--soft) }
+tr.simulated { background: var(--sim) } tr.simulated th { font-style: italic }
+tr.published { background: var(--pub) } tr.published th { font-style: italic }
 .key { color: var(--soft); font-size: 0.85rem; margin: 0.35rem 0 } .key span { margin-right: 1.1rem; white-space: nowrap }
-details { margin: 0.5rem 0 1rem } summary { cursor: pointer; color: var(--accent); font-size: 0.88rem; padding: 0.2rem 0 }
+.files { font-size: 0.85rem; margin: 0.35rem 0 } .files a { margin-right: 0.7rem }
+details { margin: 0.4rem 0 } summary { cursor: pointer; color: var(--accent); font-size: 0.88rem; padding: 0.2rem 0 }
+details.section { border-top: 1px solid var(--rule); margin: 0; padding: 0.15rem 0 }
+details.section > summary { font-size: 1rem } details.section > summary > * { display: inline; font-size: 1rem; margin: 0 }
+details.section > summary > h2 { border: 0; padding: 0 }
 details .box { max-height: 26rem; overflow-y: auto; margin-top: 0.3rem }
 @media (max-width: 56rem) {
-  h1 { font-size: 1.45rem } h2 { font-size: 1.2rem }
-  th, td { padding: 0.25rem 0.4rem } td.t:first-child { min-width: 8rem; max-width: 11rem }
+  .answer { font-size: 1.2rem }
+  th, td { padding: 0.25rem 0.4rem } tbody th.t { min-width: 8rem; max-width: 11rem }
   td.t { max-width: 15rem } table { width: max-content }
   figure > svg.wide { display: none } figure > svg.phone { display: block; width: 100%; max-width: 30rem } }
 @media print {
-  body { font-size: 11pt; max-width: none; padding: 0 } nav { display: none } h2, h3, .title { break-after: avoid }
-  figure, tr { break-inside: avoid } .box, details .box { overflow: visible; max-height: none }
+  body { font-size: 11pt; max-width: none; padding: 0 } nav, .copy, .files { display: none !important }
+  h2, h3, .title { break-after: avoid } figure, tr { break-inside: avoid }
+  details::details-content { content-visibility: visible; display: block; height: auto }
+  summary { list-style: none; color: var(--ink) } .box, details .box { overflow: visible; max-height: none }
   figure > svg.wide { display: block } figure > svg.phone { display: none }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact } }
 """

@@ -14,11 +14,19 @@ from paceline.compare.metric import ACCURACY, Metric, metric_named, names_in, re
 from paceline.compare.rows import Row, label
 from paceline.compare.target import Target, reached
 from paceline.compare.theory import workers
-from paceline.compare.verdict import divergence
+from paceline.compare.verdict import divergence, standing
 from paceline.figures import Axis, Bar, Bars, Curve, Lines
 from paceline.record import Run
 from paceline.report.document import Block, Section, Text
-from paceline.report.series import Series, choose_rows, published_curves, ranks_axis, series_of, variants_of
+from paceline.report.series import (
+    Series,
+    choose_rows,
+    is_less,
+    published_curves,
+    ranks_axis,
+    series_of,
+    variants_of,
+)
 from paceline.study.context import Published
 from paceline.text import count, seconds
 
@@ -63,7 +71,7 @@ def end_quality(rows: Sequence[Row], number: int, published: Sequence[Published]
     curves = published_curves(theirs, "accuracy", lambda figure: workers(figure.strategy, figure.ranks))
     block: Block
     if any(len(one.rows) > 1 for one in found) or (curves and found):
-        block = _quality_lines(series_of(known), curves, number)
+        block = _quality_lines(series_of(known), curves, number, rows)
     elif len(known) > 1:
         block = _quality_dots(known, number)
     else:
@@ -75,14 +83,14 @@ def _capital(name: str) -> str:
     return name[:1].upper() + name[1:]
 
 
-def _quality_lines(found: Sequence[Series], more: Sequence[Curve], number: int) -> Lines:
-    curves = [_quality_curve(one) for one in found if not one.serial]
+def _quality_lines(found: Sequence[Series], more: Sequence[Curve], number: int, all_: Sequence[Row]) -> Lines:
+    curves = [_quality_curve(one, all_) for one in found if not one.serial]
     row = found[0].rows[0]
     metric = row.metric
     serial = [one.rows for one in found if one.strategy == "serial" and one.origin == "measured"]
     serial = serial or [one.rows for one in found if one.strategy == "serial"]
     best = metric.best(row.score for rows in serial for row in rows if row.score is not None)
-    curves += [_quality_curve(one) for one in found if one.serial]
+    curves += [_quality_curve(one, all_) for one in found if one.serial]
     every = [*curves, *more]
     return Lines(
         name=f"{_file_name(metric)}-{number}",
@@ -112,7 +120,7 @@ def metric_axis(metric: Metric, where: str, curves: Sequence[Curve]) -> Axis:
     return Axis(label=label, percent=True, bounds=(None, 1.0 if highest > 0.9 else None))
 
 
-def _quality_curve(one: Series) -> Curve:
+def _quality_curve(one: Series, all_: Sequence[Row]) -> Curve:
     rows = sorted(one.rows, key=lambda row: row.workers)
     spans = [row.score_range or (None, None) for row in rows]
     spread = any(row.runs > 1 for row in rows)
@@ -126,6 +134,7 @@ def _quality_curve(one: Series) -> Curve:
         origin=one.origin,
         variant=one.variant,
         oversubscribed=tuple(row.oversubscribed for row in rows),
+        less=tuple(is_less(row, all_) for row in rows),
         notes=tuple(_quality_note(row) for row in rows),
     )
 
@@ -165,12 +174,12 @@ def _quality_dots(rows: Sequence[Row], number: int) -> Block:
             bounds=bounds,
         ),
         kinds=(metric.name,),
-        bars=tuple(_quality_bar(row) for row in rows),
+        bars=tuple(_quality_bar(row, is_less(row, rows)) for row in rows),
         dots=True,
     )
 
 
-def _quality_bar(row: Row) -> Bar:
+def _quality_bar(row: Row, less: bool) -> Bar:
     low, high = (row.score_range if row.runs > 1 else None) or (None, None)
     spell = row.metric.spell
     same = low is None or high is None or spell(low) == spell(high)
@@ -186,6 +195,7 @@ def _quality_bar(row: Row) -> Bar:
         words=f"{'' if row.score is None else spell(row.score)}{spread}",
         simulated=bool(row.simulated),
         oversubscribed=row.oversubscribed,
+        less=less,
     )
 
 
@@ -221,7 +231,7 @@ def learning(rows: Sequence[Row], number: int, target: Target | None) -> Section
             drawn = [
                 one
                 for row, runs in points.items()
-                if (one := _curve(row, runs, against, metric, variants[row])) is not None
+                if (one := _curve(row, runs, against, metric, variants[row], standing(row, rows))) is not None
             ]
             if any(len(curve.x) > 1 for curve in drawn):
                 blocks.append(_lines(drawn, against, metric, number, "" if blocks else caption, target))
@@ -307,7 +317,7 @@ def _lines(
 
 
 def _curve(
-    row: Row, runs: list[list[Point]], against: str, metric: Metric | None, variant: int
+    row: Row, runs: list[list[Point]], against: str, metric: Metric | None, variant: int, wrong: str
 ) -> Curve | None:
     """Return the curve over the epochs that all runs have and whose value is known in all of them."""
     at = []
@@ -319,7 +329,7 @@ def _curve(
             at.append((place, fmean(values), min(values), max(values)))
     if not at:
         return None
-    words = divergence(row)
+    words = divergence(row) or (wrong if wrong != "oversubscribed" else "")
     return Curve(
         label=label(row) + (f", {words}" if words else ""),
         strategy=row.strategy,
@@ -351,7 +361,8 @@ def to_target(rows: Sequence[Row], number: int, target: Target) -> Bars | None:
             words += (
                 "" if len(one.seconds) == row.runs else f"; reached by {len(one.seconds)} of {row.runs} runs"
             )
-        words += f"; {divergence(row)}" if row.diverged else ""
+        less = is_less(row, rows)
+        words += f"; {divergence(row)}" if row.diverged else f"; {standing(row, rows)}" if less else ""
         bars.append(
             Bar(
                 label=label(row),
@@ -362,6 +373,7 @@ def to_target(rows: Sequence[Row], number: int, target: Target) -> Bars | None:
                 words=words,
                 simulated=bool(row.simulated),
                 oversubscribed=row.oversubscribed,
+                less=less,
             )
         )
     return Bars(

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.figures import Figure, settings
 from paceline.figures.drawing import BREAKS, LINE, blank_page, draw_on, draw_page, text_width, wrap
 from paceline.figures.palette import FAINT, GREY, INK, names_in
-from paceline.report.document import SIGNS, Block, Document, Section, Table, Text
+from paceline.report.document import NO_SUCCESS, SIGNS, Block, Document, Section, Table, Text
 
 # Points.
 WIDTH, HEIGHT = 595.276, 841.89
@@ -47,6 +47,14 @@ class Pages:
         self.heights: dict[str, float] = {}
         self.turn()
         self.heading(document.title, 1)
+        self.alone = len(document.problems) == 1
+        for section in document.problems:
+            if section.opening is not None:
+                title = "" if self.alone else section.title
+                parts = section.opening.blocks() if self.alone else ()
+                answer = Text(lines=(section.opening.sentence,), kind="verdict", title=title)
+                for block in parts or (answer,):
+                    self.block(block)
         for text in document.summary:
             self.text(text)
         self.sections(document.sections, 2)
@@ -115,7 +123,8 @@ class Pages:
             self.heading(section.title, level, self.height_of_start(section))
             if section.note:
                 self.text(Text(lines=(section.note,), kind="note"))
-            for block in section.blocks:
+            opening = () if section.opening is None or self.alone else section.opening.blocks()
+            for block in (*opening, *section.blocks):
                 self.block(block)
             self.sections(section.sections, level + 1)
 
@@ -152,7 +161,8 @@ class Pages:
 
     def text(self, text: Text) -> None:
         """Write paragraphs, items or notes; a verdict on a tint with a bar beside it."""
-        note, verdict, item = (text.kind == kind for kind in ("note", "verdict", "list"))
+        note, item = (text.kind == kind for kind in ("note", "list"))
+        verdict = text.kind in ("verdict", "command")
         size = SMALL if note else SIZE
         indent = 10.0 if verdict or item else 0.0
         for number, words in enumerate((text.title, *text.lines) if text.title else text.lines):
@@ -209,7 +219,7 @@ class Pages:
             mark = table.mark(number)
             if mark in TINTS:
                 self.box(self.y, height, TINTS[mark])
-            ink = "#7a330d" if mark in ("diverged", "failed") else INK
+            ink = "#7a330d" if mark in ("diverged", "failed") else GREY if mark in NO_SUCCESS else INK
             self.cells(layout, layout.cells[number], color=ink)
             self.y += height
             self.rule(FAINT, 0.5)
@@ -244,8 +254,13 @@ class TableLayout:
         self.right = [column.kind != "text" for column in table.columns]
         names, cells = [column.name for column in table.columns], table.cells()
         for number, row in enumerate(cells):
+            mark = table.mark(number)
             if table.used_marks() and row:
-                row[0] = f"{SIGNS.get(table.mark(number), ' ')} {row[0]}"
+                row[0] = f"{SIGNS.get(mark, ' ')} {row[0]}"
+            if mark in NO_SUCCESS and row:
+                row[0] += f" ({mark})"
+                for k, column in enumerate(table.columns):
+                    row[k] = f"({row[k]})" if column.kind == "times" and row[k][:1].isdigit() else row[k]
         for self.size in SIZES:
             self.widths, whole = self._columns(names, cells, width - GAP * len(names))
             self.names = self._broken(names, bold=True)

@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from paceline.compare.answer import answer
 from paceline.compare.rows import KINDS, Row, label, mark
 from paceline.compare.target import Reached, Target, reached
-from paceline.compare.verdict import as_good, best, divergence, quality, real, reference, simulated, verdict
+from paceline.compare.verdict import (
+    as_good,
+    best,
+    divergence,
+    quality,
+    real,
+    reference,
+    simulated,
+    standing,
+    verdict,
+)
 from paceline.figures import Axis, Bar, Bars
-from paceline.report.document import Column, Table, Value
+from paceline.report.document import Column, Spread, Table, Value
 from paceline.report.series import series_of
 from paceline.report.study import describe_cell
 from paceline.study.context import Failed
@@ -30,9 +41,11 @@ LAST = (
     Column(name="seeds", kind="count"),
 )
 NOTE = (
-    "Each row shows means over its runs. The tinted row is the fastest one that learned something, did not diverge, and "
-    "whose accuracy is within one point (another metric: a tenth) of the best serial row, with its optimizer and with the "
-    "update of the runs (or of the best row, if there is no serial one). "
+    "Each row shows means over its runs. The tinted row is the answer: the first to reach the target. A row has learned "
+    "less if its accuracy is more than one point (another metric: a tenth) worse than that of the best serial row, with "
+    "its optimizer or with the update of the runs (or than the best row, if there is no serial one). "
+    "A speedup that is struck out is no success: the words beside the strategy say why. In brackets, or in small figures: "
+    "from the lowest value of the row's runs to the highest. "
     "time: training only, without evaluation. samples/s: all samples of a row's runs divided by all their seconds. "
     "speedup: relative to the serial row with the fewest threads and the same optimizer. MB sent: by all ranks together. "
     "threads: per rank."
@@ -59,9 +72,12 @@ T = TypeVar("T")
 # ---- the table
 
 
-def results(rows: Sequence[Row], failed: Sequence[Failed], number: int) -> Table:
+def results(
+    rows: Sequence[Row], failed: Sequence[Failed], number: int, target: Target | None = None
+) -> Table:
     """Return the table of one problem: a line for each row, then a line for each failed cell."""
-    fastest = [best(some) for some in (real(rows), simulated(rows)) if len(some) > 1]
+    groups = [some for some in (real(rows), simulated(rows)) if len(some) > 1]
+    fastest = [answer(some, target).row if target is not None else best(some) for some in groups]
     threaded = any(row.against_threads is not None for row in rows)
     caption = [
         NOTE if number == 1 else "",
@@ -84,7 +100,7 @@ def results(rows: Sequence[Row], failed: Sequence[Failed], number: int) -> Table
             )
         ),
         caption=" ".join(filter(None, caption)),
-        marks=(*(_mark(row, fastest) for row in rows), *("failed" for _ in failed)),
+        marks=(*(_mark(row, rows, fastest) for row in rows), *("failed" for _ in failed)),
     )
 
 
@@ -114,15 +130,24 @@ def cells(row: Row, metrics: Sequence[str]) -> tuple[Value, ...]:
     return (
         row.strategy + mark(row),
         f"{row.ranks} *" if row.oversubscribed else row.ranks,
-        row.train_seconds,
-        divergence(row) or row.speedup,
-        *(row.mean_of(name) for name in metrics),
+        _spread(row, row.train_seconds, row.seconds_range),
+        divergence(row) or _spread(row, row.speedup, row.speedup_range if not row.serial else None),
+        *(_spread(row, row.mean_of(name), _ends(row.values.get(name))) for name in metrics),
         row.samples_per_second,
         row.bytes_sent,
         row.threads,
         row.runs,
         row.seeds,
     )
+
+
+def _spread(row: Row, value: float | None, ends: tuple[float, float] | None) -> float | None:
+    """Return a mean with its spread over the row's runs; of one run it has none."""
+    return value if value is None or ends is None or row.runs == 1 else Spread(value, *ends)
+
+
+def _ends(values: tuple[float, ...] | None) -> tuple[float, float] | None:
+    return (min(values), max(values)) if values else None
 
 
 def _failed(cell: Failed, width: int) -> tuple[Value, ...]:
@@ -134,10 +159,11 @@ def _failed(cell: Failed, width: int) -> tuple[Value, ...]:
     return (*known, *(None for _ in range(width - len(known))))
 
 
-def _mark(row: Row, fastest: Sequence[Row | None]) -> str:
-    if row.diverged:
-        return "diverged"
-    return "best" if row in fastest else "simulated" if row.simulated else ""
+def _mark(row: Row, rows: Sequence[Row], fastest: Sequence[Row | None]) -> str:
+    wrong = standing(row, rows)
+    if row in fastest and wrong in ("", "oversubscribed"):
+        return "best"
+    return wrong or ("simulated" if row.simulated else "")
 
 
 # ---- where the time went
@@ -151,13 +177,14 @@ def time_split(rows: Sequence[Row], number: int) -> Bars:
         caption=SPLIT,
         x=Axis(label="seconds per rank"),
         kinds=KINDS,
-        bars=tuple(_bar(row) for row in rows),
+        bars=tuple(_bar(row, standing(row, rows)) for row in rows),
     )
 
 
-def _bar(row: Row) -> Bar:
+def _bar(row: Row, wrong: str) -> Bar:
     sums = [sum(run.summary["seconds"][kind] for kind in KINDS) for run in row.members]
-    gain = divergence(row) or ("" if row.speedup is None else times(row.speedup))
+    less = wrong in ("learned less", "learned nothing")
+    gain = divergence(row) or (wrong if less else "" if row.speedup is None else times(row.speedup))
     return Bar(
         label=label(row),
         strategy=row.strategy,
@@ -167,6 +194,7 @@ def _bar(row: Row) -> Bar:
         words=f"{seconds(row.train_seconds)} s  {gain}".rstrip(),
         simulated=bool(row.simulated),
         oversubscribed=row.oversubscribed,
+        less=less,
     )
 
 
@@ -221,6 +249,7 @@ def first_to_reach(rows: Sequence[Row], target: Target, begin: str, words: str) 
         return f"{begin}{what if begin else what.capitalize()} reached {words}{came}."
     first, rest = when[0], when[1:]
     sentence = f"{begin}{'first' if begin else 'First'} to reach {words}: {label(first.row)}, in {seconds(_mean(first))} s"
+    rest = [] if first.row.serial else rest
     serial = next((found for found in rest if found.row.strategy == "serial"), None)
     if serial is not None:
         sentence += f"; serial took {seconds(_mean(serial))} s"

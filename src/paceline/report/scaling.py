@@ -29,12 +29,10 @@ TIME = (
 )
 SPEEDUP = (
     "Speed relative to the serial row with the fewest threads and the same optimizer, which is 1; the band is the spread "
-    "over seeds."
+    "over the runs, serial's too. Both axes are logarithmic: ideal scaling is a straight line."
 )
 IDEAL = "In grey: ideal scaling, as many times as fast as there are ranks."
 LAW = "Without markers: for each strategy, the law that suits its setting (see the table)."
-# Below this speedup nothing comes near ideal scaling: that line would leave no room for the curves.
-SEEN = 0.5
 HOLLOW = " Hollow: more ranks than cores; these points say nothing about scaling and are not fitted."
 TABLE = (
     "Which law suits a setting depends on the work between two exchanges. Amdahl, S = 1 / (s + (1 - s) / p), is for work "
@@ -67,7 +65,7 @@ def scaling(rows: Sequence[Row], number: int, published: Sequence[Published] = (
     crowded = HOLLOW if any(row.oversubscribed for row in rows) else ""
     blocks: list[Block] = [_times(rows, number, published, crowded)]
     if any(row.speedup is not None for one in found for row in one.rows):
-        blocks.append(_speedups(found, fitted, number, crowded))
+        blocks.append(_speedups(rows, found, fitted, number, crowded))
     if any(one.fits for one in fitted):
         blocks.append(_table([one for one in fitted if one.fits], number))
     refused: dict[str, list[str]] = {}
@@ -143,6 +141,7 @@ def _times(rows: Sequence[Row], number: int, published: Sequence[Published], cro
                 (None, None, None) if row.diverged else (row.train_seconds, *row.seconds_range)
                 for row in one.rows
             ],
+            rows,
         )
         for one in series_of(rows)
     ]
@@ -157,14 +156,13 @@ def _times(rows: Sequence[Row], number: int, published: Sequence[Published], cro
     )
 
 
-def _speedups(found: Sequence[Series], fitted: Sequence[Fits], number: int, crowded: str) -> Lines:
-    curves = [curve_of(one, [speedup_range(row) for row in one.rows]) for one in found]
+def _speedups(
+    rows: Sequence[Row], found: Sequence[Series], fitted: Sequence[Fits], number: int, crowded: str
+) -> Lines:
+    curves = [curve_of(one, [speedup_range(row) for row in one.rows], rows) for one in found]
     most = max(row.ranks for one in found for row in one.rows)
     ideal = tuple(smooth(most))
-    highest = max((value for curve in curves for value in curve.y if value is not None), default=0.0)
-    held = IDEAL if highest >= SEEN else ""
-    if held:
-        curves.append(Curve(label="ideal", strategy="ideal", x=ideal, y=ideal, origin="ideal"))
+    curves.append(Curve(label="ideal", strategy="ideal", x=ideal, y=ideal, origin="ideal"))
     drawn = [one for one in fitted if one.fits] if len(found) <= CURVES else []
     for one in drawn:
         law = next(each for each in one.fits if each.law == one.suits)
@@ -182,20 +180,18 @@ def _speedups(found: Sequence[Series], fitted: Sequence[Fits], number: int, crow
     return Lines(
         name=f"speedup-{number}",
         title="Speedup against ranks",
-        caption=" ".join(filter(None, (SPEEDUP, held, LAW if drawn else ""))) + crowded,
+        caption=" ".join(filter(None, (SPEEDUP, IDEAL, LAW if drawn else ""))) + crowded,
         x=ranks_axis([1, *(row.ranks for one in found for row in one.rows)]),
-        y=Axis(label="speedup (relative to serial)", bounds=(0.0, None)),
+        y=Axis(label="speedup (relative to serial)", log=True, base=2),
         curves=tuple(curves),
     )
 
 
 def speedup_range(row: Row) -> ValueAndSpread:
-    """Return a row's speedup, that of its slowest run, and that of its fastest."""
+    """Return a row's speedup, and the lowest and the highest that its runs and serial's allow."""
     if row.speedup is None:
         return None, None, None
-    serial = row.speedup * row.train_seconds
-    fastest, slowest = row.seconds_range
-    return row.speedup, serial / slowest if slowest else None, serial / fastest if fastest else None
+    return (row.speedup, *(row.speedup_range or (None, None)))
 
 
 def smooth(most: int) -> list[float]:

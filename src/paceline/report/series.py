@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.compare.rows import Row, mark
+from paceline.compare.verdict import standing
 from paceline.figures import Axis, Curve, Origin
 from paceline.study.context import Published
 from paceline.text import count
@@ -116,8 +117,16 @@ def ranks_axis(counts: Sequence[int], label: str = "ranks") -> Axis:
     return Axis(label=label, log=True, base=2, ticks=tuple(float(number) for number in sorted(set(counts))))
 
 
-def curve_of(one: Series, values: Sequence[ValueAndSpread]) -> Curve:
-    """Return a series as a curve over its ranks; `values` has for each row its value, the lowest and the highest."""
+def is_less(row: Row, rows: Sequence[Row]) -> bool:
+    """Return True if a row learned less than serial, or nothing, without diverging; `rows`: all rows of the problem."""
+    return standing(row, rows) in ("learned less", "learned nothing")
+
+
+def curve_of(one: Series, values: Sequence[ValueAndSpread], rows: Sequence[Row]) -> Curve:
+    """Return a series as a curve over its ranks; `values` has for each row its value, the lowest and the highest.
+
+    `rows`: all rows of the problem.
+    """
     spread = any(row.runs > 1 for row in one.rows)
     return Curve(
         label=one.label,
@@ -129,6 +138,7 @@ def curve_of(one: Series, values: Sequence[ValueAndSpread]) -> Curve:
         origin=one.origin,
         variant=one.variant,
         oversubscribed=tuple(row.oversubscribed for row in one.rows),
+        less=tuple(is_less(row, rows) for row in one.rows),
         notes=tuple(count(row.runs, "run") + (", diverged" if row.diverged else "") for row in one.rows),
     )
 

@@ -21,8 +21,8 @@ from paceline.figures.palette import names_in
 from paceline.files import cannot, check_folder, check_place, read_json, replacing
 from paceline.record import Run
 from paceline.report.contents import document_of
-from paceline.report.document import SIGNS, Block, Document, Section, Table, Text, data_of
-from paceline.report.html import html_page
+from paceline.report.document import NO_SUCCESS, SIGNS, Block, Document, Section, Spread, Table, Text, data_of
+from paceline.report.html import Links, html_page
 from paceline.report.pdf import pdf_bytes
 
 FORMATS = (".html", ".md", ".pdf")
@@ -31,7 +31,10 @@ LIST = ".paceline-report.json"
 
 
 def write(document: Document, path: Path) -> None:
-    """Write a report in the format of its name's ending; a Markdown report's figures go to `NAME-figures` beside it.
+    """Write a report in the format of its name's ending.
+
+    A Markdown report's figures go to `NAME-figures` beside it. Beside an HTML report, `NAME-files` has each figure as SVG,
+    all data as CSV, and of several problems a page each, to which the report itself is the index.
 
     >>> import tempfile
     >>> from paceline.report.document import Text
@@ -49,7 +52,7 @@ def write(document: Document, path: Path) -> None:
     """
     check([path])
     if path.suffix == ".html":
-        text = html_page(document)
+        text = _write_pages(document, path)
     elif path.suffix == ".pdf":
         put(path, pdf_bytes(document))
         return
@@ -60,6 +63,52 @@ def write(document: Document, path: Path) -> None:
             write_figures(document, folder, formats=("svg",))
         text = markdown_page(document, folder.name)
     put(path, text.encode(errors="surrogateescape"))
+
+
+def _write_pages(document: Document, path: Path) -> str:
+    """Write the files beside an HTML report; return the report itself."""
+    folder, problems = _files_of(path), document.problems
+    if not folder.is_dir() and not any(not isinstance(block, Text) for block in document.blocks()):
+        return html_page(document)
+    check([], [folder])
+    among = names_in(document.figures())
+    drawings = {figure.name: svg(figure, among, titled=False) for figure in document.figures()}
+    made = {f"{name}.svg": drawn for name, (drawn, _) in drawings.items()}
+    made |= {f"{table.name}.csv": csv_text(table) for table in _tables(document)}
+    pages = [page_name(number, section.title) for number, section in enumerate(problems, 1)]
+    pages = pages if len(pages) > 1 else []
+    for name, section in zip(pages, problems, strict=False):
+        own = tuple(
+            replace(text, title="Results") for text in document.summary if text.title == section.title
+        )
+        one = Document(title=section.title, summary=own, sections=(replace(section, title="Results"),))
+        made[name] = html_page(one, Links(files="", home=f"../{path.name}", drawings=drawings))
+    told = {section.title for section in problems} if pages else set()
+    top = replace(document, summary=tuple(text for text in document.summary if text.title not in told))
+    page = html_page(
+        top,
+        Links(files=folder.name, pages=tuple(f"{folder.name}/{name}" for name in pages), drawings=drawings),
+    )
+    _create(folder)
+    with Written(folder, ("svg", "csv", "html")) as files:
+        for name, content in made.items():
+            files.put(name, content.encode(errors="surrogateescape"))
+    return page
+
+
+def page_name(number: int, title: str) -> str:
+    """Return the name of the page of one problem.
+
+    >>> page_name(2, "mnist, mlp:128,64")
+    '2-mnist-mlp-128-64.html'
+    """
+    return f"{number}-{re.sub('[^A-Za-z0-9]+', '-', title).strip('-')[:60]}.html"
+
+
+def _tables(document: Document) -> list[Table]:
+    """Return every table, and the data of every figure."""
+    blocks = [block for block in document.blocks() if not isinstance(block, Text)]
+    return [block if isinstance(block, Table) else data_of(block) for block in blocks]
 
 
 def write_figures(document: Document, folder: Path, *, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
@@ -84,12 +133,10 @@ def write_tables(document: Document, folder: Path) -> list[Path]:
     Tables that an earlier report left there are removed, as `Written` explains.
     """
     _create(folder)
-    blocks = [block for block in document.blocks() if not isinstance(block, Text)]
-    tables = [block if isinstance(block, Table) else data_of(block) for block in blocks]
     with Written(folder, ("csv",)) as files:
         return [
             files.put(f"{table.name}.csv", csv_text(table).encode(errors="surrogateescape"))
-            for table in tables
+            for table in _tables(document)
         ]
 
 
@@ -110,8 +157,8 @@ def check(files: Iterable[Path], folders: Iterable[Path] = ()) -> None:
         if path.suffix not in FORMATS:
             raise UsageError(f"unknown format of {path}; its name must end with one of {', '.join(FORMATS)}")
         check_place(path)
-        if path.suffix == ".md":
-            _check_new(_figures_of(path))
+        if path.suffix in (".md", ".html"):
+            _check_new(_figures_of(path) if path.suffix == ".md" else _files_of(path))
     for folder in folders:
         _check_new(folder)
 
@@ -135,8 +182,15 @@ def _figures_of(path: Path) -> Path:
     return path.with_name(f"{path.stem}-figures")
 
 
+def _files_of(path: Path) -> Path:
+    """Return the folder for the files of an HTML report."""
+    return path.with_name(f"{path.stem}-files")
+
+
 def csv_text(table: Table) -> str:
     """Return a table as CSV with values as they are (seconds, fractions, bytes); marks of rows are a last column.
+
+    A column of means over several runs is followed by their lowest and highest values.
 
     >>> from paceline.report.document import Column
     >>> table = Table(name="t", title="", columns=(Column(name="strategy"), Column(name="MB sent", kind="megabytes")),
@@ -148,9 +202,18 @@ def csv_text(table: Table) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     marked = any(table.marks)
-    writer.writerow([*(column.raw_name for column in table.columns), *(["mark"] if marked else [])])
+    spread = [any(isinstance(row[k], Spread) for row in table.rows) for k in range(len(table.columns))]
+    names: list[str] = []
+    for column, wide in zip(table.columns, spread, strict=True):
+        name = column.raw_name
+        names += [name, f"{name}, lowest", f"{name}, highest"] if wide else [name]
+    writer.writerow([*names, *(["mark"] if marked else [])])
     for number, row in enumerate(table.rows):
-        cells = ["" if value is None else value for value in row]
+        cells: list[object] = []
+        for value, wide in zip(row, spread, strict=True):
+            known = value if not isinstance(value, Spread) else float(value)
+            ends = (value.low, value.high) if isinstance(value, Spread) else ("", "")
+            cells += ["" if known is None else known, *(ends if wide else ())]
         writer.writerow([*cells, *([table.mark(number)] if marked else [])])
     return file.getvalue()
 
@@ -239,8 +302,17 @@ def markdown_page(document: Document, figures: str) -> str:
     <BLANKLINE>
     > sync is 2 \\* as fast
     """
-    parts = [f"# {escape(document.title)}", *(_text(text) for text in document.summary)]
-    parts += _sections(document.sections, figures, 2)
+    parts = [f"# {escape(document.title)}"]
+    problems = document.problems
+    if len(problems) == 1 and problems[0].opening is not None:
+        parts += [_block(block, figures) for block in problems[0].opening.blocks()]
+    elif problems:
+        answers = (
+            (section.title, section.opening.sentence) for section in problems if section.opening is not None
+        )
+        parts.append("\n".join(f"- **{escape(title)}**: {escape(sentence)}" for title, sentence in answers))
+    parts += [_text(text) for text in document.summary]
+    parts += _sections(document.sections, figures, 2, alone=len(problems) == 1)
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -254,11 +326,14 @@ def escape(text: str) -> str:
     return re.sub(r"^(\s*)([#+-]|\d+[.)])(?=\s)", r"\1\\\2", escaped)
 
 
-def _sections(sections: Sequence[Section], figures: str, level: int) -> list[str]:
+def _sections(sections: Sequence[Section], figures: str, level: int, *, alone: bool = False) -> list[str]:
+    """Return sections; `alone`: that of a single problem, whose answer is at the top already."""
     parts = []
     for section in sections:
         parts.append(f"{'#' * min(level, 6)} {escape(section.title)}")
         parts.append(escape(section.note))
+        if section.opening is not None and not alone:
+            parts += [_block(block, figures) for block in section.opening.blocks()]
         parts += [_block(block, figures) for block in section.blocks]
         parts += _sections(section.sections, figures, level + 1)
     return parts
@@ -273,6 +348,8 @@ def _block(block: Block, figures: str) -> str:
 def _text(text: Text) -> str:
     if text.folded:
         return _folded(text.title, _text(replace(text, folded=False, title="")))
+    if text.kind == "command":
+        return "\n\n".join(f"```sh\n{line}\n```" for line in text.lines)
     lines = [f"**{escape(text.title)}**"] if text.title else []
     lines += [escape(line) for line in text.lines]
     if text.kind == "list":
@@ -294,8 +371,15 @@ def _table(table: Table) -> str:
     lines = [heads, rules]
     for number, row in enumerate(table.cells()):
         cells = [escape(cell) for cell in row]
-        if sign := SIGNS.get(table.mark(number)):
+        mark = table.mark(number)
+        if sign := SIGNS.get(mark):
             cells[0] = f"{sign} {cells[0]}"
+        if mark in NO_SUCCESS:
+            cells[0] += f" *{mark}*"
+            for k, column in enumerate(table.columns):
+                cells[k] = (
+                    f"~~{cells[k]}~~" if column.kind == "times" and cells[k][:1].isdigit() else cells[k]
+                )
         lines.append(cells)
     rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     marks = ", ".join(f"{SIGNS[mark]} {mark}" for mark in table.used_marks())

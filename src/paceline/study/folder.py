@@ -33,9 +33,9 @@ from paceline.study.context import FAILED, STUDY, context_of
 
 LOCK = ".lock"
 RUNNING = ".running.json"
-# The report, by its format; a Markdown one has its figures beside it.
+# The report, by its format; a Markdown one has its figures beside it, and an HTML one its figures, data and pages.
 REPORTS = ("report.html", "report.md", "report.pdf")
-FIGURES = "report-figures"
+FIGURES, FILES = "report-figures", "report-files"
 # Seconds within which the run of a killed study ends.
 PATIENCE = 15.0
 
@@ -100,6 +100,7 @@ class Folder:
             (self.path, rf"\.({names})\..+"),
             (self.path / FAILED, r"\..+\.json\..+"),
             (self.path / FIGURES, r"\..+\.(svg|json)\..+"),
+            (self.path / FILES, r"\..+\.(svg|csv|html|json)\..+"),
         ):
             for file in inside.iterdir() if inside.is_dir() else ():
                 if re.fullmatch(ours, file.name):

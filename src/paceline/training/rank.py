@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -33,7 +34,13 @@ from paceline.launch import (
 from paceline.models import Model, flat_buffers
 from paceline.record import STEP_COLUMNS, Epoch, Record, RowLog, Run, Spool, gather_rows, release
 from paceline.record.checkpoint import latest
-from paceline.record.environment import environment, layout, nodes_of
+from paceline.record.environment import (
+    describe_other_programs,
+    environment,
+    layout,
+    nodes_of,
+    seconds_without_core,
+)
 from paceline.record.rows import earlier_ranks
 from paceline.record.writing import steps_table
 from paceline.schedules import scaled_rate
@@ -135,11 +142,13 @@ class Collected:
     samples: int
     bytes_sent: int
     messages_sent: int
+    without_core: float
+    """Seconds that all ranks together were ready to run while other processes had their core; 0 if unknown."""
     by_rank: Array
     """Seconds, one row per rank and one column per kind; no rows except on rank 0."""
 
 
-def collect(me: Worker, traffic: tuple[int, int], *, in_step: bool) -> Collected:
+def collect(me: Worker, traffic: tuple[int, int], *, in_step: bool, without_core: float = 0.0) -> Collected:
     """Compute the totals of the run. Collective; only rank 0 receives arrays with an entry per rank."""
     of_ranks = me.control.gather(np.array([[me.watch.seconds[kind] for kind in KINDS]]))
     samples = me.log.totals()["count"]
@@ -147,7 +156,7 @@ def collect(me: Worker, traffic: tuple[int, int], *, in_step: bool) -> Collected
         column = STEP_COLUMNS.index("count")
         for log in earlier_ranks(me.log.path.parents[1], "steps", STEP_COLUMNS, me.size):
             samples += sum(part[:, column].sum() for part in log.chunks())
-    totals = me.control.total(np.array([samples, *traffic]))
+    totals = me.control.total(np.array([samples, *traffic, round(1e6 * without_core)]))
     waited = waiting(me.log, me.control) if in_step else np.zeros(me.size)
     by_rank = np.concatenate(of_ranks) if of_ranks else np.empty((0, len(KINDS)))
     summary = np.empty(len(KINDS) + 1)
@@ -160,8 +169,8 @@ def collect(me: Worker, traffic: tuple[int, int], *, in_step: bool) -> Collected
         summary[-1] = by_rank[:, TRAINING].sum(axis=1).max()
     *means, busy = me.control.broadcast(summary).tolist()
     seconds = dict(zip(KINDS, means, strict=True))
-    total, bytes_sent, messages_sent = map(int, totals)
-    return Collected(seconds, busy, total, bytes_sent, messages_sent, by_rank)
+    total, bytes_sent, messages_sent, waited_us = map(int, totals)
+    return Collected(seconds, busy, total, bytes_sent, messages_sent, 1e-6 * waited_us, by_rank)
 
 
 # Numbers of all ranks together in memory at once.
@@ -369,6 +378,13 @@ class Process:
     def environment(self) -> dict[str, Any]:
         return {**environment(threads=self.threads, comm=self.comm), "nodes": self._nodes}
 
+    @property
+    def has_cores(self) -> bool:
+        """True if every thread of every rank has a core, so that ranks do not wait for each other's; False if unknown."""
+        nodes = self._nodes or {"ranks": [], "cores": [0]}
+        here = Counter(nodes["ranks"])
+        return all(0 < self.threads * here[node] <= cores for node, cores in enumerate(nodes["cores"]))
+
 
 Show = Callable[[int, int, int], Progress]
 
@@ -488,6 +504,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     place.follow(me, strategy, folder)
     if place.losses and rank == 0 and not place.simulated:
         me.findings["failures"][-1]["seconds"] = time.time() - place.losses[-1].noticed
+    begin = time.perf_counter(), seconds_without_core()
     try:
         with (
             place.stoppable(me),
@@ -508,11 +525,14 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
         raise
     me.end_training()
     _remark(me)
+    took, without_core = time.perf_counter() - begin[0], seconds_without_core() - begin[1]
     traffic = (0, 0) if counted is None else (counted.counts.bytes, counted.counts.messages)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of a model that has diverged
         tested = me.test()
     me.stop_clock()
-    found = collect(me, traffic, in_step=in_step)
+    found = collect(me, traffic, in_step=in_step, without_core=without_core)
+    if isinstance(place, Process) and place.has_cores:
+        me.remarks += describe_other_programs(found.without_core / ranks, took)
     if events is not None:
         _keep(me, events)
     table = None

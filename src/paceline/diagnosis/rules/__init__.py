@@ -16,7 +16,7 @@ from paceline.diagnosis.rules import (
 from paceline.diagnosis.rules.batch_growth import GROWN_BATCH, LARGE_BATCH
 from paceline.diagnosis.rules.cores import BASELINE, OVERSUBSCRIBED, THREADS
 from paceline.diagnosis.rules.masters import MASTER_QUEUE, MASTERS_IDLE
-from paceline.diagnosis.rules.scaling import SCALES_WELL, TOO_FEW
+from paceline.diagnosis.rules.scaling import IMPLAUSIBLE, SCALES_WELL, TOO_FEW
 from paceline.diagnosis.rules.waiting import STRAGGLERS, UNEVEN
 
 # The only list of them; of two causes that matter equally, the one listed first comes first.
@@ -34,6 +34,7 @@ RULES: tuple[Rule, ...] = (
     MASTERS_IDLE,
     slower_computing.RULE,
     serial_part.RULE,
+    IMPLAUSIBLE,
     SCALES_WELL,
     GROWN_BATCH,
     BASELINE,

@@ -1,7 +1,8 @@
-"""Nothing is wrong, or there are too few runs to tell."""
+"""Nothing is wrong, the speedup is more than ranks can give, or there are too few runs to tell."""
 
 from __future__ import annotations
 
+from paceline.compare.verdict import superlinear
 from paceline.diagnosis import advice
 from paceline.diagnosis.case import Case
 from paceline.diagnosis.findings import Cause, Rule
@@ -19,13 +20,37 @@ def find_scales_well(case: Case) -> Cause | None:
     # More ranks are not the answer if fewer are the fastest or less is learned, nor if the ranks alone are not the reason.
     if case.at.oversubscribed or not stops.rising or case.worse is not None or case.astray:
         return None
-    if find_grown_batch(case) is not None:
+    if find_grown_batch(case) is not None or find_implausible(case) is not None:
         return None
     words = (
         f"{count(ranks, 'rank')} are {times(speedup)} as fast as serial: {share(speedup / ranks)} efficiency"
     )
     return Cause(rule=SCALES_WELL.name, share=None, words=words, advice=advice.ranks(case, 2 * ranks))
 
+
+def find_implausible(case: Case) -> Cause | None:
+    """Return a cause if even the slowest run is faster than its cores can make it, and its batches are not larger."""
+    at, serial, speedup = case.at, case.serial, case.speedup(case.at)
+    grown = not case.whole_batches and case.config.get("batch_per_rank") is not None
+    if serial is None or speedup is None or at.ranks < 2 or case.simulated or grown:
+        return None
+    ours, theirs = ([run.summary["train_seconds"] for run in scale.runs] for scale in (at, serial))
+    if not superlinear(min(theirs) / max(ours), at.ranks * at.threads / serial.threads):
+        return None
+    runs = "on one run each" if len(ours) == len(theirs) == 1 else f"on {len(ours)} and {len(theirs)} runs"
+    words = (
+        f"{count(at.ranks, 'rank')} are {times(speedup)} as fast as serial {runs}: more than {count(at.ranks, 'rank')} can "
+        "give, so serial's time was probably that of a busy machine"
+    )
+    again = f"-n 1 --strategy serial --seed {int(case.config.get('seed') or 0) + 1}"
+    return Cause(
+        rule=IMPLAUSIBLE.name, share=None, words=words, advice=f"{again} (with nothing else running)"
+    )
+
+
+IMPLAUSIBLE = Rule(
+    name="implausible speedup", short="the speedup is implausible: measure again", find=find_implausible
+)
 
 SCALES_WELL = Rule(name="scales well", short="it scales well", find=find_scales_well)
 

@@ -1,0 +1,234 @@
+"""The answer to "what should I use here?", in one sentence, and how sure it is.
+
+The answer is the row that reached the target first with every run. Where runs of two rows overlap in time, they cannot be
+told apart, and the answer says so. Simulated rows answer only if there is nothing else to compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from paceline.compare.rows import Row, label
+from paceline.compare.target import Reached, Target, reached
+from paceline.compare.verdict import (
+    guesses,
+    implausible,
+    optimizers,
+    quality,
+    real,
+    reference,
+    simulated,
+    standing,
+)
+from paceline.text import count, join, time_span
+
+# At most this many rows are named.
+NAMED = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What to use, in words."""
+
+    sentence: str
+    sure: str = ""
+    """How sure that is: the runs behind it, and whether their times overlap with those of others."""
+    row: Row | None = None
+    """The row to use; None if none can be recommended."""
+
+
+def answer(rows: Sequence[Row], target: Target | None) -> Answer:
+    """Say which row of one problem to use; `target`: what it should reach, if there is anything to reach."""
+    tried, foretold = real(rows), simulated(rows)
+    compared = [row for row in tried if not row.serial and not row.alone]
+    if foretold and not compared and any(not row.serial for row in foretold):
+        found = _answer(foretold, target)
+        return replace(found, sentence=f"Simulated: {found.sentence[:1].lower()}{found.sentence[1:]}")
+    return _answer(tried or foretold, target)
+
+
+def _answer(rows: Sequence[Row], target: Target | None) -> Answer:
+    whole = [row for row in rows if not row.diverged]
+    if not whole:
+        every = all(len(row.diverged) == row.runs for row in rows)
+        only = "the only run diverged" if rows[0].runs == len(rows) == 1 else "every run diverged"
+        return Answer(
+            sentence=f"Nothing can be recommended: {only if every else 'every row has runs that diverged'}."
+        )
+    if all(row.guessed for row in whole):
+        return Answer(sentence=f"{guesses(whole[0]).capitalize()}.")
+    several = [row for row in rows if not row.alone] or list(rows)
+    if len(rows) > 1 and all(row.alone for row in rows):
+        return Answer(
+            sentence="Nothing was tried on more than one rank, where every strategy computes the same."
+        )
+    if all(row.timed_only for row in whole):
+        return _fastest(several)
+    if target is None:
+        return _describe([row for row in several if not row.diverged and not row.guessed] or whole)
+    when = [found for row in several if (found := reached(row, target)).all and not row.guessed]
+    if not when:
+        return _unreached(several, target)
+    if not target.asked:  # then it is only a measure of being as good as serial
+        when = [found for found in when if standing(found.row, rows) != "learned less"] or when
+    return _first(sorted(when, key=lambda found: (_mean(found), found.row.train_seconds)), several, target)
+
+
+def _fastest(rows: Sequence[Row]) -> Answer:
+    """Answer with the time of rows whose quality is unknown."""
+    row = min((row for row in rows if row.timed_only), key=lambda row: row.train_seconds)
+    gain = (
+        f", {row.speedup:.2f} times as fast as serial" if row.speedup is not None and not row.serial else ""
+    )
+    return Answer(
+        sentence=f"{name(row)} takes the least time, {time_span(row.train_seconds)}{gain}; what it learns is unknown, "
+        "since only time was simulated.",
+        row=row,
+    )
+
+
+def _describe(rows: Sequence[Row]) -> Answer:
+    """Answer where there is no target: only one row, or nothing known about quality."""
+    row = min(rows, key=lambda row: row.train_seconds)
+    got = f" and ended at {quality(row)}" if quality(row) else ""
+    if len(rows) == 1:
+        return Answer(
+            sentence=f"{name(row)} trained for {time_span(row.train_seconds)}{got}; there is nothing to compare it with.",
+            row=row,
+        )
+    return Answer(
+        sentence=f"{name(row)} is the fastest: it trained for {time_span(row.train_seconds)}{got}; there is no target.",
+        sure=_runs(row.runs),
+        row=row,
+    )
+
+
+def _unreached(rows: Sequence[Row], target: Target) -> Answer:
+    found = [reached(row, target) for row in rows if not row.diverged]
+    partly = [one for one in found if one.seconds]
+    if partly:
+        most = max(partly, key=lambda one: len(one.seconds) / one.row.runs)
+        return Answer(
+            sentence=f"Nothing reached {target.short} with every run; closest was {name(most.row)}, with "
+            f"{len(most.seconds)} of its {count(most.row.runs, 'run')}."
+        )
+    metric = target.metric
+    known = [one for one in found if one.best is not None]
+    nearest = min(known, key=lambda one: metric.key(one.best or 0.0), default=None)
+    came = f"; closest was {name(nearest.row)}, at {metric.spell(nearest.best or 0.0)}" if nearest else ""
+    return Answer(sentence=f"Nothing reached the target of {target.short}{came}.")
+
+
+def _first(when: Sequence[Reached], rows: Sequence[Row], target: Target) -> Answer:
+    """Answer with the row that reached the target first, or with those that cannot be told apart."""
+    alike = [one for one in when if one is when[0] or overlap(when[0], one)]
+    serial = next((one for one in when if one.row.serial), None)
+    # Of rows that cannot be told apart, one process is the simplest.
+    first = next((one for one in alike if one.row.serial), when[0])
+    row = first.row
+    # What was tried on more ranks is of more interest than another serial row.
+    beaten = [one for one in when if one is not first]
+    other = next((one for one in beaten if not (row.serial and one.row.serial)), next(iter(beaten), None))
+    begin = f"{'Stay with' if row.serial and len(rows) > 1 else 'Use'} {name(row)}: it reaches {target.short}"
+    sentence = f"{begin} {'first, ' if other else ''}after {time_span(_mean(first))}"
+    if row.serial:
+        beside = [one for one in alike if one is not first]
+        if beside:
+            sentence += f", and {_names([one.row for one in beside])} cannot be told apart from it"
+        elif other is not None:
+            sentence += f"; closest is {name(other.row)}, after {time_span(_mean(other))}"
+        elif all(one.serial for one in rows):
+            sentence += "; nothing was tried on more than one rank"
+        else:
+            sentence += "; nothing else reached it with every run"
+    else:
+        sentence += _against_serial(first, serial, rows)
+        if len(alike) > 1:
+            sentence += (
+                f"; {_names([one.row for one in alike if one is not first])} cannot be told apart from it"
+            )
+    sentence += _learned(row, rows) + _optimizer(row, rows)
+    return Answer(sentence=f"{sentence}.", sure=_sure(first, other, alike), row=row)
+
+
+def _against_serial(first: Reached, serial: Reached | None, rows: Sequence[Row]) -> str:
+    """Compare the time to the target with serial's."""
+    if serial is None:
+        there = any(row.serial for row in rows)
+        return "; serial never reached it" if there else "; there is no serial run to compare it with"
+    took = f"{name(serial.row)} ({time_span(_mean(serial))})"
+    if _mean(first) <= 0:
+        return f"; {took} is slower"
+    wrong = f", which is implausible: more than {count(first.row.ranks, 'rank')} can give"
+    gain = f"{_mean(serial) / _mean(first):.2f}".rstrip("0").rstrip(".")
+    return f", {gain} times as fast as {took}{wrong if implausible(first.row, rows) else ''}"
+
+
+def _learned(row: Row, rows: Sequence[Row]) -> str:
+    """Say that a row ends worse than serial, although it reached the target."""
+    than = reference(rows, row.optimizer)
+    if standing(row, rows) != "learned less" or than is None or than is row:
+        return ""
+    return f"; but it learns less: it ends at {quality(row)}, {name(than)} at {quality(than)}"
+
+
+def _optimizer(row: Row, rows: Sequence[Row]) -> str:
+    """Say whose optimizer differs, if there are several."""
+    kinds = optimizers(rows)
+    if len(kinds) <= 1:
+        return ""
+    update = rows[0].members[0].config["update"]
+    if row.optimizer:
+        return f"; its optimizer differs: steps are made by the rule {row.optimizer}, not by {update}"
+    others = list(dict.fromkeys(one.strategy for one in rows if one.optimizer))
+    words = f"{len(others)} strategies" if len(others) > NAMED else join(others)
+    return f"; the optimizer of {words} differs"
+
+
+def _sure(first: Reached, other: Reached | None, alike: Sequence[Reached]) -> str:
+    """Say how many runs are behind an answer, and whether their times overlap."""
+    if other is None:
+        return _runs(first.row.runs)
+    if first.row.runs == other.row.runs == 1:
+        return _runs(1)
+    spread = f"{name(first.row)}: {_span(first)}; {name(other.row)}: {_span(other)}"
+    if len(alike) > 1:
+        return f"Their times overlap: {spread}. More seeds could tell them apart."
+    if min(first.row.runs, other.row.runs) == 1:
+        return f"One run is not enough to know the spread: {spread}."
+    return f"The times of its runs and of the next best do not overlap: {spread}."
+
+
+def _runs(runs: int) -> str:
+    return (
+        ""
+        if runs > 1
+        else "One run each: how much of the difference is chance is unknown; more seeds would tell."
+    )
+
+
+def _span(found: Reached) -> str:
+    low, high = time_span(min(found.seconds)), time_span(max(found.seconds))
+    return f"{count(len(found.seconds), 'run')}, {low if low == high else f'{low} to {high}'}"
+
+
+def overlap(one: Reached, other: Reached) -> bool:
+    """Return True if two rows reached the target at times that overlap; of single runs that is unknown."""
+    if max(len(one.seconds), len(other.seconds)) < 2:
+        return False
+    return min(one.seconds) <= max(other.seconds) and min(other.seconds) <= max(one.seconds)
+
+
+def name(row: Row) -> str:
+    """Describe a row in a sentence."""
+    return label(row).replace(" *", " (more ranks than cores)", 1) if row.oversubscribed else label(row)
+
+
+def _names(rows: Sequence[Row]) -> str:
+    named = [name(row) for row in rows]
+    return join(named if len(named) <= NAMED else [*named[:NAMED], f"{len(named) - NAMED} more"])
+
+
+def _mean(found: Reached) -> float:
+    return found.mean or 0.0

@@ -1,0 +1,340 @@
+"""The first screen: the answer is true in every situation, the command runs, and only what succeeds looks like success."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from paceline.commands import train
+from paceline.compare.rows import rows_of
+from paceline.compare.verdict import implausible, verdict
+from paceline.diagnosis import diagnose
+from paceline.figures import Bars, Lines, Points
+from paceline.record import Run
+from paceline.report import document_of, write
+from paceline.report.command import command_of
+from paceline.report.document import Document, Opening, Spread
+from paceline.report.html import html_page
+from paceline.report.writing import csv_text, markdown_page
+from tests.report.conftest import altered, rewrite, table
+
+WHY = "the loss has risen to 7.5, from 2.3 at first in epoch 1"
+Way = tuple[object, ...]
+
+
+def made(runs: list[Run], folder: Path, *ways: Way) -> list[Run]:
+    """Runs of strategy, ranks, seconds, accuracy (from the first epoch on), seed (0) and why it diverged."""
+    found = []
+    for strategy, ranks, took, accuracy, *more in ways:
+        seed, why = (*more, *(0, None)[len(more) :])
+        run = altered(runs[0], folder, strategy=strategy, ranks=ranks, cores=16, threads=1, train_seconds=took,
+                      test_accuracy=accuracy, seed=seed, diverged=why)  # fmt: skip
+        line = {"epoch": 0, "loss": 1.0, "validation_accuracy": accuracy, "train_seconds": took}
+        (run.folder / "epochs.jsonl").write_text(json.dumps(line) + "\n")
+        found.append(Run(run.folder))
+    return found
+
+
+def opening(page: Document) -> Opening:
+    found = page.sections[0].opening
+    assert found is not None
+    return found
+
+
+SERIAL = ("serial", 1, 4.0, 0.95)
+CASES: dict[str, tuple[list[Way], float | None, str, str]] = {
+    "faster": (
+        [SERIAL, ("sync", 2, 2.5, 0.95), ("psgd", 2, 3.0, 0.95)], 0.9,
+        "Use sync, 2 ranks: it reaches 90.00 % first, after 2.5 s, 1.6 times as fast as serial, 1 rank (4 s).",
+        "One run each: how much of the difference is chance is unknown; more seeds would tell.",
+    ),
+    "serial is the fastest": (
+        [SERIAL, ("sync", 2, 5.0, 0.95)], 0.9,
+        "Stay with serial, 1 rank: it reaches 90.00 % first, after 4 s; closest is sync, 2 ranks, after 5 s.", "One run",
+    ),
+    "nothing reaches it": (
+        [SERIAL, ("sync", 2, 2.5, 0.96)], 0.99,
+        "Nothing reached the target of 99.00 %; closest was sync, 2 ranks, at 96.00 %.", "",
+    ),
+    "not with every run": (
+        [SERIAL, ("sync", 2, 2.5, 0.96), ("sync", 2, 2.5, 0.98, 1)], 0.97,
+        "Nothing reached 97.00 % with every run; closest was sync, 2 ranks, with 1 of its 2 runs.", "",
+    ),
+    "only one row": (
+        [("sync", 2, 2.5, 0.95)], None,
+        "sync, 2 ranks trained for 2.5 s and ended at 95.00 %; there is nothing to compare it with.", "",
+    ),
+    "only serial": (
+        [SERIAL, ("serial", 1, 4.2, 0.95, 1)], 0.9,
+        "Use serial, 1 rank: it reaches 90.00 % after 4.1 s; nothing was tried on more than one rank.", "",
+    ),
+    "no serial": (
+        [("sync", 2, 2.5, 0.95), ("psgd", 2, 3.0, 0.95)], 0.9,
+        "Use sync, 2 ranks: it reaches 90.00 % first, after 2.5 s; there is no serial run to compare it with.", "One run",
+    ),
+    "serial never does": (
+        [("serial", 1, 4.0, 0.8), ("sync", 2, 2.5, 0.95)], 0.9,
+        "Use sync, 2 ranks: it reaches 90.00 % after 2.5 s; serial never reached it.", "One run",
+    ),
+    "all diverged": (
+        [("serial", 1, 4.0, 0.3, 0, WHY), ("sync", 2, 2.5, 0.3, 0, WHY)], None,
+        "Nothing can be recommended: every run diverged.", "",
+    ),
+    "the only run diverged": (
+        [("sync", 2, 2.5, 0.3, 0, WHY)], None, "Nothing can be recommended: the only run diverged.", "",
+    ),
+    "some runs of every row diverged": (
+        [("sync", 2, 2.5, 0.3, 0, WHY), ("sync", 2, 2.5, 0.95, 1)], 0.9,
+        "Nothing can be recommended: every row has runs that diverged.", "",
+    ),
+    "nothing learned": (
+        [("serial", 1, 4.0, 0.34), ("sync", 2, 2.5, 0.33)], None,
+        "Nothing learned: accuracy is that of guessing (33.3 %).", "",
+    ),
+    "times overlap": (
+        [SERIAL, ("serial", 1, 4.4, 0.95, 1), ("sync", 2, 2.5, 0.95), ("sync", 2, 2.9, 0.95, 1),
+         ("psgd", 2, 2.6, 0.95), ("psgd", 2, 3.0, 0.95, 1)], 0.9,
+        "Use sync, 2 ranks: it reaches 90.00 % first, after 2.7 s, 1.56 times as fast as serial, 1 rank (4.2 s); psgd, 2 "
+        "ranks cannot be told apart from it.",
+        "Their times overlap: sync, 2 ranks: 2 runs, 2.5 s to 2.9 s; psgd, 2 ranks: 2 runs, 2.6 s to 3 s. More seeds",
+    ),
+    "serial cannot be told apart": (
+        [SERIAL, ("serial", 1, 2.4, 0.95, 1), ("sync", 2, 2.5, 0.95), ("sync", 2, 2.9, 0.95, 1)], 0.9,
+        "Stay with serial, 1 rank: it reaches 90.00 % first, after 3.2 s, and sync, 2 ranks cannot be told apart from it.",
+        "Their times overlap",
+    ),
+    "times part": (
+        [SERIAL, ("serial", 1, 4.4, 0.95, 1), ("sync", 2, 2.5, 0.95), ("sync", 2, 2.9, 0.95, 1)], 0.9,
+        "Use sync, 2 ranks: it reaches 90.00 % first, after 2.7 s, 1.56 times as fast as serial, 1 rank (4.2 s).",
+        "The times of its runs and of the next best do not overlap: ",
+    ),
+    "implausible": (
+        [SERIAL, ("sync", 2, 1.6, 0.95)], 0.9,
+        "Use sync, 2 ranks: it reaches 90.00 % first, after 1.6 s, 2.5 times as fast as serial, 1 rank (4 s), which is "
+        "implausible: more than 2 ranks can give.", "One run each",
+    ),
+    "what learned less is not the answer": (
+        [SERIAL, ("hogwild", 2, 1.0, 0.7), ("sync", 2, 2.5, 0.95)], None,
+        "Use sync, 2 ranks: it reaches 94.00 % first, after 2.5 s, 1.6 times as fast as serial, 1 rank (4 s).", "One run",
+    ),
+    "what learned less, but reached what was asked for": (
+        [SERIAL, ("hogwild", 2, 3.0, 0.91)], 0.9,
+        "Use hogwild, 2 ranks: it reaches 90.00 % first, after 3 s, 1.33 times as fast as serial, 1 rank (4 s); but it "
+        "learns less: it ends at 91.00 %, serial, 1 rank at 95.00 %.", "One run",
+    ),
+    "only one rank": (
+        [("sync", 1, 2.0, 0.95), ("psgd", 1, 1.0, 0.95)], 0.9,
+        "Nothing was tried on more than one rank, where every strategy computes the same.", "",
+    ),
+    "another optimizer": (
+        [SERIAL, ("parameter-server", 4, 2.0, 0.96)], 0.9,
+        "Use parameter-server, 4 ranks: it reaches 90.00 % first, after 2 s, 2 times as fast as serial, 1 rank (4 s); its "
+        "optimizer differs: steps are made by the rule adaptive, not by sgd.", "One run",
+    ),
+    "the optimizer of others": (
+        [SERIAL, ("parameter-server", 4, 3.0, 0.96), ("sync", 2, 2.5, 0.95)], 0.9,
+        "Use sync, 2 ranks: it reaches 90.00 % first, after 2.5 s, 1.6 times as fast as serial, 1 rank (4 s); the "
+        "optimizer of parameter-server differs.", "One run",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_answer_is_true(runs: list[Run], tmp_path: Path, case: str) -> None:
+    ways, target, sentence, sure = CASES[case]
+    page = document_of(made(runs, tmp_path, *ways), target=target)
+    found = opening(page)
+    assert found.sentence == sentence
+    assert found.sure.startswith(sure)
+    assert bool(sure) or not found.sure
+    recommended = sentence.startswith(("Use", "Stay")) or case == "only one row"
+    assert bool(found.command) == recommended
+    # Every format has it first.
+    assert sentence.replace("%", "\\%").replace("\\", "") in markdown_page(page, "f").split("\n\n")[
+        1
+    ].replace("\\", "")
+
+
+def test_simulated_rows_answer_if_nothing_else_was_compared(matrix: Path) -> None:
+    from paceline.record import find_runs
+
+    found = find_runs([matrix])
+    foretold = [run for run in found if run.simulated and run.simulated.get("compute", True)]
+    serial = [run for run in found if run.config["strategy"] == "serial" and not run.simulated]
+    for some in (foretold, [*foretold, *serial]):
+        answer = opening(document_of(some))
+        assert answer.sentence.startswith(("Simulated: use ", "Simulated: stay with ", "Simulated: nothing"))
+    timed = [run for run in found if run.simulated and not run.simulated.get("compute", True)]
+    assert opening(document_of(timed)).sentence.startswith(
+        "Simulated: sync, 4 ranks (simulated: 1gbe, time only) takes the"
+    )
+    assert not opening(document_of(found)).sentence.startswith("Simulated")
+
+
+# ---- the command
+
+
+def test_the_command_is_one_that_train_takes(runs: list[Run], matrix: Path, tmp_path: Path) -> None:
+    from paceline.record import find_runs
+
+    odd = altered(
+        runs[0], tmp_path, data="my file's data.csv", ranks=3, strategy="sync:allreduce=ring", seed=2
+    )
+    for run in (odd, *find_runs([matrix])):
+        line = command_of(run)
+        program, verb, *words = shlex.split(line)
+        assert (program, verb) == ("paceline", "train")
+        parser = argparse.ArgumentParser()
+        train.add_arguments(parser)
+        args = parser.parse_args(words)
+        c = run.config
+        assert (args.data, args.model, args.strategy) == (c["data"], c["model"], c["strategy"])
+        assert (args.ranks or 1, args.batch, args.seed) == (c["ranks"], c["batch"], c["seed"])
+        assert (args.on == "sim") == (run.simulated is not None)
+
+
+def test_objects_of_python_have_no_command_and_programs_are_run(runs: list[Run], tmp_path: Path) -> None:
+    run = altered(runs[0], tmp_path, ranks=2, strategy="gossip", objects=["data", "model"])
+    assert command_of(run) == ""
+    rewrite(run.folder / "config.json", program={"file": "my program.py", "arguments": ["--depth", "3"]})
+    assert command_of(Run(run.folder)) == "paceline run -n 2 --strategy gossip 'my program.py' --depth 3"
+
+
+# ---- what is no success
+
+
+def test_what_learned_less_is_struck_out_and_has_a_word_everywhere(runs: list[Run], tmp_path: Path) -> None:
+    ways = [("serial", 1, 22.0, 0.97), ("sync", 2, 12.0, 0.97), ("sync", 4, 7.0, 0.97), ("hogwild", 2, 2.0, 0.5),
+            ("hogwild", 4, 1.0, 0.6)]  # fmt: skip
+    page = document_of(made(runs, tmp_path, *ways))
+    results = table(page, "results-1")
+    marks = {row[:2]: mark for row, mark in zip(results.rows, results.marks, strict=True)}
+    assert marks == {("serial", 1): "", ("sync", 2): "", ("sync", 4): "best", ("hogwild", 2): "learned less",
+                     ("hogwild", 4): "learned less"}  # fmt: skip
+    text = html_page(page)
+    assert text.count("<s>22.0x</s>") == 1
+    assert text.count('<span class="wrong">learned less</span>') == 2
+    marked = markdown_page(page, "f")
+    assert "| ~~22.0x~~ |" in marked
+    assert "hogwild *learned less* |" in marked
+    figures = {figure.name: figure for figure in page.figures()}
+    for name in ("time-1", "speedup-1", "accuracy-1"):
+        figure = figures[name]
+        assert isinstance(figure, Lines)
+        crossed = {curve.label: curve.less for curve in figure.curves if curve.less and any(curve.less)}
+        assert crossed == {"hogwild": (True, True)}
+    split = figures["time-split-1"]
+    assert isinstance(split, Bars)
+    assert [bar.words for bar in split.bars if bar.less] == ["2.00 s  learned less", "1.00 s  learned less"]
+    front = figures["front-1"]
+    assert isinstance(front, Points)
+    assert {point.label: point.flag for point in front.points if point.flag} == {
+        "hogwild, 2 ranks": "learned less",
+        "hogwild, 4 ranks": "learned less",
+    }
+    assert [front.points[k].label for k in front.front] == ["sync, 4 ranks"]
+    assert [point.x for point in front.points if point.flag] == [None, None]  # the target was not reached
+
+
+def test_the_front_is_what_nothing_beats(runs: list[Run], tmp_path: Path) -> None:
+    ways = [
+        ("serial", 1, 4.0, 0.96),
+        ("sync", 2, 3.0, 0.955),
+        ("psgd", 2, 2.0, 0.953),
+        ("gossip", 2, 3.5, 0.952),
+    ]
+    figure = opening(document_of(made(runs, tmp_path, *ways), target=0.9)).figure
+    assert isinstance(figure, Points)
+    assert [figure.points[k].label for k in figure.front] == [
+        "psgd, 2 ranks",
+        "sync, 2 ranks",
+        "serial, 1 rank",
+    ]
+
+
+# ---- noise
+
+
+def test_a_speedup_that_ranks_cannot_give_is_called_implausible_by_all(
+    runs: list[Run], tmp_path: Path
+) -> None:
+    found = made(runs, tmp_path, SERIAL, ("sync", 2, 1.6, 0.95))
+    rows = rows_of(found)
+    assert [implausible(row, rows) for row in rows] == [False, True]
+    assert "(implausible: more than 2 ranks can give)" in verdict(rows)[0]
+    (diagnosed,) = diagnose(found)
+    assert diagnosed.causes[0].rule == "implausible speedup"
+    assert "scales well" not in diagnosed.summary
+    assert diagnosed.summary.endswith("the speedup is implausible: measure again")
+    notices = opening(document_of(found)).notices
+    assert any(
+        line.startswith("sync, 2 ranks: 2.50 times as fast as serial on one run is implausible")
+        for line in notices
+    )
+    # Runs whose spread explains it are not, nor is what caches could give.
+    for more in (("serial", 1, 3.0, 0.95, 1), ("sync", 2, 2.1, 0.95, 1)):
+        rows = rows_of([*found, *made(runs, tmp_path, more)])
+        assert not any(implausible(row, rows) for row in rows)
+    rows = rows_of(made(runs, tmp_path, SERIAL, ("sync", 2, 1.9, 0.95)))
+    assert not any(implausible(row, rows) for row in rows)
+
+
+def test_tables_have_intervals_over_the_runs(runs: list[Run], tmp_path: Path) -> None:
+    found = made(runs, tmp_path, SERIAL, ("serial", 1, 5.0, 0.97, 1), ("sync", 2, 3.0, 0.9))
+    page = document_of(found)
+    results = table(page, "results-1")
+    serial, sync = results.rows
+    assert isinstance(serial[2], Spread)
+    assert (serial[2].low, serial[2].high) == (4.0, 5.0)
+    assert not isinstance(sync[2], Spread)
+    assert results.cells()[0][2:5] == ["4.50 (4.00 to 5.00)", "1.00x", "96.00 % (95.00 to 97.00)"]
+    head, first, second = csv.reader(csv_text(results).splitlines())
+    at = head.index("time (s)")
+    assert head[at : at + 3] == ["time (s)", "time (s), lowest", "time (s), highest"]
+    assert first[at : at + 3] == ["4.5", "4.0", "5.0"]
+    assert second[at : at + 3] == ["3.0", "", ""]
+    (row,) = (row for row in rows_of(found) if row.strategy == "sync")
+    assert row.speedup_range == (4.0 / 3.0, 5.0 / 3.0)  # noise of serial's runs is noise of a speedup
+
+
+def test_what_train_noticed_is_said(runs: list[Run], tmp_path: Path) -> None:
+    found = made(runs, tmp_path, SERIAL, ("sync", 2, 2.5, 0.95))
+    remark = (
+        "other programs were running: a rank waited 30 % of the time for a core, so its times are too long"
+    )
+    rewrite(found[1].folder / "summary.json", remarks=[remark])
+    notices = opening(document_of([found[0], Run(found[1].folder)])).notices
+    assert notices == (
+        "Other programs were running during these runs, so their times are too long: sync, 2 ranks.",
+    )
+
+
+# ---- several problems
+
+
+def test_several_problems_have_a_page_each_and_an_index(runs: list[Run], tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    found = made(runs, folder, SERIAL, ("sync", 2, 2.5, 0.95))
+    found += [altered(run, folder, lr=7.5) for run in found]
+    page = document_of(found, title="Two problems")
+    write(page, tmp_path / "report.html")
+    index = (tmp_path / "report.html").read_text()
+    pages = [path.name for path in sorted((tmp_path / "report-files").glob("*.html"))]
+    assert [name[:11] for name in pages] == ["1-iris-mlp-", "2-iris-mlp-"]
+    assert all(f'href="report-files/{name}"' in index for name in pages)
+    assert "<figure" not in index
+    for name in pages:
+        one = (tmp_path / "report-files" / name).read_text()
+        assert 'href="../report.html"' in one
+        assert one.count('<p class="answer">') == 1
+        assert 'href="front-' in one
+    # One that is shorter leaves nothing of the longer one behind.
+    write(document_of(found[:2]), tmp_path / "report.html")
+    assert not list((tmp_path / "report-files").glob("*.html"))
+    assert (tmp_path / "report.html").read_text().count('<p class="answer">') == 1
