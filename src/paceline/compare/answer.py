@@ -226,8 +226,12 @@ def name(row: Row) -> str:
 
 
 def _names(rows: Sequence[Row]) -> str:
+    """Name one row, or count several and name some of them."""
     named = [name(row) for row in rows]
-    return join(named if len(named) <= NAMED else [*named[:NAMED], f"{len(named) - NAMED} more"])
+    if len(named) == 1:
+        return named[0]
+    more = "; …" if len(named) > NAMED else ""
+    return f"{len(named)} others ({'; '.join(named[:NAMED])}{more})"
 
 
 def _mean(found: Reached) -> float:
