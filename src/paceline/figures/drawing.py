@@ -609,7 +609,7 @@ def _add_labels(
     for words, (dx, dy), mark, point in zip(labels, found, marks, figure.points, strict=True):
         across = ("left", 0.0) if dx > 0 else ("right", 1.0) if dx < 0 else ("center", 0.5)
         along = ("bottom", 0.0) if dy > 0 else ("top", 1.0) if dy < 0 else ("center", 0.5)
-        far = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 5}
+        far: dict[str, Any] = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 5}
         drawing.axes.annotate(
             words, mark, xytext=(dx, dy), textcoords="offset points", fontsize=size, zorder=6, ha=across[0],
             va=along[0], color=GREY if point.flag else INK, annotation_clip=False,
