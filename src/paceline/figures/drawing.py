@@ -500,7 +500,18 @@ def _draw_points(figure: Points, drawing: Drawing, width: float, among: Sequence
     if outside and xs:
         border = _fraction(axes, high, bottom, room, drawing.height)[0]
         lines.append(_line_box((border, 0.0), (border, drawing.height)))
-    _add_labels(figure, drawing, marks, spots, (room, drawing.height), lines, among)
+    spreads = []
+    for point, (x, y) in zip(figure.points, marks, strict=True):
+        ends = (
+            [((end, y), (other, y)) for end, other in (point.x_range,) if point.x is not None]
+            if point.x_range
+            else []
+        )
+        ends += [((x, point.y_range[0]), (x, point.y_range[1]))] if point.y_range else []
+        spreads += [
+            _line_box(*(_fraction(axes, *corner, room, drawing.height) for corner in pair)) for pair in ends
+        ]
+    _add_labels(figure, drawing, marks, spots, (room, drawing.height), lines, spreads, among)
     _add_point_legend(figure, drawing)
 
 
@@ -583,6 +594,7 @@ def _add_labels(
     spots: Sequence[tuple[float, float]],
     page: tuple[float, float],
     lines: Sequence[Box],
+    spreads: Sequence[Box],
     among: Sequence[str],
 ) -> None:
     """Label every point where there is room, or else number all points and list them in the legend."""
@@ -593,10 +605,11 @@ def _add_labels(
         for point, beyond in zip(figure.points, far, strict=True)
     ]
     size = drawing.size - 1.5
-    front = [box for box in lines if box[3] - box[1] < page[1]]  # without the border, which a label may cross
-    found = next(
-        filter(None, (place_labels(labels, spots, size, page, avoid=boxes) for boxes in (lines, front))), None
-    )
+    # A label may cross the border and, if there is no other room, the spread of points, but never the front.
+    front = [box for box in lines if box[3] - box[1] < page[1]]
+    found = None
+    for boxes in ([*lines, *spreads], [*front, *spreads], front):
+        found = place_labels(labels, spots, size, page, avoid=boxes) if found is None else found
     if found is None:
         for number, (point, words) in enumerate(zip(figure.points, labels, strict=True), 1):
             style = style_of(point.strategy, among)
@@ -609,11 +622,17 @@ def _add_labels(
     for words, (dx, dy), mark, point in zip(labels, found, marks, figure.points, strict=True):
         across = ("left", 0.0) if dx > 0 else ("right", 1.0) if dx < 0 else ("center", 0.5)
         along = ("bottom", 0.0) if dy > 0 else ("top", 1.0) if dy < 0 else ("center", 0.5)
-        far: dict[str, Any] = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 5}
+        leader: dict[str, Any] = {
+            "arrowstyle": "-",
+            "color": GREY,
+            "linewidth": 0.6,
+            "shrinkA": 0,
+            "shrinkB": 5,
+        }
         drawing.axes.annotate(
             words, mark, xytext=(dx, dy), textcoords="offset points", fontsize=size, zorder=6, ha=across[0],
             va=along[0], color=GREY if point.flag else INK, annotation_clip=False,
-            arrowprops=far | {"relpos": (across[1], along[1])} if max(abs(dx), abs(dy)) > size else None,
+            arrowprops=leader | {"relpos": (across[1], along[1])} if max(abs(dx), abs(dy)) > size else None,
         ).set_in_layout(False)  # fmt: skip
 
 

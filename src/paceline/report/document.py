@@ -55,6 +55,15 @@ class Spread(float):
     high: float
 
 
+def is_speedup(words: str) -> bool:
+    """Return True for the text of a speedup, which a row that is no success strikes out; False for words in its place.
+
+    >>> is_speedup("22.0x"), is_speedup("4 of 5 diverged")
+    (True, False)
+    """
+    return re.match(r"[\d.,]+x", words) is not None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Column:
     """A table's column: its heading, and the kind of its values, which decides how they are spelled."""

@@ -25,6 +25,7 @@ from paceline.report.document import (
     Table,
     Text,
     data_of,
+    is_speedup,
 )
 
 # A longer text is folded.
@@ -313,7 +314,7 @@ def _cell(words: str, kind: str, *, struck: bool = False) -> str:
     value, _, spread = words.removesuffix(")").partition(" (")
     value, spread = (breakable(part).replace("<wbr>", "") for part in (value, spread))
     value += f" <small>{spread}</small>" if spread else ""
-    return f"<s>{value}</s>" if struck and words[:1].isdigit() else value
+    return f"<s>{value}</s>" if struck and is_speedup(words) else value
 
 
 def _anchor(name: str) -> str:
@@ -396,7 +397,7 @@ figcaption { color: var(--soft); font-size: 0.9rem; max-width: 46rem; margin-top
 table { border-collapse: collapse; font-size: 0.88rem; line-height: 1.4; overflow-wrap: normal;
   font-variant-numeric: tabular-nums }
 th, td { padding: 0.28rem 0.6rem; text-align: left; border-bottom: 1px solid var(--rule); vertical-align: top }
-tbody th { font-weight: inherit }
+tbody th { font-weight: inherit } tbody th.t { min-width: 11rem }
 thead th { vertical-align: bottom; border-bottom-color: var(--line); font-weight: 600 }
 .n { text-align: right; white-space: nowrap }
 th.n { white-space: normal } .n small { display: block; color: var(--soft); font-size: 0.8rem }

@@ -17,7 +17,7 @@ FAR = 4.0
 # Accuracies further below the best than this, and other values worse than this many times the best, are not drawn to
 # scale: the others could not be distinguished.
 NEAR, WORSE = 0.1, 1.0
-CAPTION = "Each row is a point, at the mean over its runs; lines go from the lowest value to the highest. {} is best."
+CAPTION = "Each row is a point, at the mean of its runs; lines go from the lowest value to the highest. Upper left is best."
 
 
 def opening_of(rows: Sequence[Row], target: Target | None, number: int) -> Opening:
@@ -68,19 +68,20 @@ def front(rows: Sequence[Row], target: Target | None, number: int) -> Points | N
     best = metric.best(point.y for point in points) or 0.0
     room = NEAR if metric.percent else WORSE * abs(best)
     worst = best - room if metric.higher else best + room
-    beyond = any(not metric.reaches(point.y, worst) for point in points)
+    near = [point.y for point in points if metric.reaches(point.y, worst)]
+    beyond = len(near) < len(points)
     bounds: tuple[float | None, float | None] = (None, None)
     if beyond:
-        bounds = (worst, None) if metric.higher else (None, worst)
+        margin = max(0.25 * (max(near) - min(near)), 0.05 * room)
+        bounds = (min(near) - margin, None) if metric.higher else (None, max(near) + margin)
     times = [point.x for point in points if point.x is not None]
-    upper = "Upper left"
     far = " An arrow: far worse, beyond the axis." if beyond else ""
     return Points(
         name=f"front-{number}",
         title=f"Time to {target.short} against quality"
         if target is not None
         else "Training time against quality",
-        caption=CAPTION.format(upper) + far,
+        caption=CAPTION + far,
         x=Axis(
             label="training time" if target is None else f"time to {target.short}",
             seconds=True,

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.figures import Figure, settings
 from paceline.figures.drawing import BREAKS, LINE, blank_page, draw_on, draw_page, text_width, wrap
 from paceline.figures.palette import FAINT, GREY, INK, names_in
-from paceline.report.document import NO_SUCCESS, SIGNS, Block, Document, Section, Table, Text
+from paceline.report.document import NO_SUCCESS, SIGNS, Block, Document, Section, Table, Text, is_speedup
 
 # Points.
 WIDTH, HEIGHT = 595.276, 841.89
@@ -260,7 +260,7 @@ class TableLayout:
             if mark in NO_SUCCESS and row:
                 row[0] += f" ({mark})"
                 for k, column in enumerate(table.columns):
-                    row[k] = f"({row[k]})" if column.kind == "times" and row[k][:1].isdigit() else row[k]
+                    row[k] = f"({row[k]})" if column.kind == "times" and is_speedup(row[k]) else row[k]
         for self.size in SIZES:
             self.widths, whole = self._columns(names, cells, width - GAP * len(names))
             self.names = self._broken(names, bold=True)

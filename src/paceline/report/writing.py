@@ -21,7 +21,18 @@ from paceline.figures.palette import names_in
 from paceline.files import cannot, check_folder, check_place, read_json, replacing
 from paceline.record import Run
 from paceline.report.contents import document_of
-from paceline.report.document import NO_SUCCESS, SIGNS, Block, Document, Section, Spread, Table, Text, data_of
+from paceline.report.document import (
+    NO_SUCCESS,
+    SIGNS,
+    Block,
+    Document,
+    Section,
+    Spread,
+    Table,
+    Text,
+    data_of,
+    is_speedup,
+)
 from paceline.report.html import Links, html_page
 from paceline.report.pdf import pdf_bytes
 
@@ -377,9 +388,7 @@ def _table(table: Table) -> str:
         if mark in NO_SUCCESS:
             cells[0] += f" *{mark}*"
             for k, column in enumerate(table.columns):
-                cells[k] = (
-                    f"~~{cells[k]}~~" if column.kind == "times" and cells[k][:1].isdigit() else cells[k]
-                )
+                cells[k] = f"~~{cells[k]}~~" if column.kind == "times" and is_speedup(cells[k]) else cells[k]
         lines.append(cells)
     rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     marks = ", ".join(f"{SIGNS[mark]} {mark}" for mark in table.used_marks())
