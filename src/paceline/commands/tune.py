@@ -114,7 +114,7 @@ def prepare(args: argparse.Namespace) -> tuple[Folder, Callable[[int], Search]]:
     from paceline.tune.forecast import Forecast
     from paceline.tune.running import Runs
     from paceline.tune.search import MOST_EPOCHS, Search
-    from paceline.tune.space import USUAL_RATE, make_space
+    from paceline.tune.space import USUAL_BATCH, USUAL_RATE, make_space
 
     goal = Goal.parse(args.target)
     budget = duration(args.budget)
@@ -154,7 +154,7 @@ def prepare(args: argparse.Namespace) -> tuple[Folder, Callable[[int], Search]]:
             base=config,
             data=data,
             model=model,
-            batch=max(one.batch or 1 for one in space.candidates),
+            batch=min(4 * USUAL_BATCH, max(one.batch or 1 for one in space.candidates)),
             options=options,
         )
     folder = Folder(args.runs or Path("runs") / f"tune-{slug}")

@@ -42,7 +42,7 @@ class Forecast:
     model: Model
     """Of the problem; it is not trained."""
     batch: int
-    """The largest batch of a candidate: the costs of smaller ones are measured too."""
+    """The largest batch whose costs are measured, as those of smaller ones are."""
     usual: int = USUAL_BATCH
     options: Options | None = None
     clock: Callable[[], float] = time.monotonic

@@ -142,6 +142,10 @@ class Search:
         self._wholes: list[float] = []
         """Seconds on the clock for whole runs of a program."""
         self._walls: list[tuple[float, int, Candidate]] = []
+        self._times: dict[Candidate, Timing] | None = None
+        self._fastest: dict[int | None, tuple[float, Candidate]] = {}
+        """By batch: the measured seconds of an epoch of the fastest that takes the steps of serial training."""
+        self._serial_steps = {one.steps for one in self.space.candidates if one.equals_serial}
         self._tried: dict[Candidate, Trial] = {}
         """The candidates that have been run."""
         self._learned: dict[tuple[object, ...], tuple[int, bool, Candidate]] = {}
@@ -240,9 +244,13 @@ class Search:
         """Let each of these train for `allowance` seconds, the most promising first; leave out what cannot win."""
         waiting, taken = list(alive), []
         first = [one for one in waiting if one.serial][:2]
+        order: list[Candidate] = []
         while waiting:
-            one = first.pop(0) if first else min(waiting, key=self._expected)
+            if not order:
+                order = [*first, *sorted((one for one in waiting if one not in first), key=self._expected)]
+            one = order.pop(0)
             waiting.remove(one)
+            first = [other for other in first if other != one]
             trial = self.trials[one]
             if trial.failed or any(map(self._needed, trial.runs.values())):
                 continue
@@ -257,6 +265,7 @@ class Search:
                     if epochs <= self._longest(trial):
                         continue  # with less than the fastest has needed, nothing could be said
                 self._observe(one, epochs=epochs, seed=0)
+                order = []  # it has shown something about the others
             taken.append(one)
         self.rungs.append((allowance, tuple(taken)))
 
@@ -312,6 +321,8 @@ class Search:
 
     def times(self) -> dict[Candidate, Timing]:
         """Return when the runs of each candidate reached the target, for those of which one did."""
+        if self._times is not None:
+            return self._times
         found = {}
         for one, trial in self._tried.items():
             reached = {seed: self._reached(run) for seed, run in trial.runs.items()}
@@ -319,7 +330,8 @@ class Search:
             if seconds:
                 found[one] = Timing(seconds=tuple(seconds), missed=len(reached) - len(seconds))
         noise = pooled_noise(found.values())
-        return {one: replace(timing, noise=noise) for one, timing in found.items()}
+        self._times = {one: replace(timing, noise=noise) for one, timing in found.items()}
+        return self._times
 
     def best(self) -> Candidate | None:
         """Return the candidate that reached the target first, in the mean, with every seed if any did."""
@@ -459,6 +471,8 @@ class Search:
 
     def _cannot_win(self, candidate: Candidate) -> str:
         """Return why a candidate cannot be faster than the fastest so far; empty if it may be."""
+        if why := self._dominated(candidate):
+            return why
         best = self.best()
         if best is None or candidate == best:
             return ""
@@ -468,6 +482,21 @@ class Search:
         if seconds * epochs <= fastest:
             return ""
         return f"{how}{'; ' if how and why else ''}{why}"
+
+    def _dominated(self, candidate: Candidate) -> str:
+        """Return which other candidate takes the same steps faster, or steps that teach at least as much; empty: none."""
+        fastest, other = self._fastest.get(candidate.batch, (math.inf, candidate))
+        if (
+            other == candidate
+            or other.layout == candidate.layout
+            or candidate.steps not in self._serial_steps
+        ):
+            return ""
+        seconds, how = self._at_least(candidate)
+        if seconds <= fastest:
+            return ""
+        faster = replace(other, batch=None, lr=None)
+        return f"{how}; learns no more from a sample than {faster}, which is faster"
 
     def _epochs(self, candidate: Candidate, allowance: float) -> int:
         """Return the epochs that a candidate may train in a rung: no longer than the fastest so far."""
@@ -572,6 +601,7 @@ class Search:
         """Note a run: its course, its speed and what it shows about others."""
         trial = self._tried.setdefault(candidate, self.trials[candidate])
         trial.runs[seed] = found
+        self._times = None
         if found.diverged:
             trial.failed = "diverged"
         elif seed == 0 and candidate.equals_serial:
@@ -598,6 +628,8 @@ class Search:
     def _note_speed(self, candidate: Candidate, seconds: float) -> None:
         before = self._measured.get(candidate.speed)
         self._measured[candidate.speed] = seconds if before is None else min(before, seconds)
+        if candidate.equals_serial and seconds < self._fastest.get(candidate.batch, (math.inf, candidate))[0]:
+            self._fastest[candidate.batch] = seconds, candidate
         if self.speeds is not None:
             self.speeds.learn(candidate, seconds)
 
