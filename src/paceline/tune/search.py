@@ -32,6 +32,8 @@ FIRST_RUNG = (
     60  # the first rung is this part of the budget or as long as starting a run, if epochs are shorter
 )
 SEARCH_SHARE = 0.65  # of the budget; the rest is for repetitions
+RUNG_SHARE = 0.35  # of what is left, for one rung while nothing has reached the target
+OUTLOOK, SMALLEST = 1.5, 1e-4  # the power with which errors are extrapolated, and the smallest error
 FORECAST_SHARE = 0.12
 PROBE_SHARE = 0.25
 PROBE = 1.0  # seconds of a run that only measures speed
@@ -196,13 +198,20 @@ class Search:
         alive: Sequence[Candidate] = list(self.trials)
         allowance = self._first_allowance()
         while alive and not self.times():
-            self._rung(alive, allowance, self._search_end(share=0.5 if self.space.grows else 1.0))
-            if self.times() or not self.rungs[-1][1]:
+            share = RUNG_SHARE if self.space.grows and len(alive) > 1 else 1.0
+            self._rung(alive, allowance, self._search_end(share))
+            if self.times():
                 break
+            if not self.rungs[-1][1]:  # a run would be too long for its share
+                if len(alive) == 1 or not self.space.grows:
+                    break
+                alive = sorted(alive, key=self._outlook)[:1]
+                continue
             alive = self._halve(alive, allowance)
             allowance *= LONGER
         if self.times():
             self._phase = self.clock()
+            self._change_rates()
             self._rung(list(self.trials), math.inf, self._search_end())
 
     def _start(self) -> None:
@@ -270,17 +279,31 @@ class Search:
         self.rungs.append((allowance, tuple(taken)))
 
     def _halve(self, alive: Iterable[Candidate], allowance: float) -> list[Candidate]:
-        """Return the best third of those that were tried, by what they had learned after so many seconds."""
-        metric = self.goal.metric
-        able = [one for one in alive if self.trials[one].runs and not self.trials[one].failed]
-        able = [one for one in able if self._longest(self.trials[one]) < self.most_epochs]
-        values = {one: self._value(one, allowance) for one in able}
-        tried = [one for one in able if values[one] is not None]
-        tried.sort(key=lambda one: metric.key(values[one] or 0.0))
+        """Return the third of those that were tried that is likely to reach the target first."""
+        tried = [one for one in alive if self.trials[one].runs and not self.trials[one].failed]
+        tried = [one for one in tried if self._longest(self.trials[one]) < self.most_epochs]
+        tried.sort(key=self._outlook)
         kept = tried[: max(1, len(tried) // KEEP)] if tried else []
         for one in tried[len(kept) :]:
             self.trials[one].left_out = f"learned less than others in {spell_seconds(allowance)} s"
         return kept
+
+    def _outlook(self, candidate: Candidate) -> float:
+        """Return the seconds to the target, extrapolated from what a candidate has learned so far.
+
+        Errors are taken to fall with a power of the time.
+        """
+        run = self.trials[candidate].runs.get(0)
+        if run is None or not run.points:
+            return math.inf
+        at, value = min(run.points, key=lambda point: self.goal.metric.key(point[1]))
+        return float(at * max(1.0, self._error(value) / self._error(self.goal.value)) ** OUTLOOK)
+
+    def _error(self, value: float) -> float:
+        """Return how bad a value is: above 0, lower is better."""
+        if self.goal.metric.percent:
+            return max(1.0 - value, SMALLEST)
+        return 1 / max(value, SMALLEST) if self.goal.metric.higher else max(value, SMALLEST)
 
     def _change_rates(self) -> None:
         """Try twice and half the learning rate of the fastest, as long as that helps."""
@@ -388,14 +411,6 @@ class Search:
     def _needed(self, run: Observed) -> int | None:
         reached = self._reached(run)
         return None if reached is None else reached[1]
-
-    def _value(self, candidate: Candidate, seconds: float) -> float | None:
-        """Return the best value that a candidate had reached after so many seconds of training."""
-        run = self.trials[candidate].runs.get(0)
-        if run is None or not run.points:
-            return None
-        within = [value for at, value in run.points if at <= seconds] or [run.points[0][1]]
-        return self.goal.metric.best(within)
 
     def _longest(self, trial: Trial) -> int:
         return max((run.epochs for seed, run in trial.runs.items() if seed == 0), default=0)
