@@ -225,6 +225,40 @@ def test_noise_is_measured_and_a_verdict_is_given_only_where_the_intervals_part(
     assert "certain" in conclude(search).sure or "cannot tell" in conclude(search).sure
 
 
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        ({SYNC: [0], THREADS: [0]}, "each was run once"),
+        ({SYNC: [0], THREADS: [0, 1, 2]}, "it was run once"),
+        ({SYNC: [0, 1, 2], THREADS: [0]}, "the other was run once"),
+        ({SYNC: [0, 1, 2], THREADS: [0, 1, 2]}, "the difference is within the noise"),
+    ],
+)
+def test_an_uncertain_answer_says_which_was_run_once(runs: dict[Candidate, list[int]], said: str) -> None:
+    machine = four()
+    machine.seconds |= {SYNC: 0.25}
+    machine.noise = lambda candidate, seed: (1.0, 1.5, 0.6)[seed]
+    for candidate, seeds in runs.items():
+        for seed in seeds:
+            machine.run(candidate, epochs=20, seed=seed, limit=math.inf)
+    search = search_on(machine, THREADS, SYNC, budget=0.5)
+    search.run()
+    assert {one: len(timing.seconds) for one, timing in search.times().items()} == {
+        one: len(seeds) for one, seeds in runs.items()
+    }
+    assert f"but {said}" in conclude(search).sure
+
+
+def test_the_budget_is_spent_as_long_as_a_candidate_was_not_tried() -> None:
+    machine = four()
+    machine.seconds |= {THREADS: 30.0, SYNC: 30.0}
+    search = search_on(machine, ALONE, THREADS, SYNC, budget=20.0)
+    search.run()
+    assert machine.now < 15.0  # nothing else fits
+    assert any("for lack of time" in line for line in left_out(search))
+    assert "(the budget is spent)" in conclude(search).found
+
+
 def test_of_two_that_cannot_be_told_apart_the_simpler_one_is_given() -> None:
     machine = four()
     machine.seconds |= {SYNC: 0.297}

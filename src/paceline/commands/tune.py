@@ -126,6 +126,8 @@ def prepare(args: argparse.Namespace) -> tuple[Folder, Callable[[int], Search]]:
     config = Config(
         **{each.name: getattr(args, each.name) for each in fields(Config) if each.name not in NOT_HERE}
     )
+    if config.epochs < 1:
+        raise UsageError(f"epochs must be at least 1 for a search; got {config.epochs}")
     options, cores = _machine(args)
     program = _program(args, given)
     samples, forecast = 0, None

@@ -90,9 +90,11 @@ def _choose(search: Search, best: Candidate, found: dict[Candidate, Timing]) -> 
             best,
             f"how sure: {low:.2f} to {high:.2f} times as fast as the second best, with 95 % confidence{why}",
         )
-    runs = len(found[best].seconds) + found[best].missed
+    runs = [len(found[one].seconds) + found[one].missed for one in (best, rivals[0])]
     faster = found[rivals[0]].mean / found[best].mean
-    once = "each was run once" if runs == 1 else "the difference is within the noise"
+    once = "the difference is within the noise"
+    if 1 in runs:
+        once = "each was run once" if runs == [1, 1] else f"{'it' if runs[0] == 1 else 'the other'} was run once"
     more = f" (as for {count(len(rivals) - 1, 'more', '')})" if len(rivals) > 1 else ""
     return best, (
         f"how sure: not certain: {faster:.2f} times as fast as {rivals[0]} in the mean, but {once}{more}{why}"
@@ -154,7 +156,7 @@ def _why_not_sure(search: Search) -> str:
 
 
 def _untried(search: Search) -> str:
-    number = sum(not (trial.runs or trial.failed or trial.left_out) for trial in search.trials.values())
+    number = sum(trial.untried for trial in search.trials.values())
     return f"; {count(number, 'candidate')} could not be tried in time" if number else ""
 
 

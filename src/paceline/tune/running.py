@@ -15,6 +15,7 @@ from paceline.study.cells import Cell, asked_in
 from paceline.study.context import STUDY
 from paceline.study.folder import Folder
 from paceline.study.run import Start, State, Trains, run_missing
+from paceline.text import count
 from paceline.tune.search import Failed, Observed
 from paceline.tune.space import Candidate, Space
 
@@ -86,7 +87,7 @@ class Runs:
         value = "" if best is None else f", {self.metric.describe(best, 'validation')}"
         simulated = " simulated" if cell.options is not None else ""
         self.tell(
-            f"{candidate}, seed {seed}: {observed.epochs} epochs in {observed.seconds:.3g} s{simulated}{value}"
+            f"{candidate}, seed {seed}: {count(observed.epochs, 'epoch')} in {observed.seconds:.3g} s{simulated}{value}"
             f"{', diverged' if observed.diverged else ''}"
         )
         return observed

@@ -112,6 +112,11 @@ class Trial:
     left_out: str = ""
     """Why it is not run, or not run any longer."""
 
+    @property
+    def untried(self) -> bool:
+        """True if it might have been run, but was not."""
+        return not (self.runs or self.failed or self.left_out)
+
 
 @dataclass(kw_only=True)
 class Search:
@@ -174,9 +179,15 @@ class Search:
             self.interrupted = True
             self.over = "interrupted"
         if not self.over:
-            self.over = (
-                "the budget is spent" if self._left() < self._expected_start() else "nothing is left to try"
-            )
+            self.over = "the budget is spent" if self._more_to_try() else "nothing is left to try"
+
+    def _more_to_try(self) -> bool:
+        """Return True if more time would have allowed more or longer runs."""
+        trials = self.trials.values()
+        if self._left() < self._expected_start() or any(trial.untried for trial in trials):
+            return True
+        alive = [trial for trial in trials if not (trial.failed or trial.left_out)]
+        return not self.times() and any(self._longest(trial) < self.most_epochs for trial in alive)
 
     def _recall(self) -> None:
         """Note everything that is recorded of the candidates."""
