@@ -94,7 +94,9 @@ def _choose(search: Search, best: Candidate, found: dict[Candidate, Timing]) -> 
     faster = found[rivals[0]].mean / found[best].mean
     once = "the difference is within the noise"
     if 1 in runs:
-        once = "each was run once" if runs == [1, 1] else f"{'it' if runs[0] == 1 else 'the other'} was run once"
+        once = (
+            "each was run once" if runs == [1, 1] else f"{'it' if runs[0] == 1 else 'the other'} was run once"
+        )
     more = f" (as for {count(len(rivals) - 1, 'more', '')})" if len(rivals) > 1 else ""
     return best, (
         f"how sure: not certain: {faster:.2f} times as fast as {rivals[0]} in the mean, but {once}{more}{why}"
