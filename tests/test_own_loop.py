@@ -23,6 +23,7 @@ from paceline.record import Run  # noqa: E402
 from paceline.simulate.options import Options  # noqa: E402
 from paceline.simulate.training import simulate_program  # noqa: E402
 from paceline.vmpi.errors import RankFailed  # noqa: E402
+from tests.ranks import on_ranks  # noqa: E402
 
 generator = np.random.default_rng(0)
 X = torch.from_numpy(generator.normal(size=(98, 6)).astype(np.float32))
@@ -326,6 +327,105 @@ def test_an_optimizer_that_has_taken_steps_before() -> None:
     alone = program(None)
     for mine in simulated(program):
         assert np.allclose(mine, alone, atol=2e-6)
+
+
+# ---- exchange during the backward pass
+
+
+OVERLAP = "sync:allreduce=ring,overlap=true,bucket=0.0001"
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("strategy", [OVERLAP, OVERLAP.replace("ring", "native")])
+def test_overlap_equals_one_process(strategy: str, clip: float | None) -> None:
+    for mine, _ in simulated(partial(train, strategy=strategy, clip=clip)):
+        assert np.allclose(mine, plain(clip=clip), atol=2e-6)
+
+
+def test_overlap_with_several_passes_and_accumulated_batches() -> None:
+    def program(comm: Any) -> Any:
+        model = net()
+        with session(OVERLAP, runs=None, quiet=True, comm=comm) as ranks:
+            _, made = ranks.attach(model, adamw(model))
+            for _ in ranks.epochs(2):
+                for place, (inputs, labels) in enumerate(
+                    ranks.share((X[:96], Y[:96]), batch=12, accumulate=2)
+                ):
+                    (loss_of(model, inputs, labels) / 2).backward()
+                    (model(inputs).square().mean() / 2).backward()
+                    if place % 2:
+                        made.step()
+                        made.zero_grad()
+        return parameters(model)
+
+    alone = program(None)
+    for mine in simulated(program, 3):
+        assert np.allclose(mine, alone, atol=2e-6)
+
+
+def one_more_pass(ranks: Session, model: Any, made: Any, turn: list[int]) -> None:
+    turn[0] += 1
+    if turn[0] == 4:
+        model(X[:5]).sum().backward()
+
+
+def change_gradients(ranks: Session, model: Any, made: Any, turn: list[int]) -> None:
+    turn[0] += 1
+    if turn[0] == 4:
+        next(model.parameters()).grad.mul_(2)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"), [(one_more_pass, "number of backward passes"), (change_gradients, "call ranks.exchange")]
+)
+def test_overlap_refuses_what_comes_too_late(what: Callable[..., None], said: str) -> None:
+    def program(comm: Any) -> None:
+        train(comm, OVERLAP, clip=None, before=partial(what, turn=[0]))
+
+    program(None)
+    with pytest.raises(RankFailed, match=said):
+        simulated(program, 2)
+
+
+def on_real_ranks(comm: Any) -> dict[str, Any]:
+    """A step that is divided, one with overlap, and how many layers are reported before the backward pass has ended."""
+    seen: list[int] = []
+    before_step: list[int] = []
+
+    def watching(me: Any) -> None:
+        me.broadcast()
+        with me.exchange("ring", overlap=True, bucket=0.0001) as exchange:
+
+            def ready(layer: int) -> None:
+                seen.append(layer)
+                exchange.ready(layer)
+
+            for epoch in me.epochs():
+                for batch in me.batches(epoch):
+                    seen.clear()
+                    me.gradient(batch, ready)
+                    me.step(exchange.reduce(), batch.total, exchange.part)
+                    exchange.publish()
+                me.validate(epoch)
+
+    def look(*_: Any) -> None:
+        before_step.append(len(seen))
+
+    found = {
+        "watching": train(comm, watching, clip=None, before=look),  # type: ignore[arg-type]
+        "divided": train(comm, "sync", clip=None),
+        "clipped": train(comm, "sync"),
+    }
+    return {"layers": before_step, **{name: mine.tolist() for name, (mine, _) in found.items()}}
+
+
+@pytest.mark.timeout(600)
+def test_overlap_and_division_on_real_ranks() -> None:
+    for found in on_ranks("tests.test_own_loop:on_real_ranks", 2, time_limit=280):
+        assert found["layers"] == [0, 0] + [2] * 12  # two steps to learn what the program's passes are like
+        assert np.allclose(found["watching"], plain(clip=None), atol=2e-6)
+        assert np.allclose(found["divided"], plain(clip=None), atol=2e-6)
+        assert np.allclose(found["clipped"], plain(), atol=2e-6)
 
 
 # ---- every strategy

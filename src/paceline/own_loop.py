@@ -25,6 +25,7 @@ import os
 import sys
 import time
 import types
+from bisect import bisect_right
 from collections import UserDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ from paceline.config import Config, Safety
 from paceline.data import Batch, Batches, Dataset
 from paceline.errors import UsageError
 from paceline.launch import abort_on_error, mpi, take_cores, verify, world
-from paceline.models import TorchModel
+from paceline.models import Ready, TorchModel
 from paceline.record import script_digest
 from paceline.simulate.training import SimulatedProgram
 from paceline.strategies import Strategy
@@ -244,6 +245,10 @@ class OwnModel(TorchModel):
         self.missing: list[int] = []
         """The numbers of the parameters that have no gradient of the last batch on this rank."""
         self._views: dict[int, list[Any]] = {}
+        self._ready: Ready | None = None
+        self._reported: set[int] = set()
+        starts = [layer.start for layer in self.layers]
+        self._layer_of = [bisect_right(starts, one.part.start) - 1 for one in self._trained]
 
     def _roots(self) -> list[tuple[str, nn.Module]]:
         return [("", self.module)]
@@ -272,10 +277,41 @@ class OwnModel(TorchModel):
             if not keeps:
                 one.p.grad = None
 
-    def gradient(self, batch: Batch) -> float:  # type: ignore[override]
-        """Let the user's program compute the gradient of a batch; return the loss, summed over the samples."""
+    def gradient(self, batch: Batch, ready: Ready | None = None) -> float:
+        """Let the user's program compute the gradient of a batch; return the loss, summed over the samples.
+
+        `ready(i)` is called during the program's last backward pass, when the gradient of layer i is final.
+        """
         self.show()
-        return float(self._loop.compute(batch))
+        self._ready, self._reported = ready, set()
+        try:
+            return float(self._loop.compute(batch))
+        finally:
+            self._ready = None
+
+    @property
+    def reports_layers(self) -> bool:
+        """True if the strategy wants to know when the gradient of a layer is final."""
+        return self._ready is not None
+
+    def report_layers(self, run: Callable[[], None], weight: float) -> None:
+        """Call `run`, the last backward pass of a step, and report the layers whose gradient it makes final."""
+        ready = self._ready
+        assert ready is not None
+
+        def finish(one: Any) -> None:
+            with torch.no_grad():
+                torch.mul(_real(one.p.grad), weight, out=one.g)
+
+        def report(layer: int) -> None:
+            self._loop.end_lap(layer)
+            ready(layer)
+
+        self._reported = self._ready_layers.backward(run, report, finish)
+
+    def charge_layer(self, layer: int) -> None:
+        """Let a simulated rank's clock advance by what the backward pass of a layer took."""
+        self._loop.charge_lap(layer)
 
     @property
     def is_mirrored(self) -> bool:
@@ -285,9 +321,16 @@ class OwnModel(TorchModel):
     def collect(self, weight: float) -> None:
         """Fill `g` with the gradients that the user's program has computed, times `weight`."""
         self.missing = []
+        if self._reported and self._reported & self._ready_layers.changed():
+            raise UsageError(
+                "gradients were changed between backward() and optimizer.step(), when overlap=true had begun to send them: "
+                "call ranks.exchange() before, or leave out overlap=true"
+            )
         with torch.no_grad():
             for number, one in enumerate(self._trained):
                 grad = one.p.grad
+                if self._reported and self._layer_of[number] in self._reported:
+                    continue  # it may be on its way
                 if grad is None:
                     one.g.zero_()
                     self.missing.append(number)
@@ -882,6 +925,18 @@ class Session:
         self._metrics: dict[str, float] = {}
         self._entered = False
         self._looks = False
+        self._in_pass = False
+        """True during a backward pass."""
+        self._more_to_come = False
+        """True if the gradients of other batches will be added before the step."""
+        self._passes = 0
+        """The backward passes of the current batch."""
+        self._passes_in_step: int | None = None
+        """The number of them, once a step was taken."""
+        self._laps: dict[int, float] = {}
+        """The seconds that simulated ranks take for layers in a backward pass."""
+        self._lap = 0.0
+        self._lap_count = 0
         self.waits = False
         """True if the program has computed a gradient and not taken a step with it."""
         self.divided = 1
@@ -1152,8 +1207,10 @@ class Session:
             numbers = batch.labels if batch.count else self._whole_batch(batch.step)
             self._handed, self._loss = True, 0.0
             pieces = np.array_split(numbers, accumulate) if accumulate > 1 else [numbers]
-            for piece in pieces:
+            for number, piece in enumerate(pieces, 1):
                 if len(piece):
+                    self._passes = 0  # those of the last piece count
+                    self._more_to_come = number < accumulate
                     yield samples.read(piece)
             if self._turn is turn and self._handed:
                 raise UsageError(
@@ -1210,17 +1267,63 @@ class Session:
         """Let the strategy go on; note where it is when it is the program's turn again."""
         assert self._talk is not None
         if self._place is not None and self._turn is not None:
-            count = 0 if self._turn.batch is None else self._turn.batch.count
-            self._place.charge((self._turn.kind, count), time.thread_time() - self._began)
+            self._lap_count = count = 0 if self._turn.batch is None else self._turn.batch.count
+            seconds = time.thread_time() - self._began - sum(self._laps.values())
+            self._place.charge((self._turn.kind, count), seconds)
         self._turn = self._talk.answer(value)
         if self._place is not None:
             self._began = time.thread_time()
         if self._turn.kind == "end":
             self.fitted = self._turn.fitted
 
+    def run_backward(self, run: Callable[[], None]) -> None:
+        """Run a backward pass; if it is the last of a step, layers whose gradient is final may be exchanged meanwhile.
+
+        The last pass is known by its number, which is that of the first step.
+        """
+        model = self._model
+        if model is None or not model.reports_layers or not self._handed or self._more_to_come or self._in_pass:
+            run()
+            return
+        self._passes += 1
+        if self._passes_in_step is not None and self._passes > self._passes_in_step:
+            raise UsageError(
+                "overlap=true needs the same number of backward passes in every step: the first had "
+                f"{self._passes_in_step}, this one has more; leave it out"
+            )
+        self._in_pass = True
+        try:
+            if self._passes == self._passes_in_step:
+                self._lap = time.thread_time()
+                model.report_layers(run, self._weight())
+            else:
+                run()
+        finally:
+            self._in_pass = False
+
+    def end_lap(self, layer: int) -> None:
+        """Note how long a simulated rank has computed since the last layer whose gradient became final."""
+        if self._place is not None:
+            now = time.thread_time()
+            self._laps[layer], self._lap = now - self._lap, now
+
+    def charge_lap(self, layer: int) -> None:
+        """Let a simulated rank's clock advance by the time that was noted for a layer."""
+        if self._place is not None and layer in self._laps:
+            self._place.charge(("layer", layer, self._lap_count), self._laps.pop(layer))
+
     def note_loss(self, loss: float) -> None:
         """Note the loss of a backward pass."""
         self._loss += loss
+
+    def _weight(self) -> float:
+        """Return the factor on this rank's gradient of the current batch, so that those of all ranks can be summed."""
+        assert self._turn is not None
+        batch = self._turn.batch
+        assert batch is not None
+        # Pieces of a batch are divided by its samples here, where that costs nothing, and not when they have been summed.
+        self.divided = 1 if getattr(self.strategy, "whole_batches", False) else max(batch.total, 1)
+        return batch.count / self.divided if self.reduction == "mean" or not batch.count else 1.0
 
     def _finish_gradient(self, *, looks: bool) -> None:
         """Hand the gradient to the strategy; if the program `looks` at the exchanged one, it takes the step itself."""
@@ -1234,10 +1337,9 @@ class Session:
                 f"with {strategy_name(self.strategy)}, parts of the model cannot be frozen or unfrozen after attach: the "
                 "masters would not know"
             )
-        # Pieces of a batch are divided by its samples here, where that costs nothing, and not when they have been summed.
-        self.divided = 1 if getattr(self.strategy, "whole_batches", False) else max(batch.total, 1)
-        weight = batch.count / self.divided if self.reduction == "mean" or not batch.count else 1.0
-        self._model.collect(weight)
+        self._model.collect(self._weight())
+        self._passes_in_step = self._passes_in_step or self._passes or None
+        self._passes = 0
         self._update.tell(looks=looks)
         self._handed, self.waits, self._looks = False, True, looks
         self._answer(self._loss * (batch.count if self.reduction == "mean" else 1))
@@ -1339,9 +1441,11 @@ def _session_here() -> Session | None:
 
 def _backward(original: Callable[..., None], tensors: Any, *arguments: Any, **options: Any) -> None:
     """Compute gradients, and note the loss."""
-    original(tensors, *arguments, **options)
-    loop = _session_here()
-    if loop is not None:
+    run, loop = partial(original, tensors, *arguments, **options), _session_here()
+    if loop is None:
+        run()
+    else:
+        loop.run_backward(run)
         losses = tensors if isinstance(tensors, (tuple, list)) else [tensors]
         loop.note_loss(sum(float(one.detach()) for one in losses if one.numel() == 1))
 

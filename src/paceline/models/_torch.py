@@ -481,13 +481,20 @@ class ReadyLayers:
             if one.part.start < one.part.stop:
                 self._members[bisect_right(starts, one.part.start) - 1].append(one)
         self._early: set[int] | None = None
+        self._after: dict[int, list[Mark]] = {}
 
-    def backward(self, loss: Tensor, ready: Ready) -> set[int]:
-        """Call `loss.backward()`, and `ready(i)` for layers that become final during it; return these layers."""
+    def backward(
+        self, run: Callable[[], object], ready: Ready, finish: Callable[[Trained], None] | None = None
+    ) -> set[int]:
+        """Call `run`, a backward pass, and `ready(i)` for layers that become final during it; return these layers.
+
+        `finish`: copies a final gradient to `g`; by default `Trained.after`.
+        """
+        finish = Trained.after if finish is None else finish
         early, thread = self._early, get_ident()
         watched = range(len(self._members)) if early is None else early
         before = {i: [Mark(one) for one in self._members[i] if one.p.requires_grad] for i in watched}
-        after: dict[int, list[Mark]] = {}
+        after = self._after = {}
         reported: set[int] = set()
 
         def accumulated(layer: int, *_: Any) -> None:
@@ -495,7 +502,7 @@ class ReadyLayers:
                 return
             if early is not None:
                 for member in self._members[layer]:
-                    member.after()
+                    finish(member)
             after[layer] = [Mark(member) for member in self._members[layer]]
             if (
                 early is not None and get_ident() == thread
@@ -510,12 +517,12 @@ class ReadyLayers:
                     if one.p.requires_grad:
                         node = _accumulator(one.p)  # kept alive: passes inside this one use it, too
                         hooks.append((node, node.register_hook(partial(accumulated, layer))))
-            loss.backward()  # type: ignore[no-untyped-call]
+            run()
         finally:
             for _, hook in hooks:
                 hook.remove()
 
-        changed = {layer for layer, marks in after.items() if any(mark.outdated() for mark in marks)}
+        changed = self.changed()
         if early is None:
             self._early = set(range(len(self._members))) - changed
         elif changed:
@@ -525,6 +532,10 @@ class ReadyLayers:
                 "that changes gradients, inside the backward pass? gradient(batch) without ready allows it"
             )
         return reported
+
+    def changed(self) -> set[int]:
+        """Return the layers whose gradient has changed since it became final in the last pass."""
+        return {layer for layer, marks in self._after.items() if any(mark.outdated() for mark in marks)}
 
 
 def _accumulator(p: Tensor) -> Node:
@@ -760,7 +771,7 @@ class TorchModel:
                 if ready is None:
                     loss.backward()  # type: ignore[no-untyped-call]
                 else:
-                    reported = self._ready_layers.backward(loss, ready)
+                    reported = self._ready_layers.backward(loss.backward, ready)
         if before is not None:
             self._draws.known = _random_states() != before
         for one in self._trained:

@@ -157,8 +157,12 @@ class Costed:
         forward = getattr(self.plain, "forward_share", FORWARD)
         self._comm.Compute(forward * seconds)
         loss = float(self._result(work))
+        measured = getattr(self.plain, "charge_layer", None)
         for layer in order:
-            self._comm.Compute((1 - forward) * seconds * self._backward_share(layer))
+            if measured is None:
+                self._comm.Compute((1 - forward) * seconds * self._backward_share(layer))
+            else:
+                measured(layer)
             ready(layer)
         return loss
 
