@@ -376,7 +376,8 @@ def change_gradients(ranks: Session, model: Any, made: Any, turn: list[int]) -> 
 
 
 @pytest.mark.parametrize(
-    ("what", "said"), [(one_more_pass, "number of backward passes"), (change_gradients, "call ranks.exchange")]
+    ("what", "said"),
+    [(one_more_pass, "number of backward passes"), (change_gradients, "call ranks.exchange")],
 )
 def test_overlap_refuses_what_comes_too_late(what: Callable[..., None], said: str) -> None:
     def program(comm: Any) -> None:

@@ -1282,7 +1282,13 @@ class Session:
         The last pass is known by its number, which is that of the first step.
         """
         model = self._model
-        if model is None or not model.reports_layers or not self._handed or self._more_to_come or self._in_pass:
+        if (
+            model is None
+            or not model.reports_layers
+            or not self._handed
+            or self._more_to_come
+            or self._in_pass
+        ):
             run()
             return
         self._passes += 1

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from paceline import fit
+from paceline.collectives import choose_bucket
 from paceline.compare.theory import theory_of
 from paceline.errors import UsageError
 from paceline.record import Run, checkpoint
@@ -78,6 +79,40 @@ def test_overlap_hides_the_exchange(tmp_path: Path) -> None:
     assert short < 0.7 * after
 
 
+@pytest.mark.parametrize(
+    ("allreduce", "nodes"),
+    [("ring", ""), ("native", ""), ("auto", "ranks-per-node=2"), ("hierarchical", "ranks-per-node=2")],
+)
+def test_buckets_are_chosen_from_measured_costs(allreduce: str, nodes: str, tmp_path: Path) -> None:
+    """The longer a message takes at least, the larger are the buckets; what was measured is recorded, not counted."""
+    machine = tmp_path / "costs.json"
+    COSTS.save(machine)
+    settings = {**RUN, "model": "mlp:128,128,128,128,128,128", "data": "digits", "batch": 64, "epochs": 1}
+    found = []
+    for latency in ("2us", "20us", "2ms"):
+        network = ",".join([f"1gbe:latency={latency}", *([nodes] if nodes else [])])
+        run = fit(
+            **{**settings, "network": network}, strategy=f"sync:allreduce={allreduce},overlap=true", ranks=4,
+            runs=tmp_path, machine=str(machine), compute=False,
+        )  # fmt: skip
+        record = Run(run.run)
+        exchange = record.summary["findings"]["exchange"]
+        assert theory_of(record).bytes == run.bytes_sent
+        found.append((exchange["measured"]["latency"], exchange["measured"]["bucket"], -exchange["buckets"]))
+    assert found == sorted(found)
+    assert found[0][1] < found[2][1]
+    assert found[0][2] < found[2][2]
+
+
+def test_measured_buckets_are_those_of_the_recorded_costs(tmp_path: Path) -> None:
+    run = fit(**RUN, strategy="sync:allreduce=ring,overlap=true", ranks=3, runs=tmp_path)
+    plain = fit(**RUN, strategy="sync:allreduce=ring", ranks=3, runs=None)
+    assert np.allclose(plain.model.x, run.model.x, rtol=1e-4, atol=1e-5)
+    costs = Run(run.run).summary["findings"]["exchange"]["measured"]
+    size = run.model.g.nbytes
+    assert costs["bucket"] == choose_bucket(size, costs["latency"], costs["seconds_per_byte"])
+
+
 @pytest.mark.parametrize("way", WAYS[3:])
 def test_compressed_training_learns(way: str) -> None:
     plain = fit(**{**RUN, "epochs": 15}, strategy="sync:allreduce=ring", ranks=4, runs=None)
@@ -127,9 +162,10 @@ def test_a_traced_run(tmp_path: Path) -> None:
         ({"bucket": 1.0}, "bucket of sync needs overlap=true"),
         (
             {"bucket": -1.0, "overlap": True},
-            "bucket of sync must be a number of megabytes, at least 0; got -1",
+            "bucket of sync must be auto or a number of megabytes above 0; got -1",
         ),
-        ({"bucket": float("nan"), "overlap": True}, "bucket of sync must be a number of megabytes"),
+        ({"bucket": float("nan"), "overlap": True}, "bucket of sync must be auto or a number of megabytes"),
+        ({"bucket": "large", "overlap": True}, "bucket of sync must be auto or a number of megabytes"),
         ({"allreduce": "shared-memory", "overlap": True}, "overlap=true is for messages between nodes"),
         ({"allreduce": "shared-memory", "compress": "topk"}, "compress=topk is for messages between nodes"),
     ],

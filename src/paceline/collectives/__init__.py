@@ -5,6 +5,7 @@
     Divided, ProgramNeeds             the exchange of programs with a loop of their own, on one node
     IN_ORDER                          collectives whose exchange can add in a fixed order
     Sending, cut_buckets              how gradients are sent between nodes: bucket by bucket, in fewer bytes
+    choose_bucket                     the size of buckets, from what they cost
     parse_compression                 the compression of a name
     refuse_one_node                   refuse these where ranks share memory
     prepare_sum                       an allreduce whose arguments are checked once
@@ -35,6 +36,7 @@ from paceline.collectives._exchange import (
     Factored,
     ProgramNeeds,
     Sending,
+    choose_bucket,
     cut_buckets,
     factors_pay,
     make_exchange,
@@ -62,6 +64,7 @@ def allreduce(send: Array, recv: Array, comm: Any, op: Any = np.add, *, algorith
 
 __all__ = [
     "IN_ORDER", "Array", "Case", "Cost", "CostModel", "Divided", "Exchange", "Factored", "Nodes", "ProgramNeeds",
-    "Sending", "allreduce", "collective", "cost", "cut", "cut_buckets", "factors_pay", "has_cost", "length",
-    "make_exchange", "nodes", "one_node", "parse_compression", "peers", "prepare_sum", "refuse_one_node", "require_room",
+    "Sending", "allreduce", "choose_bucket", "collective", "cost", "cut", "cut_buckets", "factors_pay", "has_cost",
+    "length", "make_exchange", "nodes", "one_node", "parse_compression", "peers", "prepare_sum", "refuse_one_node",
+    "require_room",
 ]  # fmt: skip

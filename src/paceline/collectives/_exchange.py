@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeGuard
@@ -89,7 +89,11 @@ class Sending:
     overlap: bool = False
     """Exchange each bucket of layers as soon as its gradient is final, while the backward pass continues."""
     bucket: int = 0
-    """The bytes of a bucket; 0: see `cut_buckets`."""
+    """The bytes of a bucket; 0: see `choose_bucket`, or without a clock `cut_buckets`."""
+    clock: Callable[[], float] | None = None
+    """The clock by which to measure what buckets of a size cost."""
+    trials: int = 5
+    """The number of measurements, of which the shortest counts; 1: those of simulated ranks are exact."""
     compress: str = "none"
     """See `parse_compression`."""
     samples: int = 1
@@ -175,6 +179,7 @@ def _make_buckets(
 ) -> Exchange:
     own = channel(comm)
     layout = nodes(own)
+    costs: BucketCosts | None = None
     if in_order:
         raise AgreedError("gradients that overlap or are compressed cannot be added in a fixed order")
     if name in ("auto", "hierarchical", "shared-memory"):
@@ -183,9 +188,18 @@ def _make_buckets(
         if layout.largest > 1 or name == "hierarchical":
             rows = layout.largest + whole
             if _find_room(own, padded(model.x.nbytes) + rows * padded(model.g.nbytes), name, "ring"):
-                return SharedBuckets(model, comm, sending, whole=whole)
+                sending, costs = _choose_bucket(model, own, sending, partial(_between_nodes, own, layout))
+                return _note(SharedBuckets(model, comm, sending, whole=whole), costs)
             name = "ring"
-    return ReplicatedBuckets(model, comm, name, sending)
+    sending, costs = _choose_bucket(model, own, sending, lambda values: prepare_sum(values, own, name))
+    return _note(ReplicatedBuckets(model, comm, name, sending), costs)
+
+
+def _note(exchange: ReplicatedBuckets | SharedBuckets, costs: BucketCosts | None) -> Exchange:
+    """Add what was measured to what is recorded of an exchange."""
+    if costs is not None:
+        exchange.plan["measured"] = asdict(costs)
+    return exchange
 
 
 def refuse_one_node(sending: Sending, name: str) -> None:
@@ -502,16 +516,80 @@ class Factored(InWindow):
 
 # The time of a bucket's bytes should be at least this many times that of its messages.
 WORTH = 16
+# The elements of the gradients that are exchanged to measure what a bucket costs.
+SHORT, LONG = 64, 2**19
 # A gradient is cut into this many buckets, if they are then long enough: the last of them is not overlapped.
 BUCKETS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketCosts:
+    """What the exchange of a bucket was measured to cost, the same on all ranks, and the size chosen by it."""
+
+    latency: float
+    """Seconds of a bucket, however short."""
+    seconds_per_byte: float
+    bucket: int
+    """Bytes."""
+
+
+def choose_bucket(nbytes: int, latency: float, seconds_per_byte: float) -> int:
+    """Return the bytes of a bucket, a power of two, with which the exchange of a gradient of `nbytes` delays a step least.
+
+    With k buckets the last one, of nbytes / k, cannot be hidden behind the backward pass, and each costs its latency:
+    k latency + nbytes seconds_per_byte / k is least for k^2 = nbytes seconds_per_byte / latency. A power of two, so
+    that small errors of measurement do not change it, and with it the order of additions.
+
+    >>> [choose_bucket(43_000_000, latency, 8e-9) for latency in (20e-6, 200e-6, 5e-3)]
+    [262144, 1048576, 4194304]
+    """
+    best = math.sqrt(nbytes * latency / max(seconds_per_byte, 1e-15))
+    return int(min(2 ** round(math.log2(max(best, 1))), nbytes))
+
+
+def _choose_bucket(
+    model: Model, own: Channel, sending: Sending, prepare: Callable[[Array], Work]
+) -> tuple[Sending, BucketCosts | None]:
+    """Measure what exchanges of a short and of a long gradient take, unless the size of buckets is given. Collective.
+
+    `prepare`: returns the function that sums an array over the ranks.
+    """
+    if not sending.overlap or sending.bucket or sending.clock is None:
+        return sending, None
+    counts = [min(model.g.size, count) for count in (SHORT, LONG)]
+    seconds = np.full(2, math.inf)
+    for place, count in enumerate(counts):
+        values = own.room(count, model.g.dtype)
+        if not own.time_only:
+            values[...] = 0
+        work = prepare(values)
+        for trial in range(sending.trials + (sending.trials > 1)):
+            start = sending.clock()
+            work()
+            if trial or sending.trials == 1:  # the first sets up connections
+                seconds[place] = min(seconds[place], sending.clock() - start)
+    recursive_doubling.allreduce(seconds, seconds, own, np.maximum)
+    short, long = (count * model.g.itemsize for count in counts)
+    each = max(float(seconds[1] - seconds[0]), 0.0) / max(long - short, 1)
+    bucket = choose_bucket(model.g.nbytes, float(seconds[0]), each)
+    costs = BucketCosts(latency=float(seconds[0]), seconds_per_byte=each, bucket=bucket)
+    return replace(sending, bucket=bucket), costs
+
+
+def _between_nodes(own: Channel, layout: Nodes, values: Array) -> Work:
+    """Return the function that sums this rank's part of an array over the nodes."""
+    parts, place = cut(values.size, layout.smallest), layout.place(own.rank)
+    if place >= len(parts) or not length(parts[place]):
+        return lambda: None
+    mine, others = values[parts[place]], peers(own)
+    return partial(between, mine, others, others.operation(np.add, mine.dtype, mine.nbytes))
 
 
 def cut_buckets(layers: Sequence[slice], length: int, itemsize: int, nbytes: int = 0) -> list[slice]:
     """Return buckets of adjacent layers, from the last layer to the first, each of at least `nbytes` except the last.
 
-    0: an eighth of the gradient, but at least as much as a network of 10 Gbit/s carries in 16 times its latency (600 kB).
-    A layer is never divided. The buckets do not depend on the ranks or on measurements, so that the order of additions
-    is the same in every run.
+    0, if costs are not measured: an eighth of the gradient, but at least as much as a network of 10 Gbit/s carries in
+    16 times its latency (600 kB). A layer is never divided.
 
     >>> cut_buckets([slice(0, 10), slice(10, 40), slice(40, 50), slice(50, 100)], 100, 4, nbytes=160)
     [slice(50, 100, None), slice(10, 50, None), slice(0, 10, None)]

@@ -180,7 +180,7 @@ class Facts:
 
         >>> from paceline.strategies.sync import Sync
         >>> Facts.of(Sync(allreduce="ring"), ranks=4).options
-        {'allreduce': 'ring', 'balance': False, 'overlap': False, 'bucket': 0, 'compress': 'none'}
+        {'allreduce': 'ring', 'balance': False, 'overlap': False, 'bucket': 'auto', 'compress': 'none'}
         """
         strategy = strategy.for_update(update)
         declared = {

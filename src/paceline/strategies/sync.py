@@ -51,8 +51,8 @@ class Sync(Strategy):
     """Give slower ranks smaller pieces, based on measured times."""
     overlap: bool = False
     """Send the gradient of each bucket of layers between nodes while the backward pass continues."""
-    bucket: float = 0
-    """The megabytes of a bucket; 0: an eighth of the gradient, but at least 0.6."""
+    bucket: str = "auto"
+    """The megabytes of a bucket; auto: chosen from what messages of two sizes are measured to cost."""
     compress: str = "none"
     """How gradients are sent between nodes: none, bfloat16, float16, topk:share=0.01 or powersgd:rank=4."""
 
@@ -65,14 +65,25 @@ class Sync(Strategy):
     def __post_init__(self) -> None:
         check_collective(self.allreduce)
         parse_compression(self.compress)
-        if not 0 <= self.bucket < inf:
-            raise UsageError(f"bucket of sync must be a number of megabytes, at least 0; got {self.bucket}")
-        if self.bucket and not self.overlap:
+        self._megabytes()
+        if self.bucket != "auto" and not self.overlap:
             raise UsageError("bucket of sync needs overlap=true")
         if self.allreduce == "shared-memory":
             self.check_nodes(1)
         if self.compress != "none":  # rounds gradients
             object.__setattr__(self, "equals_serial", False)
+
+    def _megabytes(self) -> float:
+        """Return the megabytes of a bucket; 0 for auto."""
+        try:
+            size = 0.0 if self.bucket == "auto" else float(self.bucket)
+        except ValueError:
+            size = -1
+        if self.bucket != "auto" and not 0 < size < inf:
+            raise UsageError(
+                f"bucket of sync must be auto or a number of megabytes above 0; got {self.bucket}"
+            )
+        return size
 
     def even_pieces(self) -> bool:
         return not self.balance
@@ -127,7 +138,11 @@ class Sync(Strategy):
     def train(self, me: Worker) -> None:
         me.broadcast()  # x the same on every rank
         with me.exchange(
-            self.allreduce, factors=True, overlap=self.overlap, bucket=self.bucket, compress=self.compress
+            self.allreduce,
+            factors=True,
+            overlap=self.overlap,
+            bucket=self._megabytes(),
+            compress=self.compress,
         ) as exchange:
             for epoch in me.epochs():
                 for batch in me.batches(epoch):

@@ -6,7 +6,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from copy import copy
 from dataclasses import asdict
 from typing import Any
@@ -464,8 +464,9 @@ class Worker(Steps):
         `factors`: the strategy uses only the gradient that `reduce` returns, never `model.g`, so that the gradient of a
         small batch may be exchanged as its factors where that is faster. An update that needs the whole vector gets
         an exchange whose `part` is everything.
-        `overlap`: send the gradient of each bucket of layers (of `bucket` megabytes) during the backward pass, which
-        calls `exchange.ready`. `compress`: send gradients in fewer bytes. Both are for messages between nodes.
+        `overlap`: send the gradient of each bucket of layers (of `bucket` megabytes; 0: as measured costs suggest) during
+        the backward pass, which calls `exchange.ready`. `compress`: send gradients in fewer bytes. Both are for messages
+        between nodes.
         """
         # If ranks may die, none has a part of the update's state that no other has.
         divisible = is_elementwise(self.update) and not getattr(self.update, "wants_whole", False)
@@ -473,12 +474,15 @@ class Worker(Steps):
         in_order = self.shares.batches.pieces is not None
         samples = self.shares.batches.batch
         sending = Sending(
-            overlap=overlap, bucket=round(bucket * 1e6), compress=compress, samples=samples, keep=self.kept
-        )
-        inner = make_exchange(
-            name, self.model, self._off_clock, samples if factors and not in_order else None,
-            whole=whole, in_order=in_order, sending=sending, program=getattr(self.update, "needs", None),
+            overlap=overlap, bucket=round(bucket * 1e6), compress=compress, samples=samples, keep=self.kept,
+            clock=self.watch.clock, trials=1 if self._meter is not None else 5,
         )  # fmt: skip
+        tries = overlap and not bucket  # how long messages take
+        with unrecorded(self.comm, self.watch, self._events) if tries else nullcontext():
+            inner = make_exchange(
+                name, self.model, self._off_clock, samples if factors and not in_order else None,
+                whole=whole, in_order=in_order, sending=sending, program=getattr(self.update, "needs", None),
+            )  # fmt: skip
         if isinstance(inner, Divided):
             self.update.join(inner)  # type: ignore[attr-defined]
         if (plan := getattr(inner, "plan", None)) is not None:
