@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from paceline.diagnosis import diagnose
 from paceline.diagnosis.advice import EXCHANGE, STEPS
 from tests.diagnosis.made import LOOPBACK, SERIAL, TIME_ALONE, US, advised, case_of, cause, made, only
 
@@ -33,6 +34,66 @@ def exchanged(case: Any) -> float:
     """The part of a step that the exchange takes."""
     share: float = case.at.timing.share("exchange", "answer")
     return share
+
+
+DEEP = {"model": "mlp:" + ",".join(["128"] * 12), "batch": 512, "compute": False}
+
+
+def between_nodes(folder: Path, *runs: tuple[Any, ...], each: float = 100 * US, **settings: Any) -> list[str]:
+    """The strategies that a case of small computing advises."""
+    found = diagnose(made(folder, SERIAL, *runs, given={"each": each}, **(DEEP | settings)))
+    causes = [cause(one, "small computing") for one in found if one.strategy == runs[0][0]]
+    return [
+        tried["strategy"] for one in causes if one for tried in advised(one.advice) if "strategy" in tried
+    ]
+
+
+@pytest.mark.parametrize("nodes", ["1gbe", "1gbe:ranks-per-node=2"])
+def test_messages_between_nodes_are_hidden_or_shortened(nodes: str, tmp_path: Path) -> None:
+    used = RING if nodes == "1gbe" else "sync"
+    mark = "," if ":" in used else ":"
+    tried = between_nodes(tmp_path / "before", (used, 4), network=nodes)
+    assert f"{used}{mark}overlap=true" in tried
+    assert f"{used}{mark}compress=bfloat16" in tried
+    before = exchanged(
+        case_of(made(tmp_path / "one", SERIAL, (used, 4), given={"each": 100 * US}, network=nodes, **DEEP))
+    )
+    for change in ("overlap=true", "compress=bfloat16"):
+        runs = made(
+            tmp_path / change,
+            SERIAL,
+            (used + mark + change, 4),
+            given={"each": 100 * US},
+            network=nodes,
+            **DEEP,
+        )
+        assert exchanged(case_of(runs)) < before - 0.05, change
+
+
+@pytest.mark.parametrize(
+    ("settings", "option"),
+    [
+        ({"network": "loopback"}, "overlap"),  # one node
+        ({"network": "1gbe", "model": "mlp:30"}, "overlap"),  # too few parameters to cut
+        ({"network": "1gbe", "each": 0.1 * US}, "overlap"),  # nothing to hide it behind
+        ({"network": "1gbe", "model": "mlp:256,256,256,256"}, "overlap"),  # messages hardly move meanwhile
+        ({"network": "1gbe", "model": "mlp:4096" + ",8" * 9}, "overlap"),  # nearly all is ready last
+        ({"network": "loopback"}, "compress"),
+        ({"network": "1gbe", "model": "mlp:30"}, "compress"),
+    ],
+)
+def test_nothing_is_advised_that_would_not_help_between_nodes(
+    settings: dict[str, Any], option: str, tmp_path: Path
+) -> None:
+    assert not any(option in tried for tried in between_nodes(tmp_path, (RING, 4), **settings))
+
+
+def test_overlap_that_was_measured_to_be_slower_is_not_advised(tmp_path: Path) -> None:
+    """It is in the same study, on a network on which it did not help."""
+    tried = between_nodes(
+        tmp_path, (RING, 4), (f"{RING},overlap=true,bucket=0.0001", 4), network="1gbe:latency=1ms"
+    )
+    assert f"{RING},overlap=true,bucket=0.0001" not in tried
 
 
 @pytest.mark.parametrize(

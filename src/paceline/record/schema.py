@@ -253,6 +253,7 @@ SUMMARY: Tests = {
     "train_seconds": is_seconds, "bytes_sent": is_amount, "threads": is_some, "parameters": is_whole,
     "global_batch": is_some, "data": is_text, "samples_per_second": or_null(is_amount),
     "test_accuracy": or_null(is_share), "(messages_sent)": is_amount, "(steps)": is_whole, "(buffers)": is_whole,
+    "(layers)": is_whole, "(first_layer)": is_whole,
     "(test_loss)": is_number, "(loss)": is_number, "(diverged)": is_text, "(findings)": is_object,
     **dict.fromkeys(("(metrics)", "(test_metrics)"), keyed(or_null(is_number))),
     "(remarks)": listed(is_text), "(tables)": keyed(listed(is_text)),

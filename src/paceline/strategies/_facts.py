@@ -16,6 +16,8 @@ Trouble = Literal[
     "slow ranks",
     "uneven steps",
     "costly exchange",
+    "exposed exchange",
+    "long messages",
     "queue",
     "uneven masters",
     "idle ranks",
@@ -32,6 +34,8 @@ Trouble = Literal[
 slow ranks          some ranks always compute more slowly than the others
 uneven steps        now one rank is slow and now another
 costly exchange     messages take too large a part of a step
+exposed exchange    ranks wait for messages between nodes that could travel while they compute
+long messages       the bytes between nodes take too large a part of a step
 queue               workers queue at the ranks that hold the parameters
 uneven masters      one master holds far more parameters than the others
 idle ranks          too many ranks compute no gradients

@@ -97,6 +97,10 @@ class Sync(Strategy):
     def remedies(self, trouble: Trouble, *, update: str = "sgd") -> Sequence[Change]:
         if trouble == "slow ranks" and not self.balance:
             return [Change(options={"balance": True}, why=SMALLER)]
+        if trouble == "exposed exchange" and not self.overlap:
+            return [Change(options={"overlap": True}, why="sends gradients during the backward pass")]
+        if trouble == "long messages" and self.compress == "none":
+            return [Change(options={"compress": "bfloat16"}, why="half the bytes; rounds gradients")]
         if trouble == "undivided update" and self.allreduce != "shared-memory":
             return [Change(options={"allreduce": "shared-memory"}, why="each rank updates its own part")]
         return super().remedies(trouble, update=update)

@@ -562,6 +562,9 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
         by_rank = [dict(zip(KINDS, map(float, row), strict=True)) for row in found.by_rank]
         trained = None if place.time_only else model
         summary = {**fitted.summary(), "buffers": flat_buffers(model).size, "seconds_by_rank": by_rank}
+        first = min(model.layers, key=lambda layer: layer.start, default=slice(0, model.x.size))
+        summary["layers"] = len(model.layers)
+        summary["first_layer"] = first.stop - first.start  # its gradient is the last one that is ready
         summary["checkpoints"] = (
             None if saver is None else {"saved": saver.written, "seconds": me.keeper.seconds}
         )

@@ -49,6 +49,8 @@ from paceline.worker.steps import Steps
 Array = NDArray[Any]
 # A smaller relative change of the parameters' squared norm in an epoch counts as no movement.
 UNMOVED = 1e-6
+# The name of the size of buckets in a rank's state; it is the same on all ranks.
+BUCKET = "bucket"
 # The number of steps, at most, by which batches are balanced.
 TYPICAL = 4096
 
@@ -315,7 +317,7 @@ class Worker(Steps):
     def replaces(self) -> bool:
         """True if this rank's state holds all that matters of any other's: parameters and the states of the update."""
         parts = [part for part, state in self.update_states.items() if state and part != (None, None)]
-        return self._replicas and self._whole_updates and not parts and not self.kept_values
+        return self._replicas and self._whole_updates and not parts and not self.kept_values.keys() - {BUCKET}
 
     def may_stop(self, *, wait: bool = False) -> None:
         """Stop here if a rank has been asked to; for strategies whose ranks are saved alone. Collective.
@@ -473,11 +475,16 @@ class Worker(Steps):
         whole = not divisible or (self.survives and bool(self.update.start(np.zeros(1))))
         in_order = self.shares.batches.pieces is not None
         samples = self.shares.batches.batch
+        size, chosen = round(bucket * 1e6), self.kept(BUCKET, nbytes=0) if overlap and not bucket else None
+        if chosen is not None:
+            size = int(
+                chosen.nbytes
+            )  # of the run that is resumed, so that it goes on with the same order of additions
         sending = Sending(
-            overlap=overlap, bucket=round(bucket * 1e6), compress=compress, samples=samples, keep=self.kept,
+            overlap=overlap, bucket=size, compress=compress, samples=samples, keep=self.kept,
             clock=self.watch.clock, trials=1 if self._meter is not None else 5,
         )  # fmt: skip
-        tries = overlap and not bucket  # how long messages take
+        tries = overlap and not size  # how long messages take
         with unrecorded(self.comm, self.watch, self._events) if tries else nullcontext():
             inner = make_exchange(
                 name, self.model, self._off_clock, samples if factors and not in_order else None,
@@ -487,6 +494,8 @@ class Worker(Steps):
             self.update.join(inner)  # type: ignore[attr-defined]
         if (plan := getattr(inner, "plan", None)) is not None:
             self.findings["exchange"] = plan
+            if chosen is not None and "measured" in plan:
+                chosen.nbytes = plan["measured"]["bucket"]
         if self._rehearses and (rehearse := getattr(inner, "rehearse", None)):
             with unrecorded(self.comm, self.watch, self._events):
                 rehearse()

@@ -8,11 +8,22 @@ all sizes that were timed took equally long, the batch is unknown. Another colle
 from __future__ import annotations
 
 from paceline.diagnosis import advice
-from paceline.diagnosis.advice import EXCHANGE, joined
-from paceline.diagnosis.case import Case
+from paceline.diagnosis.advice import EXCHANGE, joined, own_changes
+from paceline.diagnosis.case import WIDTH, Case
 from paceline.diagnosis.findings import Cause, Rule
-from paceline.diagnosis.rules import masters
+from paceline.diagnosis.rules import masters, slow_link
 from paceline.text import count, duration, join, share
+
+# The part of a gradient's time in which the layers become final, one after the other.
+BACKWARD = 2 / 3
+# The least part of a step that must be saved for an advice about messages between nodes.
+WORTHWHILE = 0.1
+# The least number of buckets that a gradient must be worth cutting into.
+BUCKETS = 2
+# The least number of layers with which messages move often enough during a backward pass.
+LAYERS = 8
+# What is taken for the latency between real hosts, which records do not have.
+UNKNOWN_LATENCY = 1e-4
 
 
 def find(case: Case) -> Cause | None:
@@ -37,6 +48,9 @@ def find(case: Case) -> Cause | None:
     if cheaper is not None:
         words += f"; in theory allreduce={cheaper[0]} takes {share(cheaper[1])} of the time of {used}"
         tried.append(advice.strategy(case, allreduce=cheaper[0]))
+    more, hide = _between_nodes(case, exchange, parameters)
+    words += more
+    tried += hide
     tried += _rarer(case, exchange)
     return Cause(rule=RULE.name, share=part, words=words, advice=joined(case, tried))
 
@@ -80,6 +94,35 @@ def batch_without(case: Case) -> int | None:
     exchange = timing.exchange + timing.answer
     own = advice.own_samples(case, exchange * (1 / EXCHANGE - 1) - timing.update)
     return None if own is None else advice.batch_of(case, own)
+
+
+def _between_nodes(case: Case, exchange: float, parameters: int) -> tuple[str, list[str]]:
+    """Describe how much of the messages between nodes could be hidden or saved, and format the settings for it."""
+    place, timing = case.at.place, case.at.timing
+    if place.on_node >= case.at.ranks or case.config.get("reproducible"):
+        return "", []
+    nbytes = parameters * WIDTH.get(str(case.config.get("dtype")), 4)
+    speeds = slow_link.link_speeds(case)
+    if place.links is not None:
+        latency, each = place.links.alpha, place.links.beta
+    elif speeds:
+        latency, each = UNKNOWN_LATENCY, 1 / min(speeds.values())
+    else:
+        return "", []
+    if nbytes * each < BUCKETS**2 * latency:  # too short to be cut into buckets, or to gain from fewer bytes
+        return "", []
+    step, words, found = timing.total, "", []
+    summary = case.at.runs[0].summary
+    last = int(summary.get("first_layer") or parameters)  # sent when the backward pass is over
+    hidden = min(exchange * (1 - last / parameters), BACKWARD * timing.compute)
+    if int(summary.get("layers") or 0) < LAYERS:  # messages move when a layer is ready, and hardly in between
+        hidden = 0.0
+    if hidden >= WORTHWHILE * step and (changes := own_changes(case, "exposed exchange")):
+        words = f"; the backward pass could hide up to {duration(hidden)} of the exchange between nodes"
+        found += changes
+    if nbytes * each / 2 >= WORTHWHILE * step:
+        found += own_changes(case, "long messages")
+    return words, found
 
 
 def _rarer(case: Case, exchange: float) -> list[str]:
