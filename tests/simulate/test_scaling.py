@@ -483,3 +483,27 @@ def test_accuracy_is_compared_under_the_same_optimizer(monkeypatch: pytest.Monke
     monkeypatch.setattr(Scaling, "_serial_accuracy", note)
     predicted(bench(epochs=1), "parameter-server", "gossip", ranks=(2,), accuracy=True)
     assert set(asked) == {"", "adaptive"}
+
+
+def test_time_of_a_strategy_that_follows_values_is_that_of_the_computed_run(tmp_path: Path) -> None:
+    strategy = "psgd:tolerance=0.9"  # which ends after its second epoch of eight
+    on = bench(batch=16, epochs=8)
+    [curve] = predicted(on, strategy, ranks=(2,), accuracy=True).curves
+    [point] = curve.points
+    on.costs.save(tmp_path / "costs.json")
+    options = Options(network=f"10gbe:{INSTANT}", machine=str(tmp_path / "costs.json"), compute=True)
+    job = Job(config=replace(on.config, strategy=strategy), runs=None)
+    fitted = simulate(job, 2, options)
+    assert [part["epochs"] for part in fitted.findings["parts"]] == [2, 2]
+    assert point.samples_per_second == pytest.approx(2 * 120 / fitted.train_seconds, rel=0.01)
+    assert point.accuracy == fitted.test_accuracy
+    assert "whole computed runs" in curve.summary
+
+
+def test_course_that_follows_values_is_refused_without_them(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"psgd:tolerance=0\.5 does depends on values"):
+        predicted(bench(), "psgd:tolerance=0.5")
+    job = Job(config=replace(bench().config, strategy="psgd:tolerance=0.5"), runs=None)
+    with pytest.raises(UsageError, match="leave out --no-compute"):
+        simulate(job, 2, Options(compute=False))
+    assert predicted(bench(), "psgd").curves[0].points

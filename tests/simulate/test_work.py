@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from paceline import names
 from paceline.cli import main
 from paceline.errors import UsageError
 from paceline.simulate.options import Options
+from paceline.simulate.scaling import Scaling
 from paceline.simulate.work import Layer, Work, work_load
 
 PLAIN = "batch = 100\nseconds = 1.0\nparameters = 10_000_000\njitter = 0\n"
@@ -169,3 +171,29 @@ def test_command_predicts_many_ranks_and_says_why(tmp_path: Path, capsys: pytest
     # 2 63/64 102 MB through each card, at 94 % of a gigabit.
     assert points[64]["step_seconds"] == pytest.approx(32 / 300 + 1.71, rel=0.05)
     assert points[64]["without"]["bandwidth"] < 0.2 * points[64]["step_seconds"]
+
+
+@pytest.mark.parametrize("strategy", names.names("strategies"))
+def test_every_strategy_is_predicted_or_refused_in_one_line(tmp_path: Path, strategy: str) -> None:
+    """Each on one rank and on eight of two nodes, with reasons; what needs the memory of one node says so."""
+    layers = "[[layers]]\nparameters = 6_000_000\n[[layers]]\nparameters = 4_000_000\n"
+    text = f"batch = 100\nseconds = 1.0\njitter = 0\nsamples = 4_000\n{layers}"
+    work = Work.load(_file(tmp_path, text))
+    on = work_load(work, Options(network="25gbe:ranks-per-node=4,inside=nvlink"))
+    [curve] = Scaling(workload=on, strategies=[strategy], ranks=[1, 8]).predict().curves
+    assert curve.points, curve.left_out
+    assert all(point.step_seconds >= 0.99 for point in curve.points if point.ranks == 1)
+    assert all("\n" not in why for why in curve.left_out.values())
+    assert {point.ranks for point in curve.points} | set(curve.left_out) == {1, 8}
+    shown = curve.points[-1]
+    assert shown.ranks == 1 or shown.without
+    assert curve.summary.count(". ") >= 1
+
+
+def test_work_has_no_values_to_follow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--work", str(_file(tmp_path, PLAIN)), "--strategy", "psgd:tolerance=0.01", "--ranks", "1,2"]
+    assert main(["simulate", "scaling", *words, "-o", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err.strip()
+    assert "psgd:tolerance=0.01 does depends on values" in said
+    assert said.count("\n") == 0
+    assert not (tmp_path / "out").exists()

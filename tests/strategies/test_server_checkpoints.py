@@ -40,7 +40,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     machine = tmp_path / "costs.json"
     COSTS.save(machine)
     monkeypatch.setattr(os, "fsync", lambda _: None)  # nothing here depends on it
-    monkeypatch.setattr(simulation, "_is_ours", lambda _: False)  # check that MPI's rules are followed
+    monkeypatch.setattr(simulation, "is_ours", lambda _: False)  # check that MPI's rules are followed
 
     def train(strategy: str, ranks: int, *, stop_after: int | None = None, **settings: Any) -> Fitted:
         given = {"epochs": 3, "batch": 10, "draws": 12, "lr": 0.1, "dtype": "float64", "checkpoint_every": "7 steps",

@@ -17,7 +17,7 @@ from paceline.launch import limit_threads
 from paceline.machine import Costs, make_compute
 from paceline.models import Model
 from paceline.simulate.options import Options
-from paceline.simulate.training import Simulation
+from paceline.simulate.training import Simulation, check_course, is_ours
 from paceline.simulate.whatif import Scenario
 from paceline.strategies import Strategy
 from paceline.training.job import Job, Train, batch_of, strategy_of
@@ -174,6 +174,12 @@ class Candidate:
         """True if the result equals that of serial SGD with the same batch, up to rounding."""
         return bool(getattr(self.strategy, "equals_serial", False))
 
+    @property
+    def may_follow_values(self) -> bool:
+        """True if what its ranks do depends on values, or may do so because nothing is known of the strategy."""
+        strategy = self.strategy
+        return not is_ours(strategy) or (isinstance(strategy, Strategy) and strategy.follows_values())
+
     def used(self, length: RunLength) -> float:
         """Return the fraction of the workers' turns that have a batch."""
         strategy = self.strategy
@@ -243,13 +249,36 @@ class Candidate:
             steps=max(1, round(steps)),
         )
 
+    def timing_of(self, whole: Fitted) -> StepTiming:
+        """Return the time and traffic of a complete run that was computed."""
+        before = self.workload.run(self, self.scenario, self.no_steps())
+        seconds = whole.train_seconds - before.train_seconds
+        samples = (whole.samples_per_second or 0.0) * whole.train_seconds
+        if seconds <= 0 or samples <= 0:
+            raise UsageError(f"{self.name} on {self.ranks} ranks took no time or no samples")
+        steps = samples / (self.batch * self.together)
+        return StepTiming(
+            seconds=seconds / steps,
+            samples_per_second=samples / seconds,
+            messages=(whole.messages_sent - before.messages_sent) / steps,
+            bytes=(whole.bytes_sent - before.bytes_sent) / steps,
+            steps=max(1, round(steps)),
+        )
+
     def no_steps(self) -> RunLength:
         """Return the length of a run without steps."""
         return RunLength(epochs=0, draws=self.workload.config.draws, batches=0)
 
 
-def check_job(job: Job, ranks: Sequence[int]) -> None:
-    """Raise UsageError if a job cannot be simulated, or can run on none of these numbers of ranks."""
+def check_job(job: Job, ranks: Sequence[int], *, accuracy: bool = False) -> None:
+    """Raise UsageError if a job cannot be simulated, or can run on none of these numbers of ranks.
+
+    `accuracy`: whole runs are computed.
+    """
+    if not accuracy:
+        check_course(
+            job, "use --accuracy" if job.model is None else "work that is known by its figures alone has none"
+        )
     if job.launcher() == "torch":
         raise UsageError(
             f"{job.name()} starts its own processes, which cannot be simulated; leave out backend=torch"

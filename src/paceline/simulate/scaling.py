@@ -33,7 +33,7 @@ from paceline.vmpi.errors import SimulationError
 
 SERIAL = "serial"
 # Simulate as many steps as take at most this many messages, but at least one.
-ENOUGH = 100_000
+ENOUGH = 60_000
 
 
 class Growth:
@@ -82,7 +82,7 @@ class Growth:
 
 # Messages for simulating all scenarios of one number of ranks, unless it is the one where scaling stops; and, where a
 # step takes fewer, those to simulate more than the shortest run with, and the steps of all ranks together.
-MOST_MESSAGES, SOME_MESSAGES, SOME_STEPS = 300_000, 100_000, 2048
+MOST_MESSAGES, SOME_MESSAGES, SOME_STEPS = 300_000, 60_000, 1024
 # Once the first reason is removed, further ones are named if they save this fraction of the rest; at most this many.
 WORTH_NAMING, MOST_NAMED = 0.2, 2
 Timed = Callable[[Candidate, Scenario, RunLength], StepTiming]
@@ -136,7 +136,7 @@ class Explanation:
     def then(self, candidate: Candidate, point: ScalingPoint, reason: str | None) -> list[tuple[str, float]]:
         """Return the next reasons once the first one is removed, each with the speedup when it is removed as well."""
         runs = MOST_NAMED * len(REASONS)
-        length = self._few_steps(candidate, candidate.length(), MOST_MESSAGES / runs)
+        length = self._few_steps(candidate, candidate.length(), SOME_MESSAGES / runs)
         if reason not in REASONS or self._growth.of(candidate, length) * runs > MOST_MESSAGES:
             return []
         gone: list[str] = [reason]
@@ -263,7 +263,7 @@ class Scaling:
         """Simulate everything, and return the prediction."""
         names = [normalize_name(strategy) for strategy in self.strategies]
         for name in names:
-            check_job(self.workload.job(name, self.workload.config), self.ranks)
+            check_job(self.workload.job(name, self.workload.config), self.ranks, accuracy=self.accuracy)
         self.tell(SERIAL)
         serial = self.workload.candidate(SERIAL, 1)
         self._serial = serial.measure(serial.scenario, serial.length())
@@ -294,6 +294,8 @@ class Scaling:
                 self.tell(f"{name}, {ranks:,} ranks of {workload.config.threads} threads")
                 try:
                     candidate = workload.candidate(name, ranks)
+                    if self.accuracy and candidate.may_follow_values:
+                        continue  # it would have to be computed again
                     length = self._growth.get(name, Growth()).affordable(candidate, self.most)
                     timing = self._timed(candidate, candidate.scenario, length)
                 except UsageError:
@@ -334,11 +336,14 @@ class Scaling:
         found = find_limit(list(points.values()), serial_accuracy)
         self.tell(f"{name}, {found.shown.ranks:,} ranks, why")
         candidate = self.workload.candidate(name, found.shown.ranks)
-        if not found.shown.without:
+        computed = self.accuracy and candidate.may_follow_values
+        if not found.shown.without and not computed:
             points[candidate.ranks] = reasons.certain(candidate, found.shown)
             found = find_limit(list(points.values()), serial_accuracy)
         if found.reason in ("staleness", "accuracy") and serial_accuracy is not None:
             because = explain_accuracy(found, serial_accuracy)
+        elif computed:
+            because = "its times are those of whole computed runs, which are not repeated to find out what they are lost to"
         else:
             around = Circumstances(
                 scenario=candidate.scenario, ranks=candidate.ranks, each=candidate.batches_per_epoch
@@ -353,12 +358,18 @@ class Scaling:
         )
 
     def _point(self, candidate: Candidate, growth: Growth, reasons: Explanation) -> ScalingPoint:
+        if self.accuracy and candidate.may_follow_values:
+            return self._computed_point(candidate)
         if candidate.ranks > TRIED[-1] and not growth.known:
             self._learn(candidate.name, growth)
         length = growth.affordable(candidate, self.most)
         timing = self._timed(candidate, candidate.scenario, length)
         growth.known[candidate.ranks] = timing.messages
-        point = ScalingPoint(
+        point = reasons.cheap(candidate, self._point_of(candidate, timing), length)
+        return self._with_accuracy(candidate, point, growth) if self.accuracy else point
+
+    def _point_of(self, candidate: Candidate, timing: StepTiming) -> ScalingPoint:
+        return ScalingPoint(
             ranks=candidate.ranks,
             step_seconds=timing.seconds,
             samples_per_second=timing.samples_per_second,
@@ -367,8 +378,13 @@ class Scaling:
             bytes=timing.bytes,
             steps=timing.steps,
         )
-        point = reasons.cheap(candidate, point, length)
-        return self._with_accuracy(candidate, point, growth) if self.accuracy else point
+
+    def _computed_point(self, candidate: Candidate) -> ScalingPoint:
+        """Return the point of a strategy that follows values: its time, too, is that of the whole computed run."""
+        self.tell(f"{candidate.name}, {candidate.ranks:,} ranks, computed")
+        fitted = self.workload.run(candidate, candidate.scenario, candidate.whole_run, time_only=False)
+        point = self._point_of(candidate, candidate.timing_of(fitted))
+        return replace(point, accuracy=_accuracy(fitted), staleness=_staleness(fitted))
 
     def _timed(self, candidate: Candidate, scenario: Scenario, length: RunLength) -> StepTiming:
         key = None

@@ -71,9 +71,18 @@ def check(job: Job, ranks: int, options: Options) -> Any:
     strategy = strategy_of(job.config.strategy if job.strategy is None else job.strategy)
     if isinstance(strategy, Strategy):
         strategy.check_nodes(nodes)
+    if not options.compute:
+        check_course(job, "leave out --no-compute")
     faults = () if options.faults is None else load_faults(options.faults)
     check_faults(faults, ranks, network)
     return faults
+
+
+def check_course(job: Job, remedy: str) -> None:
+    """Raise a UsageError if what the ranks of a job do depends on values that are not computed."""
+    strategy = job.chosen()
+    if isinstance(strategy, Strategy) and strategy.follows_values():
+        raise UsageError(f"what {job.name()} does depends on values that time alone does not give: {remedy}")
 
 
 def costs_for(job: Job, options: Options) -> tuple[Network, Costs]:
@@ -160,7 +169,7 @@ class Simulation:
                 compute=compute,
                 seed=job.config.seed,
                 faults=faults,
-                strict=not _is_ours(self.parts.strategy),
+                strict=not is_ours(self.parts.strategy),
                 rendezvous=self.options.rendezvous,
                 carries=carried if self.time_only else None,
             )
@@ -424,8 +433,8 @@ def _where(measured: Machine | Costs) -> str:
     return f"{measured.processor or 'an unknown processor'}{when}"
 
 
-def _is_ours(strategy: Any) -> bool:
-    """Return True if it is part of paceline, which is known to follow MPI's rules and need not be checked."""
+def is_ours(strategy: Any) -> bool:
+    """Return True if it is part of paceline: it is known to follow MPI's rules, and says whether it follows values."""
     function = getattr(strategy, "func", strategy)
     kind = function if hasattr(function, "__qualname__") else type(function)
     return str(kind.__module__).startswith("paceline.strategies.")

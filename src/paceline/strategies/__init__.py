@@ -101,6 +101,13 @@ class Strategy(ABC):
         """Return True if the batches of each rank are fixed in advance."""
         return True
 
+    def follows_values(self) -> bool:
+        """Return True if what its ranks do depends on losses or parameters, as with an adaptive period.
+
+        Its time is then known only if they are computed: time-only simulation refuses it.
+        """
+        return False
+
     def uses(self) -> Sequence[object]:
         """Return the objects that its options name, such as a rule; if they are user code, their digest is recorded."""
         return []

@@ -55,6 +55,9 @@ class Psgd(OnOwnData):
     def interval(self) -> None:
         return None
 
+    def follows_values(self) -> bool:
+        return self.tolerance is not None  # it ends when the loss stops falling
+
     def train(self, me: Worker) -> None:
         me.broadcast()  # x_1 = … = x_p
         x, average = me.model.x, me.mean(self.allreduce)

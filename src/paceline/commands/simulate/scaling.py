@@ -123,7 +123,7 @@ def main(args: argparse.Namespace) -> int:
         bench = work_load(work, options, **{**settings, "data": None, "model": None})
         config = bench.config
         for name in strategies:
-            check_job(bench.job(name, config), ranks)
+            check_job(bench.job(name, config), ranks, accuracy=args.accuracy)
     else:
         data = load_labels(config.data, labels=config.labels)
         jobs = {
@@ -131,7 +131,7 @@ def main(args: argparse.Namespace) -> int:
             for name in ("serial", *strategies)
         }
         for name, job in jobs.items():
-            check_job(job, [1] if name == "serial" else ranks)
+            check_job(job, [1] if name == "serial" else ranks, accuracy=args.accuracy)
         costs = {}
         try:
             with limit_threads(config.threads or 1):
