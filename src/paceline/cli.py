@@ -28,6 +28,7 @@ COMMANDS = {
         "run all combinations in a study file, and report",
     ),
     "report": ("paceline.commands.report", "compare runs in a report with tables and figures"),
+    "watch": ("paceline.commands.watch", "follow runs while they go on, in the terminal and on a local page"),
     "trace": ("paceline.commands.trace", "show a run over time, in Perfetto or as a picture"),
     "export": ("paceline.commands.export", "export runs to TensorBoard or MLflow"),
     "bench": ("paceline.commands.bench", "benchmark the collectives on this machine"),

@@ -2,7 +2,7 @@
 
 Record, new_folder, Epoch, STEP_COLUMNS     write a run's folder and its tables
 Spool, RowLog, Table, gather_rows           tables that grow with every step, in constant memory
-check_idle, release                         one process at a time writes a folder
+check_idle, is_held, release                one process at a time writes a folder
 Run, find_runs                              read one, or find the complete ones among some folders
 schema                                      what each file must contain, and the version of that
 environment                                 the machine and software of a run, and where its ranks were
@@ -10,7 +10,7 @@ code_digest, script_digest                  digests that show whether a user's o
 """
 
 from paceline.record.environment import code_digest, script_digest, text_digest
-from paceline.record.holding import check_idle, release
+from paceline.record.holding import check_idle, is_held, release
 from paceline.record.reading import Run, find_runs
 from paceline.record.rows import Outage, RowLog, Spool, Table, gather_rows, rows_path, truncate_logs
 from paceline.record.writing import EPOCHS, STEP_COLUMNS, Epoch, Record, new_folder
@@ -29,6 +29,7 @@ __all__ = [
     "code_digest",
     "find_runs",
     "gather_rows",
+    "is_held",
     "new_folder",
     "release",
     "rows_path",

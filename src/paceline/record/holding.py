@@ -58,6 +58,23 @@ def check_idle(folder: Path) -> None:
         os.close(file)
 
 
+def is_held(folder: Path) -> bool:
+    """Return True if a process seems to train the run in a folder; the lock itself is not touched.
+
+    A process on another host counts as alive.
+    """
+    try:
+        words = (folder / NAME).read_text(errors="replace").split()
+        if words[0::2][:2] != ["process", "on"] or words[3] != os.uname().nodename:
+            return len(words) > 3
+        os.kill(int(words[1]), 0)
+    except PermissionError:
+        return True  # somebody else's process
+    except (OSError, ValueError, IndexError, OverflowError):
+        return False
+    return True
+
+
 def _locked(path: Path, flags: int) -> int | None:
     """Open and lock a file; return None if there is none and none is to be created."""
     while True:

@@ -2,7 +2,7 @@
 
 `document` is what a report consists of, `contents` fills one with sections, and `results`, `scaling`, `learning`,
 `exchange`, `study` and `allreduce` make these, with curves from `series`. `html` and `pdf` are formats; `writing` has the
-others, and puts all into files.
+others, and puts all into files; `live` follows runs that are going on.
 """
 
 from paceline.report.allreduce import bench_section

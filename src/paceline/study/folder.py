@@ -1,7 +1,8 @@
 """A study's folder, whose runs are the study's state.
 
     .lock                locked by the study that is running here, and by the run that it has started
-    .running.json        the name of the run that was started last, written before it; gone when it has ended
+    .running.json        the name of the run that was started last, written before it; gone when it has ended; and how many
+                         cells are done, and which come next
     study.json           the study, for reports
     failed/NAME.json     a note of each cell that failed
     20250101-…-1a2b3c4d  runs
@@ -18,9 +19,10 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from paceline.errors import UsageError
@@ -77,6 +79,14 @@ class Folder:
                 raise UsageError(f"a run that an earlier study started in {self.path} has not ended yet")
             time.sleep(0.05)
 
+    @property
+    def busy(self) -> bool:
+        """True if a study seems to be running here; the lock itself is not touched."""
+        try:
+            return _lives((self.path / LOCK).read_text(errors="replace").strip())
+        except OSError:
+            return False
+
     def check(self) -> None:
         """Raise a UsageError if the study cannot write to the folder; create nothing."""
         try:
@@ -125,20 +135,21 @@ class Folder:
             if not unless(asked):
                 note.unlink(missing_ok=True)
 
-    def begin(self, cell: Cell) -> str:
+    def begin(self, cell: Cell, plan: Mapping[str, Any] = MappingProxyType({})) -> str:
         """Return the name of the folder for the cell's run, which this study may remove from now on.
 
-        If it exists, it is that of an interrupted run, to be resumed from its last checkpoint.
+        If it exists, it is that of an interrupted run, to be resumed from its last checkpoint. `plan`: what the study has
+        done and will do, for those who watch.
         """
         # The mark distinguishes the name from those of runs started by hand.
         name = self._interrupted(cell)
         if name is not None:
-            write_json(self.path / RUNNING, {"run": name})
+            write_json(self.path / RUNNING, {"run": name, **plan})
             return name
         name = f"{folder_name(cell.config.strategy, cell.ranks, cell.config.seed)}-{cell.mark}"
         while (self.path / name).exists():
             name += "-again"
-        write_json(self.path / RUNNING, {"run": name})
+        write_json(self.path / RUNNING, {"run": name, **plan})
         return name
 
     def ended(self, cell: Cell, name: str) -> Run | None:

@@ -339,7 +339,9 @@ def run_missing(
     while waiting:
         cell = waiting[0]
         show.begin(spell(cell), state.pace.left(waiting))
-        name, began = folder.begin(cell), time.monotonic()
+        done = len(state.done) + len(state.failed)
+        plan = {"done": done, "total": done + len(waiting), "then": [spell(then) for then in waiting[1:]]}
+        name, began = folder.begin(cell, plan), time.monotonic()
         ended = start(cell, name, show.tick)
         run = folder.ended(cell, name)
         if run is None:

@@ -47,6 +47,8 @@ from paceline.worker.staleness import Staleness
 from paceline.worker.steps import Steps
 
 Array = NDArray[Any]
+# Seconds after which the steps so far are written to the run's folder at the end of an epoch.
+PUBLISH = 1.0
 # A smaller relative change of the parameters' squared norm in an epoch counts as no movement.
 UNMOVED = 1e-6
 # The name of the size of buckets in a rank's state; it is the same on all ranks.
@@ -211,6 +213,7 @@ class Worker(Steps):
             self.comm = Recorded(self._off_clock, counts, tracer, Timer(self.watch), self._off_clock.made)
         self.data = data
         self._meter = meter
+        self._publish_at = time.monotonic() + PUBLISH
         self._time_only = meter is not None and meter.time_only
         self.on_divergence = "ignore" if self._time_only else on_divergence
         self.metrics = metrics
@@ -257,10 +260,19 @@ class Worker(Steps):
             if self.diverged is not None or epoch > self.last_epoch:
                 return
             yield epoch
+            self._publish_steps()
             if epoch != self.last_epoch and self.diverged is None:
                 self.position = (epoch + 1, 0)
                 if self.keeper is not None:
                     self.keeper.epoch_end()
+
+    def _publish_steps(self) -> None:
+        """Write the steps so far to the run's folder, for those who watch; not for simulated ranks, which may be many."""
+        if self._meter is not None or self.log.path is None or time.monotonic() < self._publish_at:
+            return
+        with self.evaluation():
+            self.log.flush()
+        self._publish_at = time.monotonic() + PUBLISH
 
     # ---- checkpoints
 

@@ -1,0 +1,93 @@
+"""`paceline watch`: follow runs while they go on, in the terminal and on a local page."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from paceline.report.live import State
+
+EXAMPLES = """
+examples:
+  paceline watch runs                      while `paceline train` or `paceline study` is running in another terminal
+  paceline watch runs/mine --port 8000
+
+The page is served to this machine alone, and refreshes itself; it works for complete runs, too. Ctrl-C ends it.
+"""
+EVERY = 1.0  # seconds between two looks at the folders
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.epilog = EXAMPLES
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs, or folders that contain runs")
+    parser.add_argument(
+        "--port", type=int, default=0, metavar="N", help="serve the page on this port (default: a free one)"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Show the state of the runs until Ctrl-C."""
+    from paceline.report.live import serve, state_of
+
+    state_of(args.runs)  # refuse folders that do not exist
+    server, address = serve(args.runs, args.port)
+    try:
+        print(f"page: {address}", flush=True)
+        (_draw if sys.stdout.isatty() else _print)(args.runs)
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        server.shutdown()
+        server.server_close()
+    return 0
+
+
+def _draw(places: list[Path]) -> None:
+    """Draw a table that changes, until Ctrl-C."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from paceline.report.live import state_of
+
+    with Live(console=Console(highlight=False), auto_refresh=False) as live:
+        while True:
+            live.update(_table(state_of(places)), refresh=True)
+            time.sleep(EVERY)
+
+
+def _table(state: State) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    from paceline.report.live import HEADINGS
+
+    table = Table(title=Text(state.plan) if state.plan else None, box=None, pad_edge=False)
+    for name in HEADINGS:
+        table.add_column(name)
+    for run in state.runs:
+        table.add_row(*map(Text, run.cells()), style="bold" if run.state == "running" else "")
+    return table
+
+
+def _print(places: list[Path]) -> None:
+    """Print a line whenever a run has gone on, until Ctrl-C."""
+    from paceline.report.live import HEADINGS, state_of
+
+    said: dict[str, tuple[str, int]] = {}
+    while True:
+        for run in reversed(state_of(places).runs):
+            now = (run.state, run.epoch)
+            if said.get(run.name) != now:
+                said[run.name] = now
+                words = zip(HEADINGS[1:], run.cells()[1:], strict=True)
+                print(
+                    f"{run.name}: {', '.join(f'{name} {cell}' for name, cell in words if cell)}", flush=True
+                )
+        time.sleep(EVERY)

@@ -1,0 +1,384 @@
+"""Runs that are going on: their state, read from their folders, and a local page that follows them.
+
+Nothing is asked of the ranks: they append each epoch to epochs.jsonl, and their steps to steps/rank-R.rows, about once a
+second at the end of an epoch. What is half written, damaged or just being removed counts as not there yet.
+
+    /              the state of the runs, which refreshes itself, above the report
+    /live          the state alone, as it is now
+    /report.html   the report on the complete runs; made again when another one is complete
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.compare.metric import metric_named
+from paceline.errors import UsageError
+from paceline.files import read_json
+from paceline.record import STEP_COLUMNS, Run, find_runs, is_held, rows_path
+from paceline.report.contents import document_of
+from paceline.report.html import html_page
+from paceline.study.context import context_of
+from paceline.study.folder import RUNNING, Folder
+from paceline.text import clock_time, count, share
+
+HOST = "127.0.0.1"
+# At most so many runs are listed, and so many ranks of a run: first those that go on, then the latest.
+LISTED, RANKS = 40, 16
+# The latest steps of a rank from which waiting and speed are read.
+STEPS = 4096
+# What a step consists of.
+WORK = ("compute", "exchange", "update", "wait")
+HEADINGS = ("run", "state", "epoch", "loss", "quality", "samples/s", "waiting, by rank", "left")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveRun:
+    """The state of one run."""
+
+    name: str
+    state: str
+    """"running", "complete", "diverged" or "stopped"."""
+    epoch: int
+    """The number of epochs that have ended."""
+    epochs: int
+    loss: float | None = None
+    quality: str = ""
+    """The metrics of the last epoch, on the validation samples."""
+    speed: float | None = None
+    """Samples a second."""
+    waiting: Mapping[int, float] = field(default_factory=dict)
+    """The fraction of time that a rank waits, by rank, as far as it is known."""
+    left: float | None = None
+    """Estimated seconds until the end; None if it is unknown, or if they are simulated."""
+
+    def cells(self) -> tuple[str, ...]:
+        """Return a line of the table."""
+        shown = ", ".join(f"{rank}: {share(part)}" for rank, part in list(self.waiting.items())[:RANKS])
+        more = f" and {len(self.waiting) - RANKS} more" if len(self.waiting) > RANKS else ""
+        return (
+            self.name,
+            self.state,
+            f"{self.epoch} of {self.epochs}",
+            "" if self.loss is None else f"{self.loss:.4g}",
+            self.quality,
+            "" if self.speed is None else f"{self.speed:,.0f}",
+            shown + more,
+            "" if self.left is None else clock_time(self.left),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """The state of some folders of runs."""
+
+    runs: tuple[LiveRun, ...]
+    plan: str = ""
+    """What a study has done and will do next."""
+
+    @property
+    def busy(self) -> bool:
+        """True if something is going on."""
+        return bool(self.plan) or any(run.state == "running" for run in self.runs)
+
+
+def state_of(places: Sequence[Path]) -> State:
+    """Read the state of the runs in some folders, each a run or a folder of runs; raise a UsageError if one is missing.
+
+    >>> import tempfile
+    >>> from paceline import fit
+    >>> with tempfile.TemporaryDirectory() as runs:
+    ...     _ = fit("mlp:8", "iris", strategy="serial", epochs=2, batch=10, runs=runs, quiet=True)
+    ...     [run] = state_of([Path(runs)]).runs
+    >>> run.state, run.epoch, run.epochs
+    ('complete', 2, 2)
+    """
+    folders: list[Path] = []
+    for place in places:
+        if not place.is_dir():
+            raise UsageError(f"no such run or folder of runs: {place}")
+        inside = [place] if (place / "config.json").exists() else sorted(_folders_in(place), reverse=True)
+        folders += inside
+    found = [run for folder in folders[: 10 * LISTED] if (run := _read(folder)) is not None]
+    found.sort(key=lambda run: run.state != "running")
+    plans = [plan for place in places if (plan := _plan(place))]
+    return State(runs=tuple(found[:LISTED]), plan="; ".join(plans))
+
+
+def _folders_in(place: Path) -> list[Path]:
+    try:
+        return [path for path in place.iterdir() if (path / "config.json").is_file()]
+    except OSError:
+        return []
+
+
+def _read(folder: Path) -> LiveRun | None:
+    """Return the state of a run; None if its folder is not readable, or not yet."""
+    try:
+        run = Run(folder)
+        epochs, config = _epochs(folder), run.config
+        last = epochs[-1] if epochs else {}
+        complete = run.complete
+        summary = run.summary if complete else {}
+    except (UsageError, OSError):
+        return None
+    ended = int(last.get("epoch", -1)) + 1
+    state = "running" if is_held(folder) else "stopped"
+    if complete:
+        state = "diverged" if summary.get("diverged") else "complete"
+    seconds = last.get("train_seconds") or 0.0
+    own = config["draws"] and config["draws"] * (config["batch"] or 64)
+    samples = (own or config.get("samples") or 0) * ended
+    speed = summary.get("samples_per_second") or (samples / seconds if seconds and samples else None)
+    left = seconds / ended * (config["epochs"] - ended) if ended and state == "running" else None
+    return LiveRun(
+        name=folder.name,
+        state=state,
+        epoch=ended,
+        epochs=int(config["epochs"]),
+        loss=last.get("loss"),
+        quality=_quality(last),
+        speed=speed,
+        waiting=_waiting(folder, config["ranks"], summary),
+        left=left if run.simulated is None else None,
+    )
+
+
+def _epochs(folder: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of epochs.jsonl; the last one may be half written."""
+    try:
+        lines = (folder / "epochs.jsonl").read_text().splitlines(keepends=True)
+    except (OSError, UnicodeDecodeError):
+        return []
+    found = []
+    for line in lines[-1:] if lines and lines[-1].endswith("\n") else lines[-2:-1]:
+        try:
+            values = json.loads(line)
+        except ValueError:
+            continue
+        numbers = isinstance(values, dict) and all(
+            values.get(name) is None or (isinstance(values[name], int | float))
+            for name in ("epoch", "loss", "train_seconds", "validation_loss", "validation_accuracy")
+        )
+        found += [values] if numbers else []
+    return found
+
+
+def _quality(epoch: dict[str, Any]) -> str:
+    """Format the metrics of an epoch."""
+    metrics = epoch.get("metrics")
+    own = dict(metrics) if isinstance(metrics, dict) else {}
+    known = {
+        "accuracy": epoch.get("validation_accuracy"),
+        "validation loss": epoch.get("validation_loss"),
+        **own,
+    }
+    numbers = {name: value for name, value in known.items() if isinstance(value, int | float)}
+    return ", ".join(
+        f"{name} {metric.spell(value) if (metric := metric_named(name)) else format(value, '.4g')}"
+        for name, value in numbers.items()
+    )
+
+
+def _waiting(folder: Path, ranks: int, summary: Mapping[str, Any]) -> dict[int, float]:
+    """Return the fraction of time that each rank waits: of the whole run, or in its latest steps."""
+    found: dict[int, Mapping[str, float]] = dict(enumerate(summary.get("seconds_by_rank") or ()))
+    if not summary:
+        rows = {rank: _latest(rows_path(folder, "steps", rank)) for rank in range(ranks)}
+        columns = {name: STEP_COLUMNS.index(name) for name in WORK}
+        found = {
+            rank: {name: float(own[:, column].sum()) for name, column in columns.items()}
+            for rank, own in rows.items()
+            if own is not None
+        }
+    totals = {rank: sum(own.get(name, 0.0) for name in WORK) for rank, own in found.items()}
+    return {rank: own.get("wait", 0.0) / totals[rank] for rank, own in found.items() if totals[rank] > 0}
+
+
+def _latest(path: Path | None) -> np.ndarray[Any, Any] | None:
+    """Return the latest whole rows of a rank's steps; None if there are none."""
+    width = len(STEP_COLUMNS)
+    try:
+        assert path is not None
+        with path.open("rb") as file:
+            rows = path.stat().st_size // (8 * width)
+            file.seek(8 * width * max(0, rows - STEPS))
+            data = file.read(8 * width * min(rows, STEPS))
+    except OSError:
+        return None
+    found = np.frombuffer(data[: len(data) // (8 * width) * (8 * width)], "<f8").reshape(-1, width)
+    work = found[:, [STEP_COLUMNS.index(name) for name in WORK]]
+    return found if len(found) and np.isfinite(work).all() else None
+
+
+def _plan(place: Path) -> str:
+    """Return what the study that is running in a folder has done and will do next."""
+    if not Folder(place).busy:
+        return ""
+    try:
+        values = read_json(place / RUNNING)
+        done, total, then = values["done"], values["total"], values["then"]
+    except (UsageError, OSError, KeyError, TypeError):
+        return ""
+    if not (isinstance(done, int) and isinstance(total, int) and isinstance(then, list)):
+        return ""
+    following = f"; next: {then[0]}" if then else "; this is the last one"
+    return f"{done} of {count(total, 'cell')} done{following}"
+
+
+# ---- the page
+
+
+class Follower:
+    """The pages about some folders; the report is made again when other runs are complete."""
+
+    def __init__(self, places: Sequence[Path]) -> None:
+        self.places = list(places)
+        self._lock = threading.Lock()
+        self._known: frozenset[tuple[str, float]] | None = None
+        self._report = ""
+
+    def live(self) -> str:
+        """Return the state of the runs as a piece of HTML."""
+        state = state_of(self.places)
+        if not state.runs:
+            return "<p>no runs yet</p>"
+        head = "".join(f"<th>{escape(name)}</th>" for name in HEADINGS)
+        lines = [
+            f'<tr class="{run.state}">'
+            + "".join(f"<td>{escape(cell)}</td>" for cell in run.cells())
+            + "</tr>"
+            for run in state.runs
+        ]
+        plan = f"<p>{escape(state.plan)}</p>" if state.plan else ""
+        body = "".join(lines)
+        return f"{plan}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    def page(self) -> str:
+        """Return the page that refreshes itself."""
+        title, live = escape(", ".join(map(str, self.places))), self.live()
+        return title.join(live.join(part.split("{live}")) for part in PAGE.split("{title}"))
+
+    def report(self) -> str:
+        """Return the report on the complete runs."""
+        with self._lock:
+            known = self._complete()
+            if known != self._known:
+                self._report, self._known = self._write(), known
+            return self._report
+
+    def is_new(self) -> bool:
+        """Return True if other runs are complete than those of the last report."""
+        return self._complete() != self._known
+
+    def _complete(self) -> frozenset[tuple[str, float]]:
+        found = set()
+        for place in self.places:
+            for summary in (place / "summary.json", *place.glob("*/summary.json")):
+                try:
+                    found.add((str(summary), summary.stat().st_mtime))
+                except OSError:
+                    continue
+        return frozenset(found)
+
+    def _write(self) -> str:
+        damaged: list[str] = []
+        try:
+            runs = find_runs(self.places, damaged)
+            if not runs:
+                return EMPTY
+            context = context_of(self.places)
+            context = replace(context, left_out=(*damaged, *context.left_out))
+            return html_page(document_of(runs, context=context))
+        except UsageError as error:
+            return f"<!doctype html><title>paceline</title><p>{escape(str(error))}</p>"
+
+
+# The pages ask nobody but this server for anything.
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; font-src data:; "
+    "connect-src 'self'; frame-src 'self'"
+)
+EMPTY = "<!doctype html><title>paceline</title><p>No run is complete yet.</p>"
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">
+<style>
+:root { color-scheme: light dark }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 70rem; padding: 1rem }
+#live { overflow-x: auto } table { border-collapse: collapse } td, th { padding: .2rem .7rem .2rem 0; text-align: left }
+tr.running td { font-weight: 600 } tr.diverged td, tr.stopped td, .ended #live { opacity: .6 }
+iframe { border: 0; width: 100%; height: 85vh; margin-top: 1rem }
+</style></head>
+<body><h1>{title}</h1>
+<div id="live">{live}</div>
+<iframe id="report" src="/report.html" title="the report"></iframe>
+<script>
+async function refresh() {
+  try {
+    const answer = await fetch("/live");
+    document.getElementById("live").innerHTML = await answer.text();
+    if (answer.headers.get("X-New-Report") === "yes") document.getElementById("report").src = "/report.html";
+  } catch (error) { document.body.className = "ended"; }
+  setTimeout(refresh, 2000);
+}
+setTimeout(refresh, 2000);
+</script></body></html>
+"""
+
+
+def serve(places: Sequence[Path], port: int = 0) -> tuple[http.server.ThreadingHTTPServer, str]:
+    """Serve the page about some folders to this machine alone; return the server, whose thread is running, and its address.
+
+    `port`: 0 is any free one. Call `shutdown` and `server_close` of the server at the end.
+    """
+    follower = Follower(places)
+    pages: dict[str, Callable[[], str]] = {
+        "/": follower.page, "/live": follower.live, "/report.html": follower.report,
+    }  # fmt: skip
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        """Answers requests for the three pages."""
+
+        def do_GET(self) -> None:
+            address, chosen = server.server_address, pages.get(self.path.partition("?")[0])
+            hosts = {f"{name}:{address[1]}" for name in (HOST, "localhost")}
+            if self.headers.get("Host") not in hosts:  # another site that resolves to this machine
+                self.send_error(403)
+                return
+            if chosen is None:
+                self.send_error(404)
+                return
+            try:
+                new = follower.is_new()
+                body = chosen().encode(errors="surrogateescape")
+            except UsageError as error:  # the folder was removed
+                body, new = escape(str(error)).encode(), False
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("X-New-Report", "yes" if new else "no")
+            self.send_header("Content-Security-Policy", POLICY)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    try:
+        server = http.server.ThreadingHTTPServer((HOST, port), Handler)
+    except (OSError, OverflowError) as error:
+        raise UsageError(f"cannot serve on port {port}: {str(error).lower()}") from None
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server, f"http://{HOST}:{server.server_address[1]}/"

@@ -1,0 +1,230 @@
+"""`paceline watch`: the state of runs that are going on, and the page that follows them."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline import fit
+from paceline.cli import main
+from paceline.commands import watch
+from paceline.config import Config
+from paceline.record import STEP_COLUMNS
+from paceline.report.live import LiveRun, serve, state_of
+from paceline.study.cells import Cell
+from paceline.study.folder import Folder
+from paceline.worker import worker
+
+SMALL: dict[str, Any] = {"strategy": "serial", "epochs": 2, "batch": 10, "quiet": True}
+
+
+def trained(runs: Path, name: str = "", **settings: Any) -> Path:
+    fitted = fit("mlp:8", "iris", runs=runs, **SMALL | settings)
+    assert fitted.run is not None
+    return fitted.run.rename(runs / name) if name else fitted.run
+
+
+def unfinished(folder: Path, *, process: int, waits: tuple[float, ...] = (0.0, 0.5)) -> None:
+    """Turn a complete run into one that this or another process is still writing, half a line at a time."""
+    (folder / "summary.json").unlink()
+    (folder / "running").write_text(f"process {process} on {os.uname().nodename} since today\n")
+    first, _ = (folder / "epochs.jsonl").read_text().splitlines()
+    (folder / "epochs.jsonl").write_text(f'{first}\n{{"epoch": 1, "lo')
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "ranks": len(waits)}))
+    (folder / "steps").mkdir()
+    for rank, part in enumerate(waits):
+        rows = np.zeros((3, len(STEP_COLUMNS)))
+        rows[:, STEP_COLUMNS.index("compute")], rows[:, STEP_COLUMNS.index("wait")] = 1 - part, part
+        (folder / f"steps/rank-{rank}.rows").write_bytes(rows.astype("<f8").tobytes() + b"half")
+
+
+def gone() -> int:
+    """The number of a process that does not exist."""
+    return int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
+
+
+def test_a_run_that_goes_on(tmp_path: Path) -> None:
+    unfinished(trained(tmp_path, "a"), process=os.getpid())
+    unfinished(trained(tmp_path, "b"), process=gone())
+    trained(tmp_path, "c")
+    state = state_of([tmp_path])
+    assert [(run.name, run.state) for run in state.runs] == [
+        ("a", "running"),
+        ("c", "complete"),
+        ("b", "stopped"),
+    ]
+    assert state.busy
+    going = state.runs[0]
+    assert (going.epoch, going.epochs) == (1, 2)
+    assert going.loss is not None
+    assert going.waiting == {0: 0.0, 1: 0.5}
+    assert going.left is not None
+    assert going.left > 0
+    assert "accuracy " in going.quality
+    assert state_of([tmp_path / "a"]).runs == (going,)
+
+
+def test_what_is_damaged_is_not_there_yet(tmp_path: Path) -> None:
+    folder = trained(tmp_path, "a")
+    unfinished(folder, process=os.getpid())
+    for file, content in (("epochs.jsonl", b"\xff\xfe\n[1]\n"), ("steps/rank-1.rows", b"12")):
+        (folder / file).write_bytes(content)
+    [run] = state_of([tmp_path]).runs
+    assert (run.epoch, run.loss, run.waiting) == (0, None, {0: 0.0})
+    (folder / "config.json").write_text("{")
+    assert state_of([tmp_path]).runs == ()
+
+
+def test_a_run_can_be_watched_while_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "PUBLISH", -1.0)
+    seen: list[LiveRun] = []
+
+    def look(outputs: Any, labels: Any) -> float:
+        seen.extend(state_of([tmp_path]).runs)
+        return 0.0
+
+    trained(tmp_path, epochs=3, metrics={"look": look})
+    assert [(run.state, run.epoch) for run in seen[:3]] == [("running", 0), ("running", 1), ("running", 2)]
+    assert seen[0].waiting == {}
+    assert seen[2].waiting == {0: 0.0}
+    assert seen[2].quality.endswith("look 0")
+    [run] = state_of([tmp_path]).runs
+    assert (run.state, run.epoch) == ("complete", 3)
+
+
+def test_what_a_study_does_next(tmp_path: Path) -> None:
+    folder, plan = Folder(tmp_path), {"done": 1, "total": 3, "then": ["sync on 2 ranks, seed 0"]}
+    with folder.lock():
+        folder.begin(Cell(config=Config(), ranks=2), plan)
+        assert state_of([tmp_path]).plan == "1 of 3 cells done; next: sync on 2 ranks, seed 0"
+        folder.begin(Cell(config=Config(), ranks=2), {**plan, "then": []})
+        assert state_of([tmp_path]).plan == "1 of 3 cells done; this is the last one"
+        folder.begin(Cell(config=Config(), ranks=2), {**plan, "then": 3})
+        assert state_of([tmp_path]).plan == ""
+        folder.begin(Cell(config=Config(), ranks=2), plan)
+    (tmp_path / ".lock").write_text(f"{gone()}\n")  # it was killed
+    assert not state_of([tmp_path]).busy
+
+
+# ---- the page
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    server, address = serve([tmp_path])
+    yield address
+    server.shutdown()
+    server.server_close()
+
+
+def get(address: str, **headers: str) -> tuple[str, Any]:
+    with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=300) as answer:
+        return answer.read().decode(), answer.headers
+
+
+def test_the_page_follows_the_runs(tmp_path: Path, address: str) -> None:
+    assert address.startswith("http://127.0.0.1:")
+    assert "no runs yet" in get(address)[0]
+    assert "No run is complete yet" in get(f"{address}report.html")[0]
+    trained(tmp_path, "<b>mine")
+    live, headers = get(f"{address}live")
+    assert "&lt;b&gt;mine" in live
+    assert "<b>" not in live
+    assert headers["X-New-Report"] == "yes"
+    report, _ = get(f"{address}report.html")
+    assert "serial" in report
+    page, headers = get(f"{address}live")
+    assert headers["X-New-Report"] == "no"
+    page, headers = get(address)
+    assert "&lt;b&gt;mine" in page
+    assert "://" not in page  # nothing is loaded from elsewhere, and nothing may be
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+
+
+@pytest.mark.parametrize(
+    ("path", "host", "status"),
+    [
+        ("config.json", "", 404),
+        ("../../etc/passwd", "", 404),
+        ("", "example.org", 403),
+        ("live", "example.org:80", 403),
+    ],
+)
+def test_nothing_else_is_served(address: str, path: str, host: str, status: int) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        get(address + path, **({"Host": host} if host else {}))
+    assert refused.value.code == status
+    refused.value.close()
+
+
+def test_a_folder_that_was_removed(tmp_path: Path, address: str) -> None:
+    tmp_path.rmdir()
+    assert "no such run or folder of runs" in get(address)[0]
+
+
+# ---- the command
+
+
+def test_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+
+    def wait(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 1:
+            trained(tmp_path, "late")
+        elif len(looks) == 3:
+            raise KeyboardInterrupt
+
+    trained(tmp_path, "early")
+    monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=wait))
+    assert main(["watch", str(tmp_path)]) == 0
+    page, *lines = capsys.readouterr().out.splitlines()
+    assert page.startswith("page: http://127.0.0.1:")
+    assert [line.partition(":")[0] for line in lines] == ["early", "late"]
+    assert "state complete, epoch 2 of 2" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nothing"], "no such run or folder of runs: nothing"),
+        ([".", "--port", "99999"], "cannot serve on port 99999"),
+    ],
+)
+def test_bad_input(
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["watch", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_the_table_of_the_terminal(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    unfinished(trained(tmp_path, "[bold]a"), process=os.getpid())
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(watch._table(state_of([tmp_path])))
+    text = console.export_text()
+    assert "[bold]a" in text
+    assert "waiting, by rank" in text
+    assert "1: 50 %" in text
