@@ -120,6 +120,7 @@ def test_mistakes_in_the_file(folder: Path, old: str, new: str, said: str) -> No
     with pytest.raises(BadStudyError) as bad:
         read(write(folder, STUDY.replace(old, new)))
     assert any(line.startswith(said) for line in bad.value.lines), bad.value.lines
+    assert not any("is an empty list" in line for line in bad.value.lines)
 
 
 @pytest.mark.parametrize(

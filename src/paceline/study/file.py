@@ -336,7 +336,7 @@ def _axes(
             values = _argument_lists(where, value, wrong)
         if name in axes:
             wrong.append(f"{where}: {name} is given twice, with a dash and with an underscore")
-        if not values:
+        if not values and name != "arguments":
             wrong.append(f"{where}: {given} is an empty list")
         found = [(inner, mistake(name, inner)) for inner in values]
         wrong += dict.fromkeys(f"{where}: {why}" for _, why in found if why is not None)
