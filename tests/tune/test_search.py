@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from paceline.compare.metric import Goal
-from paceline.config import Config
+from paceline.config import Config, Program
 from paceline.tune.answer import conclude, left_out, results
 from paceline.tune.search import LONGER, Failed, Observed, Search
 from paceline.tune.space import Candidate, Space
@@ -41,6 +41,8 @@ class Machine:
     """Candidate, epochs and seed of each run, in order."""
     records: dict[tuple[Candidate, int], Observed] = field(default_factory=dict)
     stop_after: float = math.inf
+    spare: float = 0.0
+    """Seconds before its limit at which a run is ended."""
 
     def clock(self) -> float:
         return self.now
@@ -57,7 +59,7 @@ class Machine:
             raise KeyboardInterrupt
         self.ran.append((candidate, epochs, seed))
         if took > limit:
-            self.now += limit
+            self.now += limit - self.spare
             return Failed(why="late", late=True)
         self.now += took
         needs = self.needs[candidate]
@@ -254,9 +256,25 @@ def test_the_budget_is_spent_as_long_as_a_candidate_was_not_tried() -> None:
     machine.seconds |= {THREADS: 30.0, SYNC: 30.0}
     search = search_on(machine, ALONE, THREADS, SYNC, budget=20.0)
     search.run()
-    assert machine.now < 15.0  # nothing else fits
+    assert search.budget - machine.now > START  # time is left, but nothing fits
     assert any("for lack of time" in line for line in left_out(search))
     assert "(the budget is spent)" in conclude(search).found
+
+
+def test_a_run_that_the_budget_ends_has_not_failed() -> None:
+    machine = four()
+    program = Program(file="own.py", arguments=())
+    candidates = tuple(one_thread(threads=threads, batch=None, lr=None) for threads in (1, 8))
+    machine.seconds |= dict.fromkeys(candidates, 30.0)
+    machine.spare = 1.0
+    search = Search(
+        space=replace(space_of(*candidates), program=program), goal=GOAL, bench=machine, budget=20.0,
+        clock=machine.clock, most_epochs=1,
+    )  # fmt: skip
+    search.run()
+    assert [candidate for candidate, _, _ in machine.ran] == [candidates[0]]
+    assert not any(trial.failed for trial in search.trials.values())
+    assert "no run was completed (the budget is spent)" in conclude(search).found
 
 
 def test_of_two_that_cannot_be_told_apart_the_simpler_one_is_given() -> None:

@@ -585,7 +585,7 @@ class Search:
     def _fits(self, candidate: Candidate, epochs: int, until: float) -> bool:
         """Return True if so many epochs are likely to end in time."""
         if self.space.program is not None:  # every run is a whole one
-            return self.clock() + min(self._wholes, default=0.0) / 2 <= until
+            return self.clock() + (min(self._wholes) / 2 if self._wholes else START) <= until
         each = self._clock_seconds(candidate) or 0.0
         return self.clock() + self._expected_start() + epochs * each <= max(until, self.clock())
 
@@ -608,16 +608,17 @@ class Search:
         """Run a candidate, or find its record; return False if it failed or was ended."""
         trial, number = self.trials[candidate], self._seed(seed)
         found = self.bench.find(candidate, epochs=epochs, seed=number)
+        left, patience = self._left(), self._patience(candidate, epochs)
         if found is None:
-            if self._left() <= 0:
+            if left <= 0:
                 return False
-            limit = min(self._left(), self._patience(candidate, epochs))
+            limit = min(left, patience)
             self._runs += 1
             found = self.bench.run(candidate, epochs=epochs, seed=number, limit=limit)
             if isinstance(found, Observed) and found.wall is not None:
                 self._note_wall(candidate, found)
         if isinstance(found, Failed):
-            if not found.late or self._left() > 0:
+            if not found.late or patience < left:
                 trial.failed = found.why
             return False
         self._note(candidate, seed, found)
