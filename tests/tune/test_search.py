@@ -251,13 +251,12 @@ def test_an_uncertain_answer_says_which_was_run_once(runs: dict[Candidate, list[
     assert f"but {said}" in conclude(search).sure
 
 
-def test_the_budget_is_spent_as_long_as_a_candidate_was_not_tried() -> None:
+def test_the_budget_is_spent_as_long_as_a_longer_run_might_reach_the_target() -> None:
     machine = four()
     machine.seconds |= {THREADS: 30.0, SYNC: 30.0}
     search = search_on(machine, ALONE, THREADS, SYNC, budget=20.0)
     search.run()
     assert search.budget - machine.now > START  # time is left, but nothing fits
-    assert any("for lack of time" in line for line in left_out(search))
     assert "(the budget is spent)" in conclude(search).found
 
 
