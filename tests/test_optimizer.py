@@ -134,7 +134,28 @@ def test_it_is_what_torch_does_by_itself(serial: Any) -> None:
     np.testing.assert_allclose(serial.model.x, own_loop(serial), **CLOSE)
 
 
-def test_a_run_is_recorded_and_resumed_bit_for_bit_on_another_number_of_ranks(
+def test_what_an_optimizer_remembers_must_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    size, need = (
+        sum(p.numel() for p in make_net().parameters()),
+        2 * sum(p.nbytes for p in make_net().parameters()),
+    )
+    settings = {**SETTINGS, "strategy": "serial", "runs": None}
+    monkeypatch.setattr("paceline.launch.resources.memory_available", lambda _: need - 1)
+    with pytest.raises(
+        UsageError, match=rf"AdamW keeps 2 numbers for each of the {size:,} parameters and needs"
+    ):
+        fit(make_net(), **settings)
+    monkeypatch.setattr("paceline.launch.resources.memory_available", lambda _: need)
+    fit(make_net(), **settings)
+
+
+def test_a_module_with_a_loss_is_recorded_by_its_own_name(tmp_path: Path) -> None:
+    loss = torch.nn.functional.cross_entropy
+    fitted = fit((make_net(), loss), **{**SETTINGS, "strategy": "serial", "epochs": 1}, runs=tmp_path)
+    assert Run(fitted.run).config["model"] == "torch.nn.modules.container:Sequential"
+
+
+def test_a_run_is_recorded_and_goes_on_to_rounding_on_another_number_of_ranks(
     machine: str, tmp_path: Path
 ) -> None:
     settings = {**SETTINGS, "strategy": "sync:allreduce=shared-memory", "clip": None}

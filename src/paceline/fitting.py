@@ -292,7 +292,8 @@ def _config(model: Any, data: Any, strategy: Any, settings: dict[str, Any], trus
             known += [field.name for field in fields(Safety)]
             simulated = f'; with on="sim" also {", ".join(NAMES)}'
             raise UsageError(f"unknown setting {name!r} of fit; choose one of {', '.join(known)}{simulated}")
-    words = {"model": model, "data": data, "strategy": strategy}
+    module = model[0] if isinstance(model, tuple) and model else model  # (module, loss)
+    words = {"model": module, "data": data, "strategy": strategy}
     spelled: dict[str, Any] = {k: v if isinstance(v, str) else _described(v) for k, v in words.items()}
     config = Config(**spelled, **settings)
     if config.replay is None:

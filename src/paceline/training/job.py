@@ -188,7 +188,7 @@ class Job:
         if count is None:
             return
         one = np.ones(1)
-        # What a torch optimizer remembers is known when the network has been built.
+        # What a torch optimizer remembers is known, and checked, when the network has been built.
         state = {} if self.optimizer else build_component("updates", self.config.update).start(one)
         states = sum(array.size for name, array in state.items() if array.dtype == one.dtype)
         copies = (
@@ -220,10 +220,25 @@ class Job:
         self.check_memory(data, strategy, 1)
         model = self.build(data)
         update = self.build_update(model, strategy)
+        if self.optimizer is not None:
+            self._check_state(update, model, ranks if getattr(strategy, "in_place", False) else 1)
         if isinstance(strategy, Strategy):
             strategy.check_model(ranks, model)
         schedule = build_component("schedules", self.config.schedule)
         return Components(data, strategy, model, update, schedule, sample_weights(model, data))
+
+    def _check_state(self, update: Any, model: Model, parts: int) -> None:
+        """Raise a UsageError if what a torch optimizer remembers does not fit into memory, beside the network.
+
+        `parts`: the ranks that may divide it.
+        """
+        inner = update.update if isinstance(update, Clipped) else update
+        sizes = [dtype.itemsize * model.x.size for dtype in inner.vectors(model.x.dtype).values()]
+        parameters = f"the {model.x.size:,} parameters"
+        check_memory(
+            sum(sizes) // parts,
+            f"{inner.kind} keeps {len(sizes)} numbers for each of {parameters} and needs {{}} of memory",
+        )
 
     def build_update(self, model: Model, strategy: Strategy | Train | None = None) -> Update:
         """Return the update: of the configuration, or the user's torch optimizer of this model.
