@@ -75,6 +75,18 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
     assert state_of([tmp_path / "a"]).runs == (going,)
 
 
+def test_waiting_in_an_exchange_that_all_ranks_take_part_in(tmp_path: Path) -> None:
+    folder = trained(tmp_path, "a", strategy="sync", ranks=1)
+    unfinished(folder, process=os.getpid(), waits=(0.0, 0.0))
+    exchange, step = STEP_COLUMNS.index("exchange"), STEP_COLUMNS.index("step")
+    for rank, (steps, spent) in enumerate((([0, 1, 2], [1.0, 1.0, 9.0]), ([0, 1], [3.0, 1.0]))):
+        rows = np.zeros((len(steps), len(STEP_COLUMNS)))
+        rows[:, step], rows[:, exchange] = steps, spent
+        (folder / f"steps/rank-{rank}.rows").write_bytes(rows.astype("<f8").tobytes())
+    [run] = state_of([tmp_path]).runs
+    assert run.waiting == {0: 0.0, 1: 0.5}  # of steps 0 and 1, which both have taken
+
+
 def test_what_is_damaged_is_not_there_yet(tmp_path: Path) -> None:
     folder = trained(tmp_path, "a")
     unfinished(folder, process=os.getpid())

@@ -10,6 +10,7 @@ second at the end of an epoch. What is half written, damaged or just being remov
 
 from __future__ import annotations
 
+import functools
 import http.server
 import json
 import threading
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.compare.metric import metric_named
 from paceline.errors import UsageError
@@ -30,6 +32,7 @@ from paceline.report.html import html_page
 from paceline.study.context import context_of
 from paceline.study.folder import RUNNING, Folder
 from paceline.text import clock_time, count, share
+from paceline.training.rank import excess
 
 HOST = "127.0.0.1"
 # At most so many runs are listed, and so many ranks of a run: first those that go on, then the latest.
@@ -38,6 +41,8 @@ LISTED, RANKS = 40, 16
 STEPS = 4096
 # What a step consists of.
 WORK = ("compute", "exchange", "update", "wait")
+COLUMNS = [STEP_COLUMNS.index(name) for name in WORK]
+Rows = NDArray[np.float64]
 HEADINGS = ("run", "state", "epoch", "loss", "quality", "samples/s", "waiting, by rank", "left")
 
 
@@ -148,7 +153,12 @@ def _read(folder: Path) -> LiveRun | None:
         loss=last.get("loss"),
         quality=_quality(last),
         speed=speed,
-        waiting=_waiting(folder, config["ranks"], summary),
+        waiting=_waiting(
+            folder,
+            config["ranks"],
+            summary,
+            in_step=(config.get("strategy_facts") or {}).get("in_step") is True,
+        ),
         left=left if run.simulated is None else None,
     )
 
@@ -189,22 +199,39 @@ def _quality(epoch: dict[str, Any]) -> str:
     )
 
 
-def _waiting(folder: Path, ranks: int, summary: Mapping[str, Any]) -> dict[int, float]:
-    """Return the fraction of time that each rank waits: of the whole run, or in its latest steps."""
-    found: dict[int, Mapping[str, float]] = dict(enumerate(summary.get("seconds_by_rank") or ()))
-    if not summary:
+def _waiting(folder: Path, ranks: int, summary: Mapping[str, Any], *, in_step: bool) -> dict[int, float]:
+    """Return the fraction of time that each rank waits: of the whole run, or in its latest steps.
+
+    `in_step`: all ranks take part in the same exchanges. No rank leaves one before the last has arrived, so the
+    excess over the rank that spent the least time in it is waiting.
+    """
+    if summary:
+        found = dict(enumerate(summary.get("seconds_by_rank") or ()))
+        totals = {rank: sum(own.get(name, 0.0) for name in WORK) for rank, own in found.items()}
+        waited = {rank: own.get("wait", 0.0) for rank, own in found.items()}
+    else:
         rows = {rank: _latest(rows_path(folder, "steps", rank)) for rank in range(ranks)}
-        columns = {name: STEP_COLUMNS.index(name) for name in WORK}
-        found = {
-            rank: {name: float(own[:, column].sum()) for name, column in columns.items()}
-            for rank, own in rows.items()
-            if own is not None
-        }
-    totals = {rank: sum(own.get(name, 0.0) for name in WORK) for rank, own in found.items()}
-    return {rank: own.get("wait", 0.0) / totals[rank] for rank, own in found.items() if totals[rank] > 0}
+        known = {rank: own for rank, own in rows.items() if own is not None}
+        if in_step and len(known) == ranks:  # until a run is complete, the exchange includes waiting in it
+            known = _common_steps(known)
+        totals = {rank: float(own[:, COLUMNS].sum()) for rank, own in known.items()}
+        waited = {rank: float(own[:, STEP_COLUMNS.index("wait")].sum()) for rank, own in known.items()}
+        if in_step and len(known) == ranks:
+            exchange = np.stack([known[rank][:, STEP_COLUMNS.index("exchange")] for rank in range(ranks)])
+            for rank, more in enumerate(excess(exchange).tolist()):
+                waited[rank] += more
+    return {rank: waited[rank] / total for rank, total in totals.items() if total > 0}
 
 
-def _latest(path: Path | None) -> np.ndarray[Any, Any] | None:
+def _common_steps(rows: Mapping[int, Rows]) -> dict[int, Rows]:
+    """Return the rows of those steps that are known of every rank, in order."""
+    steps = {rank: own[:, STEP_COLUMNS.index("step")] for rank, own in rows.items()}
+    common = functools.reduce(np.intersect1d, steps.values())
+    firsts = {rank: np.unique(own, return_index=True) for rank, own in steps.items()}
+    return {rank: rows[rank][first[np.isin(own, common)]] for rank, (own, first) in firsts.items()}
+
+
+def _latest(path: Path | None) -> Rows | None:
     """Return the latest whole rows of a rank's steps; None if there are none."""
     width = len(STEP_COLUMNS)
     try:
@@ -216,8 +243,7 @@ def _latest(path: Path | None) -> np.ndarray[Any, Any] | None:
     except OSError:
         return None
     found = np.frombuffer(data[: len(data) // (8 * width) * (8 * width)], "<f8").reshape(-1, width)
-    work = found[:, [STEP_COLUMNS.index(name) for name in WORK]]
-    return found if len(found) and np.isfinite(work).all() else None
+    return found if len(found) and np.isfinite(found[:, COLUMNS]).all() else None
 
 
 def _plan(place: Path) -> str:
