@@ -1,8 +1,10 @@
 """How fast the simulator is, and how much memory its ranks take.
 
     python benchmarks/simulator.py [--json FILE] [--only messages,ring,epoch,memory,largest]
+    python benchmarks/simulator.py --only messages --against ../other/src    # two versions in turns, and their ratio
 
-Each figure is of a process of its own, on one core. "messages": every rank sends 1 KiB to its neighbour, again and again.
+Each figure is of a process of its own, on one core. Seconds are those of the processor, so that other programs disturb
+them less; what else shares the core's caches still does. "messages": every rank sends 1 KiB to its neighbour.
 "ring": one ring allreduce of 1 MiB on 1,024 ranks. "epoch": an epoch of sync with recursive doubling on 4,096 ranks of a
 10 Gbit network, time alone. "memory": the reference network really trained on 1,024 ranks. "largest": two steps on 65,536
 ranks, time alone.
@@ -18,6 +20,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from where import where
@@ -50,9 +53,9 @@ def messages() -> dict[str, float]:
     for name, strict in (("messages_per_second", False), ("messages_per_second_strict", True)):
         rates = []
         for _ in range(5):
-            start = time.perf_counter()
-            outcome = vmpi.run(neighbours, 1000, ranks=256, strict=strict)
-            rates.append(outcome.messages / (time.perf_counter() - start))
+            start = time.process_time()
+            outcome = vmpi.run(neighbours, 200, ranks=256, strict=strict)
+            rates.append(outcome.messages / (time.process_time() - start))
         found[name] = sorted(rates)[2]
     return found
 
@@ -68,9 +71,9 @@ def ring() -> dict[str, float]:
         allreduce(mine, total, comm, algorithm="ring")
         return bool((total == comm.Get_size() * (comm.Get_size() - 1) // 2).all())
 
-    start = time.perf_counter()
+    start = time.process_time()
     outcome = vmpi.run(sums, ranks=1024, strict=False)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     assert all(outcome.values)
     return {
         "seconds": seconds,
@@ -111,9 +114,9 @@ def largest() -> dict[str, float]:
 def _trained(**settings: Any) -> dict[str, float]:
     import paceline
 
-    start = time.perf_counter()
+    start = time.process_time()
     fitted = paceline.fit(**REFERENCE, **settings)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     return {
         "seconds": seconds,
         "steps": fitted.steps,
@@ -125,12 +128,43 @@ def _trained(**settings: Any) -> dict[str, float]:
 CASES = {case.__name__: case for case in (messages, ring, epoch, memory, largest)}
 
 
+def run_case(name: str, source: Path | None = None) -> dict[str, float]:
+    """Run a case in a process of its own, with this version or with one from another folder."""
+    environment = dict(os.environ) if source is None else os.environ | {"PYTHONPATH": str(source.resolve())}
+    done = subprocess.run(
+        [sys.executable, __file__, "--case", name],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env=environment,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def compare(names: list[str], other: Path, turns: int) -> None:
+    """Run two versions in turns; print the best and the median of each figure, and the ratios."""
+    for name in names:
+        runs = [(run_case(name, other), run_case(name)) for _ in range(turns)]
+        for key in runs[0][0]:
+            before, after = ([run[side][key] for run in runs] for side in (0, 1))
+            best = min if key == "seconds" else max
+            print(
+                f"{name:10}{key:28} best {best(before):,.6g} -> {best(after):,.6g} ({best(after) / best(before):.3f}), "
+                f"median {median(before):,.6g} -> {median(after):,.6g} ({median(after) / median(before):.3f})",
+                flush=True,
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", default=",".join(CASES))
+    parser.add_argument(
+        "--against", type=Path, help="the folder src of another version, to be run in turns with this one"
+    )
+    parser.add_argument("--turns", type=int, default=5, help="turns of each version (default 5)")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.case:
@@ -139,12 +173,12 @@ def main() -> None:
         found["peak_megabytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(json.dumps(found))
         return
+    if args.against:
+        compare(args.only.split(","), args.against, args.turns)
+        return
     result: dict = {**where(), "cases": {}}
     for name in args.only.split(","):
-        done = subprocess.run(
-            [sys.executable, __file__, "--case", name], stdout=subprocess.PIPE, text=True, check=True
-        )
-        result["cases"][name] = found = json.loads(done.stdout.splitlines()[-1])
+        result["cases"][name] = found = run_case(name)
         print(f"{name:10}" + ", ".join(f"{key} {value:,.6g}" for key, value in found.items()), flush=True)
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")

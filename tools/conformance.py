@@ -1,7 +1,7 @@
 """Run mpi4py's own tests on virtual ranks, and print how many pass.
 
     python tools/conformance.py                         # every test file on 1, 2, 3, 5 and 8 virtual ranks
-    python tools/conformance.py --ranks 3 p2p_buf rma   # two of them, on 3
+    python tools/conformance.py p2p_buf rma --ranks 3   # two of them, on 3
 
 mpi4py's source archive is downloaded from PyPI into `build/`, which git ignores; nothing of it is part of the project.
 Each file runs as `paceline simulate run test_FILE.py -n RANKS --no-strict`. A test passes if it fails on no rank. Tests

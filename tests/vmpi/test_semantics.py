@@ -212,6 +212,60 @@ def test_a_receive_can_be_taken_back() -> None:
 # ---- mistakes
 
 
+def test_a_refused_sendrecv_leaves_no_receive_behind() -> None:
+    def program(comm: Any) -> int:
+        here, there = np.array([comm.rank]), np.array([-1])
+        with pytest.raises(TypeError):
+            comm.Sendrecv(object(), comm.rank, recvbuf=there, source=comm.rank)
+        assert there[0] == -1
+        comm.Sendrecv(here, comm.rank, recvbuf=there, source=comm.rank)
+        return int(there[0])
+
+    assert vmpi.run(program, ranks=2).values == [0, 1]
+
+
+def test_arrays_of_any_order_and_type_arrive() -> None:
+    """Messages from plain arrays take a shorter way than those from other arrays; the bytes are the same."""
+
+    def program(comm: Any) -> bool:
+        whole = np.arange(12.0).reshape(3, 4)
+        for sent in (
+            whole, whole[1:], whole.T, whole.astype(">f8"), whole.astype(bool), whole.astype("G"),
+            np.array(3, np.int16), np.empty(0), whole.astype("V8"),
+        ):  # fmt: skip
+            got = np.zeros_like(sent)
+            receiving = comm.Irecv(got, comm.rank)
+            comm.Isend(sent, comm.rank).Wait()
+            receiving.Wait()
+            assert got.tobytes("A") == sent.tobytes("A")
+        with pytest.raises(ValueError, match="contiguous"):
+            comm.Isend(whole[:, ::2], comm.rank)
+        whole.flags.writeable = False
+        with pytest.raises(ValueError, match="read-only"):
+            comm.Irecv(whole, comm.rank)
+        return True
+
+    for strict in (True, False):
+        assert all(vmpi.run(program, ranks=1, strict=strict).values)
+
+
+def test_a_freed_communicator_is_null() -> None:
+    def program(comm: Any) -> str:
+        from mpi4py import MPI
+
+        other = comm.Dup()
+        other.Free()
+        assert other == MPI.COMM_NULL
+        assert isinstance(other, MPI.Intracomm)
+        with pytest.raises(MPIError, match="null communicator"):
+            other.Isend(np.zeros(1), 0)
+        with pytest.raises(AttributeError):
+            _ = other.no_such_name
+        return type(other).__name__
+
+    assert set(vmpi.run(program, ranks=2).values) == {"Intracomm"}
+
+
 def test_truncation() -> None:
     def program(comm: Any) -> None:
         if comm.rank == 0:

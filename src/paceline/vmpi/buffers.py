@@ -324,7 +324,7 @@ class RankParts:
             units, chosen = 1, [layout_of(each) for each in layouts]
         if counts is None:
             counts = _share(whole.nbytes, chosen, members)
-        elif np.ndim(counts) == 0:
+        elif not isinstance(counts, (list, tuple)) and np.ndim(counts) == 0:
             counts = [_whole("count", counts)] * members
         counts = [int(count) for count in counts]
         if offsets is None:
@@ -332,7 +332,7 @@ class RankParts:
                 counts if not types else [n * each.extent for n, each in zip(counts, chosen, strict=True)]
             )
             offsets = _sums(lengths)
-        elif np.ndim(offsets) == 0:
+        elif not isinstance(offsets, (list, tuple)) and np.ndim(offsets) == 0:
             offsets = [int(offsets) * rank for rank in range(members)]
         if not len(counts) == len(offsets) == len(chosen) == members:
             raise ValueError(

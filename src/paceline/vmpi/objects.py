@@ -42,11 +42,13 @@ class Pickle:
         threshold: int = 1 << 18,
     ) -> None:  # fmt: skip
         self._dumps, self._loads = dumps, loads
-        self.PROTOCOL = pickle.HIGHEST_PROTOCOL if protocol is None else protocol
+        if protocol is None and dumps is pickle.dumps:
+            protocol = pickle.HIGHEST_PROTOCOL
+        self.PROTOCOL = protocol
         self.THRESHOLD = threshold
 
     def dumps(self, obj: Any) -> bytes:
-        return self._dumps(obj, self.PROTOCOL)  # type: ignore[no-any-return]
+        return self._dumps(obj) if self.PROTOCOL is None else self._dumps(obj, self.PROTOCOL)  # type: ignore[no-any-return]
 
     def loads(self, data: Any) -> Any:
         return self._loads(data)
@@ -62,7 +64,7 @@ class Pickle:
                 return False
             return True
 
-        return self._dumps(obj, max(self.PROTOCOL, 5), buffer_callback=keep), apart
+        return self._dumps(obj, max(self.PROTOCOL or 5, 5), buffer_callback=keep), apart
 
     def loads_oob(self, data: Any, buffers: Any) -> Any:
         return self._loads(data, buffers=buffers)
