@@ -30,6 +30,7 @@ from paceline.data._dataset import (
     fields_of,
     has_several,
     labels_at,
+    read_apart,
 )
 from paceline.data._load import load, load_labels, names_code
 from paceline.data._samples import Labels, check_inputs, check_labels
@@ -62,4 +63,5 @@ __all__ = [
     "names_code",
     "partition",
     "piece",
+    "read_apart",
 ]

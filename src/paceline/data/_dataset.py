@@ -7,6 +7,7 @@ Samples keep the type in which they are stored until a batch is created. The inp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -135,6 +136,22 @@ class ArraySplit:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def apart(self) -> ArraySplit | None:
+        """Return the same samples with working memory of its own, so that another thread can read them meanwhile.
+
+        None for a class of the user's own, whose `take` may do more than that.
+
+        >>> split = ArraySplit(np.eye(2, dtype=np.uint8), np.arange(2))
+        >>> split.apart().inputs is split.inputs
+        True
+        """
+        if type(self) is not ArraySplit:
+            return None
+        made = copy(self)
+        made._columns = [column.apart() for column in self._columns]
+        made._stored_labels = self._stored_labels[:0].copy()
+        return made
+
     def labels_at(self, indices: Array) -> Array:
         """Return the labels at `indices`."""
         return self.labels[indices]
@@ -169,6 +186,12 @@ class Column:
         self.kind = np.dtype(np.float32) if scale not in (None, 1) else array.dtype
         self.scale = (1 / 255 if array.dtype == np.uint8 else 1.0) if scale is None else scale
         self._stored = np.empty((0, *array.shape[1:]), array.dtype)
+
+    def apart(self) -> Column:
+        """Return the same array with working memory of its own."""
+        made = copy(self)
+        made._stored = self._stored[:0].copy()
+        return made
 
     def take(self, indices: Array, into: Array) -> None:
         """Write the values at `indices` into an array; floats are scaled."""
@@ -207,6 +230,11 @@ class Subset:
 
     def __len__(self) -> int:
         return len(self.places)
+
+    def apart(self) -> Subset | None:
+        """Return the same samples with working memory of its own; None if the other split cannot be read so."""
+        split = read_apart(self.split)
+        return None if split is None else Subset(split, self.places)
 
     def labels_at(self, indices: Array) -> Array:
         """Return the labels at `indices`."""
@@ -257,6 +285,13 @@ def fields_of(split: Split) -> tuple[Field, ...]:
     """Return the inputs of a sample; those of a split that does not say are one array of floats."""
     found: tuple[Field, ...] | None = getattr(split, "fields", None)
     return (Field("", split.shape, np.dtype(np.float32)),) if found is None else found
+
+
+def read_apart(split: Split) -> Split | None:
+    """Return the same samples for another thread to read at the same time; None if it is not known that it can."""
+    own = getattr(split, "apart", None)
+    found: Split | None = None if own is None else own()
+    return found
 
 
 def has_several(split: Split) -> bool:

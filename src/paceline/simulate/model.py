@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from paceline.data import Batch, Inputs
 from paceline.errors import UsageError
 from paceline.models import FactoredModel, Model, PartGradient, Ready, Tally, layer_by_layer, tally
-from paceline.simulate.together import Outstanding, Work
+from paceline.simulate.together import Outstanding, Reads, Work
 from paceline.vectors import Meter, vector
 
 Array = NDArray[Any]
@@ -40,13 +40,14 @@ def costed(
     kind: type[Costed] | None = None,
     before: Callable[[], None] | None = None,
     outstanding: Outstanding | None = None,
+    reads: Reads | None = None,
 ) -> Model:
     """Wrap `model` to charge the clock of `comm`.
 
     `before` is called before every gradient. `outstanding`: the work of all ranks, computed together; without it, a pass
-    is computed when the rank asks for it.
+    is computed when the rank asks for it. `reads`: what is read with a pass.
     """
-    made = (kind_of(model) if kind is None else kind)(model, comm, before, outstanding)
+    made = (kind_of(model) if kind is None else kind)(model, comm, before, outstanding, reads)
     return cast(Model, made)  # whose x and g are moved only with `place`
 
 
@@ -78,11 +79,13 @@ class Costed:
         comm: Any,
         before: Callable[[], None] | None = None,
         outstanding: Outstanding | None = None,
+        reads: Reads | None = None,
     ) -> None:
         self.plain = model
         self._comm = comm
         self._before = before
         self._outstanding = outstanding
+        self._reads = Reads() if reads is None else reads
         self._by_layer: Callable[[Batch, Ready], float] | None = None
         self._meter = Meter(comm.Work, self.time_only)
         self._see(model.x, model.g)
@@ -176,7 +179,7 @@ class Costed:
 
     def _begin(self, function: Callable[[], Any], batch: Batch | None = None) -> Work:
         """Begin work whose result this rank needs only when its clock has advanced by what the work costs."""
-        work = Work(self.plain, function, batch)
+        work = Work(self.plain, self._reads.before(function), batch)
         if self._outstanding is None:
             work.compute()
         else:
@@ -259,6 +262,7 @@ class TimeOnly(Costed):
         comm: Any,
         before: Callable[[], None] | None = None,
         outstanding: Outstanding | None = None,
+        reads: Reads | None = None,
     ) -> None:
         super().__init__(model, comm)
         self._backward = range(len(model.layers) - 1, -1, -1)

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Protocol
 
-from paceline.data import Batch
+from paceline.data import Batch, Inputs, Split
 from paceline.launch import apply_threads
 from paceline.models import Model, at_once, can_run_at_once
 
@@ -52,6 +53,57 @@ class Work:
         if self.error is not None:
             raise self.error
         return self.value
+
+
+class Reads:
+    """Samples that a rank is to read before its next pass, with that pass and on the same thread."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Callable[[], None]] = []
+
+    def add(self, read: Callable[[], None]) -> None:
+        """Note down a read."""
+        self._waiting.append(read)
+
+    def before(self, function: Callable[[], Any]) -> Callable[[], Any]:
+        """Return a function that reads what is to be read by now, and then calls `function`."""
+        if not self._waiting:
+            return function
+        reads, self._waiting = self._waiting, []
+
+        def read_first() -> Any:
+            for read in reads:
+                read()
+            return function()
+
+        return read_first
+
+
+class LateSplit:
+    """The samples of a split, read later, with the next pass of the rank that takes them.
+
+    >>> from paceline.data import ArraySplit
+    >>> import numpy as np
+    >>> reads, inputs, labels = Reads(), np.zeros((1, 1)), np.zeros(1, np.int64)
+    >>> LateSplit(ArraySplit(np.array([[0.5], [1.5]]), np.arange(2)), reads).take(np.array([1]), inputs, labels)
+    >>> inputs.item(), reads.before(lambda: inputs.item())()
+    (0.0, 1.5)
+    """
+
+    def __init__(self, split: Split, reads: Reads) -> None:
+        self._split, self._reads = split, reads
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_split":  # not set yet: the object is being copied
+            raise AttributeError(name)
+        return getattr(self._split, name)
+
+    def __len__(self) -> int:
+        return len(self._split)
+
+    def take(self, indices: Any, inputs: Inputs, labels: Any) -> None:
+        """Note down that these samples are to be written into `inputs` and `labels`."""
+        self._reads.add(partial(self._split.take, indices.copy(), inputs, labels))
 
 
 class Engine(Protocol):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from paceline.data import read_apart
 from paceline.errors import StoppedError, UsageError
 from paceline.files import read_json, read_text
 from paceline.launch import limit_threads, usable_cores
@@ -21,7 +22,7 @@ from paceline.record.checkpoint import latest
 from paceline.record.environment import environment
 from paceline.simulate.model import PAYS, Costed, Pool, Room, copied, costed, kind_of, moved
 from paceline.simulate.options import Options
-from paceline.simulate.together import Engine, Outstanding, Threads
+from paceline.simulate.together import Engine, LateSplit, Outstanding, Reads, Threads
 from paceline.strategies import Strategy
 from paceline.training.job import Components, Job, strategy_of
 from paceline.training.rank import Fitted, Show, train_at
@@ -198,8 +199,17 @@ class Simulation:
             self._checkpoint = latest(run)
         return self._checkpoint
 
-    def model(self, comm: Any) -> Model:
-        """Return the model of a rank, on its clock."""
+    def components(self, comm: Any) -> Components:
+        """Return the components of a rank: its model, on its clock, and data that it reads with its gradients."""
+        parts, reads = self.parts, Reads()
+        data = parts.data
+        # A user's own strategy may look at the samples of a batch.
+        if not self.time_only and _is_ours(parts.strategy) and (train := read_apart(data.train)) is not None:
+            data = replace(data, train=LateSplit(train, reads))
+        return parts._replace(model=self.model(comm, reads), data=data)
+
+    def model(self, comm: Any, reads: Reads) -> Model:
+        """Return the model of a rank, on its clock; what is in `reads` is read with its passes."""
         rank = 0 if self.time_only else comm.Get_rank()
         model, room = self.models[rank], self.rooms[rank]
 
@@ -210,7 +220,7 @@ class Simulation:
         if self._kind is None:
             self._kind = kind_of(model, time_only=self.time_only)
         before = None if room is None else settle
-        return costed(model, comm, self._kind, before=before, outstanding=self._outstanding)
+        return costed(model, comm, self._kind, before=before, outstanding=self._outstanding, reads=reads)
 
     def _engine(self) -> Engine:
         """Return what computes the gradients of all ranks: threads on all cores, unless the options say how many."""
@@ -271,8 +281,7 @@ class Simulated:
         return 0.0
 
     def prepare(self, job: Job) -> Components:
-        of = self._simulation
-        return of.parts._replace(model=of.model(self.comm))
+        return self._simulation.components(self.comm)
 
     def folder(self, job: Job) -> Path | None:
         return self._simulation.folder()

@@ -1,0 +1,149 @@
+"""How much faster really trained simulated ranks are on several cores.
+
+    python benchmarks/together.py [--threads 1,2,4,8,16] [--only mlp-256,cnn] [--repeat 3] [--json FILE]
+
+Each run is a process of its own, on as many cores as it has threads: 64 simulated ranks (and one master for
+parameter-server), a network that is fast enough not to matter, costs that are made up. "before" computes a gradient when
+its rank asks for it, on one core, as the simulator did before gradients were computed together. Seconds are those of the
+simulation itself, without imports and reading data; the best of `--repeat` runs, in turns. "share" is the part of the
+simulation with one thread that is spent on what can be computed together, and "at once" the mean number of gradients
+and evaluations that were computed together. Final parameters must be the same in every column.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from where import where
+
+MLP, CNN = {"model": "mlp:128,64", "data": "mnist"}, {"model": "cnn", "data": "mnist"}
+CASES: dict[str, dict[str, Any]] = {
+    "mlp-16": {**MLP, "strategy": "local-sgd", "batch": 16, "draws": 6400},
+    "mlp-256": {**MLP, "strategy": "local-sgd", "batch": 256, "draws": 1920},
+    "mlp-256-sync": {**MLP, "strategy": "sync:allreduce=native", "batch": 64 * 256, "draws": 30},
+    "mlp-256-gossip": {**MLP, "strategy": "gossip", "batch": 256, "draws": 1920},
+    "cnn": {**CNN, "strategy": "local-sgd", "batch": 16, "draws": 1280},
+    "cnn-sync": {**CNN, "strategy": "sync:allreduce=native", "batch": 64 * 16, "draws": 20},
+    "cnn-server": {**CNN, "strategy": "parameter-server", "batch": 16, "draws": 1280, "ranks": 65},
+    "cnn-hogwild": {**CNN, "strategy": "hogwild", "batch": 16, "draws": 1280, "network": "loopback"},
+}
+WORK = {
+    "gradient": [[1, 1e-3], [16, 6e-3], [256, 6e-2]],
+    "evaluate": [[1, 2e-5], [100, 2e-3]],
+    "update": [[1, 5e-10]],
+    "rule": [[1, 1e-9]],
+}
+
+
+def measure(name: str, threads: int) -> dict[str, Any]:
+    """Run a case in this process; `threads` 0: as before."""
+    import numpy as np
+
+    import paceline
+    from paceline.machine import Costs
+    from paceline.simulate import together, training
+    from paceline.vmpi import Curves
+
+    spent, sizes, seconds = [0.0], [0], [0.0]
+    compute, run, costed = together.Threads.__call__, training.Simulation.run, training.costed
+
+    def timed_compute(self: Any, works: Any) -> None:
+        start = time.perf_counter()
+        compute(self, works)
+        spent[0] += time.perf_counter() - start
+        sizes.append(len(works))
+
+    def timed_run(self: Any, *given: Any) -> Any:
+        start = time.perf_counter()
+        found = run(self, *given)
+        seconds[0] += time.perf_counter() - start
+        return found
+
+    def at_once(*given: Any, **named: Any) -> Any:
+        return costed(*given, **{**named, "outstanding": None})
+
+    together.Threads.__call__, training.Simulation.run = timed_compute, timed_run  # type: ignore[method-assign]
+    if threads == 0:
+        training.costed = at_once
+    costs = Costs(work={kind: Curves.of({1: table}) for kind, table in WORK.items()}, about="made up")
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        costs.save(Path(file.name))
+        settings = {"ranks": 64, "network": "infiniband", "lr": 0.1, "jitter": 0.1, **CASES[name]}
+        fitted = paceline.fit(
+            **settings, epochs=1, runs=None, quiet=True, on="sim", machine=file.name, threads=1,
+            compute_threads=max(threads, 1),
+        )  # fmt: skip
+    return {
+        "seconds": seconds[0],
+        "share": spent[0] / seconds[0],
+        "at_once": sum(sizes) / max(len(sizes) - 1, 1),
+        "parameters": hashlib.sha256(np.asarray(fitted.model.x).tobytes()).hexdigest()[:16],
+    }
+
+
+def start(name: str, threads: int) -> dict[str, Any]:
+    """Run a case in a process of its own, on as many cores as it has threads."""
+    cores = sorted(os.sched_getaffinity(0))[-max(threads, 1) :]
+    done = subprocess.run(
+        [sys.executable, __file__, "--case", name, "--threads", str(threads)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    cores = len(os.sched_getaffinity(0))
+    usual = ",".join(str(n) for n in (1, 2, 4, 8, 16) if n <= cores)
+    parser.add_argument("--threads", default=usual, help=f"numbers of threads (default: {usual})")
+    parser.add_argument("--only", default=",".join(CASES))
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.case:
+        print(json.dumps(measure(args.case, int(args.threads))))
+        return
+    threads = [0, *(int(word) for word in args.threads.split(","))]
+    heads = ["before", *(f"{n} thr" for n in threads[1:])]
+    print(f"{'seconds':16}" + "".join(f"{head:>16}" for head in heads) + f"{'share':>8}{'at once':>9}  load")
+    result: dict[str, Any] = {**where(), "cases": {}}
+    for name in args.only.split(","):
+        found: dict[int, list[dict[str, Any]]] = {n: [] for n in threads}
+        load = os.getloadavg()[0]
+        for _ in range(args.repeat):
+            for n in threads:
+                found[n].append(start(name, n))
+        best = {n: min(runs, key=lambda run: run["seconds"]) for n, runs in found.items()}
+        if len({run["parameters"] for runs in found.values() for run in runs}) > 1:
+            sys.exit(f"{name}: the parameters depend on the number of threads")
+        old = best[0]["seconds"]
+        told = [f"{best[n]['seconds']:9.2f} {old / best[n]['seconds']:5.2f}x" for n in threads]
+        one = best[threads[1]]
+        print(
+            f"{name:16}" + "".join(f"{text:>16}" for text in told)
+            + f"{100 * one['share']:6.1f} %{one['at_once']:9.1f}  {load:.1f}",
+            flush=True,
+        )  # fmt: skip
+        result["cases"][name] = {str(n) if n else "before": best[n] for n in threads} | {"load": load}
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
