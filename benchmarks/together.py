@@ -5,9 +5,11 @@
 Each run is a process of its own, on as many cores as it has threads: 64 simulated ranks (and one master for
 parameter-server), a network that is fast enough not to matter, costs that are made up. "before" computes a gradient when
 its rank asks for it, on one core, as the simulator did before gradients were computed together. Seconds are those of the
-simulation itself, without imports and reading data; the best of `--repeat` runs, in turns. "share" is the part of the
-simulation with one thread that is spent on what can be computed together, and "at once" the mean number of gradients
-and evaluations that were computed together. Final parameters must be the same in every column.
+simulation itself, without imports and reading data; the best of `--repeat` runs, in turns.
+
+"share": the part of the simulation with one thread that is spent on what can be computed together. "at once": the mean
+number of gradients and evaluations that were computed together. "cpu": the processor time with most threads, compared
+with before. Final parameters must be the same in every column.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def measure(name: str, threads: int) -> dict[str, Any]:
     from paceline.simulate import together, training
     from paceline.vmpi import Curves
 
-    spent, sizes, seconds = [0.0], [0], [0.0]
+    spent, sizes, seconds = [0.0], [0], [0.0, 0.0]
     compute, run, costed = together.Threads.__call__, training.Simulation.run, training.costed
 
     def timed_compute(self: Any, works: Any) -> None:
@@ -63,9 +65,9 @@ def measure(name: str, threads: int) -> dict[str, Any]:
         sizes.append(len(works))
 
     def timed_run(self: Any, *given: Any) -> Any:
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         found = run(self, *given)
-        seconds[0] += time.perf_counter() - start
+        seconds[:] = time.perf_counter() - start, time.process_time() - cpu
         return found
 
     def at_once(*given: Any, **named: Any) -> Any:
@@ -84,6 +86,7 @@ def measure(name: str, threads: int) -> dict[str, Any]:
         )  # fmt: skip
     return {
         "seconds": seconds[0],
+        "cpu_seconds": seconds[1],
         "share": spent[0] / seconds[0],
         "at_once": sum(sizes) / max(len(sizes) - 1, 1),
         "parameters": hashlib.sha256(np.asarray(fitted.model.x).tobytes()).hexdigest()[:16],
@@ -121,7 +124,11 @@ def main() -> None:
         return
     threads = [0, *(int(word) for word in args.threads.split(","))]
     heads = ["before", *(f"{n} thr" for n in threads[1:])]
-    print(f"{'seconds':16}" + "".join(f"{head:>16}" for head in heads) + f"{'share':>8}{'at once':>9}  load")
+    print(
+        f"{'seconds':16}"
+        + "".join(f"{head:>16}" for head in heads)
+        + f"{'share':>8}{'at once':>9}{'cpu':>7}  load"
+    )
     result: dict[str, Any] = {**where(), "cases": {}}
     for name in args.only.split(","):
         found: dict[int, list[dict[str, Any]]] = {n: [] for n in threads}
@@ -134,10 +141,10 @@ def main() -> None:
             sys.exit(f"{name}: the parameters depend on the number of threads")
         old = best[0]["seconds"]
         told = [f"{best[n]['seconds']:9.2f} {old / best[n]['seconds']:5.2f}x" for n in threads]
-        one = best[threads[1]]
+        one, cpu = best[threads[1]], best[threads[-1]]["cpu_seconds"] / best[0]["cpu_seconds"]
         print(
             f"{name:16}" + "".join(f"{text:>16}" for text in told)
-            + f"{100 * one['share']:6.1f} %{one['at_once']:9.1f}  {load:.1f}",
+            + f"{100 * one['share']:6.1f} %{one['at_once']:9.1f}{cpu:6.2f}x  {load:.1f}",
             flush=True,
         )  # fmt: skip
         result["cases"][name] = {str(n) if n else "before": best[n] for n in threads} | {"load": load}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from paceline import fit, vmpi
+from paceline.data import ArraySplit, Subset, read_apart
 from paceline.errors import UsageError
 from paceline.files import read_arrays
 from paceline.models.mlp import MLP
@@ -46,8 +47,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def simulated(machine: str) -> Any:
-    def simulated(strategy: str, threads: int, ranks: int = 4, **settings: Any) -> Any:
-        network = "loopback" if "shared-memory" in strategy else NODES
+    def simulated(strategy: Any, threads: int, ranks: int = 4, **settings: Any) -> Any:
+        network = "loopback" if "shared-memory" in str(strategy) else NODES
         given = {**SMALL, "runs": None, "network": network, "machine": machine, "draws": 12, **settings}
         return fit(on="sim", strategy=strategy, ranks=ranks, compute_threads=threads, **given)
 
@@ -191,6 +192,39 @@ def test_models_of_unknown_kind_are_computed_one_by_one() -> None:
     engine(works)
     engine.close()
     assert where == [threading.get_ident()] * 6
+
+
+def test_a_strategy_of_the_users_own_sees_the_samples_of_its_batches(simulated: Any) -> None:
+    seen: list[bool] = []
+
+    def look(me: Any) -> None:
+        for epoch in me.epochs():
+            for batch in me.own_batches(epoch):
+                before = batch.inputs.copy()
+                me.gradient(batch)
+                seen.append(bool(before.any()) and np.array_equal(before, batch.inputs))
+                me.step(me.model.g, batch.count)
+            me.validate(epoch)
+
+    simulated(look, 2, ranks=2)
+    assert len(seen) >= 12
+    assert all(seen)
+
+
+def test_samples_are_read_apart_only_where_that_is_safe() -> None:
+    class Own(ArraySplit):
+        """A user's own split, which may do anything."""
+
+    inputs, labels = np.arange(6, dtype=np.uint8).reshape(3, 2), np.arange(3)
+    split, own = ArraySplit(inputs, labels), Own(inputs, labels)
+    subset = read_apart(Subset(split, np.array([2, 0])))
+    assert read_apart(own) is None
+    assert read_apart(Subset(own, np.array([0]))) is None
+    assert subset is not None
+    room, found = np.zeros((1, 2)), np.zeros(1, np.int64)
+    subset.take(np.array([0]), room, found)
+    assert found[0] == 2
+    assert np.allclose(room, inputs[2] / 255)
 
 
 # ---- modules of PyTorch
