@@ -204,7 +204,7 @@ class Simulation:
         parts, reads = self.parts, Reads()
         data = parts.data
         # A user's own strategy may look at the samples of a batch.
-        if not self.time_only and _is_ours(parts.strategy) and (train := read_apart(data.train)) is not None:
+        if not self.time_only and is_ours(parts.strategy) and (train := read_apart(data.train)) is not None:
             data = replace(data, train=LateSplit(train, reads))
         return parts._replace(model=self.model(comm, reads), data=data)
 
