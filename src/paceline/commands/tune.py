@@ -6,6 +6,7 @@ import argparse
 import re
 import shlex
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -40,6 +41,8 @@ exit status: 0 an answer, also if nothing reached the target, which it says; 2 b
 # Settings that a search does not take: they tie the batch to the ranks, or a run to another.
 NOT_HERE = ("batch_per_rank", "lr_scaling", "replay", "reproducible")
 LEAST_BUDGET = 1.0
+# In less, nothing is left for runs once the costs of the work have been measured.
+FORECAST_FROM = 20.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Search; print what was found and, in the last line, the command to copy."""
+    began = time.monotonic()
     from paceline import launch
     from paceline.commands.study import _terminated
     from paceline.tune.answer import conclude, left_out, results
@@ -90,7 +94,7 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError("tune starts its runs itself: run it without mpiexec or srun")
     import_from_here()
     with _terminated() as signals:
-        folder, make = prepare(args)
+        folder, make = prepare(args, began)
         with folder.lock() as lock:
             search = make(lock)
             search.run()
@@ -105,8 +109,11 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def prepare(args: argparse.Namespace) -> tuple[Folder, Callable[[int], Search]]:
-    """Check all input; return the folder of the runs, and a function that makes the search when it is locked."""
+def prepare(args: argparse.Namespace, began: float | None = None) -> tuple[Folder, Callable[[int], Search]]:
+    """Check all input; return the folder of the runs, and a function that makes the search when it is locked.
+
+    `began`: when the budget began, by `time.monotonic()`; by default when the search is made.
+    """
     from paceline import launch
     from paceline.compare.metric import Goal
     from paceline.study.folder import Folder
@@ -161,7 +168,7 @@ def prepare(args: argparse.Namespace) -> tuple[Folder, Callable[[int], Search]]:
         )
     folder = Folder(args.runs or Path("runs") / f"tune-{slug}")
     folder.check()
-    tell = _tell(quiet=args.quiet)
+    tell = _tell(began, quiet=args.quiet)
     limited = "epochs" in given or not space.grows
     epochs = 1 if program is not None else config.epochs if limited else MOST_EPOCHS
     modules = Path() if program is None else Path(program.file).absolute().parent
@@ -175,7 +182,14 @@ def prepare(args: argparse.Namespace) -> tuple[Folder, Callable[[int], Search]]:
         if known := runs.open(about):
             tell(f"going on from {known} run{'s' * (known > 1)} in {folder.path}")
         return Search(
-            space=space, goal=goal, bench=runs, budget=budget, speeds=forecast, most_epochs=epochs, tell=tell
+            space=space,
+            goal=goal,
+            bench=runs,
+            budget=budget,
+            began=began,
+            speeds=forecast if budget >= FORECAST_FROM or options is not None else None,
+            most_epochs=epochs,
+            tell=tell,
         )
 
     return folder, make
@@ -275,17 +289,15 @@ def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")[-60:] or "own"
 
 
-def _tell(*, quiet: bool) -> Any:
+def _tell(began: float | None, *, quiet: bool) -> Any:
     """Return a function that writes a line of progress, with the time."""
-    import time
-
     from paceline.text import clock_time
 
-    began = time.monotonic()
+    start = time.monotonic() if began is None else began
 
     def tell(line: str) -> None:
         if not quiet:
-            print(f"{clock_time(time.monotonic() - began):>7}  {line}", file=sys.stderr, flush=True)
+            print(f"{clock_time(time.monotonic() - start):>7}  {line}", file=sys.stderr, flush=True)
 
     return tell
 

@@ -16,7 +16,7 @@ from statistics import median
 from paceline.config import Config
 from paceline.data import Dataset
 from paceline.errors import UsageError
-from paceline.launch import limit_threads, machine_cores
+from paceline.launch import allocated_cores, limit_threads
 from paceline.machine import Costs, costs_of, load_network
 from paceline.models import Model
 from paceline.simulate.case import Workload
@@ -68,7 +68,7 @@ class Forecast:
         with limit_threads(1):
             if self.options is not None:
                 return costs_for(job, self.options)
-            ranks = sorted({1, machine_cores()})
+            ranks = sorted({1, allocated_cores()})
             return load_network(Options().network), costs_of(job, ranks, seconds=MEASURE)
 
     def epoch_seconds(self, candidate: Candidate) -> float | None:

@@ -128,6 +128,8 @@ class Search:
     budget: float
     speeds: Speeds | None = None
     clock: Callable[[], float] = time.monotonic
+    began: float | None = None
+    """When the budget began, by the clock; None: now."""
     most_epochs: int = MOST_EPOCHS
     tell: Callable[[str], None] = lambda text: None
     trials: dict[Candidate, Trial] = field(default_factory=dict)
@@ -138,7 +140,7 @@ class Search:
     """Why the search ended."""
 
     def __post_init__(self) -> None:
-        self._began = self.clock()
+        self._began = self.clock() if self.began is None else self.began
         self._measured: dict[tuple[object, ...], float] = {}
         self._overheads: list[float] = []
         self._per_epoch: dict[tuple[object, ...], float] = {}
