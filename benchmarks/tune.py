@@ -108,6 +108,7 @@ def find_choice(search: Any, line: str) -> Any:
 
 def study(problem: Problem, line: str, seconds: float, runs: Path, seed: int) -> dict[str, Any]:
     """Run the candidates of the search's space, the choice first; return the times to the target."""
+    from paceline.config import Config
     from paceline.tune.search import Observed, Trial
 
     began = time.perf_counter()
@@ -116,7 +117,9 @@ def study(problem: Problem, line: str, seconds: float, runs: Path, seed: int) ->
         search = make(lock)
         choice = find_choice(search, line)
         search.trials.setdefault(choice, Trial(choice))
-        printed = next((int(word[9:]) for word in shlex.split(line) if word.startswith("--epochs=")), 1)
+        printed = next(
+            (int(word[9:]) for word in shlex.split(line) if word.startswith("--epochs=")), Config().epochs
+        )
         epochs, tried, walls = 2 * printed + 1, 0, []
 
         def left() -> float:
