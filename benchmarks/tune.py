@@ -132,7 +132,7 @@ def study(problem: Problem, line: str, seconds: float, runs: Path, seed: int) ->
                     candidate, epochs=epochs, seed=number, limit=max(STARTING, min(limit, left()))
                 )
                 if isinstance(found, Observed):
-                    search.trials[candidate].runs[number] = found
+                    search.note(candidate, number, found)
                     walls.append(time.perf_counter() - start)
 
         for number in SEEDS:

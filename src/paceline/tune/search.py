@@ -197,7 +197,7 @@ class Search:
             for number in range(MOST_RUNS):
                 found = self.bench.find(one, epochs=self._least_record(), seed=self._seed(number))
                 if isinstance(found, Observed):
-                    self._note(one, number, found)
+                    self.note(one, number, found)
 
     def _least_record(self) -> int:
         return 1 if self.space.grows else self.most_epochs
@@ -623,10 +623,10 @@ class Search:
             if not found.late or patience < left:
                 trial.failed = found.why
             return False
-        self._note(candidate, seed, found)
+        self.note(candidate, seed, found)
         return True
 
-    def _note(self, candidate: Candidate, seed: int, found: Observed) -> None:
+    def note(self, candidate: Candidate, seed: int, found: Observed) -> None:
         """Note a run: its course, its speed and what it shows about others."""
         trial = self._tried.setdefault(candidate, self.trials[candidate])
         trial.runs[seed] = found
