@@ -20,6 +20,7 @@ from paceline.report import document_of, write
 from paceline.report.command import command_of
 from paceline.report.document import Document, Opening, Spread
 from paceline.report.html import html_page
+from paceline.report.pdf import pdf_bytes
 from paceline.report.writing import csv_text, markdown_page
 from tests.report.conftest import altered, rewrite, table
 
@@ -174,6 +175,40 @@ def test_simulated_rows_answer_if_nothing_else_was_compared(matrix: Path) -> Non
         "Simulated: sync, 4 ranks (simulated: 1gbe, time only) takes the"
     )
     assert not opening(document_of(found)).sentence.startswith("Simulated")
+
+
+def test_lower_values_of_another_metric_are_better(runs: list[Run], tmp_path: Path) -> None:
+    found = [
+        altered(
+            run,
+            tmp_path,
+            test_metrics={"perplexity": value},
+            test_accuracy=None,
+            classes=0,
+            test_loss=None,
+            class_names=[],
+        )
+        for run, value in zip(made(runs, tmp_path, SERIAL, ("sync", 2, 2.5, 0.95)), (11.0, 10.0), strict=True)
+    ]
+    for run, value in zip(found, (11.0, 10.0), strict=True):
+        line = json.loads((run.folder / "epochs.jsonl").read_text())
+        (run.folder / "epochs.jsonl").write_text(
+            json.dumps({**line, "metrics": {"perplexity": value}}) + "\n"
+        )
+    page = document_of([Run(run.folder) for run in found], target="perplexity<=12")
+    answer = opening(page)
+    assert answer.sentence == (
+        "Use sync, 2 ranks: it reaches perplexity 12 first, after 2.5 s, 1.6 times as fast as serial, 1 rank (4 s)."
+    )
+    figure = answer.figure
+    assert isinstance(figure, Points)
+    assert figure.descending
+    assert [figure.points[k].label for k in figure.front] == ["sync, 2 ranks"]
+    assert pdf_bytes(page).startswith(b"%PDF")
+    unreached = opening(document_of([Run(run.folder) for run in found], target="perplexity<=9"))
+    assert (
+        unreached.sentence == "Nothing reached the target of perplexity 9; closest was sync, 2 ranks, at 10."
+    )
 
 
 # ---- the command

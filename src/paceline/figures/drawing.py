@@ -618,7 +618,7 @@ def _add_labels(
                 _line(label=f"{number}  {words}", **(look | {"marker": style.marker, "markersize": 6}))
             )
         labels = [str(number) for number in range(1, len(labels) + 1)]
-        found = place_labels(labels, spots, size, page, avoid=lines, must=True) or []
+        found = place_labels(labels, spots, size, page, avoid=[*lines, *spreads], must=True) or []
     for words, (dx, dy), mark, point in zip(labels, found, marks, figure.points, strict=True):
         across = ("left", 0.0) if dx > 0 else ("right", 1.0) if dx < 0 else ("center", 0.5)
         along = ("bottom", 0.0) if dy > 0 else ("top", 1.0) if dy < 0 else ("center", 0.5)
