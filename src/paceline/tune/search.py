@@ -179,6 +179,7 @@ class Search:
                     break
         except KeyboardInterrupt:
             self.interrupted = True
+            self._recall()  # a run may have ended just before
             self.over = "interrupted"
         if not self.over:
             self.over = "the budget is spent" if self._more_to_try() else "nothing is left to try"
