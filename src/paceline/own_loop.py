@@ -1288,6 +1288,7 @@ class Session:
             or not self._handed
             or self._more_to_come
             or self._in_pass
+            or getattr(self.strategy, "remote_update", False)  # the program may clip what is sent
         ):
             run()
             return
