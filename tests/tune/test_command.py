@@ -53,6 +53,10 @@ raise SystemExit(7)
         (["--target", "98%", "--for", "4", "--network", "nothing"], "nothing"),
         (["--target", "98%", "--for", "4", "-n", "8"], "ranks must be from 1 to 4"),
         (["--target", "98%", "-n", "0"], "ranks must be at least 1"),
+        (
+            ["--target", "98%", "-n", "9999"],
+            "the cores of this machine, unless one is simulated with --for P; got 9999",
+        ),
         (["--target", "98%", "--epochs", "0"], "epochs must be at least 1 for a search; got 0"),
         (["--target", "98%", "--batch-per-rank", "4"], "unrecognized arguments"),
         (["--target", "98%", "--strategy", "psgd", "-n", "1", "--batch", "100000"], "100000"),

@@ -226,7 +226,13 @@ def _machine(args: argparse.Namespace) -> tuple[Options | None, int]:
             raise UsageError("network is for a simulated machine: give --for P with it")
         if args.ranks is not None and args.ranks < 1:
             raise UsageError(f"ranks must be at least 1; got {args.ranks}")
-        return None, launch.allocated_cores()
+        cores = launch.allocated_cores()
+        if args.ranks is not None and args.ranks > cores:
+            raise UsageError(
+                f"ranks must be at most {cores}, the cores of this machine, unless one is simulated with --for P; "
+                f"got {args.ranks}"
+            )
+        return None, cores
     if args.for_ranks < 1:
         raise UsageError(f"for must be a number of cores, at least 1; got {args.for_ranks}")
     if args.ranks is not None and not 1 <= args.ranks <= args.for_ranks:

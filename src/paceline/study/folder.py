@@ -74,9 +74,11 @@ class Folder:
             except BlockingIOError:
                 holder = os.pread(handle, 20, 0).decode(errors="replace").strip()
             if _lives(holder):
-                raise UsageError(f"another study (process {holder}) is running in {self.path}")
+                raise UsageError(f"another run of study or tune (process {holder}) is using {self.path}")
             if time.monotonic() > late:
-                raise UsageError(f"a run that an earlier study started in {self.path} has not ended yet")
+                raise UsageError(
+                    f"a run that an earlier study or tune started in {self.path} has not ended yet"
+                )
             time.sleep(0.05)
 
     @property

@@ -78,6 +78,8 @@ class Forecast:
         """
         if candidate.batch is None:
             return None
+        if (measured := self._between_batches(candidate)) is not None:
+            return measured
         ends = (min(self.usual, self.batch), self.batch)
         steps = [self._step_seconds(replace(candidate, batch=batch)) for batch in dict.fromkeys(ends)]
         if None in steps:
@@ -88,6 +90,26 @@ class Forecast:
         samples = self.base.draws * candidate.batch if self.base.draws else len(self.data.train)
         seconds = step * samples / candidate.batch
         return seconds * (median(self._errors) if self._errors else 1.0)
+
+    def _between_batches(self, candidate: Candidate) -> float | None:
+        """Return the seconds of an epoch of one process, if its threads were measured with two other batches.
+
+        What threads bring depends on the batch, so that predictions for one batch from another one would be wrong by far.
+        """
+        if not candidate.serial or candidate.threads == 1 or candidate.batch is None:
+            return None
+        wanted = candidate.batch
+        known = {
+            batch: seconds * batch  # in proportion to the seconds of a step
+            for (threads, batch), seconds in self._serial.items()
+            if threads == candidate.threads and batch is not None
+        }
+        if wanted in known or len(known) < 2:
+            return known[wanted] / wanted if wanted in known else None
+        first, last = sorted(sorted(known, key=lambda batch: abs(math.log(batch / wanted)))[:2])
+        each = max(0.0, (known[last] - known[first]) / (last - first))
+        step = known[first] + each * (wanted - first)
+        return max(step, known[first] * min(1.0, wanted / first)) / wanted
 
     def _step_seconds(self, candidate: Candidate) -> float | None:
         """Return the simulated seconds in which all ranks together compute one batch."""

@@ -1,6 +1,9 @@
 """The search: which candidates are run, for how long and how often, within a budget of time.
 
-1. One process with one thread and with all of them, then the candidates that are expected to be fastest.
+1. One process with one thread and with all of them. If epochs are long, short runs then measure the speed of the most
+   promising of each kind that takes the steps of serial training: threads, ranks, ranks with threads.
+   After that comes what is expected to be fastest: seconds of an epoch, measured or predicted, times epochs. What takes
+   other steps than serial training is expected to need more of them, and waits until the others have been tried.
 2. Rungs of training time: every candidate may train for as long as the others; a third goes on, three times as long,
    until one reaches the target. From then on no run is longer than the fastest one so far.
 3. A candidate is left out as soon as it cannot win: an epoch of it takes at least so long, by measurement or by
@@ -23,7 +26,7 @@ from typing import Protocol
 from paceline.compare.metric import Goal
 from paceline.text import count
 from paceline.text import seconds as spell_seconds
-from paceline.tune.space import Candidate, Space
+from paceline.tune.space import ALONE, Candidate, Space
 from paceline.tune.timing import Timing, parted, pooled_noise
 
 START = 2.0  # seconds of a run before and after training, until they have been measured
@@ -34,9 +37,19 @@ FIRST_RUNG = (
 SEARCH_SHARE = 0.65  # of the budget; the rest is for repetitions
 RUNG_SHARE = 0.35  # of what is left, for one rung while nothing has reached the target
 OUTLOOK, SMALLEST = 1.5, 1e-4  # the power with which errors are extrapolated, and the smallest error
+BEYOND = 1.5  # times the extrapolated epochs to the target, for a longer run
 FORECAST_SHARE = 0.12
-PROBE_SHARE = 0.25
+PROBE_SHARE = 0.35  # of what is left
 PROBE = 1.0  # seconds of a run that only measures speed
+ALONE_SHARE = (
+    0.2  # of the budget, for one process with one thread where something else takes its steps faster
+)
+FAR = 3.0  # times what the best is expected to take: not worth measuring
+SURE_FASTER = 0.9  # times the fastest so far, for what is expected to be faster with the same steps
+CRITICAL_BATCH = 512  # with a batch of this size, twice the samples are needed that the smallest batches need
+OTHER_STEPS = (
+    2.0  # times the epochs, besides the root of the workers, if steps are not those of serial training
+)
 SURE_MEASURED, SURE_PREDICTED = 0.9, 0.5  # how much faster than measured or predicted a candidate may be
 CLOSE = 1.3  # candidates whose times differ by less are worth repeating
 MOST_RUNS = 6  # of one candidate
@@ -148,6 +161,8 @@ class Search:
         self._phase = self._began
         """When the latest round of exploring and repeating began."""
         self._runs = 0
+        self._spent_alone = 0.0
+        """Seconds on the clock for one process with one thread."""
         self._wholes: list[float] = []
         """Seconds on the clock for whole runs of a program."""
         self._walls: list[tuple[float, int, Candidate]] = []
@@ -225,6 +240,7 @@ class Search:
             allowance *= LONGER
         if self.times():
             self._phase = self.clock()
+            self._rung(list(filter(self._is_sure, self.trials)), math.inf, self._search_end())
             self._change_rates()
             self._rung(list(self.trials), math.inf, self._search_end())
 
@@ -236,20 +252,34 @@ class Search:
             known = self._seconds(one) or self._seconds(next(iter(self.trials)))
             if known is None or known > max(PROBE, self.budget / FIRST_RUNG):
                 self._probe(one)
-        slow = min((self._seconds(one) or 0.0 for one in self.trials), default=0.0)
-        if slow > max(2 * PROBE, self.budget / FIRST_RUNG):
-            self._probe_fastest()
+        if min(self._measured.values(), default=0.0) > PROBE:
+            self._try_kinds()
 
-    def _probe_fastest(self) -> None:
-        """Measure the speed of those that are expected to be fastest, if epochs are too long for trying them all."""
-        until = self._began + PROBE_SHARE * self.budget
-        seen: set[tuple[object, ...]] = set()
-        for one in sorted(self.trials, key=self._expected):
-            if self.clock() > until:
-                return
-            if one.speed not in seen and not self.trials[one].failed:
-                seen.add(one.speed)
+    def _try_kinds(self) -> None:
+        """Measure speeds of each kind that takes the steps of serial training, by turns, the most promising first."""
+        until = self.clock() + PROBE_SHARE * self._left()
+        turns: dict[tuple[bool, bool], int] = {}
+        waiting = {one.speed: one for one in reversed(self.trials) if self._is_rival(one)}
+        while waiting and self.clock() + self._expected_start() + PROBE <= until:
+            expected = {one: self._expected(one) for one in self.trials if one.equals_serial}
+            one = min(waiting.values(), key=lambda each: (turns.get(each.kind, 0), expected[each]))
+            del waiting[one.speed]
+            seconds = self._seconds(one)
+            fastest, other = self._fastest.get(one.batch, (math.inf, one))
+            slower = one.kind == other.kind and (seconds or 0.0) > fastest
+            near = (FAR if one.kind in turns else FAR**2) * min(expected.values())
+            if one.speed in self._measured or slower or expected[one] > near:
+                continue
+            turns[one.kind] = turns.get(one.kind, 0) + 1
+            if seconds is not None and seconds <= 2 * PROBE:  # its first epoch shows what it learns, too
+                self._observe(one, epochs=self._epochs(one, PROBE), seed=0)
+            else:
                 self._probe(one)
+
+    def _is_rival(self, candidate: Candidate) -> bool:
+        """Return True if it takes the steps of serial training, with batches that are not below the usual ones."""
+        usual = self.space.candidates[0].batch or 0
+        return candidate.equals_serial and candidate.kind != ALONE and (candidate.batch or 0) >= usual
 
     def _probe(self, candidate: Candidate) -> None:
         if candidate.speed in self._measured or self.bench.find(candidate, epochs=1, seed=self._seed(0)):
@@ -258,7 +288,9 @@ class Search:
         draws = 8 if expected is None else max(8, int(PROBE / expected * self._steps(candidate)))
         if draws >= self._steps(candidate) or self._left() < self._expected_start():
             return  # a whole epoch is as short
+        began = self.clock()
         found = self.bench.probe(candidate, draws=draws, limit=self._left())
+        self._note_spent(candidate, self.clock() - began)
         if found is None:
             return
         self._note_speed(candidate, found)
@@ -266,11 +298,14 @@ class Search:
     def _rung(self, alive: Sequence[Candidate], allowance: float, until: float) -> None:
         """Let each of these train for `allowance` seconds, the most promising first; leave out what cannot win."""
         waiting, taken = list(alive), []
-        first = [one for one in waiting if one.serial][:2]
+        cheap = max(2 * PROBE, self.budget / FIRST_RUNG)
+        first = [
+            one for one in [one for one in waiting if one.serial][:2] if (self._seconds(one) or 0.0) <= cheap
+        ]
         order: list[Candidate] = []
         while waiting:
             if not order:
-                order = [*first, *sorted((one for one in waiting if one not in first), key=self._expected)]
+                order = [*first, *self._order([one for one in waiting if one not in first])]
             one = order.pop(0)
             waiting.remove(one)
             first = [other for other in first if other != one]
@@ -282,15 +317,71 @@ class Search:
                 continue
             if self.clock() >= until:
                 break
-            if (epochs := self._epochs(one, allowance)) > self._longest(trial):
+            epochs, before = self._epochs(one, allowance), self._longest(trial)
+            if epochs > (before if self.times() or not self.space.grows else 2 * before - 1):
                 if not self._fits(one, epochs, until):
                     epochs = 0 if self.times() else self._epochs_that_fit(one, until)
-                    if epochs <= self._longest(trial):
+                    if epochs <= before:
                         continue  # with less than the fastest has needed, nothing could be said
+                if self._too_long_alone(one, epochs):
+                    continue
                 self._observe(one, epochs=epochs, seed=0)
                 order = []  # it has shown something about the others
             taken.append(one)
         self.rungs.append((allowance, tuple(taken)))
+
+    def _order(self, waiting: Sequence[Candidate]) -> list[Candidate]:
+        """Return candidates with the most promising first.
+
+        First comes what takes steps that are known to reach the target, faster than they have been taken. What takes other
+        steps than serial training comes after the first one on ranks that takes the same, and after all threads with
+        every batch, where these may be worth it. Last comes what would take known steps more slowly.
+        """
+        expected = {one: self._expected(one) for one in waiting}
+        near = FAR * min(expected.values(), default=0.0)
+        same = [one for one in waiting if one.equals_serial]
+        ranks = any(one.equals_serial and one.ranks > 1 for one in self._tried)
+        threads = [one for one in same if one.serial and one.threads == self.space.cores > 1]
+        owed = (not ranks and any(one.ranks > 1 for one in same)) or any(
+            one.speed not in self._measured and expected[one] <= near for one in threads
+        )
+
+        def turn(one: Candidate) -> int:
+            if self._is_sure(one):
+                return 0
+            if not one.equals_serial:
+                return 2 if owed else 1
+            return 3 if self._is_known(one) else 1
+
+        return sorted(waiting, key=lambda one: (turn(one), expected[one]))
+
+    def _is_sure(self, candidate: Candidate) -> bool:
+        """Return True if its steps are known to reach the target, and it is expected to be the fastest."""
+        if not candidate.equals_serial or candidate in self._tried or not self.times():
+            return False
+        _, reached, _ = self._learned.get(candidate.steps, (0, False, candidate))
+        return (
+            reached and self._expected(candidate) < SURE_FASTER * self.times()[self.best() or candidate].mean
+        )
+
+    def _is_known(self, candidate: Candidate) -> bool:
+        """Return True if another candidate has taken its steps, and at least as fast as is expected of it."""
+        fastest, other = self._fastest.get(candidate.batch, (math.inf, candidate))
+        if candidate in self._tried or candidate.steps not in self._learned or other == candidate:
+            return False
+        return (self._seconds(candidate) or math.inf) >= fastest
+
+    def _too_long_alone(self, candidate: Candidate, epochs: int) -> bool:
+        """Return True if one process with one thread has had its share, and something else takes its steps faster."""
+        seconds = self._seconds(candidate)
+        if candidate.kind != ALONE or seconds is None or self.space.options is not None:
+            return False
+        if self._spent_alone + self._expected_start() + epochs * seconds <= ALONE_SHARE * self.budget:
+            return False
+        return any(
+            one.equals_serial and one.batch == candidate.batch and (self._seconds(one) or math.inf) < seconds
+            for one in self.trials
+        )
 
     def _halve(self, alive: Iterable[Candidate], allowance: float) -> list[Candidate]:
         """Return the third of those that were tried that is likely to reach the target first."""
@@ -472,31 +563,40 @@ class Search:
         if seconds is None:
             return math.inf
         others = [
-            trial for one, trial in self._tried.items() if one.speed == candidate.speed and one != candidate
+            trial
+            for one, trial in self._tried.items()
+            if one != candidate
+            and (one.speed == candidate.speed or (one.family == candidate.family and not one.equals_serial))
         ]
+        if (tried := self.trials[candidate]).runs and not any(map(self._needed, tried.runs.values())):
+            return self._outlook(candidate)
+        if candidate.equals_serial and self._learned.get(candidate.steps, (0, False))[1]:
+            return float(seconds * self._expected_epochs(candidate))
         lost = sum(not any(map(self._needed, trial.runs.values())) for trial in others)
         return float(seconds * self._expected_epochs(candidate) * 2**lost)
 
     def _expected_epochs(self, candidate: Candidate) -> float:
         """Return the epochs to the target that one would bet on.
 
-        More samples in a step, and batches that are computed together from old parameters, save steps, but not in
-        proportion: with the square root of their number.
+        Small batches need the same samples, batches far above the critical one the same steps. Steps that are not those
+        of serial training are expected to teach less, the more workers there are and the higher the learning rate is.
         """
         least, _ = self._least_epochs(candidate)
         usual = self.space.candidates[0].batch or 1
         batch = candidate.batch or usual
         if candidate.steps in self._learned:
             found = float(self._learned[candidate.steps][0])
-        elif self._learned:
+        else:
             needs, _, other = min(
                 self._learned.values(),
-                key=lambda each: (abs(math.log((each[2].batch or usual) / batch)), each[0]),
+                key=lambda each: (not each[1], abs(math.log((each[2].batch or usual) / batch)), each[0]),
+                default=(1, False, self.space.candidates[0]),
             )
-            found = needs * math.sqrt(batch / (other.batch or usual))
-        else:
-            found = math.sqrt(batch / usual)
-        return max(least, found * math.sqrt(candidate.together))
+            found = needs * (CRITICAL_BATCH + batch) / (CRITICAL_BATCH + (other.batch or usual))
+        if not candidate.equals_serial:
+            found *= OTHER_STEPS * math.sqrt(candidate.workers)
+            found *= math.sqrt(max(1.0, (candidate.lr or 0.0) / self.space.rate))
+        return max(least, found)
 
     def _cannot_win(self, candidate: Candidate) -> str:
         """Return why a candidate cannot be faster than the fastest so far; empty if it may be."""
@@ -540,6 +640,11 @@ class Search:
         if best is None and self.space.options is not None and (each := self._clock_seconds(candidate)):
             room = 0.1 * (self._search_end() - self.clock())
             epochs = min(epochs, max(1, int(room / each)))
+        if best is None and seconds and (before := self._longest(self.trials[candidate])):
+            epochs = min(
+                epochs,
+                max(2 * before, math.ceil(BEYOND * min(MOST_EPOCHS, self._outlook(candidate) / seconds))),
+            )
         if candidate.equals_serial and candidate.steps in self._learned:
             needs, reached, _ = self._learned[candidate.steps]
             epochs = min(epochs, needs + 1) if reached else epochs
@@ -617,7 +722,9 @@ class Search:
                 return False
             limit = min(left, patience)
             self._runs += 1
+            began = self.clock()
             found = self.bench.run(candidate, epochs=epochs, seed=number, limit=limit)
+            self._note_spent(candidate, self.clock() - began)
             if isinstance(found, Observed) and found.wall is not None:
                 self._note_wall(candidate, found)
         if isinstance(found, Failed):
@@ -662,6 +769,10 @@ class Search:
             self._fastest[candidate.batch] = seconds, candidate
         if self.speeds is not None:
             self.speeds.learn(candidate, seconds)
+
+    def _note_spent(self, candidate: Candidate, seconds: float) -> None:
+        if candidate.kind == ALONE:
+            self._spent_alone += seconds
 
     def _note_wall(self, candidate: Candidate, found: Observed) -> None:
         assert found.wall is not None

@@ -22,6 +22,7 @@ from paceline.training.job import Job, build_component, strategy_name, strategy_
 BATCHES, LEAST_STEPS = (1.0, 4.0, 16.0, 0.25), 4
 FEWER = BATCHES[:2]  # simulated: the costs of each batch are measured
 USUAL_BATCH, USUAL_RATE = 64, 0.1
+ALONE = (False, False)  # the kind of one process with one thread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +68,20 @@ class Candidate:
         return strategy is not None and strategy.equals_serial
 
     @property
-    def together(self) -> int:
-        """Batches that are computed at the same time from the same parameters, or nearly the same."""
+    def kind(self) -> tuple[bool, bool]:
+        """Whether it has several ranks, and whether these have several threads."""
+        return self.ranks > 1, self.threads > 1
+
+    @property
+    def family(self) -> str:
+        """The strategy without its options."""
+        return self.strategy.partition(":")[0]
+
+    @property
+    def workers(self) -> int:
+        """The number of ranks that compute gradients."""
         strategy = find_strategy(self.strategy)
-        if strategy is None or not strategy.whole_batches:
-            return 1
-        return max(1, strategy.workers(self.ranks))
+        return self.ranks if strategy is None else max(1, strategy.workers(self.ranks))
 
     @property
     def effort(self) -> tuple[int, int, bool, str]:
@@ -143,6 +152,7 @@ class Space:
         return [replace(candidate, lr=rounded(candidate.lr * factor)) for factor in (2.0, 0.5)]
 
 
+@cache
 def depends_on_length(schedule: str) -> bool:
     """Return True if the learning rate at a step depends on the number of steps of the run.
 
