@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import pairwise
 
 import pytest
 
@@ -17,7 +19,7 @@ from paceline.config import Config
 from paceline.tune.answer import conclude
 from paceline.tune.forecast import Forecast
 from paceline.tune.search import Failed, Observed, Search
-from paceline.tune.space import Candidate, find_strategy, make_space
+from paceline.tune.space import Candidate, Space, find_strategy, make_space
 
 SAMPLES, CORES = 50_000, 16
 STARTING, MEASURING = 3.0, 12.0  # seconds of a run besides training, and of measuring costs before the first
@@ -28,7 +30,7 @@ GOAL = Goal.parse("90%")
 def between(batch: float, **steps: float) -> float:
     """Return the milliseconds of a step, between and beyond those that were measured: b64=8.9, b256=12."""
     known = sorted((int(name[1:]), value) for name, value in steps.items())
-    pairs = list(zip(known, known[1:], strict=False))
+    pairs = list(pairwise(known))
     (low, first), (high, last) = next((pair for pair in pairs if batch <= pair[1][0]), pairs[-1])
     return max(first * min(1.0, batch / low), first + (last - first) * (batch - low) / (high - low))
 
@@ -160,10 +162,22 @@ class Sixteen:
             self.threaded[candidate.threads] = self.problem.seconds(alone) / seconds
 
 
-def search_for(problem: Problem, *, budget: float = 90.0, error: float = 1.0) -> tuple[Search, Sixteen]:
+@cache
+def space_for(rate: float) -> Space:
+    return make_space(Config(data="digits"), cores=CORES, samples=SAMPLES, rate=rate)
+
+
+@cache
+def search_for(problem: Problem, *, error: float = 1.0) -> tuple[Search, Sixteen]:
     machine = Sixteen(problem, error)
-    space = make_space(Config(data="digits"), cores=CORES, samples=SAMPLES, rate=problem.own)
-    search = Search(space=space, goal=GOAL, bench=machine, budget=budget, clock=machine.clock, speeds=machine)
+    search = Search(
+        space=space_for(problem.own),
+        goal=GOAL,
+        bench=machine,
+        budget=90.0,
+        clock=machine.clock,
+        speeds=machine,
+    )
     search.run()
     return search, machine
 
