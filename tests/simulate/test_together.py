@@ -14,12 +14,15 @@ from paceline import fit, vmpi
 from paceline.data import ArraySplit, Subset, read_apart
 from paceline.errors import UsageError
 from paceline.files import read_arrays
+from paceline.machine import Costs
 from paceline.models.mlp import MLP
 from paceline.record import find_runs
+from paceline.simulate import together
 from paceline.simulate.options import Options
 from paceline.simulate.together import Outstanding, Threads, Work
+from paceline.vmpi import Curves
 from paceline.vmpi.errors import RankFailed
-from tests.simulate.costs import COSTS
+from tests.simulate.costs import COSTS, WORK
 from tests.simulate.training_cases import SMALL
 
 NODES = "10gbe:ranks-per-node=2"
@@ -45,6 +48,17 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+@pytest.fixture(scope="module")
+def slow_machine(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Costs of a machine on which the same gradients take a hundred times as long."""
+    path = tmp_path_factory.mktemp("machine") / "slow.json"
+    work = {
+        kind: Curves.of({1: [[amount, 100 * s] for amount, s in points]}) for kind, points in WORK.items()
+    }
+    Costs(work=work, processor="slow", cores=64).save(path)
+    return str(path)
+
+
 @pytest.fixture
 def simulated(machine: str) -> Any:
     def simulated(strategy: Any, threads: int, ranks: int = 4, **settings: Any) -> Any:
@@ -53,6 +67,13 @@ def simulated(machine: str) -> Any:
         return fit(on="sim", strategy=strategy, ranks=ranks, compute_threads=threads, **given)
 
     return simulated
+
+
+@pytest.fixture
+def share_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Share even the shortest work among threads."""
+    for name in ("SHORT", "LEAST", "LOCKED"):
+        monkeypatch.setattr(together, name, 1e-12)
 
 
 @pytest.fixture
@@ -69,6 +90,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.mark.usefixtures("share_all")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_threads_change_no_bit_and_no_time(simulated: Any, strategy: str, tmp_path: Path) -> None:
     one = simulated(strategy, 1, jitter=0.2, runs=tmp_path / "one")
@@ -83,6 +105,7 @@ def test_threads_change_no_bit_and_no_time(simulated: Any, strategy: str, tmp_pa
     assert all(len(steps[0][name]) and np.array_equal(steps[0][name], steps[1][name]) for name in steps[0])
 
 
+@pytest.mark.usefixtures("share_all")
 @pytest.mark.parametrize("strategy", ["sync", "local-sgd:every=4", "gossip", "hogwild"])
 def test_ranks_that_compute_at_the_same_time_are_computed_together(
     simulated: Any, sizes: list[int], strategy: str
@@ -92,6 +115,7 @@ def test_ranks_that_compute_at_the_same_time_are_computed_together(
     assert sizes.count(4) >= gradients
 
 
+@pytest.mark.usefixtures("share_all")
 def test_workers_of_a_parameter_server_are_computed_together(simulated: Any, sizes: list[int]) -> None:
     simulated("parameter-server", 2, ranks=6, draws=40)
     assert sizes[0] == 5  # at the start, all of them
@@ -137,6 +161,64 @@ def test_a_rank_with_a_later_clock_waits_for_a_result() -> None:
     assert seen == ["result", "received", "late"]
 
 
+def _work(seconds: float, size: int = 16) -> Work:
+    work = Work(MLP([2, 1]), lambda: None, size=size)
+    work.done, work.seconds = True, seconds
+    return work
+
+
+def test_threads_follow_from_how_long_such_work_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Work, "compute", lambda work: None)
+    threads = Threads(8)
+    assert threads.pays(_work(1), 64)  # nobody knows how long it takes
+    threads([_work(2e-4), _work(1e-2), _work(5e-3, size=256)])
+    assert not threads.pays(_work(1), 64)
+    assert threads.pays(_work(1, size=256), 64)
+    assert not threads.pays(_work(1, size=256), 1)
+    assert not Threads(1).pays(_work(1), 64)
+    assert [threads.count(seconds, 64) for seconds in (4e-4, 6.5e-4, 1e-3)] == [1, 6, 8]
+    assert [threads.count(1e-3, works) for works in (1, 3, 5, 9)] == [1, 1, 2, 4]
+    threads.close()
+
+
+def test_gradients_of_little_cost_wait_for_no_others(simulated: Any, sizes: list[int]) -> None:
+    simulated("gossip", 4)
+    assert sizes == []
+
+
+@pytest.mark.parametrize("strategy", ["sync", "gossip", "hogwild"])
+def test_gradients_that_take_little_time_are_computed_one_by_one(
+    simulated: Any, sizes: list[int], slow_machine: str, strategy: str
+) -> None:
+    simulated(strategy, 4, draws=40, machine=slow_machine)
+    assert sizes.count(1) > len(sizes) / 2
+
+
+def test_ranks_that_share_parameters_do_not_depend_on_threads(
+    simulated: Any, slow_machine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def program() -> Any:
+        memory: list[Any] = []
+
+        def race(me: Any) -> None:
+            if not memory:
+                memory.append(np.array(me.model.x))
+            me.model.place(memory[0], np.zeros_like(memory[0]))
+            for epoch in me.epochs():
+                for batch in me.own_batches(epoch):
+                    me.gradient(batch)
+                    np.asarray(me.model.x)[:] -= 0.5 / batch.count * np.asarray(me.model.g)
+                me.validate(epoch)
+
+        return race
+
+    found = [simulated(program(), threads, machine=slow_machine) for threads in (1, 4)]
+    for name in ("SHORT", "LEAST", "LOCKED"):
+        monkeypatch.setattr(together, name, 1e-12)
+    found.append(simulated(program(), 4, machine=slow_machine))
+    assert len({np.asarray(one.model.x).tobytes() for one in found}) == 1
+
+
 class Failing(MLP):
     """A network that cannot compute the batch of one rank."""
 
@@ -146,6 +228,7 @@ class Failing(MLP):
         return super().gradient(batch, ready)
 
 
+@pytest.mark.usefixtures("share_all")
 @pytest.mark.parametrize("threads", [1, 4])
 def test_an_error_is_that_of_the_rank_that_asked(simulated: Any, threads: int) -> None:
     with pytest.raises(RankFailed, match="step 3") as caught:
@@ -154,6 +237,7 @@ def test_an_error_is_that_of_the_rank_that_asked(simulated: Any, threads: int) -
     assert isinstance(caught.value.error, ArithmeticError)
 
 
+@pytest.mark.usefixtures("share_all")
 def test_a_network_that_diverges_warns_on_no_thread(simulated: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -165,6 +249,7 @@ def test_a_network_that_diverges_warns_on_no_thread(simulated: Any) -> None:
     assert np.asarray(found[0].model.x).tobytes() == np.asarray(found[1].model.x).tobytes()
 
 
+@pytest.mark.usefixtures("share_all")
 def test_threads_compute_everything_and_keep_errors() -> None:
     def fail() -> None:
         raise ValueError("no")
@@ -194,6 +279,7 @@ def test_models_of_unknown_kind_are_computed_one_by_one() -> None:
     assert where == [threading.get_ident()] * 6
 
 
+@pytest.mark.usefixtures("share_all")
 def test_a_strategy_of_the_users_own_sees_the_samples_of_its_batches(simulated: Any) -> None:
     seen: list[bool] = []
 
@@ -251,6 +337,7 @@ def _module(kind: str) -> Any:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), extra, nn.ReLU(), nn.Linear(12, 10))
 
 
+@pytest.mark.usefixtures("share_all")
 @pytest.mark.parametrize("kind", ["norm", "dropout"])
 def test_threads_change_no_bit_of_a_module(simulated: Any, kind: str) -> None:
     one, four = (simulated("local-sgd:every=2", threads, model=_module(kind)) for threads in (1, 4))
@@ -261,6 +348,7 @@ def test_threads_change_no_bit_of_a_module(simulated: Any, kind: str) -> None:
     assert one.train_seconds == four.train_seconds
 
 
+@pytest.mark.usefixtures("share_all")
 def test_random_numbers_are_not_drawn_on_several_threads(simulated: Any) -> None:
     with pytest.raises(UsageError, match="compute-threads 1"):
         simulated("local-sgd:every=2", 4, model=_module("late"))

@@ -44,8 +44,8 @@ def costed(
 ) -> Model:
     """Wrap `model` to charge the clock of `comm`.
 
-    `before` is called before every gradient. `outstanding`: the work of all ranks, computed together; without it, a pass
-    is computed when the rank asks for it. `reads`: what is read with a pass.
+    `before` is called before every gradient. `outstanding`: the long passes of all ranks, computed together; other passes
+    are computed when the rank asks for them. `reads`: what is read with a pass.
     """
     made = (kind_of(model) if kind is None else kind)(model, comm, before, outstanding, reads)
     return cast(Model, made)  # whose x and g are moved only with `place`
@@ -72,6 +72,7 @@ class Costed:
 
     time_only = False
     _kind = "gradient"
+    _in_place = False
 
     def __init__(
         self,
@@ -141,7 +142,10 @@ class Costed:
 
     def place(self, x: Array, g: Array) -> None:
         """Move parameters and gradient."""
-        self.plain.place(np.asarray(x), np.asarray(g))
+        new, old = (np.asarray(x), np.asarray(g)), (self.plain.x, self.plain.g)
+        if any(one.ctypes.data != other.ctypes.data for one, other in zip(new, old, strict=True)):
+            self._in_place = True
+        self.plain.place(*new)
         self._kind = "gradient"
 
     def gradient(self, batch: Batch, ready: Ready | None = None) -> float:
@@ -150,16 +154,16 @@ class Costed:
         if self._before is not None:
             self._before()
         if ready is None:
-            work = self._begin(partial(self._compute, batch), batch)
+            result = self._begin(self._kind, partial(self._compute, batch), batch.count, batch)
             self._comm.Work(self._kind, batch.count)
-            return float(self._result(work))
+            return float(result())
         order: list[int] = []
-        work = self._begin(partial(self._compute, batch, order.append), batch)
+        result = self._begin(self._kind, partial(self._compute, batch, order.append), batch.count, batch)
         compute = self._comm.kernel.compute
         seconds = 0.0 if compute is None else compute.seconds(self._kind, batch.count, self._comm.me.number)
         forward = getattr(self.plain, "forward_share", FORWARD)
         self._comm.Compute(forward * seconds)
-        loss = float(self._result(work))
+        loss = float(result())
         measured = getattr(self.plain, "charge_layer", None)
         for layer in order:
             if measured is None:
@@ -177,21 +181,22 @@ class Costed:
         part = self.layers[layer]
         return float((part.stop - part.start) / max(self.x.size, 1))
 
-    def _begin(self, function: Callable[[], Any], batch: Batch | None = None) -> Work:
-        """Begin work whose result this rank needs only when its clock has advanced by what the work costs."""
-        work = Work(self.plain, self._reads.before(function), batch)
-        if self._outstanding is None:
-            work.compute()
-        else:
-            self._outstanding.add(work)
-        return work
+    def _begin(
+        self, kind: str, function: Callable[[], Any], size: int, batch: Batch | None = None
+    ) -> Callable[[], Any]:
+        """Begin a pass; return what returns its result, to be called when the clock has advanced by the pass's cost."""
+        function = self._reads.before(function)
+        outstanding = self._outstanding
+        if outstanding is None or not outstanding.defers(kind, size):
+            found = function()
+            return lambda: found
+        work = outstanding.add(Work(self.plain, function, batch, size, in_place=self._in_place))
 
-    def _result(self, work: Work) -> Any:
-        """Return the result of work; other ranks with an earlier clock begin theirs first."""
-        if self._outstanding is None:
-            return work.result()
-        self._comm.LetOthersBegin()
-        return self._outstanding.result(work)
+        def result() -> Any:
+            self._comm.LetOthersBegin()  # whose clock is earlier
+            return outstanding.result(work)
+
+        return result
 
     def _compute(self, batch: Batch, ready: Ready | None = None) -> float:
         if ready is None:
@@ -211,9 +216,9 @@ class Costed:
 
     def tally(self, inputs: Inputs, labels: Array) -> Tally:
         """Return the loss and the answers, charging the clock."""
-        work = self._begin(partial(tally, self.plain, inputs, labels))
+        result = self._begin("evaluate", partial(tally, self.plain, inputs, labels), len(labels))
         self._comm.Work("evaluate", len(labels))
-        found: Tally = self._result(work)
+        found: Tally = result()
         return found
 
 

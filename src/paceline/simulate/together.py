@@ -1,49 +1,98 @@
 """The computing of simulated ranks, done together: over all cores, and only when a rank needs a result.
 
-    a rank asks for a gradient          its work is noted down; its clock advances by what the gradient costs
+    a rank asks for a gradient          a short one is computed; a longer one is noted down, and the rank's clock
+                                        advances by what it costs
     ranks with an earlier clock run     and may ask for gradients too
-    the first rank needs its result     everything that is outstanding is computed at once
+    the first rank needs its result     everything that is outstanding is computed at once, if that is faster;
+                                        otherwise this result alone, which its rank then finds in the caches
 
-At a moment of virtual time many ranks compute, so there is much to compute at once. What is computed with what, and on
-how many threads, changes no bit: every piece of work has a model of its own, is computed by one thread with the same
-calls as ever, and the order in which ranks go on is that of the virtual clock.
+At a moment of virtual time many ranks compute, so there is much to compute at once. What is short is decided by the
+simulated costs, because ranks that wait go on in another order where their clocks are equal. All else changes no bit, and
+may follow measured time: what is computed with what, and on how many threads. Every piece of work has a model of its
+own, is computed by one thread with the same calls as ever, and the order in which ranks go on is that of the virtual
+clock; a rank that accesses memory of others by MPI waits until their results are known.
 
-`Engine` is the seam: a function that is handed all outstanding work and computes it in whatever way is fastest.
+`Engine` is the seam: it says whether to compute all outstanding work, and computes it in whatever way is fastest.
 `Threads` is the one for processors; one for a device could compute all gradients of a list in a few kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
 from functools import partial
-from queue import Empty, SimpleQueue
+from math import inf
+from queue import SimpleQueue
 from threading import Thread
+from time import perf_counter
 from typing import Any, Protocol
 
 from paceline.data import Batch, Inputs, Split
 from paceline.launch import apply_threads
 from paceline.models import Model, at_once, can_run_at_once
 
+# Seconds of a piece of work, simulated or measured, below which ranks are computed one by one. Calls of NumPy then spend
+# more time on Python's lock than several threads save, and a rank that waits finds its parameters in the caches no more.
+SHORT = 0.5e-3
+# Seconds that a thread must have to compute, for waking it to pay.
+LEAST = 2e-3
+# Seconds of every piece of work in which other threads wait for Python's lock, about: a pass that takes n times as long
+# keeps n threads busy.
+LOCKED = 0.1e-3
+
 
 class Work:
-    """A piece of computing that a rank has begun: a pass of its model, whose result is not known yet."""
+    """A piece of computing that a rank has begun: a pass of its model, whose result is not known yet.
 
-    __slots__ = ("_context", "batch", "done", "error", "function", "model", "value")
+    `size`: its number of samples; passes of the same kind and size take about as long.
+    """
 
-    def __init__(self, model: Model, function: Callable[[], Any], batch: Batch | None = None) -> None:
+    __slots__ = (
+        "_context",
+        "batch",
+        "done",
+        "error",
+        "function",
+        "in_place",
+        "model",
+        "seconds",
+        "size",
+        "value",
+    )
+
+    def __init__(
+        self,
+        model: Model,
+        function: Callable[[], Any],
+        batch: Batch | None = None,
+        size: int = 0,
+        *,
+        in_place: bool = False,
+    ) -> None:
         self.model, self.function = model, function
+        self.in_place = in_place
+        """Whether parameters or gradient are in memory that the strategy chose, and that ranks may share."""
         self.batch = batch
         """The batch whose gradient is computed; None for other work."""
+        self.size = size
         self.done = False
+        self.seconds = inf
+        """How long it took."""
         self.value: Any = None
         self.error: BaseException | None = None
         self._context = copy_context()  # with NumPy's error handling of the rank
 
+    @property
+    def kind(self) -> tuple[bool, int]:
+        """What its time depends on."""
+        return self.batch is None, self.size
+
     def compute(self) -> None:
         """Compute the result; an error is kept for the rank that asked."""
+        start = perf_counter()
         try:
             self.value = self._context.run(self.function)
+            self.seconds = perf_counter() - start
         except BaseException as error:
             self.error = error
         self.done = True
@@ -80,18 +129,19 @@ class Reads:
 
 
 class LateSplit:
-    """The samples of a split, read later, with the next pass of the rank that takes them.
+    """The samples of a split, read later, with the next pass of the rank that takes them, if they are so many.
 
     >>> from paceline.data import ArraySplit
     >>> import numpy as np
     >>> reads, inputs, labels = Reads(), np.zeros((1, 1)), np.zeros(1, np.int64)
-    >>> LateSplit(ArraySplit(np.array([[0.5], [1.5]]), np.arange(2)), reads).take(np.array([1]), inputs, labels)
+    >>> split = ArraySplit(np.array([[0.5], [1.5]]), np.arange(2))
+    >>> LateSplit(split, reads, lambda count: count > 0).take(np.array([1]), inputs, labels)
     >>> inputs.item(), reads.before(lambda: inputs.item())()
     (0.0, 1.5)
     """
 
-    def __init__(self, split: Split, reads: Reads) -> None:
-        self._split, self._reads = split, reads
+    def __init__(self, split: Split, reads: Reads, defers: Callable[[int], bool]) -> None:
+        self._split, self._reads, self._defers = split, reads, defers
 
     def __getattr__(self, name: str) -> Any:
         if name == "_split":  # not set yet: the object is being copied
@@ -102,12 +152,19 @@ class LateSplit:
         return len(self._split)
 
     def take(self, indices: Any, inputs: Inputs, labels: Any) -> None:
-        """Note down that these samples are to be written into `inputs` and `labels`."""
+        """Write samples into `inputs` and `labels`, or note down that they are to be written."""
+        if not self._defers(len(indices)):
+            self._split.take(indices, inputs, labels)
+            return
         self._reads.add(partial(self._split.take, indices.copy(), inputs, labels))
 
 
 class Engine(Protocol):
     """A way of computing everything that is outstanding."""
+
+    def pays(self, work: Work, outstanding: int) -> bool:
+        """Return True if so much work like this is faster computed at once than each piece when its rank goes on."""
+        ...
 
     def __call__(self, works: Sequence[Work]) -> None:
         """Compute all of these; each has a model of its own."""
@@ -124,24 +181,43 @@ class Outstanding:
     >>> from paceline.models.mlp import MLP
     >>> outstanding = Outstanding(Threads(2))
     >>> works = [outstanding.add(Work(MLP([2, 1]), lambda n=n: n * n)) for n in range(5)]
-    >>> outstanding.result(works[3]), [work.done for work in works]
+    >>> outstanding.result(works[3]), [work.done for work in works]       # how long they take is not known yet
     (9, [True, True, True, True, True])
+    >>> works = [outstanding.add(Work(MLP([2, 1]), lambda n=n: n * n)) for n in range(5)]
+    >>> outstanding.result(works[3]), [work.done for work in works]       # too short to be shared
+    (9, [False, False, False, True, False])
     >>> outstanding.close()
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(
+        self, engine: Engine, seconds: Callable[[str, int], float] = lambda *_: inf, *, ours: bool = True
+    ) -> None:
         self._engine = engine
-        self._works: list[Work] = []
+        self._seconds = seconds  # the simulated cost of a kind of work, by its number of samples
+        self._ours = ours  # a strategy of paceline: no rank changes parameters with which others compute
+        self._defers: dict[tuple[str, int], bool] = {}
+        self._works: dict[Work, None] = {}
+
+    def defers(self, kind: str, size: int) -> bool:
+        """Return True if such work is long enough to be noted down: `gradient` or `evaluate`, for so many samples."""
+        found = self._defers.get((kind, size))
+        if found is None:
+            found = self._defers[kind, size] = self._seconds(kind, size) >= SHORT
+        return found
 
     def add(self, work: Work) -> Work:
         """Note down work that a rank has begun."""
-        self._works.append(work)
+        self._works[work] = None
         return work
 
     def result(self, work: Work) -> Any:
-        """Return the result of some work, or raise its error; if it is not known, compute all that is outstanding."""
+        """Return the result of some work, or raise its error; compute it if it is not known, and what else pays."""
         if not work.done:
-            works, self._works = self._works, []
+            if (work.in_place and not self._ours) or self._engine.pays(work, len(self._works)):
+                works, self._works = list(self._works), {}
+            else:
+                del self._works[work]
+                works = [work]
             self._engine(works)
         return work.result()
 
@@ -152,60 +228,81 @@ class Outstanding:
 
 
 class Threads:
-    """Compute work on this thread and `count - 1` others. Models that cannot run at once are computed one by one."""
+    """Compute work on this thread and up to `most - 1` others, on as many as the time of such work keeps busy.
 
-    def __init__(self, count: int, blas_threads: int = 1) -> None:
-        self._count, self._blas_threads = count, blas_threads
-        self._waiting: SimpleQueue[Work | None] = SimpleQueue()
+    Work is computed at once where it is known to take long, or not known how long. Models that cannot run at once are
+    computed one by one.
+    """
+
+    def __init__(self, most: int, blas_threads: int = 1) -> None:
+        self._most, self._blas_threads = most, blas_threads
+        self._seconds: dict[tuple[bool, int], float] = {}  # the shortest of each kind
+        self._waiting: SimpleQueue[Iterator[Work] | None] = SimpleQueue()
         self._done: SimpleQueue[None] = SimpleQueue()
         self._helpers: list[Thread] = []
 
+    def count(self, seconds: float, works: int) -> int:
+        """Return the number of threads for so many pieces of work that take so long.
+
+        >>> threads = Threads(16)
+        >>> threads.count(0.2e-3, works=64), threads.count(1e-3, works=64), threads.count(1e-3, works=6)
+        (1, 10, 3)
+        >>> threads.count(10e-3, works=64), threads.count(10e-3, works=2)
+        (16, 2)
+        """
+        if seconds < SHORT:
+            return 1
+        return int(max(min(self._most, works, seconds / LOCKED, works * seconds / LEAST), 1))
+
+    def pays(self, work: Work, outstanding: int) -> bool:
+        """Return True if several threads are to compute this and all other outstanding work."""
+        if self._most == 1 or not can_run_at_once(work.model):  # a module says so after its first pass
+            return False
+        return self.count(self._seconds.get(work.kind, inf), outstanding) > 1
+
     def __call__(self, works: Sequence[Work]) -> None:
-        if self._count == 1 or len(works) == 1:
+        count = 1
+        if self._most > 1 and len(works) > 1 and all(can_run_at_once(work.model) for work in works):
+            count = self.count(self._seconds.get(works[0].kind, inf), len(works))
+        if count > 1:
+            with at_once([work.model for work in works]):
+                self._share(works, count - 1)
+        else:
             for work in works:
                 work.compute()
-            return
-        first = 0
-        while first < len(works) and not can_run_at_once(works[first].model):
-            works[first].compute()  # after which it may be known that copies can run at once
-            first += 1
-        rest = works[first:]
-        if rest:
-            with at_once([work.model for work in rest]):
-                self._share(rest)
+        if self._most > 1:
+            known = self._seconds
+            for work in works:
+                kind = work.kind
+                if work.seconds < known.get(kind, inf):
+                    known[kind] = work.seconds
 
-    def _share(self, works: Sequence[Work]) -> None:
-        """Compute work on all threads."""
-        if not self._helpers:
-            self._helpers = [Thread(target=self._help, daemon=True) for _ in range(self._count - 1)]
-            for helper in self._helpers:
-                helper.start()
-                self._done.get()
-        for one in works:
-            self._waiting.put(one)
-        missing = len(works)
+    def _share(self, works: Sequence[Work], others: int) -> None:
+        """Compute work on this thread and `others`; each takes the next piece when it has finished one."""
+        while len(self._helpers) < others:
+            helper = Thread(target=self._help, daemon=True)
+            helper.start()
+            self._done.get()
+            self._helpers.append(helper)
+        rest = iter(works)  # from which several threads may take
+        for _ in range(others):
+            self._waiting.put(rest)
         try:
-            while (work := self._take()) is not None:
-                missing -= 1
+            for work in rest:
                 work.compute()
         finally:  # also if the user interrupts this thread
-            while self._take() is not None:
-                missing -= 1
-            for _ in range(missing):
+            for _ in rest:
+                pass
+            for _ in range(others):
                 self._done.get()
-
-    def _take(self) -> Work | None:
-        try:
-            return self._waiting.get_nowait()
-        except Empty:
-            return None
 
     def _help(self) -> None:
         """Compute what is waiting, until a None comes."""
         apply_threads(self._blas_threads)  # OpenMP has a number for every thread
         self._done.put(None)
-        while (work := self._waiting.get()) is not None:
-            work.compute()
+        while (works := self._waiting.get()) is not None:
+            for work in works:
+                work.compute()
             self._done.put(None)
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -128,7 +129,7 @@ class Simulation:
         self.rooms: list[Room | None] = [None]
         if self.time_only:
             return
-        self._outstanding = Outstanding(self._engine())
+        self._outstanding = Outstanding(self._engine(), self._seconds, ours=is_ours(self.parts.strategy))
         if self.ranks * model.x.nbytes > PAYS:
             self._pool = Pool(model.x)
         for _ in range(1, self.ranks):
@@ -203,9 +204,14 @@ class Simulation:
         """Return the components of a rank: its model, on its clock, and data that it reads with its gradients."""
         parts, reads = self.parts, Reads()
         data = parts.data
+        outstanding = self._outstanding
         # A user's own strategy may look at the samples of a batch.
-        if not self.time_only and is_ours(parts.strategy) and (train := read_apart(data.train)) is not None:
-            data = replace(data, train=LateSplit(train, reads))
+        if (
+            outstanding is not None
+            and is_ours(parts.strategy)
+            and (train := read_apart(data.train)) is not None
+        ):
+            data = replace(data, train=LateSplit(train, reads, partial(outstanding.defers, "gradient")))
         return parts._replace(model=self.model(comm, reads), data=data)
 
     def model(self, comm: Any, reads: Reads) -> Model:
@@ -221,6 +227,11 @@ class Simulation:
             self._kind = kind_of(model, time_only=self.time_only)
         before = None if room is None else settle
         return costed(model, comm, self._kind, before=before, outstanding=self._outstanding, reads=reads)
+
+    def _seconds(self, kind: str, amount: int) -> float:
+        """Return what a pass costs on a rank that has a node for itself."""
+        curves = self.costs.work.get(kind)
+        return 0.0 if curves is None or amount <= 0 else curves.at(amount, 1)
 
     def _engine(self) -> Engine:
         """Return what computes the gradients of all ranks: threads on all cores, unless the options say how many."""
