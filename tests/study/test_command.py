@@ -162,7 +162,7 @@ def test_two_studies_in_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture
     with folder.lock():
         assert main(["study", str(path), "--runs", str(folder.path)]) == 2
     assert capsys.readouterr().err == (
-        f"paceline study: another run of study or tune (process {os.getpid()}) is using {folder.path}\n"
+        f"paceline study: another run of tune or study (process {os.getpid()}) is using {folder.path}\n"
     )
     with folder.lock():
         pass  # and it is free again

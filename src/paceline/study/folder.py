@@ -74,10 +74,10 @@ class Folder:
             except BlockingIOError:
                 holder = os.pread(handle, 20, 0).decode(errors="replace").strip()
             if _lives(holder):
-                raise UsageError(f"another run of study or tune (process {holder}) is using {self.path}")
+                raise UsageError(f"another run of tune or study (process {holder}) is using {self.path}")
             if time.monotonic() > late:
                 raise UsageError(
-                    f"a run that an earlier study or tune started in {self.path} has not ended yet"
+                    f"a run that an earlier run of tune or study started in {self.path} has not ended yet"
                 )
             time.sleep(0.05)
 
