@@ -104,6 +104,7 @@ class Trainer:
             **way, bucket=bucket if overlap else 0, samples=batch, clock=time.perf_counter
         )
         self.exchange = make_exchange("auto", self.model, self.comm, sending=sending)
+        self.before = self.comm.counts.bytes  # sent to choose the size of buckets
         self.update, self.losses, self.step_number = Adam(), [], 0
         self.state = self.update.start(self.model.x[self.exchange.part])
 
@@ -162,7 +163,7 @@ def rank_main(args: argparse.Namespace) -> None:
     result = {}
     for name, trainer in trainers.items():
         loss = comm.allreduce(float(np.mean(trainer.losses[-2:]))) / comm.size
-        sent = comm.allreduce(trainer.comm.counts.bytes) / trainer.step_number / comm.size
+        sent = comm.allreduce(trainer.comm.counts.bytes - trainer.before) / trainer.step_number / comm.size
         result[name] = {"seconds": seconds[name], "loss": loss, "bytes": sent}
         trainer.exchange.close()
     if comm.rank == 0:
