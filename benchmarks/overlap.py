@@ -100,9 +100,7 @@ class Trainer:
         bucket = 1 << 60 if args.bucket == "all" else round(float(args.bucket) * 1e6)
         overlap = way.get("overlap", False)
         batch = args.batch * comm.size
-        sending = Sending(
-            **way, bucket=bucket if overlap else 0, samples=batch, clock=time.perf_counter
-        )
+        sending = Sending(**way, bucket=bucket if overlap else 0, samples=batch, clock=time.perf_counter)
         self.exchange = make_exchange("auto", self.model, self.comm, sending=sending)
         self.before = self.comm.counts.bytes  # sent to choose the size of buckets
         self.update, self.losses, self.step_number = Adam(), [], 0
@@ -213,7 +211,9 @@ def main() -> int:
     )
     parser.add_argument("--batch", type=int, default=4, help="sequences a rank; default: 4")
     parser.add_argument("--tokens", type=int, default=64, help="characters of a sequence; default: 64")
-    parser.add_argument("--bucket", default="0", help="megabytes of a bucket; default: 0, as training chooses it")
+    parser.add_argument(
+        "--bucket", default="0", help="megabytes of a bucket; default: 0, as training chooses it"
+    )
     parser.add_argument("--all", action="store_true", help="float16, top-k and PowerSGD too")
     parser.add_argument("--json", help="write every time measured")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)

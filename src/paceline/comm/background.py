@@ -29,7 +29,6 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from paceline.comm.channel import Channel
 from paceline.comm.shared import SharedMemory
 
-
 # The poller calls MPI this often, then sleeps for so many seconds: a call of Open MPI moves about 128 kB over TCP.
 POLLS, PAUSE = 8, 0.0005
 # If its rank neither starts, advances nor finishes a task for so many seconds, it has given up its computation.
