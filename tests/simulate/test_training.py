@@ -291,7 +291,7 @@ def test_reports_mark_what_is_simulated(simulated: Any, tmp_path: Path) -> None:
     write_report(runs, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "(simulated: 1gbe, time only)" in page.replace("<wbr>", "")
-    assert "<tr class=simulated>" in page
+    assert '<tr class="simulated">' in page
     assert "hatched: simulated" in page
     assert main(["report", str(tmp_path), "-o", str(tmp_path / "again.html")]) == 0
 

@@ -42,7 +42,7 @@ def environment() -> dict[str, str]:
 def study(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     """`paceline study …`, to its end."""
     return subprocess.run(
-        command(*words), cwd=cwd, env=environment(), timeout=120, capture_output=True, text=True,
+        command(*words), cwd=cwd, env=environment(), timeout=600, capture_output=True, text=True,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
 

@@ -387,9 +387,9 @@ def limit_threads(threads: int) -> Iterator[None]:
     torch = sys.modules.get("torch")
     torch_before = usable_cores() if torch is None else torch.get_num_threads()
     os.environ.update(thread_variables(threads))
-    if torch is not None:
-        torch.set_num_threads(threads)
-    with threadpool_limits(threads):
+    with threadpool_limits(threads):  # keeps the widths of before: torch shares a pool that it knows
+        if torch is not None:
+            torch.set_num_threads(threads)
         try:
             yield
         finally:

@@ -80,7 +80,7 @@ class _Page:
         """Return the parts of the page: the answer first, then what was asked, then everything else."""
         document, links = self.document, self.links
         problems = document.problems
-        home = f'<p class="note"><a href="{quote(links.home)}">All problems</a></p>' if links.home else ""
+        home = f'<p class="note"><a href="{_address(links.home)}">All problems</a></p>' if links.home else ""
         parts = [home, f"<h1>{breakable(document.title)}</h1>"]
         if len(problems) == 1:
             parts.append(self.opening(problems[0].opening))
@@ -116,7 +116,7 @@ class _Page:
         items = ""
         for number, section in enumerate(problems):
             place = (
-                quote(self.links.pages[number])
+                _address(self.links.pages[number])
                 if self.links.pages
                 else f"#s{self.document.sections.index(section) + 1}"
             )
@@ -195,7 +195,8 @@ class _Page:
         folder = self.links.files
         if folder is None:
             return ""
-        places = [(kind, quote(f"{folder}/{name}.{kind}" if folder else f"{name}.{kind}")) for kind in kinds]
+        start = f"{folder}/" if folder else ""
+        places = [(kind, _address(f"{start}{name}.{kind}")) for kind in kinds]
         return (
             '<p class="files">'
             + " ".join(f'<a href="{at}">{kind.upper()}</a>' for kind, at in places)
@@ -315,6 +316,15 @@ def _cell(words: str, kind: str, *, struck: bool = False) -> str:
     value, spread = (breakable(part).replace("<wbr>", "") for part in (value, spread))
     value += f" <small>{spread}</small>" if spread else ""
     return f"<s>{value}</s>" if struck and is_speedup(words) else value
+
+
+def _address(path: str) -> str:
+    """Return a path as a link spells it; in the C locale it may hold bytes that are no text.
+
+    >>> _address("my runs/é.html")
+    'my%20runs/%C3%A9.html'
+    """
+    return quote(path, errors="surrogateescape")
 
 
 def _anchor(name: str) -> str:

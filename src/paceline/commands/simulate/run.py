@@ -116,6 +116,8 @@ def _program(args: argparse.Namespace) -> tuple[Path, list[str]]:
     except argparse.ArgumentError as error:
         raise UsageError(str(error)) from None
     for name, value in vars(known).items():
+        if value == []:  # argparse drops the value of --name=--
+            raise UsageError(f"--{name} needs a value; got --")
         if value is not None:
             setattr(args, name, value)
     return file, [*own, *rest[cut + 1 :]]
