@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -12,8 +9,6 @@ import numpy as np
 
 from paceline.collectives import Nodes, Sending, make_exchange
 from paceline.comm import Recorded, pretend_nodes
-from paceline.comm.background import Lane, Tasks
-from paceline.comm.channel import channel
 from paceline.strategies import Load
 from paceline.strategies._traffic import exchange_traffic
 from tests.collectives.exchanges import Vectors
@@ -149,33 +144,3 @@ def remembered(comm: Any, compress: str) -> float:
     comm.Allreduce(np.array(left), left)
     expected = gradients.sum(axis=(0, 1))
     return float(np.abs(np.sum(sums, axis=0) + left - expected).max() / np.abs(expected).max())
-
-
-def travel(comm: Any) -> list[bool]:
-    """Exchange a long message with a rank that is late; return if it came without a call, and if the thread ended."""
-    own, rank = channel(comm), comm.Get_rank()
-    threads = threading.active_count()
-    tasks, lane = Tasks(own), Lane(own, 0)
-    sent = np.full(4_000_000, rank, np.float32)
-    received = np.full_like(sent, -1)
-
-    def exchange() -> None:
-        receiving, sending = lane.Irecv(received, 1 - rank), lane.Isend(sent, 1 - rank)
-        receiving.Wait()
-        sending.Wait()
-
-    time.sleep(0.5 * rank)
-    tasks.start(exchange)
-    tasks.advance()
-    came = happens(lambda: bool((received == 1 - rank).all()))
-    comm.Barrier()  # this rank has called nothing before
-    tasks.finish()
-    del tasks
-    return [came, happens(lambda: threading.active_count() == threads)]
-
-
-def happens(what: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 60
-    while not (found := what()) and time.monotonic() < end:
-        time.sleep(0.01)
-    return found

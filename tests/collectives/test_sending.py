@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from greenlet import getcurrent
 
 from paceline import vmpi
 from paceline.collectives import Sending, make_exchange, parse_compression
@@ -84,69 +81,6 @@ def test_messages_travel_while_a_rank_computes() -> None:
 
     assert most(False) > 0.027
     assert most(True) < 0.021
-
-
-def test_a_long_message_comes_while_a_rank_calls_nothing() -> None:
-    assert on_ranks("tests.collectives.sendings:travel", 2) == [[True, True]] * 2
-
-
-class _Mpi:
-    """The part of MPI that polling needs; it counts the polls. A request ends when `done`."""
-
-    THREAD_SERIALIZED, THREAD_MULTIPLE = 2, 3
-
-    def __init__(self, level: int) -> None:
-        self.level, self.polls, self.done = level, 0, False
-        self.COMM_SELF = self.Request = self
-
-    def Query_thread(self) -> int:
-        return self.level
-
-    def Is_finalized(self) -> bool:
-        return False
-
-    def Iprobe(self, source: int, tag: int) -> bool:
-        self.polls += 1
-        return False
-
-    def Test(self) -> bool:
-        return self.done
-
-    def Wait(self) -> None:
-        getcurrent().parent.switch(self)
-
-    def Waitany(self, requests: list[Any]) -> int:
-        self.done = True
-        return 0
-
-
-def test_mpi_is_polled_only_while_messages_are_on_their_way() -> None:
-    mpi = _Mpi(_Mpi.THREAD_MULTIPLE)
-    tasks = Tasks(SimpleNamespace(simulated=False, MPI=mpi))  # type: ignore[arg-type]
-    for _ in range(2):
-        mpi.done, before = False, mpi.polls
-        tasks.start(mpi.Wait)
-        tasks.advance()
-        assert sendings.happens(lambda before=before: mpi.polls > before)
-        tasks.finish()
-        assert sendings.happens(lambda: is_quiet(mpi))
-
-
-def is_quiet(mpi: _Mpi) -> bool:
-    """Return True if nothing is polled for a moment."""
-    before = mpi.polls
-    time.sleep(0.1)
-    return mpi.polls == before
-
-
-def test_one_thread_at_a_time_means_no_polls() -> None:
-    mpi = _Mpi(_Mpi.THREAD_SERIALIZED)
-    tasks = Tasks(SimpleNamespace(simulated=False, MPI=mpi))  # type: ignore[arg-type]
-    tasks.start(mpi.Wait)
-    tasks.advance()
-    assert is_quiet(mpi)
-    assert mpi.polls == 0
-    tasks.finish()
 
 
 def test_an_error_in_a_task_reaches_its_caller() -> None:

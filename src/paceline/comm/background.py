@@ -6,10 +6,8 @@
     tasks.advance()                               # goes on where messages have come
     tasks.finish()                                # waits for the rest
 
-MPI moves most messages only inside its calls, and of a long message each call moves only what the network's buffers hold.
-So somebody has to call it often during a computation. A thread does (`_Poller`), from the first `advance` until `finish`;
-it sends and receives nothing of its own. A backward pass calls `advance` after every layer, which adds what has come and
-sends the next message. Simulated messages travel by themselves, and need no thread.
+MPI moves most messages only inside its calls, so somebody has to call it during a computation: `advance` does, and a
+backward pass calls it after every layer. No thread is needed, and the simulator runs the same code.
 
 A task is a greenlet, and a lane is a channel of its own. In a lane `Wait` hands control back to whoever called `start`,
 `advance` or `finish`, so a collective that is written with Isend, Irecv and Wait, or with one Allreduce, works here
@@ -18,9 +16,6 @@ as it is. All calls of MPI are made by that caller, never by the task itself.
 
 from __future__ import annotations
 
-import threading
-import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -29,59 +24,12 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from paceline.comm.channel import Channel
 from paceline.comm.shared import SharedMemory
 
-# The poller calls MPI this often, then sleeps for so many seconds: a call of Open MPI moves about 128 kB over TCP.
-POLLS, PAUSE = 8, 0.0005
-# If its rank neither starts, advances nor finishes a task for so many seconds, it has given up its computation.
-PATIENCE = 30.0
-POLLED_TAG = 32_767
-
-
-class _Poller:
-    """A thread that calls MPI every half millisecond while messages are on their way. Between steps it is asleep."""
-
-    def __init__(self, MPI: Any) -> None:
-        self._awake, self._ended = threading.Event(), threading.Event()
-        self._until = [0.0]
-        arguments = (MPI, self._awake, self._ended, self._until)  # not self: it ends with its owner
-        threading.Thread(target=_poll, args=arguments, name="paceline-poller", daemon=True).start()
-        weakref.finalize(self, _end, self._awake, self._ended)
-
-    def wake(self) -> None:
-        self._until[0] = time.monotonic() + PATIENCE
-        self._awake.set()
-
-    def rest(self) -> None:
-        self._awake.clear()
-
-
-def _poll(MPI: Any, awake: threading.Event, ended: threading.Event, until: list[float]) -> None:
-    while True:
-        awake.wait()
-        if ended.is_set() or MPI.Is_finalized():
-            return
-        for _ in range(POLLS):
-            MPI.COMM_SELF.Iprobe(0, POLLED_TAG)  # any call would do
-        if time.monotonic() > until[0]:
-            awake.clear()
-        time.sleep(PAUSE)
-
-
-def _end(awake: threading.Event, ended: threading.Event) -> None:
-    ended.set()
-    awake.set()
-
-
-def _needs_poller(channel: Channel) -> bool:
-    """Return True if messages do not travel by themselves, and two threads may call MPI at the same time."""
-    return not channel.simulated and bool(channel.MPI.Query_thread() == channel.MPI.THREAD_MULTIPLE)
-
 
 class Tasks:
     """The tasks of one rank. If one fails, `start`, `advance` or `finish` raises its error, and all are lost."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._poller: _Poller | None = None
         self._waiting: list[tuple[Any, Any]] = []
         """Tasks and the request that each of them waits for, in the order in which they were started."""
 
@@ -94,17 +42,6 @@ class Tasks:
 
     def advance(self) -> bool:
         """Go on with the tasks whose messages have come; return False if there were none."""
-        moved = self._advance()
-        if self._waiting and self._poller is None and _needs_poller(self._channel):
-            self._poller = _Poller(self._channel.MPI)
-        if self._poller is not None:
-            if self._waiting:
-                self._poller.wake()
-            else:
-                self._poller.rest()
-        return moved
-
-    def _advance(self) -> bool:
         waiting, moved = self._waiting, False
         for place, (task, request) in enumerate(waiting):
             while request is not None and request.Test():
@@ -115,10 +52,8 @@ class Tasks:
 
     def finish(self) -> None:
         """Wait until all tasks have ended."""
-        if self._poller is not None:
-            self._poller.rest()  # this rank is in MPI itself from now on
         while self._waiting:
-            if not self._advance():
+            if not self.advance():
                 requests = [request for _, request in self._waiting]
                 first = self._channel.MPI.Request.Waitany(requests)
                 task, _ = self._waiting[first]
