@@ -240,14 +240,7 @@ class Candidate:
         samples = length.batches * self.batch
         if length.draws is None:
             samples = length.epochs * len(workload.data.train)
-        steps = length.batches / self.together
-        return StepTiming(
-            seconds=seconds / steps,
-            samples_per_second=samples / seconds,
-            messages=(whole.messages_sent - before.messages_sent) / steps,
-            bytes=(whole.bytes_sent - before.bytes_sent) / steps,
-            steps=max(1, round(steps)),
-        )
+        return _step_timing(whole, before, samples, length.batches / self.together)
 
     def timing_of(self, whole: Fitted) -> StepTiming:
         """Return the time and traffic of a complete run that was computed."""
@@ -256,14 +249,7 @@ class Candidate:
         samples = (whole.samples_per_second or 0.0) * whole.train_seconds
         if seconds <= 0 or samples <= 0:
             raise UsageError(f"{self.name} on {self.ranks} ranks took no time or no samples")
-        steps = samples / (self.batch * self.together)
-        return StepTiming(
-            seconds=seconds / steps,
-            samples_per_second=samples / seconds,
-            messages=(whole.messages_sent - before.messages_sent) / steps,
-            bytes=(whole.bytes_sent - before.bytes_sent) / steps,
-            steps=max(1, round(steps)),
-        )
+        return _step_timing(whole, before, samples, samples / (self.batch * self.together))
 
     def no_steps(self) -> RunLength:
         """Return the length of a run without steps."""
@@ -302,3 +288,15 @@ def normalize_name(strategy: str) -> str:
     from paceline.training.job import strategy_name
 
     return strategy_name(strategy_of(strategy)) if isinstance(strategy_of(strategy), Strategy) else strategy
+
+
+def _step_timing(whole: Fitted, before: Fitted, samples: float, steps: float) -> StepTiming:
+    """Return the time and traffic of a step: those of a run, less those of one without steps."""
+    seconds = whole.train_seconds - before.train_seconds
+    return StepTiming(
+        seconds=seconds / steps,
+        samples_per_second=samples / seconds,
+        messages=(whole.messages_sent - before.messages_sent) / steps,
+        bytes=(whole.bytes_sent - before.bytes_sent) / steps,
+        steps=max(1, round(steps)),
+    )
