@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -835,7 +836,10 @@ print("rank", ranks.rank, "of", ranks.size, sys.argv[1:])
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     (folder / "program.py").write_text(PROGRAM)
     done = [sys.executable, "-m", "paceline", "run", *words]
-    return subprocess.run(done, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}  # lines stay whole nevertheless
+    return subprocess.run(
+        done, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
 
 
 @pytest.mark.timeout(600)

@@ -145,7 +145,7 @@ def _parse(words: Sequence[str], chosen: str | None = None) -> argparse.Namespac
 
 
 def _open_streams() -> None:
-    """Make the standard streams usable: open closed ones to /dev/null, and let any path or name be printed."""
+    """Make the standard streams usable: open closed ones to /dev/null, let any path or name be printed, line by line."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_RDWR)
@@ -158,6 +158,8 @@ def _open_streams() -> None:
                 stream.reconfigure(encoding="utf-8", errors=errors)
             else:
                 stream.reconfigure(errors="backslashreplace")
+            if stream.write_through:  # PYTHONUNBUFFERED writes parts of a line, which the lines of other ranks tear apart
+                stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def _drop_output() -> None:

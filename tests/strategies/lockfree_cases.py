@@ -200,6 +200,7 @@ def nodes(world: Any) -> list[dict[str, Any]]:
                 "expected": expected,
                 "moved": float(np.median(moved)),
                 "most": float(moved.max()),
+                "far": float(np.mean(moved > 1.001 * expected)),
                 "messages": fitted.messages_sent,
                 **checked(there, fitted),
             })  # fmt: skip

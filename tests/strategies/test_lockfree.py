@@ -88,11 +88,13 @@ def test_hogwild_loses_nothing_between_nodes() -> None:
         assert len(rank) == 15
         for run in rank:
             assert whole(run), run
-            assert (
-                0.93 * run["expected"] < run["moved"] < run["most"] + 1e-9 < 1.001 * run["expected"] + 1e-8
-            ), run
-            averages = 2 * (11 // run["every"] + 1)
             several = len(set(run["layout"]))
+            assert 0.93 * run["expected"] < run["moved"] < 1.001 * run["expected"] + 1e-8, run
+            if several in (1, 4):
+                assert run["most"] < 1.001 * run["expected"] + 1e-8, run
+            else:  # of an average, too, a number may be lost, and it may have been one that moves x back
+                assert run["far"] < 0.1, run
+            averages = 2 * (11 // run["every"] + 1)
             assert (run["messages"] > 0) == (several > 1)
             assert run["messages"] >= averages * (several > 1)
         often, seldom = (
