@@ -158,7 +158,8 @@ def _open_streams() -> None:
                 stream.reconfigure(encoding="utf-8", errors=errors)
             else:
                 stream.reconfigure(errors="backslashreplace")
-            if stream.write_through:  # PYTHONUNBUFFERED writes parts of a line, which the lines of other ranks tear apart
+            if stream.write_through:
+                # PYTHONUNBUFFERED writes a line in parts, and the lines of other ranks come between them.
                 stream.reconfigure(line_buffering=True, write_through=False)
 
 

@@ -60,7 +60,7 @@ CASES: dict[str, tuple[list[Way], float | None, str, str]] = {
     ),
     "nothing reaches it": (
         [SERIAL, ("sync", 2, 2.5, 0.96)], 0.99,
-        "Nothing reached the target of 99.00 %; closest was sync, 2 ranks, at 96.00 %.", "",
+        "Nothing reached the target of 99.00 %; closest was sync, 2 ranks, at 96.00 % after its best epoch.", "",
     ),
     "not with every run": (
         [SERIAL, ("sync", 2, 2.5, 0.96), ("sync", 2, 2.5, 0.98, 1)], 0.97,
@@ -207,7 +207,8 @@ def test_lower_values_of_another_metric_are_better(runs: list[Run], tmp_path: Pa
     assert pdf_bytes(page).startswith(b"%PDF")
     unreached = opening(document_of([Run(run.folder) for run in found], target="perplexity<=9"))
     assert (
-        unreached.sentence == "Nothing reached the target of perplexity 9; closest was sync, 2 ranks, at 10."
+        unreached.sentence
+        == "Nothing reached the target of perplexity 9; closest was sync, 2 ranks, at 10 after its best epoch."
     )
 
 

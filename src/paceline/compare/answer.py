@@ -116,7 +116,11 @@ def _unreached(rows: Sequence[Row], target: Target) -> Answer:
     metric = target.metric
     known = [one for one in found if one.best is not None]
     nearest = min(known, key=lambda one: metric.key(one.best or 0.0), default=None)
-    came = f"; closest was {name(nearest.row)}, at {metric.spell(nearest.best or 0.0)}" if nearest else ""
+    came = ""
+    if nearest is not None:
+        came = (
+            f"; closest was {name(nearest.row)}, at {metric.spell(nearest.best or 0.0)} after its best epoch"
+        )
     return Answer(sentence=f"Nothing reached the target of {target.short}{came}.")
 
 
