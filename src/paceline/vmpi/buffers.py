@@ -52,7 +52,7 @@ def write_bytes(view: memoryview, data: bytes, start: int = 0) -> None:
     if not data:
         return
     try:
-        view.cast("B")[start : start + len(data)] = data
+        (view if view.format == "B" and view.ndim == 1 else view.cast("B"))[start : start + len(data)] = data
     except TypeError:  # complex numbers and records, which a memoryview cannot cast
         as_bytes(view)[start : start + len(data)] = np.frombuffer(data, np.uint8)
 
@@ -255,6 +255,14 @@ class BufferMemory:
         if writing and self.nbytes and (self.elements or self).view.readonly:
             raise ValueError("a result cannot be put into a read-only buffer")
 
+    @classmethod
+    def of_bytes(cls, memory: NDArray[np.uint8]) -> BufferMemory:
+        """Return the memory of an array of bytes."""
+        found = cls.__new__(cls)
+        found.elements, found.view, found.kind, found.itemsize = None, memoryview(memory), "u1", 1  # type: ignore[arg-type]
+        found.nbytes = memory.nbytes
+        return found
+
     def read(self) -> bytes:
         """Return a copy of the bytes."""
         return self.view.tobytes()
@@ -294,7 +302,7 @@ def block(whole: BufferMemory, number: int, members: int) -> BufferMemory:
     each, more = divmod(whole.nbytes, members)
     if more:
         raise ValueError(f"{whole.nbytes} bytes cannot be cut into {members} equal blocks")
-    found = BufferMemory(whole.flat()[number * each : (number + 1) * each], writing=False)
+    found = BufferMemory.of_bytes(whole.flat()[number * each : (number + 1) * each])
     found.kind, found.itemsize = whole.kind, whole.itemsize
     return found
 
@@ -326,7 +334,7 @@ class RankParts:
             counts = _share(whole.nbytes, chosen, members)
         elif not isinstance(counts, (list, tuple)) and np.ndim(counts) == 0:
             counts = [_whole("count", counts)] * members
-        counts = [int(count) for count in counts]
+        counts = list(map(int, counts))
         if offsets is None:
             lengths = (
                 counts if not types else [n * each.extent for n, each in zip(counts, chosen, strict=True)]
@@ -340,21 +348,24 @@ class RankParts:
             )
         self._layouts = chosen
         self._places = [(int(at) * units, count) for at, count in zip(offsets, counts, strict=True)]
+        self.kinds = [each.kind for each in chosen]
         if isinstance(data, BottomType):
             whole, base = _at_bottom([(each, *at) for each, at in zip(chosen, self._places, strict=True)])
             self._places = [(start - base, count) for start, count in self._places]
         self.data = as_bytes(whole)
+        dense = True
         for (start, count), each in zip(self._places, chosen, strict=True):
             if count < 0 or (start < 0 and not isinstance(data, BottomType)):
                 raise ValueError(f"counts {counts} at {list(offsets)} must not be negative")
+            if not each.dense:
+                dense = False
             try:
                 _check_fits(each, start, count, whole.nbytes)
             except ValueError:
                 raise ValueError(
                     f"counts {counts} at {list(offsets)} do not fit {members} ranks and {whole.nbytes} bytes"
                 ) from None
-        self.kinds = [each.kind for each in chosen]
-        if all(each.dense for each in chosen):
+        if dense:
             packed = self.data
             self.slices = [
                 slice(start, start + count * each.size)
@@ -368,7 +379,7 @@ class RankParts:
             packed = np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
             stops = np.cumsum([piece.nbytes for piece in pieces]).tolist()
             self.slices = [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
-        self.memory = BufferMemory(packed, writing=False)
+        self.memory = BufferMemory.of_bytes(packed)
 
     @property
     def kind(self) -> str:
@@ -380,16 +391,20 @@ class RankParts:
 
     def of(self, rank: int) -> BufferMemory:
         """Return the part of one rank, without copying it."""
-        found = BufferMemory(self.memory.flat()[self.slices[rank]], writing=False)
+        found = BufferMemory.of_bytes(self.memory.flat()[self.slices[rank]])
         found.kind = self.kinds[rank]
         return found
 
     def take(self, rows: Any) -> None:
         """Write every rank's bytes into its part."""
-        if rows is not None:
-            for (start, count), layout, row in zip(self._places, self._layouts, rows, strict=True):
-                if row is not None and len(row):
-                    layout.unpack(row, self.data, start, count)
+        if rows is None:
+            return
+        view = memoryview(self.data)  # type: ignore[arg-type]
+        for (start, count), layout, row in zip(self._places, self._layouts, rows, strict=True):
+            if row.__class__ is bytes and layout.dense:
+                view[start : start + len(row)] = row
+            elif row is not None and len(row):
+                layout.unpack(row, self.data, start, count)
 
 
 def _split_v(given: Any) -> tuple[Any, Any, Any, Any]:

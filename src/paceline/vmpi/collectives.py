@@ -81,8 +81,10 @@ ALIKE = frozenset({"allreduce", "reduce", "bcast", "scan", "exscan"})
 
 def _is_untold(kernel: Any, name: str, memory: BufferMemory) -> bool:
     """Return True if a time-only simulation transfers no contents in this call."""
+    if kernel.carries is None:
+        return False
     alike = name.lower() in ALIKE or (name[0] == "I" and name[1:] in ALIKE)
-    return kernel.carries is not None and alike and not kernel.carries(memory.kind, memory.nbytes)
+    return alike and not kernel.carries(memory.kind, memory.nbytes)
 
 
 def signature(memory: BufferMemory) -> tuple[tuple[str, Any], ...]:
@@ -256,6 +258,10 @@ def _check(sender: int, sent: int, sent_kind: str, receiver: int, wanted: int, k
         )  # fmt: skip
 
 
+def _return_all(given: list[Any]) -> list[Any]:
+    return given
+
+
 def _longest(given: list[Any]) -> int:
     return max(int(also[0]) for _, also in given)
 
@@ -385,10 +391,10 @@ class CollectiveCalls(Reductions, UnevenCollectives):
     __slots__ = ()
 
     def Barrier(self) -> None:
-        meet(self, "Barrier", None, lambda given: given).Wait()
+        meet(self, "Barrier", None, _return_all).Wait()
 
     def Ibarrier(self) -> CollectiveRequest:
-        return meet(self, "Ibarrier", None, lambda given: given)
+        return meet(self, "Ibarrier", None, _return_all)
 
     # ---- one to all, all to one
 

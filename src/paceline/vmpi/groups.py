@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from paceline.vmpi.constants import IDENT, SIMILAR, UNDEFINED, UNEQUAL
@@ -228,9 +228,14 @@ class CollectiveRequest(Request):
     __slots__ = ("result", "take")
 
     def __init__(self, rank: Any, name: str, take: Callable[[Any], None] | None) -> None:
-        super().__init__(rank, name)
+        self.rank = rank
+        self.name = name
+        self.done = self.spent = False
+        self.error = self.origin = None
         self.result: Any = None
         self.take = take
+        if rank.kernel.strict:
+            self.watch()
 
     def arrive(self, rank: Any) -> None:
         take, self.take = self.take, None
@@ -364,16 +369,19 @@ def meet(
     charged = not free_of_charge and size > 1
 
     def complete(advance: Advance | None = None) -> None:
-        start = meeting.latest
-        if advance is not None:
-            start += advance.delay(start, kernel.wires.collective(_blocking(name), state.members, handed))
-        end = kernel.wires.join(_blocking(name), state.members, handed, start) if charged else start
-        if charged and kernel.faults is not None:
-            end = kernel.faults.collective_delay(name, state.members, meeting.latest, end)
-        for member, met, result in zip(state.members, meeting.requests, results, strict=True):
+        end = meeting.latest
+        if charged:
+            priced = _blocking(name)
+            if advance is not None:
+                end += advance.delay(end, kernel.wires.collective(priced, state.members, handed))
+            end = kernel.wires.join(priced, state.members, handed, end)
+            if kernel.faults is not None:
+                end = kernel.faults.collective_delay(name, state.members, meeting.latest, end)
+        schedule = kernel.schedule
+        for met, result in zip(meeting.requests, results, strict=True):
             assert met is not None
             met.result = result
-            kernel.schedule(kernel.ranks[member], end, met)
+            schedule(met.rank, end, met)
 
     if charged and name[0] == "I" and kernel.wires.needs_calls and kernel.faults is None:
         advance = Advance(size, kernel.wires.shares(size, handed), complete)
@@ -391,6 +399,7 @@ def meet(
     return request
 
 
+@cache
 def _blocking(name: str) -> str:
     """Return the blocking call of this name: a non-blocking collective costs as much."""
     return name[1:].capitalize() if name[0] == "I" else name.capitalize()

@@ -352,7 +352,7 @@ class Window(Attributes, Handled):
         shape = given if found is None or given.nbytes else found
         place = self._target(shape, target_rank, target)
         end = self._travel(target_rank, given.nbytes, None if found is None else found.nbytes)
-        before = bytes(place.read())
+        before = place.read().tobytes()
         if found is not None:
             found.write(before)
         if given.nbytes and getattr(made, "name", "") != "NO_OP":
@@ -414,7 +414,8 @@ class Window(Attributes, Handled):
         me.t, end = _transfer(kernel, me.number, other, there, me.t)
         if back is not None:
             end = _transfer(kernel, other, me.number, back, end)[1]
-        own.ends[rank] = max(own.ends.get(rank, 0.0), end)
+        if end > own.ends.get(rank, 0.0):
+            own.ends[rank] = end
         return end
 
     def _request(self, name: str, end: float) -> Request:
@@ -431,8 +432,9 @@ class Window(Attributes, Handled):
 
     def _complete_all(self) -> None:
         own = self._used()
-        own.comm.me.t = max([own.comm.me.t, *own.ends.values()])
-        own.ends.clear()
+        if own.ends:
+            own.comm.me.t = max(own.comm.me.t, *own.ends.values())
+            own.ends.clear()
 
     def _notify(self, rank: int) -> float:
         """Charge for an empty message to a rank, and return when it arrives."""
