@@ -6,7 +6,9 @@ import dataclasses
 import math
 import numbers
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from typing import Any, Literal
 
 from paceline.errors import UsageError, unknown
@@ -161,7 +163,33 @@ class Program:
 
     def words(self, seed: int) -> list[str]:
         """Return the file and the arguments for a run with this seed."""
-        return [self.file, *(word.replace("{seed}", str(seed)) for word in self.arguments)]
+        return [self.file, *self.fill(seed=seed).arguments]
+
+    def fill(self, **values: object) -> Program:
+        """Return the program with the values of placeholders in its arguments; None leaves a placeholder as it is."""
+        arguments = self.arguments
+        for name, value in values.items():
+            if value is not None:
+                arguments = tuple(word.replace(f"{{{name}}}", str(value)) for word in arguments)
+        return replace(self, arguments=arguments)
+
+    def check_placeholders(self, known: Sequence[str] = ("seed",)) -> None:
+        """Raise a UsageError for a placeholder that is misspelt or that nothing would replace.
+
+        Other words in braces are the program's own.
+
+        >>> Program(file="train.py", arguments=("--seed={sed}", "--as", "{name}")).check_placeholders()
+        Traceback (most recent call last):
+        paceline.errors.UsageError: unknown placeholder {sed} in the arguments of train.py; choose one of {seed}
+        """
+        settings = {setting.name for setting in fields(Config)} | {"ranks"}
+        for word in (found for argument in self.arguments for found in re.findall(r"\{(\w+)\}", argument)):
+            near = get_close_matches(word.lower(), known, cutoff=0.7)
+            if word not in known and (near or word.lower() in settings):
+                choices = ", ".join(f"{{{name}}}" for name in known)
+                raise UsageError(
+                    f"unknown placeholder {{{word}}} in the arguments of {self.file}; choose one of {choices}"
+                )
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from paceline.study.cells import Cell
 from paceline.study.context import context_of
 from paceline.study.file import read
 from paceline.study.folder import Folder
-from paceline.study.run import Trains, _why, command, open_folder
+from paceline.study.run import Trains, command, explain, open_folder
 from tests.simulate.test_training import COSTS
 from tests.study.studies import PART, SETTINGS, nobody, records, rest, study, write
 
@@ -154,7 +154,7 @@ def test_a_cell_that_does_not_end(tmp_path: Path) -> None:
         trains = Trains(runs=tmp_path, lock=lock, modules=tmp_path, timeout=0.5)
         ended = trains(cell, "a", nobody)
     assert ended.status is None
-    assert _why(ended) == "it exceeded the study's timeout of 0.5 s"
+    assert explain(ended, program=False) == "it exceeded the study's timeout of 0.5 s"
 
 
 def test_two_studies_in_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,9 +14,11 @@ import pytest
 from paceline.cli import main
 from paceline.compare.metric import Goal
 from paceline.compare.target import Target, first_time
-from paceline.config import Config
-from paceline.record import find_runs
-from paceline.tune.space import Candidate, make_space
+from paceline.config import Config, Program
+from paceline.record import Run, find_runs
+from paceline.study.cells import Cell
+from paceline.study.folder import Folder, ends_with_checkpoint
+from paceline.tune.space import Candidate, Choices, make_space
 
 TINY = [
     "--data",
@@ -52,11 +54,20 @@ raise SystemExit(7)
         (["--target", "98%", "--for", "0"], "for must be a number of cores"),
         (["--target", "98%", "--for", "4", "--network", "nothing"], "nothing"),
         (["--target", "98%", "--for", "4", "-n", "8"], "ranks must be from 1 to 4"),
-        (["--target", "98%", "-n", "0"], "ranks must be at least 1"),
+        (["--target", "98%", "-n", "0"], "ranks must be from 1 to "),
         (
-            ["--target", "98%", "-n", "9999"],
-            "the cores of this machine, unless one is simulated with --for P; got 9999",
+            ["--target", "98%", "-n", "1,9999"],
+            "the cores of this machine (--for P simulates another one); got 9999",
         ),
+        (["--target", "98%", "-n", "1,two"], "must be whole numbers such as 1,2,4; got '1,two'"),
+        (["--target", "98%", "--batch", "64,0"], "batch must be"),
+        (["--target", "98%", "--lr", "0.1,-1"], "lr must be"),
+        (["--target", "98%", "--strategy", "serial,nothing"], "unknown strategy 'nothing'"),
+        (["--target", "loss<=-1"], "a target loss must be above 0"),
+        (["--target", "98%", "--batch", "8,16", "own.py"], "write {batch} in the program's arguments"),
+        (["--target", "98%", "own.py", "--batch", "{batch}"], "{batch} needs the values to choose from"),
+        (["--target", "98%", "own.py", "--seed", "{sed}"], "unknown placeholder {sed}"),
+        (["--target", "98%", "plain.py"], "plain.py does not use paceline.session"),
         (["--target", "98%", "--epochs", "0"], "epochs must be at least 1 for a search; got 0"),
         (["--target", "98%", "--batch-per-rank", "4"], "unrecognized arguments"),
         (["--target", "98%", "--strategy", "psgd", "-n", "1", "--batch", "100000"], "100000"),
@@ -74,6 +85,7 @@ def test_bad_input_is_refused_in_one_line_before_anything_is_started(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(PROGRAM)
+    (tmp_path / "plain.py").write_text("import json\nprint(json.dumps([]))\n")
     data = [] if "--data" in words or ".py" in "".join(words) else ["--data", "digits"]
     try:
         status = main(["tune", *data, *words])
@@ -107,10 +119,59 @@ def test_one_core_leaves_batches_and_learning_rates() -> None:
 
 
 def test_what_is_given_is_not_searched() -> None:
-    config = Config(data="digits", batch=32, lr=0.5, strategy="sync", threads=1)
-    given = {"batch", "lr", "strategy", "threads"}
-    space = make_space(config, cores=4, samples=1437, rate=0.5, given=given, ranks=2)
+    choices = Choices(strategies=("sync",), ranks=(2,), threads=(1,), batches=(32,), rates=(0.5,))
+    space = make_space(Config(data="digits"), cores=4, samples=1437, rate=0.5, choices=choices)
     assert space.candidates == (Candidate(strategy="sync", ranks=2, threads=1, batch=32, lr=0.5),)
+
+
+def test_lists_restrict_the_search_and_ranks_never_share_cores() -> None:
+    choices = Choices(strategies=("serial", "sync"), ranks=(1, 2, 4), threads=(1, 2), batches=(32, 64))
+    space = make_space(Config(data="digits"), cores=4, samples=1437, rate=0.1, choices=choices)
+    assert {one.layout for one in space.candidates} == {
+        ("serial", 1, 1), ("serial", 1, 2), ("sync", 2, 1), ("sync", 2, 2), ("sync", 4, 1),
+    }  # fmt: skip
+    assert {one.batch for one in space.candidates} == {32, 64}
+
+
+def test_a_programs_batch_is_searched_where_its_arguments_have_a_placeholder(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(PROGRAM)
+    program = Program(file=str(tmp_path / "own.py"), arguments=("--batch={batch}", "--seed", "{seed}"))
+    choices = Choices(strategies=("serial",), threads=(1,), batches=(8, 16))
+    space = make_space(Config(), cores=2, samples=0, rate=0.1, choices=choices, program=program)
+    assert [one.batch for one in space.candidates] == [8, 16]
+    cell = space.cell(space.candidates[1], epochs=1, seed=3)
+    assert cell.program is not None
+    assert cell.program.words(3)[1:] == ["--batch=16", "--seed", "3"]
+
+
+def test_a_longer_run_that_goes_on_from_a_shorter_one_equals_one_from_the_start(tmp_path: Path) -> None:
+    settings = [
+        "--data=digits",
+        "--model=mlp:16",
+        "--strategy=serial",
+        "--threads=1",
+        "--quiet",
+        "--update=momentum",
+    ]
+    train = ["train", *settings, f"--runs={tmp_path}"]
+    assert main([*train, "--epochs=2", "--name=short", "--checkpoint-every=3m"]) == 0
+    short = Run(tmp_path / "short")
+    assert ends_with_checkpoint(short)
+    config = Config(data="digits", model="mlp:16", strategy="serial", threads=1, update="momentum", epochs=3)
+    cell, folder = Cell(config=config, ranks=1), Folder(tmp_path)
+    folder.extend(short, cell)
+    name = folder.begin(cell)
+    assert main(["resume", str(tmp_path / name), "--quiet"]) == 0
+    assert main([*train, "--epochs=3", "--name=whole"]) == 0
+    longer, whole = folder.ended(cell, name), Run(tmp_path / "whole")
+    assert longer is not None
+    assert not ends_with_checkpoint(whole)
+    assert longer.model["x"].tobytes() == whole.model["x"].tobytes()
+    assert len(longer.steps["step"]) == len(whole.steps["step"])
+    kept = "validation_accuracy", "validation_loss", "loss"
+    assert [[epoch[name] for name in kept] for epoch in longer.epochs] == [
+        [epoch[name] for name in kept] for epoch in whole.epochs
+    ]
 
 
 def test_compression_is_tried_between_nodes_only() -> None:

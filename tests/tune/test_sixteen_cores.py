@@ -137,6 +137,12 @@ class Sixteen:
         self.records[candidate, seed] = found
         return found
 
+    def saved_epochs(self, candidate: Candidate, *, epochs: int) -> int:
+        return 0
+
+    def cut(self) -> Observed | None:
+        return None
+
     def probe(self, candidate: Candidate, *, draws: int, limit: float) -> float | None:
         seconds = self.problem.seconds(candidate)
         took = min(limit, STARTING + draws / self.batches(candidate) * seconds)

@@ -22,24 +22,30 @@ if TYPE_CHECKING:
     from paceline.compare.metric import Goal
     from paceline.study.folder import Folder
     from paceline.tune.search import Search
-    from paceline.tune.space import Space
+    from paceline.tune.space import Choices, Space
 
 EXAMPLES = """
 examples:
   paceline tune --data mnist --model cnn --target 98% --budget 10m
   paceline tune --data digits --model mlp:64 --target 90% --budget 60s
   paceline tune --data mnist --target 97% --budget 5m --strategy sync       # ranks, threads, batch and learning rate only
+  paceline tune --data mnist --target 97% --strategy serial,sync,local-sgd:every=16 -n 1,4 --batch 64,256
   paceline tune --data mnist --target 97% --for 64 --network 10gbe          # a machine that you do not have, simulated
   paceline tune --target 'perplexity<=9' --budget 30m program.py --its-own --arguments
+  paceline tune --target 'perplexity<=9' --batch 16,32 program.py --batch {batch} --seed {seed}
 
-Searched are the strategy and its options, ranks, threads, the batch and the learning rate; a setting that is given here is
-not. The last line is the command to copy. Runs are ordinary records in DIR: the same command again goes on from them.
+Searched are the strategy and its options, ranks, threads, the batch and the learning rate; of those that are given here,
+only the values given, separated by commas. A program has its own batch and learning rate, unless its arguments have {batch}
+or {lr} in their place; {seed} stands for the seed, which differs between repetitions. The last line is the command to
+copy. Runs are ordinary records in DIR: the same command again goes on from them.
 Ctrl-C ends the search, and what has been found so far is the answer.
 exit status: 0 an answer, also if nothing reached the target, which it says; 2 bad input; 130, 143, 138 interrupted by
              Ctrl-C, SIGTERM, SIGUSR1, after the answer
 """
 # Settings that a search does not take: they tie the batch to the ranks, or a run to another.
 NOT_HERE = ("batch_per_rank", "lr_scaling", "replay", "reproducible")
+# Settings that are searched: of each, the values to choose from may be given.
+SEARCHED = ("strategy", "batch", "lr", "threads")
 LEAST_BUDGET = 1.0
 # In less, nothing is left for runs once the costs of the work have been measured.
 FORECAST_FROM = 20.0
@@ -57,13 +63,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--budget", default="10m", metavar="TIME", help="time for the search: 60s, 10m, 1h (default: 10m)"
     )
-    where = add_settings(parser, but=NOT_HERE)["where to run"]
+    groups = add_settings(parser, but=(*NOT_HERE, *SEARCHED))
+    how, where = groups["how to train"], groups["where to run"]
+    how.add_argument(
+        "--strategy", type=_strategies, default=(), metavar="LIST", help="search only these strategies"
+    )
+    how.add_argument("--batch", type=_integers, default=(), metavar="LIST", help="search only these batches")
+    how.add_argument(
+        "--lr", type=_numbers, default=(), metavar="LIST", help="search only these learning rates"
+    )
     where.add_argument(
-        "-n",
-        "--ranks",
-        type=int,
-        metavar="P",
-        help="search only this number of ranks (default: up to the cores)",
+        "-n", "--ranks", type=_integers, default=(), metavar="LIST",
+        help="search only these numbers of ranks (default: up to the cores)",
+    )  # fmt: skip
+    where.add_argument(
+        "--threads",
+        type=_integers,
+        default=(),
+        metavar="LIST",
+        help="search only these numbers of threads per rank",
     )
     where.add_argument(
         "--for", dest="for_ranks", type=int, metavar="P",
@@ -81,6 +99,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "program", nargs=argparse.REMAINDER, metavar="PROGRAM.py",
         help="a program with its own training loop, as for `paceline run`, instead of --data and --model",
     )  # fmt: skip
+
+
+def _strategies(text: str) -> tuple[str, ...]:
+    """Return the strategies in a list; a comma may also stand between the options of one.
+
+    >>> _strategies("serial,parameter-server:masters=2,bound=4,sync")
+    ('serial', 'parameter-server:masters=2,bound=4', 'sync')
+    """
+    found: list[str] = []
+    for word in filter(None, (word.strip() for word in text.split(","))):
+        if found and re.match(r"[\w-]+=", word):
+            found[-1] += f",{word}"
+        else:
+            found.append(word)
+    if not found:
+        raise argparse.ArgumentTypeError("an empty list")
+    return tuple(dict.fromkeys(found))
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    return _values(text, int, "whole numbers such as 1,2,4")
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return _values(text, float, "numbers such as 0.1,0.2")
+
+
+def _values(text: str, kind: Callable[[str], Any], what: str) -> tuple[Any, ...]:
+    try:
+        return tuple(dict.fromkeys(kind(word) for word in text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be {what}; got {text!r}") from None
 
 
 def main(args: argparse.Namespace) -> int:
@@ -130,8 +180,14 @@ def prepare(args: argparse.Namespace, began: float | None = None) -> tuple[Folde
             f"budget must be a time of at least 1 s, such as 60s, 10m or 1h; got {args.budget!r}"
         )
     given = set(getattr(args, "given", ()))
+    choices = _choices(args)
     config = Config(
-        **{each.name: getattr(args, each.name) for each in fields(Config) if each.name not in NOT_HERE}
+        **{
+            each.name: getattr(args, each.name)
+            for each in fields(Config)
+            if each.name not in (*NOT_HERE, *SEARCHED)
+        },
+        **{name: values[0] for name in SEARCHED if (values := getattr(args, name))},
     )
     if config.epochs < 1:
         raise UsageError(f"epochs must be at least 1 for a search; got {config.epochs}")
@@ -145,8 +201,7 @@ def prepare(args: argparse.Namespace, began: float | None = None) -> tuple[Folde
                 cores=cores,
                 samples=0,
                 rate=USUAL_RATE,
-                given=given,
-                ranks=args.ranks,
+                choices=choices,
                 options=options,
                 nodes=_nodes(options, cores),
                 program=program,
@@ -155,7 +210,7 @@ def prepare(args: argparse.Namespace, began: float | None = None) -> tuple[Folde
         title, slug = shlex.join([program.file, *program.arguments]), _slug(Path(program.file).stem)
     else:
         with launch.limit_threads(1):
-            data, model, space = _space(config, given, args.ranks, options, cores)
+            data, model, space = _space(config, choices, options, cores)
         _check_goal(goal, data)
         samples, title = len(data.train), f"{config.data}, {config.model}"
         slug = f"{_slug(config.data)}-{_slug(config.model)}"
@@ -176,7 +231,7 @@ def prepare(args: argparse.Namespace, began: float | None = None) -> tuple[Folde
     def make(lock: int) -> Search:
         runs = Runs(
             folder=folder, space=space, metric=goal.metric, samples=samples, tell=tell,
-            start=Trains(runs=folder.path, lock=lock, modules=modules),
+            start=Trains(runs=folder.path, lock=lock, modules=modules, extendable=space.grows),
         )  # fmt: skip
         about = {"title": f"tune: {title}", "question": "what reaches the target first?", "target": goal.text}
         if known := runs.open(about):
@@ -195,9 +250,22 @@ def prepare(args: argparse.Namespace, began: float | None = None) -> tuple[Folde
     return folder, make
 
 
+def _choices(args: argparse.Namespace) -> Choices:
+    """Return what to choose from; raise a UsageError for a value that no run can have."""
+    from paceline.tune.space import Choices
+
+    for name in SEARCHED:
+        for value in getattr(args, name):
+            Config(**{name: value})
+    return Choices(
+        strategies=args.strategy, ranks=args.ranks, threads=args.threads, batches=args.batch, rates=args.lr
+    )
+
+
 def _program(args: argparse.Namespace, given: set[str]) -> Program | None:
     """Return the program to tune; raise a UsageError for settings that it has itself."""
     from paceline.study.cells import PROGRAM_SETTINGS
+    from paceline.study.file import check_session
     from paceline.vmpi.program import compile_script
 
     words = args.program[1:] if args.program[:1] == ["--"] else args.program
@@ -206,7 +274,21 @@ def _program(args: argparse.Namespace, given: set[str]) -> Program | None:
     if own := sorted(given - set(PROGRAM_SETTINGS)):
         raise UsageError(f"a program has its own {', '.join(own)}: leave out --{own[0].replace('_', '-')}")
     compile_script(Path(words[0]))
-    return Program(file=words[0], arguments=tuple(words[1:]))
+    check_session(Path(words[0]))
+    program = Program(file=words[0], arguments=tuple(words[1:]))
+    program.check_placeholders(("seed", "batch", "lr"))
+    for name in ("batch", "lr"):
+        used = any(f"{{{name}}}" in word for word in program.arguments)
+        if used and not getattr(args, name):
+            raise UsageError(
+                f"{{{name}}} needs the values to choose from: give --{name}=A,B before {program.file}"
+            )
+        if getattr(args, name) and not used:
+            raise UsageError(
+                f"a program has its own {name}: leave out --{name}, or write {{{name}}} in the program's arguments where "
+                "it belongs"
+            )
+    return program
 
 
 def _nodes(options: Options | None, cores: int) -> int:
@@ -221,32 +303,23 @@ def _machine(args: argparse.Namespace) -> tuple[Options | None, int]:
     from paceline import launch
     from paceline.machine import load_network
 
-    if args.for_ranks is None:
-        if args.network is not None:
-            raise UsageError("network is for a simulated machine: give --for P with it")
-        if args.ranks is not None and args.ranks < 1:
-            raise UsageError(f"ranks must be at least 1; got {args.ranks}")
-        cores = launch.allocated_cores()
-        if args.ranks is not None and args.ranks > cores:
-            raise UsageError(
-                f"ranks must be at most {cores}, the cores of this machine, unless one is simulated with --for P; "
-                f"got {args.ranks}"
-            )
-        return None, cores
-    if args.for_ranks < 1:
+    if args.for_ranks is None and args.network is not None:
+        raise UsageError("network is for a simulated machine: give --for P with it")
+    if args.for_ranks is not None and args.for_ranks < 1:
         raise UsageError(f"for must be a number of cores, at least 1; got {args.for_ranks}")
-    if args.ranks is not None and not 1 <= args.ranks <= args.for_ranks:
-        raise UsageError(
-            f"ranks must be from 1 to {args.for_ranks}, the cores of the machine; got {args.ranks}"
-        )
+    cores = args.for_ranks or launch.allocated_cores()
+    for ranks in args.ranks:
+        if not 1 <= ranks <= cores:
+            here = "this machine (--for P simulates another one)" if args.for_ranks is None else "the machine"
+            raise UsageError(f"ranks must be from 1 to {cores}, the cores of {here}; got {ranks}")
+    if args.for_ranks is None:
+        return None, cores
     options = Options() if args.network is None else Options(network=args.network)
     load_network(options.network)
     return options, args.for_ranks
 
 
-def _space(
-    config: Config, given: set[str], ranks: int | None, options: Options | None, cores: int
-) -> tuple[Any, Any, Space]:
+def _space(config: Config, choices: Choices, options: Options | None, cores: int) -> tuple[Any, Any, Space]:
     """Return the data, the model and the candidates; raise a UsageError if there is nothing to run."""
     from dataclasses import replace
 
@@ -258,11 +331,10 @@ def _space(
     job.check_memory(data, job.chosen(), 1)
     model = job.build(data)
     rate = config.lr or float(getattr(model, "default_rate", USUAL_RATE))
-    if "strategy" in given:
-        job = Job(config=config, data=data, runs=None)
-        job.chosen()
+    for strategy in choices.strategies:
+        Job(config=replace(config, strategy=strategy), data=data, runs=None).chosen()
     space = make_space(
-        config, cores=cores, samples=len(data.train), rate=rate, given=given, ranks=ranks, options=options,
+        config, cores=cores, samples=len(data.train), rate=rate, choices=choices, options=options,
         nodes=_nodes(options, cores), data=data,
     )  # fmt: skip
     return data, model, _check_space(space)
@@ -280,6 +352,8 @@ def _check_goal(goal: Goal, data: Any) -> None:
     """Refuse a target that no run of this problem can have."""
     if goal.metric.name not in ("accuracy", "loss"):
         raise UsageError(f"a target must be an accuracy or a loss; runs have no {goal.metric.name}")
+    if goal.metric.name == "loss" and goal.value <= 0:
+        raise UsageError(f"a target loss must be above 0: no run can reach {goal}")
     if goal.metric.name == "accuracy" and not data.classes:
         raise UsageError(
             f"{data.name} has no classes, so there is no accuracy: give a target such as loss<=0.3"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import math
 import re
@@ -174,7 +175,9 @@ class StudyPart:
         file = next((path for path in (Path(name), self.home / name) if path.is_file()), None)
         if file is None:
             raise UsageError(f"there is no program {name}, neither here nor in {self.home}")
-        return Program(file=str(file), arguments=arguments)
+        program = Program(file=str(file), arguments=arguments)
+        program.check_placeholders()
+        return program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -501,6 +504,7 @@ def mistakes(cells: Sequence[Cell]) -> list[str]:
         try:
             if cell.program is not None:
                 check_program(Path(cell.program.file), cell.ranks, cell.config.strategy, cell.options)
+                check_session(Path(cell.program.file))
                 continue
             if cell.options is not None:
                 check(job, cell.ranks, cell.options)
@@ -508,6 +512,47 @@ def mistakes(cells: Sequence[Cell]) -> list[str]:
         except UsageError as error:
             found.setdefault((cell.part, str(error)), []).append(cell)
     return [_line(part, error, those) for (part, error), those in found.items()]
+
+
+def check_session(file: Path) -> None:
+    """Raise a UsageError for a program that mentions paceline nowhere, so that its runs would leave no record.
+
+    Looked at are the program and the modules beside it that it imports. Nothing is run.
+    """
+    from paceline.vmpi.program import compile_script
+
+    seen: set[Path] = set()
+    waiting = [file]
+    while waiting:
+        here = waiting.pop()
+        if here in seen:
+            continue
+        seen.add(here)
+        compile_script(here)
+        text = here.read_text(encoding="utf-8", errors="replace")
+        if "paceline" in text:
+            return
+        for name in _imported(text):
+            words = name.split(".")
+            places = ["/".join(words[:length]) for length in range(1, len(words) + 1)]
+            beside = [
+                file.parent / end for place in places for end in (f"{place}.py", f"{place}/__init__.py")
+            ]
+            waiting += [path for path in beside if path.is_file()]
+    raise UsageError(
+        f"{file} does not use paceline.session, so its runs would leave no record: put its training loop into "
+        "`with paceline.session() as ranks:` (see docs/own-loop.md)"
+    )
+
+
+def _imported(text: str) -> Iterator[str]:
+    """Yield the names of the modules that a program imports, and of what it imports from them."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            inside = f"{node.module}." if node.module else ""
+            yield from (f"{inside}{alias.name}" for alias in node.names)
 
 
 def _line(part: str, error: str, cells: Sequence[Cell]) -> str:

@@ -28,7 +28,7 @@ from typing import Any
 from paceline.errors import UsageError
 from paceline.files import read_json, write_json
 from paceline.record import Run, find_runs
-from paceline.record.checkpoint import latest
+from paceline.record.checkpoint import latest, read
 from paceline.record.writing import folder_name
 from paceline.study.cells import Cell, asked_in
 from paceline.study.context import FAILED, STUDY, context_of
@@ -38,6 +38,9 @@ RUNNING = ".running.json"
 # The report, by its format; a Markdown one has its figures beside it, and an HTML one its figures, data and pages.
 REPORTS = ("report.html", "report.md", "report.pdf")
 FIGURES, FILES = "report-figures", "report-files"
+# The start of the name of a run that is being copied, and what only a complete run has.
+COPY = ".copy-"
+ENDED = ("summary.json", "model.npz")
 # Seconds within which the run of a killed study ends.
 PATIENCE = 15.0
 
@@ -108,6 +111,8 @@ class Folder:
         """Remove the remains of an interrupted study: files that it was writing, and a run that cannot be resumed."""
         self.settle(keep=True)
         names = "|".join(map(re.escape, (RUNNING, STUDY, *REPORTS)))
+        for copy in self.path.glob(f"{COPY}*"):
+            shutil.rmtree(copy, ignore_errors=True)
         for inside, ours in (
             (self.path, rf"\.({names})\..+"),
             (self.path / FAILED, r"\..+\.json\..+"),
@@ -154,6 +159,20 @@ class Folder:
         write_json(self.path / RUNNING, {"run": name, **plan})
         return name
 
+    def extend(self, run: Run, cell: Cell) -> None:
+        """Copy a complete run, as an interrupted one of a cell with more epochs, which then is resumed.
+
+        The run must end with a checkpoint.
+        """
+        name = f"{folder_name(cell.config.strategy, cell.ranks, cell.config.seed)}-{cell.mark}"
+        copy = self.path / f"{COPY}{name}"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(run.folder, copy, ignore=shutil.ignore_patterns(*ENDED))
+        write_json(copy / "config.json", {**run.config, "epochs": cell.config.epochs})
+        while (self.path / name).exists():
+            name += "-again"
+        copy.rename(self.path / name)
+
     def ended(self, cell: Cell, name: str) -> Run | None:
         """Return the run that was started for the cell, if it is complete and matches the request."""
         runs = find_runs([self.path / name]) if (self.path / name / "config.json").is_file() else []
@@ -187,6 +206,18 @@ class Folder:
         (self.path / FAILED).mkdir(exist_ok=True)
         name = f"{words}-n{cell.ranks}-s{cell.config.seed}-{cell.mark}.json"
         write_json(self.path / FAILED / name, note)
+
+
+def ends_with_checkpoint(run: Run) -> bool:
+    """Return True if a complete run has saved its state at its end, so that it can be trained further."""
+    try:
+        numbers = latest(run.folder)
+        if numbers is None or len(numbers) != run.config["ranks"]:
+            return False
+        last = read(run.folder, 0, numbers[0], arrays=False)
+        return [int(last["position"]["epoch"]), run.config["epochs"]] == 2 * [len(run.epochs)]
+    except (UsageError, OSError, KeyError, TypeError, ValueError):
+        return False
 
 
 def _lives(process: str) -> bool:

@@ -26,6 +26,7 @@ from paceline.study.context import STUDY
 from paceline.study.file import Study
 from paceline.study.folder import Folder
 from paceline.text import clock_time
+from paceline.training.job import built_in
 
 # ---- a cell's run, as a user would start it
 
@@ -33,6 +34,7 @@ TETHER = Path(__file__).with_name("_tether.py")
 LAST = 20  # lines of a failed run's output to keep
 SAVE_WITHIN = 330.0  # seconds for a run to save a checkpoint and end; its own limit is 300
 GRACE = 15.0  # seconds for a run to end at once, some of them for its ranks
+CHECKPOINT_EVERY = "3m"  # as by default; but if it is asked for, there is also one at the end
 LOOK = 0.1  # seconds between two checks of the clock
 
 
@@ -84,6 +86,8 @@ class Trains:
     """Folders to search for the user's modules, after the working directory."""
     timeout: float | None = None
     hosts: str | None = None
+    extendable: bool = False
+    """True: runs save their state at their end, so that they can be trained further."""
 
     def __call__(self, cell: Cell, name: str, tick: Callable[[], None]) -> Ended:
         """Run the cell until it ends in any way; if interrupted, let the run save a checkpoint, and raise."""
@@ -93,6 +97,12 @@ class Trains:
         if (self.runs / name).exists():  # interrupted; the study file names the same code as the record
             words = ["resume", str(self.runs / name), "--trust", "--quiet", "--json"]
             words += [f"--hosts={self.hosts}"] if self.hosts and cell.options is None else []
+        if (
+            self.extendable
+            and cell.program is None
+            and getattr(built_in(cell.config.strategy), "saves", None)
+        ):
+            words.append(f"--checkpoint-every={CHECKPOINT_EVERY}")
         words = [sys.executable, "-m", "paceline", *words]
         with tempfile.TemporaryFile() as said:
             run = subprocess.Popen(
@@ -345,8 +355,9 @@ def run_missing(
         ended = start(cell, name, show.tick)
         run = folder.ended(cell, name)
         if run is None:
-            outcome = f"failed: {_why(ended)}"
-            folder.fail(cell, _why(ended), ended.status, ended.said)
+            why = explain(ended, program=cell.program is not None)
+            outcome = f"failed: {why}"
+            folder.fail(cell, why, ended.status, ended.said)
             state.failed.add(cell.key)
         else:
             outcome = outcome_of(run.summary)
@@ -375,12 +386,18 @@ def outcome_of(summary: dict[str, Any]) -> str:
     return ", ".join([*words, *(["diverged"] if summary.get("diverged") else [])])
 
 
-def _why(ended: Ended) -> str:
-    """Explain in one line why a run failed: its last output, or how it ended."""
+# What a program that has ended without an error has probably not done.
+NO_RECORD = "it left no complete record: does it train inside `with paceline.session() as ranks:`? (see docs/own-loop.md)"
+
+
+def explain(ended: Ended, *, program: bool) -> str:
+    """Explain in one line why a run, of a program or not, failed: its last output, or how it ended."""
     if ended.status is None:
         seconds = "" if ended.timeout is None else f" of {ended.timeout:g} s"
         return f"it exceeded the study's timeout{seconds}"
     how = f"signal {-ended.status}" if ended.status < 0 else f"exit status {ended.status}"
+    if ended.status == 0 and program:
+        return NO_RECORD
     if ended.status in (0, 3):
         return f"it ended with {how} and left no complete record"
     said = (

@@ -80,7 +80,7 @@ def _choose(search: Search, best: Candidate, found: dict[Candidate, Timing]) -> 
     rivals = sorted((one for one in alike), key=lambda one: found[one].mean)
     if not rivals:
         if len(found) == 1:
-            return best, f"how sure: it is the only one that reached the target{why}{_untried(search)}"
+            return best, f"how sure: it is the only one that reached the target{why}"
         nearest = min((one for one in found if one != best), key=lambda one: found[one].key)
         ratio = found[best].times_as_fast(found[nearest])
         if ratio is None or found[best].missed != found[nearest].missed:
@@ -109,18 +109,23 @@ def _without_target(search: Search) -> Answer:
     if nearest is None:
         chosen = search.space.candidates[min(1, len(search.space.candidates) - 1)]
         failed = next((trial.failed for trial in search.trials.values() if trial.failed), "")
-        why = f": {failed}" if failed else f" ({search.over})"
+        found = (
+            f"no run was completed: {failed}"
+            if failed
+            else f"no run got to the end of an epoch ({search.over})"
+        )
         epochs = search.space.base.epochs
         return Answer(
             chosen=chosen, epochs=epochs, timing=None,
-            found=f"no run was completed{why}",
-            sure="how sure: nothing is known; what is given has not been tried",
+            found=found,
+            sure="how sure: nothing is known, and what is given has not been tried; a longer budget would tell",
             second="second best: unknown",
             command=spell_command(search, chosen, epochs),
         )  # fmt: skip
     metric, trial = search.goal.metric, search.trials[nearest]
     value, at = _nearest_point(search, trial)
-    epochs = max(run.epochs for run in trial.runs.values())
+    runs = [*trial.runs.values(), *([] if trial.cut is None else [trial.cut])]
+    epochs = max(run.epochs for run in runs)
     ranked = [one for one in _by_value(search) if one != nearest]
     second = "second best: nothing else was run"
     if ranked:
@@ -139,15 +144,13 @@ def _without_target(search: Search) -> Answer:
 def _nearest_point(search: Search, trial: Trial) -> tuple[float, float]:
     """Return the best value that a candidate reached, and after how many seconds."""
     key = search.goal.metric.key
-    at, value = min(
-        (point for run in trial.runs.values() for point in run.points), key=lambda point: key(point[1])
-    )
+    at, value = min(trial.points, key=lambda point: key(point[1]))
     return value, at
 
 
 def _by_value(search: Search) -> list[Candidate]:
     """Return the candidates that were run, by the best value that they reached."""
-    tried = [one for one, trial in search.trials.items() if any(run.points for run in trial.runs.values())]
+    tried = [one for one, trial in search.trials.items() if trial.points]
     return sorted(
         tried, key=lambda one: search.goal.metric.key(_nearest_point(search, search.trials[one])[0])
     )
@@ -196,8 +199,7 @@ def results(search: Search) -> str:
 
 def _row(search: Search, one: Candidate, timing: Timing | None) -> Sequence[str]:
     trial = search.trials[one]
-    points = [point for run in trial.runs.values() for point in run.points]
-    value = _nearest_point(search, trial)[0] if points else None
+    value = _nearest_point(search, trial)[0] if trial.points else None
     each = search.epoch_seconds(one)
     return (
         str(one),
@@ -226,6 +228,8 @@ def left_out(search: Search) -> list[str]:
                 else kind
             )
             reasons.setdefault(kind, []).append(one)
+        elif trial.cut is not None:
+            reasons.setdefault("ended before the target, for lack of time", []).append(one)
         else:
             reasons.setdefault("not tried, for lack of time", []).append(one)
     lines = [

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paceline.compare.metric import Metric
+from paceline.compare.metric import Metric, names_in, read_epoch
 from paceline.errors import UsageError
 from paceline.files import write_json
 from paceline.record import Run
 from paceline.study.cells import Cell, asked_in
 from paceline.study.context import STUDY
-from paceline.study.folder import Folder
-from paceline.study.run import Start, State, Trains, run_missing
+from paceline.study.folder import Folder, ends_with_checkpoint
+from paceline.study.run import NO_RECORD, Ended, State, Trains, run_missing
 from paceline.text import count
 from paceline.tune.search import Failed, Observed
 from paceline.tune.space import Candidate, Space
@@ -36,6 +36,7 @@ class Runs:
     tick: Callable[[], None] = lambda: None
     _records: dict[str, list[Run]] = field(default_factory=dict)
     _failed: dict[str, str] = field(default_factory=dict)
+    _cut: Observed | None = None
 
     def open(self, about: dict[str, Any]) -> int:
         """Read what is in the folder, and describe the search for reports; return how many records fit."""
@@ -44,6 +45,8 @@ class Runs:
         for runs in self.folder.done().values():
             for run in runs:
                 self._add(run)
+        if not self._records:  # what made every run fail may have been mended
+            self.folder.forget_failures(lambda asked: False)
         for asked, note in self.folder.failed().items():
             self._failed[asked] = note.stem
         wanted = {
@@ -92,6 +95,15 @@ class Runs:
         )
         return observed
 
+    def saved_epochs(self, candidate: Candidate, *, epochs: int) -> int:
+        """Return the epochs from which a run of so many, with the first seed, would go on."""
+        found = self._shorter(self.space.cell(candidate, epochs=epochs, seed=self.space.base.seed))
+        return 0 if found is None else int(found.config["epochs"])
+
+    def cut(self) -> Observed | None:
+        """Return the course of the last run up to where it was ended or interrupted; None: it was not, or had no epoch."""
+        return self._cut
+
     def probe(self, candidate: Candidate, *, draws: int, limit: float) -> float | None:
         """Run some batches of a candidate; return the seconds that an epoch would take."""
         cell = self.space.cell(candidate, epochs=1, seed=self.space.base.seed, draws=draws)
@@ -107,23 +119,69 @@ class Runs:
         self.tell(f"{candidate}: {rate:,.0f} samples/s, so an epoch takes {seconds:.3g} s")
         return float(seconds)
 
-    def _run(self, cell: Cell, limit: float) -> tuple[Run | Failed, float]:
-        """Run a cell; return its record, or why there is none, and the seconds that it took."""
+    def _run(self, cell: Cell, limit: float) -> tuple[Run | Failed, float | None]:
+        """Run a cell; return its record, or why there is none, and the seconds that it took if it began at the start."""
         allowed = max(0.1, limit - STOP)
-        start: Start = replace(self.start, timeout=allowed)
+        start = replace(self.start, timeout=allowed)
+
+        def run(cell: Cell, name: str, tick: Callable[[], None]) -> Ended:
+            self._cut = None
+            try:
+                ended = start(cell, name, tick)
+            except KeyboardInterrupt:
+                self._cut = self._course(name)
+                raise
+            self._cut = self._course(name) if ended.status is None else None
+            return ended
+
         state, show = State(missing=[cell]), _Show(self.tick)
         began = time.monotonic()
-        run_missing(self.folder, state, start, show)
+        if (shorter := self._shorter(cell)) is not None:
+            self.folder.extend(shorter, cell)
+        run_missing(self.folder, state, run, show)
         wall = time.monotonic() - began
         if cell.key in state.done:
-            [run] = state.done[cell.key]
-            self._add(run)
-            return run, wall
+            [done] = state.done[cell.key]
+            self._add(done)
+            return done, wall if shorter is None else None
         late = wall >= allowed
         if late:  # with more time it may succeed
             self.folder.forget_failures(lambda asked: asked != cell.key)
             return Failed(why=f"ended after {wall:.0f} s", late=True), wall
-        return Failed(why=show.outcome.removeprefix("failed: ")), wall
+        why = show.outcome.removeprefix("failed: ")
+        if why == NO_RECORD and not self._records:
+            self.folder.forget_failures(lambda asked: asked != cell.key)
+            raise UsageError(f"{cell.program.file if cell.program else 'the run'}: {why}")
+        return Failed(why=why), wall
+
+    def _shorter(self, cell: Cell) -> Run | None:
+        """Return the longest record of the same run with fewer epochs from which it can go on, if there is one."""
+        if not self.space.grows:
+            return None
+        known = [
+            run
+            for run in self._records.get(_unended(cell), ())
+            if run.config["epochs"] < cell.config.epochs and not run.summary["diverged"]
+        ]
+        for run in sorted(known, key=lambda run: run.config["epochs"], reverse=True):
+            if ends_with_checkpoint(run):
+                return run
+        return None
+
+    def _course(self, name: str) -> Observed | None:
+        """Return the course of an incomplete run; None if no epoch of it is recorded."""
+        try:
+            run = Run(self.folder.path / name)
+            points = [
+                (float(epoch["train_seconds"]), value)
+                for epoch in run.epochs
+                if (value := read_epoch(epoch, self.metric.name)) is not None
+            ]
+        except (UsageError, OSError, KeyError, TypeError, ValueError):
+            return None
+        if not points:
+            return None
+        return Observed(epochs=len(run.epochs), points=tuple(points), seconds=points[-1][0])
 
     def _add(self, run: Run) -> None:
         if (
@@ -136,9 +194,16 @@ class Runs:
             self._records.setdefault(asked, []).append(run)
 
     def _observed(self, run: Run, wall: float | None = None) -> Observed:
+        points = tuple(self.metric.points(run))
+        if self.space.program is not None and not points and not run.summary["diverged"]:
+            known = ", ".join(names_in([run])) or "no metric"
+            raise UsageError(
+                f"{self.space.program.file} records {known}, but not {self.metric.name}: choose another target, or call "
+                f"ranks.validate({self.metric.name}=…) after each epoch"
+            )
         return Observed(
             epochs=max(len(run.epochs), 1),
-            points=tuple(self.metric.points(run)),
+            points=points,
             seconds=float(run.summary["train_seconds"]),
             wall=wall,
             diverged=bool(run.summary["diverged"]),

@@ -24,6 +24,7 @@ from statistics import fmean
 from typing import Protocol
 
 from paceline.compare.metric import Goal
+from paceline.errors import UsageError
 from paceline.text import count
 from paceline.text import seconds as spell_seconds
 from paceline.tune.space import ALONE, Candidate, Space
@@ -58,6 +59,7 @@ MOST_SLOWER = 2.5  # times what is expected of a run, or, for a program, the sho
 PATIENCE = 10.0  # seconds beyond that
 MOST_EPOCHS = 10_000
 MORE_EPOCHS = 4  # times those of the fastest so far, for a candidate whose speed has not been measured
+HOPELESS = 3  # runs that fail, if none has succeeded
 ROUNDS = 3  # of changing the learning rate
 
 
@@ -71,7 +73,7 @@ class Observed:
     seconds: float
     """Of training, in all."""
     wall: float | None = None
-    """From the start of the run to its end; None: unknown."""
+    """From the start of the run to its end; None: unknown, or it went on from a shorter one."""
     diverged: bool = False
     run: Path | None = None
 
@@ -100,6 +102,14 @@ class Bench(Protocol):
         """Run some batches of a candidate; return the seconds that an epoch would take."""
         ...
 
+    def saved_epochs(self, candidate: Candidate, *, epochs: int) -> int:
+        """Return the epochs from which a run of so many would go on, instead of from the start."""
+        ...
+
+    def cut(self) -> Observed | None:
+        """Return the course of the last run up to where it was ended or interrupted; None: it was not."""
+        ...
+
 
 class Speeds(Protocol):
     """Something that predicts the seconds of an epoch."""
@@ -121,6 +131,8 @@ class Trial:
 
     candidate: Candidate
     runs: dict[int, Observed] = field(default_factory=dict)
+    cut: Observed | None = None
+    """The longest run that was ended before it reached the target or its last epoch; it leaves no record."""
     failed: str = ""
     left_out: str = ""
     """Why it is not run, or not run any longer."""
@@ -129,6 +141,12 @@ class Trial:
     def untried(self) -> bool:
         """True if it might have been run, but was not."""
         return not (self.runs or self.failed or self.left_out)
+
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        """The seconds of training and the values of the target's metric of all of its runs."""
+        runs = [*self.runs.values(), *([] if self.cut is None else [self.cut])]
+        return [point for run in runs for point in run.points]
 
 
 @dataclass(kw_only=True)
@@ -160,7 +178,7 @@ class Search:
         """Seconds on the clock for an epoch, where they differ from those of training: in the simulator."""
         self._phase = self._began
         """When the latest round of exploring and repeating began."""
-        self._runs = 0
+        self._runs = self._failures = 0
         self._spent_alone = 0.0
         """Seconds on the clock for one process with one thread."""
         self._wholes: list[float] = []
@@ -485,10 +503,7 @@ class Search:
     def nearest(self) -> Candidate | None:
         """Return the candidate that came nearest to the target, if none reached it."""
         metric = self.goal.metric
-        values = {
-            one: metric.best(value for run in trial.runs.values() for _, value in run.points)
-            for one, trial in self.trials.items()
-        }
+        values = {one: metric.best(value for _, value in trial.points) for one, trial in self.trials.items()}
         known = {one: value for one, value in values.items() if value is not None}
         return min(known, key=lambda one: metric.key(known[one]), default=None)
 
@@ -695,14 +710,17 @@ class Search:
         if self.space.program is not None:  # every run is a whole one
             return self.clock() + (min(self._wholes) / 2 if self._wholes else START) <= until
         each = self._clock_seconds(candidate) or 0.0
-        return self.clock() + self._expected_start() + epochs * each <= max(until, self.clock())
+        new = epochs - self.bench.saved_epochs(candidate, epochs=epochs)
+        return self.clock() + self._expected_start() + new * each <= max(until, self.clock())
 
     def _epochs_that_fit(self, candidate: Candidate, until: float) -> int:
         if not self.space.grows:
             return 0
         each = self._clock_seconds(candidate)
         room = until - self.clock() - self._expected_start()
-        return 0 if not each or room < each else int(room / each)
+        if not each or room < each:
+            return 0
+        return int(room / each) + self.bench.saved_epochs(candidate, epochs=self.most_epochs)
 
     def _seed(self, number: int) -> int:
         return self.space.base.seed + number
@@ -723,13 +741,22 @@ class Search:
             limit = min(left, patience)
             self._runs += 1
             began = self.clock()
-            found = self.bench.run(candidate, epochs=epochs, seed=number, limit=limit)
+            try:
+                found = self.bench.run(candidate, epochs=epochs, seed=number, limit=limit)
+            except KeyboardInterrupt:
+                self._note_cut(candidate, seed)
+                raise
             self._note_spent(candidate, self.clock() - began)
             if isinstance(found, Observed) and found.wall is not None:
                 self._note_wall(candidate, found)
         if isinstance(found, Failed):
+            if found.late:
+                self._note_cut(candidate, seed)
+            else:
+                self._failures += 1
             if not found.late or patience < left:
                 trial.failed = found.why
+            self._give_up()
             return False
         self.note(candidate, seed, found)
         return True
@@ -745,6 +772,24 @@ class Search:
             self._learn(candidate, found)
         if found.epochs and found.seconds > 0:
             self._note_speed(candidate, found.seconds / found.epochs)
+
+    def _note_cut(self, candidate: Candidate, seed: int) -> None:
+        """Note the course of a run that was ended: as a run if it had reached the target, else for want of a better one."""
+        found, trial = self.bench.cut(), self.trials[candidate]
+        if found is None:
+            return
+        if self._needed(found) is not None:
+            self.note(candidate, seed, found)
+        elif seed == 0 and (trial.cut is None or found.epochs > trial.cut.epochs):
+            trial.cut = found
+
+    def _give_up(self) -> None:
+        """Raise a UsageError if the first few runs have all failed: others would fail as well."""
+        trials = self.trials.values()
+        if self._failures >= min(HOPELESS, len(trials)) and not any(
+            trial.runs or trial.cut for trial in trials
+        ):
+            raise UsageError(f"no run succeeds: {next(trial.failed for trial in trials if trial.failed)}")
 
     def _patience(self, candidate: Candidate, epochs: int) -> float:
         """Return the seconds after which a run is ended, because it is far slower than was to be expected."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -97,6 +97,22 @@ class Candidate:
         return ", ".join(words)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What the user lets a search choose from; where it is empty, the search decides what to try."""
+
+    strategies: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    threads: tuple[int, ...] = ()
+    batches: tuple[int, ...] = ()
+    rates: tuple[float, ...] = ()
+
+    @property
+    def serial(self) -> bool:
+        """True if one process without communication is among them."""
+        return (not self.strategies or SERIAL in self.strategies) and (not self.ranks or 1 in self.ranks)
+
+
 @cache
 def find_strategy(text: str) -> Strategy | None:
     """Return the strategy that a text names; None for a function."""
@@ -114,12 +130,12 @@ class Space:
     cores: int
     rate: float = USUAL_RATE
     """The learning rate that suits the usual batch."""
-    given: frozenset[str] = frozenset()
-    """The settings that the user gave, which are not searched."""
+    fixed_rates: bool = False
+    """True if no other learning rates than those of the candidates are tried."""
     options: Options | None = None
     """The simulated machine; None: this one."""
     program: Program | None = None
-    """The program that trains in its own loop, which has its own batch, learning rate and epochs."""
+    """The program that trains in its own loop; in its arguments, {batch} and {lr} stand for those of a candidate."""
     refused: dict[str, str] = field(default_factory=dict)
     """Strategies that cannot be used here, and why."""
 
@@ -140,14 +156,17 @@ class Space:
             settings["batch"] = candidate.batch
         if candidate.lr is not None:
             settings["lr"] = candidate.lr
+        program = self.program
+        if program is not None:
+            program = program.fill(batch=candidate.batch, lr=candidate.lr)
         return Cell(
-            config=replace(self.base, **settings), ranks=candidate.ranks, options=self.options, program=self.program,
+            config=replace(self.base, **settings), ranks=candidate.ranks, options=self.options, program=program,
             part="tune",
         )  # fmt: skip
 
     def neighbours(self, candidate: Candidate) -> list[Candidate]:
         """Return the same candidate with twice and with half the learning rate."""
-        if "lr" in self.given or candidate.lr is None:
+        if self.fixed_rates or candidate.lr is None:
             return []
         return [replace(candidate, lr=rounded(candidate.lr * factor)) for factor in (2.0, 0.5)]
 
@@ -173,14 +192,14 @@ def rounded(rate: float) -> float:
 
 
 def make_space(
-    base: Config, *, cores: int, samples: int, rate: float, given: Collection[str] = (), ranks: int | None = None,
+    base: Config, *, cores: int, samples: int, rate: float, choices: Choices = Choices(),  # noqa: B008 (frozen)
     options: Options | None = None, nodes: int = 1, data: Any = None, program: Program | None = None,
 ) -> Space:  # fmt: skip
     """Return the candidates for a problem on a machine.
 
-    `given`: settings that are not searched; `ranks`: the only number of ranks; `samples`: those of the training set;
-    `rate`: the learning rate for the usual batch; `nodes`: those of the machine, if it is simulated. Of a `program`,
-    which has its own batch and learning rate, only strategy, ranks and threads are searched.
+    `choices`: what to choose from; `samples`: those of the training set; `rate`: the learning rate for the usual batch;
+    `nodes`: those of the machine, if it is simulated. A `program` has its own batch and learning rate, unless `choices`
+    has them.
 
     >>> space = make_space(Config(data="digits"), cores=4, samples=1400, rate=0.1)
     >>> [str(one) for one in space.candidates[:3]]
@@ -190,49 +209,45 @@ def make_space(
     {1, 2, 4}
     """
     refused: dict[str, str] = {}
-    layouts = list(_layouts(base, cores, given, ranks, nodes, threads=options is None))
+    layouts = list(_layouts(choices, cores, nodes, threads=options is None))
     allowed = [layout for layout in layouts if _check(layout, base, options, refused, data, program)]
     if program is not None:
-        own = tuple(Candidate(strategy=name, ranks=number, threads=each) for name, number, each in allowed)
-        return Space(
-            base=base, candidates=own, cores=cores, given=frozenset({*given, "batch", "lr"}), options=options,
-            program=program, refused=refused,
-        )  # fmt: skip
-    found = [
-        candidate
-        for layout in allowed
-        for candidate in _with_batches(
-            layout, base, given, samples, rate, BATCHES if options is None else FEWER
-        )
-    ]
+        found = [
+            Candidate(strategy=name, ranks=number, threads=each, batch=batch, lr=one)
+            for name, number, each in allowed
+            for batch in choices.batches or (None,)
+            for one in choices.rates or (None,)
+        ]
+    else:
+        batches = BATCHES if options is None else FEWER
+        found = [one for layout in allowed for one in _with_batches(layout, choices, samples, rate, batches)]
     found = list(dict.fromkeys(found))
     usual = found[0].batch if found else None
     first = [one for one in found if one.serial and one.batch == usual and one.lr == found[0].lr]
     return Space(
         base=base, candidates=(*first, *(one for one in found if one not in first)), cores=cores, rate=rate,
-        given=frozenset(given), options=options, refused=refused,
+        fixed_rates=bool(choices.rates) or program is not None, options=options, program=program, refused=refused,
     )  # fmt: skip
 
 
-def _layouts(
-    base: Config, cores: int, given: Collection[str], ranks: int | None, nodes: int, *, threads: bool
-) -> Iterator[tuple[str, int, int]]:
+def _layouts(choices: Choices, cores: int, nodes: int, *, threads: bool) -> Iterator[tuple[str, int, int]]:
     """Yield strategies with ranks and threads, the serial ones first: one thread, all of them, and some between."""
-    own = base.threads if "threads" in given else None
-    if ("strategy" not in given or base.strategy == SERIAL) and ranks in (None, 1):
+    if choices.serial:
         most = cores if threads else 1
-        for number in [own] if own else dict.fromkeys((1, most, *_between(most))):
+        for number in choices.threads or dict.fromkeys((1, most, *_between(most))):
             yield SERIAL, 1, number
-    for name in _strategies(base, given):
+    most = max(choices.ranks or (cores,))
+    for name in _strategies(choices):
         declared = find_strategy(name)
         every = declared is not None and declared.equals_serial
-        for number in [ranks] if ranks else _numbers(cores, every=every):
+        for number in choices.ranks or _numbers(cores, every=every):
             share = max(1, cores // number) if threads else 1
-            for each in [own] if own else dict.fromkeys((share, 1) if every else (share,)):
-                if number > 1 or ranks == 1:
-                    yield name, number, each
-                    if "strategy" not in given and number == (ranks or cores):
-                        yield from ((other, number, each) for other in _variants(name, number, nodes))
+            for each in choices.threads or dict.fromkeys((share, 1) if every else (share,)):
+                if (number == 1 and choices.serial) or (threads and number * each > max(cores, number)):
+                    continue  # one process is serial, and ranks do not share cores
+                yield name, number, each
+                if not choices.strategies and number == most:
+                    yield from ((other, number, each) for other in _variants(name, number, nodes))
 
 
 def _between(most: int) -> Iterator[int]:
@@ -253,10 +268,10 @@ def _numbers(cores: int, *, every: bool) -> list[int]:
     return found
 
 
-def _strategies(base: Config, given: Collection[str]) -> list[str]:
-    """Return the given strategy, or all that are known: those first that equal serial training."""
-    if "strategy" in given:
-        return [] if base.strategy == SERIAL else [base.strategy]
+def _strategies(choices: Choices) -> list[str]:
+    """Return the given strategies, or all that are known: those first that equal serial training."""
+    if choices.strategies:
+        return [name for name in choices.strategies if name != SERIAL]
     known = [name for name in names.names("strategies") if name != SERIAL]
     made = {name: find_strategy(name) for name in known}
     return sorted(known, key=lambda name: (not getattr(made[name], "equals_serial", False), name))
@@ -294,21 +309,18 @@ def _check(
 
 
 def _with_batches(
-    layout: tuple[str, int, int], base: Config, given: Collection[str], samples: int, rate: float,
-    batches: Sequence[float],
+    layout: tuple[str, int, int], choices: Choices, samples: int, rate: float, factors: Sequence[float]
 ) -> Iterator[Candidate]:  # fmt: skip
     """Yield a layout with every batch, and with the learning rates for it by the known rules."""
     strategy, ranks, threads = layout
     made = find_strategy(strategy)
-    fixed = base.batch if "batch" in given else None
-    usual = fixed or USUAL_BATCH
-    for factor in (1.0,) if fixed else batches:
-        batch = max(1, int(usual * factor))
-        if not fixed and factor != 1 and batch * LEAST_STEPS > samples:
-            continue
-        averaged = made.workers(ranks) if made is not None and made.averages else 1
-        rates = [base.lr] if "lr" in given else _rates(rate, batch * averaged / (fixed or USUAL_BATCH))
-        for one in rates:
+    averaged = made.workers(ranks) if made is not None and made.averages else 1
+    # The rate suits the usual batch, or the only one.
+    usual = choices.batches[0] if len(choices.batches) == 1 else USUAL_BATCH
+    tried = [max(1, int(USUAL_BATCH * factor)) for factor in factors]
+    tried = [batch for batch in tried if batch == USUAL_BATCH or batch * LEAST_STEPS <= samples]
+    for batch in choices.batches or tried:
+        for one in choices.rates or _rates(rate, batch * averaged / usual):
             yield Candidate(
                 strategy=strategy, ranks=ranks, threads=threads, batch=min(batch, samples), lr=one
             )
