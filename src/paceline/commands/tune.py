@@ -21,6 +21,7 @@ from paceline.simulate.options import Options
 if TYPE_CHECKING:
     from paceline.compare.metric import Goal
     from paceline.study.folder import Folder
+    from paceline.tune.running import Runs
     from paceline.tune.search import Search
     from paceline.tune.space import Choices, Space
 
@@ -144,10 +145,16 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError("tune starts its runs itself: run it without mpiexec or srun")
     import_from_here()
     with _terminated() as signals:
-        folder, make = prepare(args, began)
-        with folder.lock() as lock:
-            search = make(lock)
-            search.run()
+        try:
+            folder, make = prepare(args, began)
+            with folder.lock() as lock:
+                search, runs = make(lock)
+                search.run()
+                if search.times():
+                    runs.drop_checkpoints()
+        except KeyboardInterrupt:
+            print("paceline tune: interrupted before the first run: nothing is known yet", file=sys.stderr)
+            return 128 + signals[0] if signals else 130
     answer = conclude(search)
     print(_heading(search, args.budget))
     for text in (results(search), "\n".join(f"left out: {line}" for line in left_out(search))):
@@ -159,8 +166,10 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def prepare(args: argparse.Namespace, began: float | None = None) -> tuple[Folder, Callable[[int], Search]]:
-    """Check all input; return the folder of the runs, and a function that makes the search when it is locked.
+def prepare(
+    args: argparse.Namespace, began: float | None = None
+) -> tuple[Folder, Callable[[int], tuple[Search, Runs]]]:
+    """Check all input; return the folder of the runs, and a function that makes the search and its runs when it is locked.
 
     `began`: when the budget began, by `time.monotonic()`; by default when the search is made.
     """
@@ -228,7 +237,7 @@ def prepare(args: argparse.Namespace, began: float | None = None) -> tuple[Folde
     epochs = 1 if program is not None else config.epochs if limited else MOST_EPOCHS
     modules = Path() if program is None else Path(program.file).absolute().parent
 
-    def make(lock: int) -> Search:
+    def make(lock: int) -> tuple[Search, Runs]:
         runs = Runs(
             folder=folder, space=space, metric=goal.metric, samples=samples, tell=tell,
             start=Trains(runs=folder.path, lock=lock, modules=modules, extendable=space.grows),
@@ -236,7 +245,7 @@ def prepare(args: argparse.Namespace, began: float | None = None) -> tuple[Folde
         about = {"title": f"tune: {title}", "question": "what reaches the target first?", "target": goal.text}
         if known := runs.open(about):
             tell(f"going on from {known} run{'s' * (known > 1)} in {folder.path}")
-        return Search(
+        search = Search(
             space=space,
             goal=goal,
             bench=runs,
@@ -246,6 +255,7 @@ def prepare(args: argparse.Namespace, began: float | None = None) -> tuple[Folde
             most_epochs=epochs,
             tell=tell,
         )
+        return search, runs
 
     return folder, make
 

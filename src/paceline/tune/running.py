@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -167,6 +168,11 @@ class Runs:
             if ends_with_checkpoint(run):
                 return run
         return None
+
+    def drop_checkpoints(self) -> None:
+        """Remove the checkpoints of complete runs, from which longer ones could go on."""
+        for run in (run for runs in self._records.values() for run in runs):
+            shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
 
     def _course(self, name: str) -> Observed | None:
         """Return the course of an incomplete run; None if no epoch of it is recorded."""

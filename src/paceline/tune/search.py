@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -211,9 +212,9 @@ class Search:
                 if self._runs == before or not self.times():
                     break
         except KeyboardInterrupt:
-            self.interrupted = True
-            self._recall()  # a run may have ended just before
-            self.over = "interrupted"
+            self.interrupted, self.over = True, "interrupted"
+            with suppress(KeyboardInterrupt):  # the answer comes all the same
+                self._recall()  # a run may have ended just before
         if not self.over:
             self.over = "the budget is spent" if self._more_to_try() else "nothing is left to try"
 
