@@ -1,24 +1,29 @@
 """The choice of `paceline tune` against a study of the same space: how much slower than the best candidate it is.
 
-    python benchmarks/tune.py --problems mlp,cnn,wide,gpt --budget 60s --study 150s --json benchmarks/results/tune.json
+    python benchmarks/tune.py --problems mlp --budget 45s --seconds 8m --runs proof --json proof/tune.json
+    python benchmarks/tune.py --budget 120s --seconds 2h --runs proof --json proof/tune.json
+    python benchmarks/tune.py --problems mlp --options="--strategy serial,sync -n 1,16 --batch 64,256" ...
 
-For each problem, `paceline tune` searches within its budget. Then a study runs the candidates of the same space for as long
-as it may: first the choice with three seeds, then all others in random order, each for twice the epochs that the choice
-needed; a run that takes more than 2.5 times as long as the choice is ended, because it has lost. The fastest three of the
-study are repeated with the other two seeds. Printed are the choice, its seconds to the target in the study, the best of
-the study, their ratio, and how long each side took. With --study 0s only the searches are made.
+For each problem, `paceline tune` searches within its budget. Then a study runs the candidates of the same space: first the
+choice with three seeds, then every other candidate once, in random order, each for twice the epochs of the choice; a
+run that takes more than 2.5 times as long as the choice is ended, because it has lost. Then the fastest three of the study
+are repeated with the other seeds. `--options` restrict both sides. Printed are the answer of the search, the seconds to the
+target of its choice in the study, the best of the study, their ratio, and how long each side took.
+
+Everything is kept in the folder of `--runs`: the same command goes on where the last call ended, until every candidate has
+been run. `--seconds` limits one call; the JSON is written after each problem. With --no-study only searches are made.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import shlex
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +35,7 @@ from where import where
 ROOT = Path(__file__).parent.parent
 SEEDS = (0, 1, 2)
 REPEATED = 3  # candidates of the study
-FOR_REPEATS = 0.25  # of the study's time
+LOST = 2.5  # times as long as the choice
 STARTING = 6.0  # seconds of a run besides training, at most
 
 
@@ -59,36 +64,29 @@ PROBLEMS = {
 }
 
 
-def tune(problem: Problem, budget: str, runs: Path, seed: int) -> tuple[str, str, float]:
-    """Search; return the whole output, its last line, and the seconds that it took."""
+def words_of(problem: Problem, options: str, runs: Path, seed: int) -> list[str]:
+    """Return the arguments of `paceline tune` for a problem, besides the budget."""
+    return [
+        "--target", problem.target, "--runs", str(runs), "--seed", str(seed), *shlex.split(options), *problem.words
+    ]  # fmt: skip
+
+
+def tune(words: list[str], budget: str) -> tuple[str, float]:
+    """Search; return what was printed, and the seconds that it took."""
     start = time.perf_counter()
-    command = [
-        sys.executable,
-        "-m",
-        "paceline",
-        "tune",
-        "--target",
-        problem.target,
-        "--budget",
-        budget,
-        "--runs",
-        str(runs),
-    ]
-    done = subprocess.run(
-        [*command, "--seed", str(seed), *problem.words], stdout=subprocess.PIPE, text=True, check=True
-    )
-    return done.stdout, done.stdout.rstrip().rpartition("\n")[2], time.perf_counter() - start
+    command = [sys.executable, "-m", "paceline", "tune", "--budget", budget, *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout.rstrip(), time.perf_counter() - start
 
 
-def prepare(problem: Problem, runs: Path, seed: int) -> Any:
+def prepare(words: list[str]) -> Any:
     """Return a folder and a function that makes the search of `paceline tune` there, without searching."""
     from paceline.cli import Parser
     from paceline.commands import tune as command
 
     parser = Parser()
     command.add_arguments(parser)
-    words = ["--target", problem.target, "--runs", str(runs), "--seed", str(seed), "--quiet", *problem.words]
-    return command.prepare(parser.parse_args(words))
+    return command.prepare(parser.parse_args(["--quiet", *words]))
 
 
 def find_choice(search: Any, line: str) -> Any:
@@ -106,55 +104,61 @@ def find_choice(search: Any, line: str) -> Any:
     return replace(found, lr=rate(line) or None)
 
 
-def study(problem: Problem, line: str, seconds: float, runs: Path, seed: int) -> dict[str, Any]:
-    """Run the candidates of the search's space, the choice first; return the times to the target."""
+def study(words: list[str], line: str, until: float, state: dict[str, Any], save: Any, seed: int) -> None:
+    """Run candidates of the search's space, the choice first, until all are done or a time is reached; update `state`."""
     from paceline.config import Config
     from paceline.tune.search import Observed, Trial
 
-    began = time.perf_counter()
-    folder, make = prepare(problem, runs, seed)
+    folder, make = prepare(words)
+    lost, before, began = state.setdefault("lost", {}), state.get("seconds", 0.0), time.perf_counter()
     with folder.lock() as lock:
-        search = make(lock)
+        search, _ = make(lock)
         choice = find_choice(search, line)
         search.trials.setdefault(choice, Trial(choice))
         printed = next(
             (int(word[9:]) for word in shlex.split(line) if word.startswith("--epochs=")), Config().epochs
         )
-        epochs, tried, walls = 2 * printed + 1, 0, []
+        epochs = 2 * printed + 1
 
-        def left() -> float:
-            return seconds - (time.perf_counter() - began)
+        def observe(candidate: Any, number: int, limit: float) -> bool:
+            """Run a candidate, unless that is recorded or it has lost; return False if there is no time for it."""
+            key = f"{candidate}, seed {number}"
+            found = search.bench.find(candidate, epochs=epochs, seed=seed + number)
+            if found is None and key not in lost:
+                left = until - time.perf_counter()
+                if left < STARTING:
+                    return False
+                found = search.bench.run(candidate, epochs=epochs, seed=seed + number, limit=min(limit, left))
+                state["seconds"] = before + time.perf_counter() - began
+                if not isinstance(found, Observed):
+                    if found.late and left < limit:
+                        return False  # it is run again in the next call
+                    lost[key] = found.why
+                save()
+            if isinstance(found, Observed):
+                search.note(candidate, number, found)
+            return True
 
-        def run(candidate: Any, number: int, limit: float) -> None:
-            if left() > STARTING:
-                start = time.perf_counter()
-                found = search.bench.run(
-                    candidate, epochs=epochs, seed=number, limit=max(STARTING, min(limit, left()))
-                )
-                if isinstance(found, Observed):
-                    search.note(candidate, number, found)
-                    walls.append(time.perf_counter() - start)
-
-        for number in SEEDS:
-            run(choice, number, left())
-        limit = 2.5 * min(walls, default=seconds) + STARTING
         others = [one for one in search.trials if one != choice]
         random.Random(seed).shuffle(others)
-        until = FOR_REPEATS * seconds
+        complete = all(observe(choice, number, math.inf) for number in SEEDS)
+        slowest = max((run.wall or 0.0 for run in search.trials[choice].runs.values()), default=0.0)
+        state["longest"] = longest = max(state.get("longest", 0.0), slowest)
+        limit = LOST * longest + STARTING if longest else math.inf
         for candidate in others:
-            if left() < until:
+            if not complete:
                 break
-            tried += 1
-            run(candidate, 0, limit)
-        fastest = sorted(search.times(), key=lambda one: search.times()[one].mean)[:REPEATED]
-        for candidate in fastest:
-            for number in SEEDS:
-                if number not in search.trials[candidate].runs:
-                    run(candidate, number, limit)
-    return result(search, choice, others, tried, time.perf_counter() - began)
+            complete = observe(candidate, 0, limit)
+        if complete:  # the best of single runs may be the luckiest
+            times = search.times()
+            for candidate in sorted(times, key=lambda one: times[one].mean)[:REPEATED]:
+                complete = complete and all(observe(candidate, number, limit) for number in SEEDS)
+    tried = 1 + sum(bool(search.trials[one].runs) or f"{one}, seed 0" in lost for one in others)
+    state |= {"complete": complete, "seconds": before + time.perf_counter() - began}
+    state |= result(search, choice, tried, len(others) + 1)
 
 
-def result(search: Any, choice: Any, others: list[Any], tried: int, took: float) -> dict[str, Any]:
+def result(search: Any, choice: Any, tried: int, candidates: int) -> dict[str, Any]:
     """Compare the choice with the best of the study, each with all of its runs."""
     times = {one: fmean(timing.seconds) for one, timing in search.times().items() if not timing.missed}
     sure = {one: each for one, each in times.items() if len(search.trials[one].runs) == len(SEEDS)} or times
@@ -164,7 +168,7 @@ def result(search: Any, choice: Any, others: list[Any], tried: int, took: float)
         "choice": str(choice), "choice_seconds": own, "best": None if best is None else str(best),
         "best_seconds": None if best is None else sure[best],
         "ratio": None if best is None or own is None else own / sure[best],
-        "tried": tried + 1, "candidates": len(others) + 1, "seconds": took, "runs": as_data(search),
+        "tried": tried, "candidates": candidates, "runs": as_data(search),
     }  # fmt: skip
 
 
@@ -203,9 +207,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--problems", default="mlp,cnn,wide,gpt", help=f"of {', '.join(PROBLEMS)}")
+    parser.add_argument("--options", default="", help="of `paceline tune`, to restrict both sides")
     parser.add_argument("--budget", default="120s", help="of each search")
-    parser.add_argument("--study", default="20m", help="of each study; 0s: none")
+    parser.add_argument("--seconds", default="9m", help="of this call")
+    parser.add_argument("--no-study", action="store_true", help="only search")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--runs", type=Path, required=True, help="folder for all runs, to go on from")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -214,44 +221,70 @@ def main() -> None:
     sys.path.insert(0, str(ROOT / "src"))
     from paceline.config import duration
 
+    until = time.perf_counter() + (duration(args.seconds) or 0.0)
     found: dict[str, Any] = {}
     for name in args.problems.split(","):
-        problem = PROBLEMS[name]
-        with tempfile.TemporaryDirectory() as place:
+        problem, place = PROBLEMS[name], args.runs / name
+        found[name] = one = _read(place / "state.json")
+        asked = {"target": problem.target, "options": args.options, "budget": args.budget, "seed": args.seed}
+        if any(one.get(key, value) != value for key, value in asked.items()):
+            parser.error(f"{place} has another proof ({one['target']}, {one['options']!r}, {one['budget']})")
+        one |= asked
+
+        def save(place: Path = place, one: dict[str, Any] = one) -> None:
+            _write(place / "state.json", one)
+
+        if "tune" not in one:
             try:
-                said, line, took = tune(problem, args.budget, Path(place) / "tune", args.seed)
+                said, took = tune(words_of(problem, args.options, place / "tune", args.seed), args.budget)
             except subprocess.CalledProcessError as failed:
                 print(f"{name}: tune ended with status {failed.returncode}", flush=True)
+                del found[name]
                 continue
-            print(f"== {name} ==\n{said}", flush=True)
-            found[name] = {
-                "target": problem.target, "budget": args.budget,
-                "tune": {"seconds": took, "command": line, "runs": records(Path(place) / "tune")},
-            }  # fmt: skip
-            if (limit := duration(args.study) or 0.0) > 0:
-                found[name]["study"] = study(problem, line, limit, Path(place) / "study", args.seed)
+            command = said.rpartition("\n")[2]
+            one["tune"] = {"seconds": took, "said": said, "command": command, "runs": records(place / "tune")}
+            save()
+        print(f"== {name} ==\n{one['tune']['said']}", flush=True)
+        if not args.no_study:
+            words = words_of(problem, args.options, place / "study", args.seed)
+            state = one.setdefault("study", {})
+            study(words, one["tune"]["command"], until, state, save, args.seed)
+            save()
         if args.json:
-            args.json.write_text(json.dumps({**where(), "problems": found}) + "\n")
-    show(found)
+            _write(args.json, {**where(), "problems": found})
+        show(name, one)
 
 
-def show(found: dict[str, Any]) -> None:
-    """Print one line for each problem."""
-    for name, one in found.items():
-        tuned, studied = one["tune"], one.get("study")
-        if studied is None:
-            print(f"{name}: {tuned['seconds']:.0f} s: {tuned['command']}")
-            continue
-        ratio = "unknown" if studied["ratio"] is None else f"{studied['ratio']:.2f} times the best"
-        own, best = (
-            "never" if each is None else f"{each:.3g} s"
-            for each in (studied["choice_seconds"], studied["best_seconds"])
-        )
-        print(
-            f"{name} ({one['target']}): tune {tuned['seconds']:.0f} s, {studied['choice']}: {own}; study "
-            f"{studied['seconds']:.0f} s, {studied['tried']} of {studied['candidates']} candidates, best "
-            f"{studied['best']}: {best}; {ratio}"
-        )
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _write(path: Path, values: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(json.dumps(values) + "\n")
+    new.replace(path)
+
+
+def show(name: str, one: dict[str, Any]) -> None:
+    """Print a line for a problem."""
+    tuned, studied = one["tune"], one.get("study")
+    if studied is None:
+        print(f"{name}: {tuned['seconds']:.0f} s: {tuned['command']}", flush=True)
+        return
+    ratio = "unknown" if studied["ratio"] is None else f"{studied['ratio']:.2f} times the best"
+    own, best = (
+        "never" if each is None else f"{each:.3g} s"
+        for each in (studied["choice_seconds"], studied["best_seconds"])
+    )
+    state = "complete" if studied["complete"] else "not complete: the same command goes on"
+    share = tuned["seconds"] / studied["seconds"] if studied["seconds"] else math.inf
+    print(
+        f"{name} ({one['target']}): tune {tuned['seconds']:.0f} s, {studied['choice']}: {own}; study "
+        f"{studied['seconds']:.0f} s ({state}), {studied['tried']} of {studied['candidates']} candidates, best "
+        f"{studied['best']}: {best}; {ratio}, in {100 * share:.0f} % of the study's time",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":
