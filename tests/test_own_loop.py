@@ -75,13 +75,15 @@ def train(
     clip: float | None = 0.5,
     batch: int | None = 16,
     before: Callable[[Session, Any, Any], None] | None = None,
+    after: Callable[[Any], None] | None = None,
+    build: Callable[[], nn.Module] | None = None,
     optimizer: Callable[[Any], torch.optim.Optimizer] = adamw,
     schedule: bool = False,
     to_none: bool = True,
     **options: Any,
 ) -> tuple[Any, Session]:
     """Train as a user's program would; return the parameters."""
-    model = net()
+    model = (build or net)()
     made = optimizer(model)
     loader = data()
     with session(strategy, runs=options.pop("runs", None), comm=comm) as ranks:
@@ -96,6 +98,8 @@ def train(
                 if before is not None:
                     before(ranks, model, made)
                 made.step()
+                if after is not None:
+                    after(model)
                 if scheduler is not None:
                     scheduler.step()
             with torch.no_grad():
@@ -307,6 +311,72 @@ def test_hooks_of_the_optimizer_see_the_exchanged_gradient() -> None:
         assert np.allclose(found[2], alone, atol=2e-6)
 
 
+def wide() -> nn.Module:
+    """A network whose parameters fill several pages of memory."""
+    torch.manual_seed(4)
+    return nn.Sequential(nn.Linear(6, 500), nn.Tanh(), nn.Linear(500, 3))
+
+
+def shrink(model: Any) -> None:
+    """Change all weights, by a factor that depends on all of them."""
+    with torch.no_grad():
+        norm = torch.stack([p.norm() for p in model.parameters()]).norm()
+        for p in model.parameters():
+            p.mul_(0.99 + 0.001 * norm / (1 + norm))
+
+
+def clamp_some(model: Any) -> None:
+    model[2].weight.data.clamp_(-0.02, 0.03)
+
+
+def swap(model: Any) -> None:
+    """Evaluate with other weights, and go on with the old ones."""
+    before = copy.deepcopy(model.state_dict())
+    model.load_state_dict({name: 0.5 * value for name, value in before.items()})
+    assert not torch.equal(model[0].weight, before["0.weight"])
+    model.load_state_dict(before)
+
+
+def overwrite(model: Any) -> None:
+    model[0].weight.detach().numpy()[100:300] = 0.25
+
+
+@pytest.fixture(params=["one x", "an x on each rank"])
+def memory_of_x(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let ranks share x, or let them find that the system cannot do that."""
+    if request.param != "one x":
+        monkeypatch.setattr("paceline.comm.shared.PAGEMAP", "/proc/self/no-such-file")
+
+
+@pytest.mark.usefixtures("memory_of_x")
+@pytest.mark.parametrize("after", [shrink, clamp_some, swap, overwrite])
+def test_weights_that_programs_change_themselves(after: Callable[[Any], None]) -> None:
+    """On every rank alike: once, not once for each rank."""
+    clip = 0.5 if after is shrink else None
+    program = partial(train, after=after, build=wide, optimizer=one_group, clip=clip, epochs=1)
+    alone, _ = program(None)
+    if after is not swap:
+        unchanged = train(None, build=wide, optimizer=one_group, clip=clip, epochs=1)[0]
+        assert not np.allclose(alone, unchanged, atol=1e-3)
+    for mine, _ in simulated(program):
+        assert np.allclose(mine, alone, atol=1e-5)
+
+
+@pytest.mark.usefixtures("memory_of_x")
+def test_a_hook_after_the_step_changes_weights() -> None:
+    def program(comm: Any) -> Any:
+        def optimizer(model: Any) -> Any:
+            made = one_group(model)
+            made.register_step_post_hook(lambda *_: shrink(model))
+            return made
+
+        return train(comm, build=wide, optimizer=optimizer, clip=None, epochs=1)[0]
+
+    alone = program(None)
+    for mine in simulated(program):
+        assert np.allclose(mine, alone, atol=1e-5)
+
+
 def test_an_optimizer_that_has_taken_steps_before() -> None:
     def program(comm: Any) -> Any:
         model = net()
@@ -417,6 +487,7 @@ def on_real_ranks(comm: Any) -> dict[str, Any]:
         "watching": train(comm, watching, clip=None, before=look),  # type: ignore[arg-type]
         "divided": train(comm, "sync", clip=None),
         "clipped": train(comm, "sync"),
+        "changed": train(comm, "sync", after=shrink, build=wide),
     }
     return {"layers": before_step, **{name: mine.tolist() for name, (mine, _) in found.items()}}
 
@@ -428,6 +499,7 @@ def test_overlap_and_division_on_real_ranks() -> None:
         assert np.allclose(found["watching"], plain(clip=None), atol=2e-6)
         assert np.allclose(found["divided"], plain(clip=None), atol=2e-6)
         assert np.allclose(found["clipped"], plain(), atol=2e-6)
+        assert np.allclose(found["changed"], train(None, after=shrink, build=wide)[0], atol=1e-5)
 
 
 # ---- every strategy

@@ -480,7 +480,7 @@ class OwnUpdate:
         model, loop, factor = self._model, self._loop, eta / self._rate
         scale = scale * loop.divided if loop.reduction == "mean" else 1.0
         if self._divided is not None:
-            self._divided.apply(np.asarray(x), np.asarray(g), factor, scale)
+            self._divided.apply(np.asarray(g), factor, scale)
             return
         own = self._is_own(x)
         if not own and not loop.waits:  # for another rank, whose learning rate is in `eta`
@@ -554,39 +554,50 @@ class DividedStep:
         self._vectors.clear()
 
     def tell(self, *, looks: bool) -> None:
-        """Note whether the program looks at the exchanged gradient, and which parameters have no gradient here."""
-        note, hooks = self._exchange.note, self._update.optimizer._optimizer_step_pre_hooks
+        """Note what this rank's program looks at, and which parameters have no gradient here."""
+        note, optimizer = self._exchange.note, self._update.optimizer
         note[...] = 0
-        note[0] = looks or bool(hooks)
+        if looks or optimizer._optimizer_step_pre_hooks:
+            note[0] |= AT_GRADIENT
+        if optimizer._optimizer_step_post_hooks:
+            note[0] |= AT_STEP
         for number in self._model.missing:
             note[1 + number] = 1
 
-    def apply(self, x: Array, g: Array, factor: float, scale: float) -> None:
+    def apply(self, g: Array, factor: float, scale: float) -> None:
         """Take the step of this rank's part, once the program has seen the gradient if a rank's program wants to."""
         notes, missing = self._exchange.notes, self._model.missing
         absent = frozenset(number for number in missing if notes[:, 1 + number].all())
-        if not notes[:, 0].any():
+        looks = int(np.bitwise_or.reduce(notes[:, 0]))
+        if not looks & AT_GRADIENT:
             if scale != 1:
                 np.multiply(g, scale, g)
-            self._loop.let_step(partial(self._step, x, g, factor, absent))
+            self._loop.let_step(partial(self._step, g, factor, absent, looks))
             return
         every = self._exchange.complete()
         if scale != 1:
             np.multiply(every, scale, every)
         self._model.spread(every, absent)
-        self._loop.let_step(lambda: self._step(x, self._seen(every), factor, self._model.find_missing()))
+        self._loop.let_step(
+            lambda: self._step(self._seen(every), factor, self._model.find_missing(), looks)
+        )
 
     def _seen(self, every: Array) -> Array:
         """Return this rank's part of the gradient as the program has left it."""
         self._model.gather(every)
         return every[self._exchange.part]
 
-    def _step(self, x: Array, g: Array, factor: float, absent: frozenset[int]) -> None:
+    def _step(self, g: Array, factor: float, absent: frozenset[int], looks: int) -> None:
         update, optimizer, state = self._update, self._update.optimizer, self._state
+        exchange = self._exchange
         assert state is not None
         self._model.fetch()
         for hook in optimizer._optimizer_step_pre_hooks.values():
             hook(optimizer, (), {})
+        if looks & AT_GRADIENT and exchange.is_common:
+            exchange.meet()
+        exchange.take_changes()
+        x = exchange.x
         shown: Any = optimizer.state
         if shown is not self._shown or self._shown.is_seen:
             update.take_over(x, state)  # the program may have changed it
@@ -594,8 +605,17 @@ class DividedStep:
             self._shown.forget()
         update.absent = absent
         update.apply(x, g, factor, state)
-        for hook in optimizer._optimizer_step_post_hooks.values():
-            hook(optimizer, (), {})
+        if looks & AT_STEP:
+            exchange.publish()
+            for hook in optimizer._optimizer_step_post_hooks.values():
+                hook(optimizer, (), {})
+            self._model.fetch()
+            exchange.meet()
+            exchange.take_changes()
+
+
+# What a program looks at in the middle of a step, so that all ranks wait for each other there.
+AT_GRADIENT, AT_STEP = 1, 2
 
 
 class RememberedByAll(UserDict[Any, Any]):

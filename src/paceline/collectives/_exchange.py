@@ -45,7 +45,7 @@ from paceline.collectives.hierarchical import NETWORK, between
 from paceline.comm import Channel, channel
 from paceline.comm.background import Lane, Tasks
 from paceline.comm.operations import TreeSum
-from paceline.comm.shared import CACHE_LINE, SharedMemory, padded
+from paceline.comm.shared import CACHE_LINE, CommonFile, SharedMemory, make_common_file, padded
 from paceline.errors import AgreedError, UsageError
 from paceline.models import FactoredModel, Model, Ready
 
@@ -140,8 +140,8 @@ def make_exchange(
     `whole`: every rank makes the whole update, so that `part` is everything.
     `in_order`: gradients are added in a fixed order: (0 + 1) + (2 + 3) ...; for one of IN_ORDER, and 2^k ranks.
     `sending`: how gradients are sent between nodes.
-    `program`: x is used and changed by a program with a loop of its own, so that each rank must have one for itself. Ranks
-    of one node that share memory then divide the update (`Divided`); otherwise every rank makes the whole of it.
+    `program`: x is used and changed by a program with a loop of its own, as if each rank had one for itself. Ranks of one
+    node that share memory then divide the update (`Divided`); otherwise every rank makes the whole of it.
     """
     if comm is None or comm.Get_size() == 1:
         return Replicated(model, comm, name)
@@ -305,12 +305,16 @@ class InWindow(_Closing):
     In time-only simulation one model serves all ranks, and it is not moved.
     """
 
-    def __init__(self, model: Model, node: Channel, more: int) -> None:
-        """Allocate a window for x and `more` bytes, and copy rank 0's x into it; the model is not moved yet."""
-        x_bytes = padded(model.x.nbytes)
+    def __init__(self, model: Model, node: Channel, more: int, file: CommonFile | None = None) -> None:
+        """Allocate a window for x and `more` bytes, and copy rank 0's x into it; the model is not moved yet.
+
+        `file`: where x is instead of in the window.
+        """
+        x_bytes = padded(model.x.nbytes) if file is None else 0
         self._shared = SharedMemory(node.bare, x_bytes + more, node.events)
         self._model, self._closed = model, False
-        self._x = self._shared.memory[: model.x.nbytes].view(model.x.dtype)
+        memory = self._shared.memory if file is None else file.memory
+        self._x = memory[: model.x.nbytes].view(model.x.dtype)
         self._rest = self._shared.memory[x_bytes:]
         self._node = node
         if node.rank == 0:
@@ -393,16 +397,19 @@ class Shared(InWindow):
 
 
 class Divided(InWindow):
-    """Every rank of a node has an x of its own, updates a part of it and gets the other parts from their owners. One node.
+    """Every rank of a node updates a part of x, for a program with a loop of its own. One node.
 
-    For a program with a loop of its own, which may read and change x between steps, and may want to see all of the
-    gradient that its optimizer will use: `complete`. Before `reduce` each rank writes its row of `notes`, which all
-    ranks read after it, so that they agree on what to do without another message.
+    The program may read and change x between steps as if its rank had an x for itself. Where the system can find out what a
+    rank has changed (`CommonFile`), all ranks share one x, and a rank's changes are its own until `take_changes`.
+    Otherwise every rank has an x, and gets the other parts from their owners in each step.
+
+    The program may want to see all of the gradient that its optimizer will use: `complete`. Before `reduce` each rank
+    writes its row of `notes`, which all ranks read after it, so that they agree on what to do without another message.
     """
 
     @staticmethod
     def size(model: Model, ranks: int, needs: ProgramNeeds) -> int:
-        """Return the bytes of the window."""
+        """Return the bytes of the memory that the ranks share."""
         vectors = padded(model.x.nbytes) + (ranks + 1) * padded(model.g.nbytes)
         return vectors + ranks * padded(needs.notes) + padded(needs.room)
 
@@ -411,7 +418,8 @@ class Divided(InWindow):
         r, p, n = node.rank, node.size, model.x.size
         self.part = mine = cut(n, p, align=CACHE_LINE // model.g.itemsize)[r]
         self._others = [part for part in (slice(0, mine.start), slice(mine.stop, n)) if length(part)]
-        super().__init__(model, node, self.size(model, p, needs) - padded(model.x.nbytes))
+        self._file = file = make_common_file(node.bare, model.x.nbytes)  # None on all ranks, or on none
+        super().__init__(model, node, self.size(model, p, needs) - padded(model.x.nbytes), file)
         row, note = padded(model.g.nbytes), padded(needs.notes)
         vectors, rest = np.split(self._rest, [(p + 1) * row])
         notes, memory = np.split(rest, [p * note])
@@ -426,12 +434,44 @@ class Divided(InWindow):
         self.note[...] = 0
         if r == 0:
             self.memory[...] = 0
-        model.place(model.x, rows[r])
+        if file is None:
+            model.place(model.x, rows[r])
+        else:
+            model.place(file.own[: model.x.nbytes].view(model.x.dtype), rows[r])
+            file.forget_changes(file.find_changes())  # they are what rank 0 has written
         self._shared.fence()
         self._columns, self._sums = rows[:p, mine], rows[p]
         self._sum: Array = self._sums[mine]
         self._add = node.operation(np.add, model.g.dtype, model.g.nbytes)
         self._all = np.empty_like(model.g)
+
+    @property
+    def x(self) -> Array:
+        """This rank's part of x, for the update to change."""
+        values: Array = np.asarray(self._model.x if self._file is None else self._x)
+        return values[self.part]
+
+    def take_changes(self) -> None:
+        """Take over what the program of this rank has changed in its part of x; changes of other parts are lost.
+
+        The program's x then shows what the updates of all ranks make of it, so that it must not read it until `publish`.
+        """
+        if self._file is None:
+            return
+        changes, item = self._file.find_changes(), self._x.itemsize
+        for change in changes:
+            mine = _meet(slice(change.start // item, change.stop // item), self.part)
+            self._node.copy(self._x[mine], self._model.x[mine])
+        self._file.forget_changes(changes)
+
+    @property
+    def is_common(self) -> bool:
+        """True if all ranks share one x."""
+        return self._file is not None
+
+    def meet(self) -> None:
+        """Wait for all ranks: until their programs have read x as it is, before it changes. Collective."""
+        self._shared.fence()
 
     def reduce(self) -> Array:
         self._shared.fence()
@@ -446,6 +486,9 @@ class Divided(InWindow):
         return self._all
 
     def publish(self) -> None:
+        if self._file is not None:
+            super().publish()
+            return
         self._node.copy(self._x[self.part], self._model.x[self.part])
         super().publish()
         for part in self._others:
@@ -461,6 +504,8 @@ class Divided(InWindow):
 
     def _forget(self) -> None:
         del self._columns, self._sums, self._sum, self.notes, self.note, self.memory
+        if self._file is not None:
+            self._file.free()
 
 
 # Small batches: factors instead of gradients, between ranks that share memory.
