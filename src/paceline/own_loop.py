@@ -578,9 +578,7 @@ class DividedStep:
         if scale != 1:
             np.multiply(every, scale, every)
         self._model.spread(every, absent)
-        self._loop.let_step(
-            lambda: self._step(self._seen(every), factor, self._model.find_missing(), looks)
-        )
+        self._loop.let_step(lambda: self._step(self._seen(every), factor, self._model.find_missing(), looks))
 
     def _seen(self, every: Array) -> Array:
         """Return this rank's part of the gradient as the program has left it."""

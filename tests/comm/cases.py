@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import mmap
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from paceline.collectives import allreduce
 from paceline.comm import Recorded, channel, pretend_nodes
 from paceline.comm.control import Control, agree, check_same
+from paceline.comm.shared import PAGEMAP, make_common_file
 from paceline.errors import AgreedError, UsageError
 
 
@@ -103,6 +107,43 @@ def shared(world: Any) -> None:
         memory.fence()
         assert memory.memory[: world.size].tolist() == list(range(1, world.size + 1))
     assert own.shared(500) is own.shared(1000)
+    for nbytes in (100, 3 * mmap.PAGESIZE + 100):
+        common_file(world, nbytes)
+    refused_file(world)
+
+
+def common_file(world: Any, nbytes: int) -> None:
+    """What one rank writes to its own view is its own, and is found; what all ranks write in common is seen."""
+    file = make_common_file(world, nbytes)
+    assert (file is None) == (not Path(PAGEMAP).exists())
+    if file is None:
+        return
+    r, last = world.rank, (nbytes - 1) // mmap.PAGESIZE
+    file.memory[100 * r] = r + 1
+    world.Barrier()
+    assert file.own[: 100 * world.size : 100].tolist() == list(range(1, world.size + 1))
+    assert file.find_changes() == []
+    file.own[nbytes - 1] = 7 + r
+    pages = [slice(last * mmap.PAGESIZE, (last + 1) * mmap.PAGESIZE)]
+    if nbytes > mmap.PAGESIZE:
+        file.own[mmap.PAGESIZE] = 1
+        pages.insert(0, slice(mmap.PAGESIZE, 2 * mmap.PAGESIZE))
+    world.Barrier()
+    assert file.find_changes() == pages
+    assert file.own[nbytes - 1] == 7 + r
+    assert file.memory[nbytes - 1] == 0
+    file.forget_changes(pages)
+    assert file.find_changes() == []
+    assert file.own[nbytes - 1] == 0
+    file.free()
+
+
+def refused_file(world: Any) -> None:
+    """If one rank's system cannot do it, none does, and nothing stays open."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with mock.patch("paceline.comm.shared.PAGEMAP", PAGEMAP if world.rank else "/proc/self/no-such-file"):
+        assert make_common_file(world, 100) is None
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def control(world: Any) -> dict[str, Any]:

@@ -88,8 +88,8 @@ UPPER, OF_FILE = np.uint64(61), np.uint64(1)
 class CommonFile:
     """Memory that the ranks of a node map twice, so that a program can use it as if it were its own.
 
-    All ranks read and write `memory`. `own` shows the same bytes, and what others write there, until this rank writes to it:
-    the pages that it writes to become copies of its own. `find_changes` finds them; `forget_changes` drops them, so that
+    All ranks read and write `memory`. `own` shows the same bytes, and what others write there, until this rank writes to
+    it: the pages that it writes to become copies of its own. `find_changes` finds them; `forget_changes` drops them, so that
     they show the common bytes again.
     """
 
@@ -153,7 +153,9 @@ def make_common_file(comm: Any, nbytes: int) -> CommonFile | None:
     try:
         if comm.Get_rank() == 0 and hasattr(os, "memfd_create"):
             descriptor = os.memfd_create("paceline")
-            os.posix_fallocate(descriptor, 0, CommonFile.length_of(nbytes))  # too little memory is an error now
+            os.posix_fallocate(
+                descriptor, 0, CommonFile.length_of(nbytes)
+            )  # too little memory is an error now
             status = os.fstat(descriptor)
             where[:] = os.getpid(), descriptor, status.st_dev, status.st_ino
     except OSError:
@@ -164,7 +166,10 @@ def make_common_file(comm: Any, nbytes: int) -> CommonFile | None:
             descriptor = os.open(f"/proc/{where[0]}/fd/{where[1]}", os.O_RDWR)
         if where[0]:
             status = os.fstat(descriptor)
-            if (status.st_dev, status.st_ino) == (where[2], where[3]):  # a process of this number, seen from here
+            if (status.st_dev, status.st_ino) == (
+                where[2],
+                where[3],
+            ):  # a process of this number, seen from here
                 made = CommonFile(descriptor, nbytes)
     except OSError:
         made = None
