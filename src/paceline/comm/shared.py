@@ -89,8 +89,8 @@ class CommonFile:
     """Memory that the ranks of a node map twice, so that a program can use it as if it were its own.
 
     All ranks read and write `memory`. `own` shows the same bytes, and what others write there, until this rank writes to
-    it: the pages that it writes to become copies of its own. `find_changes` finds them; `forget_changes` drops them, so that
-    they show the common bytes again.
+    it: the pages that it writes to become copies of its own. `find_changes` finds them; `forget_changes` drops them, so
+    that they show the common bytes again.
     """
 
     def __init__(self, descriptor: int, nbytes: int) -> None:
@@ -111,8 +111,7 @@ class CommonFile:
     def find_changes(self) -> list[slice]:
         """Return the bytes that this rank has written to in `own`, as whole pages."""
         first = self.own.ctypes.data // mmap.PAGESIZE
-        size = self._entries.nbytes
-        if os.preadv(self._pagemap, [memoryview(self._entries).cast("B")], first * 8) != size:
+        if os.preadv(self._pagemap, [self._entries.data], first * 8) != self._entries.nbytes:
             raise OSError(f"{PAGEMAP} ended early")
         kinds = self._entries >> UPPER
         pages = np.flatnonzero((kinds != 0) & (kinds & OF_FILE == 0))
