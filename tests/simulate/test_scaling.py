@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,14 @@ import pytest
 
 from paceline import fit
 from paceline.commands.simulate.prediction import draw, table
-from paceline.commands.simulate.scaling import threaded_workloads
+from paceline.commands.simulate.scaling import load_parts, threaded_workloads
 from paceline.config import Config
 from paceline.data import load
 from paceline.errors import UsageError
 from paceline.machine import Costs, Machine, load_network
 from paceline.simulate.bottleneck import ScalingPoint, find_limit, main_reason
 from paceline.simulate.case import RunLength, Workload
+from paceline.simulate.jobs import Simulations, measure
 from paceline.simulate.measured import describe, find_measured, to_values
 from paceline.simulate.options import Options
 from paceline.simulate.scaling import Growth, Prediction, Scaling, ScalingCurve
@@ -474,13 +477,13 @@ def test_the_cores_of_this_machine_are_divided(monkeypatch: pytest.MonkeyPatch, 
 
 def test_accuracy_is_compared_under_the_same_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    given = Scaling._serial_accuracy
+    given = Scaling._begin_serial_run
 
-    def note(self: Scaling, batch: int, rule: str = "") -> float | None:
+    def note(self: Scaling, batch: int, rule: str = "") -> Any:
         asked.append(rule)
         return given(self, batch, rule)
 
-    monkeypatch.setattr(Scaling, "_serial_accuracy", note)
+    monkeypatch.setattr(Scaling, "_begin_serial_run", note)
     predicted(bench(epochs=1), "parameter-server", "gossip", ranks=(2,), accuracy=True)
     assert set(asked) == {"", "adaptive"}
 
@@ -507,3 +510,32 @@ def test_course_that_follows_values_is_refused_without_them(tmp_path: Path) -> N
     with pytest.raises(UsageError, match="leave out --no-compute"):
         simulate(job, 2, Options(compute=False))
     assert predicted(bench(), "psgd").curves[0].points
+
+
+def test_processes_predict_what_one_does() -> None:
+    on = bench(epochs=1, draws=12)
+    one, several = (
+        predicted(
+            on, "local-sgd", "sync", ranks=(1, 2), accuracy=True, jobs=jobs, load=partial(load_parts, None, on.config)
+        )
+        for jobs in (1, 2)
+    )
+    assert several == one
+    assert all(point.accuracy is not None for curve in several.curves for point in curve.points)
+
+
+def test_errors_of_other_processes_come_back() -> None:
+    on = bench()
+    candidate = on.candidate(RING, 2)
+    with Simulations(2, partial(load_parts, None, on.config)) as simulations:
+        works = simulations.begin(measure, candidate, (), candidate.length(1))
+        refused = simulations.begin(measure, replace(candidate, ranks=0), (), candidate.length(1))
+        fails = simulations.begin(measure, candidate, ("no such cost",), candidate.length(1))
+        assert works() == measure(candidate, (), candidate.length(1))
+        with pytest.raises(UsageError):
+            refused()
+        with pytest.raises(RuntimeError, match="no such cost"):
+            fails()
+        ends = simulations.begin(sys.exit, candidate)
+        with pytest.raises(RuntimeError, match="ended with status 1"):
+            ends()

@@ -127,6 +127,7 @@ REFUSED = [
     (("scaling", "--jitter", "-1"), "jitter must be a number from 0 to 2, such as 0.2 for a fifth; got -1.0"),
     (("scaling", "--measured", "nowhere"), "no such run or folder of runs: nowhere"),
     (("scaling", "--messages", "0"), "messages must be at least 1; got 0"),
+    (("scaling", "--jobs", "0"), "jobs must be at least 1; got 0"),
     (("scaling", "--out", "costs.json"), "--out must be a folder; got costs.json"),
     (("scaling", "--data", "irsi"), "irsi"),
     (("scaling", "--machine", "none.json"), "cannot read none.json"),

@@ -169,6 +169,7 @@ class Around:
 
 def _several(name: str, requests: Sequence[Any], statuses: Any) -> Any:
     watch = next(request._watch for request in requests if isinstance(request, Around))
-    bare = [request.bare if isinstance(request, Around) else request for request in requests]
+    # Masters wait for a thousand requests at a time: looking at the type is the fastest.
+    bare = [request.bare if type(request) is Around else request for request in requests]
     call = getattr(type(bare[0]), name)
     return _timing(watch, call, waits=name.startswith("Wait"))(bare, statuses)

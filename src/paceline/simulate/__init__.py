@@ -3,6 +3,7 @@
 Options, options_of      the settings of a simulated run (`options`)
 simulate                 a training run on simulated ranks (`training`)
 Scaling, Workload        predict speedup and accuracy by number of ranks (`scaling`, `case`)
+Simulations              the simulations of a prediction, in this process or in several (`jobs`)
 find_limit, ScalingPoint        where scaling stops, and why (`bottleneck`)
 Scenario                 the same network and machine with some costs removed (`whatif`)
 find_measured            real runs to compare a prediction with (`measured`)
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 # Imported when first used: the command line reads its options before NumPy is loaded, whose number of threads is set
 # by the environment.
 _MODULES = {
-    "Options": "options", "ScalingPoint": "bottleneck", "Scaling": "scaling", "Scenario": "whatif", "Workload": "case",
+    "Options": "options", "ScalingPoint": "bottleneck", "Scaling": "scaling", "Scenario": "whatif",
+    "Simulations": "jobs", "Workload": "case",
     "find_limit": "bottleneck", "find_measured": "measured", "options_of": "options", "simulate": "training",
 }  # fmt: skip
 __all__ = [*sorted(_MODULES)]
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from paceline.simulate.bottleneck import ScalingPoint as ScalingPoint
     from paceline.simulate.bottleneck import find_limit as find_limit
     from paceline.simulate.case import Workload as Workload
+    from paceline.simulate.jobs import Simulations as Simulations
     from paceline.simulate.measured import find_measured as find_measured
     from paceline.simulate.options import Options as Options
     from paceline.simulate.options import options_of as options_of

@@ -24,11 +24,11 @@ from paceline.simulate.bottleneck import (
     find_limit,
 )
 from paceline.simulate.case import Candidate, RunLength, StepTiming, Workload, check_job, normalize_name
-from paceline.simulate.whatif import REASONS, Scenario
+from paceline.simulate.jobs import ComputedRun, Load, Simulations, compute, measure
+from paceline.simulate.whatif import REASONS
 from paceline.strategies import Strategy
 from paceline.text import count, times
 from paceline.training.job import strategy_of
-from paceline.training.rank import Fitted
 from paceline.vmpi.errors import SimulationError
 
 SERIAL = "serial"
@@ -85,20 +85,23 @@ class Growth:
 MOST_MESSAGES, SOME_MESSAGES, SOME_STEPS = 300_000, 60_000, 1024
 # Once the first reason is removed, further ones are named if they save this fraction of the rest; at most this many.
 WORTH_NAMING, MOST_NAMED = 0.2, 2
-Timed = Callable[[Candidate, Scenario, RunLength], StepTiming]
+Begin = Callable[[Candidate, Sequence[str], RunLength], Callable[[], StepTiming]]
+"""Begins to simulate a part of a run in the scenario without the named costs."""
 
 
 class Explanation:
     """The search for the costs of one strategy's points, by simulating them without one cost at a time."""
 
-    def __init__(self, timed: Timed, growth: Growth, most: int) -> None:
-        self._timed, self._growth, self._most = timed, growth, most
+    def __init__(self, begin: Begin, growth: Growth, most: int) -> None:
+        self._begin, self._growth, self._most = begin, growth, most
 
-    def cheap(self, candidate: Candidate, point: ScalingPoint, length: RunLength) -> ScalingPoint:
-        """Return the point with its reasons, if they can be found with few messages."""
+    def cheap(
+        self, candidate: Candidate, point: ScalingPoint, length: RunLength
+    ) -> Callable[[], ScalingPoint]:
+        """Begin to find the point's reasons, if that takes few messages; the result returns the point."""
         length = self._few_steps(candidate, length, SOME_MESSAGES / len(REASONS))
         if self._growth.of(candidate, length) * len(REASONS) > MOST_MESSAGES:
-            return point
+            return lambda: point
         return self._explained(candidate, point, length)
 
     def _few_steps(self, candidate: Candidate, length: RunLength, messages: float) -> RunLength:
@@ -111,27 +114,30 @@ class Explanation:
     def certain(self, candidate: Candidate, point: ScalingPoint) -> ScalingPoint:
         """Return the point with its reasons, from the shortest run, unless even that takes too many messages."""
         length = candidate.length(1)
-        return (
-            point
-            if self._growth.of(candidate, length) > self._most
-            else self._explained(candidate, point, length)
-        )
+        if self._growth.of(candidate, length) > self._most:
+            return point
+        return self._explained(candidate, point, length)()
 
-    def _explained(self, candidate: Candidate, point: ScalingPoint, length: RunLength) -> ScalingPoint:
-        scenario, step = candidate.scenario, point.step_seconds
-        base = self._timed(candidate, scenario, length).seconds
-
-        def seconds(reason: str) -> float:
-            return self._timed(candidate, scenario.without(reason), length).seconds * step / base
-
+    def _explained(
+        self, candidate: Candidate, point: ScalingPoint, length: RunLength
+    ) -> Callable[[], ScalingPoint]:
+        step = point.step_seconds
         # A single rank sends nothing, and its computing is the baseline for the others.
         able = REASONS if candidate.ranks > 1 else ("memory",)
-        found = {reason: seconds(reason) for reason in able if scenario.has(reason)}
-        if candidate.masters:
-            found["idle"] = step * candidate.workers / candidate.ranks
-        if (used := candidate.used(length)) < 1:
-            found["batches"] = step * used
-        return replace(point, without=found)
+        begun = self._begin(candidate, (), length)
+        scenario = candidate.scenario
+        others = {reason: self._begin(candidate, (reason,), length) for reason in able if scenario.has(reason)}
+
+        def explained() -> ScalingPoint:
+            base = begun().seconds
+            found = {reason: timing().seconds * step / base for reason, timing in others.items()}
+            if candidate.masters:
+                found["idle"] = step * candidate.workers / candidate.ranks
+            if (used := candidate.used(length)) < 1:
+                found["batches"] = step * used
+            return replace(point, without=found)
+
+        return explained
 
     def then(self, candidate: Candidate, point: ScalingPoint, reason: str | None) -> list[tuple[str, float]]:
         """Return the next reasons once the first one is removed, each with the speedup when it is removed as well."""
@@ -141,12 +147,13 @@ class Explanation:
             return []
         gone: list[str] = [reason]
         named: list[tuple[str, float]] = []
-        base = self._timed(candidate, candidate.scenario, length).seconds
-        seconds = self._timed(candidate, candidate.scenario.without(reason), length).seconds
+        begun = [self._begin(candidate, without, length) for without in ((), (reason,))]
+        base, seconds = (timing().seconds for timing in begun)
         while len(named) < MOST_NAMED:
             scenario = candidate.scenario.without(*gone)
             rest = [other for other in REASONS if scenario.has(other) and other not in gone]
-            left = {other: self._timed(candidate, scenario.without(other), length).seconds for other in rest}
+            others = {other: self._begin(candidate, (*gone, other), length) for other in rest}
+            left = {other: timing().seconds for other, timing in others.items()}
             best = min(left, key=left.__getitem__)
             if left[best] > (1 - WORTH_NAMING) * seconds:
                 break
@@ -259,26 +266,37 @@ class Scaling:
     threaded: Mapping[int, Workload] = field(default_factory=dict)
     """The same workload with the cores of a node divided by threads, by the number of ranks on the node."""
 
+    jobs: int = 1
+    """Processes that simulate at the same time; 1: this one alone."""
+    load: Load | None = None
+    """Loads data and model in other processes; needed for more than one job."""
+
     def predict(self) -> Prediction:
         """Simulate everything, and return the prediction."""
         names = [normalize_name(strategy) for strategy in self.strategies]
         for name in names:
             check_job(self.workload.job(name, self.workload.config), self.ranks, accuracy=self.accuracy)
+        if self.accuracy and not self.workload.data.classes:
+            raise UsageError(f"--accuracy needs classes; {self.workload.data.name} has none")
+        with Simulations(self.jobs, self.load) as self._simulations:
+            return self._predict(list(dict.fromkeys(names)))
+
+    def _predict(self, names: Sequence[str]) -> Prediction:
         self.tell(SERIAL)
         serial = self.workload.candidate(SERIAL, 1)
-        self._serial = serial.measure(serial.scenario, serial.length())
-        self._accuracies: dict[tuple[str, int], float | None] = {}
-        self._timings: dict[tuple[str, int, RunLength], StepTiming] = {}
+        self._runs: dict[tuple[str, int], Callable[[], ComputedRun]] = {}
+        self._timings: dict[tuple[str, int, RunLength], Callable[[], StepTiming]] = {}
         self._growth: dict[str, Growth] = {}
-        own = self._serial_accuracy(serial.batch) if self.accuracy else None
-        if self.accuracy and own is None:
-            raise UsageError(f"--accuracy needs classes; {self.workload.data.name} has none")
-        names = list(dict.fromkeys(names))
-        curves = tuple(self._curve(name, self._own_accuracy(name, serial.batch)) for name in names)
+        own = {name: self._begin_own_run(name, serial.batch) for name in (SERIAL, *names)}
+        self._serial = measure(serial, (), serial.length())
+        begun = [self._begin_curve(name, own[name]) for name in names]
+        accuracy = self._accuracy_of(own[SERIAL])
+        if self.accuracy and accuracy is None:
+            raise UsageError(f"--accuracy needs test samples; {self.workload.data.name} has none")
         return Prediction(
             serial=self._serial,
-            serial_accuracy=own,
-            curves=curves,
+            serial_accuracy=accuracy,
+            curves=tuple(finish() for finish in begun),
             splits=tuple(self._splits(names)),
             cores=max((on * (work.config.threads or 1) for on, work in self.threaded.items()), default=1),
         )
@@ -286,49 +304,80 @@ class Scaling:
     def _splits(self, names: Sequence[str]) -> Iterator[Split]:
         """Simulate one process with all threads, and every strategy with as many threads a rank as a node has cores."""
         network = self.workload.network
+        begun: list[tuple[Candidate, int, Callable[[], StepTiming]]] = []
         for name in (SERIAL, *names):
             for ranks in [1] if name == SERIAL else sorted(set(self.ranks) - {1}):
                 workload = self.threaded.get(min(ranks, network.ranks_per_node or ranks))
                 if workload is None or (workload.config.threads or 1) < 2:
                     continue
-                self.tell(f"{name}, {ranks:,} ranks of {workload.config.threads} threads")
                 try:
                     candidate = workload.candidate(name, ranks)
                     if self.accuracy and candidate.may_follow_values:
                         continue  # it would have to be computed again
                     length = self._growth.get(name, Growth()).affordable(candidate, self.most)
-                    timing = self._timed(candidate, candidate.scenario, length)
                 except UsageError:
                     continue  # as with one thread, which is said there
-                yield Split(
-                    strategy=name,
-                    ranks=ranks,
-                    threads=workload.config.threads or 1,
-                    step_seconds=timing.seconds,
-                    samples_per_second=timing.samples_per_second,
-                    speedup=timing.samples_per_second / self._serial.samples_per_second,
-                )
+                begun.append((candidate, workload.config.threads or 1, self._begin(candidate, (), length)))
+        for candidate, threads, outcome in begun:
+            self.tell(f"{candidate.name}, {candidate.ranks:,} ranks of {threads} threads")
+            try:
+                timing = outcome()
+            except UsageError:
+                continue
+            yield Split(
+                strategy=candidate.name,
+                ranks=candidate.ranks,
+                threads=threads,
+                step_seconds=timing.seconds,
+                samples_per_second=timing.samples_per_second,
+                speedup=timing.samples_per_second / self._serial.samples_per_second,
+            )
 
-    def _own_accuracy(self, name: str, batch: int) -> float | None:
-        """Return the accuracy of serial training with the optimizer of a strategy, if accuracy is asked for."""
+    def _begin_own_run(self, name: str, batch: int) -> Callable[[], ComputedRun] | None:
+        """Begin serial training with the optimizer of a strategy, if accuracy is asked for."""
         if not self.accuracy:
             return None
-        strategy = strategy_of(name)
-        update = self.workload.config.update
-        rule = strategy.for_update(update).optimizer() if isinstance(strategy, Strategy) else ""
-        return self._serial_accuracy(batch, rule)
+        strategy, rule = strategy_of(name), ""
+        if isinstance(strategy, Strategy) and name != SERIAL:
+            rule = strategy.for_update(self.workload.config.update).optimizer()
+        return self._begin_serial_run(batch, rule)
 
-    def _curve(self, name: str, serial_accuracy: float | None) -> ScalingCurve:
-        points: dict[int, ScalingPoint] = {}
+    @staticmethod
+    def _accuracy_of(run: Callable[[], ComputedRun] | None) -> float | None:
+        return None if run is None else run().accuracy
+
+    def _begin_curve(
+        self, name: str, serial_run: Callable[[], ComputedRun] | None
+    ) -> Callable[[], ScalingCurve]:
+        """Simulate a strategy on all numbers of ranks; its reasons and accuracies are known when the result is called."""
+        begun: dict[int, Callable[[], ScalingPoint]] = {}
         left_out: dict[int, str] = {}
         growth = self._growth[name] = Growth()
-        reasons = Explanation(self._timed, growth, self.most)
+        reasons = Explanation(self._begin, growth, self.most)
         for ranks in sorted(set(self.ranks)):
             self.tell(f"{name}, {ranks:,} ranks")
             try:
-                points[ranks] = self._point(self.workload.candidate(name, ranks), growth, reasons)
+                begun[ranks] = self._begin_point(self.workload.candidate(name, ranks), growth, reasons)
             except UsageError as refused:
                 left_out[ranks] = str(refused)
+        return lambda: self._curve(name, begun, left_out, reasons, self._accuracy_of(serial_run))
+
+    def _curve(
+        self,
+        name: str,
+        begun: Mapping[int, Callable[[], ScalingPoint]],
+        left_out: dict[int, str],
+        reasons: Explanation,
+        serial_accuracy: float | None,
+    ) -> ScalingCurve:
+        points: dict[int, ScalingPoint] = {}
+        for ranks, finish in begun.items():
+            self.tell(f"{name}, {ranks:,} ranks{', accuracy' * self.accuracy}")
+            try:
+                points[ranks] = finish()
+            except UsageError as refused:
+                left_out[ranks] = str(refused)
+        left_out = dict(sorted(left_out.items()))
         if not points:
             return ScalingCurve(
                 strategy=name, points=(), left_out=left_out, limit=None, summary="nothing was simulated"
@@ -357,16 +406,22 @@ class Scaling:
             summary=f"{describe_limit(found)}. {because}",
         )
 
-    def _point(self, candidate: Candidate, growth: Growth, reasons: Explanation) -> ScalingPoint:
+    def _begin_point(
+        self, candidate: Candidate, growth: Growth, reasons: Explanation
+    ) -> Callable[[], ScalingPoint]:
+        """Simulate the time of a point, and begin everything else."""
         if self.accuracy and candidate.may_follow_values:
-            return self._computed_point(candidate)
+            return self._begin_computed_point(candidate)
         if candidate.ranks > TRIED[-1] and not growth.known:
             self._learn(candidate.name, growth)
         length = growth.affordable(candidate, self.most)
-        timing = self._timed(candidate, candidate.scenario, length)
+        timing = self._begin(candidate, (), length)()
         growth.known[candidate.ranks] = timing.messages
-        point = reasons.cheap(candidate, self._point_of(candidate, timing), length)
-        return self._with_accuracy(candidate, point, growth) if self.accuracy else point
+        run = self._begin_run(candidate, growth) if self.accuracy else None
+        explained = reasons.cheap(candidate, self._point_of(candidate, timing), length)
+        if run is None:
+            return explained
+        return lambda: replace(explained(), accuracy=run().accuracy, staleness=run().staleness)
 
     def _point_of(self, candidate: Candidate, timing: StepTiming) -> ScalingPoint:
         return ScalingPoint(
@@ -379,74 +434,72 @@ class Scaling:
             steps=timing.steps,
         )
 
-    def _computed_point(self, candidate: Candidate) -> ScalingPoint:
-        """Return the point of a strategy that follows values: its time, too, is that of the whole computed run."""
-        self.tell(f"{candidate.name}, {candidate.ranks:,} ranks, computed")
-        fitted = self.workload.run(candidate, candidate.scenario, candidate.whole_run, time_only=False)
-        point = self._point_of(candidate, candidate.timing_of(fitted))
-        return replace(point, accuracy=_accuracy(fitted), staleness=_staleness(fitted))
+    def _begin_computed_point(self, candidate: Candidate) -> Callable[[], ScalingPoint]:
+        """Begin the point of a strategy that follows values: its time, too, is that of the whole computed run."""
+        run = self._simulations.begin(compute, candidate, timed=True)
 
-    def _timed(self, candidate: Candidate, scenario: Scenario, length: RunLength) -> StepTiming:
+        def finish() -> ScalingPoint:
+            found = run()
+            assert found.timing is not None
+            point = self._point_of(candidate, found.timing)
+            return replace(point, accuracy=found.accuracy, staleness=found.staleness)
+
+        return finish
+
+    def _begin(
+        self, candidate: Candidate, without: Sequence[str], length: RunLength
+    ) -> Callable[[], StepTiming]:
+        """Begin to simulate a part of a run; its outcome is a UsageError if it cannot be simulated."""
         key = None
-        if candidate.workload is self.workload and scenario == candidate.scenario:
+        if candidate.workload is self.workload and not without:
             key = (candidate.name, candidate.ranks, length)
             if key in self._timings:
                 return self._timings[key]
-        try:
-            timing = candidate.measure(scenario, length)
-        except SimulationError as error:
-            raise UsageError(f"cannot be simulated: {error}".partition("\n")[0]) from error
+        begun = self._simulations.begin(measure, candidate, tuple(without), length)
+
+        def outcome() -> StepTiming:
+            try:
+                return begun()
+            except SimulationError as error:
+                raise UsageError(f"cannot be simulated: {error}".partition("\n")[0]) from error
+
         if key is not None:
-            self._timings[key] = timing
-        return timing
+            self._timings[key] = outcome
+        return outcome
 
     def _learn(self, name: str, growth: Growth) -> None:
         for ranks in TRIED:
             try:
                 candidate = self.workload.candidate(name, ranks)
-                growth.known[ranks] = self._timed(candidate, candidate.scenario, candidate.length(1)).messages
+                growth.known[ranks] = self._begin(candidate, (), candidate.length(1))().messages
             except UsageError:
                 continue
 
     # ---- accuracy
 
-    def _with_accuracy(self, candidate: Candidate, point: ScalingPoint, growth: Growth) -> ScalingPoint:
-        """Return the point with the accuracy of a whole run, really computed."""
+    def _begin_run(self, candidate: Candidate, growth: Growth) -> Callable[[], ComputedRun] | None:
+        """Begin a whole run, really computed; None if it has too many messages."""
         if candidate.is_serial_sgd:
-            return replace(point, accuracy=self._serial_accuracy(candidate.batch))
-        whole = candidate.whole_run
-        if growth.of(candidate, whole) > self.most:
+            return self._begin_serial_run(candidate.batch)
+        if growth.of(candidate, candidate.whole_run) > self.most:
             log.warning(
                 "%s on %d ranks: a whole run has too many messages; no accuracy",
                 candidate.name,
                 candidate.ranks,
             )
-            return point
-        self.tell(f"{candidate.name}, {candidate.ranks:,} ranks, accuracy")
-        fitted = self.workload.run(candidate, candidate.scenario, whole, time_only=False)
-        return replace(point, accuracy=_accuracy(fitted), staleness=_staleness(fitted))
+            return None
+        return self._simulations.begin(compute, candidate)
 
-    def _serial_accuracy(self, batch: int, rule: str = "") -> float | None:
-        """Return the accuracy of serial training with this batch size: ranks that divide the batch learn the same.
+    def _begin_serial_run(self, batch: int, rule: str = "") -> Callable[[], ComputedRun]:
+        """Begin serial training with this batch size: ranks that divide the batch learn the same.
 
         `rule`: the rule that makes the steps instead of the run's update.
         """
-        if (rule, batch) not in self._accuracies:
+        if (rule, batch) not in self._runs:
             workload = replace(
                 self.workload,
                 config=replace(self.workload.config, batch=batch, batch_per_rank=None, lr_scaling="none"),
             )
             serial = workload.candidate(f"{SERIAL}:rule={rule}" if rule else SERIAL, 1)
-            self._accuracies[rule, batch] = _accuracy(
-                workload.run(serial, serial.scenario, serial.whole_run, time_only=False)
-            )
-        return self._accuracies[rule, batch]
-
-
-def _accuracy(fitted: Fitted) -> float | None:
-    return 0.0 if fitted.diverged is not None and fitted.test_accuracy is None else fitted.test_accuracy
-
-
-def _staleness(fitted: Fitted) -> float | None:
-    found = fitted.findings.get("staleness")
-    return float(found["mean"]) if isinstance(found, dict) and "mean" in found else None
+            self._runs[rule, batch] = self._simulations.begin(compute, serial)
+        return self._runs[rule, batch]

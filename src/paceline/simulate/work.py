@@ -145,8 +145,13 @@ def work_load(work: Work, options: Options, network: Network | None = None, **se
             network = replace(network, node=Machine.load(options.machine))
     return Workload(
         config=work.config(**settings), data=work.data(), costs=work.costs(), network=network, options=options,
-        given=cast(Model, SizeOnly(work)),
+        given=make_model(work),
     )  # fmt: skip
+
+
+def make_model(work: Work) -> Model:
+    """Return a model that has the sizes of a work and computes nothing."""
+    return cast(Model, SizeOnly(work))
 
 
 class NoSamples:

@@ -181,11 +181,14 @@ class RequestLists:
 
     @classmethod
     def Waitsome(cls, requests: Sequence[Any], statuses: Any = None) -> list[int] | None:
-        live = _live(requests)
-        if not live:
+        rank = _rank_of(requests)
+        if rank is None:
             return None
-        _until_some(live, "Waitsome")
-        return _finish_done(requests, statuses)
+        kernel, rank.doing = rank.kernel, "Waitsome"
+        kernel.take_arrived(rank)
+        while not (done := _done(requests)):
+            kernel.progress(rank)
+        return _finish(requests, done, statuses)
 
     @classmethod
     def Testall(cls, requests: Sequence[Any], statuses: Any = None) -> bool:
@@ -219,12 +222,11 @@ class RequestLists:
 
     @classmethod
     def Testsome(cls, requests: Sequence[Any], statuses: Any = None) -> list[int] | None:
-        live = _live(requests)
-        if not live:
+        rank = _rank_of(requests)
+        if rank is None:
             return None
-        rank = live[0].rank
         rank.kernel.take_arrived(rank)
-        done = _finish_done(requests, statuses)
+        done = _finish(requests, _done(requests), statuses)
         if not done:
             rank.kernel.count_poll(rank)
         return done
@@ -316,8 +318,17 @@ def _until_some(live: list[Any], name: str) -> None:
         kernel.progress(rank)
 
 
-def _finish_done(requests: Sequence[Any], statuses: Any) -> list[int]:
-    done = [number for number, request in enumerate(requests) if not request.spent and request.done]
+def _rank_of(requests: Sequence[Any]) -> Any:
+    """Return the rank of the first request that is not null or finished; None if there is none."""
+    return next((request.rank for request in requests if not request.spent), None)
+
+
+def _done(requests: Sequence[Any]) -> list[int]:
+    """Return the numbers of the requests that are done: a master looks through a thousand of them for every message."""
+    return [number for number, request in enumerate(requests) if request.done and not request.spent]
+
+
+def _finish(requests: Sequence[Any], done: list[int], statuses: Any) -> list[int]:
     for place, number in enumerate(done):
         requests[number]._finish(_nth(statuses, place))
     return done

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,10 @@ from paceline.simulate.options import NAMES, Options
 from paceline.text import Bar
 
 if TYPE_CHECKING:
+    from paceline.data import Dataset
+    from paceline.models import Model
     from paceline.simulate.case import Workload
+    from paceline.simulate.work import Work
     from paceline.training.job import Job
 
 EPILOG = """
@@ -63,6 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compute whole runs of --epochs, to predict accuracy and staleness too",
     )
     parser.add_argument(
+        "--jobs", type=int, metavar="N",
+        help="processes that simulate at the same time (default: as many as there are cores for with --accuracy, otherwise 1)",
+    )  # fmt: skip
+    parser.add_argument(
         "--measured", nargs="+", default=[], metavar="RUNS",
         help="folders of real runs to show beside the prediction",
     )  # fmt: skip
@@ -83,6 +91,8 @@ def main(args: argparse.Namespace) -> int:
     ranks = read_ranks(args.ranks)
     if args.messages < 1:
         raise UsageError(f"messages must be at least 1; got {args.messages}")
+    if args.jobs is not None and args.jobs < 1:
+        raise UsageError(f"jobs must be at least 1; got {args.jobs}")
     settings = {each.name: getattr(args, each.name) for each in fields(Config) if each.name not in NOT_HERE}
     if args.work is not None:
         _check_with_work(args)
@@ -95,7 +105,7 @@ def main(args: argparse.Namespace) -> int:
     from paceline.commands.simulate.prediction import draw, table
     from paceline.data import load_labels
     from paceline.files import json_text
-    from paceline.launch import limit_threads
+    from paceline.launch import limit_threads, usable_cores
     from paceline.machine import load_network
     from paceline.record import find_runs
     from paceline.simulate.case import Workload, check_job, normalize_name
@@ -155,6 +165,10 @@ def main(args: argparse.Namespace) -> int:
         except RuntimeError as failed:
             print(f"paceline simulate: {failed}", file=sys.stderr)
             return 1
+    jobs = args.jobs
+    if jobs is None:
+        each = (config.threads or 1) * (options.compute_threads or 1)
+        jobs = max(1, usable_cores() // each) if args.accuracy else 1
     scaling = Scaling(
         workload=bench,
         strategies=strategies,
@@ -163,6 +177,8 @@ def main(args: argparse.Namespace) -> int:
         most=args.messages,
         tell=tell,
         threaded=threaded,
+        jobs=jobs,
+        load=partial(load_parts, work, config),
     )
     try:
         prediction = scaling.predict()
@@ -182,6 +198,16 @@ def main(args: argparse.Namespace) -> int:
     if not args.json:
         print(f"\nfigure: {args.out / 'scaling.svg'}")
     return 0
+
+
+def load_parts(work: Work | None, config: Config) -> tuple[Dataset, Model | None]:
+    """Load what is simulated, in a process of its own."""
+    from paceline.data import load_labels
+    from paceline.simulate.work import make_model
+
+    if work is not None:
+        return work.data(), make_model(work)
+    return load_labels(config.data, labels=config.labels), None
 
 
 def _check_with_work(args: argparse.Namespace) -> None:
