@@ -516,7 +516,13 @@ def test_processes_predict_what_one_does() -> None:
     on = bench(epochs=1, draws=12)
     one, several = (
         predicted(
-            on, "local-sgd", "sync", ranks=(1, 2), accuracy=True, jobs=jobs, load=partial(load_parts, None, on.config)
+            on,
+            "local-sgd",
+            "sync",
+            ranks=(1, 2),
+            accuracy=True,
+            jobs=jobs,
+            load=partial(load_parts, None, on.config),
         )
         for jobs in (1, 2)
     )

@@ -105,7 +105,9 @@ class Simulations:
         if self._processes is None:
             return cache(partial(function, candidate, *given, **named))
         number, values = self._portable(candidate.workload)
-        return self._processes.begin((number, values, candidate.name, candidate.ranks, function, given, named))
+        return self._processes.begin(
+            (number, values, candidate.name, candidate.ranks, function, given, named)
+        )
 
     def _portable(self, workload: Workload) -> tuple[int, dict[str, Any]]:
         """Return a number for a workload, and all of it that another process cannot load by itself."""

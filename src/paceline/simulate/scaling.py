@@ -126,7 +126,9 @@ class Explanation:
         able = REASONS if candidate.ranks > 1 else ("memory",)
         begun = self._begin(candidate, (), length)
         scenario = candidate.scenario
-        others = {reason: self._begin(candidate, (reason,), length) for reason in able if scenario.has(reason)}
+        others = {
+            reason: self._begin(candidate, (reason,), length) for reason in able if scenario.has(reason)
+        }
 
         def explained() -> ScalingPoint:
             base = begun().seconds
