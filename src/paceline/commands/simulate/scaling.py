@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--jobs", type=int, metavar="N",
-        help="processes that simulate at the same time (default: as many as there are cores for with --accuracy, otherwise 1)",
+        help="processes that simulate at the same time (default: with --accuracy as many as there are cores for, else 1)",
     )  # fmt: skip
     parser.add_argument(
         "--measured", nargs="+", default=[], metavar="RUNS",
