@@ -165,10 +165,10 @@ def main(args: argparse.Namespace) -> int:
         except RuntimeError as failed:
             print(f"paceline simulate: {failed}", file=sys.stderr)
             return 1
-    jobs = args.jobs
-    if jobs is None:
+    processes = args.jobs
+    if processes is None:
         each = (config.threads or 1) * (options.compute_threads or 1)
-        jobs = max(1, usable_cores() // each) if args.accuracy else 1
+        processes = max(1, usable_cores() // each) if args.accuracy else 1
     scaling = Scaling(
         workload=bench,
         strategies=strategies,
@@ -177,7 +177,7 @@ def main(args: argparse.Namespace) -> int:
         most=args.messages,
         tell=tell,
         threaded=threaded,
-        jobs=jobs,
+        jobs=processes,
         load=partial(load_parts, work, config),
     )
     try:
