@@ -14,6 +14,7 @@ from paceline.cli import main
 from paceline.diagnosis import diagnose, next_step
 from paceline.diagnosis.advice import settings_in
 from paceline.record import Run, find_runs
+from paceline.record.environment import describe_other_programs
 from tests.diagnosis.made import LOOPBACK, SERIAL, TIME_ALONE, US, as_real, made
 
 IRIS: dict[str, Any] = {
@@ -87,6 +88,48 @@ def test_ranks_get_what_their_diagnosis_advises(tmp_path: Path) -> None:
         advised,
     )
     assert "--slow=2:4x" in words
+
+
+def ranks_alone(folder: Path, strategy: str, ranks: int, *, cores: int, **settings: Any) -> Run:
+    """A run on ranks as if it had been real, on this many cores, with no other beside it."""
+    [run] = as_real(made(folder, (strategy, ranks), **settings), cores=cores)
+    run.config["asked"] = {"on": "mpi", "lr": run.config["lr"]}
+    return run
+
+
+def test_times_that_other_programs_spoilt_give_no_advice(tmp_path: Path) -> None:
+    run = serial(tmp_path, cores=4, each=100 * US)
+    run.summary["remarks"] = describe_other_programs(3.0, 10.0)
+    assert next_step(run).startswith("nothing yet: other programs were running")
+
+
+def test_one_process_is_advised_where_ranks_mostly_exchange(tmp_path: Path) -> None:
+    slow = {"given": {"each": 1 * US}, "network": "1gbe", "compute": False}
+    run = ranks_alone(tmp_path, "sync", 4, cores=4, **slow)
+    said = next_step(run)
+    found = re.fullmatch(
+        r"(paceline train .*) \(one process would be at least (\S+) times as fast, predicted: the ranks .*\)",
+        said,
+    )
+    assert found is not None, said
+    assert "--strategy=serial" in found[1]
+    assert "-n" not in shlex.split(found[1])
+    [alone] = made(tmp_path / "alone", SERIAL, **slow)
+    assert run.summary["train_seconds"] / alone.summary["train_seconds"] >= float(found[2])
+
+
+def test_a_server_with_one_worker_is_not_advised(tmp_path: Path) -> None:
+    run = ranks_alone(tmp_path, "parameter-server", 3, cores=2, given={"each": 100 * US}, **LOOPBACK)
+    said = next_step(run)
+    assert "--strategy=sync -n 2" in said
+
+
+def test_a_batch_grows_in_steps_and_the_learning_rate_with_it(tmp_path: Path) -> None:
+    run = ranks_alone(
+        tmp_path, "sync", 2, cores=2, given={"each": 2 * US}, network="10gbe", compute=False, batch=16, lr=0.5
+    )
+    words = shlex.split(next_step(run).partition(" (")[0])
+    assert {"--batch=64", "--lr=1.0"} <= set(words)  # four times the samples, twice the rate
 
 
 def test_a_serial_run_that_no_ranks_have_beaten(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from paceline.compare.metric import Goal
 from paceline.config import Config, Program
+from paceline.errors import UsageError
 from paceline.tune.answer import conclude, left_out, results
 from paceline.tune.search import LONGER, Failed, Observed, Search
 from paceline.tune.space import Candidate, Space
@@ -360,3 +361,43 @@ def test_long_epochs_are_measured_by_short_runs_first() -> None:
     assert machine.now <= 120.0
     assert (ALONE, 1, 0) not in machine.ran  # its epoch takes more than half of the budget
     assert conclude(search).chosen == SYNC
+
+
+def test_the_first_whole_run_takes_the_usual_steps() -> None:
+    """A large batch with a high rate may be expected to be faster, but may not learn at all."""
+    bold = one_thread(strategy="sync", ranks=8, batch=1024, lr=1.6)
+    machine = Machine({ALONE: 30.0, SYNC: 12.0, bold: 8.0}, {ALONE: 2.0, SYNC: 2.0, bold: 1e9})
+    search = search_on(machine, ALONE, SYNC, bold, budget=150.0)
+    search.run()
+    assert machine.ran[0][0] == SYNC
+    assert conclude(search).timing is not None
+
+
+def test_a_rung_with_too_few_to_choose_from_goes_on_with_others() -> None:
+    poor = one_thread(lr=0.01)
+    machine = Machine({poor: 30.0, ALONE: 30.0}, {poor: 1e9, ALONE: 1.0})
+    search = search_on(machine, poor, ALONE, budget=130.0)
+    search.run()
+    assert ALONE in [candidate for candidate, _, _ in machine.ran[:2]]
+    assert conclude(search).chosen == ALONE
+
+
+def test_a_run_that_is_ended_counts_as_far_as_it_got() -> None:
+    machine = four()
+    cut = Observed(epochs=2, points=((1.2, 0.5), (2.4, 0.7)), seconds=2.4)
+    machine.cut = lambda: cut  # type: ignore[method-assign]
+    machine.stop_after = 1.0
+    search = search_on(machine, ALONE, THREADS)
+    search.run()
+    assert search.interrupted
+    answer = conclude(search)
+    assert answer.chosen == ALONE
+    assert "70.00 % after 2.40 s" in answer.found
+    assert answer.command.endswith("--epochs=2 --threads=1")
+
+
+def test_a_search_whose_first_runs_all_fail_ends() -> None:
+    machine = four()
+    machine.run = lambda candidate, **_: Failed(why="no data")  # type: ignore[method-assign, assignment, misc]
+    with pytest.raises(UsageError, match="no run succeeds: no data"):
+        search_on(machine, ALONE, THREADS, SYNC, SERVER).run()

@@ -1,16 +1,21 @@
 """What to try after a run: one command, and why.
 
-A faster run of the same problem that learned as much is the best advice. Otherwise, ranks get what their diagnosis advises;
-for one process, theory says whether ranks would help: with the times of this run, the step of p ranks takes
+A faster run of the same problem that learned as much is the best advice. Times of a run that shared its cores with other
+programs give none. Otherwise, ranks get what their diagnosis advises, unless one process would be faster: it takes at most
+
+    p (compute + update)        for a step of p ranks, each of which computes and updates for so long
+
+For one process, theory says whether ranks would help: with the times of this run, the step of p ranks takes
 
     compute(b / p) + update / p + exchange(p)        exchange: in shared memory, by the collective's formula
 """
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,19 +23,23 @@ from typing import Any
 from paceline.compare.rows import Row, is_serial, problem_of, rows_of
 from paceline.compare.verdict import best
 from paceline.config import Config
-from paceline.diagnosis.advice import settings_in
-from paceline.diagnosis.case import WIDTH, cases_of, place_at, place_of
+from paceline.diagnosis.advice import present_batch, settings_in
+from paceline.diagnosis.case import WIDTH, Case, cases_of, place_at, place_of
 from paceline.diagnosis.rules import RULES
 from paceline.diagnosis.summary import NO_RULE, sum_up
 from paceline.diagnosis.timing import line_of, timing_of
 from paceline.errors import UsageError
 from paceline.names import as_arguments
 from paceline.record import Run
+from paceline.record.environment import shared_cores
 from paceline.simulate.options import NAMES, Options
-from paceline.text import count
+from paceline.text import count, share
+from paceline.training.job import built_in
 
 # At most so many of the latest runs beside a run are looked at, and so many of its problem are compared.
 LOOKED_AT, COMPARED = 200, 30
+# The factor by which a batch grows at most from one run to the next.
+MOST_GROWTH = 4
 # Anything less is not worth trying.
 GAIN = 1.1
 # The part of an exchange that is not messages and sums: calls, and waiting for each other.
@@ -48,11 +57,15 @@ def next_step(run: Run) -> str:
         gain = row.train_seconds / better.train_seconds
         said = f"{gain:.2g} times as fast, {how}" if not row.diverged else f"did not diverge, {how}"
         return _typed(member, {}, said)
-    if not row.serial:
-        return _advised(run, alike)
-    if row.diverged:
+    if row.serial and row.diverged:
         return _typed(run, {"lr": f"{run.config['lr'] / 2:g}"}, "it diverged: half the learning rate")
-    return _after_serial(run, alike)
+    if not (row.diverged or row.oversubscribed) and shared_cores(run.summary.get("remarks") or ()):
+        return (
+            f"{NOTHING} yet: other programs were running, so its times say little; run it again without them"
+        )
+    if row.serial:
+        return _after_serial(run, alike)
+    return _one_process(run, alike) or _advised(run, alike)
 
 
 def _beside(run: Run) -> list[Run]:
@@ -85,6 +98,32 @@ def _faster(row: Row, alike: Sequence[Run]) -> Row | None:
     return found if slower and not same else None
 
 
+def _one_process(run: Run, alike: Sequence[Run]) -> str:
+    """Return one process as advice if it would take the same steps faster than the ranks of a run; otherwise nothing."""
+    strategy, ranks = built_in(str(run.config["strategy"])), int(run.config["ranks"])
+    known = any(is_serial(str(one.config["strategy"])) for one in alike)
+    diverged = run.summary.get("diverged")
+    if (
+        known
+        or diverged
+        or ranks < 2
+        or strategy is None
+        or not strategy.equals_serial
+        or place_of(run).cores is None
+    ):
+        return ""
+    timing = timing_of([run], together=True, served=False)
+    alone = ranks * (timing.compute + timing.update)
+    if alone <= 0 or run.simulated is not None or timing.total < GAIN * alone:
+        return ""
+    threads = str(run.summary["threads"])
+    why = (
+        f"one process would be at least {timing.total / alone:.2g} times as fast, predicted: the ranks compute for "
+        f"{share(timing.share('compute', 'update'))} of the time"
+    )
+    return _typed(run, {"strategy": "serial", "threads": threads}, why)
+
+
 def _advised(run: Run, alike: Sequence[Run]) -> str:
     """Return the first advice of the diagnosis of a run's strategy."""
     cases = cases_of(alike)
@@ -94,12 +133,33 @@ def _advised(run: Run, alike: Sequence[Run]) -> str:
         advice = re.split(r", (?:or|and) (?=-)", cause.advice)[0]
         if not (settings := settings_in(advice)):
             continue
+        settings |= _instead(case, settings)
         short = cause.short or next((rule.short for rule in RULES if rule.name == cause.rule), NO_RULE)
         said = cause.words if cause.share is None else short
-        aside = re.search(r"\((.*)\)\s*$", advice)
+        aside = re.search(r"\(([^()]*)", advice)
         why = f"{said}; {aside[1]}" if aside else said
         return _typed(case.at.runs[-1], settings, why)
     return f"{NOTHING}: {found.summary}"
+
+
+def _instead(case: Case, settings: Mapping[str, str]) -> dict[str, str]:
+    """Return what to change in advised settings, so that one step further is one in the right direction.
+
+    A batch grows by MOST_GROWTH at most, and the learning rate with its square root. If only one rank would compute, as
+    with a server on 2 ranks, sync uses both.
+    """
+    found: dict[str, str] = {}
+    now = present_batch(case)
+    if "batch" in settings and int(settings["batch"]) > now:
+        batch = min(int(settings["batch"]), MOST_GROWTH * now)
+        found["batch"] = str(batch)
+        if rate := case.config.get("lr"):
+            found["lr"] = f"{rate * math.sqrt(batch / now):.3g}"
+    strategy = built_in(settings.get("strategy", str(case.config["strategy"])))
+    ranks = int(settings.get("n", case.at.ranks))
+    if strategy is not None and "n" in settings and ranks > 1 and strategy.workers(ranks) < 2:
+        found["strategy"] = "sync"
+    return found
 
 
 def _after_serial(run: Run, alike: Sequence[Run]) -> str:

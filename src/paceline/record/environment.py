@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
@@ -110,6 +111,7 @@ def _source() -> dict[str, Any] | None:
 # A rank that waits for a core for a larger part of the training time shares its cores with other programs; in a shorter
 # time than this, any program that wakes up would count.
 LITTLE, SHORT = 0.05, 1.0
+OTHERS = "other programs were running"
 
 
 def seconds_without_core(schedstat: Path = Path("/proc/self/schedstat")) -> float:
@@ -133,9 +135,16 @@ def describe_other_programs(waited: float, took: float) -> list[str]:
     if took < SHORT or waited < LITTLE * took:
         return []
     part = share(min(waited / took, 1.0))
-    return [
-        f"other programs were running: a rank waited {part} of the time for a core, so its times are too long"
-    ]
+    return [f"{OTHERS}: a rank waited {part} of the time for a core, so its times are too long"]
+
+
+def shared_cores(remarks: Iterable[str]) -> bool:
+    """Return True if a remark says that other programs used the cores of a run's ranks.
+
+    >>> shared_cores(describe_other_programs(3.0, 10.0)), shared_cores(["steps.npz lacks 3 steps"])
+    (True, False)
+    """
+    return any(remark.startswith(OTHERS) for remark in remarks)
 
 
 # ---- the nodes of the ranks

@@ -9,6 +9,7 @@ from paceline.compare.rows import Row, label
 from paceline.compare.target import Target, reached
 from paceline.compare.verdict import notes, real, standing
 from paceline.figures import Axis, Point, Points
+from paceline.record.environment import shared_cores
 from paceline.report.command import command_of
 from paceline.report.document import Opening
 
@@ -37,9 +38,7 @@ def opening_of(rows: Sequence[Row], target: Target | None, number: int) -> Openi
 def notices(rows: Sequence[Row]) -> tuple[str, ...]:
     """Return what makes times or comparisons doubtful: other programs, implausible speedups, more ranks than cores."""
     said = list(notes(rows))
-    disturbed = [
-        row for row in rows if any(remark.startswith("other programs were running") for remark in row.remarks)
-    ]
+    disturbed = [row for row in rows if shared_cores(row.remarks)]
     if disturbed:
         who = (
             "; ".join(map(label, disturbed))

@@ -247,9 +247,13 @@ class Search:
         allowance = self._first_allowance()
         while alive and not self.times():
             share = RUNG_SHARE if self.space.grows and len(alive) > 1 else 1.0
+            before = self._runs
             self._rung(alive, allowance, self._search_end(share))
             if self.times():
                 break
+            compared = sum(bool(self.trials[one].runs) for one in alive)
+            if self._runs > before and compared < KEEP and any(self.trials[one].untried for one in alive):
+                continue  # there was time for too few to choose from
             if not self.rungs[-1][1]:  # a run would be too long for its share
                 if len(alive) == 1 or not self.space.grows:
                     break
@@ -352,7 +356,8 @@ class Search:
     def _order(self, waiting: Sequence[Candidate]) -> list[Candidate]:
         """Return candidates with the most promising first.
 
-        First comes what takes steps that are known to reach the target, faster than they have been taken. What takes other
+        The very first takes the usual steps: their batch and learning rate are known to suit the model. Later, what takes
+        steps that are known to reach the target, faster than they have been taken, comes first. What takes other
         steps than serial training comes after the first one on ranks that takes the same, and after all threads with
         every batch, where these may be worth it. Last comes what would take known steps more slowly.
         """
@@ -365,8 +370,12 @@ class Search:
             one.speed not in self._measured and expected[one] <= near for one in threads
         )
 
+        usual = self.space.candidates[0].steps
+
         def turn(one: Candidate) -> int:
             if self._is_sure(one):
+                return 0
+            if not self._tried and one.equals_serial and one.steps == usual:
                 return 0
             if not one.equals_serial:
                 return 2 if owed else 1
