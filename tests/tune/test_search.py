@@ -366,7 +366,7 @@ def test_long_epochs_are_measured_by_short_runs_first() -> None:
 def test_the_first_whole_run_takes_the_usual_steps() -> None:
     """A large batch with a high rate may be expected to be faster, but may not learn at all."""
     bold = one_thread(strategy="sync", ranks=8, batch=1024, lr=1.6)
-    machine = Machine({ALONE: 30.0, SYNC: 12.0, bold: 8.0}, {ALONE: 2.0, SYNC: 2.0, bold: 1e9})
+    machine = Machine({ALONE: 30.0, SYNC: 12.0, bold: 3.0}, {ALONE: 2.0, SYNC: 2.0, bold: 1e9})
     search = search_on(machine, ALONE, SYNC, bold, budget=150.0)
     search.run()
     assert machine.ran[0][0] == SYNC
