@@ -43,7 +43,7 @@ test: .venv/.done  ## run all tests, including those with MPI
 	.venv/bin/python -m pytest $(PARALLEL)
 
 test-mpich: .venv-mpich/.done  ## run the tests that use MPI with MPICH instead of Open MPI
-	.venv-mpich/bin/python -m pytest -m "mpi and not once"
+	.venv-mpich/bin/python -m pytest $(PARALLEL) -m "mpi and not once"
 
 test-lowest: .venv-lowest/.done  ## run a sample of the tests with the lowest versions that pyproject.toml allows
 	.venv-lowest/bin/python -m pytest -p no:cacheprovider $(SMOKE)

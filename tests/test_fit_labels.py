@@ -21,6 +21,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
+pytestmark = pytest.mark.once
+
 STARTS_RANKS = True
 SAMPLES, LENGTH, WORDS = 60, 9, 7
 SMALL: dict[str, Any] = {"epochs": 2, "batch": 16, "lr": 0.5, "quiet": True, "runs": None}

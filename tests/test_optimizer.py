@@ -25,6 +25,8 @@ from tests.optimizer_cases import (  # noqa: E402
 from tests.ranks import on_ranks  # noqa: E402
 from tests.simulate.costs import COSTS  # noqa: E402
 
+pytestmark = pytest.mark.once
+
 COLLECTIVES = (
     "naive", "ring", "recursive-doubling", "rabenseifner", "hierarchical", "native", "shared-memory",
 )  # fmt: skip

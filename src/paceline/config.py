@@ -18,6 +18,8 @@ LEAST = {"batch": 1, "batch_per_rank": 1, "epochs": 0, "draws": 1, "threads": 1,
 # The largest: thread pools take 32 bits, and far fewer threads than that; generators take 64 bits.
 MOST = {"threads": 4096, "reproducible": 1 << 16}
 LARGEST = 2**63 - 1
+# The environment variable in which `paceline run` passes settings to the program that it starts.
+SESSION = "PACELINE_SESSION"
 
 
 def _setting(default: Any, text: str, metavar: str | None = None) -> Any:

@@ -50,7 +50,7 @@ from torch.utils.data import (
 
 from paceline.collectives import Divided, ProgramNeeds
 from paceline.comm.shared import padded
-from paceline.config import Config, Safety
+from paceline.config import SESSION, Config, Safety
 from paceline.data import Batch, Batches, Dataset
 from paceline.errors import UsageError
 from paceline.launch import abort_on_error, mpi, take_cores, verify, world
@@ -64,8 +64,6 @@ from paceline.training.rank import Fitted, train, train_at
 from paceline.updates import State, TorchOptimizer, TorchState, describe_optimizer
 
 Array = NDArray[Any]
-# What `paceline run` tells the programs that it starts.
-VARIABLE = "PACELINE_SESSION"
 
 
 def session(
@@ -115,12 +113,12 @@ def settings_from_launcher(environment: Mapping[str, str] | None = None) -> dict
     >>> settings_from_launcher({"PACELINE_SESSION": '{"seed": 3}'})
     {'seed': 3}
     """
-    text = (os.environ if environment is None else environment).get(VARIABLE)
+    text = (os.environ if environment is None else environment).get(SESSION)
     if not text:
         return {}
     found = json.loads(text)
     if not isinstance(found, dict):
-        raise UsageError(f"{VARIABLE} must hold a JSON object; got {text!r}")
+        raise UsageError(f"{SESSION} must hold a JSON object; got {text!r}")
     return found
 
 

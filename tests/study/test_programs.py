@@ -16,6 +16,8 @@ from paceline.study.file import BadStudyError, mistakes, read
 from paceline.study.run import command
 from tests.study.studies import records, study, write
 
+pytestmark = pytest.mark.once
+
 pytest.importorskip("torch")
 
 STARTS_RANKS = True

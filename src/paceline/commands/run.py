@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.commands._settings import add_hosts, add_simulation, read_hosts
-from paceline.config import Program
+from paceline.config import SESSION, Program
 from paceline.errors import UsageError
 from paceline.simulate.options import NAMES, PLACES, Options, options_of
 
@@ -62,7 +62,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the program on all ranks; return its exit status."""
     from paceline import launch
-    from paceline.own_loop import VARIABLE
     from paceline.record import script_digest
     from paceline.record.writing import check_name
     from paceline.simulate.training import check_program
@@ -100,7 +99,7 @@ def main(args: argparse.Namespace) -> int:
         ranks,
         [sys.executable, str(program), *arguments],
         threads=args.threads,
-        environment={VARIABLE: json.dumps(given)},
+        environment={SESSION: json.dumps(given)},
         bind=not args.no_bind,
         hosts=launch.check_hosts(hosts, ranks=ranks) if hosts else (),
         report=outcomes.append,
@@ -117,14 +116,13 @@ def _simulate(
     import traceback
 
     from paceline import launch
-    from paceline.own_loop import VARIABLE
     from paceline.simulate.training import simulate_program
     from paceline.vmpi import Script
     from paceline.vmpi.errors import MPIError, RankFailed, SimulationError
 
     threads = given.get("threads") or 1
     launch.set_thread_variables(1, threads)
-    os.environ[VARIABLE] = json.dumps(given)
+    os.environ[SESSION] = json.dumps(given)
     script = Script(program, None, arguments)
     try:
         with script.running():
@@ -140,7 +138,7 @@ def _simulate(
         print(f"paceline run: {error}", file=sys.stderr)
         return 1
     finally:
-        del os.environ[VARIABLE]
+        del os.environ[SESSION]
     if not quiet:
         where = "" if done.folder is None else f"run: {done.folder}; "
         print(f"{where}{done.outcome.seconds:.3g} virtual seconds on {ranks} ranks", file=sys.stderr)
