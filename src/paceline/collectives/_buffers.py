@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial, wraps
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.collectives._cost import LONGEST
 from paceline.collectives._layout import cut
+from paceline.collectives._rounds import Whole
 from paceline.comm import Channel, Operation, channel
 from paceline.comm.operations import operation
 from paceline.names import find
@@ -25,12 +26,24 @@ Body = Callable[[Array, Array, Channel, Operation], None]
 Allreduce = Callable[..., None]
 
 
-def collective(body: Body) -> Allreduce:
+@overload
+def collective(body: Body) -> Allreduce: ...
+
+
+@overload
+def collective(*, whole: Whole) -> Callable[[Body], Allreduce]: ...
+
+
+def collective(body: Body | None = None, *, whole: Whole | None = None) -> Any:
     """Turn an allreduce of simple arrays into one that accepts any arrays.
 
     `allreduce.prepare(…)` takes the same arguments, checks them once, and returns a function without arguments that
-    performs the allreduce each time it is called.
+    performs the allreduce each time it is called. `whole`: what the simulator evaluates for all ranks at once.
     """
+    return partial(_complete, whole=whole) if body is None else _complete(body, whole)
+
+
+def _complete(body: Body, whole: Whole | None) -> Allreduce:
 
     @wraps(body)
     def allreduce(send: Array, recv: Array, comm: Any, op: Any = np.add) -> None:
@@ -48,7 +61,10 @@ def collective(body: Body) -> Allreduce:
         halves = own.time_only  # then nothing is sent, and so any type can be
         if _plain(recv, halves) and (in_place or _plain(send, halves)):
             result = recv.reshape(-1)
-            run = partial(body, result if in_place else send.reshape(-1), result, own, combine)
+            arrays = (result if in_place else send.reshape(-1), result)
+            run = partial(body, *arrays, own, combine)
+            if whole is not None and own.simulated and type(own) is Channel and combine.ufunc is not None:
+                run = partial(_evaluate, whole, *arrays, own, combine, run)
         else:
             run = partial(_around, body, send, recv, in_place, own, combine)
         if own.simulated or not own.compares:
@@ -57,6 +73,14 @@ def collective(body: Body) -> Allreduce:
 
     allreduce.prepare = prepare  # type: ignore[attr-defined]
     return allreduce
+
+
+def _evaluate(
+    whole: Whole, send: Array, recv: Array, own: Channel, op: Operation, run: Callable[[], None]
+) -> None:
+    """Let the simulator evaluate the allreduce of all ranks at once; if it cannot, run this rank's part."""
+    if not own.evaluate(whole, send, recv, op):
+        run()
 
 
 # One rank's array as a number that ranks compare: its length and the letter of its type.

@@ -11,8 +11,13 @@ Thakur, Rabenseifner, Gropp: Optimization of collective communication operations
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
 from paceline.collectives._buffers import Array, collective
 from paceline.collectives._cost import Case, Cost
+from paceline.collectives._rounds import Round, Whole
 from paceline.comm import Channel, Operation
 
 
@@ -59,7 +64,48 @@ class PowerOfTwo:
             comm.Isend(recv, self.rank - 1).Wait()
 
 
-@collective
+def rounds(p: int, n: int, in_place: bool) -> Iterator[Round]:
+    """Return the messages of all ranks."""
+    ranks = PowerOfTwo(0, p)
+    extra = ranks.extra
+    even, odd = np.arange(0, 2 * extra, 2), np.arange(1, 2 * extra, 2)
+    members = np.concatenate([odd, np.arange(2 * extra, p)])  # by their numbers
+    if extra:
+        yield Round(even, odd, n, [("combine", slice(None))])
+    distance = 1
+    while distance < ranks.size:
+        # What was sent is overwritten, except in the first exchange if that sends another array.
+        first = slice(extra, None) if distance == 1 and not in_place else slice(0)
+        again = slice(extra) if distance == 1 and not in_place else slice(None)
+        partners = members[np.arange(ranks.size) ^ distance]
+        yield Round(partners, members, n, [("combine", first), ("recombine", again)])
+        distance *= 2
+    if extra:
+        yield Round(odd, even, n)
+
+
+def total(arrays: Sequence[Array], out: Array, op: Operation) -> None:
+    """Combine the arrays of all ranks as the exchanges do: of pairs, of pairs of pairs ..."""
+    extra = PowerOfTwo(0, len(arrays)).extra
+
+    def combine(start: int, stop: int, into: Array) -> Array:
+        """Return the result of the members from `start` on, which may be in `into`."""
+        if stop - start > 1:
+            middle = (start + stop) // 2
+            lower = combine(start, middle, into)
+            op.compute(lower, combine(middle, stop, np.empty_like(into)), into)
+            return into
+        if start < extra:
+            op.compute(arrays[2 * start], arrays[2 * start + 1], into)
+            return into
+        return arrays[start + extra]
+
+    found = combine(0, len(arrays) - extra, out)
+    if found is not out:
+        out[...] = found
+
+
+@collective(whole=Whole(rounds, total))
 def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
     """Combine `send` of all ranks into `recv` on each, in log2 p rounds of whole arrays."""
     inbox = comm.scratch(send.size, send.dtype)

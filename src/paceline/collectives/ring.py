@@ -12,13 +12,41 @@ Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms for clusters of worksta
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
 from paceline.collectives._buffers import Array, collective
 from paceline.collectives._cost import Case, Cost
 from paceline.collectives._layout import cut, length
+from paceline.collectives._rounds import Round, Whole
 from paceline.comm import Channel, Operation
 
 
-@collective
+def rounds(p: int, n: int, in_place: bool) -> Iterator[Round]:
+    """Return the messages of all ranks."""
+    ranks = np.arange(p)
+    left = (ranks - 1) % p
+    lengths = np.array([length(block) for block in cut(n, p)])
+    even = None if n % p else n // p
+    for k in range(p - 1):
+        blocks = lengths[(ranks - k - 1) % p] if even is None else even
+        yield Round(left, ranks, blocks, [("combine", slice(None))], works_first=True)
+    for k in range(p - 1):
+        yield Round(left, ranks, lengths[(ranks - k) % p] if even is None else even)
+
+
+def total(arrays: Sequence[Array], out: Array, op: Operation) -> None:
+    """Combine the arrays of all ranks: every block on its way around the ring, from the rank of its number on."""
+    for start, block in enumerate(cut(out.size, len(arrays))):
+        if length(block):
+            s = out[block]
+            s[...] = arrays[start][block]
+            for x in (*arrays[start + 1 :], *arrays[:start]):
+                op.compute(s, x[block], s)
+
+
+@collective(whole=Whole(rounds, total))
 def allreduce(send: Array, recv: Array, comm: Channel, op: Operation) -> None:
     """Combine `send` of all ranks into `recv` on each, around a ring."""
     r, p = comm.rank, comm.size

@@ -36,6 +36,7 @@ class _Kept:
         self.shared: SharedMemory | None = None
         self.children: dict[str, Channel] = {}
         self.facts: dict[str | int, Any] = {}
+        self.seen: tuple[Any, Channel] | None = None
 
     def is_lost(self, dtype: DTypeLike, nbytes: int) -> bool:
         """Return True if a message of `nbytes` bytes of this type is simulated without its contents."""
@@ -85,6 +86,21 @@ class Channel:
         """Charge the simulator's clock for work of a kind."""
         if self._kept.work is not None:
             self._kept.work(kind, amount)
+
+    def evaluate(self, whole: Any, send: NDArray[Any], recv: NDArray[Any], op: Operation) -> bool:
+        """Let the simulator evaluate a collective (`paceline.collectives._rounds.Whole`) for all ranks at once.
+
+        Return False if it cannot: then every rank does its part.
+        """
+        counted = self.comm if isinstance(self.comm, Recorded) else None
+        if counted is not None and (counted.tracer is not None or counted.timer is not None):
+            return False
+        sent = self.bare.Evaluate(whole, send, recv, op)
+        if sent is None:
+            return False
+        if counted is not None:
+            counted.counts.point_to_point.add(*sent)
+        return True
 
     def room(self, count: int, dtype: DTypeLike) -> NDArray[Any]:
         """Return uninitialised memory that the caller may keep."""
@@ -152,8 +168,14 @@ class Channel:
         """Return this channel with its messages counted together with those of `comm`."""
         if not isinstance(comm, Recorded):
             return self
+        seen = self._kept.seen
+        if seen is not None and seen[0] is comm and comm.tracer is None and self.comm is self.bare:
+            return seen[1]
         tracer = None if comm.tracer is None else comm.tracer.of(self.bare, self._kept.name)
-        return Channel(Recorded(self.comm, comm.counts, tracer), self._kept)
+        found = Channel(Recorded(self.comm, comm.counts, tracer), self._kept)
+        if self.comm is self.bare:
+            self._kept.seen = (comm, found)
+        return found
 
     @property
     def events(self) -> Events | None:

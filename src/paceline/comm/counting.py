@@ -104,8 +104,8 @@ class MessageCount:
     messages: int = 0
     bytes: int = 0
 
-    def add(self, nbytes: int) -> None:
-        self.messages += 1
+    def add(self, nbytes: int, messages: int = 1) -> None:
+        self.messages += messages
         self.bytes += nbytes
 
 

@@ -59,6 +59,10 @@ class Operation:
     def __call__(self, a: Array, b: Array, out: Array) -> None:
         self._call(a, b, out)
 
+    def compute(self, a: Array, b: Array, out: Array) -> None:
+        """Do the same off the simulator's clock."""
+        self._call(a, b, out)
+
     def onto_sent(self, a: Array, b: Array, out: Array) -> None:
         """Do the same if another rank of this node has just read `out`.
 
@@ -124,7 +128,7 @@ class Charged(Operation):
 
     def __init__(self, inner: Operation, work: Callable[[str, float], object], *, time_only: bool) -> None:
         super().__init__(_nothing if time_only else inner._call, inner.ufunc)
-        self._inner, self._work, self._time_only = inner, work, time_only
+        self._inner, self._work, self.time_only = inner, work, time_only
 
     def __call__(self, a: Array, b: Array, out: Array) -> None:
         self._call(a, b, out)
@@ -135,12 +139,12 @@ class Charged(Operation):
         self._work("recombine", out.nbytes)
 
     def over(self, rows: Array, out: Array) -> None:
-        if not self._time_only:
+        if not self.time_only:
             self._inner.over(rows, out)
         self._work("sum", rows.nbytes)
 
     def seen_as(self, dtype: np.dtype[Any]) -> Operation:
-        return Charged(self._inner.seen_as(dtype), self._work, time_only=self._time_only)
+        return Charged(self._inner.seen_as(dtype), self._work, time_only=self.time_only)
 
 
 def _nothing(a: Array, b: Array, out: Array) -> None:

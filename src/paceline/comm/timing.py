@@ -119,7 +119,8 @@ class Waiting:
         call = getattr(self._comm, name)
         if name not in EXCHANGES and name not in WAITS:
             return call
-        return _timing(self._watch, call, waits=True)
+        made = self.__dict__[name] = _timing(self._watch, call, waits=True)
+        return made
 
 
 class Around:

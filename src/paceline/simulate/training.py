@@ -174,6 +174,7 @@ class Simulation:
                 strict=not is_ours(self.parts.strategy),
                 rendezvous=self.options.rendezvous,
                 carries=carried if self.time_only else None,
+                collectives_only=self._sends_no_messages(),
             )
         except RankFailed as failed:
             if isinstance(failed.error, UsageError) or not isinstance(failed.error, Exception):
@@ -187,6 +188,11 @@ class Simulation:
         if fitted is None:
             raise SimulationError("no rank that has the results lived to the end")
         return fitted
+
+    def _sends_no_messages(self) -> bool:
+        """Return True if the ranks are known to send no messages except in collectives that all of them call."""
+        strategy = self.parts.strategy
+        return is_ours(strategy) and isinstance(strategy, Strategy) and not strategy.sends_messages()
 
     def folder(self) -> Path | None:
         """Return the run's folder, created when the first rank asks: by then nothing can be refused any more."""

@@ -81,6 +81,10 @@ class Strategy(ABC):
 
     # ---- description
 
+    def sends_messages(self) -> bool:
+        """Return True if its ranks send messages of their own, and not only in collectives that all of them call."""
+        return True
+
     def role(self, rank: int, ranks: int) -> str:
         """Return the role of a rank if roles differ: "worker" if it computes gradients, otherwise another word."""
         return ""

@@ -83,6 +83,9 @@ class LocalSgd(OnOwnData):
             return []
         return [Change(options={"every": amount}, why=why[trouble])]
 
+    def sends_messages(self) -> bool:
+        return False
+
     def train(self, me: Worker) -> None:
         me.broadcast()  # x the same on every rank
         mean, turns = me.mean(self.allreduce), (me.last_epoch + 1) * me.shares.own_turns

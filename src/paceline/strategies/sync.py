@@ -85,6 +85,9 @@ class Sync(Strategy):
             )
         return size
 
+    def sends_messages(self) -> bool:
+        return self.overlap or self.compress != "none"
+
     def even_pieces(self) -> bool:
         return not self.balance
 

@@ -37,6 +37,9 @@ class WeightAverage(OnOwnData):
     def __post_init__(self) -> None:
         check_collective(self.allreduce)
 
+    def sends_messages(self) -> bool:
+        return False
+
     def train(self, me: Worker) -> None:
         me.broadcast()  # x_1 = … = x_p
         x, mean = me.model.x, me.mean(self.allreduce)

@@ -504,7 +504,8 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
     place.follow(me, strategy, folder)
     if place.losses and rank == 0 and not place.simulated:
         me.findings["failures"][-1]["seconds"] = time.time() - place.losses[-1].noticed
-    begin = time.perf_counter(), seconds_without_core()
+    lost = seconds_without_core if not place.simulated else float  # simulated ranks are one process
+    begin = time.perf_counter(), lost()
     try:
         with (
             place.stoppable(me),
@@ -525,7 +526,7 @@ def train_at(place: RankEnvironment, job: Job, progress: Show | None) -> Fitted:
         raise
     me.end_training()
     _remark(me)
-    took, without_core = time.perf_counter() - begin[0], seconds_without_core() - begin[1]
+    took, without_core = time.perf_counter() - begin[0], lost() - begin[1]
     traffic = (0, 0) if counted is None else (counted.counts.bytes, counted.counts.messages)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # of a model that has diverged
         tested = me.test()

@@ -38,6 +38,7 @@ from paceline.vmpi.requests import (
     fill_status,
     receive_into,
 )
+from paceline.vmpi.rounds import evaluate
 from paceline.vmpi.windows import WindowCalls
 
 # Calling `__init__` on a new object is faster than calling its class, which leaves the interpreter's loop.
@@ -573,6 +574,8 @@ class PointToPoint(Probing):
         self, buf: Any, dest: int, tag: int = 0, name: str = "Isend", synchronous: bool = False
     ) -> Request:
         kernel, me = self.kernel, self.me
+        if kernel.gathering is not None:
+            kernel.let_earlier_go(me)
         if not 0 <= dest < self.reach:
             return self._nothing(dest, name)
         if tag < 0:
@@ -751,6 +754,13 @@ class PointToPoint(Probing):
         if compute is not None:
             seconds = compute.seconds(kind, amount, me.number) * me.slow
             me.t = me.t + seconds if me.pace is None else me.pace(me.t, seconds)
+
+    def Evaluate(self, whole: Any, send: Any, recv: Any, op: Any) -> tuple[int, int] | None:
+        """Take part in a collective that is evaluated for all ranks at once.
+
+        Return the bytes and messages that this rank has sent in it; None if it has to send them itself.
+        """
+        return evaluate(self, whole, send, recv, op)
 
     def Pass(self) -> None:
         """Let ranks with an earlier clock run first; call this before accessing memory that ranks share."""

@@ -168,6 +168,7 @@ class RankCompute:
         self._cores = compute.cores
         self._slow, self._sigma, self._pauses = dict(compute.slow), compute.jitter, compute.pauses
         self._spread = compute.spread
+        self.slow, self.pauses = self._slow, self._pauses is not None
         self._steady = not (self._slow or self._sigma or self._pauses)
         ranks = len(node) if self._sigma or self._pauses else 0
         self._drawn = [_mixed(_mixed(seed) + 2 * rank) for rank in range(ranks)]
@@ -191,6 +192,11 @@ class RankCompute:
                 self._until[rank] += self._next_pause(rank)
                 seconds += self._pauses[1]
         return seconds
+
+    def plain_seconds(self, kind: str, amount: float) -> float:
+        """Return the seconds of a pass over memory on a rank like the first one that nothing slows down."""
+        found = self._known[0].get((kind, amount))
+        return (self._find(kind, amount, 0) if found is None else found)[0]
 
     def _find(self, kind: str, amount: float, rank: int) -> tuple[float, float]:
         """Return the seconds of the work and the sigma of its variation."""

@@ -168,6 +168,10 @@ class CommState:
         """True for the communicators of the world and of each rank itself, which are never freed."""
         self.calls = [0] * len(members)
         """The collective calls that each member has made."""
+        self.evaluations = [0] * len(members)
+        """The collectives, evaluated for all ranks at once, that each member has called."""
+        self.gatherings: dict[int, Any] = {}
+        """Those that some members have not called yet."""
         self.own: dict[int, OwnState] = {}
         """What a member has set on its communicator; most never do."""
         kernel.states[self.context] = self
@@ -184,6 +188,11 @@ class CommState:
         if self.groups is None:
             return self.members[dest]
         return int(self.groups[number in self.groups[0]][dest])
+
+    @cached_property
+    def is_world(self) -> bool:
+        """True if the members are all ranks, in their order."""
+        return self.groups is None and list(self.members) == list(range(len(self.kernel.ranks)))
 
     @cached_property
     def node_of(self) -> tuple[int, ...]:
@@ -336,6 +345,8 @@ def meet(
         left_out = CollectiveRequest(rank, name, None)
         left_out.done = True
         return left_out
+    if kernel.gathering is not None:
+        kernel.let_earlier_go(rank)
     request = CollectiveRequest(rank, name, take)
     place = comm.place
     call = state.calls[place]

@@ -127,6 +127,7 @@ class Rank:
         "alive",
         "behind",
         "doing",
+        "drained",
         "empty_polls",
         "error",
         "greenlet",
@@ -159,6 +160,8 @@ class Rank:
         """The costs of messages inside the node, by bytes: see `Wires`."""
         self.t = 0.0
         self.inbox: list[tuple[float, int, Any]] = []
+        self.drained = -1.0
+        """The arrival time up to which the rank has taken in what arrived."""
         self.waiting = False
         self.wake = inf
         self.version = 0
@@ -226,6 +229,16 @@ class Kernel:
         self.forming: Any = None
         """Communicators that some of the ranks are creating (`paceline.vmpi.groups.Forming`)."""
         self.special = special_numbers()
+        self.evaluates = False
+        """True if collectives may be evaluated for all ranks at once: see `paceline.vmpi.rounds`."""
+        self.collectives_only = False
+        """True if the ranks send no messages except in collectives that all of them call."""
+        self.gathering: Any = None
+        """The collective that holds ranks until all have called it (`paceline.vmpi.rounds.Gathering`)."""
+        self.evaluated = 0
+        """Messages of collectives that were evaluated."""
+        self.reserved: list[float] = []
+        """When the card of each rank was last reserved by a message to it, in collectives that were evaluated."""
         self.at_step: Callable[[Rank], None] | None = None
         """Called for every step that a rank begins."""
         self.shared: dict[str, Any] = {}
@@ -289,7 +302,9 @@ class Kernel:
     def _next(self, entry: tuple[float, float, int, int] | None = None) -> Rank | None:
         """Return the rank that runs next, with its clock set, or None. `entry`: an entry already taken off the heap."""
         heap, ranks = self.heap, self.ranks
-        while entry is not None or heap:
+        while entry is not None or heap or self.gathering is not None:
+            if entry is None and not heap:
+                self.gathering.release()  # nobody else will call
             time, _, number, version = heappop(heap) if entry is None else entry
             entry = None
             rank = ranks[number]
@@ -317,7 +332,8 @@ class Kernel:
                     at = rank.t
                 if not heap or heap[0][0] >= at:
                     rank.t = at
-                    heappop(inbox)[2].arrive(rank)
+                    rank.drained, _, thing = heappop(inbox)
+                    thing.arrive(rank)
                     continue
                 rank.version = version = rank.version + 1
                 rank.wake = at
@@ -344,7 +360,8 @@ class Kernel:
                 (self.hub if following is None else following.greenlet).switch()
                 rank.waiting = False
             if inbox and inbox[0][0] <= rank.t:
-                heappop(inbox)[2].arrive(rank)
+                rank.drained, _, thing = heappop(inbox)
+                thing.arrive(rank)
 
     def progress(self, rank: Rank) -> None:
         """Wait for the next thing to arrive for a rank, and take it in."""
@@ -355,7 +372,8 @@ class Kernel:
             at = max(inbox[0][0], rank.t)
             if not heap or heap[0][0] >= at:
                 rank.t = at
-                heappop(inbox)[2].arrive(rank)
+                rank.drained, _, thing = heappop(inbox)
+                thing.arrive(rank)
                 return
         else:
             at = inf
@@ -363,7 +381,8 @@ class Kernel:
         self.sleep(rank, at)
         rank.waiting = False
         if inbox and inbox[0][0] <= rank.t:
-            heappop(inbox)[2].arrive(rank)
+            rank.drained, _, thing = heappop(inbox)
+            thing.arrive(rank)
 
     def sleep(self, rank: Rank, until: float) -> None:
         """Let other ranks run; return at `until`, or when something arrives for this rank while it is waiting."""
@@ -371,10 +390,12 @@ class Kernel:
         rank.version += 1
         if until < inf:
             heappush(self.heap, (until, self.tie(), rank.number, rank.version))
-        self._switch(rank)
+        self.switch(rank)
 
     def let_earlier_go(self, rank: Rank) -> None:
-        """Let every rank whose clock is earlier run first."""
+        """Let every rank whose clock is earlier run first, also those that a collective holds."""
+        if self.gathering is not None:
+            self.gathering.release()
         heap = self.heap
         if rank.behind or (heap and heap[0][0] < rank.t):
             rank.behind = False
@@ -396,15 +417,15 @@ class Kernel:
                 heapify(heap)
             self._earliest = rank
             heappush(heap, (rank.t, AT_ONCE, rank.number, rank.version))
-        self._switch(rank)
+        self.switch(rank)
         if rank is self._earliest:
             for place, other in enumerate(began):
                 heappush(heap, (AT_ONCE, place, other.number, other.version))
             began.clear()
             self._earliest = None
-            self._switch(rank)
+            self.switch(rank)
 
-    def _switch(self, rank: Rank) -> None:
+    def switch(self, rank: Rank) -> None:
         """Let the next rank run, which may be this one."""
         following = self._next()
         if following is not rank:
@@ -418,6 +439,7 @@ class Kernel:
         inbox = rank.inbox
         while inbox and inbox[0][0] <= rank.t:
             heappop(inbox)[2].arrive(rank)
+        rank.drained = rank.t
 
     def advance(self, rank: Rank, *, waits: bool) -> None:
         """Let a call of a rank advance its non-blocking collectives; `waits`: it stays in the call."""

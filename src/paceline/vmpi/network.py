@@ -637,6 +637,9 @@ class _Price(NamedTuple):
     working: float
 
 
+Gaps = dict[int, list[tuple[float, float]]]
+
+
 class Wires:
     """A network in use by one run: when messages are sent, arrive and are taken, and when each card is free."""
 
@@ -648,12 +651,12 @@ class Wires:
         self.post, self.poll = node.post, node.poll
         self._network, self._node = network, node
         self.needs_calls = network.needs_calls
-        self._latency, self._overhead = network.latency, network.overhead
-        self._per_byte, self._per_copied = 1 / network.bandwidth, 1 / network.copy_bandwidth
+        self.latency, self.overhead = network.latency, network.overhead
+        self.per_byte, self.per_copied = 1 / network.bandwidth, 1 / network.copy_bandwidth
         # What a message takes longer than its card is held, for each byte; until when the connection of two ranks is busy.
-        self._per_streamed = max(0.0, 1 / network.stream - self._per_byte)
+        self._per_streamed = max(0.0, 1 / network.stream - self.per_byte)
         self._streams: dict[tuple[int, int], float] = {}
-        self._limit, self.limit_inside = network.eager_limit, node.eager_limit
+        self.limit, self.limit_inside = network.eager_limit, node.eager_limit
         count = network.nodes(ranks) if ranks else 0
         self._on_node = [0] * count
         place = []  # of each rank in its node
@@ -700,6 +703,22 @@ class Wires:
         self._groups: dict[int, _Group] = {}
         self._collectives: dict[tuple[str, int, int, int, int], _Price] = {}
 
+    @property
+    def is_one_node(self) -> bool:
+        """True if all ranks are on one node, where every message costs the same between any two of them."""
+        return self.uniform and len(self._on_node) == 1
+
+    @property
+    def has_own_cards(self) -> bool:
+        """True if each rank has a node and a card for itself, and nothing else delays a message."""
+        alone = len(self._on_node) == len(self._card) and self._card == list(range(len(self._card)))
+        return alone and not self._sigma and not self._per_streamed and len(self._up) == 1
+
+    @property
+    def directions(self) -> tuple[tuple[list[float], Gaps], tuple[list[float], Gaps]]:
+        """When each card is free to send and to receive, and the gaps before."""
+        return (self._out, self._gaps_out), (self._in, self._gaps_in)
+
     def contended(self, source: int, dest: int) -> bool:
         """Return True if the message goes through a card, which other ranks may need at the same time."""
         return self.node[source] != self.node[dest]
@@ -707,7 +726,7 @@ class Wires:
     def eager(self, source: int, dest: int, nbytes: int) -> bool:
         """Return True if the message is sent before the receiver asks for it."""
         inside = self.node[source] == self.node[dest]
-        return nbytes <= (self.limit_inside if inside else self._limit)
+        return nbytes <= (self.limit_inside if inside else self.limit)
 
     def send(
         self, source: int, dest: int, nbytes: int, now: float, eager: bool
@@ -729,12 +748,12 @@ class Wires:
             if self._socket[source] != self._socket[dest]:
                 flight, taking = self._cross_sockets(nbytes if eager else 0, flight, taking)
             return free, free + flight, taking
-        latency = self._latency * self._draw(0.0, self._sigma) if self._sigma else self._latency
+        latency = self.latency * self._draw(0.0, self._sigma) if self._sigma else self.latency
         if not eager:
-            free = now + self._overhead
+            free = now + self.overhead
             return free, free + latency, 0.0
         copying, first, passing = self._parts(nbytes)
-        ready = now + self._overhead + first
+        ready = now + self.overhead + first
         if self._per_streamed:
             ready = self._stream(source, dest, ready, nbytes)
         # Through both cards at once, if they are free: the first byte arrives after the latency.
@@ -747,7 +766,7 @@ class Wires:
         there = _reserve(self._in, self._gaps_in, self._card[dest], leaves + latency, passing, now, late)
         passing += nbytes * self._per_streamed
         comes = there + first + (passing - copying if passing > copying else 0.0)
-        return now + self._overhead + copying, comes, self._overhead + copying
+        return now + self.overhead + copying, comes, self.overhead + copying
 
     def fetch(self, source: int, dest: int, nbytes: int, now: float) -> tuple[float, float, float]:
         """Return when the data of an announced message arrive, the receiver's own time, and when the sender is released."""
@@ -762,9 +781,9 @@ class Wires:
             if self._socket[source] != self._socket[dest]:
                 flight, taking = self._cross_sockets(nbytes, flight, taking)
             return now, taking, now + taking + flight
-        latency = self._latency * self._draw(0.0, self._sigma) if self._sigma else self._latency
+        latency = self.latency * self._draw(0.0, self._sigma) if self._sigma else self.latency
         copying, first, passing = self._parts(nbytes)
-        ready = now + self._overhead + latency + self._overhead + first  # the request has reached the sender
+        ready = now + self.overhead + latency + self.overhead + first  # the request has reached the sender
         if self._per_streamed:
             ready = self._stream(source, dest, ready, nbytes)
         leaves = _reserve(self._out, self._gaps_out, self._card[source], ready, passing, now, True)
@@ -773,7 +792,7 @@ class Wires:
         there = _reserve(self._in, self._gaps_in, self._card[dest], leaves + latency, passing, now, True)
         passing += nbytes * self._per_streamed
         comes = there + first + (passing - copying if passing > copying else 0.0)
-        return comes, self._overhead + copying, leaves + passing
+        return comes, self.overhead + copying, leaves + passing
 
     def _stream(self, source: int, dest: int, ready: float, nbytes: int) -> float:
         """Return when a message can begin to pass the connection of two ranks, after those before it, and reserve it."""
@@ -816,7 +835,7 @@ class Wires:
         Copying and sending or receiving overlap, piece by piece: only the first piece is waited for.
         """
         pieces = nbytes if nbytes < PIECE else PIECE
-        return nbytes * self._per_copied, pieces * self._per_copied, nbytes * self._per_byte
+        return nbytes * self.per_copied, pieces * self.per_copied, nbytes * self.per_byte
 
     def collective(self, name: str, members: Sequence[int], nbytes: int) -> float:
         """Return the seconds of MPI's own collective from the last member's call on, with `nbytes` from each member.
@@ -879,7 +898,7 @@ class Wires:
         key = (name, len(members), group.nodes, group.largest, nbytes)
         found = self._collectives.get(key)
         if found is None:
-            seconds = self._collective(*key, latency=self._latency)
+            seconds = self._collective(*key, latency=self.latency)
             # What remains without latencies: the own time of the ranks and the bytes through the cards.
             working = min(seconds, self._collective(*key, latency=None))
             found = self._collectives[key] = _Price(seconds, working)
@@ -908,10 +927,10 @@ class Wires:
             n: float, rate: float = network.cards * network.bandwidth / network.oversubscription
         ) -> float:
             copying, first, _ = self._parts(int(n))
-            asked = 0.0 if n <= self._limit else 2 * (latency + self._overhead)
+            asked = 0.0 if n <= self.limit else 2 * (latency + self.overhead)
             return (
                 costs.post
-                + 2 * (self._overhead + first)
+                + 2 * (self.overhead + first)
                 + latency
                 + asked
                 + max(n / min(rate, network.stream), copying)
@@ -934,7 +953,7 @@ class Wires:
             return found * min(1.0, like.at(n, ranks) / collective_seconds("Allreduce", ranks, n, steps))
 
         if network.uses_nccl:
-            hop = NCCL_HOP * flights + latency + 2 * self._overhead
+            hop = NCCL_HOP * flights + latency + 2 * self.overhead
             rate = network.cards * min(network.bandwidth, network.stream, network.copy_bandwidth)
             slope = costs.link.take.at(1 << 24, 1) - costs.link.take.at(0, 1)
             found = nccl_seconds(

@@ -30,6 +30,7 @@ from paceline.vmpi.errors import Aborted
 from paceline.vmpi.groups import CommState
 from paceline.vmpi.kernel import Kernel
 from paceline.vmpi.network import Network, parse_network
+from paceline.vmpi.rounds import can_evaluate
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ def run(
     strict: bool = True,
     rendezvous: bool = False,
     carries: Callable[[str, int], bool] | None = None,
+    collectives_only: bool = False,
 ) -> Outcome:
     """Run `function(comm, *arguments)` on `ranks` simulated ranks of this one process, in virtual time.
 
@@ -72,6 +74,8 @@ def run(
     `faults`: see `paceline.vmpi.faults`. `strict`: changed buffers, mismatched types and anything left over at the end
     are errors. `rendezvous`: no message is buffered, so a program that relies on buffering ends in a Deadlock.
     `carries`: for simulating time only; decides which messages carry their contents, by kind ("f4") and bytes.
+    `collectives_only`: ranks send no messages except in collectives that all of them call, so that more of these can be
+    evaluated for all ranks at once (`paceline.vmpi.rounds`); times are the same.
 
     >>> import numpy as np
     >>> def ring(comm):
@@ -100,6 +104,8 @@ def run(
     kernel = Kernel(ranks, wires, computing, seed=seed, strict=strict, rendezvous=rendezvous, carries=carries)
     for fault in faults:
         fault.prepare(kernel)
+    kernel.collectives_only = collectives_only
+    kernel.evaluates = kernel.faults is None and can_evaluate(kernel)
     world = CommState(kernel, range(ranks), "MPI_COMM_WORLD")
 
     def body(rank: int) -> Callable[[], Any]:

@@ -7,6 +7,7 @@ import numbers
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -174,8 +175,14 @@ def samples_for(
         return
     stop = len(split) if stop is None else stop
     for first in range(start, stop, size):
-        count, zero = min(size, stop - first), model.x.dtype.type(0)
-        yield np.broadcast_to(zero, (count, *split.shape)), np.broadcast_to(zero, (count, *split.label_shape))
+        count, dtype = min(size, stop - first), model.x.dtype
+        yield _zeros((count, *split.shape), dtype), _zeros((count, *split.label_shape), dtype)
+
+
+@lru_cache(maxsize=64)
+def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return zeros that take no memory and cannot be written."""
+    return np.broadcast_to(dtype.type(0), shape)
 
 
 def iterate_scores(

@@ -1,0 +1,491 @@
+"""Collectives whose messages are evaluated for all ranks at once, round by round, instead of one by one.
+
+    the first ranks to call are held; the last one evaluates the rounds for all, and every rank goes on at its own time
+    a round is a few operations on arrays with an element for each rank: clocks, cards, arrival times
+
+The result is that of sending the messages one by one, bit for bit, or there is none: wherever the order of events is not
+clear from the rounds alone, and as soon as a rank that has not called sends something else, the ranks that are held go on
+at the time of their call and send their messages.
+
+What makes the order clear: all ranks of the run take part, and either share one node, or each has a card for itself. A
+message that arrives while its receiver waits for an earlier one is taken at once by the receive that follows; `drained` is
+the arrival time up to which a rank has looked.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from math import inf
+from typing import Any, NamedTuple
+
+import numpy as np
+from greenlet import getcurrent
+from numpy.typing import NDArray
+
+from paceline.vmpi.groups import CollectiveRequest
+from paceline.vmpi.kernel import AT_ONCE
+from paceline.vmpi.network import PIECE
+
+Times = NDArray[np.float64]
+Ranks = NDArray[np.intp]
+# Rounds whose arrivals and gaps are remembered: those of earlier ones are over when the first rank leaves.
+REMEMBERED = 64
+# Attempts to find which messages arrive before their receives are posted.
+ATTEMPTS = 50
+
+
+class Unclear(Exception):  # noqa: N818 (handled where it is raised)
+    """The order of events cannot be told from the rounds."""
+
+
+class _Call(NamedTuple):
+    """What one rank gave to the collective."""
+
+    send: Any
+    recv: Any
+
+
+class Gathering:
+    """One collective call of all ranks: those that are held, until the last one calls or any sends something else."""
+
+    def __init__(self, kernel: Any, asked: tuple[Any, ...]) -> None:
+        self.kernel = kernel
+        self.asked = asked
+        self.by_messages = not (_is_quiet(kernel) and _is_independent(kernel, asked))
+        """True if the ranks send their messages."""
+        self.held = False
+        """True if it has held ranks."""
+        self.calls: dict[int, _Call] = {}
+        self.sent: Sequence[tuple[int, int]] = ()
+        """The bytes and messages of every rank, when evaluated."""
+
+    def release(self) -> None:
+        """Let the ranks that are held send their messages, in the order and from the time of their calls on."""
+        kernel = self.kernel
+        kernel.gathering = None
+        self.by_messages = True
+        for place, number in enumerate(self.calls):
+            heappush(kernel.heap, (AT_ONCE, place, number, kernel.ranks[number].version))
+        self.calls = {}
+
+
+def evaluate(comm: Any, whole: Any, send: Any, recv: Any, op: Any) -> tuple[int, int] | None:
+    """Take part in a collective; return the bytes and messages that this rank sent, or None if it has to send them."""
+    kernel, me = comm.kernel, comm.me
+    state, place = comm.state, comm.place
+    if not kernel.evaluates or not state.is_world or getcurrent() is not me.greenlet:
+        return None
+    asked = (whole, recv.size, send is recv, recv.dtype, op.ufunc)
+    number = state.evaluations[place]
+    state.evaluations[place] = number + 1
+    gathering = state.gatherings.get(number)
+    if gathering is None:
+        gathering = state.gatherings[number] = Gathering(kernel, asked)
+        state.gatherings.pop(number - 1, None)  # no rank can be here before all have called the one before
+    if kernel.gathering is not None and (kernel.gathering is not gathering or gathering.asked != asked):
+        kernel.let_earlier_go(me)
+    if gathering.by_messages:
+        if gathering.held:
+            _catch_up(kernel, me)
+        return None
+    gathering.held = True
+    gathering.calls[me.number] = _Call(send, recv)
+    me.version += 1
+    me.wake = inf
+    me.doing = "a collective"
+    if len(gathering.calls) < len(kernel.ranks):
+        kernel.gathering = gathering
+        kernel.switch(me)
+    else:
+        kernel.gathering = None
+        _finish(kernel, gathering, whole, op)
+        kernel.switch(me)
+    if gathering.by_messages:
+        _catch_up(kernel, me)
+        return None
+    sent: tuple[int, int] = gathering.sent[me.number]
+    return sent
+
+
+def _catch_up(kernel: Any, rank: Any) -> None:
+    """Take in what would have arrived in the rank's earlier calls, had no rank been held."""
+    kernel.let_earlier_go(rank)
+    inbox = rank.inbox
+    while inbox and inbox[0][0] < rank.drained:
+        heappop(inbox)[2].arrive(rank)
+
+
+def _is_independent(kernel: Any, asked: tuple[Any, ...]) -> bool:
+    """Return False if ranks that copy long messages at the same time slow each other down."""
+    whole, count, in_place, dtype, _ = asked
+    if not kernel.wires.is_one_node:
+        return True
+    longest = int(np.max(next(whole.rounds(len(kernel.ranks), count, in_place)).elements)) * dtype.itemsize
+    eager = longest <= kernel.wires.limit_inside and not kernel.rendezvous
+    return eager or kernel.wires.inside_costs(0, longest)[2] is None
+
+
+def _is_quiet(kernel: Any) -> bool:
+    """Return True if no messages are on their way; results of collectives may be.
+
+    Unless it is known that ranks send messages only in collectives, none may have been sent by then: ranks that leave an
+    evaluated collective at the same time go on in the order of their numbers, which could decide whose message is first.
+    """
+    if kernel.messages != kernel.evaluated and not kernel.collectives_only:
+        return False
+    for rank in kernel.ranks:
+        if rank.advancing or not rank.alive or rank.greenlet.dead:
+            return False
+        for _, _, thing in rank.inbox:
+            if thing.__class__ is not CollectiveRequest:
+                return False
+    return True
+
+
+def _finish(kernel: Any, gathering: Gathering, whole: Any, op: Any) -> None:
+    """Evaluate the collective, and let all ranks go on; if that is not possible, let them send their messages."""
+    calls, ranks = gathering.calls, kernel.ranks
+    first = calls[0]
+    itemsize = first.recv.itemsize
+    clocks = _Clocks(kernel, itemsize)
+    try:
+        for found in whole.rounds(len(ranks), first.recv.size, first.send is first.recv):
+            clocks.pass_round(found)
+        clocks.finish()
+    except Unclear:
+        gathering.release()
+        return
+    if not op.time_only:
+        out = np.empty_like(first.recv)
+        whole.total([calls[number].send for number in range(len(ranks))], out, op)
+        for call in calls.values():
+            call.recv[...] = out
+    gathering.sent = clocks.commit()
+    heap, tie = kernel.heap, kernel.tie
+    for rank in ranks:
+        heappush(heap, (rank.t, tie(), rank.number, rank.version))
+    gathering.calls = {}
+
+
+def can_evaluate(kernel: Any) -> bool:
+    """Return True if the order of a collective's messages can be clear on the network of a run."""
+    wires, compute = kernel.wires, kernel.compute
+    return (
+        not kernel.strict
+        and len(kernel.ranks) > 1
+        and (wires.is_one_node or wires.has_own_cards)
+        and (compute is None or not compute.pauses)
+    )
+
+
+class _Card:
+    """One direction of every rank's card: see `paceline.vmpi.network`."""
+
+    def __init__(self, free: list[float], gaps: dict[int, list[tuple[float, float]]]) -> None:
+        self.free = np.array(free)
+        self._gaps = gaps
+        self._gap_end = np.full(len(free), -inf)
+        for card, kept in gaps.items():
+            self._gap_end[card] = max((end for _, end in kept), default=-inf)
+        self._new: deque[tuple[Ranks, Times, Times]] = deque()
+        self._forgotten = -inf
+
+    def reserve(self, cards: Ranks, ready: Times, passing: Any, now: Times, early: Any) -> Times:
+        """Reserve cards, all different; return when each message can begin to pass."""
+        begin = self.free[cards]
+        at_once = ready >= begin
+        if not at_once.all():
+            if (~at_once & (ready + passing <= self._gap_end[cards])).any():
+                raise Unclear
+            begins = np.where(at_once, ready, begin)
+        else:
+            begins = ready
+        self.free[cards] = begins + passing
+        gap = (ready > begin) & early
+        if gap.any():
+            where, end = cards[gap], ready[gap]
+            self._gap_end[where] = np.maximum(self._gap_end[where], end)
+            self._new.append((where, np.maximum(begin, now)[gap], end))
+            if len(self._new) > REMEMBERED:
+                self._forgotten = max(self._forgotten, float(self._new.popleft()[2].max()))
+        return begins
+
+    def settle(self, leaving: float) -> None:
+        """Raise Unclear if a gap was forgotten that can still be used after the first rank has left."""
+        if self._forgotten > leaving:
+            raise Unclear
+
+    def commit(self, free: list[float], leaving: float) -> None:
+        free[:] = self.free.tolist()
+        for where, starts, ends in self._new:
+            for card, start, end in zip(where.tolist(), starts.tolist(), ends.tolist(), strict=True):
+                if end > leaving:
+                    self._gaps.setdefault(card, []).append((start, end))
+
+
+class _Clocks:
+    """The clocks of all ranks in one collective, its messages' arrivals, and the cards."""
+
+    def __init__(self, kernel: Any, itemsize: int) -> None:
+        ranks, wires = kernel.ranks, kernel.wires
+        self._kernel, self._wires, self._itemsize = kernel, wires, itemsize
+        self._t = np.array([rank.t for rank in ranks])
+        self._drained = np.array([rank.drained for rank in ranks])
+        self._inside = wires.is_one_node
+        if not self._inside:
+            self._out, self._in = (_Card(*card) for card in wires.directions)
+            self._reserved = np.array(kernel.reserved or [-inf] * len(ranks))
+        self._slow = np.ones(len(ranks))
+        for rank, factor in () if kernel.compute is None else kernel.compute.slow.items():
+            if rank < len(ranks):
+                self._slow[rank] = factor
+        # Messages between the same two ranks keep their order.
+        earlier = [
+            (rank.number * len(ranks) + dest, at)
+            for rank in ranks
+            if rank.latest
+            for dest, at in rank.latest.items()
+            if at > rank.t
+        ]
+        self._pairs = np.array(sorted(earlier)).reshape(-1, 2)
+        self._arrivals: dict[bytes, Times] = {}
+        self._key: tuple[Any, bytes] = (None, b"")
+        self._recent: deque[tuple[Ranks, Ranks, Times]] = deque()
+        self._forgotten = -inf
+        self._eager_event = -inf
+        self._sent = np.zeros((len(ranks), 2), np.int64)
+        self.leaving = -inf
+
+    # ---- one round
+
+    def pass_round(self, found: Any) -> None:
+        """Let every rank receive and send its message of this round, and work."""
+        senders, receivers = found.senders, found.receivers
+        nbytes = found.elements * self._itemsize
+        self._sent[senders, 0] += nbytes
+        self._sent[senders, 1] += 1
+        longest, shortest = np.max(nbytes), np.min(nbytes)
+        wires, kernel = self._wires, self._kernel
+        limit = wires.limit_inside if self._inside else wires.limit
+        eager = not kernel.rendezvous and longest <= limit
+        if not eager and not kernel.rendezvous and shortest <= limit:
+            raise Unclear
+        self._t[receivers] += wires.post
+        step = self._pass_inside if self._inside else self._pass_eager if eager else self._pass_announced
+        released = step(found, senders, receivers, nbytes, eager)
+        if found.works_first:
+            self._work(found, nbytes)
+        if released is not None:
+            self._t[senders] = np.maximum(self._t[senders], released)
+            self._drained[senders] = np.maximum(self._drained[senders], released)
+        if not found.works_first:
+            self._work(found, nbytes)
+
+    def _pass_inside(
+        self, found: Any, senders: Ranks, receivers: Ranks, nbytes: Any, eager: bool
+    ) -> Times | None:
+        """Send messages inside the node."""
+        own, flight, taking = self._costs_inside(nbytes, eager)
+        begin = self._t
+        early = np.zeros(len(receivers), bool)
+        for _ in range(ATTEMPTS):
+            t = begin.copy()
+            _add_where(t, receivers, early, taking)
+            free = t[senders] + own
+            arrives = self._order(senders, receivers, flight + free)
+            before, early = early, self._is_early(found, receivers, arrives)
+            if (before == early).all():
+                break
+        else:
+            raise Unclear
+        self._remember(senders, receivers, arrives)
+        matched = begin[receivers]
+        t[senders] = free
+        waited = np.maximum(t[receivers], arrives)
+        t[receivers] = np.where(early, t[receivers], waited + taking)
+        self._drained[receivers] = np.where(early, self._drained[receivers], arrives)
+        self._t = t
+        if eager:
+            return None
+        released: Times = np.where(early, matched, waited) + taking + flight
+        return released
+
+    def _pass_eager(
+        self, found: Any, senders: Ranks, receivers: Ranks, nbytes: Any, eager: bool
+    ) -> Times | None:
+        """Send messages between nodes, with their data."""
+        wires = self._wires
+        copying, first, passing = self._parts(nbytes)
+        taking = wires.overhead + copying
+        more = np.maximum(passing - copying, 0.0)
+        begin, out, into = self._t, self._out.free, self._in.free
+        early = np.zeros(len(receivers), bool)
+        for _ in range(ATTEMPTS):
+            t = begin.copy()
+            _add_where(t, receivers, early, taking)
+            now = t[senders]
+            ready = now + wires.overhead + first
+            leaves = np.maximum(out[senders], ready)
+            there = np.maximum(into[receivers], leaves + wires.latency)
+            arrives = self._order(senders, receivers, there + first + more)
+            before, early = early, self._is_early(found, receivers, arrives)
+            if (before == early).all():
+                break
+        else:
+            raise Unclear
+        leaves = self._out.reserve(senders, ready, passing, now, False)
+        self._reserve_in(found, receivers, now)
+        self._eager_event = max(self._eager_event, float(now.max()))
+        self._in.reserve(receivers, leaves + wires.latency, passing, now, leaves > ready)
+        self._remember(senders, receivers, arrives)
+        t[senders] = now + wires.overhead + copying
+        t[receivers] = np.where(early, t[receivers], np.maximum(t[receivers], arrives) + taking)
+        self._drained[receivers] = np.where(early, self._drained[receivers], arrives)
+        self._t = t
+        return None
+
+    def _pass_announced(
+        self, found: Any, senders: Ranks, receivers: Ranks, nbytes: Any, eager: bool
+    ) -> Times:
+        """Announce messages to other nodes; the receivers fetch them."""
+        wires, posted = self._wires, self._t[receivers]
+        copying, first, passing = self._parts(nbytes)
+        free = self._t[senders] + wires.overhead
+        arrives = self._order(senders, receivers, free + wires.latency)
+        early = self._is_early(found, receivers, arrives)
+        self._remember(senders, receivers, arrives)
+        self._t[senders] = free
+        sent = self._t[receivers]
+        now = np.where(early, posted, np.maximum(sent, arrives))
+        ready = now + wires.overhead + wires.latency + wires.overhead + first
+        leaves = self._out.reserve(senders, ready, passing, now, True)
+        self._reserve_in(found, receivers, now)
+        there = self._in.reserve(receivers, leaves + wires.latency, passing, now, True)
+        comes = there + first + np.maximum(passing - copying, 0.0)
+        if (comes <= now).any():
+            raise Unclear
+        self._drained[receivers] = np.maximum(self._drained[receivers], comes)
+        self._t[receivers] = np.maximum(sent, comes) + (wires.overhead + copying)
+        released: Times = leaves + passing
+        return released
+
+    def _is_early(self, found: Any, receivers: Ranks, arrives: Times) -> NDArray[np.bool_]:
+        """Return which messages have been looked at when their receives are posted."""
+        drained = self._drained[receivers]
+        if found.senders is not self._key[0] and (arrives == drained).any():
+            raise Unclear  # the message that was sent first comes first
+        early: NDArray[np.bool_] = arrives < drained
+        return early
+
+    def _order(self, senders: Ranks, receivers: Ranks, arrives: Times) -> Times:
+        """Return the arrival times, none before that of an earlier message between the same two ranks."""
+        if len(self._pairs):
+            pairs = (senders * len(self._t) + receivers).astype(float)
+            place = np.minimum(np.searchsorted(self._pairs[:, 0], pairs), len(self._pairs) - 1)
+            known = self._pairs[place, 0] == pairs
+            arrives = np.where(known, np.maximum(arrives, self._pairs[place, 1]), arrives)
+        earlier = self._arrivals.get(self._key_of(senders))
+        return arrives if earlier is None else np.maximum(arrives, earlier)
+
+    def _key_of(self, senders: Ranks) -> bytes:
+        return self._key[1] if senders is self._key[0] else senders.tobytes()
+
+    def _remember(self, senders: Ranks, receivers: Ranks, arrives: Times) -> None:
+        self._key = (senders, self._key_of(senders))
+        self._arrivals[self._key[1]] = arrives
+        self._recent.append((senders, receivers, arrives))
+        if len(self._recent) > REMEMBERED:
+            self._forgotten = max(self._forgotten, float(self._recent.popleft()[2].max()))
+
+    def _reserve_in(self, found: Any, receivers: Ranks, now: Times) -> None:
+        """Raise Unclear unless these messages reserve their receivers' cards after those of earlier rounds."""
+        before = self._reserved[receivers]
+        if (now < before).any() or (found.senders is not self._key[0] and (now == before).any()):
+            raise Unclear
+        self._reserved[receivers] = now
+
+    def _costs_inside(self, nbytes: Any, eager: bool) -> tuple[Any, Any, Any]:
+        def of(n: int) -> tuple[float, float, float]:
+            costs = wires.inside[0].get(n) or wires.inside_costs(0, n)
+            if not eager and costs[2] is not None:
+                raise Unclear  # ranks that copy at the same time slow each other down
+            found: tuple[float, float, float] = costs[0] if eager else costs[1]
+            return found
+
+        wires = self._wires
+        if isinstance(nbytes, int):
+            return of(nbytes)
+        sizes, which = np.unique(nbytes, return_inverse=True)
+        own, flight, taking = np.array([of(n) for n in sizes.tolist()]).T[:, which]
+        return own, flight, taking
+
+    def _parts(self, nbytes: Any) -> tuple[Any, Any, Any]:
+        """Return what `Wires._parts` does, for each message."""
+        wires = self._wires
+        copied = wires.per_copied
+        return nbytes * copied, np.minimum(nbytes, PIECE) * copied, nbytes * wires.per_byte
+
+    def _work(self, found: Any, nbytes: Any) -> None:
+        """Let the receivers do the work of a round."""
+        compute = self._kernel.compute
+        if compute is None:
+            return
+        for kind, messages in found.work:
+            ranks = found.receivers[messages]
+            if len(ranks):
+                if isinstance(nbytes, int):
+                    seconds = compute.plain_seconds(kind, nbytes)
+                else:
+                    sizes, which = np.unique(nbytes[messages], return_inverse=True)
+                    seconds = np.array([compute.plain_seconds(kind, n) for n in sizes.tolist()])[which]
+                self._t[ranks] += seconds * self._slow[ranks]
+
+    # ---- the end
+
+    def finish(self) -> None:
+        """Raise Unclear if a rank could send something else while others are still in the collective."""
+        self.leaving = float(self._t.min())
+        if self._forgotten > self.leaving:
+            raise Unclear
+        latest = self._drained.max()
+        if not self._inside:
+            self._out.settle(self.leaving)
+            self._in.settle(self.leaving)
+            latest = max(latest, self._reserved.max())
+        # An eager message reserves the card of its receiver, which may still be in the collective.
+        if latest > self.leaving and not (
+            self._kernel.collectives_only and self._eager_event <= self.leaving
+        ):
+            raise Unclear
+
+    def commit(self) -> list[tuple[int, int]]:
+        """Set the clocks and cards; return the bytes and messages that every rank has sent."""
+        kernel, leaving = self._kernel, self._t
+        for rank, t, drained in zip(kernel.ranks, leaving.tolist(), self._drained.tolist(), strict=True):
+            rank.t = t
+            rank.drained = drained
+        for senders, receivers, arrives in self._recent:
+            late = arrives > leaving[senders]
+            if late.any():
+                some = zip(
+                    senders[late].tolist(), receivers[late].tolist(), arrives[late].tolist(), strict=True
+                )
+                for sender, receiver, at in some:
+                    kernel.ranks[sender].latest[receiver] = at
+        if not self._inside:
+            for card, (free, _) in zip((self._out, self._in), self._wires.directions, strict=True):
+                card.commit(free, self.leaving)
+            kernel.reserved = self._reserved.tolist()
+        messages = int(self._sent[:, 1].sum())
+        kernel.messages += messages
+        kernel.evaluated += messages
+        kernel.bytes += int(self._sent[:, 0].sum())
+        return [(nbytes, messages) for nbytes, messages in self._sent.tolist()]
+
+
+def _add_where(t: Times, ranks: Ranks, which: NDArray[np.bool_], seconds: Any) -> None:
+    """Let some of these ranks take a message."""
+    if which.any():
+        t[ranks] += np.where(which, seconds, 0.0)
