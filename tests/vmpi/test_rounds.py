@@ -128,8 +128,8 @@ def test_ranks_that_disagree_send_their_messages() -> None:
 def test_training_takes_the_same_time(strategy: str, ends: list[bool]) -> None:
     def train() -> Any:
         return paceline.fit(
-            "mlp:32", "iris", strategy=strategy, on="sim", ranks=12, network="infiniband:eager-limit=0", jitter=0.3, compute=False,
-            epochs=2, batch=8, runs=None, quiet=True,
+            "mlp:32", "iris", strategy=strategy, on="sim", ranks=12, network="infiniband:eager-limit=0", jitter=0.3,
+            compute=False, epochs=2, batch=8, runs=None, quiet=True,
         ).summary()  # fmt: skip
 
     found = train()
