@@ -212,6 +212,57 @@ def test_a_receive_can_be_taken_back() -> None:
 # ---- mistakes
 
 
+def test_parts_must_be_counted_in_whole_numbers() -> None:
+    def program(comm: Any) -> int:
+        whole, room = np.arange(2 * comm.size), np.zeros(2 * comm.size, int)
+        for wrong in ([1.5] * comm.size, np.full(comm.size, 1.5)):
+            with pytest.raises(TypeError, match="whole number"):
+                comm.Alltoallv([whole, wrong], room)
+        comm.Alltoallv([whole, np.full(comm.size, 2)], room)
+        return int(room.sum())
+
+    assert vmpi.run(program, ranks=2).values == [2, 10]
+
+
+def test_a_program_may_initialize_and_finalize_mpi_itself() -> None:
+    def program(comm: Any) -> list[bool]:
+        import mpi4py
+        from mpi4py import MPI
+
+        mpi4py.rc.initialize = False
+        found = [MPI.Is_initialized(), MPI.Is_finalized()]
+        MPI.Init()
+        found += [MPI.Is_initialized(), MPI.Is_finalized()]
+        MPI.Finalize()
+        return [*found, MPI.Is_initialized(), MPI.Is_finalized()]
+
+    import mpi4py
+
+    before = mpi4py.rc.initialize
+    assert vmpi.run(program, ranks=2).values == [[False, False, True, False, True, True]] * 2
+    assert mpi4py.rc.initialize == before
+
+
+def test_memory_of_mpi_is_read_and_written_as_in_mpi4py() -> None:
+    def program(comm: Any) -> bytes:
+        from mpi4py import MPI
+
+        memory = MPI.Alloc_mem(4)
+        memory[1:3] = b"ab"
+        found = memory.tobytes()
+        with pytest.raises(ValueError, match="do not fit"):
+            memory[:] = b"a"
+        with pytest.raises(TypeError, match="read-only"):
+            memory.toreadonly()[0] = 1
+        with pytest.raises(IndexError, match="follow each other"):
+            memory[::2]
+        MPI.Free_mem(memory)
+        assert (memory.address, memory.nbytes, len(memory)) == (0, 0, 0)
+        return found
+
+    assert vmpi.run(program, ranks=1).values == [b"\0ab\0"]
+
+
 def test_a_refused_sendrecv_leaves_no_receive_behind() -> None:
     def program(comm: Any) -> int:
         here, there = np.array([comm.rank]), np.array([-1])
@@ -230,7 +281,7 @@ def test_arrays_of_any_order_and_type_arrive() -> None:
     def program(comm: Any) -> bool:
         whole = np.arange(12.0).reshape(3, 4)
         for sent in (
-            whole, whole[1:], whole.T, whole.astype(">f8"), whole.astype(bool), whole.astype("G"),
+            whole, whole[1:], whole.T, whole.astype(bool), whole.astype("G"),
             np.array(3, np.int16), np.empty(0), whole.astype("V8"),
         ):  # fmt: skip
             got = np.zeros_like(sent)
@@ -240,8 +291,12 @@ def test_arrays_of_any_order_and_type_arrive() -> None:
             assert got.tobytes("A") == sent.tobytes("A")
         with pytest.raises(ValueError, match="contiguous"):
             comm.Isend(whole[:, ::2], comm.rank)
+        with pytest.raises(BufferError, match="other byte order"):
+            comm.Isend(whole.astype(whole.dtype.newbyteorder()), comm.rank)
         whole.flags.writeable = False
         with pytest.raises(ValueError, match="read-only"):
+            comm.Irecv(whole, comm.rank)
+        with pytest.raises(BufferError, match="read-only"):  # as mpi4py calls it
             comm.Irecv(whole, comm.rank)
         return True
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import mpi4py
 import numpy as np
 from greenlet import getcurrent
 
@@ -231,18 +232,25 @@ def get_vendor() -> tuple[str, tuple[int, int, int]]:
 
 
 def Is_initialized() -> bool:
-    return True
+    """Return True, unless the program has set `mpi4py.rc.initialize` to False and this rank has not called Init yet."""
+    if getattr(getcurrent(), "paceline_phase", ""):
+        return True
+    settings = getattr(mpi4py, "rc", None)  # which a program may have deleted
+    return getattr(settings, "initialize", True) is not False
 
 
 def Is_finalized() -> bool:
-    return False
+    return getattr(getcurrent(), "paceline_phase", "") == "finalized"
 
 
 def Init() -> None:
-    """Do nothing: MPI is initialized when a rank starts."""
+    """Note that the rank has called Init: the simulator itself starts when the ranks do."""
+    running: Any = getcurrent()
+    running.paceline_phase = "initialized"
 
 
 def Init_thread(required: int = THREAD_MULTIPLE) -> int:
+    Init()
     return THREAD_MULTIPLE
 
 
@@ -255,7 +263,9 @@ def Is_thread_main() -> bool:
 
 
 def Finalize() -> None:
-    """Do nothing: MPI ends when all ranks have ended."""
+    """Note that the rank has called Finalize: the simulator itself ends when all ranks have ended."""
+    running: Any = getcurrent()
+    running.paceline_phase = "finalized"
 
 
 def Pcontrol(level: int) -> None:
@@ -274,7 +284,8 @@ def Alloc_mem(size: int, info: Any = None) -> buffer:
 
 
 def Free_mem(mem: Any) -> None:
-    """Do nothing: Python frees the memory."""
+    if isinstance(mem, buffer):
+        mem.release()
 
 
 def Get_address(location: Any) -> int:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.vmpi.datatypes import KINDS, Datatype, Layout, find_letter, kind_of, named_layout
+from paceline.vmpi.errors import ReadOnly
 from paceline.vmpi.memory import BottomType, as_bytes, is_bottom, memory_at, raw_memory
 
 
@@ -229,7 +230,7 @@ def _whole(name: str, number: Any) -> int:
     try:
         return number.__index__()  # type: ignore[no-any-return]
     except AttributeError:
-        raise ValueError(f"a {name} must be a whole number; got {number!r}") from None
+        raise TypeError(f"a {name} must be a whole number; got {number!r}") from None
 
 
 class BufferMemory:
@@ -253,7 +254,7 @@ class BufferMemory:
                 self.elements = elements
         self.nbytes = self.view.nbytes
         if writing and self.nbytes and (self.elements or self).view.readonly:
-            raise ValueError("a result cannot be put into a read-only buffer")
+            raise ReadOnly("a result cannot be put into a read-only buffer")
 
     @classmethod
     def of_bytes(cls, memory: NDArray[np.uint8]) -> BufferMemory:
@@ -320,34 +321,42 @@ class RankParts:
     def __init__(self, given: Any, members: int, *, writing: bool, types: bool = False) -> None:
         """Read one of mpi4py's lists; with `types`, every part has its own type, and places are in bytes."""
         data, counts, offsets, layouts = _split_w(given) if types else _split_v(given)
+        if types and is_bottom(data) and (counts is None or offsets is None):
+            raise ValueError("without a buffer, counts and displacements must be given")
         if is_bottom(data) and counts is None:
             counts = [0] * members
         whole = raw_memory(data)
         if writing and whole.readonly and whole.nbytes:
-            raise ValueError("a message cannot be received into a read-only buffer")
+            raise ReadOnly("a message cannot be received into a read-only buffer")
         if not types:
             one = _plain(whole.format, whole.itemsize) if layouts is None else layout_of(layouts)
             units, chosen = one.extent, [one] * members
         else:
             units, chosen = 1, [layout_of(each) for each in layouts]
+        if (
+            types and counts is None and offsets is None
+        ):  # mpi4py's default: one element each, all at the start
+            counts, offsets = [1] * members, [0] * members
         if counts is None:
             counts = _share(whole.nbytes, chosen, members)
         elif not isinstance(counts, (list, tuple)) and np.ndim(counts) == 0:
             counts = [_whole("count", counts)] * members
-        counts = list(map(int, counts))
+        counts = [_whole("count", count) for count in counts]
         if offsets is None:
             lengths = (
                 counts if not types else [n * each.extent for n, each in zip(counts, chosen, strict=True)]
             )
             offsets = _sums(lengths)
         elif not isinstance(offsets, (list, tuple)) and np.ndim(offsets) == 0:
-            offsets = [int(offsets) * rank for rank in range(members)]
+            offsets = [_whole("displacement", offsets) * rank for rank in range(members)]
         if not len(counts) == len(offsets) == len(chosen) == members:
             raise ValueError(
                 f"counts {counts} at {list(offsets)} do not fit {members} ranks and {whole.nbytes} bytes"
             )
         self._layouts = chosen
-        self._places = [(int(at) * units, count) for at, count in zip(offsets, counts, strict=True)]
+        self._places = [
+            (_whole("displacement", at) * units, count) for at, count in zip(offsets, counts, strict=True)
+        ]
         self.kinds = [each.kind for each in chosen]
         if isinstance(data, BottomType):
             whole, base = _at_bottom([(each, *at) for each, at in zip(chosen, self._places, strict=True)])

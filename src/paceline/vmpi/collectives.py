@@ -202,6 +202,8 @@ class Reductions(CollectiveBase):
     ) -> CollectiveRequest:
         into = BufferMemory(recvbuf, writing=True)
         send = into if is_in_place(sendbuf) else BufferMemory(sendbuf, writing=False)
+        if send.nbytes and into.nbytes and send.kind != into.kind:
+            raise ValueError(f"{name} cannot send {send.kind} and receive {into.kind}")
         if counts is None and "block" in name:
             each = block(send, 0, self.size).nbytes
             ends = [each * (rank + 1) for rank in range(self.size)]
@@ -212,6 +214,8 @@ class Reductions(CollectiveBase):
             ends = np.cumsum([int(count) * each for count in counts]).tolist()
         if ends and (len(ends) != self.size or ends[-1] != send.nbytes):
             raise ValueError(f"{name} of {send.nbytes} bytes cannot be cut into {self.size} parts {counts}")
+        if counts is not None and send is not into and int(counts[self.rank]) * each > into.nbytes:
+            raise ValueError(f"{name} of {counts[self.rank]} elements to this rank, into {into.nbytes} bytes")
 
         def finish(given: list[Any]) -> list[Any]:
             whole = combine_all([data for data, _ in given], op, send.kind)

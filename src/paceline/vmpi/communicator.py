@@ -12,7 +12,7 @@ from paceline.vmpi import constants as c
 from paceline.vmpi.buffers import ARRAY, ARRAY_KINDS, memory_of
 from paceline.vmpi.collectives import CollectiveCalls
 from paceline.vmpi.constants import CONGRUENT, IDENT, SIMILAR, UNDEFINED, UNEQUAL
-from paceline.vmpi.errors import Aborted, error_codes, mpi_error
+from paceline.vmpi.errors import Aborted, ReadOnly, error_codes, mpi_error
 from paceline.vmpi.failures import SurvivalCalls
 from paceline.vmpi.groups import CollectiveRequest, CommState, Group, meet
 from paceline.vmpi.handles import Attributes, Handle, constant_name, constants
@@ -26,7 +26,7 @@ from paceline.vmpi.matching import (
     queue_of,
     take_unexpected,
 )
-from paceline.vmpi.memory import BUFFER_AUTOMATIC, buffer
+from paceline.vmpi.memory import BUFFER_AUTOMATIC, Placeholder, buffer, raw_memory
 from paceline.vmpi.objects import ObjectCalls, receive_matched
 from paceline.vmpi.requests import (
     JointRequest,
@@ -495,6 +495,8 @@ class CommManagement(Attributes, Handled):
     # ---- buffers of Bsend, which the simulator does not need
 
     def Attach_buffer(self, buf: Any) -> None:
+        if buf is not None and not isinstance(buf, Placeholder) and raw_memory(buf).readonly:
+            raise ReadOnly("messages cannot be buffered in a read-only buffer")
         self._settings().buffer = buf
 
     def Detach_buffer(self) -> Any:

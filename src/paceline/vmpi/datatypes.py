@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.vmpi import constants as c
-from paceline.vmpi.errors import mpi_error
+from paceline.vmpi.errors import ReadOnly, mpi_error
 from paceline.vmpi.handles import Attributes, constants
-from paceline.vmpi.memory import as_bytes, raw_memory
+from paceline.vmpi.memory import as_bytes, check_byte_order, raw_memory
 
 # Each type of number, whatever C calls it: its kind and size, as NumPy writes them.
 KINDS = {
@@ -767,14 +767,14 @@ def raw_bytes(given: Any, *, writing: bool = False) -> NDArray[np.uint8]:
     """Return the bytes of a buffer, without copying them."""
     view = raw_memory(given)
     if writing and view.readonly:
-        raise ValueError("nothing can be written into a read-only buffer")
+        raise ReadOnly("nothing can be written into a read-only buffer")
     return as_bytes(view)
 
 
 def find_letter(code: str) -> Datatype | None:
     """Return the datatype of a NumPy type, given by its letter or its name; None if there is none."""
     found = _by_letter.get(code)
-    if found is None:
+    if found is None and "\0" not in code:
         try:
             found = _by_letter.get(np.dtype(code).char)
         except TypeError:
@@ -789,7 +789,10 @@ def kind_of(code: str) -> str:
     (True, 'f4', 'f4')
     """
     found = KINDS.get(code)
-    return found if found is not None else KINDS.get(code.lstrip("@=<>!"), code)
+    if found is not None:
+        return found
+    check_byte_order(code[:1])
+    return KINDS.get(code.lstrip("@=<>!"), code)
 
 
 def make_datatypes() -> dict[str, Datatype]:

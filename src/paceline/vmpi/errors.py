@@ -35,6 +35,10 @@ class Unfinished(SimulationError):  # noqa: N818
     """A request was never waited for, or tested until it was done."""
 
 
+class ReadOnly(BufferError, ValueError):  # noqa: N818
+    """A buffer cannot be written."""
+
+
 class Truncated(SimulationError):  # noqa: N818
     """A message is longer than the buffer of its receive."""
 

@@ -380,11 +380,14 @@ def replace_mpi4py(*functions: Callable[..., Any]) -> Iterator[ModuleType]:
     attribute = vars(mpi4py).get("MPI", _MISSING)
     sys.modules[NAME] = module
     mpi4py.MPI = module
+    settings = mpi4py.rc
+    initialize, settings.initialize = settings.initialize, True
     for names, name, _, new in swapped:
         names[name] = new
     try:
         yield module
     finally:
+        settings.initialize = initialize
         for names, name, old, _ in swapped:
             names[name] = old
         if real is None:

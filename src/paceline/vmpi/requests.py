@@ -12,7 +12,7 @@ from greenlet import getcurrent
 from paceline.vmpi.buffers import ARRAY, ARRAY_KINDS, Elements, layout_of, memory_of, poison, write_bytes
 from paceline.vmpi.constants import SUCCESS, UNDEFINED, special_numbers
 from paceline.vmpi.datatypes import Layout
-from paceline.vmpi.errors import BufferChanged, MPIError, find_site, format_site, mpi_error
+from paceline.vmpi.errors import BufferChanged, MPIError, ReadOnly, find_site, format_site, mpi_error
 from paceline.vmpi.handles import Handle, Numbered, call_back, constants, find_constant, numbered
 
 
@@ -115,7 +115,7 @@ class Status(Handle):
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> Any:
-        return Status.f2py, (self.py2f(),)
+        return self.__class__.f2py, (self.py2f(),)
 
 
 def _element(datatype: Any) -> Layout:
@@ -525,7 +525,7 @@ class ReceiveRequest(Request):
             self.view, kind = view, _ = memory_of(buffer)
             self.nbytes = view.nbytes
             if view.readonly and view.nbytes:
-                raise ValueError("a message cannot be received into a read-only buffer")
+                raise ReadOnly("a message cannot be received into a read-only buffer")
         self.kind = kind
         self.rank = rank
         self.name = name
@@ -602,7 +602,7 @@ class ScatteredReceive(ReceiveRequest):
     def __init__(self, rank: Any, name: str, buffer: Any, source: int | None, tag: int | None) -> None:
         self._into = Elements(buffer)
         if self._into.view.readonly and self._into.nbytes:
-            raise ValueError("a message cannot be received into a read-only buffer")
+            raise ReadOnly("a message cannot be received into a read-only buffer")
         super().__init__(rank, name, bytearray(self._into.nbytes), source, tag)
         self.kind = self._into.layout.kind
 
@@ -853,6 +853,11 @@ class _RequestType(type):
     def __instancecheck__(cls, thing: Any) -> bool:
         return type.__instancecheck__(cls, thing) or (
             cls.__module__ == __name__ and isinstance(thing, cls._stands_for)  # type: ignore[attr-defined]
+        )
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return type.__subclasscheck__(cls, kind) or (
+            cls.__module__ == __name__ and issubclass(kind, cls._stands_for)  # type: ignore[attr-defined]
         )
 
 

@@ -22,7 +22,7 @@ from paceline.vmpi import constants as c
 from paceline.vmpi.buffers import Elements, layout_of
 from paceline.vmpi.constants import LOCK_EXCLUSIVE, LOCK_SHARED
 from paceline.vmpi.datatypes import Layout
-from paceline.vmpi.errors import find_site, format_site, mpi_error
+from paceline.vmpi.errors import ReadOnly, find_site, format_site, mpi_error
 from paceline.vmpi.groups import CommState, Group, meet
 from paceline.vmpi.handles import Attributes, constants
 from paceline.vmpi.information import Handled
@@ -337,7 +337,7 @@ class Window(Attributes, Handled):
             return self._clock()
         into = Elements(origin)
         if into.view.readonly and into.nbytes:
-            raise ValueError("nothing can be got into a read-only buffer")
+            raise ReadOnly("nothing can be got into a read-only buffer")
         place = self._target(into, target_rank, target)
         end = self._travel(target_rank, 0, into.nbytes)
         into.write(place.read())
@@ -385,11 +385,15 @@ class Window(Attributes, Handled):
             raise mpi_error("ERR_RMA_SYNC", f"rank {own.comm.rank} accesses rank {rank} outside an epoch")
         displacement, count, datatype = 0, origin.count, None
         if isinstance(target, (list, tuple)):
+            if len(target) > 3:
+                raise ValueError(f"a target is (displacement, count, type); got {len(target)} items")
             given = [*target, None, None, None][:3]
             displacement = 0 if given[0] is None else int(given[0])
             count = origin.count if given[1] is None else int(given[1])
             datatype = given[2]
         elif target is not None:
+            if not hasattr(target, "__int__"):
+                raise ValueError(f"a target is a displacement or a list; got {type(target).__name__}")
             displacement = int(target)
         layout = origin.layout if datatype is None else layout_of(datatype)
         if datatype is not None and isinstance(target, (list, tuple)) and target[1] is None:
