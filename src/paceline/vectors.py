@@ -10,6 +10,8 @@ messages are transferred: the next batch, the number of samples of a rank.
 
 from __future__ import annotations
 
+import mmap
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -254,6 +256,7 @@ def _same_memory(one: Array, other: Array) -> bool:
 
 # ---- memory in time-only simulation
 
+MAP_NORESERVE = 0x4000  # on Linux; Python's own name for it is younger than the Python that is needed here
 # The memory that all ranks of this process share, by its length, for as long as one of them uses it.
 _lent: WeakValueDictionary[int, Array] = WeakValueDictionary()
 
@@ -306,9 +309,24 @@ def shared_memory(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
     return np.lib.stride_tricks.as_strided(one, shape, (0,) * (len(shape) - 1) + (one.itemsize,))
 
 
+def unwritten(nbytes: int) -> Array:
+    """Return bytes whose pages take no memory until they are written: there may be more of them than memory.
+
+    >>> unwritten(10**13)[-1]
+    np.uint8(0)
+    """
+    if sys.platform != "linux":
+        return np.zeros(nbytes, np.uint8)
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    except (OSError, OverflowError) as refused:
+        raise MemoryError(f"{nbytes:,} bytes of address space: {refused}") from None
+    return np.frombuffer(memory, np.uint8)
+
+
 def _common(nbytes: int) -> Array:
     length = 1 << (nbytes - 1).bit_length()
     memory = _lent.get(length)
     if memory is None:
-        memory = _lent[length] = np.zeros(length, np.uint8)
+        memory = _lent[length] = unwritten(length)
     return memory

@@ -89,6 +89,24 @@ def test_layers_and_passes(tmp_path: Path) -> None:
             "the layers have 2 parameters; got parameters = 3",
         ),
         ("batch = ", "is not TOML"),
+        ("", "batch is missing"),
+        ("batch = -1\nseconds = 1", "batch must be a whole number from 1 to 1,000,000,000; got -1"),
+        (f"batch = 1\nseconds = 1{'0' * 400}", "seconds must be a number above 0; got 1000"),
+        (
+            "batch = 1\nsamples_per_second = 1e-200",
+            "a step must take from 1e-09 to 1e+09 seconds; a batch of 1 takes 1e+200",
+        ),
+        ("batch = 1\nseconds = 1e-200", "a batch of 1 takes 1e-200"),
+        ("batch = 8\nseconds = 1\naccumulation = 9", "accumulation must be a whole number from 1 to 8; got 9"),
+        ("batch = 8\n[samples_per_second]", "samples_per_second needs every batch once"),
+        ("batch = 8\n[seconds]\n8 = 1\n08 = 2", "seconds needs every batch once"),
+        ("batch = 8\n[seconds]\n8 = -1", "seconds: 8 must be a number above 0; got -1"),
+        ("batch = 8\n[seconds]\nfast = 1", "seconds must be a number, or a table of numbers by batch; got the key 'fast'"),
+        ("batch = 8\n[seconds]\n4 = 1\n2 = 0.5", "seconds must have the batch of 8; got 2, 4"),
+        (
+            "batch = 8\n[seconds]\n4 = 3\n8 = 1",
+            "seconds: a batch of 8 takes less time than one of 4: 1 s and 3 s",
+        ),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(
@@ -133,6 +151,39 @@ def test_parameter_server_by_hand(tmp_path: Path) -> None:
     network = "10gbe:bandwidth=1GB/s,latency=0,overhead=0,copy-bandwidth=inf"
     rate = _rate(work, network, "parameter-server:bound=0,placement=even", 3)
     assert rate == pytest.approx(200 / (1 + 0.12), rel=0.02)
+
+
+def test_device_is_less_efficient_with_the_small_pieces_of_a_fixed_batch(tmp_path: Path) -> None:
+    """Strong scaling: 64 samples in 0.6 s, 32 in 0.4 s, so that 16 take 0.3 s and 0.2 s are lost to every step."""
+    text = "batch = 64\nparameters = 100\njitter = 0\n[seconds]\n32 = 0.4\n64 = 0.6\n"
+    work = Work.load(_file(tmp_path, text))
+    assert work.samples_per_second == pytest.approx(64 / 0.6)
+    on = work_load(work, Options(network="nvlink"), batch=64)
+    for ranks, seconds in ((1, 0.6), (2, 0.4), (4, 0.3)):
+        candidate = on.candidate("sync:allreduce=native", ranks)
+        timing = candidate.measure(candidate.scenario, candidate.length())
+        assert timing.samples_per_second == pytest.approx(64 / seconds, rel=1e-3)
+
+
+def test_only_the_last_backward_pass_hides_the_exchange(tmp_path: Path) -> None:
+    """Of a second, four passes: 0.75 s without exchange, then a forward pass of 1/12 s and a backward pass of 1/6 s."""
+    text = f"{PLAIN}overlap = true\nbucket = 1\naccumulation = 4\n"
+    work = Work.load(_file(tmp_path, text))
+    assert work.forward == pytest.approx(5 / 6)
+    # The ring takes 0.6 s: 0.6 s of 1.43 s begin at 5/6 s, less than a bucket's time later.
+    network = "10gbe:bandwidth=100MB/s,latency=0,overhead=0,library=nccl"
+    assert _rate(work, network, work.strategy, 4) == pytest.approx(400 / (5 / 6 + 0.6), rel=0.02)
+    whole = Work.load(_file(tmp_path, text.replace("accumulation = 4\n", "")))
+    assert _rate(whole, network, whole.strategy, 4) == pytest.approx(400 / 1.0, rel=0.03)
+
+
+def test_more_parameters_than_memory(tmp_path: Path) -> None:
+    """A trillion parameters of two bytes: 2 TB that nobody writes, for the strategies that exchange all of them."""
+    text = "batch = 1\nseconds = 1000.0\nparameters = 1_000_000_000_000\nelement_bytes = 2\njitter = 0\n"
+    work = Work.load(_file(tmp_path, text))
+    rate = _rate(work, "nvlink", "sync:allreduce=native", 2)
+    assert rate == pytest.approx(2 / (1000 + 2e12 / 120e9), rel=1e-3)
+    assert _rate(work, "nvlink", "sync:allreduce=native,overlap=true,bucket=1000", 2) > rate
 
 
 def test_half_the_bytes_take_half_the_time(tmp_path: Path) -> None:
@@ -188,6 +239,15 @@ def test_every_strategy_is_predicted_or_refused_in_one_line(tmp_path: Path, stra
     shown = curve.points[-1]
     assert shown.ranks == 1 or shown.without
     assert curve.summary.count(". ") >= 1
+
+
+def test_name_with_letters_that_no_font_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = _file(tmp_path, f'name = "réseau 深层"\n{PLAIN}')
+    words = [f"--work={path}", "--ranks=1,2", "--network=10gbe"]
+    assert main(["simulate", "scaling", *words, f"--out={tmp_path / 'out'}"]) == 0
+    said = capsys.readouterr()
+    assert "réseau 深层" in said.out
+    assert not said.err
 
 
 def test_work_has_no_values_to_follow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

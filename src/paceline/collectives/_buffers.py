@@ -159,7 +159,9 @@ def _around(body: Body, send: Array, recv: Array, in_place: bool, own: Channel, 
 def _run(body: Body, source: Array, result: Array, own: Channel, combine: Operation) -> None:
     """Run the body on pieces that MPI can count and types that MPI can send."""
     in_place = source is result
-    if result.dtype.char == "e":  # MPI has no float16: two bytes travel as what they are
+    if (
+        result.dtype.char == "e" and not own.time_only
+    ):  # MPI has no float16: two bytes travel as what they are
         combine = combine.seen_as(result.dtype)
         source, result = source.view(np.uint16), result.view(np.uint16)
     for piece in cut(result.size, -(-result.size // LONGEST)):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
@@ -97,7 +98,9 @@ def settings(salt: str) -> Iterator[None]:
     """Replace matplotlib's settings, including the user's own, by those of these drawings."""
     import matplotlib
 
-    with matplotlib.rc_context():
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # A name may have letters that the font has not: they are drawn as boxes.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(
             {

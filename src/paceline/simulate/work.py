@@ -11,9 +11,9 @@ key, and `benchmarks/published/` has examples.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,6 +28,7 @@ from paceline.machine import Costs, Machine, load_network
 from paceline.models import Model, Ready
 from paceline.simulate.case import Workload
 from paceline.simulate.options import Options
+from paceline.vectors import unwritten
 from paceline.vmpi import Curves, Network
 
 Array = NDArray[Any]
@@ -40,10 +41,14 @@ JITTER = 0.02
 SAMPLES = 1 << 20
 DTYPES = {2: np.float16, 4: np.float32, 8: np.float64}
 MOST_PARAMETERS = 10**12
+LARGEST = 1e300
 KEYS = (
     "name", "source", "batch", "samples_per_second", "seconds", "forward_seconds", "backward_seconds", "parameters",
-    "layers", "element_bytes", "overlap", "bucket", "jitter", "samples", "update_seconds",
+    "layers", "element_bytes", "overlap", "bucket", "accumulation", "jitter", "samples", "update_seconds",
 )  # fmt: skip
+MOST_BATCH = 10**9
+# Seconds of a step, at least and at most.
+SHORTEST, LONGEST = 1e-9, 1e9
 LAYER_KEYS = ("name", "parameters", "share")
 
 
@@ -72,6 +77,8 @@ class Work:
     """Seconds of a step on one device."""
     layers: Sequence[Layer]
     source: str = ""
+    other_batches: Mapping[int, float] = field(default_factory=dict)
+    """Seconds of a step with other batches than `batch`, if they are known; else they take time in proportion."""
     forward: float = FORWARD
     """The part of the seconds before the first gradient is ready."""
     element_bytes: int = 4
@@ -121,8 +128,18 @@ class Work:
         )
 
     def costs(self) -> Costs:
-        """Return the costs of a step: a gradient takes time in proportion to its samples."""
-        work = {"gradient": Curves.of({1: [[self.batch, self.seconds]]})}
+        """Return the costs of a step: a gradient takes time in proportion to its samples, or by the known batches.
+
+        >>> work = Work(name="net", batch=64, seconds=0.7, other_batches={32: 0.4}, layers=[Layer(parameters=10)])
+        >>> [round(work.costs().work["gradient"].at(batch, ranks=1), 3) for batch in (16, 32, 48, 128)]
+        [0.25, 0.4, 0.55, 1.3]
+        """
+        known = sorted({**self.other_batches, self.batch: self.seconds}.items())
+        if len(known) > 1:
+            # Smaller batches than the smallest known: what a step takes without samples, by the first two.
+            (a, low), (b, high) = known[:2]
+            known = [(0, max(0.0, low - a * (high - low) / (b - a))), *known]
+        work = {"gradient": Curves.of({1: known})}
         if self.update_seconds:
             work["update"] = Curves.of({1: [[self.parameters, self.update_seconds]]})
         return Costs(
@@ -180,9 +197,9 @@ class SizeOnly:
     """
 
     def __init__(self, work: Work) -> None:
-        # Pages that are never written take no memory.
-        self.x: Array = np.zeros(work.parameters, DTYPES[work.element_bytes])
-        self.g: Array = np.zeros(work.parameters, DTYPES[work.element_bytes])
+        dtype = np.dtype(DTYPES[work.element_bytes])
+        self.x: Array = unwritten(work.parameters * dtype.itemsize).view(dtype)
+        self.g: Array = unwritten(work.parameters * dtype.itemsize).view(dtype)
         stops = np.cumsum([layer.parameters for layer in work.layers]).tolist()
         self.layers: Sequence[slice] = [slice(a, b) for a, b in zip([0, *stops], stops, strict=False)]
         self.buffers: dict[str, Array] = {}
@@ -227,7 +244,7 @@ class _Reader:
         value = self.values.get(name)
         if value is None:
             return usual
-        right = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        right = isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST < value < LARGEST
         if not right or value < least or (above and value == least):
             raise UsageError(f"{self.where}: {name} must be a number {'above' if above else 'of at least'} {least:g}; "
                              f"got {value!r}")  # fmt: skip
@@ -240,6 +257,19 @@ class _Reader:
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             raise UsageError(f"{self.where}: {name} must be a whole number from 1 to {most:,}; got {value!r}")
         return value
+
+    def by_batch(self, name: str) -> dict[int, float]:
+        """Return the values of a table that has batches as keys."""
+        one = _Reader(f"{self.where}: {name}", self.values[name], list(self.values[name]))
+        for key in one.values:
+            if not (key.isdecimal() and len(key) <= 10 and 1 <= int(key) <= MOST_BATCH):
+                raise UsageError(
+                    f"{one.where} must be a number, or a table of numbers by batch; got the key {key!r}"
+                )
+        found = {int(key): one.number(key) or 0.0 for key in one.values}
+        if len(found) != len(one.values) or not found:
+            raise UsageError(f"{one.where} needs every batch once")
+        return found
 
     def word(self, name: str, usual: str) -> str:
         value = self.values.get(name, usual)
@@ -256,10 +286,17 @@ class _Reader:
 
 def _read(where: str, values: dict[str, Any], stem: str) -> Work:
     told = _Reader(where, values, KEYS)
-    batch = told.whole("batch", most=10**9)
+    batch = told.whole("batch", most=MOST_BATCH)
     if batch is None:
         raise UsageError(f"{where}: batch is missing: the samples that a device computes in a step")
-    seconds, forward = _seconds(told, batch)
+    seconds, forward, others = _seconds(told, batch)
+    for size, each in {**others, batch: seconds}.items():
+        if not SHORTEST <= each <= LONGEST:
+            raise UsageError(
+                f"{where}: a step must take from {SHORTEST:g} to {LONGEST:g} seconds; a batch of {size} takes {each:.3g}"
+            )
+    passes = told.whole("accumulation", 1, most=batch)
+    assert passes is not None
     element_bytes = told.whole("element_bytes", 4)
     if element_bytes not in DTYPES:
         raise UsageError(
@@ -281,31 +318,60 @@ def _read(where: str, values: dict[str, Any], stem: str) -> Work:
     if jitter > 1:
         raise UsageError(f"{where}: jitter must be at most 1; got {jitter:g}")
     return Work(
-        name=told.word("name", stem), source=told.word("source", ""), batch=batch, seconds=seconds, forward=forward,
+        name=told.word("name", stem), source=told.word("source", ""), batch=batch, seconds=seconds, other_batches=others,
+        forward=forward + (1 - forward) * (passes - 1) / passes,  # gradients are sent during the last of the backward passes
         layers=layers, element_bytes=element_bytes, overlap=overlap, bucket=bucket, jitter=jitter, samples=samples,
         update_seconds=update,
     )  # fmt: skip
 
 
-def _seconds(told: _Reader, batch: int) -> tuple[float, float]:
-    """Return the seconds of a step and the part of the forward pass."""
+def _seconds(told: _Reader, batch: int) -> tuple[float, float, dict[int, float]]:
+    """Return the seconds of a step, the part of the forward pass, and the seconds of other batches."""
+    for name in ("samples_per_second", "seconds"):
+        if isinstance(told.values.get(name), dict):
+            return _seconds_by_batch(told, name, batch)
     rate, whole = told.number("samples_per_second"), told.number("seconds")
     forward, backward = told.number("forward_seconds"), told.number("backward_seconds")
-    parts = forward is not None and backward is not None
-    if (forward is None) != (backward is None):
+    _check_once(told)
+    if rate is not None:
+        return batch / rate, FORWARD, {}
+    if whole is not None:
+        return whole, FORWARD, {}
+    assert forward is not None
+    assert backward is not None
+    return forward + backward, forward / (forward + backward), {}
+
+
+def _check_once(told: _Reader) -> None:
+    """Refuse a file that gives the speed of a device twice or not at all."""
+    forward, backward = "forward_seconds" in told.values, "backward_seconds" in told.values
+    if forward != backward:
         raise UsageError(f"{told.where}: forward_seconds and backward_seconds need each other")
-    if (rate is not None) + (whole is not None) + parts != 1:
+    if ("samples_per_second" in told.values) + ("seconds" in told.values) + forward != 1:
         raise UsageError(
             f"{told.where}: give the speed of one device once: samples_per_second, seconds, or forward_seconds and "
             "backward_seconds"
         )
-    if rate is not None:
-        return batch / rate, FORWARD
-    if whole is not None:
-        return whole, FORWARD
-    assert forward is not None
-    assert backward is not None
-    return forward + backward, forward / (forward + backward)
+
+
+def _seconds_by_batch(told: _Reader, name: str, batch: int) -> tuple[float, float, dict[int, float]]:
+    _check_once(told)
+    known = told.by_batch(name)
+    if name == "samples_per_second":
+        known = {size: size / rate for size, rate in known.items()}
+    if batch not in known:
+        raise UsageError(
+            f"{told.where}: {name} must have the batch of {batch}; got {', '.join(map(str, sorted(known)))}"
+        )
+    sizes = sorted(known)
+    for smaller, larger in pairwise(sizes):
+        if known[larger] < known[smaller]:
+            raise UsageError(
+                f"{told.where}: {name}: a batch of {larger} takes less time than one of {smaller}: "
+                f"{known[larger]:.3g} s and {known[smaller]:.3g} s"
+            )
+    seconds = known.pop(batch)
+    return seconds, FORWARD, known
 
 
 def _layers(told: _Reader) -> list[Layer]:

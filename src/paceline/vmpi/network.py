@@ -30,6 +30,8 @@ from paceline.vmpi.compute import Curves
 US, GB = 1e-6, 1e9
 TCP_SHARE = 1448 / 1538  # of a frame on the wire with its gap, what TCP carries at the usual 1500 bytes
 ONE_STREAM = 2.4 * GB
+# The longest time of a message that is taken as meant, and the lowest rate, in bytes per second.
+MOST_SECONDS, LEAST_RATE = 86_400.0, 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,13 +223,15 @@ class Network:
 
     def __post_init__(self) -> None:
         for name in ("latency", "overhead", "jitter", "socket_latency"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UsageError(
-                    f"{_dashed(name)} of {self.name} must be at least 0; got {getattr(self, name)}"
-                )
+            value = getattr(self, name)
+            if not 0 <= value <= MOST_SECONDS:
+                which = "at least 0" if not value > 0 else f"at most {MOST_SECONDS:g}"
+                raise UsageError(f"{_dashed(name)} of {self.name} must be {which}; got {value}")
         for name in ("bandwidth", "copy_bandwidth", "stream", "socket_bandwidth"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{_dashed(name)} of {self.name} must be above 0; got {getattr(self, name)}")
+            value = getattr(self, name)
+            if not value >= LEAST_RATE:
+                which = "above 0" if not value > 0 else f"at least {LEAST_RATE:g} B/s"
+                raise UsageError(f"{_dashed(name)} of {self.name} must be {which}; got {value}")
         if self.eager_limit < 0:
             raise UsageError(f"eager-limit of {self.name} must be at least 0; got {self.eager_limit}")
         for name in WHOLE:
@@ -337,8 +341,10 @@ def presets() -> dict[str, Network]:
     }
     # 98 % of the rate is data with packets of 4096 bytes; osu_latency gives 1.0 to 1.3 us from C, less with each
     # generation. mpi4py adds about half a microsecond at each end.
+    # QDR's 40 Gbit/s are 32 of data. Omni-Path: Birrittella et al., Intel Omni-Path architecture (2015).
     infiniband = {
-        "infiniband-fdr": (1.0 * US, 54.5), "infiniband-edr": (0.9 * US, 100), "infiniband-hdr": (0.8 * US, 200),
+        "infiniband-qdr": (1.3 * US, 32), "infiniband-fdr": (1.0 * US, 54.5), "omnipath": (1.0 * US, 100),
+        "infiniband-edr": (0.9 * US, 100), "infiniband-hdr": (0.8 * US, 200),
         "infiniband-ndr": (0.8 * US, 400), "infiniband": (0.8 * US, 200),
     }  # fmt: skip
     known: dict[str, dict[str, Any]] = {
@@ -417,6 +423,7 @@ UNITS: dict[str, tuple[dict[str, Any], str]] = {
 }
 WHOLE = ("ranks_per_node", "cyclic", "cards", "nodes_per_switch", "sockets", "cores")
 NUMBERS = ("jitter", "oversubscription")
+DIGITS = 20  # of a whole number, fewer than this
 CHOICES: dict[str, tuple[str, ...]] = {
     "inside": tuple(DEVICE_LINKS),
     "library": ("mpi", "nccl"),
@@ -448,12 +455,12 @@ def _value(name: str, field: str, text: str) -> Any:
     if field == "ranks_per_node":
         if text == "all":
             return None
-        if not text.isdecimal():
-            raise UsageError(f"{what} must be a whole number, or all; got {text!r}")
+        if not (text.isdecimal() and len(text) < DIGITS):
+            raise UsageError(f"{what} must be a whole number, or all; got {_shortened(text)!r}")
         return int(text)
     if field in WHOLE:
-        if not text.isdecimal():
-            raise UsageError(f"{what} must be a whole number; got {text!r}")
+        if not (text.isdecimal() and len(text) < DIGITS):
+            raise UsageError(f"{what} must be a whole number; got {_shortened(text)!r}")
         return int(text)
     if field in NUMBERS:
         return _number(what, text)
@@ -472,6 +479,10 @@ def _value(name: str, field: str, text: str) -> Any:
         )
     scale = units.get(unit, 1.0)
     return number / scale if units is TIMES else number * scale
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 2 * DIGITS else f"{text[:DIGITS]}…"
 
 
 def _number(what: str, text: str) -> float:

@@ -272,6 +272,8 @@ def read_ranks(text: str) -> list[int]:
         first, dots, last = (part.strip() for part in word.partition(".."))
         if not first.isdecimal() or (dots and not last.isdecimal()):
             raise UsageError(f"--ranks must be numbers such as 1..1024 or 2,4,6; got {text!r}")
+        if max(len(first), len(last)) > 10:
+            raise UsageError(f"--ranks has a number of {max(len(first), len(last))} digits")
         low, high = int(first), int(last or first)
         if low < 1 or high < low:
             raise UsageError(f"numbers of ranks must rise from at least 1; got {word!r}")
