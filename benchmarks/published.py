@@ -1,10 +1,11 @@
 """Published measurements of distributed training beside the simulator's predictions.
 
-    python benchmarks/published.py [--only T4] [--jitter 0] [--json FILE] [--plot FILE]
+    python benchmarks/published.py [--only T4] [--jitter 0] [--json FILE] [--plot FILE] [--page FILE]
 
 `benchmarks/published/tables.toml` has the measurements with their sources, and the network and strategy of each;
 the files beside it have the work: the size of a network and the speed of one device. docs/published.md says where every
-other figure comes from. Nothing is fitted to the tables. The last line is the median error of all points.
+other figure comes from. Nothing is fitted to the tables. The last line is the median error of all points. Points are
+predicted on all cores at the same time. `--page` writes the points into docs/published.md, between its two marks.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import argparse
 import json
 import statistics
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from where import where
 
@@ -28,6 +31,12 @@ from paceline.simulate.work import Work, work_load
 
 HERE = Path(__file__).parent / "published"
 MESSAGES = 40_000  # about as many are simulated with parameter servers
+STEPS = 2048  # of all ranks together, without parameter servers; a rank takes from 4 to 32
+MARKS = ("<!-- points -->", "<!-- end of points -->")
+COLOURS = {
+    "T1": "#0072B2", "T2": "#D55E00", "T4": "#009E73", "T6": "#CC79A7", "T7": "#E69F00", "T8": "#56B4E9", "T9": "#000000",
+    "T10": "#7A5195", "T11": "#8C564B", "T12": "#17BECF", "A1": "#999933", "A2": "#AA4499",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +97,12 @@ def predict(point: Point, jitter: float | None = None) -> Row:
     work = work if jitter is None else replace(work, jitter=jitter)
     candidate = work_load(work, Options(network=point.network)).candidate(point.strategy, point.ranks)
     workers, masters = candidate.workers, candidate.masters
-    most = workers * max(2, min(8, MESSAGES // (2 * workers * masters))) if masters else None
+    if masters:
+        most = workers * max(2, min(8, MESSAGES // (2 * workers * masters)))
+    elif candidate.whole_batches:
+        most = None
+    else:
+        most = max(4, min(32, STEPS // workers))
     timing = candidate.measure(candidate.scenario, candidate.length(most))
     return Row(**asdict(point), predicted=timing.samples_per_second)
 
@@ -115,34 +129,75 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def _rate(value: float) -> str:
-    return f"{value:,.2f}" if value < 10 else f"{value:,.1f}"
+    return f"{value:,.2f}" if value < 10 else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
+
+
+def page_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the tables of the page: a line for each series, with published and predicted figures and the error."""
+    lines: list[str] = []
+    for table in dict.fromkeys(row["table"] for row in rows):
+        some = [row for row in rows if row["table"] == table]
+        errors = [abs(row["error"]) for row in some]
+        lines += [
+            "",
+            f"**{table}**, {len(some)} points, median error {100 * statistics.median(errors):.1f} %:",
+            "",
+            "| | devices: published, predicted, error |",
+            "|---|---|",
+        ]
+        for name in dict.fromkeys(row["series"] for row in some):
+            cells = [
+                f"{row['label'] or row['devices']}: {_rate(row['published'])}, {_rate(row['predicted'])}, "
+                f"**{100 * row['error']:+.1f} %**"
+                for row in some
+                if row["series"] == name
+            ]
+            lines.append(f"| {name} | {' <br> '.join(cells)} |")
+    return lines[1:]
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Draw every point: predicted against published samples per second."""
-    colours = {"T1": "#0072B2", "T2": "#D55E00", "T4": "#009E73", "T6": "#CC79A7"}
+    """Draw every point: predicted against published samples per second, and their ratio by table."""
     with figures.settings("paceline"):
-        page = blank_page(480, 440, layout="constrained")
-        axes = page.subplots()
+        page = blank_page(900, 440, layout="constrained")
+        axes, beside = page.subplots(1, 2)
         every = [value for row in rows for value in (row.published, row.predicted)]
         ends = [0.7 * min(every), 1.4 * max(every)]
         axes.plot(ends, ends, color=GREY, linewidth=0.8)
-        lines = [[share * end for end in ends] for share in (0.9, 1.1)]
-        axes.fill_between(ends, *lines, color=FAINT, label="within 10 %")
-        for table, colour in colours.items():
+        axes.fill_between(ends, *[[share * end for end in ends] for share in (0.9, 1.1)], color=FAINT)
+        beside.axvspan(0.9, 1.1, color=FAINT)
+        beside.axvline(1, color=GREY, linewidth=0.8)
+        look = {
+            "marker": "o",
+            "linestyle": "",
+            "alpha": 0.8,
+            "markeredgecolor": "white",
+            "markeredgewidth": 0.4,
+        }
+        tables = [table for table in COLOURS if any(row.table == table for row in rows)]
+        for place, table in enumerate(tables):
             some = [row for row in rows if row.table == table]
-            axes.plot(
-                [row.published for row in some], [row.predicted for row in some], "o", markersize=5, alpha=0.9,
-                color=colour, markeredgecolor="white", markeredgewidth=0.5, label=table,
-            )  # fmt: skip
+            rates = [row.published for row in some], [row.predicted for row in some]
+            axes.plot(*rates, color=COLOURS[table], markersize=4.5, **look)
+            # Points of the same table are spread over the height of its line, in their order.
+            heights = [place - 0.3 + 0.6 * (i + 0.5) / len(some) for i in range(len(some))]
+            beside.plot([1 + row.error for row in some], heights, color=COLOURS[table], markersize=4, **look)
         axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
         axes.set_xlabel("published, samples per second")
         axes.set_ylabel("predicted, samples per second")
-        for axis in (axes.xaxis, axes.yaxis):
+        beside.set(
+            xscale="log", xlabel="predicted / published; grey: within 10 %", ylim=(len(tables) - 0.4, -0.6)
+        )
+        beside.set_xticks([0.75, 0.9, 1, 1.1, 1.5, 2, 4], minor=False)
+        beside.set_xticks([], minor=True)
+        medians = [median_error([row for row in rows if row.table == table]) for table in tables]
+        beside.set_yticks(range(len(tables)), [f"{t}  {m:.1%}" for t, m in zip(tables, medians, strict=True)])
+        beside.set_ylabel("table and its median error")
+        for axis in (axes.xaxis, axes.yaxis, beside.xaxis):
             axis.set_major_formatter(lambda value, _: f"{value:,g}")
-        axes.set_title("Published measurements and predictions of them", fontsize=11)
-        axes.legend(fontsize=8, frameon=False, loc="upper left")
-        axes.spines[["top", "right"]].set_visible(False)
+        page.suptitle(f"{len(rows)} published measurements and predictions of them", fontsize=11)
+        for each in (axes, beside):
+            each.spines[["top", "right"]].set_visible(False)
         figures.save_page(page, path)
 
 
@@ -156,18 +211,33 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--page", type=Path)
     args = parser.parse_args()
     wanted = args.only.split(",") if args.only else None
     points = [point for point in load_points() if wanted is None or point.table in wanted]
-    rows = [predict(point, args.jitter) for point in points]
+    with ProcessPoolExecutor() as pool:
+        # The longest first, so that no core is left with one of them at the end.
+        longest = sorted(range(len(points)), key=lambda i: points[i].ranks, reverse=True)
+        found = dict(
+            zip(
+                longest,
+                pool.map(partial(predict, jitter=args.jitter), [points[i] for i in longest]),
+                strict=True,
+            )
+        )
+    rows = [found[i] for i in range(len(points))]
     show(rows)
+    told = [{**asdict(row), "error": row.error} for row in rows]
     if args.json:
-        told = [{**asdict(row), "error": row.error} for row in rows]
         args.json.write_text(
             json.dumps({**where(), "median_error": median_error(rows), "points": told}, indent=1) + "\n"
         )
     if args.plot:
         plot(rows, args.plot)
+    if args.page:
+        before, _, rest = args.page.read_text().partition(MARKS[0])
+        after = rest.partition(MARKS[1])[2]
+        args.page.write_text("\n".join([before + MARKS[0], "", *page_lines(told), "", MARKS[1] + after]))
     print(f"median error {100 * median_error(rows):.1f} %")
 
 

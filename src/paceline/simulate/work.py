@@ -319,7 +319,7 @@ def _read(where: str, values: dict[str, Any], stem: str) -> Work:
         raise UsageError(f"{where}: jitter must be at most 1; got {jitter:g}")
     return Work(
         name=told.word("name", stem), source=told.word("source", ""), batch=batch, seconds=seconds, other_batches=others,
-        forward=forward + (1 - forward) * (passes - 1) / passes,  # gradients are sent during the last of the backward passes
+        forward=forward + (1 - forward) * (passes - 1) / passes,  # gradients are sent during the last backward pass
         layers=layers, element_bytes=element_bytes, overlap=overlap, bucket=bucket, jitter=jitter, samples=samples,
         update_seconds=update,
     )  # fmt: skip
