@@ -1,6 +1,7 @@
 """How much faster really trained simulated ranks are on several cores.
 
     python benchmarks/together.py [--threads 1,2,4,8,16] [--cases mlp-256,cnn] [--repeat 3] [--limit 600] [--json FILE]
+    python benchmarks/together.py --curve [--jobs 16,1] [--draws 3160] [--ranks 1..256] [--limit 600] [--json FILE]
 
 Each run is a process of its own, on as many cores as it may have threads: 64 simulated ranks (and one master for
 parameter-server), a network that is fast enough not to matter, costs that are made up. "before" reads samples and computes
@@ -11,6 +12,9 @@ printed as soon as all its columns are measured once more, and no run begins aft
 "share": the part of the simulation with one thread that is spent on what can be computed together. "at once": the mean
 number of gradients and evaluations that were computed together with most threads. "cpu1" and "cpu": the processor time
 with one thread and with most threads, compared with before. Final parameters must be the same for all numbers of threads.
+
+`--curve`: accuracy against workers, five strategies, the reference network, by `paceline simulate scaling --accuracy`, with
+each number of jobs in turn. The predictions must be the same for all numbers of jobs.
 """
 
 from __future__ import annotations
@@ -19,10 +23,12 @@ import argparse
 import hashlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +55,77 @@ WORK = {
 }
 
 
+STRATEGIES = ("sync", "local-sgd", "gossip", "elastic", "parameter-server")
+
+
+def made_up(model: str) -> Any:
+    """Return costs that were not measured."""
+    from paceline.machine import Costs
+    from paceline.vmpi import Curves
+
+    work = {**WORK, "gradient": GRADIENT[model]}
+    return Costs(work={kind: Curves.of({1: table}) for kind, table in work.items()}, about="made up")
+
+
+def curve(jobs: Sequence[int], draws: int, ranks: str, limit: float) -> dict[str, Any]:
+    """Print how long accuracy against workers takes, and return it; exit if the predictions differ."""
+    found: dict[str, Any] = {}
+    end = time.monotonic() + limit
+    predicted = None
+    print(f"{'jobs':>5}{'seconds':>10}{'cpu':>10}  load", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        made_up("mlp").save(Path(folder) / "costs.json")
+        for count in jobs:
+            words = [word for name in STRATEGIES for word in ("--strategy", name)]
+            words += [
+                "--ranks",
+                ranks,
+                "--draws",
+                str(draws),
+                "--jobs",
+                str(count),
+                "--machine",
+                f"{folder}/costs.json",
+            ]
+            words += [
+                "--model",
+                MLP["model"],
+                "--data",
+                MLP["data"],
+                "--batch",
+                "16",
+                "--epochs",
+                "1",
+                "--threads",
+                "1",
+            ]
+            words += ["--network", "10gbe", "--accuracy", "--quiet", "-o", f"{folder}/out"]
+            before, start_at = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+            try:
+                done = subprocess.run(
+                    [sys.executable, "-m", "paceline", "simulate", "scaling", *words],
+                    stdout=subprocess.PIPE, text=True, check=True, timeout=max(1.0, end - time.monotonic()),
+                )  # fmt: skip
+            except subprocess.TimeoutExpired:
+                print(f"{count:>5}  stopped after {limit:g} s", flush=True)
+                break
+            seconds, after = time.perf_counter() - start_at, resource.getrusage(resource.RUSAGE_CHILDREN)
+            cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            print(f"{count:>5}{seconds:10.1f}{cpu:10.1f}  {os.getloadavg()[0]:.1f}", flush=True)
+            found[str(count)] = {"seconds": seconds, "cpu_seconds": cpu, "load": os.getloadavg()[0]}
+            if predicted not in (None, done.stdout):
+                sys.exit("the prediction depends on the number of jobs")
+            predicted = done.stdout
+    print(predicted)
+    return found
+
+
 def measure(name: str, threads: int) -> dict[str, Any]:
     """Run a case in this process; `threads` 0: as before."""
     import numpy as np
 
     import paceline
-    from paceline.machine import Costs
     from paceline.simulate import together, training
-    from paceline.vmpi import Curves
 
     spent, sizes, seconds = [0.0], [0], [0.0, 0.0]
     compute, run, costed = together.Threads.__call__, training.Simulation.run, training.costed
@@ -79,8 +148,7 @@ def measure(name: str, threads: int) -> dict[str, Any]:
     together.Threads.__call__, training.Simulation.run = timed_compute, timed_run  # type: ignore[method-assign]
     if threads == 0:
         training.costed, training.read_apart = at_once, lambda split: None
-    work = {**WORK, "gradient": GRADIENT[CASES[name]["model"].partition(":")[0]]}
-    costs = Costs(work={kind: Curves.of({1: table}) for kind, table in work.items()}, about="made up")
+    costs = made_up(CASES[name]["model"].partition(":")[0])
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         costs.save(Path(file.name))
         settings = {"ranks": 64, "network": "infiniband", "lr": 0.1, "jitter": 0.1, **CASES[name]}
@@ -125,9 +193,23 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--measure", help=argparse.SUPPRESS)
+    parser.add_argument("--curve", action="store_true", help="time accuracy against workers instead")
+    parser.add_argument(
+        "--jobs", default=f"{cores},1", help=f"numbers of jobs of --curve (default: {cores},1)"
+    )
+    parser.add_argument(
+        "--draws", type=int, default=3160, help="gradients of each run of --curve (default: 3160)"
+    )
+    parser.add_argument("--ranks", default="1..256", help="numbers of ranks of --curve (default: 1..256)")
     args = parser.parse_args()
     if args.measure:
         print(json.dumps(measure(args.measure, int(args.threads))))
+        return
+    if args.curve:
+        jobs = [int(word) for word in args.jobs.split(",")]
+        found = curve(jobs, args.draws, args.ranks, args.limit)
+        if args.json:
+            args.json.write_text(json.dumps({**where(), "curve": found}, indent=1) + "\n")
         return
     names = args.cases.split(",")
     if unknown := [name for name in names if name not in CASES]:
@@ -142,16 +224,16 @@ def main() -> None:
     )
     end = time.monotonic() + args.limit
     result: dict[str, Any] = {**where(), "cases": {}}
-    found: dict[str, dict[int, list[dict[str, Any]]]] = {name: {n: [] for n in threads} for name in names}
+    runs: dict[str, dict[int, list[dict[str, Any]]]] = {name: {n: [] for n in threads} for name in names}
     for turn in range(args.repeat):
         for name in names:
             for n in threads:
                 if time.monotonic() > end:
                     print(f"stopped after {args.limit:g} s", flush=True)
                     break
-                found[name][n].append(start(name, n))
+                runs[name][n].append(start(name, n))
             else:
-                result["cases"][name] = show(name, found[name], turn + 1)
+                result["cases"][name] = show(name, runs[name], turn + 1)
                 continue
             break
         else:

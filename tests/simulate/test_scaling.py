@@ -27,6 +27,7 @@ from paceline.simulate.options import Options
 from paceline.simulate.scaling import Growth, Prediction, Scaling, ScalingCurve
 from paceline.simulate.training import simulate
 from paceline.simulate.whatif import REASONS, Scenario
+from paceline.simulate.work import Layer, Work, work_load
 from paceline.training.job import Job
 from paceline.vmpi import Compute, Curves, Network
 
@@ -531,9 +532,10 @@ def test_processes_predict_what_one_does() -> None:
 
 
 def test_errors_of_other_processes_come_back() -> None:
-    on = bench()
+    work = Work(name="net", batch=100, seconds=1.0, layers=[Layer(parameters=10**7)])
+    on = work_load(work, Options(network="10gbe"))
     candidate = on.candidate(RING, 2)
-    with Simulations(2, partial(load_parts, None, on.config)) as simulations:
+    with Simulations(2, partial(load_parts, work, on.config)) as simulations:
         works = simulations.begin(measure, candidate, (), candidate.length(1))
         refused = simulations.begin(measure, replace(candidate, ranks=0), (), candidate.length(1))
         fails = simulations.begin(measure, candidate, ("no such cost",), candidate.length(1))
