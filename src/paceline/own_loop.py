@@ -820,7 +820,8 @@ class Arrays:
 
     def read(self, numbers: Array) -> Any:
         """Return the samples with these numbers."""
-        return tuple(tensor[torch.from_numpy(numbers)] for tensor in self._tensors)
+        rows = torch.from_numpy(numbers)
+        return tuple(tensor.index_select(0, rows) for tensor in self._tensors)  # faster than tensor[rows]
 
 
 def _length(batch: Any) -> int:
