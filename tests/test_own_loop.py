@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import mmap
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler  # noqa: E402
 
+from paceline.comm.shared import PAGEMAP, CommonFile  # noqa: E402
 from paceline.errors import UsageError  # noqa: E402
 from paceline.own_loop import Session, session  # noqa: E402
 from paceline.record import Run  # noqa: E402
@@ -360,6 +362,24 @@ def test_weights_that_programs_change_themselves(after: Callable[[Any], None]) -
         assert not np.allclose(alone, unchanged, atol=1e-3)
     for mine, _ in simulated(program):
         assert np.allclose(mine, alone, atol=1e-5)
+
+
+def test_memory_is_copied_only_where_a_program_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[slice] = []
+    find = CommonFile.find_changes
+
+    def watch(file: CommonFile) -> list[slice]:
+        found = find(file)
+        copied.extend(one for one in found if one.start < file.nbytes)  # not the page for `check`
+        return found
+
+    monkeypatch.setattr(CommonFile, "find_changes", watch)
+    program = partial(train, build=wide, optimizer=one_group, epochs=1)
+    simulated(program, 2)
+    assert copied == []
+    simulated(partial(program, after=clamp_some), 2)
+    assert bool(copied) == Path(PAGEMAP).exists()
+    assert all(one.start >= 6 * 500 * 4 - mmap.PAGESIZE for one in copied)  # the weights of the last layer
 
 
 @pytest.mark.usefixtures("memory_of_x")

@@ -438,7 +438,6 @@ class Divided(InWindow):
             model.place(model.x, rows[r])
         else:
             model.place(file.own[: model.x.nbytes].view(model.x.dtype), rows[r])
-            file.forget_changes(file.find_changes())  # they are what rank 0 has written
         self._shared.fence()
         self._columns, self._sums = rows[:p, mine], rows[p]
         self._sum: Array = self._sums[mine]

@@ -733,7 +733,11 @@ class TorchModel:
                 raise ValueError(f"{name} must be writeable")
         gradient = self.g
         self._before()
-        x[...] = self.x
+        words = f"u{x.itemsize}"
+        if not np.array_equal(
+            x.view(words), self.x.view(words)
+        ):  # memory that is copied on write stays as it is
+            x[...] = self.x
         g[...] = gradient
         self.x, self._g = x, g
         for one in self._trained:
