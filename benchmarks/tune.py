@@ -6,9 +6,10 @@
 
 For each problem, `paceline tune` searches within its budget. Then a study runs the candidates of the same space: first the
 choice with three seeds, then every other candidate once, in random order, each for twice the epochs of the choice; a
-run that takes more than 2.5 times as long as the choice is ended, because it has lost. Then the fastest three of the study
-are repeated with the other seeds. `--options` restrict both sides. Printed are the answer of the search, the seconds to the
-target of its choice in the study, the best of the study, their ratio, and how long each side took.
+run that takes more than 2.5 times as long as the choice is ended, because it has lost. As in a search, twice and half the
+learning rate of the best come next. Then the fastest three of the study are repeated with the other seeds. `--options`
+restrict both sides. Printed are the answer of the search, the seconds to the target of its choice in the study, the best of
+the study, their ratio, and how long each side took.
 
 Everything is kept in the folder of `--runs`: the same command goes on where the last call ended, until every candidate has
 been run. `--seconds` limits one call; the JSON is written after each problem. With --no-study only searches are made.
@@ -149,6 +150,13 @@ def study(words: list[str], line: str, until: float, state: dict[str, Any], save
             if not complete:
                 break
             complete = observe(candidate, 0, limit)
+        while complete and (best := search.best()) is not None:  # other learning rates, as in a search
+            new = [one for one in search.space.neighbours(best) if one not in search.trials]
+            search.trials |= {one: Trial(one) for one in new}
+            others += new
+            complete = all(observe(one, 0, limit) for one in new)
+            if search.best() == best:
+                break
         if complete:  # the best of single runs may be the luckiest
             times = search.times()
             for candidate in sorted(times, key=lambda one: times[one].mean)[:REPEATED]:
