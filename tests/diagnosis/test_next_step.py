@@ -121,7 +121,12 @@ def test_one_process_is_advised_where_ranks_mostly_exchange(tmp_path: Path) -> N
 def test_a_server_with_one_worker_is_not_advised(tmp_path: Path) -> None:
     run = ranks_alone(tmp_path, "parameter-server", 3, cores=2, given={"each": 100 * US}, **LOOPBACK)
     said = next_step(run)
-    assert "--strategy=sync -n 2" in said
+    assert "--strategy=serial:rule=adaptive" in said
+    assert "there are more ranks than cores" in said
+    run = ranks_alone(tmp_path / "two", "parameter-server", 2, cores=2, given={"each": 100 * US}, **LOOPBACK)
+    said = next_step(run)
+    assert "--strategy=serial:rule=adaptive" in said
+    assert "of 2 ranks only one computes" in said
 
 
 def test_a_batch_grows_in_steps_and_the_learning_rate_with_it(tmp_path: Path) -> None:

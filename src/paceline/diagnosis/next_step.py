@@ -33,6 +33,7 @@ from paceline.names import as_arguments
 from paceline.record import Run
 from paceline.record.environment import shared_cores
 from paceline.simulate.options import NAMES, Options
+from paceline.strategies import Strategy
 from paceline.text import count, share
 from paceline.training.job import built_in
 
@@ -59,13 +60,16 @@ def next_step(run: Run) -> str:
         return _typed(member, {}, said)
     if row.serial and row.diverged:
         return _typed(run, {"lr": f"{run.config['lr'] / 2:g}"}, "it diverged: half the learning rate")
-    if not (row.diverged or row.oversubscribed) and shared_cores(run.summary.get("remarks") or ()):
+    usable = not (row.diverged or row.oversubscribed)
+    if usable and run.simulated is None and (found := _one_computes(run, alike)):
+        return found
+    if usable and shared_cores(run.summary.get("remarks") or ()):
         return (
             f"{NOTHING} yet: other programs were running, so its times say little; run it again without them"
         )
     if row.serial:
         return _after_serial(run, alike)
-    return _one_process(run, alike) or _advised(run, alike)
+    return (usable and _one_process(run, alike)) or _advised(run, alike)
 
 
 def _beside(run: Run) -> list[Run]:
@@ -98,30 +102,40 @@ def _faster(row: Row, alike: Sequence[Run]) -> Row | None:
     return found if slower and not same else None
 
 
+def _one_computes(run: Run, alike: Sequence[Run]) -> str:
+    """Return one process as advice if only one of the ranks of a run computes; otherwise nothing."""
+    strategy, ranks = built_in(str(run.config["strategy"])), int(run.config["ranks"])
+    if _knows_serial(alike) or strategy is None or ranks < 2 or strategy.workers(ranks) > 1:
+        return ""
+    changes = {"strategy": _serial_like(strategy, run.config), "threads": str(run.summary["threads"])}
+    why = f"of {ranks} ranks only one computes; one process takes the same steps without messages"
+    return _typed(run, changes, why)
+
+
 def _one_process(run: Run, alike: Sequence[Run]) -> str:
     """Return one process as advice if it would take the same steps faster than the ranks of a run; otherwise nothing."""
     strategy, ranks = built_in(str(run.config["strategy"])), int(run.config["ranks"])
-    known = any(is_serial(str(one.config["strategy"])) for one in alike)
-    diverged = run.summary.get("diverged")
-    if (
-        known
-        or diverged
-        or ranks < 2
-        or strategy is None
-        or not strategy.equals_serial
-        or place_of(run).cores is None
-    ):
+    if _knows_serial(alike) or strategy is None or ranks < 2 or not strategy.equals_serial:
         return ""
     timing = timing_of([run], together=True, served=False)
     alone = ranks * (timing.compute + timing.update)
     if alone <= 0 or run.simulated is not None or timing.total < GAIN * alone:
         return ""
-    threads = str(run.summary["threads"])
     why = (
         f"one process would be at least {timing.total / alone:.2g} times as fast, predicted: the ranks compute for "
         f"{share(timing.share('compute', 'update'))} of the time"
     )
-    return _typed(run, {"strategy": "serial", "threads": threads}, why)
+    return _typed(run, {"strategy": "serial", "threads": str(run.summary["threads"])}, why)
+
+
+def _knows_serial(alike: Sequence[Run]) -> bool:
+    return any(is_serial(str(one.config["strategy"])) for one in alike)
+
+
+def _serial_like(strategy: Strategy, config: Mapping[str, Any]) -> str:
+    """Return one process that makes its steps by the same rule as a strategy."""
+    rule = strategy.for_update(str(config["update"])).optimizer()
+    return f"serial:rule={rule}" if rule else "serial"
 
 
 def _advised(run: Run, alike: Sequence[Run]) -> str:
@@ -146,7 +160,7 @@ def _instead(case: Case, settings: Mapping[str, str]) -> dict[str, str]:
     """Return what to change in advised settings, so that one step further is one in the right direction.
 
     A batch grows by MOST_GROWTH at most, and the learning rate with its square root. If only one rank would compute, as
-    with a server on 2 ranks, sync uses both.
+    with a server on 2 ranks, one process does.
     """
     found: dict[str, str] = {}
     now = present_batch(case)
@@ -158,7 +172,7 @@ def _instead(case: Case, settings: Mapping[str, str]) -> dict[str, str]:
     strategy = built_in(settings.get("strategy", str(case.config["strategy"])))
     ranks = int(settings.get("n", case.at.ranks))
     if strategy is not None and "n" in settings and ranks > 1 and strategy.workers(ranks) < 2:
-        found["strategy"] = "sync"
+        found |= {"strategy": _serial_like(strategy, case.config), "threads": "1"}
     return found
 
 
