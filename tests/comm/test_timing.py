@@ -82,3 +82,21 @@ def test_short_spans_belong_to_what_follows() -> None:
         watch.switch(kind)
     assert (watch.seconds["update"], watch.seconds["exchange"]) == (1.0, 0.0)
     assert watch.seconds["compute"] == pytest.approx(2.0)
+
+
+def test_null_requests_may_be_among_those_that_are_waited_for() -> None:
+    def program(comm: Any) -> tuple[list[int], float] | None:
+        on_clock, watch = timed(comm)
+        if comm.Get_rank() == 0:
+            comm.Compute(LATE)
+            on_clock.Send(np.ones(3), dest=1)
+            return None
+        from mpi4py import MPI
+
+        request = on_clock.Irecv(np.zeros(3), source=0)
+        done = type(request).Waitsome([MPI.REQUEST_NULL, request])
+        return done, watch.seconds["wait"]
+
+    done, seconds = run(program, ranks=2).values[1]
+    assert done == [1]
+    assert seconds >= LATE
