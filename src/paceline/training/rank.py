@@ -157,7 +157,7 @@ def collect(me: Worker, traffic: tuple[int, int], *, in_step: bool, without_core
         for log in earlier_ranks(me.log.path.parents[1], "steps", STEP_COLUMNS, me.size):
             samples += sum(part[:, column].sum() for part in log.chunks())
     totals = me.control.total(np.array([samples, *traffic, round(1e6 * without_core)]))
-    waited = waiting(me.log, me.control) if in_step else np.zeros(me.size)
+    waited = waiting(me.log, me.control) if in_step else np.zeros(me.size if me.rank == 0 else 0)
     by_rank = np.concatenate(of_ranks) if of_ranks else np.empty((0, len(KINDS)))
     summary = np.empty(len(KINDS) + 1)
     if me.rank == 0:
@@ -180,6 +180,8 @@ AT_ONCE = 1 << 20
 def waiting(log: RowLog, control: Control) -> Array:
     """Return, on rank 0, the seconds that each rank waited for others in the exchanges of common steps. Collective.
 
+    Other ranks get an empty array.
+
     No rank leaves an exchange before the last one has arrived, so the rank that spent the least time in it arrived last
     and did not wait; the excess of the others over it is their waiting time. If not every step was kept, those that were,
     the same on all ranks, stand for the others.
@@ -189,7 +191,7 @@ def waiting(log: RowLog, control: Control) -> Array:
     [0.0]
     """
     log.check()
-    waited = np.zeros(control.size)
+    waited = np.zeros(control.size if control.rank == 0 else 0)
     span, plan = log.first_span, np.zeros(1, np.int64)
     of_ranks = control.gather(np.array([[len(log), span.first, span.stride, span.rows]]))
     if control.rank == 0 and control.size > 1:
