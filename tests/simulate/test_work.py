@@ -91,7 +91,7 @@ def test_layers_and_passes(tmp_path: Path) -> None:
         ("batch = ", "is not TOML"),
         ("", "batch is missing"),
         ("batch = -1\nseconds = 1", "batch must be a whole number from 1 to 1,000,000,000; got -1"),
-        (f"batch = 1\nseconds = 1{'0' * 400}", "seconds must be a number above 0; got 1000"),
+        (f"batch = 1\nseconds = 1{'0' * 400}", "seconds must be a number above 0 and below 1e+300; got 1000"),
         (
             "batch = 1\nsamples_per_second = 1e-200",
             "a step must take from 1e-09 to 1e+09 seconds; a batch of 1 takes 1e+200",
@@ -121,6 +121,23 @@ def test_mistakes_are_one_line(
     assert said.count("\n") == 1
     assert message in said
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--slow=9:2x", "--ranks=1,2"], "slow: there is no rank 9; the ranks are 0 to 1"),
+        ([f"--ranks={'9' * 5000}"], "--ranks has a number of 5000 digits"),
+        (["--ranks=2", "--network=10gbe:cards=0"], "cards of 10gbe must be at least 1; got 0"),
+    ],
+)
+def test_other_mistakes_are_one_line(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "scaling", f"--work={_file(tmp_path, PLAIN)}", *words]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize("words", [["--data=iris"], ["--model=mlp:3"], ["--dtype=float64"], ["--accuracy"]])

@@ -246,8 +246,11 @@ class _Reader:
             return usual
         right = isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST < value < LARGEST
         if not right or value < least or (above and value == least):
-            raise UsageError(f"{self.where}: {name} must be a number {'above' if above else 'of at least'} {least:g}; "
-                             f"got {value!r}")  # fmt: skip
+            most = f" and below {LARGEST:g}" if isinstance(value, int | float) and value >= LARGEST else ""
+            raise UsageError(
+                f"{self.where}: {name} must be a number {'above' if above else 'of at least'} {least:g}{most}; "
+                f"got {value!r:.40}"
+            )
         return float(value)
 
     def whole(self, name: str, usual: int | None = None, *, most: int = MOST_PARAMETERS) -> int | None:

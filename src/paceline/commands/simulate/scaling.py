@@ -101,6 +101,7 @@ def main(args: argparse.Namespace) -> int:
         **{name: value for name in NAMES if (value := getattr(args, name, None)) is not None},
         compute=args.accuracy,
     )
+    options.check(max(ranks))
     import_from_here()
     from paceline.commands.simulate.prediction import draw, table
     from paceline.data import load_labels
