@@ -21,6 +21,7 @@ BAD = {
     "": ["the file has no [[matrix]], which lists what to run: strategy = … and ranks = …"],
     "title = 3\nquestion = []\n" + PART: ["title must be a text; got 3", "question must be a text; got []"],
     "tilte = 'x'\n" + PART: ["the file: unknown key 'tilte'; choose one of title, question, target, target_accuracy"],
+    "target = 'loss<=-1'\n" + PART: ["target: a target loss must be above 0: no run can reach loss <= -1"],
     "target_accuracy = 90\n" + PART: [
         "target_accuracy must be a number above 0 and up to 1: a fraction, such as 0.9 for 90 %; got 90"
     ],

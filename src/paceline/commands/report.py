@@ -108,6 +108,7 @@ def report_on(
 
 def _print_results(document: Document) -> None:
     """Print the results of each problem, with the conclusions from the top of the report."""
+    from paceline.compare.answer import UNREACHED
     from paceline.report.document import Table
 
     verdicts = [text.lines for text in document.summary if text.kind == "verdict"]
@@ -115,8 +116,12 @@ def _print_results(document: Document) -> None:
     for section, lines in zip(tried, verdicts, strict=False):
         print(f"\n{', '.join(filter(None, (section.title, section.note)))}")
         _print_table(next(block for block in section.blocks if isinstance(block, Table)))
+        answer = "" if section.opening is None else section.opening.sentence
         for line in lines:
-            print(line)
+            if not (
+                line.startswith(UNREACHED) and answer.startswith(UNREACHED)
+            ):  # the answer says it as well
+                print(line)
         if section.opening is not None:
             print("\n".join(filter(None, (section.opening.sentence, section.opening.command))))
     print()

@@ -26,6 +26,9 @@ from paceline.text import count, join, time_span
 # At most this many rows are named.
 NAMED = 2
 
+# The beginning of the answer if no run reached the target.
+UNREACHED = "Nothing reached the target of"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
@@ -121,7 +124,7 @@ def _unreached(rows: Sequence[Row], target: Target) -> Answer:
         came = (
             f"; closest was {name(nearest.row)}, at {metric.spell(nearest.best or 0.0)} after its best epoch"
         )
-    return Answer(sentence=f"Nothing reached the target of {target.short}{came}.")
+    return Answer(sentence=f"{UNREACHED} {target.short}{came}.")
 
 
 def _first(when: Sequence[Reached], rows: Sequence[Row], target: Target) -> Answer:

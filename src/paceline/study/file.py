@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.compare.metric import ACCURACY, Goal
+from paceline.compare.metric import ACCURACY, LOSS, Goal
 from paceline.compare.rows import is_serial
 from paceline.config import Config, Program
 from paceline.errors import UsageError
@@ -277,10 +277,15 @@ def _target(told: Mapping[str, Any], wrong: list[str]) -> Goal | None:
     if "target_accuracy" in told:
         wrong.append("target and target_accuracy exclude each other: give target")
     try:
-        return Goal.parse(told["target"])
+        goal = Goal.parse(told["target"])
     except UsageError as error:
         wrong.append(f"target: {error}")
         return None
+    tables = [told.get("settings"), *(told["matrix"] if isinstance(told.get("matrix"), list) else ())]
+    programs = any(isinstance(table, dict) and "program" in table for table in tables)
+    if goal.metric == LOSS and goal.value <= 0 and not programs:  # a program's own loss may be below 0
+        wrong.append(f"target: a target loss must be above 0: no run can reach {goal}")
+    return goal
 
 
 def _parts(matrix: Any, everywhere: dict[str, list[Any]], home: Path, wrong: list[str]) -> list[StudyPart]:
