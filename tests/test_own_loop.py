@@ -364,6 +364,14 @@ def test_weights_that_programs_change_themselves(after: Callable[[Any], None]) -
         assert np.allclose(mine, alone, atol=1e-5)
 
 
+def test_sums_of_others_are_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = partial(train, build=wide, optimizer=one_group, epochs=1)
+    summed_here = simulated(program)
+    monkeypatch.setattr("paceline.collectives._exchange.SUMMED_BY_ALL", 0)
+    for (mine, _), (other, _) in zip(summed_here, simulated(program), strict=True):
+        assert np.array_equal(mine, other)
+
+
 def test_memory_is_copied_only_where_a_program_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     copied: list[slice] = []
     find = CommonFile.find_changes

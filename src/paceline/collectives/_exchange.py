@@ -396,6 +396,10 @@ class Shared(InWindow):
         del self._columns, self._sum, self._total_row
 
 
+# The bytes of all gradients up to which a rank sums the parts of the others itself, rather than wait for their sums.
+SUMMED_BY_ALL = 2**18
+
+
 class Divided(InWindow):
     """Every rank of a node updates a part of x, for a program with a loop of its own. One node.
 
@@ -416,7 +420,8 @@ class Divided(InWindow):
     def __init__(self, model: Model, comm: Any, needs: ProgramNeeds) -> None:
         node = channel(comm).node
         r, p, n = node.rank, node.size, model.x.size
-        self.part = mine = cut(n, p, align=CACHE_LINE // model.g.itemsize)[r]
+        self._parts = cut(n, p, align=CACHE_LINE // model.g.itemsize)
+        self.part = mine = self._parts[r]
         self._others = [part for part in (slice(0, mine.start), slice(mine.stop, n)) if length(part)]
         self._file = file = make_common_file(node.bare, model.x.nbytes)  # None on all ranks, or on none
         super().__init__(model, node, self.size(model, p, needs) - padded(model.x.nbytes), file)
@@ -439,7 +444,7 @@ class Divided(InWindow):
         else:
             model.place(file.own[: model.x.nbytes].view(model.x.dtype), rows[r])
         self._shared.fence()
-        self._columns, self._sums = rows[:p, mine], rows[p]
+        self._rows, self._columns, self._sums = rows[:p], rows[:p, mine], rows[p]
         self._sum: Array = self._sums[mine]
         self._add = node.operation(np.add, model.g.dtype, model.g.nbytes)
         self._all = np.empty_like(model.g)
@@ -480,6 +485,11 @@ class Divided(InWindow):
 
     def complete(self) -> Array:
         """Return the sum of all ranks' gradients over all parts, in memory of its own. Collective; after `reduce`."""
+        if self.is_common and self._rows.nbytes <= SUMMED_BY_ALL:
+            for part in self._parts:
+                if length(part):  # part by part, as their owners do, so that the bits are the same
+                    self._add.over(self._rows[:, part], self._all[part])
+            return self._all
         self._shared.fence()
         self._node.copy(self._all, self._sums)
         return self._all
@@ -502,7 +512,7 @@ class Divided(InWindow):
         return np.zeros_like(self._model.g)
 
     def _forget(self) -> None:
-        del self._columns, self._sums, self._sum, self.notes, self.note, self.memory
+        del self._rows, self._columns, self._sums, self._sum, self.notes, self.note, self.memory
         if self._file is not None:
             self._file.free()
 
