@@ -115,6 +115,7 @@ def test_arguments_are_words_a_text_or_an_axis(folder: Path) -> None:
             "[[1], true]",
             "[settings]: arguments must be a text, a list of",
         ),
+        ('"{seed}"', '"{sed}"', "part 1: unknown placeholder {sed} in the arguments of "),
         ('["--seed", "{seed}", "--lr", 0.1]', '"\'"', "[settings]: arguments: no closing quotation: '"),
     ],
 )
@@ -194,3 +195,12 @@ def test_a_study_on_real_and_simulated_ranks(folder: Path, capsys: pytest.Captur
     (folder / "parts/net.py").write_text(NET + "# edited\n")
     assert main(["study", str(path), "--dry-run"]) == 0
     assert "2 cells: 0 done, 0 failed, 2 missing" in capsys.readouterr().out
+
+
+def test_a_program_without_a_session_is_refused_unless_a_module_beside_it_has_one(folder: Path) -> None:
+    path = write(folder, STUDY)
+    (folder / "own.py").write_text("import loop\nloop.main()\n")
+    (folder / "loop.py").write_text("def main():\n    pass\n")
+    assert any("does not use paceline.session" in line for line in mistakes(read(path).cells("mpi")))
+    (folder / "loop.py").write_text("import paceline\ndef main():\n    paceline.session()\n")
+    assert mistakes(read(path).cells("mpi")) == []
