@@ -92,9 +92,10 @@ def test_every_command_is_understood(words: str) -> None:
     rest += ["runs/RUN"] if name in ("report", "predict") and not rest else []
     parsed = parser.parse_args(rest)
     for setting, kind in KINDS.items():
-        text = getattr(parsed, setting, None)
-        if text is not None and not text.startswith(("my_module:", "own_strategy:")) and "/" not in text:
-            spec.parse(kind, text)
+        given = getattr(parsed, setting, None) or ()
+        for text in (given,) if isinstance(given, str) else given:
+            if not text.startswith(("my_module:", "own_strategy:")) and "/" not in text:
+                spec.parse(kind, text)
 
 
 def test_the_guide_recommends_what_exists() -> None:
