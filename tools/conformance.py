@@ -63,8 +63,6 @@ LEFT_OUT = {
     "util_pool util_sync util_pkl5 util_dtlib": "mpi4py's own packages on top of MPI, not MPI",
     "cffi ctypes mpiabi mpiapi doc package toplevel": "how mpi4py itself is built, documented and installed",
 }
-# Tests that fail on purpose.
-EXPECTED = {"testCommLock": "reads a private table of locks of mpi4py's own implementation"}
 
 
 class Unavailable(Exception):  # noqa: N818
@@ -268,8 +266,7 @@ def print_table(scores: dict[tuple[str, int], Score], area_of: dict[str, str], *
         print("\nfailed:")
     for (name, ranks), score in scores.items():
         for test in score.failed:
-            why = EXPECTED.get(test.rpartition(".")[2])
-            print(f"  {name} on {ranks}: {test}" + (f" ({why})" if why else ""))
+            print(f"  {name} on {ranks}: {test}")
     if whole:
         print("\nleft out:")
         for names, why in LEFT_OUT.items():

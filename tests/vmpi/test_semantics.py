@@ -710,3 +710,20 @@ def test_sums_have_the_same_bits_everywhere() -> None:
         return total.tobytes()
 
     assert len(set(vmpi.run(program, ranks=9).values)) == 1
+
+
+def test_collectives_of_objects_take_the_locks_that_a_program_has_asked_for() -> None:
+    def program(comm: Any) -> list[str]:
+        from mpi4py import MPI
+
+        other = comm.Dup()
+        other.gather(None)
+        locks = MPI._comm_lock_table(other)
+        assert not locks
+        other.bcast(None)
+        with MPI._comm_lock(other, "mine"):
+            assert locks["mine"].locked()
+        assert not locks["bcast"].locked()
+        return sorted(locks)
+
+    assert vmpi.run(program, ranks=3).values == [["bcast", "mine"]] * 3

@@ -14,6 +14,7 @@ unchanged.
 
 from __future__ import annotations
 
+import threading
 from typing import Any, NoReturn
 
 import mpi4py
@@ -202,6 +203,19 @@ def __getattr__(name: str) -> Any:
 
 
 # ---- functions
+
+
+def _comm_lock_table(comm: Comm) -> dict[Any, threading.Lock]:
+    """Return the locks of a rank's communicator, which collectives of objects take while they are under way."""
+    own = comm.state.own_of(comm.place)
+    if own.locks is None:
+        own.locks = {}
+    return own.locks
+
+
+def _comm_lock(comm: Comm, key: Any = None) -> threading.Lock:
+    """Return the lock of a rank's communicator with this name."""
+    return _comm_lock_table(comm).setdefault(key, threading.Lock())
 
 
 def Wtime() -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache, cached_property
 from typing import Any
 
@@ -219,9 +221,9 @@ class Forming:
 
 
 class OwnState:
-    """What one rank has set on its communicator: a name, attributes, an error handler, hints, a buffer."""
+    """What one rank has set on its communicator: a name, attributes, an error handler, hints, a buffer, locks."""
 
-    __slots__ = ("attributes", "buffer", "errhandler", "hints", "name")
+    __slots__ = ("attributes", "buffer", "errhandler", "hints", "locks", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -229,6 +231,12 @@ class OwnState:
         self.errhandler: Any = None
         self.hints: dict[str, str] = {}
         self.buffer: Any = None
+        self.locks: dict[Any, threading.Lock] | None = None
+        """mpi4py's locks of collectives of objects, by their names; None as long as the program has not asked for them."""
+
+    def lock(self, key: Any) -> Any:
+        """Return the lock with this name, or one that does nothing if the program does not use them."""
+        return nullcontext() if self.locks is None else self.locks.setdefault(key, threading.Lock())
 
 
 class CollectiveRequest(Request):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from sys import maxsize
 from typing import Any
 
@@ -241,10 +242,12 @@ class ObjectCalls(CollectiveBase):
         self, name: str, given: Any, finish: Callable[[list[Any]], Sequence[Any]], root: int | None = None, **more: Any
     ) -> Any:  # fmt: skip
         arguments = ({} if root is None else {"root": root}) | more
-        met: CollectiveRequest = meet(
-            self, name, given, finish, arguments=tuple(arguments.items()), nbytes=_longest
-        )  # fmt: skip
-        met.Wait()
+        own = self.state.own.get(self.place)
+        with nullcontext() if own is None else own.lock(name):
+            met: CollectiveRequest = meet(
+                self, name, given, finish, arguments=tuple(arguments.items()), nbytes=_longest
+            )
+            met.Wait()
         return met.result
 
     def _row(self, things: Sequence[Any]) -> list[bytes]:
