@@ -152,9 +152,8 @@ def make_common_file(comm: Any, nbytes: int) -> CommonFile | None:
     try:
         if comm.Get_rank() == 0 and hasattr(os, "memfd_create"):
             descriptor = os.memfd_create("paceline")
-            os.posix_fallocate(
-                descriptor, 0, CommonFile.length_of(nbytes)
-            )  # too little memory is an error now
+            # too little memory is an error now, not when it is written to
+            os.posix_fallocate(descriptor, 0, CommonFile.length_of(nbytes))
             status = os.fstat(descriptor)
             where[:] = os.getpid(), descriptor, status.st_dev, status.st_ino
     except OSError:
@@ -165,10 +164,8 @@ def make_common_file(comm: Any, nbytes: int) -> CommonFile | None:
             descriptor = os.open(f"/proc/{where[0]}/fd/{where[1]}", os.O_RDWR)
         if where[0]:
             status = os.fstat(descriptor)
-            if (status.st_dev, status.st_ino) == (
-                where[2],
-                where[3],
-            ):  # a process of this number, seen from here
+            # in another container, the number may be another process's
+            if (status.st_dev, status.st_ino) == tuple(where[2:].tolist()):
                 made = CommonFile(descriptor, nbytes)
     except OSError:
         made = None
