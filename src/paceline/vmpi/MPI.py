@@ -28,7 +28,7 @@ from paceline.vmpi.constants import THREAD_MULTIPLE, special_numbers
 from paceline.vmpi.datatypes import DATATYPES, Datatype
 from paceline.vmpi.errors import MPIError as Exception  # noqa: A004 (mpi4py's name)
 from paceline.vmpi.errors import error_codes as _error_codes
-from paceline.vmpi.groups import GROUP_EMPTY, GROUP_NULL, CommState, Forming, Group
+from paceline.vmpi.groups import GROUP_EMPTY, GROUP_NULL, CommState, Forming, Group, OwnState
 from paceline.vmpi.handles import Handle
 from paceline.vmpi.handles import constants as _objects
 from paceline.vmpi.information import (
@@ -207,7 +207,7 @@ def __getattr__(name: str) -> Any:
 
 def _comm_lock_table(comm: Comm) -> dict[Any, threading.Lock]:
     """Return the locks of a rank's communicator, which collectives of objects take while they are under way."""
-    own = comm.state.own_of(comm.place)
+    own: OwnState = comm.state.own_of(comm.place)
     if own.locks is None:
         own.locks = {}
     return own.locks

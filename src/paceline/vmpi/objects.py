@@ -242,7 +242,8 @@ class ObjectCalls(CollectiveBase):
         self, name: str, given: Any, finish: Callable[[list[Any]], Sequence[Any]], root: int | None = None, **more: Any
     ) -> Any:  # fmt: skip
         arguments = ({} if root is None else {"root": root}) | more
-        own = self.state.own.get(self.place)
+        comm: Any = self
+        own = comm.state.own.get(comm.place)
         with nullcontext() if own is None else own.lock(name):
             met: CollectiveRequest = meet(
                 self, name, given, finish, arguments=tuple(arguments.items()), nbytes=_longest
