@@ -145,7 +145,7 @@ def _parse(words: Sequence[str], chosen: str | None = None) -> argparse.Namespac
 
 
 def _open_streams() -> None:
-    """Make the standard streams usable: open closed ones to /dev/null, let any path or name be printed, line by line."""
+    """Make the standard streams usable: open closed ones to /dev/null, and let any path or name be printed."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_RDWR)
@@ -158,9 +158,6 @@ def _open_streams() -> None:
                 stream.reconfigure(encoding="utf-8", errors=errors)
             else:
                 stream.reconfigure(errors="backslashreplace")
-            if stream.write_through:
-                # PYTHONUNBUFFERED writes a line in parts, and the lines of other ranks come between them.
-                stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def _drop_output() -> None:

@@ -131,6 +131,21 @@ def test_a_killed_caller_leaves_no_folder(short: Path) -> None:
     assert list(short.iterdir()) == []
 
 
+def test_lines_of_ranks_stay_whole_without_buffers() -> None:
+    program = (
+        "from paceline.launch import call\n"
+        "def say(comm):\n    for i in range(300):\n        print('rank', comm.Get_rank(), 'says', i)\n"
+        "call(say, {}, ranks=2)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONUNBUFFERED": "1"}, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert sorted(done.stdout.splitlines()) == sorted(
+        f"rank {rank} says {i}" for rank in range(2) for i in range(300)
+    )
+
+
 def test_folders_of_dead_jobs_are_swept_and_those_of_living_ones_are_not(tmp_path: Path) -> None:
     for name in ("dead", "alive", "new"):
         (tmp_path / (PREFIX + name)).mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import contextlib
 import faulthandler
+import io
 import os
 import sys
 import time
@@ -22,6 +23,16 @@ MOMENT = 0.05  # seconds within which several failures count as one
 PATIENCE = 5.0  # seconds that a rank waits for the others to end
 GOOD, LEFT, REFUSED = range(3)  # how a rank ends
 DELIVERY = 0.2  # seconds for the launcher to pass on the last output: it may end the job before it reads it
+
+
+def write_whole_lines() -> None:
+    """Let this rank write its output line by line, also with PYTHONUNBUFFERED.
+
+    That writes a line in parts, and the launcher may put those of other ranks between them.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.write_through:
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 @contextlib.contextmanager
@@ -45,6 +56,7 @@ def abort_on_error(comm: Any, *, usage_errors: bool = True) -> Iterator[None]:
             yield
         return
     forget_segments(comm)
+    write_whole_lines()
     apart = comm.Dup()  # its messages cannot be confused with those of the work
     try:
         yield
