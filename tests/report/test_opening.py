@@ -239,6 +239,13 @@ def test_objects_of_python_have_no_command_and_programs_are_run(runs: list[Run],
     assert command_of(run) == ""
     rewrite(run.folder / "config.json", program={"file": "my program.py", "arguments": ["--depth", "3"]})
     assert command_of(Run(run.folder)) == "paceline run -n 2 --strategy gossip 'my program.py' --depth 3"
+    rewrite(
+        run.folder / "config.json", program={"file": "program.py", "arguments": ["--seed={seed}"]}, seed=0
+    )
+    assert (
+        command_of(Run(run.folder))
+        == "paceline run -n 2 --strategy gossip --seed 0 program.py '--seed={seed}'"
+    )
 
 
 # ---- what is no success

@@ -34,9 +34,8 @@ def command_of(run: Run) -> str:
         return ""
     if simulation is not None:
         words += ["--on=sim", *as_arguments(simulation)]
-    if c.get("program"):
-        words += [str(c["program"]["file"]), *map(str, c["program"]["arguments"])]
-    return " ".join(map(_word, ["paceline", *words]))
+    program = [str(c["program"]["file"]), *map(str, c["program"]["arguments"])] if c.get("program") else []
+    return " ".join([*map(_word, ["paceline", *words]), *map(shlex.quote, program)])
 
 
 def _train(c: dict[str, Any], asked: dict[str, Any]) -> list[str]:
@@ -53,6 +52,8 @@ def _train(c: dict[str, Any], asked: dict[str, Any]) -> list[str]:
 def _program(c: dict[str, Any]) -> list[str]:
     """Return the words for `paceline run`, before the program itself."""
     given = {name: c[name] for name in ("threads", "seed") if c.get(name)}
+    if any("{seed}" in str(word) for word in c["program"]["arguments"]):
+        given["seed"] = c["seed"]
     ranks = [f"-n={c['ranks']}"]
     return [
         "run",

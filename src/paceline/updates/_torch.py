@@ -496,16 +496,23 @@ def copy_optimizer(optimizer: torch.optim.Optimizer, members: list[list[Tensor]]
 def describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
     """Return the class of an optimizer and the settings of its groups that are not the class's own, for records.
 
+    The learning rates are those from which a scheduler starts, if there is one.
+
     >>> w = torch.nn.Parameter(torch.zeros(2))
     >>> describe_optimizer(torch.optim.AdamW([w], lr=3e-4, weight_decay=0.1))
     'AdamW(lr=0.0003, weight_decay=0.1)'
     >>> describe_optimizer(torch.optim.SGD([{"params": [w]}, {"params": [], "lr": 0.5}], lr=0.1, momentum=0.9))
     'SGD(lr=0.1, momentum=0.9; group 2: lr=0.5)'
+    >>> halved = torch.optim.SGD([w], lr=0.1)
+    >>> scheduler = torch.optim.lr_scheduler.LambdaLR(halved, lambda step: 0.5)
+    >>> describe_optimizer(halved)
+    'SGD(lr=0.1)'
     """
     defaults = {name: one.default for name, one in inspect.signature(type(optimizer)).parameters.items()}
     shown = ["lr", *(name for name in defaults if name not in ("lr", "params"))]
     texts, before = [], defaults
-    for number, group in enumerate(optimizer.param_groups, 1):
+    groups = [{**group, "lr": group.get("initial_lr", group["lr"])} for group in optimizer.param_groups]
+    for number, group in enumerate(groups, 1):
         own = [
             f"{name}={_show(group[name])}"
             for name in shown
@@ -513,7 +520,7 @@ def describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
         ]
         if own:
             texts.append(f"{'' if number == 1 else f'group {number}: '}{', '.join(own)}")
-        before = optimizer.param_groups[0]
+        before = groups[0]
     return f"{type(optimizer).__name__}({'; '.join(texts)})"
 
 
