@@ -3,7 +3,7 @@
     paceline study studies/sync-async.toml
     python studies/keep.py studies/sync-async.toml runs/sync-async
 
-writes them to studies/results/sync-async and replaces what was there.
+writes them to results/sync-async beside the study file and replaces what was there.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from typing import Any
 
 from paceline.record import Run, find_runs
 from paceline.study.file import read
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
@@ -40,7 +38,8 @@ def main() -> None:
         parser.error(
             f"{args.runs} has {len(runs)} records, but the study has {len(cells)} cells: move other runs away"
         )
-    out, new = RESULTS / args.study.stem, RESULTS / f".{args.study.stem}"
+    results = args.study.parent / "results"
+    out, new = results / args.study.stem, results / f".{args.study.stem}"
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
     paceline("study", args.study, "--runs", args.runs, "-o", new / "report.html")

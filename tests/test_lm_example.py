@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from paceline import Run
 from paceline.study.file import mistakes, read
+from paceline.text import count
 
 pytest.importorskip("torch")
 
@@ -44,6 +46,19 @@ def perplexities_of_serial(text: str) -> list[float]:
 def serial(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """What serial.py prints after each epoch."""
     return perplexities_of_serial(start(tmp_path_factory.mktemp("serial"), str(FOLDER / "serial.py"), *SMALL))
+
+
+def test_the_page_says_what_the_kept_records_say() -> None:
+    page = (FOLDER / "README.md").read_text()
+    found = {}
+    for line in (FOLDER / "results/lm/runs.jsonl").read_text().splitlines():
+        run = json.loads(line)
+        asked, perplexity = run["config"], run["epochs"][-1]["metrics"]["perplexity"]
+        alone = f"one process, {count(asked['threads'], 'thread')}"
+        name = alone if asked["ranks"] == 1 else f"`{asked['strategy']}`, {asked['ranks']} ranks"
+        found[name] = (f"{run['summary']['train_seconds']:.1f}", f"{perplexity:.2f}")
+    rows = re.findall(r"^\| (.+) \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
+    assert {name: (seconds, perplexity) for name, seconds, perplexity in rows} == found
 
 
 def test_six_lines_make_it_parallel() -> None:
