@@ -46,11 +46,11 @@ test-mpich: .venv-mpich/.done  ## run the tests that use MPI with MPICH instead 
 	.venv-mpich/bin/python -m pytest $(PARALLEL) -m "mpi and not once"
 
 test-lowest: .venv-lowest/.done  ## run a sample of the tests with the lowest versions that pyproject.toml allows
-	.venv-lowest/bin/python -m pytest -p no:cacheprovider $(SMOKE)
+	.venv-lowest/bin/python -m pytest $(PARALLEL) -p no:cacheprovider $(SMOKE)
 
 test-newest:  ## run a sample of the tests with Python 3.13 or newer, if installed
 	@if [ -n "$(NEWEST)" ]; then \
-	    $(MAKE) --no-print-directory .venv-newest/.done && .venv-newest/bin/python -m pytest -p no:cacheprovider $(SMOKE); \
+	    $(MAKE) --no-print-directory .venv-newest/.done && .venv-newest/bin/python -m pytest $(PARALLEL) -p no:cacheprovider $(SMOKE); \
 	else echo "test-newest: skipped, there is no Python 3.13 or newer on this machine"; fi
 
 test-bare: .venv/.done  ## check that tests are skipped and none fails without Chromium and Slurm (needs root)
