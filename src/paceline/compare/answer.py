@@ -1,7 +1,7 @@
 """The answer to "what should I use here?", in one sentence, and how sure it is.
 
-The answer is the row that reached the target first with every run. Where runs of two rows overlap in time, they cannot be
-told apart, and the answer says so. Simulated rows answer only if there is nothing else to compare.
+The answer is the row that reached the target first with every run. Where runs of two rows overlap in time, the
+difference is within the noise, and the answer says so. Simulated rows answer only if there is nothing else to compare.
 """
 
 from __future__ import annotations
@@ -128,21 +128,23 @@ def _unreached(rows: Sequence[Row], target: Target) -> Answer:
 
 
 def _first(when: Sequence[Reached], rows: Sequence[Row], target: Target) -> Answer:
-    """Answer with the row that reached the target first, or with those that cannot be told apart."""
+    """Answer with the row that reached the target first, or, within the noise, with the simplest."""
     alike = [one for one in when if one is when[0] or overlap(when[0], one)]
     serial = next((one for one in when if one.row.serial), None)
-    # Of rows that cannot be told apart, one process is the simplest.
+    # Of rows whose differences are within the noise, one process is the simplest.
     first = next((one for one in alike if one.row.serial), when[0])
     row = first.row
     # What was tried on more ranks is of more interest than another serial row.
     beaten = [one for one in when if one is not first]
     other = next((one for one in beaten if not (row.serial and one.row.serial)), next(iter(beaten), None))
     begin = f"{'Stay with' if row.serial and len(rows) > 1 else 'Use'} {name(row)}: it reaches {target.short}"
-    sentence = f"{begin} {'first, ' if other else ''}after {time_span(_mean(first))}"
+    is_first = other is not None and first is when[0]
+    sentence = f"{begin} {'first, ' if is_first else ''}after {time_span(_mean(first))}"
+    beside = [one.row for one in alike if one is not first]
+    noise = f"; the difference from {_names(beside)} is within the noise" if beside else ""
     if row.serial:
-        beside = [one for one in alike if one is not first]
-        if beside:
-            sentence += f", and {_names([one.row for one in beside])} cannot be told apart from it"
+        if noise:
+            sentence += noise
         elif other is not None:
             sentence += f"; closest is {name(other.row)}, after {time_span(_mean(other))}"
         elif all(one.serial for one in rows):
@@ -150,11 +152,7 @@ def _first(when: Sequence[Reached], rows: Sequence[Row], target: Target) -> Answ
         else:
             sentence += "; nothing else reached it with every run"
     else:
-        sentence += _against_serial(first, serial, rows)
-        if len(alike) > 1:
-            sentence += (
-                f"; {_names([one.row for one in alike if one is not first])} cannot be told apart from it"
-            )
+        sentence += _against_serial(first, serial, rows) + noise
     sentence += _learned(row, rows) + _optimizer(row, rows)
     return Answer(sentence=f"{sentence}.", sure=_sure(first, other, alike), row=row)
 

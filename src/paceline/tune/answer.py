@@ -14,7 +14,7 @@ from paceline.tune.search import Search, Trial
 from paceline.tune.space import Candidate
 from paceline.tune.timing import Timing, parted
 
-# A simpler candidate that cannot be told from the fastest is given if it is at most this much slower.
+# A simpler candidate is given if it is at most this much slower than the fastest, and the difference is within the noise.
 AS_FAST = 1.05
 MOST_ROWS, MOST_REASONS = 15, 6
 
@@ -61,7 +61,7 @@ def conclude(search: Search) -> Answer:
 
 
 def _choose(search: Search, best: Candidate, found: dict[Candidate, Timing]) -> tuple[Candidate, str]:
-    """Return the fastest or, if it cannot be told from a simpler one that is about as fast, that; and how sure it is."""
+    """Return the fastest or, if the difference is small and within the noise, a simpler one; and how sure it is."""
     alike = [one for one in found if one != best and not parted(found[best], found[one])]
     near = [
         one
@@ -75,7 +75,7 @@ def _choose(search: Search, best: Candidate, found: dict[Candidate, Timing]) -> 
     if simplest != best:
         return (
             simplest,
-            f"how sure: cannot tell it from {best}, after {found[best]}; the simpler one is given{why}",
+            f"how sure: {best} takes {found[best]}, but the difference is within the noise, so the simpler one is given{why}",
         )
     rivals = sorted((one for one in alike), key=lambda one: found[one].mean)
     if not rivals:
@@ -99,7 +99,7 @@ def _choose(search: Search, best: Candidate, found: dict[Candidate, Timing]) -> 
         )
     more = f" (as for {count(len(rivals) - 1, 'more', '')})" if len(rivals) > 1 else ""
     return best, (
-        f"how sure: not certain: {faster:.2f} times as fast as {rivals[0]} in the mean, but {once}{more}{why}"
+        f"how sure: not certain: {faster:.2f} times as fast as {rivals[0]} on average, but {once}{more}{why}"
     )
 
 

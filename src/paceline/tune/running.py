@@ -17,10 +17,8 @@ from paceline.study.context import STUDY
 from paceline.study.folder import Folder, ends_with_checkpoint
 from paceline.study.run import NO_RECORD, Ended, State, Trains, run_missing
 from paceline.text import count
-from paceline.tune.search import Failed, Observed
+from paceline.tune.search import STOP, Failed, Observed
 from paceline.tune.space import Candidate, Space
-
-STOP = 2.0  # seconds of a run's time limit that are kept for ending it
 
 
 @dataclass(kw_only=True)

@@ -10,13 +10,14 @@
    simulation, and it needs at least so many epochs, because training on ranks learns at most what serial training with
    the same batch and learning rate learns from a sample.
 4. Twice and half the learning rate of the fastest one.
-5. Repetitions with other seeds, of the fastest and of all that cannot be told from it.
+5. Repetitions with other seeds, of the fastest and of those whose difference from it is within the noise.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,7 @@ from paceline.text import seconds as spell_seconds
 from paceline.tune.space import ALONE, Candidate, Space
 from paceline.tune.timing import Timing, parted, pooled_noise
 
+STOP = 2.0  # seconds of a run's time limit that are kept for ending it
 START = 2.0  # seconds of a run before and after training, until they have been measured
 KEEP, LONGER = 3, 3  # one in KEEP goes to the next rung, which is LONGER times as long
 FIRST_RUNG = (
@@ -227,12 +229,22 @@ class Search:
         return not self.times() and any(self._longest(trial) < self.most_epochs for trial in alive)
 
     def _recall(self) -> None:
-        """Note everything that is recorded of the candidates."""
-        for one in self.trials:
-            for number in range(MOST_RUNS):
-                found = self.bench.find(one, epochs=self._least_record(), seed=self._seed(number))
-                if isinstance(found, Observed):
+        """Note everything that is recorded of the candidates, and of other learning rates that were tried for them."""
+        waiting = deque(self.trials)
+        while waiting:
+            one = waiting.popleft()
+            if not isinstance(found := self._find(one, 0), Observed):
+                continue
+            self.trials.setdefault(one, Trial(one))
+            self.note(one, 0, found)
+            for number in range(1, MOST_RUNS):
+                if isinstance(found := self._find(one, number), Observed):
                     self.note(one, number, found)
+            waiting += [other for other in self.space.neighbours(one) if other not in self.trials]
+
+    def _find(self, candidate: Candidate, number: int) -> Observed | Failed | None:
+        """Return what is recorded of a candidate with one of the seeds."""
+        return self.bench.find(candidate, epochs=self._least_record(), seed=self._seed(number))
 
     def _least_record(self) -> int:
         return 1 if self.space.grows else self.most_epochs
@@ -338,7 +350,7 @@ class Search:
             if why := self._cannot_win(one):
                 trial.left_out = why
                 continue
-            if self.clock() >= until:
+            if self.clock() >= until or not self._can_start():
                 break
             epochs, before = self._epochs(one, allowance), self._longest(trial)
             if epochs > (before if self.times() or not self.space.grows else 2 * before - 1):
@@ -453,7 +465,7 @@ class Search:
                 return
 
     def _repeat(self) -> None:
-        """Repeat the fastest and those that cannot be told from it, until they can be or the budget is spent."""
+        """Repeat the fastest and those within the noise of it, until the differences are clear or the budget is spent."""
         while True:
             rivals = self.rivals()
             if not rivals:
@@ -490,12 +502,12 @@ class Search:
         return self._times
 
     def best(self) -> Candidate | None:
-        """Return the candidate that reached the target first, in the mean, with every seed if any did."""
+        """Return the candidate that reached the target first on average, with every seed if any did."""
         found = self.times()
         return min(found, key=lambda one: found[one].key, default=None)
 
     def rivals(self) -> list[Candidate]:
-        """Return the fastest and those that are about as fast and cannot be told from it; empty if there is no doubt."""
+        """Return the fastest and those that are about as fast, within the noise; empty if there is no doubt."""
         found, best = self.times(), self.best()
         if best is None:
             return []
@@ -680,6 +692,10 @@ class Search:
 
     # ---- the budget
 
+    def _can_start(self) -> bool:
+        """Return True if what is left of the budget may be enough for a run."""
+        return self._left() > STOP + min(self._overheads, default=0.0)
+
     def _left(self) -> float:
         return self._began + self.budget - self.clock()
 
@@ -746,7 +762,7 @@ class Search:
         found = self.bench.find(candidate, epochs=epochs, seed=number)
         left, patience = self._left(), self._patience(candidate, epochs)
         if found is None:
-            if left <= 0:
+            if not self._can_start():
                 return False
             limit = min(left, patience)
             self._runs += 1
