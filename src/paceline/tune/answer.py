@@ -75,7 +75,7 @@ def _choose(search: Search, best: Candidate, found: dict[Candidate, Timing]) -> 
     if simplest != best:
         return (
             simplest,
-            f"how sure: {best} takes {found[best]}, but the difference is within the noise, so the simpler one is given{why}",
+            f"how sure: {best} takes {found[best]}, but the difference is within the noise: the simpler one is given{why}",
         )
     rivals = sorted((one for one in alike), key=lambda one: found[one].mean)
     if not rivals:

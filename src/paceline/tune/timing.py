@@ -1,4 +1,4 @@
-"""Times to a target over several runs: their mean, its interval, and whether two candidates differ by more than the noise."""
+"""Times to a target over several runs: their mean, its interval, and whether they differ by more than the noise."""
 
 from __future__ import annotations
 
