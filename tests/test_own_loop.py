@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import mmap
 import os
 import subprocess
@@ -20,6 +21,7 @@ from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler  # noqa: E402
 
 from paceline.comm.shared import PAGEMAP, CommonFile  # noqa: E402
+from paceline.config import SESSION  # noqa: E402
 from paceline.errors import UsageError  # noqa: E402
 from paceline.own_loop import Session, session  # noqa: E402
 from paceline.record import Run  # noqa: E402
@@ -822,6 +824,29 @@ def test_batch_norm_and_early_stopping() -> None:
                 assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("strategy", ["sync", "local-sgd:every=5", "parameter-server", "gossip", "main-worker"])
+def test_training_ends_at_the_target_on_all_ranks(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(until: tuple[str, bool, float], comm: Any) -> Any:
+        monkeypatch.setenv(SESSION, json.dumps({"until": until}))
+        with session(strategy, runs=None, comm=comm, quiet=True) as ranks:
+            model = net()
+            _, made = ranks.attach(model, adamw(model))
+            for epoch in ranks.epochs(6):
+                for inputs, labels in ranks.share((X[:48], Y[:48]), batch=12):
+                    made.zero_grad()
+                    loss_of(model, inputs, labels).backward()
+                    made.step()
+                ranks.validate(gain=epoch, perplexity=10 - epoch)
+        return len(ranks.fitted.history)  # type: ignore[union-attr]
+
+    def epochs(*until: Any) -> set[int]:
+        return set(simulated(partial(program, until)))
+
+    assert epochs("gain", True, 2) == {3}
+    assert epochs("perplexity", False, 7.5) == {4}
+    assert epochs("perplexity", False, 1) == epochs("another", True, 0) == {6}
+
+
 # ---- mistakes
 
 
@@ -978,6 +1003,7 @@ def test_the_command_in_the_simulator(tmp_path: Path) -> None:
         (["--strategy", "nonsense", "program.py"], "unknown strategy"),
         (["-n", "1", "--strategy", "parameter-server", "program.py"], "at least 2 ranks"),
         (["--network", "10gbe", "program.py"], "network"),
+        (["--until", "nonsense", "program.py"], "a target must be a metric and a value"),
     ],
 )
 def test_bad_input_of_the_command(words: list[str], said: str, tmp_path: Path) -> None:

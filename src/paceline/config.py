@@ -162,6 +162,8 @@ class Program:
     file: str
     arguments: tuple[str, ...] = ()
     """In them, {seed} stands for the seed of a run."""
+    until: str = ""
+    """The target at which training ends, such as "perplexity<=9"; empty: only after the last epoch."""
 
     def words(self, seed: int) -> list[str]:
         """Return the file and the arguments for a run with this seed."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 import time
@@ -405,7 +406,7 @@ class OwnModel(TorchModel):
 
     @property
     def wants_stop(self) -> bool:
-        """True if the user's program has left its loop over the epochs."""
+        """True if the user's program has left its loop over the epochs, or reached the target at which it ends."""
         return self._loop.left
 
     def look_ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -923,13 +924,15 @@ class Session:
 
     def __init__(
         self, *, comm: Any, strategy: Any, runs: Any, name: str | None, seed: int, threads: int | None,
-        trace: bool, quiet: bool, program: Mapping[str, Any] | None = None,
+        trace: bool, quiet: bool, program: Mapping[str, Any] | None = None, until: Sequence[Any] | None = None,
     ) -> None:  # fmt: skip
         self._given = comm
         self._strategy = strategy
         self._runs = None if runs is None else Path(runs)
         self._name, self._seed, self._threads, self._trace, self._quiet = name, seed, threads, trace, quiet
         self._program = describe_program() if program is None else program
+        self._until = until
+        """A metric, whether higher values of it are better, and the value at which training ends."""
         self._stack = contextlib.ExitStack()
         self._model: OwnModel | None = None
         self._update: OwnUpdate | None = None
@@ -959,7 +962,7 @@ class Session:
         self.divided = 1
         """The number of samples by which the gradients of the ranks have been divided already."""
         self.left = False
-        """True if the program has left its loop over the epochs."""
+        """True if the program has left its loop over the epochs, or reached the target at which it ends."""
         self.reduction = "mean"
         self.rank, self.size = 0, 1
         self.fitted: Fitted | None = None
@@ -1093,12 +1096,21 @@ class Session:
         assert self._turn is not None
         if self._turn.kind == "epoch":
             metrics, self._metrics = self._metrics, {}
+            self.left = self.left or self._is_reached(metrics)
             self._answer(metrics)
         elif self._turn.kind == "batch" and (last or self._turn.epoch <= self._epoch):
             raise UsageError(
                 "the loop over share(loader) ended before its last batch, for which the other ranks wait; to shorten "
                 "an epoch, give share an IterableDataset with steps=N"
             )
+
+    def _is_reached(self, metrics: Mapping[str, float]) -> bool:
+        """Return True if training ends because of these metrics: those of rank 0, which are recorded."""
+        if self._until is None or self.rank != 0:
+            return False
+        name, higher, value = self._until
+        found = metrics.get(name, math.nan)
+        return bool(found >= value if higher else found <= value)
 
     def share(
         self, loader: Any, *, batch: int | None = None, steps: int | None = None, accumulate: int = 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from paceline.cli import main
 from paceline.compare.rows import rows_of
 from paceline.record import find_runs, script_digest
+from paceline.report.command import command_of
 from paceline.study.cells import asked_in, spell_cell, varying
 from paceline.study.file import BadStudyError, mistakes, read
 from paceline.study.run import command
@@ -190,6 +193,20 @@ def test_a_study_on_real_and_simulated_ranks(folder: Path, capsys: pytest.Captur
     assert asked_in(by_hand.config) == cell.key
     assert main(["study", str(path), "--on", "sim", "--dry-run"]) == 0
     assert "2 cells: 1 done, 0 failed, 1 missing" in capsys.readouterr().out
+
+    # A run that ends at a target is another one, of another problem.
+    assert cell.program is not None
+    until = replace(cell, program=replace(cell.program, until="perplexity<=9"))
+    try:
+        assert main(command(until, runs, "until")) == 0
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    ended = next(run for run in find_runs([runs]) if run.folder.name == "until")
+    assert asked_in(ended.config) == until.key != cell.key
+    assert shlex.split(command_of(ended))[:6] == ["paceline", "run", "-n", "2", "--strategy", "sync"]
+    assert "--until 'perplexity<=9'" in command_of(ended)
+    assert len({row.problem for row in rows_of([ended, by_hand])}) == 2
 
     # An edited module makes every cell another one.
     (folder / "parts/net.py").write_text(NET + "# edited\n")

@@ -198,7 +198,7 @@ def test_an_interrupted_search_answers_and_goes_on_and_its_command_reproduces_th
     assert search.returncode == 130
     *_, found, _, _, command = out.splitlines()
     assert found.startswith(
-        "nothing reached accuracy >= 100.00 % (interrupted); nearest came serial with 1 thread"
+        "nothing reached accuracy >= 100.00 % (interrupted); the nearest was serial with 1 thread"
     )
     assert command.startswith("paceline train --data=digits --model=mlp:16 ")
     before = len(find_runs([tmp_path / "runs/tune-digits-mlp-16"]))

@@ -19,6 +19,7 @@ examples:
   paceline run -n 4 --strategy sync program.py --its-own --arguments
   paceline run -n 4 --strategy local-sgd:every=16 program.py
   paceline run --hosts a:8,b:8 --strategy gossip program.py
+  paceline run -n 4 --until 'perplexity<=9' program.py           # end after the first epoch that reaches it
   paceline run --on sim -n 64 --network 10gbe program.py         # 64 simulated ranks in this process
 
 The program says what it trains: see `paceline.session`. Settings given here have precedence over those in the program.
@@ -44,6 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--threads", type=int, metavar="N", help="threads per rank (default: cores // ranks)")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the order of the samples")
+    parser.add_argument(
+        "--until", metavar="TARGET",
+        help="end after the first epoch whose metric, as given to ranks.validate, reaches this: perplexity<=9",
+    )  # fmt: skip
     parser.add_argument("--runs", metavar="DIR", help="folder in which runs are recorded")
     parser.add_argument("--name", metavar="NAME", help="name of this run's folder")
     parser.add_argument(
@@ -62,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the program on all ranks; return its exit status."""
     from paceline import launch
+    from paceline.compare.metric import Goal
     from paceline.record import script_digest
     from paceline.record.writing import check_name
     from paceline.simulate.training import check_program
@@ -82,6 +88,7 @@ def main(args: argparse.Namespace) -> int:
     for name, least in (("threads", 1), ("seed", 0)):
         if (value := getattr(args, name)) is not None and value < least:
             raise UsageError(f"{name} must be at least {least}; got {value}")
+    goal = None if args.until is None else Goal.parse(args.until)
     if args.name is not None:
         check_name(args.name)
     sys.path.insert(0, str(program.absolute().parent))
@@ -90,6 +97,9 @@ def main(args: argparse.Namespace) -> int:
     given["program"] = {
         "file": str(program), "arguments": arguments, "strategy": args.strategy, "code": script_digest(program),
     }  # fmt: skip
+    if goal is not None:
+        given["program"]["until"] = goal.text
+        given["until"] = (goal.metric.name, goal.metric.higher, goal.value)
     if args.seed is not None:
         arguments = Program(file=str(program), arguments=tuple(arguments)).words(args.seed)[1:]
     if options is not None:

@@ -201,7 +201,7 @@ def prepare(
     if config.epochs < 1:
         raise UsageError(f"epochs must be at least 1 for a search; got {config.epochs}")
     options, cores = _machine(args)
-    program = _program(args, given)
+    program = _program(args, given, goal)
     samples, forecast = 0, None
     if program is not None:
         space = _check_space(
@@ -272,8 +272,8 @@ def _choices(args: argparse.Namespace) -> Choices:
     )
 
 
-def _program(args: argparse.Namespace, given: set[str]) -> Program | None:
-    """Return the program to tune; raise a UsageError for settings that it has itself."""
+def _program(args: argparse.Namespace, given: set[str], goal: Goal) -> Program | None:
+    """Return the program to tune, whose runs end at the target; raise a UsageError for settings that it has itself."""
     from paceline.study.cells import PROGRAM_SETTINGS
     from paceline.study.file import check_session
     from paceline.vmpi.program import compile_script
@@ -285,7 +285,7 @@ def _program(args: argparse.Namespace, given: set[str]) -> Program | None:
         raise UsageError(f"a program has its own {', '.join(own)}: leave out --{own[0].replace('_', '-')}")
     compile_script(Path(words[0]))
     check_session(Path(words[0]))
-    program = Program(file=words[0], arguments=tuple(words[1:]))
+    program = Program(file=words[0], arguments=tuple(words[1:]), until=goal.text)
     program.check_placeholders(("seed", "batch", "lr"))
     for name in ("batch", "lr"):
         used = any(f"{{{name}}}" in word for word in program.arguments)
@@ -353,7 +353,8 @@ def _space(config: Config, choices: Choices, options: Options | None, cores: int
 def _check_space(space: Space) -> Space:
     """Return the candidates, unless there are none."""
     if not space.candidates:
-        why = next(iter(space.refused.values()), "no number of ranks is left")
+        many = f"ranks times threads must be at most {space.cores}, the number of cores"
+        why = next(iter(space.refused.values()), many)
         raise UsageError(f"there is nothing to search: {why}")
     return space
 

@@ -47,6 +47,8 @@ def problem_of(run: Run) -> Problem:
     batch = f"batch {whole}" if c["batch_per_rank"] is None else f"batch {c['batch_per_rank']} per rank"
     length = count(c["epochs"], "epoch")
     length += "" if c["draws"] is None else f" of {count(c['draws'], 'random batch', 'es')}"
+    until = (c.get("asked") or {}).get("until")
+    length += f", until {until}" if until else ""
     extra = "" if c["lr_scaling"] == "none" else f" scaled by {c['lr_scaling']}"
     extra += "" if c["schedule"] == "constant" else f", {c['schedule']}"
     parameters, rate, where = (

@@ -54,6 +54,8 @@ def _program(c: dict[str, Any]) -> list[str]:
     given = {name: c[name] for name in ("threads", "seed") if c.get(name)}
     if any("{seed}" in str(word) for word in c["program"]["arguments"]):
         given["seed"] = c["seed"]
+    if until := (c.get("asked") or {}).get("until"):
+        given["until"] = until
     ranks = [f"-n={c['ranks']}"]
     return [
         "run",

@@ -66,10 +66,11 @@ class Cell:
         if self.program is None:
             asked = {"lr": self.config.lr, **place}
             return {**asdict(self.config), "ranks": self.ranks, "asked": asked, "code": code, **simulated}
+        until = {"until": self.program.until} if self.program.until else {}
         return {
             **{name: getattr(self.config, name) for name in PROGRAM_SETTINGS},
             "ranks": self.ranks,
-            "asked": {"strategy": self.config.strategy, **place},
+            "asked": {"strategy": self.config.strategy, **until, **place},
             "program": {"file": self.program.file, "arguments": list(self.program.arguments)},
             "code": {**_script_code(self.program), **code},
             **simulated,

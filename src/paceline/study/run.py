@@ -68,6 +68,7 @@ def command(cell: Cell, runs: Path, name: str, hosts: str | None = None) -> list
     else:
         given = {name: getattr(config, name) for name in PROGRAM_SETTINGS}
         words = ["run", *(f"--{name}={value}" for name, value in given.items() if value is not None)]
+        words += [f"--until={program.until}"] if program.until else []
     words += [] if cell.serial else ["-n", str(cell.ranks)]
     words += [f"--hosts={hosts}"] if hosts and cell.on_ranks else []
     if cell.options is not None:

@@ -69,7 +69,8 @@ class Job:
     objects: tuple[str, ...] = ()
     """What of data, model, strategy, update and metrics the user gave as objects: the record cannot rebuild it."""
     program: Mapping[str, Any] | None = None
-    """What `paceline run` says about the program whose loop this is: its file, arguments, strategy and digest."""
+    """What `paceline run` says about the program whose loop this is: its file, arguments, strategy and digest, and
+    the target at which it ends, if there is one."""
 
     def name(self) -> str:
         """Return the strategy's name as it appears in records and legends."""

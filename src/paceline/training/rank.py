@@ -632,7 +632,7 @@ def _settings_for_record(
         "ranks": ranks,
         "asked": {
             "lr": job.config.lr,
-            **({} if job.program is None else {"strategy": job.program["strategy"]}),
+            **{k: v for k, v in (job.program or {}).items() if k in ("strategy", "until")},
             **({"trace": True} if job.trace else {}),
             **place.asked(),
         },

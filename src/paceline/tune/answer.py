@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.study.run import command
 from paceline.text import count, table
 from paceline.text import seconds as spell_seconds
-from paceline.tune.search import Search, Trial
+from paceline.tune.search import TOO_SLOW, Search, Trial
 from paceline.tune.space import Candidate
 from paceline.tune.timing import Timing, parted
 
@@ -133,7 +133,7 @@ def _without_target(search: Search) -> Answer:
         second = f"second best: {ranked[0]}, with {metric.describe(other, 'validation')}"
     return Answer(
         chosen=nearest, epochs=epochs, timing=None,
-        found=f"nothing reached {search.goal} ({search.over}); nearest came {nearest}, with "
+        found=f"nothing reached {search.goal} ({search.over}); the nearest was {nearest}, with "
         f"{metric.describe(value, 'validation')} after {spell_seconds(at)} s of {_simulated(search)}training",
         sure="how sure: not at all; a longer budget or an easier target would tell",
         second=second,
@@ -201,9 +201,13 @@ def _row(search: Search, one: Candidate, timing: Timing | None) -> Sequence[str]
     trial = search.trials[one]
     value = _nearest_point(search, trial)[0] if trial.points else None
     each = search.epoch_seconds(one)
+    took = trial.failed or "-"
+    if timing is not None:
+        took = spell_seconds(timing.mean)
+        took += f" ({timing.missed} missed it)" if timing.missed else ""
     return (
         str(one),
-        trial.failed or "-" if timing is None else spell_seconds(timing.mean),
+        took,
         str(search.epochs_needed(one)),
         "" if each is None else spell_seconds(each),
         "" if value is None else search.goal.metric.spell(value),
@@ -218,7 +222,8 @@ def left_out(search: Search) -> list[str]:
         if trial.runs:
             continue
         if trial.failed:
-            reasons.setdefault(f"failed: {trial.failed}", []).append(one)
+            slow = trial.failed.startswith(TOO_SLOW)
+            reasons.setdefault(trial.failed if slow else f"failed: {trial.failed}", []).append(one)
         elif trial.left_out:
             simulated = "simulator" in trial.left_out
             kind = "too slow to win in the simulator" if simulated else "too slow to win, as measured"
@@ -236,7 +241,10 @@ def left_out(search: Search) -> list[str]:
         f"{count(len(those), 'candidate')} {why}: {those[0]}{' and others' if len(those) > 1 else ''}"
         for why, those in reasons.items()
     ]
-    lines += [f"{name}: {why}" for name, why in search.space.refused.items()]
+    refused: dict[str, list[str]] = {}
+    for name, why in search.space.refused.items():
+        refused.setdefault(why, []).append(name)
+    lines += [f"{those[0]}{' and others' if len(those) > 1 else ''}: {why}" for why, those in refused.items()]
     return [
         *lines[:MOST_REASONS],
         *([f"and {len(lines) - MOST_REASONS} more"] if len(lines) > MOST_REASONS else []),

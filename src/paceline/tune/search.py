@@ -62,6 +62,7 @@ MOST_SLOWER = 2.5  # times what is expected of a run, or, for a program, the sho
 PATIENCE = 10.0  # seconds beyond that
 MOST_EPOCHS = 10_000
 MORE_EPOCHS = 4  # times those of the fastest so far, for a candidate whose speed has not been measured
+TOO_SLOW = "too slow"
 HOPELESS = 3  # runs that fail, if none has succeeded
 ROUNDS = 3  # of changing the learning rate
 
@@ -409,7 +410,8 @@ class Search:
         fastest, other = self._fastest.get(candidate.batch, (math.inf, candidate))
         if candidate in self._tried or candidate.steps not in self._learned or other == candidate:
             return False
-        return (self._seconds(candidate) or math.inf) >= fastest
+        seconds = self._seconds(candidate)
+        return seconds is not None and seconds >= fastest
 
     def _too_long_alone(self, candidate: Candidate, epochs: int) -> bool:
         """Return True if one process with one thread has had its share, and something else takes its steps faster."""
@@ -781,7 +783,7 @@ class Search:
             else:
                 self._failures += 1
             if not found.late or patience < left:
-                trial.failed = found.why
+                trial.failed = f"{TOO_SLOW}: {found.why}" if found.late else found.why
             self._give_up()
             return False
         self.note(candidate, seed, found)
@@ -820,7 +822,7 @@ class Search:
     def _patience(self, candidate: Candidate, epochs: int) -> float:
         """Return the seconds after which a run is ended, because it is far slower than was to be expected."""
         if self.space.program is not None:  # it cannot be ended when it has lost
-            return MOST_SLOWER * min(self._wholes) if self.times() and self._wholes else math.inf
+            return PATIENCE + MOST_SLOWER * min(self._wholes) if self.times() and self._wholes else math.inf
         each = self._clock_seconds(candidate) or self._alone()
         if self.space.options is not None:
             return math.inf  # the costs may have to be measured first
