@@ -824,7 +824,9 @@ def test_batch_norm_and_early_stopping() -> None:
                 assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("strategy", ["sync", "local-sgd:every=5", "parameter-server", "gossip", "main-worker"])
+@pytest.mark.parametrize(
+    "strategy", ["sync", "local-sgd:every=5", "parameter-server", "gossip", "main-worker"]
+)
 def test_training_ends_at_the_target_on_all_ranks(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def program(until: tuple[str, bool, float], comm: Any) -> Any:
         monkeypatch.setenv(SESSION, json.dumps({"until": until}))
