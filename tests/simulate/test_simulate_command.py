@@ -217,7 +217,7 @@ def test_run_an_unchanged_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "run", "ring.py", "-n", "5", "--network", "10gbe", "--", "--epochs", "3"]) == 0
     printed = capsys.readouterr()
     assert printed.out == "10.0 True from rank 0 ['--epochs', '3']\n"
-    assert re.fullmatch(r"5 ranks: [\d.]+ us, simulated; 5 messages, 40 kB\n", printed.err)
+    assert re.fullmatch(r"5 ranks: [\d.]+ us, simulated; 5 messages, 40 kB; 2 collectives\n", printed.err)
     assert sys.modules["__main__"] is before["__main__"]
     assert sys.modules.get("mpi4py.MPI") is before.get("mpi4py.MPI")
     assert sys.path == path

@@ -207,6 +207,115 @@ def test_bytes_and_messages_are_counted() -> None:
     assert outcome.seconds == max(outcome.clocks)
 
 
+def test_collectives_and_one_sided_calls_are_counted() -> None:
+    def program(comm: Any) -> None:
+        from mpi4py import MPI
+
+        window = MPI.Win.Allocate(8, comm=comm)
+        window.Fence()
+        window.Put(np.ones(1), (comm.rank + 1) % comm.size)
+        window.Fence()
+        window.Free()
+        comm.Barrier()
+        comm.allreduce(1)
+
+    outcome = vmpi.run(program, ranks=3)
+    assert outcome.messages == outcome.bytes == 0
+    assert outcome.collectives >= 2
+    assert outcome.one_sided == 3
+
+
+# ---- collectives of uneven parts
+
+N = 100_000
+LONG = 10 * N
+
+
+def _gatherv(comm: Any, lengths: list[int]) -> None:
+    into = [np.empty(sum(lengths), "b"), lengths] if comm.rank == 0 else None
+    comm.Gatherv(np.zeros(lengths[comm.rank], "b"), into)
+
+
+def _scatterv(comm: Any, lengths: list[int]) -> None:
+    comm.Scatterv(
+        [np.zeros(sum(lengths), "b"), lengths] if comm.rank == 0 else None,
+        np.empty(lengths[comm.rank], "b"),
+    )
+
+
+def _allgatherv(comm: Any, lengths: list[int]) -> None:
+    comm.Allgatherv(np.zeros(lengths[comm.rank], "b"), [np.empty(sum(lengths), "b"), lengths])
+
+
+def _alltoallv(comm: Any, lengths: list[int]) -> None:
+    """Every rank sends as much to all others as `lengths` says."""
+    mine = lengths[comm.rank]
+    comm.Alltoallv(
+        [np.zeros(mine * comm.size, "b"), [mine] * comm.size], [np.empty(sum(lengths), "b"), lengths]
+    )
+
+
+def _reduce_scatter(comm: Any, lengths: list[int]) -> None:
+    comm.Reduce_scatter(np.zeros(sum(lengths), "b"), np.empty(lengths[comm.rank], "b"), lengths)
+
+
+EQUAL: list[tuple[Callable[..., None], Callable[[Any], None]]] = [
+    (_gatherv, lambda comm: comm.Gather(np.zeros(N, "b"), np.empty(N * comm.size, "b") if comm.rank == 0 else None)),
+    (_scatterv, lambda comm: comm.Scatter(np.zeros(N * comm.size, "b") if comm.rank == 0 else None, np.empty(N, "b"))),
+    (_allgatherv, lambda comm: comm.Allgather(np.zeros(N, "b"), np.empty(N * comm.size, "b"))),
+    (_alltoallv, lambda comm: comm.Alltoall(np.zeros(N * comm.size, "b"), np.empty(N * comm.size, "b"))),
+    (_reduce_scatter, lambda comm: comm.Reduce_scatter_block(np.zeros(N * comm.size, "b"), np.empty(N, "b"))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("network", ["loopback", "10gbe", "10gbe:ranks-per-node=3"])
+@pytest.mark.parametrize(("uneven", "equal"), EQUAL, ids=lambda case: getattr(case, "__name__", ""))
+def test_parts_of_one_length_cost_as_much_as_equal_ones(
+    uneven: Callable[..., None], equal: Callable[[Any], None], network: str
+) -> None:
+    found = vmpi.run(uneven, [N] * 6, ranks=6, network=network).seconds
+    assert found == pytest.approx(vmpi.run(equal, ranks=6, network=network).seconds)
+
+
+@pytest.mark.parametrize("network", ["10gbe", "10gbe:ranks-per-node=3"])
+@pytest.mark.parametrize("call", [_gatherv, _scatterv, _allgatherv, _alltoallv])
+@pytest.mark.parametrize("one", [1, 5])
+def test_one_long_part_takes_its_bytes_and_not_many_times_more(
+    call: Callable[..., None], one: int, network: str
+) -> None:
+    """The card of the node that sends or receives most must let them pass; at most log2 6 times in a tree."""
+    lengths = [0] * 6
+    lengths[one] = LONG
+    seconds = vmpi.run(call, lengths, ranks=6, network=network).seconds
+    per_node = 3 if "node" in network else 1
+    copies = 6 - per_node if call is _alltoallv else 1
+    rooted = call in (_gatherv, _scatterv) and one < per_node
+    least = 0.0 if rooted else copies * LONG / Network.named("10gbe").bandwidth
+    assert least <= seconds <= 4 * max(least, LONG / Network.named("10gbe").bandwidth)
+
+
+def test_everybody_sends_to_one_through_its_card() -> None:
+    def program(comm: Any) -> None:
+        only = [LONG if rank == 0 else 0 for rank in range(comm.size)]
+        comm.Alltoallv(
+            [np.zeros(LONG, "b"), only], [np.empty(LONG * 8, "b"), [LONG if comm.rank == 0 else 0] * 8]
+        )
+
+    for network, crossing in (("10gbe", 7), ("10gbe:ranks-per-node=4", 4)):
+        seconds = vmpi.run(program, ranks=8, network=network).seconds
+        assert 1.0 < seconds / (crossing * LONG / Network.named("10gbe").bandwidth) < 1.8
+
+
+def test_neighbours_exchange_what_leaves_their_node() -> None:
+    def program(comm: Any) -> None:
+        ring = comm.Create_cart([comm.size], [True])
+        ring.Neighbor_alltoall(np.zeros(2 * N, "b"), np.zeros(2 * N, "b"))
+
+    for network, crossing in (("10gbe", 2), ("10gbe:ranks-per-node=4", 2)):
+        seconds = vmpi.run(program, ranks=16, network=network).seconds
+        assert 1.0 < seconds / (crossing * N / Network.named("10gbe").bandwidth) < 1.8
+
+
 # ---- non-blocking collectives behind computing
 
 NUMBERS = 1 << 18
@@ -236,15 +345,30 @@ def test_progress_needs_calls() -> None:
     assert max(vmpi.run(_behind, 1.0, ranks=4, network="10gbe:progress=thread").values) == 0.0
 
 
-def test_progress_waits_for_the_rank_that_calls_last() -> None:
+@pytest.mark.parametrize("last", range(4))
+def test_progress_waits_for_the_rank_that_calls_last(last: int) -> None:
     def program(comm: Any) -> float:
         request = comm.Iallreduce(np.zeros(NUMBERS, np.float32), np.zeros(NUMBERS, np.float32))
-        comm.Compute(2.0 if comm.Get_rank() == 3 else 1.0)
+        comm.Compute(2.0 if comm.Get_rank() == last else 1.0)
         request.Wait()
         return float(comm.Wtime())
 
     alone = max(vmpi.run(_behind, 0.0, ranks=4, network="10gbe").values)
     assert vmpi.run(program, ranks=4, network="10gbe").values == pytest.approx([2.0 + 0.75 * alone] * 4)
+
+
+@pytest.mark.parametrize("progress", ["calls", "thread"])
+def test_call_that_waits_comes_after_what_is_in_flight(progress: str) -> None:
+    def program(comm: Any) -> float:
+        request = comm.Iallreduce(np.zeros(NUMBERS, np.float32), np.zeros(NUMBERS, np.float32))
+        comm.Barrier()
+        after = comm.Wtime()
+        request.Wait()
+        return float(after)
+
+    alone = max(vmpi.run(_behind, 0.0, ranks=4, network="10gbe").values)
+    latest = max(vmpi.run(program, ranks=4, network=f"10gbe:progress={progress}").values)
+    assert 0.9 * alone < latest < 1.1 * alone
 
 
 def test_measured_share_is_hidden() -> None:

@@ -232,6 +232,12 @@ def test_long_allreduces_take_the_algorithm_that_sends_least() -> None:
     assert collective_seconds("Allreduce", 8, 0, steps) == 3.0
 
 
+def test_gathering_takes_no_more_bytes_than_there_are() -> None:
+    steps = StepCosts(lambda n: n, lambda n: 0.0)
+    assert [collective_seconds("Gather", p, 8, steps) for p in (2, 4, 5, 8, 17)] == [8, 24, 32, 56, 128]
+    assert [collective_seconds("Allgather", p, 8, steps) for p in (2, 4, 5, 8, 17)] == [8, 24, 32, 56, 128]
+
+
 def test_collectives_of_very_many_members() -> None:
     wires = presets()["10gbe"].wires(65536)
     everyone = range(65536)

@@ -9,9 +9,11 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline import vmpi
+from paceline.vmpi.errors import RankFailed
 from tests.ranks import ROOT, on_ranks
 
 P = 4
@@ -99,3 +101,47 @@ def test_nothing_is_left_behind() -> None:
 def test_only_a_rank_has_a_world() -> None:
     with vmpi.replace_mpi4py() as MPI, pytest.raises(RuntimeError, match="only a simulated rank has"):
         MPI.COMM_WORLD.Get_rank()
+
+
+def test_modules_of_mpi4py() -> None:
+    """mpi4py.util is bound to the simulator's MPI in a run, and as it was before after it."""
+
+    def program(comm: Any) -> Any:
+        from mpi4py import MPI
+        from mpi4py.util import dtlib, pkl5, sync
+
+        assert pkl5.MPI is MPI
+        world = pkl5.Intracomm(MPI.COMM_WORLD)
+        rank, size = world.rank, world.size
+        found = world.bcast({"a": np.arange(10)} if rank == 0 else None)["a"].sum()
+        rows = world.allgather(np.full(1000, rank))
+        swapped = world.alltoall([np.full(2, 10 * rank + other) for other in range(size)])
+        half = comm.Split(rank % 2)
+        between = pkl5.Intercomm(half.Create_intercomm(0, comm, 1 - rank % 2))
+        root = (MPI.ROOT if half.rank == 0 else MPI.PROC_NULL) if rank % 2 == 0 else 0
+        others, told = between.allgather(rank), between.bcast("from 0", root)
+        made = dtlib.from_numpy_dtype(np.dtype([("a", "i4"), ("b", "f8")], align=True))
+        counter = sync.Counter(comm=comm)
+        drawn = [next(counter) for _ in range(3)]
+        counter.free()
+        return (
+            int(found), [int(row[0]) for row in rows], [int(row[0]) for row in swapped], others, told,
+            made.Get_size(), drawn,
+        )  # fmt: skip
+
+    before = {name for name in sys.modules if name.startswith("mpi4py.")}
+    for _ in range(2):  # the second run has a module of its own
+        values = vmpi.run(program, ranks=4).values
+        for rank, (found, rows, swapped, others, told, made, _) in enumerate(values):
+            assert (found, rows, made) == (45, [0, 1, 2, 3], 12)
+            assert swapped == [10 * other + rank for other in range(4)]
+            assert others == [other for other in range(4) if other % 2 != rank % 2]
+            assert told == ("from 0" if rank % 2 else None)
+        assert sorted(number for *_, drawn in values for number in drawn) == list(range(12))
+    assert {name for name in sys.modules if name.startswith("mpi4py.")} == before
+
+
+@pytest.mark.parametrize("how", ["from mpi4py.futures import MPICommExecutor", "import mpi4py.util.pool"])
+def test_pools_are_refused(how: str) -> None:
+    with pytest.raises(RankFailed, match=r"the simulator has no threads, which mpi4py\.futures needs"):
+        vmpi.run(lambda comm: exec(how, {}), ranks=2)

@@ -218,6 +218,49 @@ def _comm_lock(comm: Comm, key: Any = None) -> threading.Lock:
     return _comm_lock_table(comm).setdefault(key, threading.Lock())
 
 
+# What mpi4py.util needs: a duplicate of a communicator, on which no message of the program can be mistaken for its own.
+
+
+def _context(comm: Any, *, connects: bool) -> list[Any]:
+    """Return [duplicate, local communicator, True if in its second group, tag of the next operation] of a rank's."""
+    own: OwnState = comm.state.own_of(comm.place)
+    if own.context is None:
+        double, local, second = comm.Dup(), None, False
+        if connects:
+            second = double.members != double.state.groups[0]
+            both = double.Merge(second)
+            local = both.Split(int(second))
+            both.Free()
+        own.context = [double, local, second, 0]
+    own.context[-1] = (own.context[-1] + 1) % _constants.TAG_UB_VALUE
+    return own.context
+
+
+def _commctx_intra(comm: Any) -> tuple[Any, int]:
+    """Return the duplicate of an intracommunicator, and a tag for an operation."""
+    double, *_, tag = _context(comm, connects=False)
+    return double, tag
+
+
+def _commctx_inter(comm: Any) -> tuple[Any, int, Any, bool]:
+    """Return the duplicate of an intercommunicator, a tag, a communicator of this rank's group, and if it is the first."""
+    double, local, second, tag = _context(comm, connects=True)
+    return double, tag, local, not second
+
+
+def _typecode(datatype: Datatype) -> str | None:
+    """Return the character or string of a predefined datatype; None for any other."""
+    try:
+        return datatype.tocode()
+    except ValueError:
+        return None
+
+
+def _typealign(datatype: Datatype) -> int | None:
+    """Return the alignment of a predefined datatype; None for any other."""
+    return datatype.layout.alignment if datatype.is_predefined else None
+
+
 def Wtime() -> float:
     """Return the running rank's clock, in virtual seconds."""
     found: float = current_world().Wtime()

@@ -16,6 +16,7 @@ from paceline.vmpi.buffers import BufferMemory, RankParts, block, equal_blocks, 
 from paceline.vmpi.errors import BufferChanged, mpi_error
 from paceline.vmpi.groups import CollectiveRequest, Disagreement, meet
 from paceline.vmpi.memory import is_in_place
+from paceline.vmpi.network import equal_part, equal_parts
 from paceline.vmpi.operations import check_op, combine_all, prefixes
 
 Finish = Callable[[list[Any]], Sequence[Any]]
@@ -54,6 +55,12 @@ class CollectiveBase:
             self, name, given if also is None else (given, also), finish,
             arguments=arguments, nbytes=nbytes, take=take,
         )  # fmt: skip
+
+    def _nodes(self) -> list[int]:
+        """Return the node of each member."""
+        comm: Any = self
+        node = self.kernel.wires.node
+        return [node[member] for member in comm.state.members]
 
     def _check_root(self, root: int) -> int:
         if not 0 <= root < self.size:
@@ -266,10 +273,6 @@ def _return_all(given: list[Any]) -> list[Any]:
     return given
 
 
-def _longest(given: list[Any]) -> int:
-    return max(int(also[0]) for _, also in given)
-
-
 class UnevenCollectives(CollectiveBase):
     """Gatherv, Scatterv, Allgatherv, Alltoallv, Alltoallw: parts of different lengths."""
 
@@ -294,6 +297,7 @@ class UnevenCollectives(CollectiveBase):
 
         return self._meet_parts(
             name, send, finish, parts, (("root", root),),
+            lambda sent: equal_part(sent, self._nodes(), root),
             (send.nbytes, send.kind, parts.lengths() if parts else None, parts.kind if parts else None),
         )  # fmt: skip
 
@@ -311,17 +315,17 @@ class UnevenCollectives(CollectiveBase):
         assert each is not None
 
         def finish(given: list[Any]) -> list[Any]:
-            data, (_, _, _, slices, kind) = given[root]
-            for rank, (_, (_, wanted, wanted_kind, *_)) in enumerate(given):
+            data, (*_, slices, kind) = given[root]
+            for rank, (_, (wanted, wanted_kind, *_)) in enumerate(given):
                 length = slices[rank].stop - slices[rank].start
                 _check(root, length, kind, rank, wanted, wanted_kind)
             return [bytes(data[where]) for where in slices]
 
         return self._meet(
             name, parts.memory if parts else None, finish, into=into, arguments=(("root", root),),
-            nbytes=_longest,
+            nbytes=lambda given: equal_part([also[0] for _, also in given], self._nodes(), root) * self.size,
             also=(
-                sum(parts.lengths()) if parts else 0, each.nbytes, each.kind,
+                each.nbytes, each.kind,
                 parts.slices if parts else None, parts.kind if parts else None,
             ),
         )  # fmt: skip
@@ -344,8 +348,9 @@ class UnevenCollectives(CollectiveBase):
             return [rows] * self.size
 
         return self._meet_parts(
-            name, send, finish, parts, (), (send.nbytes, send.kind, parts.lengths(), parts.kind)
-        )
+            name, send, finish, parts, (), lambda sent: equal_part(sent, self._nodes()),
+            (send.nbytes, send.kind, parts.lengths(), parts.kind),
+        )  # fmt: skip
 
     def Alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
         self._alltoallv("Alltoallv", sendbuf, recvbuf).Wait()
@@ -375,17 +380,18 @@ class UnevenCollectives(CollectiveBase):
             return rows
 
         return self._meet_parts(
-            name, send.memory, finish, parts, (),
-            (sum(send.lengths()), send.kinds, send.slices, parts.lengths(), parts.kinds),
+            name, send.memory, finish, parts, (), lambda sent: equal_parts(sent, self._nodes()),
+            (send.lengths(), send.kinds, send.slices, parts.lengths(), parts.kinds),
         )  # fmt: skip
 
     def _meet_parts(
         self, name: str, send: BufferMemory, finish: Callable[[list[Any]], list[Any]], parts: RankParts | None,
-        arguments: tuple[Any, ...], also: tuple[Any, ...],
+        arguments: tuple[Any, ...], weigh: Callable[[list[Any]], int], also: tuple[Any, ...],
     ) -> CollectiveRequest:  # fmt: skip
+        """Meet with parts of different lengths. `weigh` is given the first of what each rank adds in `also`."""
         return self._meet(
             name, send, finish, into=parts.memory if parts else None, take=parts.take if parts else None,
-            arguments=arguments, nbytes=_longest, also=also,
+            arguments=arguments, nbytes=lambda given: weigh([added[0] for _, added in given]), also=also,
         )  # fmt: skip
 
 

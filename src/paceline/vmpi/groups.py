@@ -221,9 +221,12 @@ class Forming:
 
 
 class OwnState:
-    """What one rank has set on its communicator: a name, attributes, an error handler, hints, a buffer, locks."""
+    """What one rank has set on its communicator: a name, attributes, an error handler, hints, a buffer, locks.
 
-    __slots__ = ("attributes", "buffer", "errhandler", "hints", "locks", "name")
+    `context`: a duplicate for the messages of mpi4py.util, its local communicator, and the last tag.
+    """
+
+    __slots__ = ("attributes", "buffer", "context", "errhandler", "hints", "locks", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -231,6 +234,7 @@ class OwnState:
         self.errhandler: Any = None
         self.hints: dict[str, str] = {}
         self.buffer: Any = None
+        self.context: list[Any] | None = None
         self.locks: dict[Any, threading.Lock] | None = None
         """mpi4py's locks of collectives of objects, by their names; None as long as the program has not asked for them."""
 
@@ -355,6 +359,8 @@ def meet(
         return left_out
     if kernel.gathering is not None:
         kernel.let_earlier_go(rank)
+    if rank.advancing and name[0] != "I":  # a call that waits comes after what is in flight already
+        kernel.advance(rank, waits=True)
     request = CollectiveRequest(rank, name, take)
     place = comm.place
     call = state.calls[place]
@@ -386,6 +392,7 @@ def meet(
         raise CollectiveMismatch(_describe_disagreement(name, meeting, found)) from None
     handed = nbytes if isinstance(nbytes, int) else nbytes(meeting.given)
     charged = not free_of_charge and size > 1
+    kernel.collectives += charged
 
     def complete(advance: Advance | None = None) -> None:
         end = meeting.latest
@@ -408,9 +415,11 @@ def meet(
             assert met is not None
             member = met.rank
             advance.attend(place, meeting.latest, waits=False)
-            # A rank that is waiting already, or has ended, takes part in every round.
+            # A rank that is waiting already, or has ended, takes part in every round, from its own clock on: it may have
+            # computed before it began to wait.
             if not (
-                (member.waiting or member.greenlet.dead) and advance.attend(place, meeting.latest, waits=True)
+                (member.waiting or member.greenlet.dead)
+                and advance.attend(place, max(meeting.latest, member.t), waits=True)
             ):
                 member.advancing.append((advance, place))
     else:

@@ -223,7 +223,7 @@ class Kernel:
         self.tie = count().__next__ if seed == 0 else random.Random(seed).random
         self.sequence = count()
         self.contexts = count()
-        self.messages = self.bytes = 0
+        self.messages = self.bytes = self.collectives = self.one_sided = 0
         self.meetings: dict[Any, Any] = {}
         """Collective calls that some ranks have not reached yet, and their communicators."""
         self.forming: Any = None

@@ -24,6 +24,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from paceline.errors import UsageError, unknown
 from paceline.vmpi.compute import Curves
 
@@ -500,8 +502,11 @@ def _number(what: str, text: str) -> float:
 # Barrier                            dissemination: log2 p rounds
 # Bcast, Reduce                      a binomial tree; or scatter and allgather, reduce-scatter and gather
 # Allreduce                          recursive doubling, Rabenseifner's, or a ring
+# Scan, Exscan                       recursive doubling
 # Allgather, Gather, Scatter         recursive doubling or a ring; binomial trees
 # Alltoall                           Bruck's, or pairwise
+#
+# Calls with uneven parts (Gatherv …) cost as much as those with equal parts that move the same bytes.
 #
 # Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH (2005).
 
@@ -515,6 +520,61 @@ class StepCosts(NamedTuple):
     """None: as long as any other exchange. Between switches only one message of a ring's step passes each uplink."""
 
 
+COSTS_LIKE = {
+    "Gatherv": "Gather",
+    "Scatterv": "Scatter",
+    "Allgatherv": "Allgather",
+    "Alltoallv": "Alltoall",
+    "Alltoallw": "Alltoall",
+    "Reduce_scatter_block": "Reduce_scatter",
+    "Exscan": "Scan",
+}
+
+
+def equal_part(lengths: Sequence[int], nodes: Sequence[int], root: int | None = None) -> int:
+    """Return the bytes of each rank's part if parts of these lengths were equal, with as many bytes on the busiest wire.
+
+    nodes: the node of each rank. root: the rank that gathers or scatters the parts, whose own part does not move. Without
+    one, everybody receives the parts of all others.
+
+    >>> equal_part([1000, 10, 10], [0, 1, 2], root=0), equal_part([0, 10, 10], [0, 1, 2], root=0)
+    (10, 10)
+    >>> equal_part([0, 0, 0, 10], [0, 0, 1, 1], root=0), equal_part([0, 0, 10], [0, 1, 2])
+    (5, 5)
+    """
+    whole, found = sum(lengths), 0
+    on_node: dict[int, list[int]] = {}
+    for node, length in zip(nodes, lengths, strict=True):
+        on_node.setdefault(node, []).append(length)
+    kept = (
+        [[lengths[root]], on_node[nodes[root]]] if root is not None else [[min(lengths)], *on_node.values()]
+    )
+    for stay in kept:
+        if len(stay) < len(lengths):
+            found = max(found, -(-(whole - sum(stay)) // (len(lengths) - len(stay))))
+    return found
+
+
+def equal_parts(sent: Sequence[Sequence[int]], nodes: Sequence[int]) -> int:
+    """Return the bytes of a rank's whole buffer in an Alltoall of equal parts that takes as long as this one.
+
+    sent: bytes by sender and receiver. All wait for the node that sends most to other nodes, or receives most from them;
+    on a single node, for the rank that does.
+
+    >>> equal_parts([[0, 10], [10, 0]], [0, 1]), equal_parts([[0, 0, 0], [6, 0, 0], [6, 0, 0]], [0, 1, 2])
+    (20, 18)
+    """
+    if len(sent) < 2:
+        return 0
+    several = len(set(nodes)) > 1
+    places, where = np.unique(nodes if several else range(len(nodes)), return_inverse=True)
+    table = np.zeros((len(places), len(places)), np.int64)
+    np.add.at(table, (where[:, None], where[None, :]), np.asarray(sent, np.int64))
+    np.fill_diagonal(table, 0)
+    most, largest = int(max(table.sum(0).max(), table.sum(1).max())), int(np.bincount(where).max())
+    return -(-most * len(places) // ((len(places) - 1) * largest))
+
+
 def collective_seconds(name: str, p: int, n: float, steps: StepCosts) -> float:
     """Return the seconds that p ranks take for the collective called `name`.
 
@@ -526,6 +586,7 @@ def collective_seconds(name: str, p: int, n: float, steps: StepCosts) -> float:
     """
     if p <= 1:
         return 0.0
+    name = COSTS_LIKE.get(name, name)
     rounds = math.ceil(math.log2(p))
     exchange, combine = steps.exchange, steps.combine
     to_neighbour = steps.to_neighbour or exchange
@@ -537,32 +598,38 @@ def collective_seconds(name: str, p: int, n: float, steps: StepCosts) -> float:
     def halves_combined() -> float:
         return sum(combine(n / 2**k) for k in range(1, rounds + 1))
 
+    def doubling_parts() -> float:
+        """Return the cost of parts of n bytes that are sent on, together with all that came before."""
+        return sum(exchange(n * min(2**k, p - 2**k)) for k in range(rounds))
+
     # The ranks beyond a power of two, before and after.
     uneven = 0.0 if p & (p - 1) == 0 else exchange(n) + combine(n)
     if name == "Barrier":
         return rounds * exchange(0)
     if name in ("Bcast", "Ibcast"):
         return min(rounds * exchange(n), halving() + min(halving(), (p - 1) * to_neighbour(n / p)))
-    if name in ("Reduce", "Reduce_scatter", "Reduce_scatter_block"):
+    if name in ("Reduce", "Reduce_scatter"):
         scattered = uneven + halving() + halves_combined()
         if name != "Reduce":
             return min(scattered, (p - 1) * (to_neighbour(n / p) + combine(n / p)))
         return min(rounds * (exchange(n) + combine(n)), scattered + halving())
-    if name in ("Allreduce", "Iallreduce", "Scan", "Exscan"):
+    if name == "Scan":
+        return rounds * (exchange(n) + combine(n))
+    if name in ("Allreduce", "Iallreduce"):
         doubling = rounds * (exchange(n) + combine(n)) + (uneven and exchange(n))
         halved = uneven + 2 * halving() + halves_combined() + (uneven and exchange(n))
         ring = (p - 1) * (2 * to_neighbour(n / p) + combine(n / p))
         return min(doubling, halved, ring)
-    if name in ("Gather", "Gatherv"):
-        return sum(exchange(n * 2**k) for k in range(rounds))
-    if name in ("Scatter", "Scatterv"):
+    if name == "Gather":
+        return doubling_parts()
+    if name == "Scatter":
         return halving()
     if name.startswith("Neighbor"):  # n: the bytes that a rank sends to all its neighbours
         return exchange(n)
-    if name in ("Alltoall", "Alltoallv", "Alltoallw"):
+    if name == "Alltoall":
         return min(rounds * exchange(n / 2), (p - 1) * exchange(n / p))
     # Allgather, and calls in which every rank learns a little about every other (Split, Dup, windows …)
-    return min(sum(exchange(n * 2**k) for k in range(rounds)), (p - 1) * to_neighbour(n))
+    return min(doubling_parts(), (p - 1) * to_neighbour(n))
 
 
 # NCCL's collectives, by its own model of them: rings through all GPUs, each node entered and left once, or trees of nodes
@@ -601,7 +668,6 @@ def nccl_seconds(
     times = {
         "Allreduce": 2,
         "Reduce_scatter": 1,
-        "Reduce_scatter_block": 1,
         "Allgather": 1,
         "Bcast": 1,
         "Reduce": 1,
@@ -906,6 +972,7 @@ class Wires:
 
     def _price(self, name: str, members: Sequence[int], nbytes: int) -> _Price:
         group = self._group(members)
+        name = COSTS_LIKE.get(name, name)
         key = (name, len(members), group.nodes, group.largest, nbytes)
         found = self._collectives.get(key)
         if found is None:
@@ -1054,7 +1121,7 @@ def _two_level(
 ) -> float:
     """Return the cost of a collective inside the nodes, then between one rank of each, then inside the nodes again."""
     every = nbytes * members
-    if name in ("Barrier", "Allreduce", "Reduce_scatter", "Scan", "Exscan"):
+    if name in ("Barrier", "Allreduce", "Scan"):
         down = "Barrier" if name == "Barrier" else "Bcast"
         up = "Barrier" if name == "Barrier" else "Reduce"
         return (
@@ -1070,6 +1137,16 @@ def _two_level(
         return in_node(name, largest, nbytes) + collective_seconds(name, nodes, nbytes * largest, between)
     if name == "Scatter":
         return collective_seconds(name, nodes, nbytes, between) + in_node(name, largest, nbytes / nodes)
+    if name == "Reduce_scatter":
+        return (
+            in_node("Reduce", largest, nbytes)
+            + collective_seconds(name, nodes, nbytes, between)
+            + in_node("Scatter", largest, nbytes / nodes)
+        )
+    if name.startswith(
+        "Neighbor"
+    ):  # nbytes: what the node that sends or receives most exchanges with other nodes
+        return collective_seconds(name, nodes, nbytes, between)
     if name == "Alltoall":  # every byte that leaves the node goes through its single card
         return in_node(name, largest, nbytes / nodes) + collective_seconds(
             name, nodes, nbytes * largest, between

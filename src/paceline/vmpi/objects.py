@@ -16,6 +16,7 @@ from paceline.vmpi.collectives import CollectiveBase, root_only
 from paceline.vmpi.groups import CollectiveRequest, meet
 from paceline.vmpi.matching import match, post
 from paceline.vmpi.memory import buffer
+from paceline.vmpi.network import equal_part, equal_parts
 from paceline.vmpi.operations import SUM, Op
 from paceline.vmpi.requests import ReceiveRequest, Request
 
@@ -246,8 +247,9 @@ class ObjectCalls(CollectiveBase):
         own = comm.state.own.get(comm.place)
         with nullcontext() if own is None else own.lock(name):
             met: CollectiveRequest = meet(
-                self, name, given, finish, arguments=tuple(arguments.items()), nbytes=_longest
-            )
+                self, name, given, finish,
+                arguments=tuple(arguments.items()), nbytes=lambda rows: _weigh(name, rows, root, self._nodes()),
+            )  # fmt: skip
             met.Wait()
         return met.result
 
@@ -258,10 +260,16 @@ class ObjectCalls(CollectiveBase):
         return found
 
 
-def _longest(given: list[Any]) -> int:
-    return max(
-        0 if row is None else len(row) if isinstance(row, bytes) else sum(map(len, row)) for row in given
-    )
+def _weigh(name: str, rows: list[Any], root: int | None, nodes: list[int]) -> int:
+    """Return the bytes of a collective of objects, for its cost."""
+    if name in ("gather", "allgather"):
+        return equal_part([len(row) for row in rows], nodes, root)
+    if name == "scatter":
+        assert root is not None
+        return equal_part([len(part) for part in rows[root]], nodes, root) * len(rows)
+    if name == "alltoall":
+        return equal_parts([[len(part) for part in row] for row in rows], nodes)
+    return max(0 if row is None else len(row) for row in rows)
 
 
 def receive_matched(rank: Any, message: Any) -> ObjectReceiveRequest:

@@ -28,6 +28,7 @@ from paceline.vmpi import MPI
 from paceline.vmpi.compute import Compute
 from paceline.vmpi.errors import Aborted
 from paceline.vmpi.groups import CommState
+from paceline.vmpi.information import raise_unsupported
 from paceline.vmpi.kernel import Kernel
 from paceline.vmpi.network import Network, parse_network
 from paceline.vmpi.rounds import can_evaluate
@@ -48,6 +49,11 @@ class Outcome:
     messages: int
     """The number of point-to-point messages of all ranks."""
     bytes: int
+    """Their bytes."""
+    collectives: int = 0
+    """The number of calls of MPI's own collectives, each counted once for all of its ranks."""
+    one_sided: int = 0
+    """The number of messages of one-sided calls."""
     killed: dict[int, float] = field(default_factory=dict)
     """Ranks that were killed, and when."""
 
@@ -121,7 +127,7 @@ def run(
     clocks = [rank.t for rank in kernel.ranks]
     return Outcome(
         values=[rank.value for rank in kernel.ranks], seconds=max(clocks), clocks=clocks,
-        messages=kernel.messages, bytes=kernel.bytes,
+        messages=kernel.messages, bytes=kernel.bytes, collectives=kernel.collectives, one_sided=kernel.one_sided,
         killed={} if kernel.faults is None else {rank: death.time for rank, death in kernel.faults.dead.items()},
     )  # fmt: skip
 
@@ -350,6 +356,7 @@ def compile_script(file: Path) -> CodeType:
 
 
 NAME = "mpi4py.MPI"
+DEPENDENT = ("mpi4py.util", "mpi4py.futures")
 _MISSING: Any = object()
 
 
@@ -365,6 +372,15 @@ def make_module() -> ModuleType:
     return module
 
 
+class _Futures(ModuleType):
+    """mpi4py.futures: a pool calls MPI from threads, which simulated ranks do not have."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise_unsupported("threads, which mpi4py.futures needs")
+
+
 @contextmanager
 def replace_mpi4py(*functions: Callable[..., Any]) -> Iterator[ModuleType]:
     """Make `from mpi4py import MPI`, and names bound to mpi4py in the functions' modules, refer to the simulator's.
@@ -376,8 +392,11 @@ def replace_mpi4py(*functions: Callable[..., Any]) -> Iterator[ModuleType]:
     """
     real = sys.modules.get(NAME)
     module = make_module()
+    # Modules of mpi4py that use mpi4py.MPI are loaded again, with the simulator's.
+    loaded = {name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith(DEPENDENT)}
+    attributes = {name: vars(mpi4py).get(name, _MISSING) for name in ("MPI", "util", "futures")}
+    sys.modules["mpi4py.futures"] = mpi4py.futures = _Futures("mpi4py.futures")
     swapped = [] if real is None else _names(functions, real, module)
-    attribute = vars(mpi4py).get("MPI", _MISSING)
     sys.modules[NAME] = module
     mpi4py.MPI = module
     settings = mpi4py.rc
@@ -388,16 +407,20 @@ def replace_mpi4py(*functions: Callable[..., Any]) -> Iterator[ModuleType]:
         yield module
     finally:
         settings.initialize = initialize
+        for name in [name for name in sys.modules if name.startswith(DEPENDENT)]:
+            del sys.modules[name]
+        sys.modules.update(loaded)
         for names, name, old, _ in swapped:
             names[name] = old
         if real is None:
             del sys.modules[NAME]
         else:
             sys.modules[NAME] = real
-        if attribute is _MISSING:
-            del mpi4py.MPI
-        else:
-            mpi4py.MPI = attribute
+        for name, value in attributes.items():
+            if value is not _MISSING:
+                setattr(mpi4py, name, value)
+            elif name in vars(mpi4py):
+                delattr(mpi4py, name)
 
 
 def _names(

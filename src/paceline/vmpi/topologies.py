@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -309,10 +310,21 @@ class Topocomm(Intracomm):
                         found[dest][slot] = row
             return found
 
+        def weigh(given: list[Any]) -> int:
+            node, members = self.kernel.wires.node, self.state.members
+            if len({node[member] for member in members}) == 1:
+                return max(int(also[1]) for _, also in given)
+            sent, received = Counter[int](), Counter[int]()
+            for rank, (_, (parts, _)) in enumerate(given):
+                for row, (dest, _) in zip(parts, topology.slots(rank), strict=True):
+                    if dest >= 0 and node[members[dest]] != node[members[rank]]:
+                        sent[node[members[rank]]] += len(row)
+                        received[node[members[dest]]] += len(row)
+            return max([0, *sent.values(), *received.values()])
+
         return self._meet(
-            name, None, finish, into=None, arguments=(), take=take, also=(rows, nbytes),
-            nbytes=lambda given: max(int(also[1]) for _, also in given),
-        )  # fmt: skip
+            name, None, finish, into=None, arguments=(), take=take, also=(rows, nbytes), nbytes=weigh
+        )
 
     def _parts(self, given: Any, members: int, *, writing: bool, how: str) -> RankParts:
         if how != "":

@@ -256,6 +256,10 @@ class Window(Attributes, Handled):
         own = self._used()
         return own.shared.parts[own.comm.rank].view(buffer)
 
+    def __buffer__(self, flags: int) -> memoryview:
+        """Return this rank's memory for memoryview(window), which Python asks for from version 3.12 on."""
+        return memoryview(self.tomemory())
+
     def describe(self) -> str:
         """Describe the window and where it was allocated."""
         return f"window of rank {self._used().comm.me.number}, allocated at {format_site(self.origin)}"
@@ -599,6 +603,7 @@ class _Place:
 def _transfer(kernel: Any, source: int, dest: int, nbytes: int, now: float) -> tuple[float, float]:
     """Return when the origin of a transfer is free again, and when all bytes have arrived."""
     wires = kernel.wires
+    kernel.one_sided += 1
     eager = wires.eager(source, dest, nbytes)
     free, arrives, taking = wires.send(source, dest, nbytes, now, eager)
     if not eager:

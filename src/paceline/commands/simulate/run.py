@@ -180,7 +180,7 @@ def _exit_status(error: Any) -> int:
 
 
 def _cost(outcomes: list[Outcome], ranks: int) -> str:
-    from paceline.text import amount, duration
+    from paceline.text import amount, count, duration
 
     seconds = sorted(outcome.seconds for outcome in outcomes)
     took = duration(seconds[0])
@@ -190,7 +190,12 @@ def _cost(outcomes: list[Outcome], ranks: int) -> str:
         took += f" in {len(outcomes):,} orders of events"
     last = outcomes[-1]
     killed = f", {len(last.killed)} killed" if last.killed else ""
-    return f"{ranks:,} ranks{killed}: {took}, simulated; {last.messages:,} messages, {amount(last.bytes)}"
+    sent = [f"{count(last.messages, 'message')}, {amount(last.bytes)}"] if last.messages else []
+    if last.collectives:
+        sent.append(count(last.collectives, "collective"))
+    if last.one_sided:
+        sent.append(f"{last.one_sided:,} one-sided")
+    return f"{count(ranks, 'rank')}{killed}: {took}, simulated; {'; '.join(sent) or 'no messages'}"
 
 
 @contextlib.contextmanager
