@@ -258,7 +258,7 @@ def _typecode(datatype: Datatype) -> str | None:
 
 def _typealign(datatype: Datatype) -> int | None:
     """Return the alignment of a predefined datatype; None for any other."""
-    return datatype.layout.alignment if datatype.is_predefined else None
+    return datatype.layout.alignment if datatype.layout is not None and datatype.is_predefined else None
 
 
 def Wtime() -> float:

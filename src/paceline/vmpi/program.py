@@ -395,7 +395,8 @@ def replace_mpi4py(*functions: Callable[..., Any]) -> Iterator[ModuleType]:
     # Modules of mpi4py that use mpi4py.MPI are loaded again, with the simulator's.
     loaded = {name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith(DEPENDENT)}
     attributes = {name: vars(mpi4py).get(name, _MISSING) for name in ("MPI", "util", "futures")}
-    sys.modules["mpi4py.futures"] = mpi4py.futures = _Futures("mpi4py.futures")
+    sys.modules["mpi4py.futures"] = futures = _Futures("mpi4py.futures")
+    vars(mpi4py)["futures"] = futures
     swapped = [] if real is None else _names(functions, real, module)
     sys.modules[NAME] = module
     mpi4py.MPI = module
