@@ -300,7 +300,7 @@ def test_the_budget_is_spent_as_long_as_a_longer_run_might_reach_the_target() ->
 def test_a_run_that_the_budget_ends_has_not_failed() -> None:
     machine = four()
     program = Program(file="own.py", arguments=())
-    candidates = tuple(one_thread(threads=threads, batch=None, lr=None) for threads in (1, 8))
+    candidates = tuple(one_thread(threads=threads, batch=None, lr=None) for threads in (8, 1))
     machine.seconds |= dict.fromkeys(candidates, 30.0)
     machine.spare = 1.0
     search = Search(

@@ -1,6 +1,6 @@
 """The speed of candidates before they have been run: simulated, with the costs of the work as measured on this machine.
 
-The costs of one thread are measured by a few processes, or read from the cache. What threads bring is learned from runs.
+The costs of one thread are measured by one process on each core at the same time, or read from the cache. What threads bring is learned from runs.
 """
 
 from __future__ import annotations
@@ -68,8 +68,7 @@ class Forecast:
         with limit_threads(1):
             if self.options is not None:
                 return costs_for(job, self.options)
-            ranks = sorted({1, allocated_cores()})
-            return load_network(Options().network), costs_of(job, ranks, seconds=MEASURE)
+            return load_network(Options().network), costs_of(job, [allocated_cores()], seconds=MEASURE)
 
     def epoch_seconds(self, candidate: Candidate) -> float | None:
         """Return the predicted seconds of an epoch; None if they cannot be predicted, or not in time.

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from paceline.compare.metric import Metric, names_in, read_epoch
 from paceline.errors import UsageError
 from paceline.files import write_json
@@ -111,12 +113,14 @@ class Runs:
         if isinstance(found, Failed):
             self.tell(f"{candidate}: {found.why}")
             return None
-        rate = found.summary["samples_per_second"]
-        if not rate:
+        starts = found.steps["start"][found.steps["rank"] == 0]
+        steps = np.diff(starts[len(starts) // 4 :])  # the first ones are slow: libraries and threads start
+        if not len(steps) or not steps.sum():
             return None
-        seconds = self.batches(candidate) * (candidate.batch or 1) / rate
+        seconds = self.batches(candidate) * float(np.median(steps))
+        rate = (candidate.batch or 1) / float(np.median(steps))
         self.tell(f"{candidate}: {rate:,.0f} samples/s, so an epoch takes {seconds:.3g} s")
-        return float(seconds)
+        return seconds
 
     def _run(self, cell: Cell, limit: float) -> tuple[Run | Failed, float | None]:
         """Run a cell; return its record, or why there is none, and the seconds that it took if it began at the start."""

@@ -4,8 +4,9 @@
    promising of each kind that takes the steps of serial training: threads, ranks, ranks with threads.
    After that comes what is expected to be fastest: seconds of an epoch, measured or predicted, times epochs. What takes
    other steps than serial training is expected to need more of them, and waits until the others have been tried.
-2. Rungs of training time: every candidate may train for as long as the others; a third goes on, three times as long,
-   until one reaches the target. From then on no run is longer than the fastest one so far.
+2. Rungs of training time: every candidate may train for as long as the others; a third of those that did goes on, three
+   times as long, until one reaches the target. Those for which there was no time come in by their turn. If little time
+   is left, the most promising goes on at once. When the target has been reached, no run is longer than the fastest one.
 3. A candidate is left out as soon as it cannot win: an epoch of it takes at least so long, by measurement or by
    simulation, and it needs at least so many epochs, because training on ranks learns at most what serial training with
    the same batch and learning rate learns from a sample.
@@ -44,7 +45,7 @@ OUTLOOK, SMALLEST = 1.5, 1e-4  # the power with which errors are extrapolated, a
 BEYOND = 1.5  # times the extrapolated epochs to the target, for a longer run
 FORECAST_SHARE = 0.12
 PROBE_SHARE = 0.35  # of what is left
-PROBE = 1.0  # seconds of a run that only measures speed
+PROBE, LEAST_DRAWS = 1.0, 16  # seconds and batches of a run that only measures speed
 ALONE_SHARE = (
     0.2  # of the budget, for one process with one thread where something else takes its steps faster
 )
@@ -58,7 +59,9 @@ SURE_MEASURED, SURE_PREDICTED = 0.9, 0.5  # how much faster than measured or pre
 CLOSE = 1.3  # candidates whose times differ by less are worth repeating
 MOST_RUNS = 6  # of one candidate
 MOST_FINALISTS = 3
-MOST_SLOWER = 2.5  # times what is expected of a run, or, for a program, the shortest one so far
+MOST_SLOWER = (
+    2.5  # times what is expected of a run or, for a program, the seconds of the fastest to the target
+)
 PATIENCE = 10.0  # seconds beyond that
 MOST_EPOCHS = 10_000
 MORE_EPOCHS = 4  # times those of the fastest so far, for a candidate whose speed has not been measured
@@ -251,7 +254,7 @@ class Search:
         return 1 if self.space.grows else self.most_epochs
 
     def _prepare(self, speeds: Speeds) -> None:
-        self.tell("measuring what the work costs on one core")
+        self.tell("measuring what the work costs on each core")
         speeds.prepare(FORECAST_SHARE * self.budget)
 
     def _explore(self) -> None:
@@ -262,16 +265,11 @@ class Search:
             share = RUNG_SHARE if self.space.grows and len(alive) > 1 else 1.0
             before = self._runs
             self._rung(alive, allowance, self._search_end(share))
-            if self.times():
+            if self.times() or not self.rungs[-1][1]:  # reached, or nothing fits into what is left
                 break
             compared = sum(bool(self.trials[one].runs) for one in alive)
             if self._runs > before and compared < KEEP and any(self.trials[one].untried for one in alive):
                 continue  # there was time for too few to choose from
-            if not self.rungs[-1][1]:  # a run would be too long for its share
-                if len(alive) == 1 or not self.space.grows:
-                    break
-                alive = sorted(alive, key=self._outlook)[:1]
-                continue
             alive = self._halve(alive, allowance)
             allowance *= LONGER
         if self.times():
@@ -321,7 +319,9 @@ class Search:
         if candidate.speed in self._measured or self.bench.find(candidate, epochs=1, seed=self._seed(0)):
             return
         expected = self._seconds(candidate)
-        draws = 8 if expected is None else max(8, int(PROBE / expected * self._steps(candidate)))
+        draws = LEAST_DRAWS
+        if expected is not None:
+            draws = max(draws, int(PROBE / expected * self._steps(candidate)))
         if draws >= self._steps(candidate) or self._left() < self._expected_start():
             return  # a whole epoch is as short
         began = self.clock()
@@ -332,16 +332,24 @@ class Search:
         self._note_speed(candidate, found)
 
     def _rung(self, alive: Sequence[Candidate], allowance: float, until: float) -> None:
-        """Let each of these train for `allowance` seconds, the most promising first; leave out what cannot win."""
-        waiting, taken = list(alive), []
+        """Let each of these train for `allowance` seconds, the most promising first; leave out what cannot win.
+
+        No run ends after `until`, but the first one may take all that is left for searching.
+        """
+        waiting, taken, before_any = list(alive), [], self._runs
         cheap = max(2 * PROBE, self.budget / FIRST_RUNG)
+        first = [one for one in self.trials if one.serial][:2] if self.space.program is None else []
         first = [
-            one for one in [one for one in waiting if one.serial][:2] if (self._seconds(one) or 0.0) <= cheap
+            one
+            for one in first
+            if one in waiting and one not in self._tried and (self._seconds(one) or 0.0) <= cheap
         ]
         order: list[Candidate] = []
         while waiting:
             if not order:
                 order = [*first, *self._order([one for one in waiting if one not in first])]
+            if not self.times() and self._has_favourite(taken, order[0]):
+                break  # it goes on in the next rung
             one = order.pop(0)
             waiting.remove(one)
             first = [other for other in first if other != one]
@@ -355,8 +363,9 @@ class Search:
                 break
             epochs, before = self._epochs(one, allowance), self._longest(trial)
             if epochs > (before if self.times() or not self.space.grows else 2 * before - 1):
-                if not self._fits(one, epochs, until):
-                    epochs = 0 if self.times() else self._epochs_that_fit(one, until)
+                end = until if self._runs > before_any else self._search_end()
+                if not self._fits(one, epochs, end):
+                    epochs = 0 if self.times() else self._epochs_that_fit(one, end)
                     if epochs <= before:
                         continue  # with less than the fastest has needed, nothing could be said
                 if self._too_long_alone(one, epochs):
@@ -366,6 +375,14 @@ class Search:
             taken.append(one)
         self.rungs.append((allowance, tuple(taken)))
 
+    def _has_favourite(self, taken: Sequence[Candidate], next_one: Candidate) -> bool:
+        """Return True if one that took part in a rung is more promising than the next one, and needs much of what is left."""
+        ran = [one for one in taken if self.trials[one].runs and not self.trials[one].failed]
+        if len(ran) < KEEP or not self.space.grows:
+            return False
+        needs = min(map(self._outlook, ran))
+        return KEEP * (self._expected_start() + needs) > self._left() and needs < self._expected(next_one)
+
     def _order(self, waiting: Sequence[Candidate]) -> list[Candidate]:
         """Return candidates with the most promising first.
 
@@ -373,7 +390,17 @@ class Search:
         steps that are known to reach the target, faster than they have been taken, comes first. What takes other
         steps than serial training comes after the first one on ranks that takes the same, and after all threads with
         every batch, where these may be worth it. Last comes what would take known steps more slowly.
+        Runs of programs are whole, so those come first that use all cores and take the steps of serial training.
         """
+        if self.space.program is not None:
+            return sorted(
+                waiting,
+                key=lambda one: (
+                    not one.equals_serial,
+                    -one.ranks * one.threads,
+                    one.ranks > 1 and one.threads > 1,
+                ),
+            )
         expected = {one: self._expected(one) for one in waiting}
         near = FAR * min(expected.values(), default=0.0)
         same = [one for one in waiting if one.equals_serial]
@@ -426,14 +453,14 @@ class Search:
         )
 
     def _halve(self, alive: Iterable[Candidate], allowance: float) -> list[Candidate]:
-        """Return the third of those that were tried that is likely to reach the target first."""
+        """Return the third of those that were tried that is likely to reach the target first, and those not tried."""
         tried = [one for one in alive if self.trials[one].runs and not self.trials[one].failed]
         tried = [one for one in tried if self._longest(self.trials[one]) < self.most_epochs]
         tried.sort(key=self._outlook)
         kept = tried[: max(1, len(tried) // KEEP)] if tried else []
         for one in tried[len(kept) :]:
             self.trials[one].left_out = f"learned less than others in {spell_seconds(allowance)} s"
-        return kept
+        return [*kept, *(one for one in alive if self.trials[one].untried)]
 
     def _outlook(self, candidate: Candidate) -> float:
         """Return the seconds to the target, extrapolated from what a candidate has learned so far.
@@ -445,6 +472,13 @@ class Search:
             return math.inf
         at, value = min(run.points, key=lambda point: self.goal.metric.key(point[1]))
         return float(at * max(1.0, self._error(value) / self._error(self.goal.value)) ** OUTLOOK)
+
+    def _outlook_epochs(self, candidate: Candidate) -> float:
+        """Return the epochs to the target, extrapolated; 0 if it was reached, or nothing is known."""
+        run = self.trials[candidate].runs.get(0)
+        if run is None or not run.points or self._needed(run) is not None:
+            return 0.0
+        return self._outlook(candidate) / run.seconds * run.epochs
 
     def _error(self, value: float) -> float:
         """Return how bad a value is: above 0, lower is better."""
@@ -624,14 +658,16 @@ class Search:
         usual = self.space.candidates[0].batch or 1
         batch = candidate.batch or usual
         if candidate.steps in self._learned:
-            found = float(self._learned[candidate.steps][0])
+            needs, _, other = self._learned[candidate.steps]
+            found = max(needs, self._outlook_epochs(other))
         else:
             needs, _, other = min(
                 self._learned.values(),
                 key=lambda each: (not each[1], abs(math.log((each[2].batch or usual) / batch)), each[0]),
                 default=(1, False, self.space.candidates[0]),
             )
-            found = needs * (CRITICAL_BATCH + batch) / (CRITICAL_BATCH + (other.batch or usual))
+            found = max(needs, self._outlook_epochs(other))
+            found *= (CRITICAL_BATCH + batch) / (CRITICAL_BATCH + (other.batch or usual))
         if not candidate.equals_serial:
             found *= OTHER_STEPS * math.sqrt(candidate.workers)
             found *= math.sqrt(max(1.0, (candidate.lr or 0.0) / self.space.rate))
@@ -821,8 +857,11 @@ class Search:
 
     def _patience(self, candidate: Candidate, epochs: int) -> float:
         """Return the seconds after which a run is ended, because it is far slower than was to be expected."""
-        if self.space.program is not None:  # it cannot be ended when it has lost
-            return PATIENCE + MOST_SLOWER * min(self._wholes) if self.times() and self._wholes else math.inf
+        if self.space.program is not None:
+            best = self.best()
+            if best is None or not self._overheads:
+                return math.inf
+            return PATIENCE + max(self._overheads) + MOST_SLOWER * self.times()[best].mean
         each = self._clock_seconds(candidate) or self._alone()
         if self.space.options is not None:
             return math.inf  # the costs may have to be measured first
