@@ -1,6 +1,7 @@
 """The speed of candidates before they have been run: simulated, with the costs of the work as measured on this machine.
 
-The costs of one thread are measured by one process on each core at the same time, or read from the cache. What threads bring is learned from runs.
+The costs of one thread are measured by one process on each core at the same time, or read from the cache. What threads
+bring is learned from runs.
 """
 
 from __future__ import annotations

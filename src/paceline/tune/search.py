@@ -376,7 +376,7 @@ class Search:
         self.rungs.append((allowance, tuple(taken)))
 
     def _has_favourite(self, taken: Sequence[Candidate], next_one: Candidate) -> bool:
-        """Return True if one that took part in a rung is more promising than the next one, and needs much of what is left."""
+        """Return True if one that took part in a rung is the most promising, and needs much of what is left."""
         ran = [one for one in taken if self.trials[one].runs and not self.trials[one].failed]
         if len(ran) < KEEP or not self.space.grows:
             return False
