@@ -336,7 +336,7 @@ class Search:
 
         No run ends after `until`, but the first one may take all that is left for searching.
         """
-        waiting, taken, before_any = list(alive), [], self._runs
+        waiting, taken, before_any = list(alive), list[Candidate](), self._runs
         cheap = max(2 * PROBE, self.budget / FIRST_RUNG)
         first = [one for one in self.trials if one.serial][:2] if self.space.program is None else []
         first = [
