@@ -329,9 +329,9 @@ def chunks(
     inputs, labels = buffers(split, min(size, max(stop - start, 0)), dtype, keeps)
     for first in range(start, stop, size):
         last = min(first + size, stop)
-        count = last - first
-        split.take(np.arange(first, last), inputs[:count], labels[:count])
-        yield inputs[:count], labels[:count]
+        some, their_labels = inputs[: last - first], labels[: last - first]
+        split.take(np.arange(first, last), some, their_labels)
+        yield some, their_labels
 
 
 def buffers(split: Split, count: int, dtype: DTypeLike, keeps: Keeps | None = None) -> tuple[Inputs, Array]:

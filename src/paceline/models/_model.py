@@ -131,6 +131,28 @@ def at_once(models: Sequence[Model]) -> AbstractContextManager[None]:
     return nullcontext() if own is None else own(models)
 
 
+def can_run_apart(model: Model) -> bool:
+    """Return True if a copy of a model in another process may compute its passes: `leave_trace` says what they change.
+
+    A class that inherits from one of which this is known may do more.
+
+    >>> from paceline.models.mlp import MLP
+    >>> can_run_apart(MLP([2, 3, 1])), can_run_apart(type("Own", (MLP,), {})([2, 3, 1]))
+    (True, False)
+    """
+    return "trace" in vars(type(model))
+
+
+def leave_trace(model: Model, *, seeded: bool = True) -> tuple[Any, Any]:
+    """Return everything that passes could change besides parameters, gradient and buffers, to be compared with `==`.
+
+    The first part can be compared between copies of a model. `seeded`: for a gradient, which seeds PyTorch's generator,
+    so that it may draw numbers from it; an evaluation may not.
+    """
+    found: tuple[Any, Any] = model.trace(seeded=seeded)  # type: ignore[attr-defined]
+    return found
+
+
 # Labels that are weighed at once.
 AT_ONCE = 1000
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import copy
 import random
+import zlib
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -576,6 +578,32 @@ def _random_states() -> tuple[Any, ...]:
     return torch.default_generator.get_state().numpy().tobytes(), random.getstate(), mine
 
 
+# What a module has of PyTorch's own: parameters, buffers and modules are known otherwise.
+_REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
+# Levels of objects inside a module that are looked into.
+_DEPTH = 4
+
+
+def _values(thing: Any, marks: list[Any], depth: int = _DEPTH) -> Any:
+    """Return the numbers and texts that a thing holds, for comparison; append to `marks` what tells changes of tensors."""
+    if thing is None or isinstance(thing, (bool, int, float, complex, str, bytes)):
+        return repr(thing)  # NaN equals NaN
+    if isinstance(thing, Tensor):
+        marks.append((id(thing), thing._version))
+        return type(thing).__name__, tuple(thing.shape)
+    if isinstance(thing, np.ndarray):
+        return thing.shape, zlib.crc32(
+            np.ascontiguousarray(thing).view(np.uint8)
+        ) if thing.dtype != object else ""
+    if isinstance(thing, nn.Module) or callable(thing) or depth == 0:
+        return type(thing).__name__
+    if isinstance(thing, Mapping):
+        return [(repr(key), _values(value, marks, depth - 1)) for key, value in thing.items()]
+    if isinstance(thing, (list, tuple, set, frozenset, deque)):
+        return [_values(value, marks, depth - 1) for value in thing]
+    return type(thing).__name__, _values(getattr(thing, "__dict__", None), marks, depth - 1)
+
+
 # Samples evaluated at once: enough to keep the cores busy, few enough to stay in the cache.
 CHUNK = 256
 
@@ -677,6 +705,18 @@ class TorchModel:
                 "the model draws random numbers, but did not in its first pass, so that its passes cannot be "
                 "computed at the same time; compute them one by one with --compute-threads 1"
             )
+
+    def trace(self, *, seeded: bool = True) -> tuple[Any, Any]:
+        """Return what passes could change besides `x`, `g` and `buffers`: see `paceline.models.leave_trace`."""
+        parts = [
+            part for _, root in self._roots() for part in root.modules() if type(part) is not GlobalDropout
+        ]
+        values, marks = [], []
+        for part in parts:
+            mine = {name: value for name, value in vars(part).items() if name not in _REGISTERED}
+            values.append(_values(mine, marks))
+        drawn = _random_states()
+        return (values, drawn[1:]), (marks, None if seeded else drawn[0])
 
     @property
     def matrices(self) -> list[tuple[int, tuple[int, int]]]:

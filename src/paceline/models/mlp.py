@@ -239,6 +239,10 @@ class MLP:
                 right += int(np.count_nonzero(done.output.argmax(axis=1) == labels[part]))
         return loss, right
 
+    def trace(self, *, seeded: bool = True) -> tuple[Any, Any]:
+        """Return what passes could change besides `g`: nothing."""
+        return (), ()
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy, which creates its own views and working memory."""
         own = ("weights", "biases", "weight_gradients", "bias_gradients", "_passes", "_memory", "_factors")

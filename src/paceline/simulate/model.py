@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from paceline.data import Batch, Inputs
 from paceline.errors import UsageError
 from paceline.models import FactoredModel, Model, PartGradient, Ready, Tally, layer_by_layer, tally
-from paceline.simulate.together import Outstanding, Reads, Work
+from paceline.simulate.together import Outstanding, Reads, Work, read_first
 from paceline.vectors import Meter, vector
 
 Array = NDArray[Any]
@@ -154,11 +154,14 @@ class Costed:
         if self._before is not None:
             self._before()
         if ready is None:
-            result = self._begin(self._kind, partial(self._compute, batch), batch.count, batch)
+            compute = partial(self._compute, batch)
+            portable = self._kind == "gradient"
+            result = self._begin(self._kind, compute, batch.inputs, batch.labels, batch, portable=portable)
             self._comm.Work(self._kind, batch.count)
             return float(result())
         order: list[int] = []
-        result = self._begin(self._kind, partial(self._compute, batch, order.append), batch.count, batch)
+        in_order = partial(self._compute, batch, order.append)
+        result = self._begin(self._kind, in_order, batch.inputs, batch.labels, batch, portable=False)
         compute = self._comm.kernel.compute
         seconds = 0.0 if compute is None else compute.seconds(self._kind, batch.count, self._comm.me.number)
         forward = getattr(self.plain, "forward_share", FORWARD)
@@ -182,15 +185,29 @@ class Costed:
         return float((part.stop - part.start) / max(self.x.size, 1))
 
     def _begin(
-        self, kind: str, function: Callable[[], Any], size: int, batch: Batch | None = None
-    ) -> Callable[[], Any]:
-        """Begin a pass; return what returns its result, to be called when the clock has advanced by the pass's cost."""
-        function = self._reads.before(function)
+        self, kind: str, function: Callable[[], Any], inputs: Inputs, labels: Array, batch: Batch | None = None, *,
+        portable: bool = True,
+    ) -> Callable[[], Any]:  # fmt: skip
+        """Begin a pass; return what returns its result, to be called when the clock has advanced by the pass's cost.
+
+        `batch`: that of a gradient; None for an evaluation. `portable`: the pass changes nothing but the gradient and
+        buffers, so that another process can compute it.
+        """
+        size = len(labels) if batch is None else batch.count
+        reads = self._reads.of(labels)
+        function = read_first(reads, function)
         outstanding = self._outstanding
         if outstanding is None or not outstanding.defers(kind, size):
             found = function()
             return lambda: found
-        work = outstanding.add(Work(self.plain, function, batch, size, in_place=self._in_place))
+        read = reads[0] if portable and len(reads) == 1 else None
+        if read is not None and (read.inputs is not inputs or read.labels is not labels):
+            read = None
+        make = None if batch is not None else Tally._make
+        work = Work(self.plain, function, batch, size, in_place=self._in_place, read=read, make=make)
+        outstanding.add(work)
+        if work.begun and read is not None:
+            self._reads.read_elsewhere(read)
 
         def result() -> Any:
             self._comm.LetOthersBegin()  # whose clock is earlier
@@ -216,7 +233,7 @@ class Costed:
 
     def tally(self, inputs: Inputs, labels: Array) -> Tally:
         """Return the loss and the answers, charging the clock."""
-        result = self._begin("evaluate", partial(tally, self.plain, inputs, labels), len(labels))
+        result = self._begin("evaluate", partial(tally, self.plain, inputs, labels), inputs, labels)
         self._comm.Work("evaluate", len(labels))
         found: Tally = result()
         return found

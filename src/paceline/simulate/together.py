@@ -13,19 +13,19 @@ own, is computed by one thread with the same calls as ever, and the order in whi
 clock; a rank that accesses memory of others by MPI waits until their results are known.
 
 `Engine` is the seam: it says whether to compute all outstanding work, and computes it in whatever way is fastest.
-`Threads` is the one for processors; one for a device could compute all gradients of a list in a few kernels.
+`Threads` is the one for processors, and `paceline.simulate.forked.Forked` adds processes; one for a device could compute
+all gradients of a list in a few kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import copy_context
-from functools import partial
 from math import inf
 from queue import SimpleQueue
 from threading import Thread
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from paceline.data import Batch, Inputs, Split
 from paceline.launch import apply_threads
@@ -50,11 +50,14 @@ class Work:
     __slots__ = (
         "_context",
         "batch",
+        "begun",
         "done",
         "error",
         "function",
         "in_place",
+        "make",
         "model",
+        "read",
         "seconds",
         "size",
         "value",
@@ -68,8 +71,16 @@ class Work:
         size: int = 0,
         *,
         in_place: bool = False,
+        read: Read | None = None,
+        make: Callable[[Any], Any] | None = None,
     ) -> None:
         self.model, self.function = model, function
+        self.read = read
+        """The read whose samples the pass computes, if another process can compute it: a gradient or an evaluation."""
+        self.make = make
+        """Makes the value of the pass from the tuple of its numbers; None if it is one number."""
+        self.begun = False
+        """Whether it is being computed, in another process."""
         self.in_place = in_place
         """Whether parameters or gradient are in memory that the strategy chose, and that ranks may share."""
         self.batch = batch
@@ -104,44 +115,85 @@ class Work:
         return self.value
 
 
+class Read(NamedTuple):
+    """Samples that are to be read: which of a split, and where to."""
+
+    split: str
+    """The name of the split in its data set."""
+    take: Callable[[Any, Inputs, Any], None]
+    indices: Any
+    inputs: Inputs
+    labels: Any
+
+    def __call__(self) -> None:
+        """Read the samples."""
+        self.take(self.indices, self.inputs, self.labels)
+
+    def fills(self, labels: Any) -> bool:
+        """Return True if it writes to the memory of these labels."""
+        mine: Any = self.labels if self.labels.base is None else self.labels.base
+        return mine is (labels if labels.base is None else labels.base)
+
+
 class Reads:
     """Samples that a rank is to read before its next pass, with that pass and on the same thread."""
 
     def __init__(self) -> None:
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting: list[Read] = []
+        self._elsewhere: list[
+            Read
+        ] = []  # read by another process, so that a rank that needs them again must read them
 
-    def add(self, read: Callable[[], None]) -> None:
+    def add(self, read: Read) -> None:
         """Note down a read."""
         self._waiting.append(read)
+        if self._elsewhere:
+            self._elsewhere = [old for old in self._elsewhere if not old.fills(read.labels)]
 
-    def before(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        """Return a function that reads what is to be read by now, and then calls `function`."""
-        if not self._waiting:
-            return function
+    def of(self, labels: Any) -> list[Read]:
+        """Return the reads to be done before a pass over samples with these labels; they are noted down no more."""
         reads, self._waiting = self._waiting, []
+        if self._elsewhere:
+            again = [read for read in self._elsewhere if read.fills(labels)]
+            if again:
+                self._elsewhere = [read for read in self._elsewhere if read not in again]
+                reads = again + reads
+        return reads
 
-        def read_first() -> Any:
-            for read in reads:
-                read()
-            return function()
+    def read_elsewhere(self, read: Read) -> None:
+        """Note that another process reads these samples, so that they are not here."""
+        self._elsewhere.append(read)
 
-        return read_first
+
+def read_first(reads: Sequence[Read], function: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a function that reads samples and then calls `function`."""
+    if not reads:
+        return function
+
+    def read_and_call() -> Any:
+        for read in reads:
+            read()
+        return function()
+
+    return read_and_call
 
 
 class LateSplit:
     """The samples of a split, read later, with the next pass of the rank that takes them, if they are so many.
 
+    `name`: that of the split in its data set.
+
     >>> from paceline.data import ArraySplit
     >>> import numpy as np
     >>> reads, inputs, labels = Reads(), np.zeros((1, 1)), np.zeros(1, np.int64)
     >>> split = ArraySplit(np.array([[0.5], [1.5]]), np.arange(2))
-    >>> LateSplit(split, reads, lambda count: count > 0).take(np.array([1]), inputs, labels)
-    >>> inputs.item(), reads.before(lambda: inputs.item())()
+    >>> LateSplit("train", split, reads, lambda count: count > 0).take(np.array([1]), inputs, labels)
+    >>> inputs.item(), read_first(reads.of(labels), lambda: inputs.item())()
     (0.0, 1.5)
     """
 
-    def __init__(self, split: Split, reads: Reads, defers: Callable[[int], bool]) -> None:
-        self._split, self._reads, self._defers = split, reads, defers
+    def __init__(self, name: str, split: Split, reads: Reads, defers: Callable[[int], bool]) -> None:
+        self._name, self._split, self._reads, self._defers = name, split, reads, defers
 
     def __getattr__(self, name: str) -> Any:
         if name == "_split":  # not set yet: the object is being copied
@@ -156,11 +208,19 @@ class LateSplit:
         if not self._defers(len(indices)):
             self._split.take(indices, inputs, labels)
             return
-        self._reads.add(partial(self._split.take, indices.copy(), inputs, labels))
+        self._reads.add(Read(self._name, self._split.take, indices.copy(), inputs, labels))
 
 
 class Engine(Protocol):
     """A way of computing everything that is outstanding."""
+
+    def begin(self, work: Work) -> bool:
+        """Compute this from now on, while ranks go on; False if it is to be computed when a result is needed."""
+        ...
+
+    def wait(self, work: Work) -> None:
+        """Wait for work that was begun."""
+        ...
 
     def pays(self, work: Work, outstanding: int) -> bool:
         """Return True if so much work like this is faster computed at once than each piece when its rank goes on."""
@@ -207,12 +267,15 @@ class Outstanding:
 
     def add(self, work: Work) -> Work:
         """Note down work that a rank has begun."""
-        self._works[work] = None
+        if (work.in_place and not self._ours) or not self._engine.begin(work):
+            self._works[work] = None
         return work
 
     def result(self, work: Work) -> Any:
         """Return the result of some work, or raise its error; compute it if it is not known, and what else pays."""
-        if not work.done:
+        if work.begun:
+            self._engine.wait(work)
+        elif not work.done:
             if (work.in_place and not self._ours) or self._engine.pays(work, len(self._works)):
                 works, self._works = list(self._works), {}
             else:
@@ -254,6 +317,23 @@ class Threads:
             return 1
         return int(max(min(self._most, works, seconds / LOCKED, works * seconds / LEAST), 1))
 
+    def begin(self, work: Work) -> bool:
+        """Return False: threads compute what is handed to them together."""
+        return False
+
+    def wait(self, work: Work) -> None:
+        """Compute this; nothing else is begun."""
+        work.compute()
+
+    def known(self, work: Work) -> float:
+        """Return how long such work takes at least; inf if that is not known yet."""
+        return self._seconds.get(work.kind, inf)
+
+    def note(self, work: Work) -> None:
+        """Note how long work has taken."""
+        if work.seconds < self.known(work):
+            self._seconds[work.kind] = work.seconds
+
     def pays(self, work: Work, outstanding: int) -> bool:
         """Return True if several threads are to compute this and all other outstanding work."""
         if self._most == 1 or not can_run_at_once(work.model):  # a module says so after its first pass
@@ -271,11 +351,8 @@ class Threads:
             for work in works:
                 work.compute()
         if self._most > 1:
-            known = self._seconds
             for work in works:
-                kind = work.kind
-                if work.seconds < known.get(kind, inf):
-                    known[kind] = work.seconds
+                self.note(work)
 
     def _share(self, works: Sequence[Work], others: int) -> None:
         """Compute work on this thread and `others`; each takes the next piece when it has finished one."""

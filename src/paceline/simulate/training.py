@@ -21,6 +21,7 @@ from paceline.models import Model
 from paceline.record import Run, release
 from paceline.record.checkpoint import latest
 from paceline.record.environment import environment
+from paceline.simulate.forked import AHEAD, Forked, SharedVectors, can_fork
 from paceline.simulate.model import PAYS, Costed, Pool, Room, copied, costed, kind_of, moved
 from paceline.simulate.options import Options
 from paceline.simulate.together import Engine, LateSplit, Outstanding, Reads, Threads
@@ -129,16 +130,26 @@ class Simulation:
         self.rooms: list[Room | None] = [None]
         if self.time_only:
             return
-        self._outstanding = Outstanding(self._engine(), self._seconds, ours=is_ours(self.parts.strategy))
+        most = min(self.options.compute_threads or max(1, usable_cores() // self.threads), self.ranks)
+        processes = most if most > 1 and can_fork(model, self.threads) else 0
         if self.ranks * model.x.nbytes > PAYS:
             self._pool = Pool(model.x)
-        for _ in range(1, self.ranks):
+        homes = 0 if self._pool is not None else 2 * (self.ranks - 1)
+        vectors = SharedVectors(model.x, homes + 2 * AHEAD * processes) if processes else None
+        for rank in range(1, self.ranks):
             another = copied(model)
             room = None if self._pool is None else moved(another, self._pool)
-            if room is None:
+            if room is None and vectors is not None and self._pool is None:
+                another.place(vectors[2 * rank - 2], vectors[2 * rank - 1])
+            elif room is None:
                 another.place(model.x.copy(), np.zeros(model.x.size, model.x.dtype))
             self.models.append(another)
             self.rooms.append(room)
+        threads = Threads(most, self.threads)
+        engine: Engine = threads
+        if vectors is not None:
+            engine = Forked(threads, processes, self.models, self.parts.data, vectors, homes)
+        self._outstanding = Outstanding(engine, self._seconds, ours=is_ours(self.parts.strategy))
 
     def __exit__(self, *_: object) -> None:
         if self._outstanding is not None:
@@ -211,13 +222,15 @@ class Simulation:
         parts, reads = self.parts, Reads()
         data = parts.data
         outstanding = self._outstanding
-        # A user's own strategy may look at the samples of a batch.
-        if (
-            outstanding is not None
-            and is_ours(parts.strategy)
-            and (train := read_apart(data.train)) is not None
-        ):
-            data = replace(data, train=LateSplit(train, reads, partial(outstanding.defers, "gradient")))
+        if outstanding is None or not is_ours(parts.strategy):  # which may look at the samples of a batch
+            return parts._replace(model=self.model(comm, reads))
+        kinds = {"train": "gradient"}
+        if not self.job.metrics:  # they look at samples, too
+            kinds |= {"validation": "evaluate", "test": "evaluate"}
+        for name, kind in kinds.items():
+            if (split := read_apart(getattr(data, name))) is not None:
+                late: Any = LateSplit(name, split, reads, partial(outstanding.defers, kind))
+                data = replace(data, **{name: late})
         return parts._replace(model=self.model(comm, reads), data=data)
 
     def model(self, comm: Any, reads: Reads) -> Model:
@@ -238,11 +251,6 @@ class Simulation:
         """Return what a pass costs on a rank that has a node for itself."""
         curves = self.costs.work.get(kind)
         return 0.0 if curves is None or amount <= 0 else curves.at(amount, 1)
-
-    def _engine(self) -> Engine:
-        """Return what computes the gradients of all ranks: threads on all cores, unless the options say how many."""
-        most = self.options.compute_threads or max(1, usable_cores() // self.threads)
-        return Threads(min(most, self.ranks), self.threads)
 
     def _compute(self) -> Compute:
         options = self.options

@@ -1,0 +1,393 @@
+"""The passes of simulated ranks in forked processes, which no interpreter lock holds up.
+
+    a rank begins a pass       its parameters are in memory that all processes share; what to compute is a short message
+    processes                  take the next message, read the samples, compute, and write the gradient to shared memory
+    the rank needs its result  this process waits for that one; the others are computed meanwhile, and so are the passes
+                               that other ranks begin while this process goes on with the messages and updates of ranks
+
+A pass depends on parameters, buffers and samples only, so any process computes the same bits, and one that fails can be
+repeated here. That is what happens if a process dies, or if a module turns out to keep something of its own between
+passes; threads compute what follows.
+
+The memory is anonymous: it has no name, and is gone with the last process. Processes end when this one does, however it
+ends, because there is nothing more to read then.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import marshal
+import mmap
+import os
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import inf
+from time import monotonic, perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.data import Batch, Dataset, Inputs, Split, buffers
+from paceline.launch import apply_threads
+from paceline.models import Model, can_run_apart, leave_trace, tally
+from paceline.simulate.together import Threads, Work
+
+Array = NDArray[Any]
+log = logging.getLogger(__name__)
+# Seconds of computing after which processes are started: a simulation that is shorter does without.
+WORTH = 0.25
+# Seconds of a pass below which messages to another process take longer than they save.
+SHORT = 0.15e-3
+# Messages for each process that may be on their way: enough that none waits while this process is busy.
+AHEAD = 4
+LARGEST = 1 << 20  # bytes of a message
+# Seconds after which a process that says nothing counts as stuck: so many, and so many times what such a pass takes.
+PATIENCE, TIMES = 120.0, 100.0
+MAP_NORESERVE = 0x4000  # on Linux
+
+
+def can_fork(model: Model, threads: int) -> bool:
+    """Return True if passes of a model, each on so many threads, can be computed in forked processes.
+
+    OpenMP's threads do not survive a fork, so each pass must be computed by one. Nor does a GPU that is in use.
+
+    >>> from paceline.models.mlp import MLP
+    >>> can_fork(MLP([2, 1]), threads=2)
+    False
+    """
+    torch = sys.modules.get("torch")
+    in_use = torch is not None and torch.cuda.is_initialized()
+    return sys.platform == "linux" and threads == 1 and not in_use and can_run_apart(model)
+
+
+class SharedVectors:
+    """Vectors in memory that this process shares with those that it forks; pages take no memory until they are written.
+
+    >>> vectors = SharedVectors(np.zeros(3, np.float32), 2)
+    >>> vectors[1][:] = 5
+    >>> vectors[0].tolist(), vectors[1].tolist()
+    ([0.0, 0.0, 0.0], [5.0, 5.0, 5.0])
+    """
+
+    def __init__(self, like: Array, count: int) -> None:
+        page = mmap.PAGESIZE
+        self._bytes, self._length = max(-(-like.nbytes // page), 1) * page, like.size
+        flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+        self._memory, self._dtype = mmap.mmap(-1, self._bytes * count, flags=flags), like.dtype
+
+    def __getitem__(self, number: int) -> Array:
+        return np.frombuffer(self._memory, self._dtype, self._length, number * self._bytes)
+
+
+class Forked:
+    """Compute passes in `count` forked processes, and what they cannot compute on threads.
+
+    `models`: those of the ranks. Of the `vectors`, the first `homes` are where parameters and gradients of ranks are, from
+    rank 1 on, and 2 * AHEAD * count more are for those that are somewhere else.
+    """
+
+    def __init__(
+        self,
+        threads: Threads,
+        count: int,
+        models: Sequence[Model],
+        data: Dataset,
+        vectors: SharedVectors,
+        homes: int,
+    ) -> None:
+        self._threads, self._count = threads, count
+        self._models, self._data, self._vectors = models, data, vectors
+        self._homes = {id(models[number // 2 + 1]): number for number in range(0, homes, 2)}
+        self._free = [homes + 2 * number for number in range(AHEAD * count)]
+        self._spent, self._worth = 0.0, WORTH
+        self._processes: list[int] = []
+        self._refused = False
+        self._backlog: deque[Work] = deque()
+        self._begun: dict[int, tuple[Work, int | None]] = {}
+        self._number = 0
+        self._heard = 0.0
+
+    # ---- as an engine
+
+    def pays(self, work: Work, outstanding: int) -> bool:
+        """Return True if several threads are to compute this and all other outstanding work."""
+        return self._threads.pays(work, outstanding)
+
+    def __call__(self, works: Sequence[Work]) -> None:
+        """Compute work that was not begun, on threads."""
+        start = perf_counter()
+        self._threads(works)
+        self._spent += perf_counter() - start
+
+    def begin(self, work: Work) -> bool:
+        """Let a process compute a pass as soon as one is free; False if it is to be computed here."""
+        if self._refused or work.read is None or self._threads.known(work) < SHORT:
+            return False
+        if not self._processes and (self._spent < self._worth or not self._start()):
+            return False
+        work.begun = True
+        self._backlog.append(work)
+        self._send()
+        return True
+
+    def wait(self, work: Work) -> None:
+        """Wait until a pass that was begun is computed."""
+        while not work.done:
+            if self._refused:
+                work.compute()
+            else:
+                self._receive()
+
+    def close(self) -> None:
+        """End the processes and the threads."""
+        self._end(kill=bool(self._begun))
+        self._backlog.clear()
+        self._begun.clear()
+        self._threads.close()
+
+    # ---- messages
+
+    def _send(self) -> None:
+        """Send what is to be computed, as long as there are not too many messages on their way."""
+        backlog, begun = self._backlog, self._begun
+        while backlog and len(begun) < AHEAD * self._count:
+            work = backlog[0]
+            x, g, scratch = self._place(work)
+            number = self._number = self._number + 1
+            try:
+                self._tasks.send(_describe(number, work, x, g))
+            except BlockingIOError:
+                self._release(scratch)
+                return
+            except OSError as error:  # too long a message, or nobody left to read it
+                self._release(scratch)
+                self._give_up(f"a pass cannot be sent to another process: {error}")
+                return
+            backlog.popleft()
+            begun[number] = (work, scratch)
+
+    def _place(self, work: Work) -> tuple[int, int, int | None]:
+        """Return the numbers of the vectors of a pass, and of the first of two that have to be released."""
+        home = None if work.in_place else self._homes.get(id(work.model))
+        if home is not None:
+            return home, home + 1, None
+        scratch = self._free.pop()
+        np.copyto(self._vectors[scratch], work.model.x)
+        return scratch, scratch + 1, scratch
+
+    def _release(self, scratch: int | None) -> None:
+        if scratch is not None:
+            self._free.append(scratch)
+
+    def _receive(self) -> None:
+        """Wait for the result of any pass, and keep it."""
+        self._send()
+        try:
+            message = self._results.recv(LARGEST)
+        except TimeoutError:
+            message = None
+        if message:
+            self._heard = monotonic()
+            number, seconds, value, changed = marshal.loads(message)
+            work, scratch = self._begun.pop(number)
+            if seconds is None:
+                self._release(scratch)
+                self._repeat(work, value)
+            else:
+                self._keep(work, seconds, value, changed, scratch)
+            return
+        known = [self._threads.known(work) for work, _ in self._begun.values()]
+        longest = max((seconds for seconds in known if seconds < inf), default=0.0)
+        if self._reap(os.WNOHANG):
+            self._give_up("a process that computes gradients has ended")
+        elif monotonic() - self._heard > PATIENCE + TIMES * longest:
+            self._give_up(f"processes that compute gradients have not answered for {PATIENCE:g} s")
+
+    def _keep(self, work: Work, seconds: float, value: Any, changed: Any, scratch: int | None) -> None:
+        """Keep a result: the gradient, what became of the buffers, and the value that the pass returned."""
+        if scratch is not None:
+            if work.batch is not None:
+                np.copyto(work.model.g, self._vectors[scratch + 1])
+            self._release(scratch)
+        for buffer, content in zip(work.model.buffers.values(), changed or (), strict=False):
+            buffer[...] = np.frombuffer(content, buffer.dtype).reshape(buffer.shape)
+        work.value = value if work.make is None else work.make(value)
+        work.seconds, work.done = seconds, True
+        self._threads.note(work)
+
+    # ---- what goes wrong
+
+    def _repeat(self, work: Work, why: str) -> None:
+        """Compute a pass here that has failed in another process; an error is that of the rank, and processes go on."""
+        work.compute()
+        if work.error is None:
+            self._give_up(why)
+
+    def _give_up(self, why: str) -> None:
+        """Compute everything here from now on; `wait` repeats what was begun and is not finished."""
+        self._refused = True
+        log.warning("%s; from now on one process computes the gradients of all ranks", why)
+        self._end(kill=True)
+        self._begun.clear()
+        self._backlog.clear()
+
+    # ---- processes
+
+    def _start(self) -> bool:
+        """Start the processes; False if that cannot be done, or not yet."""
+        values = [leave_trace(model)[0] for model in self._models]
+        if any(value != values[0] for value in values):
+            self._worth = (
+                2 * self._spent
+            )  # modules that keep something of their own; perhaps only at the start
+            return False
+        self._threads.close()  # a process is forked without them
+        ours, theirs = zip(
+            *(socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)), strict=True
+        )
+        self._tasks, self._results = ours
+        self._results.settimeout(1.0)
+        self._tasks.setblocking(False)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        try:
+            for _ in range(self._count):
+                with warnings.catch_warnings():
+                    # Python warns if there are other threads. They hold no lock that a pass needs.
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    pid = os.fork()
+                if pid == 0:
+                    for end in ours:
+                        end.close()
+                    _run(lambda: Computing(self._models[0], self._data, self._vectors).serve(*theirs))
+                self._processes.append(pid)
+        except OSError as error:
+            self._give_up(f"processes cannot be started: {error}")
+        finally:
+            for end in theirs:
+                end.close()
+        self._heard = monotonic()
+        return not self._refused
+
+    def _end(self, *, kill: bool) -> None:
+        """End the processes: at once, or when they find nothing more to read."""
+        if not self._processes:
+            return
+        self._tasks.close()
+        self._results.close()
+        if kill:
+            for pid in self._processes:
+                os.kill(pid, signal.SIGKILL)
+        self._reap()
+
+    def _reap(self, how: int = 0) -> bool:
+        """Wait for all processes to end, or (`os.WNOHANG`) see whether any has; return True if one has ended."""
+        ended = [pid for pid in self._processes if os.waitpid(pid, how)[0]]
+        self._processes = [pid for pid in self._processes if pid not in ended]
+        return bool(ended)
+
+
+def _describe(number: int, work: Work, x: int, g: int) -> bytes:
+    """Describe a pass to another process."""
+    read, batch, model = work.read, work.batch, work.model
+    assert read is not None
+    where = (
+        None
+        if batch is None
+        else (batch.count, batch.total, batch.offset, batch.step, batch.epoch, float(batch.weight))
+    )
+    state = [buffer.tobytes() for buffer in model.buffers.values()] if model.buffers else None
+    return marshal.dumps(
+        (number, read.split, np.asarray(read.indices, np.int64).tobytes(), where, x, g, state)
+    )
+
+
+class Computing:
+    """What a forked process does: compute passes with a model of its own, until there is nothing more to read."""
+
+    def __init__(self, model: Model, data: Dataset, vectors: SharedVectors) -> None:
+        self._model, self._data, self._vectors = model, data, vectors
+        self._room: dict[str, tuple[Inputs, Array]] = {}
+        model.place(np.empty_like(model.x), np.zeros_like(model.x))
+        self._trace = leave_trace(model)
+        self._changed = ""
+
+    def serve(self, tasks: socket.socket, results: socket.socket) -> None:
+        """Compute what comes."""
+        while message := tasks.recv(LARGEST):
+            number, *task = marshal.loads(message)
+            start = perf_counter()
+            try:
+                value, state = self.compute(*task)
+                answer = (number, perf_counter() - start, value, state)
+            except Exception as error:  # it is repeated where it was asked for, and raised there
+                answer = (number, None, f"a gradient cannot be computed in another process: {error}", None)
+            if self._changed:
+                answer = (number, None, self._changed, None)
+            results.send(marshal.dumps(answer))
+
+    def compute(self, split: str, indices: bytes, where: Any, x: int, g: int, state: Any) -> tuple[Any, Any]:
+        """Compute a pass; return its value, and the buffers if there are any."""
+        model = self._model
+        np.copyto(model.x, self._vectors[x])
+        if state is not None:
+            for buffer, content in zip(model.buffers.values(), state, strict=True):
+                buffer[...] = np.frombuffer(content, buffer.dtype).reshape(buffer.shape)
+        inputs, labels = self._read(split, np.frombuffer(indices, np.int64))
+        value: Any
+        if where is None:
+            before = leave_trace(model, seeded=False)
+            value = tuple(tally(model, inputs, labels))
+            self._compare(before, leave_trace(model, seeded=False))
+        else:
+            value = float(model.gradient(Batch(inputs, labels, *where)))
+            np.copyto(self._vectors[g], model.g)
+            self._compare(self._trace, leave_trace(model))
+        return value, None if state is None else [buffer.tobytes() for buffer in model.buffers.values()]
+
+    def _compare(self, before: object, after: object) -> None:
+        if before != after:
+            self._changed = (
+                "the model keeps something of its own, besides buffers, from one gradient to the next"
+            )
+
+    def _read(self, name: str, indices: Array) -> tuple[Inputs, Array]:
+        """Read samples."""
+        split: Split = getattr(self._data, name)
+        count, model = len(indices), self._model
+        room = self._room.get(name)
+        if room is None or count > len(room[1]):
+            room = self._room[name] = buffers(split, count, model.x.dtype, getattr(model, "keeps", None))
+        inputs, labels = room
+        if count < len(labels):
+            inputs, labels = inputs[:count], labels[:count]
+        split.take(indices, inputs, labels)
+        return inputs, labels
+
+
+def _run(function: Callable[[], None]) -> None:
+    """Call a function in a process that was just forked, and end the process."""
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that forked this one ends it
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_DFL)
+        gc.freeze()  # what there is stays in the pages that processes share
+        apply_threads(1)
+        function()
+        sys.stdout.flush()
+        status = 0
+    except (BrokenPipeError, ConnectionResetError):  # nobody is left to read a result
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
