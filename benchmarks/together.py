@@ -1,17 +1,17 @@
 """How much faster really trained simulated ranks are on several cores.
 
-    python benchmarks/together.py [--threads 1,2,4,8,16] [--cases mlp-256,cnn] [--repeat 3] [--limit 600] [--json FILE]
+    python benchmarks/together.py [--cores 1,2,4,8,16] [--cases mlp-256,cnn] [--repeat 3] [--limit 600] [--json FILE]
     python benchmarks/together.py --curve [--jobs 16,1] [--draws 3160] [--ranks 1..256] [--limit 600] [--json FILE]
 
-Each run is a process of its own, on as many cores as it may have threads: 64 simulated ranks (and one master for
-parameter-server), a network that is fast enough not to matter, costs that are made up. "before" reads samples and computes
-a gradient when its rank asks for it, on one core, as the simulator did before gradients were computed together. Seconds
-are those of the simulation itself, without imports and reading data; the best of `--repeat` runs, in turns. A row is
-printed as soon as all its columns are measured once more, and no run begins after `--limit` seconds.
+Each run is a process of its own, on so many cores: 64 simulated ranks (and one master for parameter-server), a network
+that is fast enough not to matter, costs that are made up. "before" reads samples and computes a gradient when its rank
+asks for it, on one core, as the simulator did before gradients were computed together. Seconds are those of the
+simulation itself, without imports and reading data; the best of `--repeat` runs, in turns. A row is printed as soon as
+all its columns are measured once more, and no run begins after `--limit` seconds.
 
-"share": the part of the simulation with one thread that is spent on what can be computed together. "at once": the mean
-number of gradients and evaluations that were computed together with most threads. "cpu1" and "cpu": the processor time
-with one thread and with most threads, compared with before. Final parameters must be the same for all numbers of threads.
+"main": the processor time of the main process with most cores, in percent of the seconds with one: what no number of
+cores can shorten. "cpu": the processor time of all processes with most cores, compared with one. "passes": the part of the
+gradients and evaluations that other processes computed. Final parameters must be the same for all numbers of cores.
 
 `--curve`: accuracy against workers, five strategies, the reference network, by `paceline simulate scaling --accuracy`, with
 each number of jobs in turn. The predictions must be the same for all numbers of jobs.
@@ -38,13 +38,13 @@ MLP, CNN = {"model": "mlp:128,64", "data": "mnist"}, {"model": "cnn", "data": "m
 CASES: dict[str, dict[str, Any]] = {
     "mlp-small": {"model": "mlp:16", "data": "digits", "strategy": "local-sgd", "batch": 16, "draws": 19200},
     "mlp-16": {**MLP, "strategy": "local-sgd", "batch": 16, "draws": 6400},
-    "mlp-256": {**MLP, "strategy": "local-sgd", "batch": 256, "draws": 1920},
-    "mlp-256-sync": {**MLP, "strategy": "sync:allreduce=native", "batch": 64 * 256, "draws": 30},
-    "mlp-256-gossip": {**MLP, "strategy": "gossip", "batch": 256, "draws": 1920},
-    "cnn": {**CNN, "strategy": "local-sgd", "batch": 16, "draws": 1280},
-    "cnn-sync": {**CNN, "strategy": "sync:allreduce=native", "batch": 64 * 16, "draws": 20},
-    "cnn-server": {**CNN, "strategy": "parameter-server", "batch": 16, "draws": 1280, "ranks": 65},
-    "cnn-hogwild": {**CNN, "strategy": "hogwild", "batch": 16, "draws": 1280, "network": "loopback"},
+    "mlp-256": {**MLP, "strategy": "local-sgd", "batch": 256, "draws": 6400},
+    "mlp-256-sync": {**MLP, "strategy": "sync:allreduce=native", "batch": 64 * 256, "draws": 100},
+    "mlp-256-gossip": {**MLP, "strategy": "gossip", "batch": 256, "draws": 6400},
+    "cnn": {**CNN, "strategy": "local-sgd", "batch": 16, "draws": 3200},
+    "cnn-sync": {**CNN, "strategy": "sync:allreduce=native", "batch": 64 * 16, "draws": 50},
+    "cnn-server": {**CNN, "strategy": "parameter-server", "batch": 16, "draws": 3200, "ranks": 65},
+    "cnn-hogwild": {**CNN, "strategy": "hogwild", "batch": 16, "draws": 3200, "network": "loopback"},
 }
 # Costs of an MLP, about, and of networks that are not; whether a gradient waits for others depends on them.
 GRADIENT = {"mlp": [[1, 5e-5], [16, 2e-4], [256, 2e-3]], "cnn": [[1, 1e-3], [16, 6e-3], [256, 6e-2]]}
@@ -120,21 +120,20 @@ def curve(jobs: Sequence[int], draws: int, ranks: str, limit: float) -> dict[str
     return found
 
 
-def measure(name: str, threads: int) -> dict[str, Any]:
-    """Run a case in this process; `threads` 0: as before."""
+def measure(name: str, cores: int) -> dict[str, Any]:
+    """Run a case in this process; `cores` 0: as before."""
     import numpy as np
 
     import paceline
-    from paceline.simulate import together, training
+    from paceline.simulate import forked, together, training
 
-    spent, sizes, seconds = [0.0], [0], [0.0, 0.0]
-    compute, run, costed = together.Threads.__call__, training.Simulation.run, training.costed
-
-    def timed_compute(self: Any, works: Any) -> None:
-        start = time.perf_counter()
-        compute(self, works)
-        spent[0] += time.perf_counter() - start
-        sizes.append(len(works))
+    seconds, passes = [0.0, 0.0], [0, 0]
+    run, costed, begin, compute = (
+        training.Simulation.run,
+        training.costed,
+        forked.Forked.begin,
+        together.Threads.__call__,
+    )
 
     def timed_run(self: Any, *given: Any) -> Any:
         start, cpu = time.perf_counter(), time.process_time()
@@ -142,11 +141,22 @@ def measure(name: str, threads: int) -> dict[str, Any]:
         seconds[:] = time.perf_counter() - start, time.process_time() - cpu
         return found
 
+    def counted_begin(self: Any, work: Any) -> bool:
+        begun = begin(self, work)
+        passes[1] += begun
+        return begun
+
+    def counted_compute(self: Any, works: Any) -> None:
+        passes[0] += len(works)
+        compute(self, works)
+
     def at_once(*given: Any, **named: Any) -> Any:
         return costed(*given, **{**named, "outstanding": None})
 
-    together.Threads.__call__, training.Simulation.run = timed_compute, timed_run  # type: ignore[method-assign]
-    if threads == 0:
+    training.Simulation.run = timed_run  # type: ignore[method-assign]
+    forked.Forked.begin = counted_begin  # type: ignore[method-assign]
+    together.Threads.__call__ = counted_compute  # type: ignore[method-assign]
+    if cores == 0:
         training.costed, training.read_apart = at_once, lambda split: None
     costs = made_up(CASES[name]["model"].partition(":")[0])
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
@@ -154,22 +164,23 @@ def measure(name: str, threads: int) -> dict[str, Any]:
         settings = {"ranks": 64, "network": "infiniband", "lr": 0.1, "jitter": 0.1, **CASES[name]}
         fitted = paceline.fit(
             **settings, epochs=1, runs=None, quiet=True, on="sim", machine=file.name, threads=1,
-            compute_threads=max(threads, 1),
+            compute_threads=max(cores, 1),
         )  # fmt: skip
+    others = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "seconds": seconds[0],
-        "cpu_seconds": seconds[1],
-        "share": spent[0] / seconds[0],
-        "at_once": sum(sizes) / max(len(sizes) - 1, 1),
+        "main_cpu_seconds": seconds[1],
+        "cpu_seconds": seconds[1] + others.ru_utime + others.ru_stime,
+        "passes": passes[1] / max(sum(passes), 1),
         "parameters": hashlib.sha256(np.asarray(fitted.model.x).tobytes()).hexdigest()[:16],
     }
 
 
-def start(name: str, threads: int) -> dict[str, Any]:
-    """Run a case in a process of its own, on as many cores as it has threads."""
-    cores = sorted(os.sched_getaffinity(0))[-max(threads, 1) :]
+def start(name: str, count: int) -> dict[str, Any]:
+    """Run a case in a process of its own, on so many cores."""
+    cores = sorted(os.sched_getaffinity(0))[-max(count, 1) :]
     done = subprocess.run(
-        [sys.executable, __file__, "--measure", name, "--threads", str(threads)],
+        [sys.executable, __file__, "--measure", name, "--cores", str(count)],
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -185,7 +196,7 @@ def main() -> None:
     )
     cores = len(os.sched_getaffinity(0))
     usual = ",".join(str(n) for n in (1, 2, 4, 8, 16) if n <= cores)
-    parser.add_argument("--threads", default=usual, help=f"numbers of threads (default: {usual})")
+    parser.add_argument("--cores", default=usual, help=f"numbers of cores (default: {usual})")
     parser.add_argument("--cases", default=",".join(CASES), help="of " + ", ".join(CASES))
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument(
@@ -203,7 +214,7 @@ def main() -> None:
     parser.add_argument("--ranks", default="1..256", help="numbers of ranks of --curve (default: 1..256)")
     args = parser.parse_args()
     if args.measure:
-        print(json.dumps(measure(args.measure, int(args.threads))))
+        print(json.dumps(measure(args.measure, int(args.cores))))
         return
     if args.curve:
         jobs = [int(word) for word in args.jobs.split(",")]
@@ -214,20 +225,20 @@ def main() -> None:
     names = args.cases.split(",")
     if unknown := [name for name in names if name not in CASES]:
         parser.error(f"no such case: {unknown[0]}; there are {', '.join(CASES)}")
-    threads = [0, *(int(word) for word in args.threads.split(","))]
-    heads = ["before", *(f"{n} thr" for n in threads[1:])]
+    counts = [0, *(int(word) for word in args.cores.split(","))]
+    heads = ["before", *(f"{n} cores" if n > 1 else "1 core" for n in counts[1:])]
     print(
         f"{'seconds':16}"
         + "".join(f"{head:>16}" for head in heads)
-        + f"{'share':>8}{'at once':>9}{'cpu1':>7}{'cpu':>7}  runs  load",
+        + f"{'main':>8}{'cpu':>7}{'passes':>9}  runs  load",
         flush=True,
     )
     end = time.monotonic() + args.limit
     result: dict[str, Any] = {**where(), "cases": {}}
-    runs: dict[str, dict[int, list[dict[str, Any]]]] = {name: {n: [] for n in threads} for name in names}
+    runs: dict[str, dict[int, list[dict[str, Any]]]] = {name: {n: [] for n in counts} for name in names}
     for turn in range(args.repeat):
         for name in names:
-            for n in threads:
+            for n in counts:
                 if time.monotonic() > end:
                     print(f"stopped after {args.limit:g} s", flush=True)
                     break
@@ -244,9 +255,9 @@ def main() -> None:
 
 
 def show(name: str, found: dict[int, list[dict[str, Any]]], runs: int) -> dict[str, Any]:
-    """Print a row, and return its values; exit if parameters differ between numbers of threads."""
+    """Print a row, and return its values; exit if parameters differ between numbers of cores."""
     if len({run["parameters"] for n, runs in found.items() if n for run in runs}) > 1:
-        sys.exit(f"{name}: the parameters depend on the number of threads")
+        sys.exit(f"{name}: the parameters depend on the number of cores")
     load, (before, *others) = os.getloadavg()[0], found
     best = {n: min(runs, key=lambda run: run["seconds"]) for n, runs in found.items()}
     cpu = {n: min(run["cpu_seconds"] for run in runs) for n, runs in found.items()}
@@ -255,8 +266,8 @@ def show(name: str, found: dict[int, list[dict[str, Any]]], runs: int) -> dict[s
     first, last = others[0], others[-1]
     print(
         f"{name:16}" + "".join(f"{text:>16}" for text in told)
-        + f"{100 * best[first]['share']:6.1f} %{best[last]['at_once']:9.1f}"
-        + f"{cpu[first] / cpu[before]:6.2f}x{cpu[last] / cpu[before]:6.2f}x  {runs:4}  {load:.1f}{same}",
+        + f"{100 * best[last]['main_cpu_seconds'] / best[first]['seconds']:6.1f} %{cpu[last] / cpu[first]:6.2f}x"
+        + f"{100 * best[last]['passes']:7.1f} %  {runs:4}  {load:.1f}{same}",
         flush=True,
     )  # fmt: skip
     return {str(n) if n else "before": {**best[n], "cpu_seconds": cpu[n]} for n in found} | {"load": load}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,8 @@ from paceline.files import read_arrays
 from paceline.machine import Costs
 from paceline.models.mlp import MLP
 from paceline.record import find_runs
-from paceline.simulate import together
+from paceline.simulate import forked, together
+from paceline.simulate.forked import AHEAD, Forked, SharedVectors
 from paceline.simulate.options import Options
 from paceline.simulate.together import Outstanding, Threads, Work
 from paceline.vmpi import Curves
@@ -74,6 +78,29 @@ def share_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Share even the shortest work among threads."""
     for name in ("SHORT", "LEAST", "LOCKED"):
         monkeypatch.setattr(together, name, 1e-12)
+    monkeypatch.setattr(forked, "WORTH", np.inf)
+
+
+@pytest.fixture
+def fork(monkeypatch: pytest.MonkeyPatch, share_all: None) -> Callable[[], list[Forked]]:
+    """A function that makes the following simulations compute in processes; it returns the engines that begin work."""
+
+    def fork() -> list[Forked]:
+        monkeypatch.setattr(forked, "WORTH", 0.0)
+        monkeypatch.setattr(forked, "SHORT", 0.0)
+        engines: list[Forked] = []
+        begin = Forked.begin
+
+        def begin_noted(self: Forked, work: Work) -> bool:
+            begun = begin(self, work)
+            if begun:
+                engines.append(self)
+            return begun
+
+        monkeypatch.setattr(Forked, "begin", begin_noted)
+        return engines
+
+    return fork
 
 
 @pytest.fixture
@@ -90,19 +117,30 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@pytest.mark.usefixtures("share_all")
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_threads_change_no_bit_and_no_time(simulated: Any, strategy: str, tmp_path: Path) -> None:
-    one = simulated(strategy, 1, jitter=0.2, runs=tmp_path / "one")
-    four = simulated(strategy, 4, jitter=0.2, runs=tmp_path / "four")
-    assert np.array_equal(np.asarray(one.model.x), np.asarray(four.model.x))
-    assert one.train_seconds == four.train_seconds
-    assert one.test_accuracy == four.test_accuracy
-    steps = [
-        read_arrays(run.folder / "steps.npz") for run in find_runs([tmp_path / "one", tmp_path / "four"])
+def test_threads_and_processes_change_no_bit_and_no_time(
+    simulated: Any, strategy: str, tmp_path: Path, fork: Callable[[], list[Forked]]
+) -> None:
+    folders = [tmp_path / "one", tmp_path / "four", tmp_path / "forked"]
+    found = [
+        simulated(strategy, threads, jitter=0.2, runs=folder)
+        for threads, folder in zip((1, 4), folders, strict=False)
     ]
-    assert len(steps) == 2
-    assert all(len(steps[0][name]) and np.array_equal(steps[0][name], steps[1][name]) for name in steps[0])
+    engines = fork()
+    found.append(simulated(strategy, 3, jitter=0.2, runs=folders[2]))
+    # With its ranks in one node, sync computes factors; with overlap, layers are ready one by one.
+    apart = strategy not in ("sync:allreduce=shared-memory", "sync:allreduce=ring,overlap=true")
+    assert len(engines) >= (12 if apart else 4)  # evaluations, at least
+    one = found[0]
+    for other in found[1:]:
+        assert np.array_equal(np.asarray(one.model.x), np.asarray(other.model.x))
+        assert one.train_seconds == other.train_seconds
+        assert one.test_accuracy == other.test_accuracy
+    steps = [read_arrays(run.folder / "steps.npz") for run in find_runs(folders)]
+    assert len(steps) == 3
+    for name, column in steps[0].items():
+        assert len(column)
+        assert all(np.array_equal(column, other[name]) for other in steps[1:])
 
 
 @pytest.mark.usefixtures("share_all")
@@ -215,6 +253,7 @@ def test_ranks_that_share_parameters_do_not_depend_on_threads(
     found = [simulated(program(), threads, machine=slow_machine) for threads in (1, 4)]
     for name in ("SHORT", "LEAST", "LOCKED"):
         monkeypatch.setattr(together, name, 1e-12)
+    monkeypatch.setattr(forked, "WORTH", 0.0)
     found.append(simulated(program(), 4, machine=slow_machine))
     assert len({np.asarray(one.model.x).tobytes() for one in found}) == 1
 
@@ -332,20 +371,133 @@ def _module(kind: str) -> Any:
             self.passes += 1
             return inputs + torch.rand(()) if self.passes > 6 else inputs
 
-    extra = {"norm": nn.BatchNorm1d(12), "dropout": nn.Dropout(0.3), "late": Late()}[kind]
+    class Counting(nn.Module):
+        """Keeps something of its own from one pass to the next."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.passes = 0
+
+        def forward(self, inputs: Any) -> Any:
+            self.passes += 1
+            return inputs / self.passes
+
+    class Failing(nn.Module):
+        """Cannot compute a gradient."""
+
+        def forward(self, inputs: Any) -> Any:
+            if self.training and len(inputs) > 2:
+                raise ArithmeticError("no")
+            return inputs
+
+    kinds = {"norm": lambda: nn.BatchNorm1d(12), "dropout": lambda: nn.Dropout(0.3), "late": Late}
+    extra = (kinds | {"counting": Counting, "failing": Failing})[kind]()
     torch.manual_seed(5)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), extra, nn.ReLU(), nn.Linear(12, 10))
 
 
-@pytest.mark.usefixtures("share_all")
-@pytest.mark.parametrize("kind", ["norm", "dropout"])
-def test_threads_change_no_bit_of_a_module(simulated: Any, kind: str) -> None:
-    one, four = (simulated("local-sgd:every=2", threads, model=_module(kind)) for threads in (1, 4))
-    assert np.asarray(one.model.x).tobytes() == np.asarray(four.model.x).tobytes()
+def _assert_same(one: Any, other: Any) -> None:
+    assert np.asarray(one.model.x).tobytes() == np.asarray(other.model.x).tobytes()
     assert {name: value.tobytes() for name, value in one.model.buffers.items()} == {
-        name: value.tobytes() for name, value in four.model.buffers.items()
+        name: value.tobytes() for name, value in other.model.buffers.items()
     }
-    assert one.train_seconds == four.train_seconds
+    assert one.train_seconds == other.train_seconds
+
+
+@pytest.mark.parametrize("kind", ["norm", "dropout"])
+def test_threads_and_processes_change_no_bit_of_a_module(
+    simulated: Any, kind: str, fork: Callable[[], list[Forked]], caplog: pytest.LogCaptureFixture
+) -> None:
+    one, four = (simulated("local-sgd:every=2", threads, model=_module(kind)) for threads in (1, 4))
+    _assert_same(one, four)
+    engines = fork()
+    _assert_same(one, simulated("local-sgd:every=2", 3, model=_module(kind)))
+    assert len(engines) >= 12
+    assert not caplog.messages
+
+
+def test_a_module_that_keeps_something_of_its_own_is_computed_in_one_process(
+    simulated: Any, fork: Callable[[], list[Forked]], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = simulated("local-sgd:every=2", 1, model=_module("counting"))
+    engines = fork()
+    _assert_same(one, simulated("local-sgd:every=2", 3, model=_module("counting")))
+    assert engines
+    assert "keeps something of its own" in caplog.text
+
+
+def test_an_error_in_another_process_is_that_of_the_rank(
+    simulated: Any, fork: Callable[[], list[Forked]], caplog: pytest.LogCaptureFixture
+) -> None:
+    engines = fork()
+    with pytest.raises(RankFailed, match="no") as caught:
+        simulated("sync", 3, model=_module("failing"))
+    assert isinstance(caught.value.error, ArithmeticError)
+    assert engines
+    assert not caplog.messages
+
+
+# ---- the processes
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_ends_or_hangs_is_done_without(
+    simulated: Any,
+    fork: Callable[[], list[Forked]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+) -> None:
+    one = simulated("gossip", 1, draws=24)
+    engines = fork()
+    begin, pids = Forked.begin, []
+    monkeypatch.setattr(forked, "PATIENCE", 1.0)
+
+    def begin_and_stop(self: Forked, work: Work) -> bool:
+        begun = begin(self, work)
+        if len(engines) == 9:
+            pids.extend(self.processes)
+            for pid in pids:
+                os.kill(pid, number)
+        return begun
+
+    monkeypatch.setattr(Forked, "begin", begin_and_stop)
+    _assert_same(one, simulated("gossip", 3, draws=24))
+    assert len(pids) == 3
+    assert not any(map(_alive, pids))
+    assert ("has ended" if number == signal.SIGKILL else "have not answered") in caplog.text
+
+
+@pytest.mark.parametrize("how", ["closed", "killed"])
+def test_processes_end_with_the_one_that_started_them(how: str) -> None:
+    models = [MLP([2, 1]), MLP([2, 1])]
+    vectors = SharedVectors(models[0].x, 2 * AHEAD * 2)
+    ours, theirs = os.pipe()
+    parent = os.fork()
+    if parent == 0:  # all of this in a process that can be killed
+        engine = Forked(Threads(2), 2, models, None, vectors, 0)  # type: ignore[arg-type]
+        assert engine.start()
+        os.write(theirs, " ".join(map(str, engine.processes)).encode())
+        if how == "closed":
+            engine.close()
+            os._exit(0)
+        signal.pause()
+    pids = [int(word) for word in os.read(ours, 1000).split()]
+    assert len(pids) == 2
+    if how == "killed":
+        os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    end = time.monotonic() + 60
+    while any(map(_alive, pids)) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not any(map(_alive, pids))
 
 
 @pytest.mark.usefixtures("share_all")

@@ -711,7 +711,8 @@ class TorchModel:
         parts = [
             part for _, root in self._roots() for part in root.modules() if type(part) is not GlobalDropout
         ]
-        values, marks = [], []
+        values: list[Any] = []
+        marks: list[Any] = []
         for part in parts:
             mine = {name: value for name, value in vars(part).items() if name not in _REGISTERED}
             values.append(_values(mine, marks))

@@ -107,7 +107,8 @@ class Forked:
         self._homes = {id(models[number // 2 + 1]): number for number in range(0, homes, 2)}
         self._free = [homes + 2 * number for number in range(AHEAD * count)]
         self._spent, self._worth = 0.0, WORTH
-        self._processes: list[int] = []
+        self.processes: list[int] = []
+        """The numbers of the processes."""
         self._refused = False
         self._backlog: deque[Work] = deque()
         self._begun: dict[int, tuple[Work, int | None]] = {}
@@ -130,7 +131,7 @@ class Forked:
         """Let a process compute a pass as soon as one is free; False if it is to be computed here."""
         if self._refused or work.read is None or self._threads.known(work) < SHORT:
             return False
-        if not self._processes and (self._spent < self._worth or not self._start()):
+        if not self.processes and (self._spent < self._worth or not self.start()):
             return False
         work.begun = True
         self._backlog.append(work)
@@ -240,7 +241,7 @@ class Forked:
 
     # ---- processes
 
-    def _start(self) -> bool:
+    def start(self) -> bool:
         """Start the processes; False if that cannot be done, or not yet."""
         values = [leave_trace(model)[0] for model in self._models]
         if any(value != values[0] for value in values):
@@ -267,7 +268,7 @@ class Forked:
                     for end in ours:
                         end.close()
                     _run(lambda: Computing(self._models[0], self._data, self._vectors).serve(*theirs))
-                self._processes.append(pid)
+                self.processes.append(pid)
         except OSError as error:
             self._give_up(f"processes cannot be started: {error}")
         finally:
@@ -278,19 +279,19 @@ class Forked:
 
     def _end(self, *, kill: bool) -> None:
         """End the processes: at once, or when they find nothing more to read."""
-        if not self._processes:
+        if not self.processes:
             return
         self._tasks.close()
         self._results.close()
         if kill:
-            for pid in self._processes:
+            for pid in self.processes:
                 os.kill(pid, signal.SIGKILL)
         self._reap()
 
     def _reap(self, how: int = 0) -> bool:
         """Wait for all processes to end, or (`os.WNOHANG`) see whether any has; return True if one has ended."""
-        ended = [pid for pid in self._processes if os.waitpid(pid, how)[0]]
-        self._processes = [pid for pid in self._processes if pid not in ended]
+        ended = [pid for pid in self.processes if os.waitpid(pid, how)[0]]
+        self.processes = [pid for pid in self.processes if pid not in ended]
         return bool(ended)
 
 
@@ -324,6 +325,7 @@ class Computing:
         while message := tasks.recv(LARGEST):
             number, *task = marshal.loads(message)
             start = perf_counter()
+            answer: tuple[Any, ...]
             try:
                 value, state = self.compute(*task)
                 answer = (number, perf_counter() - start, value, state)

@@ -48,7 +48,7 @@ class Options:
     compute: bool = _setting(True, "simulate only time, without computing losses and accuracies")
     compute_threads: int | None = _setting(
         None,
-        "threads that compute gradients of simulated ranks at the same time, at most (default: all cores)",
+        "processes or threads that compute gradients of simulated ranks at the same time, at most (default: all cores)",
         "N",
     )
     faults: str | None = _setting(None, "a script of faults, such as fail_at(rank=3, step=100)", "FILE")
