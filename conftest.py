@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 from tests.components import missing
 
+# Folders whose tests run in one process: those of starting jobs, which look at idle cores and at processes that are left
+# over, and those of reports, whose runs take long to make.
+TOGETHER = ("tests/launch/", "tests/report/")
+
 
 def pytest_configure() -> None:
     """Listen to Ctrl-C even as a background job, which a shell starts deaf to it; children would inherit that.
@@ -23,11 +27,16 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test whose module starts ranks is an `mpi` test: `make test-mpich` runs those with the other MPI."""
+    """A test whose module starts ranks is an `mpi` test: `make test-mpich` runs those with the other MPI.
+
+    With `pytest -n` these tests come first: they take longest, and the short ones after them let all processes end together.
+    """
     for item in items:
         module = getattr(item, "module", None)
         if hasattr(module, "on_ranks") or hasattr(module, "STARTS_RANKS"):
             item.add_marker("mpi")
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: (not item.nodeid.startswith(TOGETHER), not item.get_closest_marker("mpi")))
 
 
 def pytest_collection_finish() -> None:
@@ -40,18 +49,17 @@ def pytest_collection_finish() -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With `pytest -n`, hand out whole modules, so that each makes its fixtures once.
 
-    Tests of starting jobs look at idle cores and at processes that are left over: they run in one process. So do those
-    of reports, whose runs take long to make. (Groups of `--dist loadgroup` do nothing with pytest 9.2.)
+    Modules are handed out in the order of the collection, not by their number of tests. (Groups of `--dist loadgroup` do
+    nothing with pytest 9.2.)
     """
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.partition("::")[0]
-            return next(
-                (folder for folder in ("tests/launch", "tests/report") if path.startswith(f"{folder}/")), path
-            )
+            return next((folder for folder in TOGETHER if path.startswith(folder)), path)
 
+    config.option.loadscopereorder = False
     return Scheduling(config, log)
 
 
@@ -81,9 +89,9 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         os.environ["PACELINE_CACHE"] = before
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def _ranks() -> Iterator[None]:
-    """Ranks that a module's tests have started end with it."""
+    """Ranks that tests have started end with the last test."""
     yield
     if (ranks := sys.modules.get("tests.ranks")) is not None:
         ranks.end_jobs()

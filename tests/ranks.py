@@ -5,13 +5,15 @@
 has each of 4 ranks call `sums(comm, algorithm="ring")` within a time limit. Returns what each rank returned (as JSON), in
 rank order. A failing rank fails the test with the job's output shown.
 
-Starting ranks costs more than most cases, so a job stays for the next case of the same test module that needs as many
-ranks in the same environment; a case that failed has ended its job. Between cases the ranks wait at a socket.
+Starting ranks and importing torch costs more than most cases, so a job stays for the next case, of whatever test module,
+that needs as many ranks in the same environment; a case that failed has ended its job. Between cases the ranks wait at a
+socket. Of the jobs that have waited longest, those are ended that would be too many.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 ROOT = Path(__file__).parent.parent
+MOST = 16  # ranks that stay, of all jobs together: with torch, each takes about 200 MB
 
 
 def on_ranks(
@@ -43,10 +46,12 @@ def on_ranks(
     _jobs[ranks] = job
     if alone:
         end_job(ranks)
+    while len(_jobs) > 1 and sum(_jobs) > MOST:
+        end_job(next(iter(_jobs)))
     return results
 
 
-_jobs: dict[int, Job] = {}
+_jobs: dict[int, Job] = {}  # by their number of ranks, the one that was used last at the end
 
 
 def end_job(ranks: int) -> None:
@@ -172,10 +177,14 @@ def serve(address: str) -> None:
         with link.makefile("rw") as stream:
             stream.write(f"{comm.rank}\n")
             stream.flush()
+            before = ""
             for line in stream:
                 case, arguments = json.loads(line)
+                module, _, name = case.partition(":")
+                if module != before:
+                    gc.collect()  # what other cases have left must not be freed in the middle of these
+                    before = module
                 with abort_on_error(comm):
-                    module, _, name = case.partition(":")
                     answer = json.dumps(getattr(importlib.import_module(module), name)(comm, **arguments))
                 stream.write(f"{answer}\n")
                 stream.flush()

@@ -18,7 +18,7 @@ from paceline.worker.evaluation import score
 from tests.ranks import first
 from tests.strategies import cases
 
-MLP = {**cases.MLP, "batch": 60, "lr": 0.2, "dtype": "float64"}
+MLP = {**cases.MLP, "data": "digits", "batch": 60, "lr": 0.2, "dtype": "float64"}
 DRAWN = {**MLP, "draws": 7, "batch": 20, "epochs": 3}
 ODD = {**MLP, "batch": 359, "epochs": 4}
 LONG = {**MLP, "epochs": 8, "lr": 0.4}

@@ -10,6 +10,7 @@ import numpy as np
 from paceline.config import Config
 from paceline.training.job import Job
 from paceline.training.rank import train
+from tests.ranks import first
 
 
 def digests(comm: Any, *, model: str, data: str, **settings: Any) -> dict[str, str]:
@@ -18,10 +19,9 @@ def digests(comm: Any, *, model: str, data: str, **settings: Any) -> dict[str, s
     job = Job(config=Config(model=model, data=data, reproducible=8, **settings), runs=None)
     ranks = 1
     while ranks <= comm.Get_size():
-        some = comm.Split(int(comm.Get_rank() < ranks), comm.Get_rank())
-        if comm.Get_rank() < ranks:
-            fitted = train(job, some)
-            found[str(ranks)] = hashlib.sha256(np.asarray(fitted.model.x).tobytes()).hexdigest()
-        some.Free()
+        with first(comm, ranks) as some:
+            if some is not None:
+                fitted = train(job, some)
+                found[str(ranks)] = hashlib.sha256(np.asarray(fitted.model.x).tobytes()).hexdigest()
         ranks *= 2
     return found

