@@ -36,7 +36,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if hasattr(module, "on_ranks") or hasattr(module, "STARTS_RANKS"):
             item.add_marker("mpi")
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: (not item.nodeid.startswith(TOGETHER), not item.get_closest_marker("mpi")))
+        items.sort(
+            key=lambda item: (not item.nodeid.startswith(TOGETHER), not item.get_closest_marker("mpi"))
+        )
 
 
 def pytest_collection_finish() -> None:
