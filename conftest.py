@@ -29,7 +29,7 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test whose module starts ranks is an `mpi` test: `make test-mpich` runs those with the other MPI.
 
-    With `pytest -n` these tests come first: they take longest, and the short ones after them let all processes end together.
+    With `pytest -n` these tests come first: they take longest, and the short ones let all processes end together.
     """
     for item in items:
         module = getattr(item, "module", None)

@@ -30,6 +30,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, Literal, Union
 
 from paceline.errors import UntrustedError, UsageError, unknown
@@ -180,7 +181,7 @@ def _entry_points(kind: str) -> dict[str, EntryPoint]:
     places = []
     for place in sys.path:
         with suppress(OSError):
-            found = os.stat(place or os.curdir)
+            found = Path(place).stat()
             places.append((place, found.st_dev, found.st_ino, found.st_mtime_ns))
     return _all_entry_points(tuple(places))[kind]
 
