@@ -245,6 +245,7 @@ finally:
         (60, ["train", "--epochs=0"]),
         (150, ["report", "none"]),
         (250, ["study", "s"]),
+        (300, ["tune", "--target=90%"]),
     ],
 )
 def test_ctrl_c_during_the_start_ends_without_a_word(tmp_path: Path, at: int, words: list[str]) -> None:

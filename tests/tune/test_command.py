@@ -18,6 +18,7 @@ from paceline.config import Config, Program
 from paceline.record import Run, find_runs
 from paceline.study.cells import Cell
 from paceline.study.folder import Folder, ends_with_checkpoint
+from paceline.tune.running import Runs
 from paceline.tune.space import Candidate, Choices, make_space
 
 TINY = [
@@ -211,6 +212,13 @@ def test_an_interrupted_search_answers_and_goes_on_and_its_command_reproduces_th
     assert found.startswith("fastest to accuracy >= 60.00 %: serial with 1 thread, batch 64, lr 2, after ")
     assert sure.startswith("how sure: ")
     assert second.startswith("second best: ")
+
+    def interrupt(runs: Runs) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Runs, "drop_checkpoints", interrupt)
+    assert main([*words, "60%", "--budget", "1s", "--quiet"]) == 130  # at its very end: the answer comes all the same
+    assert capsys.readouterr().out.splitlines()[-1] == command
 
     assert main([*shlex.split(command)[1:], "--runs", "again", "--quiet"]) == 0
     [run] = find_runs([tmp_path / "again"])

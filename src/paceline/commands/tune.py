@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,33 +139,62 @@ def _values(text: str, kind: Callable[[str], Any], what: str) -> tuple[Any, ...]
 def main(args: argparse.Namespace) -> int:
     """Search; print what was found and, in the last line, the command to copy."""
     began = time.monotonic()
-    from paceline import launch
     from paceline.commands.study import _terminated
-    from paceline.tune.answer import conclude, left_out, results
+
+    made: list[Search] = []
+    with _terminated() as signals:
+        try:
+            _search(args, began, made)
+        except KeyboardInterrupt:
+            if not made:
+                print("paceline tune: interrupted before the first run", file=sys.stderr)
+                return 128 + signals[0] if signals else 130
+            made[0].interrupted = True
+        with _undisturbed():
+            _print_answer(made[0], args.budget)
+    if made[0].interrupted:
+        return 128 + signals[0] if signals else 130
+    return 0
+
+
+def _search(args: argparse.Namespace, began: float, made: list[Search]) -> None:
+    """Make a search, put it into `made` and let it run."""
+    from paceline import launch
 
     if launch.world() is not None:
         raise UsageError("tune starts its runs itself: run it without mpiexec or srun")
     import_from_here()
-    with _terminated() as signals:
-        try:
-            folder, make = prepare(args, began)
-            with folder.lock() as lock:
-                search, runs = make(lock)
-                search.run()
-                if search.times():
-                    runs.drop_checkpoints()
-        except KeyboardInterrupt:
-            print("paceline tune: interrupted before the first run: nothing is known yet", file=sys.stderr)
-            return 128 + signals[0] if signals else 130
+    folder, make = prepare(args, began)
+    with folder.lock() as lock:
+        search, runs = make(lock)
+        made.append(search)
+        search.run()
+        if search.times():
+            runs.drop_checkpoints()
+
+
+def _print_answer(search: Search, budget: str) -> None:
+    """Print what was tried, what was left out, and the answer."""
+    from paceline.tune.answer import conclude, left_out, results
+
     answer = conclude(search)
-    print(_heading(search, args.budget))
+    print(_heading(search, budget))
     for text in (results(search), "\n".join(f"left out: {line}" for line in left_out(search))):
         if text:
             print(f"\n{text}")
     print(f"\n{answer.found}\n{answer.sure}\n{answer.second}\n{answer.command}", flush=True)
-    if search.interrupted:
-        return 128 + signals[0] if signals else 130
-    return 0
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ignore Ctrl-C and other requests to end in the block: the answer is printed as a whole."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def prepare(
