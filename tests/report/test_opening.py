@@ -15,13 +15,14 @@ from paceline.compare.rows import rows_of
 from paceline.compare.verdict import implausible, verdict
 from paceline.diagnosis import diagnose
 from paceline.figures import Bars, Lines, Points
-from paceline.record import Run
+from paceline.record import Run, find_runs
 from paceline.report import document_of, write
 from paceline.report.command import command_of
 from paceline.report.document import Document, Opening, Spread
 from paceline.report.html import html_page
 from paceline.report.pdf import pdf_bytes
 from paceline.report.writing import csv_text, markdown_page
+from paceline.study.context import context_of
 from tests.report.conftest import altered, rewrite, table
 
 WHY = "the loss has risen to 7.5, from 2.3 at first in epoch 1"
@@ -381,3 +382,65 @@ def test_several_problems_have_a_page_each_and_an_index(runs: list[Run], tmp_pat
     write(document_of(found[:2]), tmp_path / "report.html")
     assert not list((tmp_path / "report-files").glob("*.html"))
     assert (tmp_path / "report.html").read_text().count('<p class="answer">') == 1
+
+
+# ---- the runs of a search
+
+
+def searched(runs: list[Run], folder: Path, *ways: tuple[int, float, int, float, int]) -> Document:
+    """The report on a search with runs of one process: batch, learning rate, epochs, seconds to 90 % and seed."""
+    for batch, rate, epochs, took, seed in ways:
+        run = altered(runs[0], folder, strategy="serial", ranks=1, threads=1, cores=16, seed=seed, epochs=epochs,
+                      batch=batch, lr=rate, draws=None, train_seconds=2 * took, diverged=None)  # fmt: skip
+        lines = [
+            {"epoch": n, "loss": 1.0, "validation_accuracy": accuracy, "train_seconds": (n + 1) * took / 2}
+            for n, accuracy in enumerate([0.5, 0.92 if epochs > 3 else 0.6, *[0.95] * (epochs - 2)][:epochs])
+        ]
+        (run.folder / "epochs.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        rewrite(run.folder / "config.json", asked={"lr": rate, "on": "mpi"}, objects=[])
+    about = {"format": 1, "title": "tune: iris", "target": "accuracy>=0.9", "search": {"draws": None}}
+    (folder / "study.json").write_text(json.dumps(about))
+    return document_of(find_runs([folder]), context=context_of([folder]))
+
+
+def test_the_candidates_of_a_search_are_rows_of_one_problem(runs: list[Run], tmp_path: Path) -> None:
+    page = searched(
+        runs, tmp_path, (64, 2.0, 2, 4.0, 0), (64, 2.0, 6, 4.0, 0), (64, 2.0, 5, 4.2, 1), (64, 4.0, 4, 2.0, 0),
+        (256, 4.0, 2, 1.0, 0),
+    )  # fmt: skip
+    probe = altered(find_runs([tmp_path])[0], tmp_path, draws=8)
+    page = document_of([*find_runs([tmp_path]), probe], context=context_of([tmp_path]))
+    [problem] = page.problems
+    found = table(page, "candidates-1")
+    assert [row[0] for row in found.rows] == [
+        "serial, 1 rank, batch 64, lr 4", "serial, 1 rank, batch 64, lr 2", "serial, 1 rank, batch 256, lr 4",
+    ]  # fmt: skip
+    assert [row[-1] for row in found.rows] == [1, 2, 1]  # the longest run with each seed
+    assert found.rows[1][1] == pytest.approx(4.1)
+    assert found.marks == ("best", "", "missed the target")
+    first = opening(page)
+    assert first.sentence.startswith(
+        "Use serial, 1 rank, batch 64, lr 4: it reaches 90.00 % first, after 2 s; closest is "
+    )
+    assert "--batch 64" in first.command
+    assert "--epochs 2" in first.command  # as many as it takes, not as many as it had
+    assert isinstance(first.figure, Points)
+    assert len(first.figure.points) == 3
+    assert [text.lines for text in page.summary] == [
+        ("2 of 3 candidates reached 90.00 %, in 4 runs in all.",)
+    ]
+    assert "missed the target" in html_page(page)
+    assert "*missed the target*" in markdown_page(page, "figures")
+
+
+def test_candidates_with_the_epochs_of_a_schedule_keep_them(runs: list[Run], tmp_path: Path) -> None:
+    page = searched(runs, tmp_path, (64, 2.0, 6, 4.0, 0), (64, 4.0, 6, 2.0, 0))
+    assert "--epochs 6" in opening(page).command
+
+
+def test_runs_that_end_at_a_target_are_compared_by_it(runs: list[Run], tmp_path: Path) -> None:
+    found = made(runs, tmp_path, ("serial", 1, 4.0, 0.95), ("sync", 2, 2.5, 0.91))
+    for run in found:
+        rewrite(run.folder / "config.json", asked={"on": "mpi", "strategy": None, "until": "accuracy>=0.9"})
+    page = document_of([Run(run.folder) for run in found])
+    assert opening(page).sentence.startswith("Use sync, 2 ranks: it reaches 90.00 % first, after 2.5 s")

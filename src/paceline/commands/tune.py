@@ -273,7 +273,11 @@ def prepare(
             folder=folder, space=space, metric=goal.metric, samples=samples, tell=tell,
             start=Trains(runs=folder.path, lock=lock, modules=modules, extendable=space.grows),
         )  # fmt: skip
-        about = {"title": f"tune: {title}", "question": "what reaches the target first?", "target": goal.text}
+        about: dict[str, Any] = {
+            "title": f"tune: {title}",
+            "target": goal.text,
+            "search": {"draws": config.draws},
+        }
         if known := runs.open(about):
             tell(f"going on from {known} run{'s' * (known > 1)} in {folder.path}")
         search = Search(

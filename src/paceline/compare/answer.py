@@ -137,7 +137,8 @@ def _first(when: Sequence[Reached], rows: Sequence[Row], target: Target) -> Answ
     # What was tried on more ranks is of more interest than another serial row.
     beaten = [one for one in when if one is not first]
     other = next((one for one in beaten if not (row.serial and one.row.serial)), next(iter(beaten), None))
-    begin = f"{'Stay with' if row.serial and len(rows) > 1 else 'Use'} {name(row)}: it reaches {target.short}"
+    stay = row.serial and len(rows) > 1 and row.setting is None
+    begin = f"{'Stay with' if stay else 'Use'} {name(row)}: it reaches {target.short}"
     is_first = other is not None and first is when[0]
     sentence = f"{begin} {'first, ' if is_first else ''}after {time_span(_mean(first))}"
     beside = [one.row for one in alike if one is not first]

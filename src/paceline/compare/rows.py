@@ -9,7 +9,7 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -33,6 +33,10 @@ class Problem:
     """All other settings, and the processor."""
     settings: tuple[str, ...] = ()
     """Each of them in words, always in the same order: these distinguish problems with the same title."""
+    task: tuple[str, ...] = field(default=(), compare=False)
+    """The same, but without those that a search chooses."""
+    choices: tuple[str, ...] = field(default=(), compare=False)
+    """Those that a search chooses: the batch, the learning rate, the arguments of a program; but not the epochs."""
 
     def __str__(self) -> str:
         return f"{self.title}, {self.details}"
@@ -61,15 +65,20 @@ def problem_of(run: Run) -> Problem:
     clip = "" if c.get("clip") is None else f"clipped to {c['clip']:g}"
     update = ", ".join(filter(None, (f"{c['update']} {rate}".strip(), clip)))
     scaled = "lr not scaled" if c["lr_scaling"] == "none" else f"lr scaled by {c['lr_scaling']}"
+    arguments = shlex.join((c.get("program") or {}).get("arguments") or ())
+    code = ", ".join(f"{part} code {_code(run)[part][:8]}" for part in PARTS if part in _code(run))
     return Problem(
         title=f"{data}, {c['model']}",
         details=f"{samples}{parameters} ({c['dtype']}), {batch}, {length}, {update}{extra}, on {where}",
         settings=(
             samples.removesuffix(", "), parameters, c["dtype"], batch, length, c["update"], rate, clip, scaled,
-            c["schedule"],
-            shlex.join((c.get("program") or {}).get("arguments") or ()),
-            f"on {where}", ", ".join(f"{part} code {_code(run)[part][:8]}" for part in PARTS if part in _code(run)),
+            c["schedule"], arguments, f"on {where}", code,
         ),
+        task=(
+            samples.removesuffix(", "), parameters, c["dtype"], "", "", c["update"], "", clip, scaled, c["schedule"], "",
+            f"on {where}", code,
+        ),
+        choices=(batch, rate, arguments),
     )  # fmt: skip
 
 
@@ -100,7 +109,7 @@ PARTS = ("data", "model", "update", "schedule", "program")
 TIME_ONLY = "time only"
 
 
-Key = tuple[Problem, str, str, int, int]
+Key = tuple[Problem, str, str, int, int, str | None]
 # The mean, the lowest and the highest of some values.
 Span = tuple[float, float, float]
 
@@ -154,6 +163,8 @@ class Row:
     staleness: Staleness | None
     members: tuple[Run, ...]
     """The runs themselves."""
+    setting: str | None = None
+    """For a candidate of a search: its batch and learning rate, as far as candidates differ in them; None: it is none."""
 
     @property
     def score(self) -> float | None:
@@ -240,10 +251,14 @@ def is_serial(strategy: str) -> bool:
 
 
 def label(row: Row) -> str:
-    """Describe a row in a few words: strategy, ranks, threads if there are several, and what was simulated."""
+    """Describe a row in a few words: strategy, ranks, threads if there are several, and what was simulated.
+
+    A candidate of a search has its batch and learning rate, too.
+    """
     threads = "" if row.threads == 1 else f" of {row.threads} threads"
     oversubscribed = " *" if row.oversubscribed else ""
-    return f"{row.strategy}, {count(row.ranks, 'rank')}{threads}{oversubscribed}{mark(row)}"
+    setting = f", {row.setting}" if row.setting else ""
+    return f"{row.strategy}, {count(row.ranks, 'rank')}{threads}{oversubscribed}{setting}{mark(row)}"
 
 
 def mark(row: Row) -> str:
@@ -319,25 +334,59 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
     """
     groups: dict[Key, list[Run]] = defaultdict(list)
     for run, way in zip(runs, ways_of(runs), strict=True):
-        key = (problem_of(run), simulated_as(run), way, run.config["ranks"], run.summary["threads"])
+        key = (problem_of(run), simulated_as(run), way, run.config["ranks"], run.summary["threads"], None)
         groups[key].append(run)
+    return _make_rows(groups, gains=True)
+
+
+def candidates_of(runs: Sequence[Run]) -> list[Row]:
+    """Create a row for every candidate of a search: its runs may differ in seeds and epochs.
+
+    Of runs with the same seed, the longest counts, which contains the others. Whole runs are of different length, so
+    there are no speedups: only the times to a target can be compared.
+    """
+    problems = [problem_of(run) for run in runs]
+    several: dict[tuple[str, ...], list[bool]] = {}
+    for task in {problem.task for problem in problems}:
+        ways = zip(*(problem.choices for problem in problems if problem.task == task), strict=True)
+        several[task] = [len(set(words)) > 1 for words in ways]
+    longest: dict[tuple[Key, int], Run] = {}
+    for run, way, problem in zip(runs, ways_of(runs), problems, strict=True):
+        own = zip(problem.choices, several[problem.task], strict=True)
+        setting = ", ".join(words for words, differ in own if differ and words)
+        details = [words for words in problem.task[:-1] if words not in ("", "lr not scaled", "constant")]
+        common = Problem(title=problem.title, details=", ".join(details), settings=problem.task)
+        key: Key = (common, simulated_as(run), way, run.config["ranks"], run.summary["threads"], setting)
+        found = longest.setdefault((key, run.config["seed"]), run)
+        if len(run.epochs) > len(found.epochs):
+            longest[key, run.config["seed"]] = run
+    groups: dict[Key, list[Run]] = defaultdict(list)
+    for (key, _), run in longest.items():
+        groups[key].append(run)
+    return _make_rows(groups, gains=False)
+
+
+def _make_rows(groups: Mapping[Key, list[Run]], *, gains: bool) -> list[Row]:
+    """Create the rows of some groups of runs; `gains`: with their speedups."""
     optimizers = {key: facts_of(members[0]).optimizer for key, members in groups.items()}
     serial: dict[tuple[Problem, str, bool], dict[int, Span]] = defaultdict(dict)
     for key, members in groups.items():
-        problem, simulated, strategy, _, threads = key
+        problem, simulated, strategy, _, threads, _ = key
         if is_serial(strategy) and not any(run.summary.get("diverged") for run in members):
             seconds = [run.summary["train_seconds"] for run in members]
             own = serial[problem, optimizers[key], bool(simulated)]
             span = (fmean(seconds), min(seconds), max(seconds))
             own[threads] = min(span, own.get(threads, span))
     first = {problem: place for place, problem in enumerate(dict.fromkeys(key[0] for key in groups))}
-    keys = sorted(groups, key=lambda key: (first[key[0]], key[1], not is_serial(key[2]), *key[2:]))
+    keys = sorted(
+        groups, key=lambda key: (first[key[0]], key[1], not is_serial(key[2]), *key[2:5], key[5] or "")
+    )
     tested = {key[0] for key, members in groups.items() if any(map(_is_tested, members))}
     rows = [
         _row(
             key,
             groups[key],
-            _baseline(serial, key, optimizers[key]),
+            _baseline(serial, key, optimizers[key]) if gains else {},
             "test" if key[0] in tested else "validation",
         )
         for key in keys
@@ -379,7 +428,7 @@ def _baseline(
 
 
 def _row(key: Key, members: list[Run], serial: Mapping[int, Span], where: str) -> Row:
-    problem, simulated, strategy, ranks, threads = key
+    problem, simulated, strategy, ranks, threads, setting = key
     summaries: list[dict[str, Any]] = [run.summary for run in members]
     seconds = [s["train_seconds"] for s in summaries]
     accuracies = [s["test_accuracy"] for s in summaries if s["test_accuracy"] is not None]
@@ -433,6 +482,7 @@ def _row(key: Key, members: list[Run], serial: Mapping[int, Span], where: str) -
         remarks=_kinds(remark for s in summaries for remark in s.get("remarks") or ()),
         staleness=staleness_of(summaries),
         members=tuple(members),
+        setting=setting,
     )
 
 

@@ -56,12 +56,15 @@ def best(rows: Sequence[Row]) -> Row | None:
 def standing(row: Row, rows: Sequence[Row]) -> str:
     """Return in a word or two why a row is no success, whatever its time; empty if nothing is wrong with it.
 
-    `rows`: all rows of the problem.
+    `rows`: all rows of the problem. Candidates of a search are trained for as long as it takes to reach a target, so where
+    they end says nothing.
     """
     if row.diverged:
         return "diverged"
     if row.guessed:
         return "learned nothing"
+    if row.setting is not None:
+        return "oversubscribed" if row.oversubscribed else ""
     alike = [one for one in rows if bool(one.simulated) == bool(row.simulated)]
     if not any(one.serial for one in alike):
         alike += [one for one in rows if one.serial]

@@ -16,12 +16,13 @@ from paceline.simulate.options import NAMES, Options
 SHOWN = ("data", "model", "strategy")
 
 
-def command_of(run: Run) -> str:
+def command_of(run: Run, epochs: int | None = None) -> str:
     """Return a line for a shell that trains once more as the run did; empty if its network or data are Python objects.
 
-    A name in it that begins with a minus sign, or has blanks or quotes, is quoted as a shell needs it.
+    `epochs`: those of the command, if they are not those of the run. A name in it that begins with a minus sign, or has
+    blanks or quotes, is quoted as a shell needs it.
     """
-    c = run.config
+    c = run.config if epochs is None or run.config.get("program") else {**run.config, "epochs": epochs}
     asked: dict[str, Any] = c.get("asked") or {}
     try:
         simulation = (

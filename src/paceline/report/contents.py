@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 from paceline.compare.metric import Goal, Metric, names_in
-from paceline.compare.rows import Row, compared_by, rows_of, titles_of
+from paceline.compare.rows import Row, candidates_of, compared_by, rows_of, titles_of
 from paceline.compare.target import target_in, target_of
 from paceline.compare.verdict import remarks
 from paceline.diagnosis import Cause, Diagnosis, diagnose
@@ -19,8 +20,9 @@ from paceline.report.document import Block, Column, Document, Section, Table, Te
 from paceline.report.exchange import staleness, traffic
 from paceline.report.learning import end_quality, learning
 from paceline.report.opening import opening_of
-from paceline.report.results import costs, results, summary, time_split
+from paceline.report.results import candidates, costs, describe_search, results, summary, time_split, time_to
 from paceline.report.scaling import scaling
+from paceline.report.series import CURVES
 from paceline.report.study import (
     describe_cell,
     differing_settings,
@@ -71,7 +73,9 @@ def document_of(
     top: list[Text] = _questions(context)
     sections: list[Section] = []
     left = list(context.failed)
-    problems = [list(group) for _, group in groupby(rows_of(runs), key=lambda row: row.problem)]
+    searched, runs_of_studies = _divide(runs, context)
+    problems = [list(group) for _, group in groupby(candidates_of(searched), key=lambda row: row.problem)]
+    problems += [list(group) for _, group in groupby(rows_of(runs_of_studies), key=lambda row: row.problem)]
     titles = titles_of(rows[0].problem for rows in problems)
     for number, rows in enumerate(problems, 1):
         failed = failed_for(rows, left)
@@ -98,6 +102,19 @@ def document_of(
     return Document(title=title or named or TITLE, summary=tuple(top), sections=tuple(sections))
 
 
+def _divide(runs: Sequence[Run], context: Context) -> tuple[list[Run], list[Run]]:
+    """Return the runs of searches, without those that only measured speed, and all others."""
+    folders = {one.folder.resolve(): one.search for one in context.studies if one.search is not None}
+    searched, others = [], []
+    for run in runs:
+        search = folders.get(run.folder.resolve().parent)
+        if search is None:
+            others.append(run)
+        elif run.config["draws"] == search.draws:
+            searched.append(run)
+    return searched, others
+
+
 def _questions(context: Context) -> list[Text]:
     """Return the question of the study; of several studies, each question with its title."""
     if context.question or not any(one.question for one in context.studies):
@@ -113,6 +130,9 @@ def _problem(
     asked, words = (given, "as asked for") if given is not None else (context.target, "the study's")
     if given is None and context.studies:
         asked, words = target_in(rows, {study.folder: study.target for study in context.studies})
+    if asked is None and (until := (rows[0].members[0].config.get("asked") or {}).get("until")):
+        with suppress(UsageError):
+            asked, words = Goal.parse(until), "at which its runs end"
     if asked is not None and any(asked.metric.points(run) for row in rows for run in row.members):
         rows = compared_by(rows, asked.metric)
     else:
@@ -122,27 +142,36 @@ def _problem(
         None if len(rows) == 1 and asked is None else target
     )  # a single row has nothing to be compared with
     theirs = published_for(rows, context.published)
-    blocks: list[Block] = [results(rows, failed, number, target)]
+    searched = rows[0].setting is not None
+    if searched and target is not None:
+        rows = sorted(rows, key=lambda row: time_to(row, target))
+    blocks: list[Block] = [
+        candidates(rows, number, target) if searched and target else results(rows, failed, number, target)
+    ]
     names = differing_settings(failed, (run for row in rows for run in row.members))
     if failed:
         why = (f"Failed: {describe_cell(cell, names)}: {cell.why}" for cell in failed)
         blocks.append(Text(kind="note", lines=tuple(why)))
     if found := remarks(rows):
         blocks.append(foldable(found, f"Remarks in the records ({len(found)})"))
-    lines = costs(rows, target)
-    sections = [
-        Section(title="What each strategy costs", blocks=(Text(kind="list", lines=lines),))
-        if lines
-        else None,
-        diagnosis(rows, number),
-        scaling(rows, number, theirs),
-        end_quality(rows, number, theirs),
-        learning(rows, number, target),
-        Section(title="Where the time went", blocks=(time_split(rows, number),)),
-        staleness(rows, number),
-        traffic(rows, number),
-        published(rows, theirs, number),
-    ]
+    lines = () if searched else costs(rows, target)
+    sections: list[Section | None] = (
+        [learning(rows[:CURVES], number, target)]
+        if searched
+        else [
+            Section(title="What each strategy costs", blocks=(Text(kind="list", lines=lines),))
+            if lines
+            else None,
+            diagnosis(rows, number),
+            scaling(rows, number, theirs),
+            end_quality(rows, number, theirs),
+            learning(rows, number, target),
+            Section(title="Where the time went", blocks=(time_split(rows, number),)),
+            staleness(rows, number),
+            traffic(rows, number),
+            published(rows, theirs, number),
+        ]
+    )
     problem = rows[0].problem
     section = Section(
         title=problem.title,
@@ -151,6 +180,8 @@ def _problem(
         sections=tuple(replace(one, folded=True) for one in sections if one is not None),
         opening=opening_of(rows, target, number),
     )
+    if searched and target is not None:
+        return section, (describe_search(rows, target),)
     return section, summary(rows, target, failed, names)
 
 

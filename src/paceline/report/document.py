@@ -27,11 +27,12 @@ SPELLINGS: dict[str, Callable[[float], str]] = {
 }
 # The sign of a row's mark, for readers who cannot see its colour.
 SIGNS = {
-    "best": "★", "diverged": "↯", "failed": "✗", "learned nothing": "∅", "learned less": "▼", "oversubscribed": "○",
+    "best": "★", "diverged": "↯", "failed": "✗", "learned nothing": "∅", "learned less": "▼",
+    "missed the target": "▽", "oversubscribed": "○",
     "simulated": "≈", "published": "†",
 }  # fmt: skip
 # Rows with these marks are no success, whatever their time: a word beside their name says so, and speedups are struck out.
-NO_SUCCESS = ("diverged", "failed", "learned nothing", "learned less", "oversubscribed")
+NO_SUCCESS = ("diverged", "failed", "learned nothing", "learned less", "missed the target", "oversubscribed")
 # More notes than these are folded.
 GLANCE = 4
 

@@ -219,7 +219,9 @@ def breakable(text: str) -> str:
     >>> breakable("15 x (p - 1) (2 n + 1): at every batch")
     '<span class="o">15\xa0x (p - 1) (2 n + 1)</span>: at every batch'
     """
-    text = re.sub(r"(?<=\d) (?=(?:%|s|ms|us|MB|x)(?!\w))", "\u00a0", text)
+    text = re.sub(
+        r"(?<=\d) (?=(?:%|s|ms|us|MB|x)(?!\w))|(?<=\bbatch) (?=\d)|(?<=\blr) (?=\d)", "\u00a0", text
+    )
     # After the punctuation of a long option, but not between thousands.
     broken = re.sub(r"(?!(?<=\d),\d{3}(?!\d))([:=,])(?=\S)", r"\1<wbr>", escape(text, quote=False))
     return UNBROKEN.sub(r'<span class="o">\1</span>', broken)
@@ -418,7 +420,7 @@ th:first-child { padding-left: 0.4rem }
   padding: 0 0.3rem; white-space: nowrap; font-style: normal }
 tr.best { background: var(--best) } tr.best th { font-weight: 600 }
 tr.diverged, tr.failed { background: var(--bad); color: var(--bad-ink) }
-tr.learned-less, tr.learned-nothing, tr.oversubscribed { color: var(--soft) }
+tr.learned-less, tr.learned-nothing, tr.missed-the-target, tr.oversubscribed { color: var(--soft) }
 tr.simulated { background: var(--sim) } tr.simulated th { font-style: italic }
 tr.published { background: var(--pub) } tr.published th { font-style: italic }
 .key { color: var(--soft); font-size: 0.85rem; margin: 0.35rem 0 } .key span { margin-right: 1.1rem; white-space: nowrap }

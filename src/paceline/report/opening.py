@@ -24,15 +24,36 @@ CAPTION = "Each row is a point, at the mean of its runs; lines go from the lowes
 def opening_of(rows: Sequence[Row], target: Target | None, number: int) -> Opening:
     """Return what a reader sees first of one problem."""
     found = answer(rows, target)
+    command = ""
+    if found.row is not None:
+        first = min(found.row.members, key=lambda run: run.config["seed"])
+        command = command_of(first, _epochs_needed(found.row, rows, target))
     return Opening(
         sentence=found.sentence,
         sure=found.sure,
-        command=""
-        if found.row is None
-        else command_of(min(found.row.members, key=lambda run: run.config["seed"])),
+        command=command,
         figure=front(rows, target, number),
         notices=notices(rows),
     )
+
+
+def _epochs_needed(row: Row, rows: Sequence[Row], target: Target | None) -> int | None:
+    """Return the epochs after which all runs of a candidate of a search had reached the target; None: those that they had.
+
+    If all candidates had as many epochs, the schedule of the learning rate may depend on their number.
+    """
+    lengths = {run.config["epochs"] for one in rows for run in one.members}
+    if row.setting is None or target is None or len(lengths) == 1:
+        return None
+    metric = target.metric
+    counts = [
+        next(
+            (n for n, (_, value) in enumerate(metric.points(run), 1) if metric.reaches(value, target.value)),
+            0,
+        )
+        for run in row.members
+    ]
+    return max(counts, default=0) or None
 
 
 def notices(rows: Sequence[Row]) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from paceline.report.document import Column, Spread, Table, Value
 from paceline.report.series import series_of
 from paceline.report.study import describe_cell
 from paceline.study.context import Failed
-from paceline.text import megabytes, seconds, times
+from paceline.text import count, megabytes, seconds, times
 
 # The most important columns come first: a narrow screen shows those.
 FIRST = (
@@ -64,6 +64,11 @@ SPLIT = (
     "and copies; wait: waiting for slower ranks; update: changing the parameters. At the end of a bar: the training time "
     "(of the slowest rank) and the speedup. The line is the spread over the runs."
 )
+SEARCHED = (
+    "Each row shows means over its runs, from the lowest to the highest if there are several. A search ends runs when they "
+    "have reached the target or cannot win any more, so their epochs and times (of training only) differ: compare the "
+    "times to the target."
+)
 # At most this many things are listed by name.
 NAMED = 3
 T = TypeVar("T")
@@ -102,6 +107,51 @@ def results(
         caption=" ".join(filter(None, caption)),
         marks=(*(_mark(row, rows, fastest) for row in rows), *("failed" for _ in failed)),
     )
+
+
+def time_to(row: Row, target: Target) -> tuple[bool, float]:
+    """Return a key that is lowest for the row that reached the target first with every run."""
+    found = reached(row, target)
+    return not found.all, found.mean if found.mean is not None else float("inf")
+
+
+def describe_search(rows: Sequence[Row], target: Target) -> str:
+    """Say how many candidates of a search reached the target."""
+    found = [reached(row, target) for row in rows]
+    every, some = sum(one.all for one in found), sum(bool(one.seconds) and not one.all for one in found)
+    more = f", {some} more with some of their runs" if some else ""
+    runs = sum(row.runs for row in rows)
+    return f"{every} of {count(len(rows), 'candidate')} reached {target.short}{more}, in {count(runs, 'run')} in all."
+
+
+def candidates(rows: Sequence[Row], number: int, target: Target) -> Table:
+    """Return the table of a search: a line for each candidate, the first to reach the target first."""
+    metric = target.metric
+    chosen = answer(rows, target).row
+    lines: list[tuple[Value, ...]] = []
+    marks = []
+    for row in rows:
+        found = reached(row, target)
+        wrong = standing(row, rows) or ("" if found.all else "missed the target")
+        span = _spread(row, found.mean, _ends(found.seconds)) if found.all else None
+        lines.append((
+            label(row), span, max(len(run.epochs) for run in row.members), row.train_seconds, found.best,
+            row.samples_per_second, row.runs,
+        ))  # fmt: skip
+        marks.append("best" if row is chosen else wrong or ("simulated" if row.simulated else ""))
+    best_value = Column(name=f"best validation {metric.name}", kind="percent" if metric.percent else "number")
+    return Table(
+        name=f"candidates-{number}",
+        title=f"Candidates, by their time to {target.short}",
+        columns=(
+            Column(name="candidate"), Column(name=f"time to {target.short} (s)", kind="seconds"),
+            Column(name="epochs", kind="count"), Column(name="time (s)", kind="seconds"), best_value,
+            Column(name="samples/s", kind="count"), Column(name="runs", kind="count"),
+        ),
+        rows=tuple(lines),
+        caption=SEARCHED,
+        marks=tuple(marks),
+    )  # fmt: skip
 
 
 def _with_threads(values: tuple[T, ...], against: T) -> tuple[T, ...]:

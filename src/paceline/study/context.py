@@ -104,6 +104,16 @@ class StudyInfo:
     title: str | None
     question: str | None
     target: Goal | None
+    search: Search | None = None
+    """Set if its runs are those of a search."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """A search for the settings that reach a target first: its runs are candidates for one problem."""
+
+    draws: int | None
+    """The random batches of an epoch; None: an epoch has all samples. Other runs only measured speed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +198,12 @@ def _read_values(folder: Path, told: Mapping[str, Any], wrong: list[str]) -> Stu
             wrong.append(f"{folder / STUDY}: {error}")
     elif fraction is not None:
         goal = Goal(ACCURACY, fraction)
-    return StudyInfo(folder=folder, target=goal, **known)
+    search = told.get("search")
+    draws = search.get("draws") if isinstance(search, dict) else None
+    valid = isinstance(search, dict) and (draws is None or is_whole(draws))
+    if search is not None and not valid:
+        wrong.append(f"{folder / STUDY}: search must be an object with draws; got {shown(search)}")
+    return StudyInfo(folder=folder, target=goal, search=Search(draws=draws) if valid else None, **known)
 
 
 def _figures(file: Path, told: Any, wrong: list[str]) -> Iterator[Published]:
