@@ -217,7 +217,9 @@ def test_an_interrupted_search_answers_and_goes_on_and_its_command_reproduces_th
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Runs, "drop_checkpoints", interrupt)
-    assert main([*words, "60%", "--budget", "1s", "--quiet"]) == 130  # at its very end: the answer comes all the same
+    assert (
+        main([*words, "60%", "--budget", "1s", "--quiet"]) == 130
+    )  # at its very end: the answer comes all the same
     assert capsys.readouterr().out.splitlines()[-1] == command
 
     assert main([*shlex.split(command)[1:], "--runs", "again", "--quiet"]) == 0
