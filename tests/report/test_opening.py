@@ -410,7 +410,7 @@ def test_the_candidates_of_a_search_are_rows_of_one_problem(runs: list[Run], tmp
     )  # fmt: skip
     probe = altered(find_runs([tmp_path])[0], tmp_path, draws=8)
     page = document_of([*find_runs([tmp_path]), probe], context=context_of([tmp_path]))
-    [problem] = page.problems
+    assert len(page.problems) == 1
     found = table(page, "candidates-1")
     assert [row[0] for row in found.rows] == [
         "serial, 1 rank, batch 64, lr 4", "serial, 1 rank, batch 64, lr 2", "serial, 1 rank, batch 256, lr 4",
