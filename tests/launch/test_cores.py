@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from threading import Event, Thread
 from types import SimpleNamespace
 
 import pytest
@@ -130,8 +131,15 @@ def test_a_rank_takes_its_share(
     a_rank(monkeypatch, 1, ranks)
     [(name, value)] = core_variables(list(range(6))).items()
     monkeypatch.setenv(name, value)
+    started, over = Event(), Event()
+    other = Thread(target=lambda: (started.set(), over.wait()))
+    other.start()
+    started.wait()
     take_cores()
-    assert bound == {0: mine}
+    over.set()
+    other.join()
+    assert bound[os.getpid()] == bound[other.native_id or 0] == mine
+    assert set(map(frozenset, bound.values())) == {frozenset(mine)}
     assert machine_cores() == usable_cores()
 
 

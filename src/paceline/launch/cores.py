@@ -55,7 +55,11 @@ def core_variables(cores: list[int] | None) -> dict[str, str]:
 
 
 def take_cores() -> None:
-    """Bind this rank to its reserved cores, if there are any; call it before threads are started."""
+    """Bind this rank to its reserved cores, if there are any, with all threads that it has started.
+
+    A program may have started threads before, by importing PyTorch or making its model. Those that are left behind share
+    cores with other ranks, which wait for them at the end of every operation.
+    """
     here = world()
     if here is None or VARIABLE not in os.environ:
         return
@@ -63,7 +67,9 @@ def take_cores() -> None:
     share = len(cores) // here.local_size
     mine = cores[here.local_rank * share : (here.local_rank + 1) * share]
     if mine:
-        os.sched_setaffinity(0, mine)
+        for thread in os.listdir("/proc/self/task"):
+            with suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(int(thread), mine)
 
 
 def machine_cores() -> int:
