@@ -5,11 +5,11 @@
     python benchmarks/tune.py --problems mlp --options="--strategy serial,sync -n 1,16 --batch 64,256" ...
 
 For each problem, `paceline tune` searches within its budget. Then a study runs the candidates of the same space: first the
-choice with three seeds, then every other candidate once, in random order, each for twice the epochs of the choice; a
-run that takes more than 2.5 times as long as the choice is ended, because it has lost. As in a search, twice and half the
-learning rate of the best come next. Then the fastest three of the study are repeated with the other seeds. `--options`
-restrict both sides. Printed are the answer of the search, the seconds to the target of its choice in the study, the best of
-the study, their ratio, and how long each side took.
+choice with three seeds, then every other candidate once, in random order, each for up to four times the epochs of the
+choice; a run that trains for much longer than the choice took to the target is ended, because it has lost. As in a search,
+twice and half the learning rate of the best come next. Then the fastest three of the study are repeated with the other
+seeds. `--options` restrict both sides, `--only` the study. Printed are the answer of the search, the seconds to the
+target of its choice in the study, the best of the study, their ratio, and how long each side took.
 
 Everything is kept in the folder of `--runs`: the same command goes on where the last call ended, until every candidate has
 been run. `--seconds` limits one call; the JSON is written after each problem. With --no-study only searches are made.
@@ -22,6 +22,7 @@ import json
 import math
 import os
 import random
+import re
 import shlex
 import subprocess
 import sys
@@ -36,8 +37,8 @@ from where import where
 ROOT = Path(__file__).parent.parent
 SEEDS = (0, 1, 2)
 REPEATED = 3  # candidates of the study
-LOST = 2.5  # times as long as the choice
-STARTING = 6.0  # seconds of a run besides training, at most
+LOST = 1.5  # times as long to the target as the choice
+STARTING = 6.0  # seconds of a run besides training, at least
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,9 @@ def find_choice(search: Any, line: str) -> Any:
     return replace(found, lr=rate(line) or None)
 
 
-def study(words: list[str], line: str, until: float, state: dict[str, Any], save: Any, seed: int) -> None:
+def study(
+    words: list[str], line: str, until: float, state: dict[str, Any], save: Any, seed: int, only: str
+) -> None:
     """Run candidates of the search's space, the choice first, until all are done or a time is reached; update `state`."""
     from paceline.config import Config
     from paceline.tune.search import Observed, Trial
@@ -119,11 +122,11 @@ def study(words: list[str], line: str, until: float, state: dict[str, Any], save
         printed = next(
             (int(word[9:]) for word in shlex.split(line) if word.startswith("--epochs=")), Config().epochs
         )
-        epochs = 2 * printed + 1
 
         def observe(candidate: Any, number: int, limit: float) -> bool:
             """Run a candidate, unless that is recorded or it has lost; return False if there is no time for it."""
             key = f"{candidate}, seed {number}"
+            epochs = printed + 1 + printed // 2 if candidate == choice else 4 * printed + 2
             found = search.bench.find(candidate, epochs=epochs, seed=seed + number)
             if found is None and key not in lost:
                 left = until - time.perf_counter()
@@ -135,17 +138,21 @@ def study(words: list[str], line: str, until: float, state: dict[str, Any], save
                     if found.late and left < limit:
                         return False  # it is run again in the next call
                     lost[key] = found.why
+                    found = search.bench.cut() or found  # it may have reached the target before
                 save()
             if isinstance(found, Observed):
                 search.note(candidate, number, found)
             return True
 
-        others = [one for one in search.trials if one != choice]
+        others = [one for one in search.trials if one != choice and re.search(only, str(one))]
         random.Random(seed).shuffle(others)
         complete = all(observe(choice, number, math.inf) for number in SEEDS)
-        slowest = max((run.wall or 0.0 for run in search.trials[choice].runs.values()), default=0.0)
-        state["longest"] = longest = max(state.get("longest", 0.0), slowest)
-        limit = LOST * longest + STARTING if longest else math.inf
+        runs = search.trials[choice].runs.values()
+        overhead = max((run.wall - run.seconds for run in runs if run.wall), default=0.0)
+        state["overhead"] = max(state.get("overhead", STARTING), overhead)
+        limit = math.inf
+        if choice in search.times():
+            limit = LOST * max(search.times()[choice].seconds) + state["overhead"]
         for candidate in others:
             if not complete:
                 break
@@ -218,6 +225,7 @@ def main() -> None:
     parser.add_argument("--options", default="", help="of `paceline tune`, to restrict both sides")
     parser.add_argument("--budget", default="120s", help="of each search")
     parser.add_argument("--seconds", default="9m", help="of this call")
+    parser.add_argument("--only", default="", help="a regular expression for the candidates of the study")
     parser.add_argument("--no-study", action="store_true", help="only search")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--runs", type=Path, required=True, help="folder for all runs, to go on from")
@@ -256,7 +264,7 @@ def main() -> None:
         if not args.no_study:
             words = words_of(problem, args.options, place / "study", args.seed)
             state = one.setdefault("study", {})
-            study(words, one["tune"]["command"], until, state, save, args.seed)
+            study(words, one["tune"]["command"], until, state, save, args.seed, args.only)
             save()
         if args.json:
             _write(args.json, {**where(), "problems": found})

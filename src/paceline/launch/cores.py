@@ -67,9 +67,9 @@ def take_cores() -> None:
     share = len(cores) // here.local_size
     mine = cores[here.local_rank * share : (here.local_rank + 1) * share]
     if mine:
-        for thread in os.listdir("/proc/self/task"):
+        for thread in Path("/proc/self/task").iterdir():
             with suppress(ProcessLookupError):  # it has ended
-                os.sched_setaffinity(int(thread), mine)
+                os.sched_setaffinity(int(thread.name), mine)
 
 
 def machine_cores() -> int:
