@@ -20,6 +20,7 @@ import logging
 import marshal
 import mmap
 import os
+import select
 import signal
 import socket
 import sys
@@ -28,7 +29,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -47,9 +48,11 @@ WORTH = 0.25
 SHORT = 0.15e-3
 # Messages for each process that may be on their way: enough that none waits while this process is busy.
 AHEAD = 4
-LARGEST = 1 << 20  # bytes of a message
+LARGEST = 4 << 20  # bytes of a message; the system may allow less
 # Seconds after which a process that says nothing counts as stuck: so many, and so many times what such a pass takes.
 PATIENCE, TIMES = 120.0, 100.0
+INDEX = np.uint32  # of samples
+ENDED = "a process that computes gradients has ended"
 MAP_NORESERVE = 0x4000  # on Linux
 
 
@@ -113,7 +116,8 @@ class Forked:
         self._backlog: deque[Work] = deque()
         self._begun: dict[int, tuple[Work, int | None]] = {}
         self._number = 0
-        self._heard = 0.0
+        self._silent = 0
+        self._message = memoryview(bytearray(LARGEST))
 
     # ---- as an engine
 
@@ -164,11 +168,12 @@ class Forked:
             number = self._number = self._number + 1
             try:
                 self._tasks.send(_describe(number, work, x, g))
-            except BlockingIOError:
-                self._release(scratch)
-                return
-            except OSError as error:  # too long a message, or nobody left to read it
-                self._release(scratch)
+            except OSError as error:
+                if scratch is not None:
+                    self._free.append(scratch)
+                if isinstance(error, BlockingIOError):
+                    return
+                # too long a message, or nobody left to read it
                 self._give_up(f"a pass cannot be sent to another process: {error}")
                 return
             backlog.popleft()
@@ -183,45 +188,47 @@ class Forked:
         np.copyto(self._vectors[scratch], work.model.x)
         return scratch, scratch + 1, scratch
 
-    def _release(self, scratch: int | None) -> None:
-        if scratch is not None:
-            self._free.append(scratch)
-
     def _receive(self) -> None:
         """Wait for the result of any pass, and keep it."""
-        self._send()
+        if self._backlog:
+            self._send()
+            if self._refused:
+                return
         try:
-            message = self._results.recv(LARGEST)
-        except TimeoutError:
-            message = None
-        if message:
-            self._heard = monotonic()
-            number, seconds, value, changed = marshal.loads(message)
-            work, scratch = self._begun.pop(number)
-            if seconds is None:
-                self._release(scratch)
-                self._repeat(work, value)
-            else:
-                self._keep(work, seconds, value, changed, scratch)
+            length = self._results.recv_into(self._message)
+        except BlockingIOError:
+            self._await()
             return
-        known = [self._threads.known(work) for work, _ in self._begun.values()]
-        longest = max((seconds for seconds in known if seconds < inf), default=0.0)
-        if self._reap(os.WNOHANG):
-            self._give_up("a process that computes gradients has ended")
-        elif monotonic() - self._heard > PATIENCE + TIMES * longest:
-            self._give_up(f"processes that compute gradients have not answered for {PATIENCE:g} s")
-
-    def _keep(self, work: Work, seconds: float, value: Any, changed: Any, scratch: int | None) -> None:
-        """Keep a result: the gradient, what became of the buffers, and the value that the pass returned."""
+        if not length:
+            self._give_up(ENDED)
+            return
+        self._silent = 0
+        number, seconds, value, changed = marshal.loads(self._message[:length])
+        work, scratch = self._begun.pop(number)
         if scratch is not None:
-            if work.batch is not None:
+            if seconds is not None and work.batch is not None:
                 np.copyto(work.model.g, self._vectors[scratch + 1])
-            self._release(scratch)
-        for buffer, content in zip(work.model.buffers.values(), changed or (), strict=False):
-            buffer[...] = np.frombuffer(content, buffer.dtype).reshape(buffer.shape)
+            self._free.append(scratch)
+        if seconds is None:
+            self._repeat(work, value)
+            return
+        if changed is not None:
+            _put_buffers(work.model, changed)
         work.value = value if work.make is None else work.make(value)
         work.seconds, work.done = seconds, True
         self._threads.note(work)
+
+    def _await(self) -> None:
+        """Wait until there is a result to receive, or for a second."""
+        if self._poll.poll(1000):
+            return
+        self._silent += 1
+        known = [self._threads.known(work) for work, _ in self._begun.values()]
+        longest = max((seconds for seconds in known if seconds < inf), default=0.0)
+        if self._reap(os.WNOHANG):
+            self._give_up(ENDED)
+        elif self._silent > PATIENCE + TIMES * longest:
+            self._give_up(f"processes that compute gradients have not answered for {self._silent} s")
 
     # ---- what goes wrong
 
@@ -254,8 +261,10 @@ class Forked:
             *(socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)), strict=True
         )
         self._tasks, self._results = ours
-        self._results.settimeout(1.0)
-        self._tasks.setblocking(False)
+        for end in (*ours, *theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LARGEST)
+        for end in ours:
+            end.setblocking(False)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         try:
@@ -274,7 +283,8 @@ class Forked:
         finally:
             for end in theirs:
                 end.close()
-        self._heard = monotonic()
+        self._poll = select.poll()
+        self._poll.register(self._results, select.POLLIN)
         return not self._refused
 
     def _end(self, *, kill: bool) -> None:
@@ -305,9 +315,12 @@ def _describe(number: int, work: Work, x: int, g: int) -> bytes:
         else (batch.count, batch.total, batch.offset, batch.step, batch.epoch, float(batch.weight))
     )
     state = [buffer.tobytes() for buffer in model.buffers.values()] if model.buffers else None
-    return marshal.dumps(
-        (number, read.split, np.asarray(read.indices, np.int64).tobytes(), where, x, g, state)
-    )
+    return marshal.dumps((number, read.split, read.indices.astype(INDEX).tobytes(), where, x, g, state))
+
+
+def _put_buffers(model: Model, state: Sequence[bytes]) -> None:
+    for buffer, content in zip(model.buffers.values(), state, strict=True):
+        buffer[...] = np.frombuffer(content, buffer.dtype).reshape(buffer.shape)
 
 
 class Computing:
@@ -322,8 +335,9 @@ class Computing:
 
     def serve(self, tasks: socket.socket, results: socket.socket) -> None:
         """Compute what comes."""
-        while message := tasks.recv(LARGEST):
-            number, *task = marshal.loads(message)
+        parent, message = os.getppid(), memoryview(bytearray(LARGEST))
+        while (length := tasks.recv_into(message)) and os.getppid() == parent:
+            number, *task = marshal.loads(message[:length])
             start = perf_counter()
             answer: tuple[Any, ...]
             try:
@@ -340,9 +354,8 @@ class Computing:
         model = self._model
         np.copyto(model.x, self._vectors[x])
         if state is not None:
-            for buffer, content in zip(model.buffers.values(), state, strict=True):
-                buffer[...] = np.frombuffer(content, buffer.dtype).reshape(buffer.shape)
-        inputs, labels = self._read(split, np.frombuffer(indices, np.int64))
+            _put_buffers(model, state)
+        inputs, labels = self._read(split, np.frombuffer(indices, INDEX).astype(np.intp))
         value: Any
         if where is None:
             before = leave_trace(model, seeded=False)
@@ -352,7 +365,11 @@ class Computing:
             value = float(model.gradient(Batch(inputs, labels, *where)))
             np.copyto(self._vectors[g], model.g)
             self._compare(self._trace, leave_trace(model))
-        return value, None if state is None else [buffer.tobytes() for buffer in model.buffers.values()]
+        if state is None:
+            return value, None
+        kept = [buffer.tobytes() for buffer in model.buffers.values()]
+        self._compare([len(content) for content in state], [len(content) for content in kept])
+        return value, kept
 
     def _compare(self, before: object, after: object) -> None:
         if before != after:

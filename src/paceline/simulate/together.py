@@ -55,11 +55,11 @@ class Work:
         "error",
         "function",
         "in_place",
+        "kind",
         "make",
         "model",
         "read",
         "seconds",
-        "size",
         "value",
     )
 
@@ -85,18 +85,14 @@ class Work:
         """Whether parameters or gradient are in memory that the strategy chose, and that ranks may share."""
         self.batch = batch
         """The batch whose gradient is computed; None for other work."""
-        self.size = size
+        self.kind = (batch is None, size)
+        """What its time depends on."""
         self.done = False
         self.seconds = inf
         """How long it took."""
         self.value: Any = None
         self.error: BaseException | None = None
         self._context = copy_context()  # with NumPy's error handling of the rank
-
-    @property
-    def kind(self) -> tuple[bool, int]:
-        """What its time depends on."""
-        return self.batch is None, self.size
 
     def compute(self) -> None:
         """Compute the result; an error is kept for the rank that asked."""
@@ -331,7 +327,7 @@ class Threads:
 
     def note(self, work: Work) -> None:
         """Note how long work has taken."""
-        if work.seconds < self.known(work):
+        if work.seconds < self._seconds.get(work.kind, inf):
             self._seconds[work.kind] = work.seconds
 
     def pays(self, work: Work, outstanding: int) -> bool:
