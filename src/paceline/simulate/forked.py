@@ -38,7 +38,8 @@ from numpy.typing import NDArray
 from paceline.data import Batch, Dataset, Inputs, Split, buffers
 from paceline.launch import apply_threads
 from paceline.models import Model, can_run_apart, leave_trace, tally
-from paceline.simulate.together import Threads, Work
+from paceline.simulate.together import Descent, Threads, Work
+from paceline.updates import Update
 
 Array = NDArray[Any]
 log = logging.getLogger(__name__)
@@ -104,9 +105,12 @@ class Forked:
         data: Dataset,
         vectors: SharedVectors,
         homes: int,
+        update: Update | None = None,
     ) -> None:
         self._threads, self._count = threads, count
-        self._models, self._data, self._vectors = models, data, vectors
+        self._models, self._data, self._vectors, self._update = models, data, vectors, update
+        # For each rank that is at home: 1 as soon as its new parameters are where its gradient was, and its loss.
+        self._marks = SharedVectors(np.zeros(homes + 2), 1)[0].reshape(-1, 2)
         self._homes = {id(models[number // 2 + 1]): number for number in range(0, homes, 2)}
         self._free = [homes + 2 * number for number in range(AHEAD * count)]
         self._spent, self._worth = 0.0, WORTH
@@ -134,6 +138,8 @@ class Forked:
     def begin(self, work: Work) -> bool:
         """Let a process compute a pass as soon as one is free; False if it is to be computed here."""
         if self._refused or work.read is None or self._threads.known(work) < SHORT:
+            return False
+        if work.step is not None and work.step.update is not self._update:
             return False
         if not self.processes and (self._spent < self._worth or not self.start()):
             return False
@@ -183,6 +189,7 @@ class Forked:
         """Return the numbers of the vectors of a pass, and of the first of two that have to be released."""
         home = None if work.in_place else self._homes.get(id(work.model))
         if home is not None:
+            self._marks[home // 2, 0] = 0
             return home, home + 1, None
         scratch = self._free.pop()
         np.copyto(self._vectors[scratch], work.model.x)
@@ -206,7 +213,9 @@ class Forked:
         number, seconds, value, changed = marshal.loads(self._message[:length])
         work, scratch = self._begun.pop(number)
         if scratch is not None:
-            if seconds is not None and work.batch is not None:
+            if seconds is not None and work.step is not None:
+                np.copyto(work.model.x, self._vectors[scratch])
+            elif seconds is not None and work.batch is not None:
                 np.copyto(work.model.g, self._vectors[scratch + 1])
             self._free.append(scratch)
         if seconds is None:
@@ -243,6 +252,11 @@ class Forked:
         self._refused = True
         log.warning("%s; from now on one process computes the gradients of all ranks", why)
         self._end(kill=True)
+        for work, scratch in self._begun.values():
+            home = self._homes.get(id(work.model), 0)
+            if work.step is not None and scratch is None and self._marks[home // 2, 0]:  # maybe half of it
+                np.copyto(work.model.x, self._vectors[home + 1])
+                work.value, work.done = float(self._marks[home // 2, 1]), True
         self._begun.clear()
         self._backlog.clear()
 
@@ -276,7 +290,11 @@ class Forked:
                 if pid == 0:
                     for end in ours:
                         end.close()
-                    _run(lambda: Computing(self._models[0], self._data, self._vectors).serve(*theirs))
+                    _run(
+                        lambda: Computing(
+                            self._models[0], self._data, self._vectors, self._update, self._marks
+                        ).serve(*theirs)
+                    )
                 self.processes.append(pid)
         except OSError as error:
             self._give_up(f"processes cannot be started: {error}")
@@ -315,7 +333,8 @@ def _describe(number: int, work: Work, x: int, g: int) -> bytes:
         else (batch.count, batch.total, batch.offset, batch.step, batch.epoch, float(batch.weight))
     )
     state = [buffer.tobytes() for buffer in model.buffers.values()] if model.buffers else None
-    return marshal.dumps((number, read.split, read.indices.astype(INDEX).tobytes(), where, x, g, state))
+    step = None if work.step is None else (work.step.eta, work.step.scale)
+    return marshal.dumps((number, read.split, read.indices.astype(INDEX).tobytes(), where, step, x, g, state))
 
 
 def _put_buffers(model: Model, state: Sequence[bytes]) -> None:
@@ -326,8 +345,16 @@ def _put_buffers(model: Model, state: Sequence[bytes]) -> None:
 class Computing:
     """What a forked process does: compute passes with a model of its own, until there is nothing more to read."""
 
-    def __init__(self, model: Model, data: Dataset, vectors: SharedVectors) -> None:
-        self._model, self._data, self._vectors = model, data, vectors
+    def __init__(
+        self, model: Model, data: Dataset, vectors: SharedVectors, update: Update | None, marks: Array
+    ) -> None:
+        self._model, self._data, self._vectors, self._update, self._marks = (
+            model,
+            data,
+            vectors,
+            update,
+            marks,
+        )
         self._room: dict[str, tuple[Inputs, Array]] = {}
         model.place(np.empty_like(model.x), np.zeros_like(model.x))
         self._trace = leave_trace(model)
@@ -349,7 +376,9 @@ class Computing:
                 answer = (number, None, self._changed, None)
             results.send(marshal.dumps(answer))
 
-    def compute(self, split: str, indices: bytes, where: Any, x: int, g: int, state: Any) -> tuple[Any, Any]:
+    def compute(
+        self, split: str, indices: bytes, where: Any, step: Any, x: int, g: int, state: Any
+    ) -> tuple[Any, Any]:
         """Compute a pass; return its value, and the buffers if there are any."""
         model = self._model
         np.copyto(model.x, self._vectors[x])
@@ -363,13 +392,28 @@ class Computing:
             self._compare(before, leave_trace(model, seeded=False))
         else:
             value = float(model.gradient(Batch(inputs, labels, *where)))
-            np.copyto(self._vectors[g], model.g)
             self._compare(self._trace, leave_trace(model))
-        if state is None:
-            return value, None
-        kept = [buffer.tobytes() for buffer in model.buffers.values()]
-        self._compare([len(content) for content in state], [len(content) for content in kept])
+        kept = None if state is None else [buffer.tobytes() for buffer in model.buffers.values()]
+        if state is not None and kept is not None:
+            self._compare([len(content) for content in state], [len(content) for content in kept])
+        if where is not None and not self._changed:
+            self._write(value, step, x, g)
         return value, kept
+
+    def _write(self, loss: float, step: Any, x: int, g: int) -> None:
+        """Write the gradient, or take a step with it and write the parameters."""
+        model, found = self._model, self._vectors[g]
+        if step is None:
+            np.copyto(found, model.g)
+            return
+        assert self._update is not None
+        Descent(self._update, *step).take(model.x, model.g)
+        # If this process is killed while it writes, all of it can be found where the gradient was.
+        np.copyto(found, model.x)
+        mark = self._marks[min(x // 2, len(self._marks) - 1)]
+        mark[1] = loss
+        mark[0] = 1
+        np.copyto(self._vectors[x], model.x)
 
     def _compare(self, before: object, after: object) -> None:
         if before != after:

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from paceline.data import Batch, Inputs
 from paceline.errors import UsageError
 from paceline.models import FactoredModel, Model, PartGradient, Ready, Tally, layer_by_layer, tally
-from paceline.simulate.together import Outstanding, Reads, Work, read_first
-from paceline.vectors import Meter, vector
+from paceline.simulate.together import Descent, Outstanding, Reads, Work, read_first
+from paceline.updates import Update
+from paceline.vectors import Meter, charge_whole, vector
 
 Array = NDArray[Any]
 # The forward pass takes about a third of a gradient's time; the layers share the rest.
@@ -176,6 +177,31 @@ class Costed:
             ready(layer)
         return loss
 
+    def descend(
+        self, batch: Batch, update: Update, eta: float, scale: float
+    ) -> tuple[float, Callable[[], None]]:
+        """Compute a gradient and take the step of an update along it; return the loss, and what charges the step."""
+        size = self._memory[0].size
+        if (
+            self._outstanding is None or self._in_place or self._kind != "gradient"
+        ):  # each when its time comes
+            loss = self.gradient(batch)
+            step = partial(update.apply, eta=eta, state={}, scale=scale)
+            return loss, partial(charge_whole, "update", size, step, self.x, self.g)
+        self._comm.Step()
+        if self._before is not None:
+            self._before()
+        descent = Descent(update, eta, scale)
+        function = partial(self._compute_and_step, batch, descent)
+        result = self._begin("gradient", function, batch.inputs, batch.labels, batch, step=descent)
+        self._comm.Work("gradient", batch.count)
+        return float(result()), partial(self._comm.Work, "update", size)
+
+    def _compute_and_step(self, batch: Batch, step: Descent) -> float:
+        loss, plain = self._compute(batch), self.plain
+        step.take(plain.x, plain.g)
+        return loss
+
     def _backward_share(self, layer: int) -> float:
         """Return the layer's part of the backward pass: as the model says, or else its part of the parameters."""
         known: Sequence[float] | None = getattr(self.plain, "backward_shares", None)
@@ -186,12 +212,12 @@ class Costed:
 
     def _begin(
         self, kind: str, function: Callable[[], Any], inputs: Inputs, labels: Array, batch: Batch | None = None, *,
-        portable: bool = True,
+        portable: bool = True, step: Descent | None = None,
     ) -> Callable[[], Any]:  # fmt: skip
         """Begin a pass; return what returns its result, to be called when the clock has advanced by the pass's cost.
 
         `batch`: that of a gradient; None for an evaluation. `portable`: the pass changes nothing but the gradient and
-        buffers, so that another process can compute it.
+        buffers, so that another process can compute it. `step`: taken with the gradient, by `function` too.
         """
         size = len(labels) if batch is None else batch.count
         reads = self._reads.of(labels)
@@ -204,7 +230,9 @@ class Costed:
         if read is not None and (read.inputs is not inputs or read.labels is not labels):
             read = None
         make = None if batch is not None else Tally._make
-        work = Work(self.plain, function, batch, size, in_place=self._in_place, read=read, make=make)
+        work = Work(
+            self.plain, function, batch, size, in_place=self._in_place, read=read, make=make, step=step
+        )
         outstanding.add(work)
         if work.begun and read is not None:
             self._reads.read_elsewhere(read)

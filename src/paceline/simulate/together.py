@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, Protocol
 from paceline.data import Batch, Inputs, Split
 from paceline.launch import apply_threads
 from paceline.models import Model, at_once, can_run_at_once
+from paceline.updates import Update
 
 # Seconds of a piece of work, simulated or measured, below which ranks are computed one by one. Calls of NumPy then spend
 # more time on Python's lock than several threads save, and a rank that waits finds its parameters in the caches no more.
@@ -39,6 +40,18 @@ LEAST = 2e-3
 # Seconds of every piece of work in which other threads wait for Python's lock, about: a pass that takes n times as long
 # keeps n threads busy.
 LOCKED = 0.1e-3
+
+
+class Descent(NamedTuple):
+    """A step of an update that keeps nothing: x <- update(x, scale g)."""
+
+    update: Update
+    eta: float
+    scale: float
+
+    def take(self, x: Any, g: Any) -> None:
+        """Take the step; `g` is overwritten."""
+        self.update.apply(x, g, self.eta, {}, self.scale)
 
 
 class Work:
@@ -60,6 +73,7 @@ class Work:
         "model",
         "read",
         "seconds",
+        "step",
         "value",
     )
 
@@ -73,12 +87,15 @@ class Work:
         in_place: bool = False,
         read: Read | None = None,
         make: Callable[[Any], Any] | None = None,
+        step: Descent | None = None,
     ) -> None:
         self.model, self.function = model, function
         self.read = read
         """The read whose samples the pass computes, if another process can compute it: a gradient or an evaluation."""
         self.make = make
         """Makes the value of the pass from the tuple of its numbers; None if it is one number."""
+        self.step = step
+        """The step that is taken with the gradient; None if only the gradient is wanted."""
         self.begun = False
         """Whether it is being computed, in another process."""
         self.in_place = in_place

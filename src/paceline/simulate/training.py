@@ -148,7 +148,9 @@ class Simulation:
         threads = Threads(most, self.threads)
         engine: Engine = threads
         if vectors is not None:
-            engine = Forked(threads, processes, self.models, self.parts.data, vectors, homes)
+            engine = Forked(
+                threads, processes, self.models, self.parts.data, vectors, homes, self.parts.update
+            )
         self._outstanding = Outstanding(engine, self._seconds, ours=is_ours(self.parts.strategy))
 
     def __exit__(self, *_: object) -> None:

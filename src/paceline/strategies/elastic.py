@@ -69,8 +69,7 @@ class Elastic(OnOwnData):
         alpha = BETA / p if self.moving_rate is None else self.moving_rate
         for epoch in me.epochs():
             for batch in me.own_batches(epoch):
-                me.gradient(batch)
-                me.step(me.model.g, batch.count)  # x_i <- x_i - eta grad f(x_i; B_i)
+                me.descend(batch)  # x_i <- x_i - eta grad f(x_i; B_i)
                 if (batch.step + 1) % self.every == 0 or batch.step + 1 == turns:
                     m = mean(x)
                     x -= alpha * (x - c)  # x_i <- x_i - alpha (x_i - c)

@@ -114,8 +114,7 @@ class Gossip(Strategy):
             for turn, batch in enumerate(me.turns(epoch), me.turn + 1):
                 while (message := mail.next()) is not None:
                     now.w = merge(x, now.w, message)
-                me.gradient(batch)  # g <- sum over B of grad f(x_i)
-                me.step(me.model.g, batch.count)  # x_i <- x_i - eta g / |B|
+                me.descend(batch)  # x_i <- x_i - eta g / |B|, g the sum over B of grad f(x_i)
                 if turn % self.every:
                     continue
                 if now.w < LEAST / me.size:

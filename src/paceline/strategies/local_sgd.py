@@ -92,13 +92,13 @@ class LocalSgd(OnOwnData):
         current = Round(self, me)
         for epoch in me.epochs():
             for batch in me.own_batches(epoch):
-                me.gradient(batch)
                 if batch.step < self.warmup:
+                    me.gradient(batch)
                     me.step(*mean.total(me.model.g, batch.count))  # x <- x - eta mean_i grad f(x; B_i)
                     if batch.step + 1 == self.warmup:
                         current.begin()
                     continue
-                me.step(me.model.g, batch.count)  # x_i <- x_i - eta grad f(x_i; B_i)
+                me.descend(batch)  # x_i <- x_i - eta grad f(x_i; B_i)
                 current.now.steps += 1
                 current.now.moved |= batch.count > 0
                 if current.now.steps == self.every or batch.step + 1 == turns:

@@ -77,8 +77,7 @@ class MainWorker(Strategy):
         start, message = me.vector(), me.vector(more=1)
         for batch in me.batches(epoch, rank=me.rank - 1, ranks=me.size - 1):
             start[:] = x
-            loss = me.gradient(batch)  # g_i <- sum over B_i of grad f(x)
-            me.step(me.model.g, batch.count)  # x_i <- x - eta g_i / |B_i|
+            loss = me.descend(batch)  # x_i <- x - eta g_i / |B_i|, g_i the sum over B_i of grad f(x)
             message[:-1] = x - start  # d_i <- x_i - x
             message[:-1] *= batch.count / batch.total  # |B_i|/|B| d_i
             message[-1] = loss / batch.total

@@ -65,8 +65,7 @@ class Psgd(OnOwnData):
         epoch, loss, converged = -1, math.nan, False
         for epoch in me.epochs():
             for batch in me.own_batches(epoch):
-                me.gradient(batch)
-                me.step(me.model.g, batch.count)  # x_i <- x_i - eta grad f(x_i; B)
+                me.descend(batch)  # x_i <- x_i - eta grad f(x_i; B)
                 now.moved |= batch.count > 0
             loss = me.epoch_loss
             back = me.guard(epoch, loss, same=me.stands_still())

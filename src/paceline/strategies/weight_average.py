@@ -45,7 +45,6 @@ class WeightAverage(OnOwnData):
         x, mean = me.model.x, me.mean(self.allreduce)
         for epoch in me.epochs():
             for batch in me.own_batches(epoch):
-                me.gradient(batch)
-                me.step(me.model.g, batch.count)  # x_i <- x_i - eta grad f(x_i; B_i)
+                me.descend(batch)  # x_i <- x_i - eta grad f(x_i; B_i)
                 x[:] = mean(x, batch.count > 0)  # x_i <- (x_1 + … + x_p) / p
             me.validate(epoch)

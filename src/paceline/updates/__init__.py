@@ -39,7 +39,8 @@ class Update(Protocol):
     the ranks that own them: the result equals that of the whole vector, bit for bit. One that does not, because it clips
     the gradient by its norm for example, has an attribute `elementwise = False` and is given whole vectors only. One whose
     hyper-parameters depend on the place in the vector has a method `start_at(x, first)`, which is called instead of `start`
-    with the number of the slice's first element.
+    with the number of the slice's first element. One that has no state, and whose steps depend on nothing but their
+    arguments, may say so with `keeps_nothing = True`: simulated steps can then be taken in another process.
 
     >>> import numpy as np
     >>> from paceline.updates.sgd import Sgd

@@ -8,6 +8,7 @@ lambda is the weight decay. Robbins and Monro, "A stochastic approximation metho
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,6 +25,7 @@ class Sgd:
     array([0.5, 1. ])
     """
 
+    keeps_nothing: ClassVar[bool] = True
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:

@@ -309,6 +309,34 @@ class Steps:
         x = (self.model.x if x is None else x)[part]
         apply_update(self.update, x, g, self.eta(), state, 1.0 / count)
 
+    def descend(self, batch: Batch) -> float:
+        """Take a step along the gradient of a batch: `gradient`, then `step` with all of it; return the summed loss.
+
+        `model.g` is not defined afterwards. No message may be using `model.x` meanwhile.
+        """
+        descend = getattr(
+            self.model, "descend", None
+        )  # a simulated rank's, which may do both in another process
+        update = self.update
+        if (
+            descend is None
+            or not batch.count
+            or self.shares.batches.pieces is not None
+            or not getattr(update, "keeps_nothing", False)
+        ):
+            loss = self.gradient(batch)
+            self.step(self.model.g, batch.count)
+            return loss
+        watch = self.watch
+        self.beats += 1
+        self.changed = True
+        self.update_state()
+        watch.switch("compute")
+        self._loss, charge = descend(batch, update, self.eta(), 1.0 / batch.count)
+        watch.switch("update")
+        charge()
+        return self._loss
+
     def update_state(self, part: slice = WHOLE, *, x: Array | None = None) -> State:
         """Return the state of the update for a part of the parameters; `x` as in `step`."""
         key = (part.start, part.stop)
