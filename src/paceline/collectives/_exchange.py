@@ -157,7 +157,7 @@ def make_exchange(
     if name == "auto":
         chosen = "shared-memory" if layout.count == 1 else "hierarchical" if layout.largest > 1 else "auto"
     if chosen not in ("shared-memory", "hierarchical"):
-        return Replicated(model, comm, name)
+        return Replicated(model, own, name)
     alone = chosen == "shared-memory" and layout.count == 1
     x_bytes = padded(model.x.nbytes)
     if program is not None:
@@ -273,14 +273,14 @@ class Replicated(_Closing):
     """Every rank has its own x and g, and performs the whole update."""
 
     def __init__(self, model: Model, comm: Any, name: str, op: Any = np.add) -> None:
-        self._model, self._comm, self._name, self._op = model, comm, name, op
-        self._channel = None if comm is None or comm.Get_size() == 1 else channel(comm)
+        self._model, self._name, self._op = model, name, op
+        self._channel = None if comm is None else channel(comm)
         self.part = slice(0, model.x.size)
         self._prepare()
 
     def _prepare(self) -> None:
         self._g = self._model.g
-        self._step = prepare_sum(self._g, self._comm, self._name, self._op)
+        self._step = prepare_sum(self._g, self._channel, self._name, self._op)
 
     def rehearse(self) -> None:
         """Reduce zeros, so that MPI sets up its connections now. Collective."""
@@ -290,7 +290,7 @@ class Replicated(_Closing):
     def reduce(self) -> Array:
         if self._model.g is not self._g:
             self._prepare()
-        if self._channel is not None:
+        if self._channel is not None and self._channel.size > 1:
             self._channel.charge("cold", self._g.nbytes)  # computing has evicted it from the caches
         self._step()
         return self._g

@@ -143,13 +143,7 @@ class Lane(Channel):
     def __init__(self, channel: Channel, number: int, *, counted: bool = True) -> None:
         """`counted`: its messages count together with those of the channel."""
         made = channel.child(f"lane {number}", lambda comm: comm.Dup())
-        self._bare = made.bare
-        super().__init__(_Handing(made.comm if counted else made.bare), made._kept)
-
-    @property
-    def bare(self) -> Any:
-        """The duplicate itself, whose messages are not counted."""
-        return self._bare
+        super().__init__(_Handing(made.comm if counted else made.bare), made._kept, made.bare)
 
     def meet(self, shared: SharedMemory) -> None:
         """Wait for the lane's ranks; what each wrote to shared memory before its call is visible to all after it."""

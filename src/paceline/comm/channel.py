@@ -49,11 +49,13 @@ class Channel:
     compares = True
     """True if the ranks compare the lengths and dtypes of their arrays before the first exchange of a kind."""
 
-    def __init__(self, comm: Any, kept: _Kept) -> None:
+    def __init__(self, comm: Any, kept: _Kept, bare: Any = None) -> None:
         self.comm = comm
         self._kept = kept
-        self.rank: int = comm.Get_rank()
-        self.size: int = comm.Get_size()
+        self.bare: Any = _bare(comm) if bare is None else bare
+        """The duplicate itself, whose messages are not counted."""
+        self.rank: int = self.bare.Get_rank()
+        self.size: int = self.bare.Get_size()
         self.Isend, self.Irecv, self.Barrier = comm.Isend, comm.Irecv, comm.Barrier
 
     # Work that the simulator's clock is charged for; under MPI it takes real time.
@@ -136,11 +138,6 @@ class Channel:
         return self._kept.children[name].seen_by(self.comm)
 
     @property
-    def bare(self) -> Any:
-        """The duplicate itself, whose messages are not counted."""
-        return _bare(self.comm)
-
-    @property
     def MPI(self) -> Any:
         """The module that goes with the communicator: mpi4py.MPI or the simulator's."""
         if self._kept.MPI is None:
@@ -161,7 +158,7 @@ class Channel:
     def fact(self, name: str | int, find: Callable[[Channel], Any]) -> Any:
         """Return `find(channel)`, computed once. Collective the first time; its messages are not counted."""
         if name not in self._kept.facts:
-            self._kept.facts[name] = find(Channel(self.bare, self._kept))
+            self._kept.facts[name] = find(self if self.comm is self.bare else Channel(self.bare, self._kept))
         return self._kept.facts[name]
 
     def seen_by(self, comm: Any) -> Channel:

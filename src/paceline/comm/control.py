@@ -167,6 +167,14 @@ class Control:
             return []
         return [part.reshape(-1, *rows.shape[1:]) for part in np.split(everything, np.cumsum(counts)[:-1])]
 
+    def gather_alike(self, values: Array) -> Array:
+        """Return all ranks' values, of equal number, on rank 0, one row per rank, and no rows elsewhere."""
+        if self._comm is None:
+            return values[None]
+        rows = np.empty((self.size if self.rank == 0 else 0, *values.shape), values.dtype)
+        self._comm.Gather(np.ascontiguousarray(values), rows if self.rank == 0 else None, root=0)
+        return rows
+
     def vote(self, yes: bool) -> Votes:
         """Return the number of ranks that vote yes, and the first of them."""
         return vote(self._comm, yes)

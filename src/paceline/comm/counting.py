@@ -188,6 +188,12 @@ class Recorded:
         self.__dict__[name] = wrapped
         return wrapped
 
+    def Get_rank(self) -> int:
+        return self.bare.Get_rank()  # type: ignore[no-any-return]
+
+    def Get_size(self) -> int:
+        return self.bare.Get_size()  # type: ignore[no-any-return]
+
     def __bool__(self) -> bool:
         return bool(self.bare)
 

@@ -74,6 +74,8 @@ class Costed:
     time_only = False
     _kind = "gradient"
     _in_place = False
+    _total = 0
+    """The samples of the last global batch."""
 
     def __init__(
         self,
@@ -152,6 +154,7 @@ class Costed:
     def gradient(self, batch: Batch, ready: Ready | None = None) -> float:
         """Fill `g`, charging the clock."""
         self._comm.Step()
+        self._total = batch.total
         if self._before is not None:
             self._before()
         if ready is None:
@@ -271,7 +274,6 @@ class CostedFactored(Costed):
     """A model that, once it shares factors, charges `factors` by the samples and `part` by the multiply-adds."""
 
     plain: FactoredModel
-    _total = 0
 
     def factor_bytes(self, batch: int) -> int:
         """Return the bytes of the factors of this many samples."""
@@ -281,11 +283,6 @@ class CostedFactored(Costed):
         """Write factors to `memory` from now on."""
         self._kind = "factors"
         return _Part(self.plain.share_factors(memory, batch, rank, ranks), self)
-
-    def gradient(self, batch: Batch, ready: Ready | None = None) -> float:
-        """Fill `g`, or write factors, charging the clock."""
-        self._total = batch.total
-        return super().gradient(batch, ready)
 
 
 class _Part:
@@ -317,8 +314,18 @@ class TimeOnly(Costed):
         super().__init__(model, comm)
         self._backward = range(len(model.layers) - 1, -1, -1)
 
-    def _refresh(self) -> None:
-        """Keep the current vectors, because the model itself is shared by all ranks."""
+    # The current vectors are kept, because the model itself is shared by all ranks.
+    x = property(lambda self: self._vectors[0], Costed.x.fset)
+    g = property(lambda self: self._vectors[1], Costed.g.fset)
+
+    def gradient(self, batch: Batch, ready: Ready | None = None) -> float:
+        """Charge the clock without computing."""
+        if ready is not None:
+            return super().gradient(batch, ready)
+        self._comm.Step()
+        self._total = batch.total
+        self._comm.Work(self._kind, batch.count)
+        return math.nan if batch.count else 0.0
 
     def place(self, x: Array, g: Array) -> None:
         """Use other memory."""

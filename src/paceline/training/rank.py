@@ -150,58 +150,72 @@ class Collected:
 
 def collect(me: Worker, traffic: tuple[int, int], *, in_step: bool, without_core: float = 0.0) -> Collected:
     """Compute the totals of the run. Collective; only rank 0 receives arrays with an entry per rank."""
-    of_ranks = me.control.gather(np.array([[me.watch.seconds[kind] for kind in KINDS]]))
-    samples = me.log.totals()["count"]
-    if me.rank == 0 and me.log.path is not None:  # those of ranks that are gone count too
+    log, control, seconds = me.log, me.control, me.watch.seconds
+    log.check()
+    samples = log.totals()["count"]
+    if me.rank == 0 and log.path is not None:  # those of ranks that are gone count too
         column = STEP_COLUMNS.index("count")
-        for log in earlier_ranks(me.log.path.parents[1], "steps", STEP_COLUMNS, me.size):
-            samples += sum(part[:, column].sum() for part in log.chunks())
-    totals = me.control.total(np.array([samples, *traffic, round(1e6 * without_core)]))
-    waited = waiting(me.log, me.control) if in_step else np.zeros(me.size if me.rank == 0 else 0)
-    by_rank = np.concatenate(of_ranks) if of_ranks else np.empty((0, len(KINDS)))
-    summary = np.empty(len(KINDS) + 1)
+        for earlier in earlier_ranks(log.path.parents[1], "steps", STEP_COLUMNS, me.size):
+            samples += sum(part[:, column].sum() for part in earlier.chunks())
+    sums = (samples, *traffic, without_core)
+    every = control.gather_alike(
+        np.array([*(seconds[kind] for kind in KINDS), *sums, len(log), *log.first_span])
+    )
+    by_rank = every[:, : len(KINDS)].copy()
+    rows = 0
+    if in_step and me.size > 1:
+        spans = every[:, len(KINDS) + len(sums) :]
+        plan = np.array([common_rows(spans) if me.rank == 0 else 0])
+        rows = int(control.broadcast(plan)[0])
+    waited = waiting(log, control, rows)
+    summary = np.empty(len(KINDS) + 1 + len(sums))
     if me.rank == 0:
         # A run resumed on other ranks has the mean of the earlier seconds, but the steps of each.
         waited = np.minimum(waited, by_rank[:, KINDS.index("exchange")])
         by_rank[:, KINDS.index("exchange")] -= waited
         by_rank[:, KINDS.index("wait")] += waited
-        summary[:-1] = by_rank.mean(axis=0)
-        summary[-1] = by_rank[:, TRAINING].sum(axis=1).max()
-    *means, busy = me.control.broadcast(summary).tolist()
-    seconds = dict(zip(KINDS, means, strict=True))
-    total, bytes_sent, messages_sent, waited_us = map(int, totals)
-    return Collected(seconds, busy, total, bytes_sent, messages_sent, 1e-6 * waited_us, by_rank)
+        summary[: len(KINDS)] = by_rank.mean(axis=0)
+        summary[len(KINDS)] = by_rank[:, TRAINING].sum(axis=1).max()
+        summary[len(KINDS) + 1 :] = every[:, len(KINDS) : len(KINDS) + len(sums)].sum(axis=0)
+    *means, busy, total, bytes_sent, messages_sent, lost = control.broadcast(summary).tolist()
+    return Collected(
+        dict(zip(KINDS, means, strict=True)), busy, int(total), int(bytes_sent), int(messages_sent), lost, by_rank
+    )  # fmt: skip
 
 
 # Numbers of all ranks together in memory at once.
 AT_ONCE = 1 << 20
 
 
-def waiting(log: RowLog, control: Control) -> Array:
+def common_rows(spans: Array) -> int:
+    """Return how many rows of the ranks' logs are of the same steps; 0 if that is not known.
+
+    `spans`: for each rank, the rows of its log and the first span of them that were kept.
+
+    >>> common_rows(np.array([[9, 0, 1, 9], [9, 0, 1, 7]])), common_rows(np.array([[9, 0, 1, 9], [9, 0, 2, 5]]))
+    (7, 0)
+    """
+    return 0 if (spans[:, :3] != spans[0, :3]).any() else int(spans[:, 3].min())
+
+
+def waiting(log: RowLog, control: Control, rows: int) -> Array:
     """Return, on rank 0, the seconds that each rank waited for others in the exchanges of common steps. Collective.
 
-    Other ranks get an empty array.
+    Other ranks get an empty array. `rows`: the rows of all logs, from the first one on, that are of common steps.
 
     No rank leaves an exchange before the last one has arrived, so the rank that spent the least time in it arrived last
     and did not wait; the excess of the others over it is their waiting time. If not every step was kept, those that were,
     the same on all ranks, stand for the others.
 
-    >>> log = RowLog(STEP_COLUMNS)
-    >>> waiting(log, Control(None)).tolist()
+    >>> waiting(RowLog(STEP_COLUMNS), Control(None), 0).tolist()
     [0.0]
     """
-    log.check()
     waited = np.zeros(control.size if control.rank == 0 else 0)
-    span, plan = log.first_span, np.zeros(1, np.int64)
-    of_ranks = control.gather(np.array([[len(log), span.first, span.stride, span.rows]]))
-    if control.rank == 0 and control.size > 1:
-        every = np.concatenate(of_ranks)
-        plan[0] = 0 if (every[:, :3] != every[0, :3]).any() else every[:, 3].min()
-    rows, each = int(control.broadcast(plan)[0]), max(1, AT_ONCE // control.size)
+    column, each = STEP_COLUMNS.index("exchange"), max(1, AT_ONCE // control.size)
     for start in range(0, rows, each):
-        mine = log.read(start, min(start + each, rows))[:, STEP_COLUMNS.index("exchange")]
-        if spent := control.gather(np.ascontiguousarray(mine)):
-            waited += excess(np.stack(spent))
+        spent = control.gather_alike(log.read(start, min(start + each, rows))[:, column])
+        if control.rank == 0:
+            waited += excess(spent)
     return waited * (len(log) / rows if rows else 1)
 
 

@@ -757,12 +757,7 @@ class PointToPoint(Probing):
             seconds = compute.seconds(kind, amount, me.number) * me.slow
             me.t = me.t + seconds if me.pace is None else me.pace(me.t, seconds)
 
-    def Evaluate(self, whole: Any, send: Any, recv: Any, op: Any) -> tuple[int, int] | None:
-        """Take part in a collective that is evaluated for all ranks at once.
-
-        Return the bytes and messages that this rank has sent in it; None if it has to send them itself.
-        """
-        return evaluate(self, whole, send, recv, op)
+    Evaluate = evaluate
 
     def Pass(self) -> None:
         """Let ranks with an earlier clock run first; call this before accessing memory that ranks share."""

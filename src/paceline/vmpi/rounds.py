@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from greenlet import getcurrent
@@ -40,13 +40,6 @@ class Unclear(Exception):  # noqa: N818 (handled where it is raised)
     """The order of events cannot be told from the rounds."""
 
 
-class _Call(NamedTuple):
-    """What one rank gave to the collective."""
-
-    send: Any
-    recv: Any
-
-
 class Gathering:
     """One collective call of all ranks: those that are held, until the last one calls or any sends something else."""
 
@@ -57,7 +50,8 @@ class Gathering:
         """True if the ranks send their messages."""
         self.held = False
         """True if it has held ranks."""
-        self.calls: dict[int, _Call] = {}
+        self.calls: dict[int, tuple[Any, Any]] = {}
+        """What each rank gave: the array that it sends, and the one for the result."""
         self.sent: Sequence[tuple[int, int]] = ()
         """The bytes and messages of every rank, when evaluated."""
 
@@ -72,7 +66,10 @@ class Gathering:
 
 
 def evaluate(comm: Any, whole: Any, send: Any, recv: Any, op: Any) -> tuple[int, int] | None:
-    """Take part in a collective; return the bytes and messages that this rank sent, or None if it has to send them."""
+    """Take part in a collective that is evaluated for all ranks at once.
+
+    Return the bytes and messages that this rank has sent in it; None if it has to send them itself.
+    """
     kernel, me = comm.kernel, comm.me
     state, place = comm.state, comm.place
     if not kernel.evaluates or not state.is_world or getcurrent() is not me.greenlet:
@@ -91,7 +88,7 @@ def evaluate(comm: Any, whole: Any, send: Any, recv: Any, op: Any) -> tuple[int,
             _catch_up(kernel, me)
         return None
     gathering.held = True
-    gathering.calls[me.number] = _Call(send, recv)
+    gathering.calls[me.number] = send, recv
     me.version += 1
     me.wake = inf
     me.doing = "a collective"
@@ -147,21 +144,20 @@ def _is_quiet(kernel: Any) -> bool:
 def _finish(kernel: Any, gathering: Gathering, whole: Any, op: Any) -> None:
     """Evaluate the collective, and let all ranks go on; if that is not possible, let them send their messages."""
     calls, ranks = gathering.calls, kernel.ranks
-    first = calls[0]
-    itemsize = first.recv.itemsize
-    clocks = _Clocks(kernel, itemsize)
+    send, recv = calls[0]
+    clocks = _Clocks(kernel, recv.itemsize)
     try:
-        for found in whole.rounds(len(ranks), first.recv.size, first.send is first.recv):
+        for found in whole.rounds(len(ranks), recv.size, send is recv):
             clocks.pass_round(found)
         clocks.finish()
     except Unclear:
         gathering.release()
         return
     if not op.time_only:
-        out = np.empty_like(first.recv)
-        whole.total([calls[number].send for number in range(len(ranks))], out, op)
-        for call in calls.values():
-            call.recv[...] = out
+        out = np.empty_like(recv)
+        whole.total([calls[number][0] for number in range(len(ranks))], out, op)
+        for _, into in calls.values():
+            into[...] = out
     gathering.sent = clocks.commit()
     heap, tie = kernel.heap, kernel.tie
     for rank in ranks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -147,17 +147,13 @@ class Steps:
         x = self.model.x
         return np.empty_like(x, shape=(count, x.size))
 
-    @contextmanager
-    def preparation(self) -> Iterator[None]:
+    def preparation(self) -> AbstractContextManager[None]:
         """Exclude this block from the run's seconds: it is part of the start-up, not of a step."""
-        with self.watch.during("setup"):
-            yield
+        return self.watch.during("setup")
 
-    @contextmanager
-    def evaluation(self) -> Iterator[None]:
+    def evaluation(self) -> AbstractContextManager[None]:
         """Count this block as evaluation, not as training."""
-        with self.watch.during("evaluation"):
-            yield
+        return self.watch.during("evaluation")
 
     def batches(self, epoch: int, *, rank: int | None = None, ranks: int | None = None) -> Iterator[Batch]:
         """Iterate over this rank's piece of each global batch: by default piece `rank` of `size`."""
@@ -291,7 +287,7 @@ class Steps:
 
     def eta(self, step: int | None = None) -> float:
         """Return the learning rate of the current step of the run, or of the given one."""
-        return self.rate * self.shape(step)
+        return self.rate * self._schedule.factor(self._step if step is None else step, self.steps)
 
     def shape(self, step: int | None = None) -> float:
         """Return the schedule's factor on the learning rate for the current step of the run, or for the given one."""
@@ -306,7 +302,9 @@ class Steps:
         if count == 0:
             return
         state = self.update_state(part, x=x)
-        x = (self.model.x if x is None else x)[part]
+        x = self.model.x if x is None else x
+        if part.start or part.stop not in (None, x.size):
+            x = x[part]
         apply_update(self.update, x, g, self.eta(), state, 1.0 / count)
 
     def descend(self, batch: Batch) -> float:

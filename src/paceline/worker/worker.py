@@ -28,7 +28,7 @@ from paceline.record import EPOCHS, STEP_COLUMNS, Epoch, RowLog, Spool, gather_r
 from paceline.record.checkpoint import Saver, State
 from paceline.schedules import Schedule
 from paceline.updates import Update, is_elementwise
-from paceline.vectors import Meter, charge_whole, vector
+from paceline.vectors import Meter, Vector, charge_whole, vector
 from paceline.worker.checkpoints import (
     Keeper,
     Kept,
@@ -79,7 +79,7 @@ class Exchange:
         self._watch.switch("exchange")
         g: Array = self._inner.reduce()
         self._watch.switch("update")
-        return g if self._meter is None else vector(np.asarray(g), self._meter)
+        return g if self._meter is None or isinstance(g, Vector) else vector(g, self._meter)
 
     def publish(self) -> None:
         """Send this rank's part of the parameters to every rank."""
