@@ -56,7 +56,17 @@ class Channel:
         """The duplicate itself, whose messages are not counted."""
         self.rank: int = self.bare.Get_rank()
         self.size: int = self.bare.Get_size()
-        self.Isend, self.Irecv, self.Barrier = comm.Isend, comm.Irecv, comm.Barrier
+
+    Isend: Any
+    Irecv: Any
+    Barrier: Any
+
+    def __getattr__(self, name: str) -> Any:
+        # Called once for each name: a simulated collective may need none of these calls.
+        if name not in ("Isend", "Irecv", "Barrier"):
+            raise AttributeError(name)
+        found = self.__dict__[name] = getattr(self.comm, name)
+        return found
 
     # Work that the simulator's clock is charged for; under MPI it takes real time.
 

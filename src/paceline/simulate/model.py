@@ -315,8 +315,24 @@ class TimeOnly(Costed):
         self._backward = range(len(model.layers) - 1, -1, -1)
 
     # The current vectors are kept, because the model itself is shared by all ranks.
-    x = property(lambda self: self._vectors[0], Costed.x.fset)
-    g = property(lambda self: self._vectors[1], Costed.g.fset)
+
+    @property
+    def x(self) -> Array:
+        """The parameters, as a vector on the rank's clock."""
+        return self._vectors[0]
+
+    @x.setter
+    def x(self, value: Array) -> None:
+        self._check_same("x", value)
+
+    @property
+    def g(self) -> Array:
+        """The gradient, as a vector on the rank's clock."""
+        return self._vectors[1]
+
+    @g.setter
+    def g(self, value: Array) -> None:
+        self._check_same("g", value)
 
     def gradient(self, batch: Batch, ready: Ready | None = None) -> float:
         """Charge the clock without computing."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any
 
@@ -52,7 +52,7 @@ class Gathering:
         """True if it has held ranks."""
         self.calls: dict[int, tuple[Any, Any]] = {}
         """What each rank gave: the array that it sends, and the one for the result."""
-        self.sent: Sequence[tuple[int, int]] = ()
+        self.sent: Sequence[Sequence[int]] = ()
         """The bytes and messages of every rank, when evaluated."""
 
     def release(self) -> None:
@@ -65,7 +65,7 @@ class Gathering:
         self.calls = {}
 
 
-def evaluate(comm: Any, whole: Any, send: Any, recv: Any, op: Any) -> tuple[int, int] | None:
+def evaluate(comm: Any, whole: Any, send: Any, recv: Any, op: Any) -> Sequence[int] | None:
     """Take part in a collective that is evaluated for all ranks at once.
 
     Return the bytes and messages that this rank has sent in it; None if it has to send them itself.
@@ -102,7 +102,7 @@ def evaluate(comm: Any, whole: Any, send: Any, recv: Any, op: Any) -> tuple[int,
     if gathering.by_messages:
         _catch_up(kernel, me)
         return None
-    sent: tuple[int, int] = gathering.sent[me.number]
+    sent: Sequence[int] = gathering.sent[me.number]
     return sent
 
 
@@ -160,8 +160,8 @@ def _finish(kernel: Any, gathering: Gathering, whole: Any, op: Any) -> None:
             into[...] = out
     gathering.sent = clocks.commit()
     heap, tie = kernel.heap, kernel.tie
-    for rank in ranks:
-        heappush(heap, (rank.t, tie(), rank.number, rank.version))
+    heap += [(rank.t, tie(), rank.number, rank.version) for rank in ranks]
+    heapify(heap)
     gathering.calls = {}
 
 
@@ -216,8 +216,10 @@ class _Card:
     def commit(self, free: list[float], leaving: float) -> None:
         free[:] = self.free.tolist()
         for where, starts, ends in self._new:
-            for card, start, end in zip(where.tolist(), starts.tolist(), ends.tolist(), strict=True):
-                if end > leaving:
+            late = ends > leaving
+            if late.any():
+                some = zip(where[late].tolist(), starts[late].tolist(), ends[late].tolist(), strict=True)
+                for card, start, end in some:
                     self._gaps.setdefault(card, []).append((start, end))
 
 
@@ -456,7 +458,7 @@ class _Clocks:
         ):
             raise Unclear
 
-    def commit(self) -> list[tuple[int, int]]:
+    def commit(self) -> list[list[int]]:
         """Set the clocks and cards; return the bytes and messages that every rank has sent."""
         kernel, leaving = self._kernel, self._t
         for rank, t, drained in zip(kernel.ranks, leaving.tolist(), self._drained.tolist(), strict=True):
@@ -478,7 +480,8 @@ class _Clocks:
         kernel.messages += messages
         kernel.evaluated += messages
         kernel.bytes += int(self._sent[:, 0].sum())
-        return [(nbytes, messages) for nbytes, messages in self._sent.tolist()]
+        sent: list[list[int]] = self._sent.tolist()
+        return sent
 
 
 def _add_where(t: Times, ranks: Ranks, which: NDArray[np.bool_], seconds: Any) -> None:
