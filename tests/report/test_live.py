@@ -129,6 +129,27 @@ def test_what_a_study_does_next(tmp_path: Path) -> None:
     assert not state_of([tmp_path]).busy
 
 
+def test_a_search_says_what_it_looks_for(tmp_path: Path) -> None:
+    about = {"format": 1, "target": "accuracy>=0.9", "search": {"draws": None}}
+    with Folder(tmp_path).lock():
+        (tmp_path / "study.json").write_text(json.dumps(about))
+        assert state_of([tmp_path]).plan == "a search is going on: accuracy>=0.9"
+
+
+def test_studies_in_a_folder_are_followed_while_they_go_on(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "study.json").write_text("{}")
+        trained(tmp_path / name, f"of-{name}")
+    os.utime(tmp_path / "second", (1, 1))
+    assert [run.name for run in state_of([tmp_path]).runs] == ["of-first"]  # the latest
+    with Folder(tmp_path / "second").lock():
+        assert [run.name for run in state_of([tmp_path]).runs] == ["of-second"]
+    (tmp_path / "second/.lock").write_text(f"{gone()}\n")
+    trained(tmp_path, "own")
+    assert [run.name for run in state_of([tmp_path]).runs] == ["own"]
+
+
 # ---- the page
 
 
@@ -153,12 +174,17 @@ def test_the_page_follows_the_runs(tmp_path: Path, address: str) -> None:
     live, headers = get(f"{address}live")
     assert "&lt;b&gt;mine" in live
     assert "<b>" not in live
-    assert headers["X-New-Report"] == "yes"
+    first = headers["X-Report"]
     report, _ = get(f"{address}report.html")
     assert "serial" in report
-    page, headers = get(f"{address}live")
-    assert headers["X-New-Report"] == "no"
+    assert get(f"{address}live")[1]["X-Report"] == first
     page, headers = get(address)
+    assert f'let shown = "{first}"' in page
+    os.utime(
+        tmp_path / "<b>mine" / "summary.json", (1, 1)
+    )  # every page hears of it, whoever has asked before
+    get(f"{address}report.html")
+    assert get(f"{address}live")[1]["X-Report"] != first
     assert "&lt;b&gt;mine" in page
     assert "://" not in page  # nothing is loaded from elsewhere, and nothing may be
     assert headers["Content-Security-Policy"].startswith("default-src 'none'")

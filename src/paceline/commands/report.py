@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.errors import UsageError
+
 if TYPE_CHECKING:
     from paceline.report.document import Document, Table
 
@@ -91,6 +93,10 @@ def report_on(
     cut: list[Run] = []
     runs, context = find_runs(folders, damaged, cut), context_of(folders)
     context = replace(context, left_out=(*damaged, *context.left_out))
+    if not runs and not cut and not context.failed and (inside := _studies_in(folders)):
+        raise UsageError(
+            f"{folders[0]} has no runs of its own: report on one of {', '.join(map(str, inside))}"
+        )
     document = document_of(runs, context=context, target=target, title=title, cut=cut)
     benchmarks = tuple(bench_section(path, number) for number, path in enumerate(bench, 1))
     *first, last = document.sections  # the environment
@@ -104,6 +110,13 @@ def report_on(
     _print_results(document)
     for path in filter(None, (*outs, figures, tables)):
         print(f"report: {path}" if path in outs else f"files: {path}")
+
+
+def _studies_in(folders: Sequence[Path]) -> list[Path]:
+    """Return the studies and searches in some folders, as for runs/."""
+    from paceline.study.context import STUDY
+
+    return sorted(path.parent for folder in folders for path in folder.glob(f"*/{STUDY}"))
 
 
 def _print_results(document: Document) -> None:

@@ -11,10 +11,12 @@ second at the end of an epoch. What is half written, damaged or just being remov
 from __future__ import annotations
 
 import functools
+import hashlib
 import http.server
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -29,7 +31,7 @@ from paceline.files import read_json
 from paceline.record import STEP_COLUMNS, Run, find_runs, is_held, rows_path
 from paceline.report.contents import document_of
 from paceline.report.html import html_page
-from paceline.study.context import context_of
+from paceline.study.context import STUDY, context_of
 from paceline.study.folder import RUNNING, Folder
 from paceline.text import clock_time, count, share
 from paceline.training.rank import excess
@@ -108,20 +110,47 @@ def state_of(places: Sequence[Path]) -> State:
     ('complete', 2, 2)
     """
     folders: list[Path] = []
-    for place in places:
-        if not place.is_dir():
-            raise UsageError(f"no such run or folder of runs: {place}")
+    followed = find_followed(places)
+    for place in followed:
         inside = [place] if (place / "config.json").exists() else sorted(_folders_in(place), reverse=True)
         folders += inside
     found = [run for folder in folders[: 10 * LISTED] if (run := _read(folder)) is not None]
     found.sort(key=lambda run: run.state != "running")
-    plans = [plan for place in places if (plan := _plan(place))]
+    plans = [plan for place in followed if (plan := _plan(place))]
     return State(runs=tuple(found[:LISTED]), plan="; ".join(plans))
 
 
-def _folders_in(place: Path) -> list[Path]:
+def find_followed(places: Sequence[Path]) -> list[Path]:
+    """Return the runs and folders of runs that are followed; raise a UsageError if a place is missing.
+
+    In a folder of studies and searches, such as runs/, these are the ones that are going on, besides its own runs; if there
+    are neither, the latest.
+    """
+    found: list[Path] = []
+    for place in places:
+        if not place.is_dir():
+            raise UsageError(f"no such run or folder of runs: {place}")
+        inside = [] if (place / "config.json").exists() else _folders_in(place, STUDY)
+        busy = [folder for folder in inside if Folder(folder).busy]
+        if not busy and inside and not _folders_in(place):
+            found.append(max(inside, key=_changed))
+        else:
+            found += [place, *busy]
+    return found
+
+
+def _changed(folder: Path) -> float:
+    """Return when a folder was changed."""
     try:
-        return [path for path in place.iterdir() if (path / "config.json").is_file()]
+        return folder.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _folders_in(place: Path, holding: str = "config.json") -> list[Path]:
+    """Return the folders in a place that hold a file."""
+    try:
+        return [path for path in place.iterdir() if (path / holding).is_file()]
     except OSError:
         return []
 
@@ -247,9 +276,13 @@ def _latest(path: Path | None) -> Rows | None:
 
 
 def _plan(place: Path) -> str:
-    """Return what the study that is running in a folder has done and will do next."""
+    """Return what the study that is running in a folder has done and will do next, or what a search looks for."""
     if not Folder(place).busy:
         return ""
+    with suppress(UsageError, OSError, KeyError, TypeError, AttributeError):
+        about = read_json(place / STUDY)
+        if about.get("search") is not None:
+            return f"a search is going on: {about['target']}"
     try:
         values = read_json(place / RUNNING)
         done, total, then = values["done"], values["total"], values["then"]
@@ -276,8 +309,9 @@ class Follower:
     def live(self) -> str:
         """Return the state of the runs as a piece of HTML."""
         state = state_of(self.places)
+        plan = f"<p>{escape(state.plan)}</p>" if state.plan else ""
         if not state.runs:
-            return "<p>no runs yet</p>"
+            return f"{plan}<p>no runs yet</p>"
         head = "".join(f"<th>{escape(name)}</th>" for name in HEADINGS)
         lines = [
             f'<tr class="{run.state}">'
@@ -285,14 +319,14 @@ class Follower:
             + "</tr>"
             for run in state.runs
         ]
-        plan = f"<p>{escape(state.plan)}</p>" if state.plan else ""
         body = "".join(lines)
         return f"{plan}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
     def page(self) -> str:
         """Return the page that refreshes itself."""
+        page = PAGE.replace("{version}", self.version())
         title, live = escape(", ".join(map(str, self.places))), self.live()
-        return title.join(live.join(part.split("{live}")) for part in PAGE.split("{title}"))
+        return title.join(live.join(part.split("{live}")) for part in page.split("{title}"))
 
     def report(self) -> str:
         """Return the report on the complete runs."""
@@ -302,13 +336,13 @@ class Follower:
                 self._report, self._known = self._write(), known
             return self._report
 
-    def is_new(self) -> bool:
-        """Return True if other runs are complete than those of the last report."""
-        return self._complete() != self._known
+    def version(self) -> str:
+        """Return a text that differs if other runs are complete, so that a page knows when to show the report again."""
+        return hashlib.sha256(repr(sorted(self._complete())).encode(errors="replace")).hexdigest()[:16]
 
     def _complete(self) -> frozenset[tuple[str, float]]:
         found = set()
-        for place in self.places:
+        for place in find_followed(self.places):
             for summary in (place / "summary.json", *place.glob("*/summary.json")):
                 try:
                     found.add((str(summary), summary.stat().st_mtime))
@@ -319,10 +353,11 @@ class Follower:
     def _write(self) -> str:
         damaged: list[str] = []
         try:
-            runs = find_runs(self.places, damaged)
+            followed = find_followed(self.places)
+            runs = find_runs(followed, damaged)
             if not runs:
                 return EMPTY
-            context = context_of(self.places)
+            context = context_of(followed)
             context = replace(context, left_out=(*damaged, *context.left_out))
             return html_page(document_of(runs, context=context))
         except UsageError as error:
@@ -349,11 +384,26 @@ iframe { border: 0; width: 100%; height: 85vh; margin-top: 1rem }
 <div id="live">{live}</div>
 <iframe id="report" src="/report.html" title="the report"></iframe>
 <script>
+const frame = document.getElementById("report");
+let shown = "{version}";
+function details() { return [...frame.contentDocument.querySelectorAll("details")]; }
+function words(one) { return one.querySelector("summary").textContent; }
+function show() {  // the report again, as far down as before, and with the same parts unfolded
+  const inside = frame.contentWindow, at = inside.scrollY, open = new Set(details().filter(one => one.open).map(words));
+  frame.onload = () => {
+    details().forEach(one => { if (open.has(words(one))) one.open = true; });
+    frame.contentWindow.scrollTo(0, at);
+  };
+  inside.location.replace("/report.html");
+}
 async function refresh() {
   try {
     const answer = await fetch("/live");
     document.getElementById("live").innerHTML = await answer.text();
-    if (answer.headers.get("X-New-Report") === "yes") document.getElementById("report").src = "/report.html";
+    document.body.className = "";
+    const version = answer.headers.get("X-Report");
+    if (version !== shown) show();
+    shown = version;
   } catch (error) { document.body.className = "ended"; }
   setTimeout(refresh, 2000);
 }
@@ -385,15 +435,15 @@ def serve(places: Sequence[Path], port: int = 0) -> tuple[http.server.ThreadingH
                 self.send_error(404)
                 return
             try:
-                new = follower.is_new()
+                version = follower.version()
                 body = chosen().encode(errors="surrogateescape")
             except UsageError as error:  # the folder was removed
-                body, new = escape(str(error)).encode(), False
+                body, version = escape(str(error)).encode(), ""
             self.send_response(200)
             self.send_header("Content-Type", "text/html; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Cache-Control", "no-store")
-            self.send_header("X-New-Report", "yes" if new else "no")
+            self.send_header("X-Report", version)
             self.send_header("Content-Security-Policy", POLICY)
             self.end_headers()
             self.wfile.write(body)
