@@ -39,6 +39,8 @@ from paceline.training.rank import excess
 HOST = "127.0.0.1"
 # At most so many runs are listed, and so many ranks of a run: first those that go on, then the latest.
 LISTED, RANKS = 40, 16
+# The page shows all runs that go on, and at least so many; the others are folded.
+FIRST = 5
 # The latest steps of a rank from which waiting and speed are read.
 STEPS = 4096
 # What a step consists of.
@@ -319,8 +321,17 @@ class Follower:
             + "</tr>"
             for run in state.runs
         ]
-        body = "".join(lines)
-        return f"{plan}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        start = max(FIRST, sum(run.state == "running" for run in state.runs))
+
+        def table(some: Sequence[str]) -> str:
+            body = "".join(some)
+            return (
+                f'<div class="box"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+            )
+
+        rest = lines[start:]
+        more = f"<details><summary>{count(len(rest), 'earlier run')}</summary>{table(rest)}</details>"
+        return plan + table(lines[:start]) + (more if rest else "")
 
     def page(self) -> str:
         """Return the page that refreshes itself."""
@@ -376,7 +387,10 @@ PAGE = """<!doctype html>
 <style>
 :root { color-scheme: light dark }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 70rem; padding: 1rem }
-#live { overflow-x: auto } table { border-collapse: collapse } td, th { padding: .2rem .7rem .2rem 0; text-align: left }
+.box { overflow-x: auto } table { border-collapse: collapse } td, th { padding: .2rem .9rem .2rem 0; text-align: left }
+td, th { white-space: nowrap; vertical-align: top } td:nth-child(1), td:nth-child(5) { white-space: normal; min-width: 13rem }
+td:nth-child(7) { white-space: normal; min-width: 16rem }
+summary { cursor: pointer; margin: .5rem 0 } h1 { font-size: 1.2rem; margin: 0 }
 tr.running td { font-weight: 600 } tr.diverged td, tr.stopped td, .ended #live { opacity: .6 }
 iframe { border: 0; width: 100%; height: 85vh; margin-top: 1rem }
 </style></head>
@@ -399,7 +413,9 @@ function show() {  // the report again, as far down as before, and with the same
 async function refresh() {
   try {
     const answer = await fetch("/live");
-    document.getElementById("live").innerHTML = await answer.text();
+    const live = document.getElementById("live"), open = live.querySelector("details")?.open;
+    live.innerHTML = await answer.text();
+    if (open) live.querySelector("details")?.setAttribute("open", "");
     document.body.className = "";
     const version = answer.headers.get("X-Report");
     if (version !== shown) show();
