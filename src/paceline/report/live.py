@@ -388,7 +388,8 @@ PAGE = """<!doctype html>
 :root { color-scheme: light dark }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 70rem; padding: 1rem }
 .box { overflow-x: auto } table { border-collapse: collapse } td, th { padding: .2rem .9rem .2rem 0; text-align: left }
-td, th { white-space: nowrap; vertical-align: top } td:nth-child(1), td:nth-child(5) { white-space: normal; min-width: 13rem }
+td, th { white-space: nowrap; vertical-align: top }
+td:nth-child(1), td:nth-child(5) { white-space: normal; min-width: 13rem }
 td:nth-child(7) { white-space: normal; min-width: 16rem }
 summary { cursor: pointer; margin: .5rem 0 } h1 { font-size: 1.2rem; margin: 0 }
 tr.running td { font-weight: 600 } tr.diverged td, tr.stopped td, .ended #live { opacity: .6 }

@@ -83,6 +83,8 @@ def front(rows: Sequence[Row], target: Target | None, number: int) -> Points | N
     if len(known) < 2:
         return None
     metric, where = known[0].metric, known[0].where
+    if target is not None and not any(reached(row, target).all for row in known):
+        target = None  # then times to it would be a single column
     when = {row: _when(row, target) for row in known}
     points = tuple(_point(row, rows, *when[row]) for row in known)
     best = metric.best(point.y for point in points) or 0.0
