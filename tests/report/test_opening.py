@@ -384,7 +384,9 @@ def test_several_problems_have_a_page_each_and_an_index(runs: list[Run], tmp_pat
     assert (tmp_path / "report.html").read_text().count('<p class="answer">') == 1
 
 
-def test_the_figure_shows_training_times_if_nothing_reached_the_target(runs: list[Run], tmp_path: Path) -> None:
+def test_the_figure_shows_training_times_if_nothing_reached_the_target(
+    runs: list[Run], tmp_path: Path
+) -> None:
     page = document_of(made(runs, tmp_path, SERIAL, ("sync", 2, 2.5, 0.96)), target=0.99)
     figure = opening(page).figure
     assert isinstance(figure, Points)
