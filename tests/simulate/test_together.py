@@ -21,7 +21,7 @@ from paceline.machine import Costs
 from paceline.models.mlp import MLP
 from paceline.record import find_runs
 from paceline.simulate import forked, together
-from paceline.simulate.forked import AHEAD, Forked, SharedVectors
+from paceline.simulate.forked import Forked, SharedVectors, scratch_pairs
 from paceline.simulate.options import Options
 from paceline.simulate.together import Outstanding, Threads, Work
 from paceline.vmpi import Curves
@@ -478,7 +478,7 @@ def test_a_process_that_ends_or_hangs_is_done_without(
 @pytest.mark.parametrize("how", ["closed", "killed"])
 def test_processes_end_with_the_one_that_started_them(how: str) -> None:
     models = [MLP([2, 1]), MLP([2, 1])]
-    vectors = SharedVectors(models[0].x, 2 * AHEAD * 2)
+    vectors = SharedVectors(models[0].x, 2 * scratch_pairs(2, models[0].x.nbytes))
     ours, theirs = os.pipe()
     parent = os.fork()
     if parent == 0:  # all of this in a process that can be killed

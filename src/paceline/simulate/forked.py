@@ -49,6 +49,7 @@ WORTH = 0.25
 SHORT = 0.15e-3
 # Messages for each process that may be on their way: enough that none waits while this process is busy.
 AHEAD = 4
+SCRATCH = 256 << 20  # bytes of vectors for passes whose own vectors are not shared
 LARGEST = 4 << 20  # bytes of a message; the system may allow less
 # Seconds after which a process that says nothing counts as stuck: so many, and so many times what such a pass takes.
 PATIENCE, TIMES = 120.0, 100.0
@@ -57,18 +58,34 @@ ENDED = "a process that computes gradients has ended"
 MAP_NORESERVE = 0x4000  # on Linux
 
 
-def can_fork(model: Model, threads: int) -> bool:
-    """Return True if passes of a model, each on so many threads, can be computed in forked processes.
-
-    OpenMP's threads do not survive a fork, so each pass must be computed by one. Nor does a GPU that is in use.
+def find_obstacle(model: Model, threads: int) -> str:
+    """Say why passes of a model, each on so many threads, cannot be computed in forked processes; "" if they can.
 
     >>> from paceline.models.mlp import MLP
-    >>> can_fork(MLP([2, 1]), threads=2)
-    False
+    >>> find_obstacle(MLP([2, 1]), threads=2)
+    'the threads of a gradient do not survive a fork'
     """
     torch = sys.modules.get("torch")
-    in_use = torch is not None and torch.cuda.is_initialized()
-    return sys.platform == "linux" and threads == 1 and not in_use and can_run_apart(model)
+    if sys.platform != "linux":
+        return f"{sys.platform} is not Linux"
+    if threads > 1:
+        return "the threads of a gradient do not survive a fork"
+    if torch is not None and torch.cuda.is_initialized():
+        return "a GPU that is in use does not survive a fork"
+    if not can_run_apart(model):
+        return f"it is not known what a {type(model).__name__} keeps from one gradient to the next"
+    return ""
+
+
+def scratch_pairs(processes: int, nbytes: int) -> int:
+    """Return the number of pairs of vectors, of `nbytes` each, for passes whose own vectors are not shared.
+
+    One for each message that may be on its way, or fewer if vectors are long, but one for each process.
+
+    >>> scratch_pairs(16, 437_544), scratch_pairs(16, 100_000_000)
+    (64, 16)
+    """
+    return max(processes, min(AHEAD * processes, SCRATCH // (2 * max(nbytes, 1))))
 
 
 class SharedVectors:
@@ -94,7 +111,7 @@ class Forked:
     """Compute passes in `count` forked processes, and what they cannot compute on threads.
 
     `models`: those of the ranks. Of the `vectors`, the first `homes` are where parameters and gradients of ranks are, from
-    rank 1 on, and 2 * AHEAD * count more are for those that are somewhere else.
+    rank 1 on, and two for each of the `scratch_pairs` are for those that are somewhere else.
     """
 
     def __init__(
@@ -112,7 +129,8 @@ class Forked:
         # For each rank that is at home: 1 as soon as its new parameters are where its gradient was, and its loss.
         self._marks = SharedVectors(np.zeros(homes + 2), 1)[0].reshape(-1, 2)
         self._homes = {id(models[number // 2 + 1]): number for number in range(0, homes, 2)}
-        self._free = [homes + 2 * number for number in range(AHEAD * count)]
+        pairs = scratch_pairs(count, models[0].x.nbytes)
+        self._free = [homes + 2 * number for number in range(pairs)]
         self._spent, self._worth = 0.0, WORTH
         self.processes: list[int] = []
         """The numbers of the processes."""
@@ -170,7 +188,9 @@ class Forked:
         backlog, begun = self._backlog, self._begun
         while backlog and len(begun) < AHEAD * self._count:
             work = backlog[0]
-            x, g, scratch = self._place(work)
+            if (places := self._place(work)) is None:
+                return
+            x, g, scratch = places
             number = self._number = self._number + 1
             try:
                 self._tasks.send(_describe(number, work, x, g))
@@ -185,12 +205,14 @@ class Forked:
             backlog.popleft()
             begun[number] = (work, scratch)
 
-    def _place(self, work: Work) -> tuple[int, int, int | None]:
-        """Return the numbers of the vectors of a pass, and of the first of two that have to be released."""
+    def _place(self, work: Work) -> tuple[int, int, int | None] | None:
+        """Return the numbers of the vectors of a pass, and of the first of two to be released; None if none is free."""
         home = None if work.in_place else self._homes.get(id(work.model))
         if home is not None:
             self._marks[home // 2, 0] = 0
             return home, home + 1, None
+        if not self._free:
+            return None
         scratch = self._free.pop()
         np.copyto(self._vectors[scratch], work.model.x)
         return scratch, scratch + 1, scratch
@@ -266,9 +288,8 @@ class Forked:
         """Start the processes; False if that cannot be done, or not yet."""
         values = [leave_trace(model)[0] for model in self._models]
         if any(value != values[0] for value in values):
-            self._worth = (
-                2 * self._spent
-            )  # modules that keep something of their own; perhaps only at the start
+            self._worth = 2 * self._spent  # perhaps only at the start
+            log.info("no processes are started: what the ranks' models keep, besides buffers, differs")
             return False
         self._threads.close()  # a process is forked without them
         ours, theirs = zip(
@@ -280,7 +301,10 @@ class Forked:
         for end in ours:
             end.setblocking(False)
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            if stream is not None:
+                stream.flush()
+        self._poll = select.poll()
+        self._poll.register(self._results, select.POLLIN)
         try:
             for _ in range(self._count):
                 with warnings.catch_warnings():
@@ -301,8 +325,6 @@ class Forked:
         finally:
             for end in theirs:
                 end.close()
-        self._poll = select.poll()
-        self._poll.register(self._results, select.POLLIN)
         return not self._refused
 
     def _end(self, *, kill: bool) -> None:
@@ -446,7 +468,8 @@ def _run(function: Callable[[], None]) -> None:
         gc.freeze()  # what there is stays in the pages that processes share
         apply_threads(1)
         function()
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         status = 0
     except (BrokenPipeError, ConnectionResetError):  # nobody is left to read a result
         status = 0

@@ -21,7 +21,7 @@ from paceline.models import Model
 from paceline.record import Run, release
 from paceline.record.checkpoint import latest
 from paceline.record.environment import environment
-from paceline.simulate.forked import AHEAD, Forked, SharedVectors, can_fork
+from paceline.simulate.forked import Forked, SharedVectors, find_obstacle, scratch_pairs
 from paceline.simulate.model import PAYS, Costed, Pool, Room, copied, costed, kind_of, moved
 from paceline.simulate.options import Options
 from paceline.simulate.together import Engine, LateSplit, Outstanding, Reads, Threads
@@ -131,11 +131,16 @@ class Simulation:
         if self.time_only:
             return
         most = min(self.options.compute_threads or max(1, usable_cores() // self.threads), self.ranks)
-        processes = most if most > 1 and can_fork(model, self.threads) else 0
+        processes = most
+        if most > 1 and (why := find_obstacle(model, self.threads)):
+            log.info("gradients are computed by threads of one process: %s", why)
+            processes = 0
         if self.ranks * model.x.nbytes > PAYS:
             self._pool = Pool(model.x)
         homes = 0 if self._pool is not None else 2 * (self.ranks - 1)
-        vectors = SharedVectors(model.x, homes + 2 * AHEAD * processes) if processes else None
+        vectors = None
+        if processes > 1:
+            vectors = SharedVectors(model.x, homes + 2 * scratch_pairs(processes, model.x.nbytes))
         for rank in range(1, self.ranks):
             another = copied(model)
             room = None if self._pool is None else moved(another, self._pool)
