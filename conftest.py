@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import signal
 import sys
@@ -27,18 +28,39 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test whose module starts ranks is an `mpi` test: `make test-mpich` runs those with the other MPI.
+    """A test that starts ranks is an `mpi` test: `make test-mpich` runs those with the other MPI.
+
+    It starts them with `on_ranks`, or is in a module that says STARTS_RANKS.
 
     With `pytest -n` these tests come first: they take longest, and the short ones let all processes end together.
     """
     for item in items:
         module = getattr(item, "module", None)
-        if hasattr(module, "on_ranks") or hasattr(module, "STARTS_RANKS"):
+        if hasattr(module, "STARTS_RANKS") or (hasattr(module, "on_ranks") and _uses_mpi(item)):
             item.add_marker("mpi")
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(
             key=lambda item: (not item.nodeid.startswith(TOGETHER), not item.get_closest_marker("mpi"))
         )
+
+
+def _uses_mpi(item: pytest.Item) -> bool:
+    """Return True if a test, or a fixture or function of its module that it uses, names `on_ranks` or MPI itself."""
+    waiting = [item.name.partition("[")[0], *getattr(item, "fixturenames", ())]
+    seen: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name in ("on_ranks", "MPI"):
+            return True
+        found = inspect.unwrap(getattr(item.module, name, None))  # type: ignore[attr-defined]
+        found = getattr(found, "_get_wrapped_function", lambda f=found: f)()  # of a fixture
+        if name not in seen and inspect.isfunction(found) and found.__module__ == item.module.__name__:  # type: ignore[attr-defined]
+            codes = [found.__code__]
+            for code in codes:
+                waiting += code.co_names
+                codes += [constant for constant in code.co_consts if inspect.iscode(constant)]
+        seen.add(name)
+    return False
 
 
 def pytest_collection_finish() -> None:

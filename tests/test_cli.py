@@ -20,7 +20,6 @@ from paceline.launch import mpiexec
 from paceline.record import Run
 
 ROOT = Path(__file__).parent.parent
-STARTS_RANKS = True
 SMALL = ("--data", "iris", "--model", "mlp:8", "--epochs", "2", "--batch", "10")
 KEYS = {
     "run", "strategy", "ranks", "seed", "epochs", "steps", "test_accuracy", "validation_accuracy", "loss",
@@ -73,12 +72,14 @@ def test_train_predict_and_report(tmp_path: Path) -> None:
     assert "http" not in page  # one file, that needs no other
 
 
+@pytest.mark.mpi
 def test_quiet_says_nothing_but_the_result(tmp_path: Path) -> None:
     done = paceline("train", *SMALL, "-n", "2", "--quiet", cwd=tmp_path)
     assert done.stderr == ""
     assert done.stdout.startswith("sync on 2 ranks")
 
 
+@pytest.mark.mpi
 def test_under_mpiexec_its_ranks_are_used(tmp_path: Path) -> None:
     command, environment = mpiexec(
         2, [sys.executable, "-m", "paceline", "train", *SMALL, "--json", "--quiet"]
@@ -152,6 +153,7 @@ def test_bad_input_of_a_process(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.mpi
 def test_ranks_that_refuse_say_so_once(tmp_path: Path) -> None:
     words = ("train", "--data", "iris", "--model", "tests.failing:no_model", "-n", "3", "--quiet")
     done = paceline(*words, cwd=tmp_path)
@@ -160,6 +162,7 @@ def test_ranks_that_refuse_say_so_once(tmp_path: Path) -> None:
     assert done.stderr.startswith("paceline train: a model must be")
 
 
+@pytest.mark.mpi
 def test_a_failing_rank_ends_all_and_is_named(tmp_path: Path) -> None:
     done = paceline("train", *SMALL, "--strategy", "tests.failing:raises", "-n", "3", "--quiet", cwd=tmp_path)
     assert done.returncode not in (0, 2)
@@ -167,6 +170,7 @@ def test_a_failing_rank_ends_all_and_is_named(tmp_path: Path) -> None:
     assert "RuntimeError: this rank has had enough" in done.stderr
 
 
+@pytest.mark.mpi
 def test_rank_0_is_not_confused_by_n_inside_a_job(tmp_path: Path) -> None:
     command, environment = mpiexec(2, [sys.executable, "-m", "paceline", "train", *SMALL, "-n", "3"])
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)

@@ -20,7 +20,6 @@ from paceline.errors import UsageError
 from paceline.launch.resources import VARIABLES
 from paceline.record import Epoch, Record, Run, find_runs
 
-STARTS_RANKS = True
 SMALL = "--data iris --model mlp:4 --epochs 1 --batch 10 --strategy serial --quiet"
 
 
@@ -76,6 +75,7 @@ def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
     assert done.stderr == b"paceline train: the working directory no longer exists; change to another one\n"
 
 
+@pytest.mark.mpi
 def test_closed_streams(tmp_path: Path) -> None:
     assert shell(f"paceline train {SMALL} --json 2>&- <&-", tmp_path).returncode == 0
     assert shell(f"paceline train {SMALL} -n 2 --strategy sync 2>&- >&-", tmp_path).returncode == 0
@@ -83,6 +83,7 @@ def test_closed_streams(tmp_path: Path) -> None:
     assert len(find_runs([tmp_path / "runs"])) == 2
 
 
+@pytest.mark.mpi
 def test_folders_with_a_dash_reach_the_ranks(tmp_path: Path) -> None:
     done = shell(f"paceline train {SMALL} -n 2 --strategy sync --runs=-x --json", tmp_path)
     assert done.returncode == 0, done.stderr

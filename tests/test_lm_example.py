@@ -18,6 +18,7 @@ from paceline.text import count
 pytest.importorskip("torch")
 
 STARTS_RANKS = True
+pytestmark = pytest.mark.once
 FOLDER = Path(__file__).parent.parent / "examples" / "lm"
 # Every batch holds all windows, so that their order does not matter: all programs must learn the same.
 SMALL = ["--windows", "16", "--batch", "16", "--epochs", "2"]
@@ -66,13 +67,11 @@ def test_six_lines_make_it_parallel() -> None:
     assert changed_lines("serial.py", "parallel.py") <= changed_lines("serial.py", "ddp.py")
 
 
-@pytest.mark.once
 def test_one_process_learns(serial: list[float]) -> None:
     assert len(serial) == 2
     assert 75 > serial[0] > serial[1]
 
 
-@pytest.mark.once
 def test_ddp_learns_the_same(serial: list[float], tmp_path: Path) -> None:
     words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     assert perplexities_of_serial(start(tmp_path, *words, str(FOLDER / "ddp.py"), *SMALL)) == pytest.approx(

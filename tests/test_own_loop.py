@@ -970,6 +970,7 @@ def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.mpi
 def test_the_command_on_real_ranks(tmp_path: Path) -> None:
     done = command(tmp_path, "-n", "2", "--strategy", "sync", "--name", "one", "program.py", "its", "own")
     assert done.returncode == 0, done.stderr

@@ -56,6 +56,7 @@ def paceline(folder: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.mpi
 def test_the_command_line_trains_predicts_and_reports(tmp_path: Path) -> None:
     small = "--data iris --model mlp:8 --epochs 2 --batch 10 --json --quiet"
     result = json.loads(paceline(tmp_path, "train", "-n", "2", *small.split()))

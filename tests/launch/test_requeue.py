@@ -18,7 +18,7 @@ from tools.slurm.cluster import cluster
 from paceline.record import Run
 
 STARTS_RANKS = True
-pytestmark = pytest.mark.requires("slurm")
+pytestmark = [pytest.mark.requires("slurm"), pytest.mark.once]
 PACELINE = (sys.executable, "-m", "paceline")
 TRAIN = ("train", "--data", "iris", "--model", "slow:net", "--strategy", "sync:allreduce=ring", "--batch", "12",
          "--epochs", "8", "--checkpoint-every", "5 steps", "--quiet")  # fmt: skip

@@ -78,6 +78,7 @@ def test_refusals() -> None:
 # ---- really measured
 
 
+@pytest.mark.mpi
 def test_a_short_calibration(tmp_path: Path) -> None:
     machine = calibrate([2], seconds=0.4)
     machine.save(tmp_path / "machine.json")

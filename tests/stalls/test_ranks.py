@@ -19,7 +19,7 @@ from paceline import fit, load_model
 from tests.launch.started import lives
 from tests.ranks import ROOT, on_ranks
 
-__all__ = ["on_ranks"]
+STARTS_RANKS = True
 
 
 class Run:

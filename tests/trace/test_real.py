@@ -47,6 +47,7 @@ def test_starts_are_in_order_and_steps_do_not_overlap(real: dict[str, Run]) -> N
     assert real["parameter-server:masters=2"].steps["wait"].sum() > 0
 
 
+@pytest.mark.mpi
 def test_started_ranks_are_told_to_trace(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = "--data iris --model mlp:8 --strategy sync:allreduce=naive --epochs 1 --draws 4 --batch 12 --quiet --json"
     assert main(["train", *words.split(), "-n", "2", "--runs", str(tmp_path), "--trace"]) == 0
