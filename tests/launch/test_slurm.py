@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,21 @@ def submit(slurm: dict[str, str], folder: Path, *command: str) -> subprocess.Com
     return subprocess.run(
         command, env=slurm, cwd=folder, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
     )
+
+
+def run_batch(slurm: dict[str, str], folder: Path, *words: str) -> int:
+    """Submit a job, wait for its end and return its exit status (`sbatch --wait` looks only every ten seconds)."""
+    sent = submit(slurm, folder, "sbatch", "-Q", "--parsable", *words)
+    assert sent.returncode == 0, sent.stderr
+    late = time.monotonic() + 120
+    while True:
+        shown = submit(slurm, folder, "scontrol", "show", "job", sent.stdout.strip()).stdout
+        told = dict(re.findall(r"(\w+)=(\S+)", shown))
+        if told["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"):
+            code, _, number = told["ExitCode"].partition(":")
+            return int(code) or int(number)
+        assert time.monotonic() < late, shown
+        time.sleep(0.1)
 
 
 def own_lines(text: str) -> list[str]:
@@ -98,8 +114,8 @@ def test_train_starts_the_ranks_of_an_allocation(slurm: dict[str, str], tmp_path
 def batch(slurm: dict[str, str], folder: Path, script: str, *options: str) -> tuple[int, str]:
     """Submits an example, waits for it, and returns its exit status and its output."""
     path = str(ROOT / "examples/slurm" / script)
-    done = submit(slurm, folder, "sbatch", "-Q", "-W", "-o", "job.out", *options, path, *SMALL)
-    return done.returncode, (folder / "job.out").read_text()
+    status = run_batch(slurm, folder, "-o", "job.out", *options, path, *SMALL)
+    return status, (folder / "job.out").read_text()
 
 
 def test_the_batch_script_that_works_with_every_mpi(slurm: dict[str, str], tmp_path: Path) -> None:
@@ -138,9 +154,9 @@ def test_a_made_script_is_accepted_and_runs(slurm: dict[str, str], tmp_path: Pat
     (tmp_path / "job.sh").write_text(made.stdout)
     tried = submit(slurm, tmp_path, "sbatch", "--test-only", "job.sh")
     assert tried.returncode == 0, tried.stderr
-    done = submit(slurm, tmp_path, "sbatch", "-Q", "-W", "job.sh")
+    status = run_batch(slurm, tmp_path, "job.sh")
     [out] = [path.read_text() for path in tmp_path.glob("paceline-*.out")]
-    assert done.returncode == 0, out
+    assert status == 0, out
     result = one_run(tmp_path, out, 2 * nodes)
     assert re.fullmatch(r"runs/paceline-\d+", result["run"])
     environment = json.loads((tmp_path / result["run"] / "environment.json").read_text())
@@ -211,11 +227,9 @@ def test_fit_sends_its_data_to_all_nodes(slurm: dict[str, str], tmp_path: Path, 
     """The arrays are too large for one message of a pipe, and are in no file that other nodes could not see."""
     (tmp_path / "fit.py").write_text(FIT)
     (tmp_path / "job.sh").write_text(f"#!/bin/sh\nexec {sys.executable} fit.py\n")
-    done = submit(
-        slurm, tmp_path, "sbatch", "-Q", "-W", "-o", "job.out", "-N", str(nodes), "-n", "4", "job.sh"
-    )
+    status = run_batch(slurm, tmp_path, "-o", "job.out", "-N", str(nodes), "-n", "4", "job.sh")
     out = (tmp_path / "job.out").read_text()
-    assert done.returncode == 0, out
+    assert status == 0, out
     ranks, steps, size, names = json.loads(out.splitlines()[-1])
     assert (ranks, steps) == (4, 80)
     assert size > 0
@@ -229,9 +243,8 @@ def test_a_call_can_stay_on_this_node(slurm: dict[str, str], tmp_path: Path) -> 
         "print(call(size, {}, ranks=4, one_node=True))\n"
     )
     (tmp_path / "job.sh").write_text(f"#!/bin/sh\nexec {sys.executable} stay.py\n")
-    options = ("-Q", "-W", "-o", "job.out", "-N", "2", "-n", "4")
-    done = submit(slurm, tmp_path, "sbatch", *options, "job.sh")
-    assert done.returncode == 0, (tmp_path / "job.out").read_text()
+    status = run_batch(slurm, tmp_path, "-o", "job.out", "-N", "2", "-n", "4", "job.sh")
+    assert status == 0, (tmp_path / "job.out").read_text()
     assert (tmp_path / "job.out").read_text() == "4\n"
     done = submit(slurm, tmp_path, "salloc", "-Q", "-N", "2", "-n", "4", sys.executable, "stay.py")
     assert done.returncode == 1

@@ -126,7 +126,6 @@ def test_every_rule_learns(tmp_path: Path) -> None:
     ):
         assert found["accuracy"] > 0.8, rule
         staleness = found["findings"]["staleness"]
-        print("ACC", rule, found["accuracy"])
         assert sum(staleness["histogram"]) == 4 * 58 * 2
         assert 0 < staleness["mean"] < 10
         assert staleness["mean_gap"] > 0
