@@ -19,12 +19,15 @@ TOGETHER = ("tests/launch/", "tests/report/")
 def pytest_configure() -> None:
     """Listen to Ctrl-C even as a background job, which a shell starts deaf to it; children would inherit that.
 
-    Children also keep the code that they compile.
+    Children also keep the code that they compile, and threads of torch that wait do not keep cores busy: others need them.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Tests start hundreds of processes: with this variable each of them would compile the whole package again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    # Before anything imports torch. With more threads than idle cores, as here, a small network takes ten times as long
+    # if threads wait for each other in a loop.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 ROOT = Path(__file__).parent.parent
+# Ranks that wait let others run, also where there is a core for each of them: other tests run there.
+YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
 MOST = 16  # ranks that stay, of all jobs together: with torch, each takes about 200 MB
 
 
@@ -162,7 +164,7 @@ def start(ranks: int, address: str) -> int:
     from paceline.launch import run
 
     command = [sys.executable, "-W", "error", "-m", "tests.ranks", "rank", address]
-    return run(ranks, command, environment={"PYTHONPATH": os.environ["PYTHONPATH"]})
+    return run(ranks, command, environment={"PYTHONPATH": os.environ["PYTHONPATH"], **YIELD})
 
 
 def serve(address: str) -> None:
