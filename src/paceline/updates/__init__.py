@@ -90,7 +90,13 @@ BLOCK = 1 << 17
 
 
 def apply_in_blocks(
-    update: Any, x: Array, g: Array, eta: float, state: State, scale: float = 1.0, pool: Executor | None = None
+    update: Any,
+    x: Array,
+    g: Array,
+    eta: float,
+    state: State,
+    scale: float = 1.0,
+    pool: Executor | None = None,
 ) -> None:
     """Apply an update block by block, on the threads of `pool` if there is one; same result, bit for bit.
 
