@@ -35,7 +35,8 @@ STEPS = 2048  # of all ranks together, without parameter servers; a rank takes f
 MARKS = ("<!-- points -->", "<!-- end of points -->")
 COLOURS = {
     "T1": "#0072B2", "T2": "#D55E00", "T4": "#009E73", "T6": "#CC79A7", "T7": "#E69F00", "T8": "#56B4E9", "T9": "#000000",
-    "T10": "#7A5195", "T11": "#8C564B", "T12": "#17BECF", "A1": "#999933", "A2": "#AA4499",
+    "T10": "#7A5195", "T11": "#8C564B", "T12": "#17BECF", "T13": "#4477AA", "T14": "#EE6677",
+    "T15": "#228833", "T16": "#BBBBBB", "T17": "#882255", "A1": "#999933", "A2": "#AA4499",
 }  # fmt: skip
 
 
@@ -51,6 +52,8 @@ class Point:
     ranks: int
     network: str
     strategy: str
+    batch: int | None
+    """Samples of all devices together; None: as many for each as its work says."""
     published: float
 
 
@@ -83,6 +86,7 @@ def load_points() -> list[Point]:
             ranks=point.get("ranks", point["devices"]),
             network=point.get("network", series.get("network", "")),
             strategy=point.get("strategy", series.get("strategy", load_work(series["work"]).strategy)),
+            batch=series.get("batch"),
             published=point["published"] * point.get("scale", 1.0),
         )
         for table in told["tables"]
@@ -95,7 +99,9 @@ def predict(point: Point, jitter: float | None = None) -> Row:
     """Simulate a few steps of a point; with another variation of the computing times if one is given."""
     work = load_work(point.work)
     work = work if jitter is None else replace(work, jitter=jitter)
-    candidate = work_load(work, Options(network=point.network)).candidate(point.strategy, point.ranks)
+    candidate = work_load(work, Options(network=point.network), batch=point.batch).candidate(
+        point.strategy, point.ranks
+    )
     workers, masters = candidate.workers, candidate.masters
     if masters:
         most = workers * max(2, min(8, MESSAGES // (2 * workers * masters)))

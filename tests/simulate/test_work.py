@@ -40,6 +40,29 @@ def test_total_of_parameters_becomes_equal_layers(tmp_path: Path) -> None:
     assert work.config(batch=64).batch_per_rank is None
 
 
+def test_counts_may_be_written_as_powers_of_ten(tmp_path: Path) -> None:
+    work = Work.load(_file(tmp_path, "batch = 8.0\nseconds = 1\nparameters = 25.6e6\n"))
+    assert (work.batch, work.parameters) == (8, 25_600_000)
+    with pytest.raises(UsageError, match="parameters must be a whole number"):
+        Work.load(_file(tmp_path, "batch = 8\nseconds = 1\nparameters = 25.5\n"))
+
+
+def test_reasons_name_the_update_and_the_bytes_of_a_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def reason(text: str, network: str) -> str:
+        words = [f"--work={_file(tmp_path, text)}", f"--network={network}", "--ranks=4", f"--out={tmp_path}"]
+        assert main(["simulate", "scaling", *words]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    said = reason(f"{PLAIN}update_seconds = 0.5\n", "100gbe-rdma")
+    assert "computing that does not shrink: every rank updates all parameters, in 500 ms" in said
+    said = reason(PLAIN, "1gbe:ranks-per-node=2")
+    assert "moving bytes: 40 MB per rank, of whom the 2 of a node share a card of 118 MB/s" in said
+    said = reason(PLAIN, "1gbe:ranks-per-node=2,cards=2")
+    assert "of a node share 2 cards of 118 MB/s" in said
+
+
 def test_layers_and_passes(tmp_path: Path) -> None:
     text = """
     batch = 1
@@ -140,7 +163,17 @@ def test_other_mistakes_are_one_line(
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", [["--data=iris"], ["--model=mlp:3"], ["--dtype=float64"], ["--accuracy"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--data=iris"],
+        ["--model=mlp:3"],
+        ["--dtype=float64"],
+        ["--accuracy"],
+        ["--threads=2"],
+        ["--lr-scaling=linear", "--batch-per-rank=2"],
+    ],
+)
 def test_settings_that_the_file_replaces(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -145,3 +146,24 @@ def test_modules_of_mpi4py() -> None:
 def test_pools_are_refused(how: str) -> None:
     with pytest.raises(RankFailed, match=r"the simulator has no threads, which mpi4py\.futures needs"):
         vmpi.run(lambda comm: exec(how, {}), ranks=2)
+
+
+def test_ranks_sleep_in_virtual_time() -> None:
+    really = time.sleep
+
+    def program(comm: Any) -> float:
+        if comm.rank:
+            time.sleep(1000.0 * comm.rank)
+            comm.Send(np.zeros(1), 0)
+        else:
+            while not comm.Iprobe():
+                time.sleep(10)
+            for source in range(1, comm.size):
+                comm.Recv(np.zeros(1), source)
+        with pytest.raises(ValueError, match="non-negative"):
+            time.sleep(-1)
+        return float(comm.Wtime())
+
+    found = vmpi.run(program, ranks=3).values
+    assert found == pytest.approx([2000.0, 1000.0, 2000.0], rel=1e-3)
+    assert time.sleep is really

@@ -241,9 +241,12 @@ def _bandwidth(point: ScalingPoint, around: Circumstances) -> str:
     if scenario.masters:
         each = text.amount(point.bytes / 2 / scenario.masters)
         return f"moving bytes: {each} into each master and as many out of it, through {rate}"
-    sent = point.bytes / around.ranks * min(on_node, around.ranks)
-    of = "rank" if on_node == 1 else "node"
-    return f"moving bytes: {text.amount(sent)} per {of} through {rate}"
+    sent = text.amount(point.bytes / around.ranks)
+    if on_node == 1:
+        return f"moving bytes: {sent} per rank through {rate}"
+    cards = scenario.network.cards
+    shared = rate if cards == 1 else f"{cards} cards of {text.amount(scenario.network.bandwidth)}/s"
+    return f"moving bytes: {sent} per rank, of whom the {min(on_node, around.ranks)} of a node share {shared}"
 
 
 def _overhead(point: ScalingPoint, around: Circumstances) -> str:
@@ -277,6 +280,12 @@ def _compute(point: ScalingPoint, around: Circumstances) -> str:
             f"computing that cannot be divided: a batch of {scenario.batch:,} leaves {idle} without a sample"
         )
     piece = -(-scenario.batch // scenario.pieces)
+    update = scenario.compute.work.get("update")
+    updating = 0.0 if update is None else update.at(scenario.parameters, on_node)
+    if updating * (1 - 1 / scenario.pieces) > gradient.at(piece, on_node) - alone / scenario.pieces:
+        return (
+            f"computing that does not shrink: every rank updates all parameters, in {text.duration(updating)}"
+        )
     return (
         f"computing that does not shrink: a piece of {piece:,} sample{'s' * (piece > 1)} takes "
         f"{text.duration(gradient.at(piece, on_node))}, {_th(scenario.pieces)} of the whole batch's would be "

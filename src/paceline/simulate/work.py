@@ -257,6 +257,8 @@ class _Reader:
         value = self.values.get(name)
         if value is None:
             return usual
+        if isinstance(value, float) and value.is_integer():  # 25.6e6
+            value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             raise UsageError(f"{self.where}: {name} must be a whole number from 1 to {most:,}; got {value!r}")
         return value

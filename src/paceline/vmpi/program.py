@@ -12,6 +12,7 @@ import importlib.util
 import logging
 import random
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -372,6 +373,19 @@ def make_module() -> ModuleType:
     return module
 
 
+_really_sleep = time.sleep
+
+
+def _sleep(seconds: Any, /) -> None:
+    """Let a simulated rank sleep in virtual time; outside of ranks, as in other threads, really sleep."""
+    if getattr(getcurrent(), "paceline_world", None) is None:
+        _really_sleep(seconds)
+        return
+    if not seconds >= 0:
+        raise ValueError("sleep length must be non-negative")
+    MPI.current_world().me.t += seconds
+
+
 class _Futures(ModuleType):
     """mpi4py.futures: a pool calls MPI from threads, which simulated ranks do not have."""
 
@@ -402,12 +416,14 @@ def replace_mpi4py(*functions: Callable[..., Any]) -> Iterator[ModuleType]:
     mpi4py.MPI = module
     settings = mpi4py.rc
     initialize, settings.initialize = settings.initialize, True
+    really_sleep, time.sleep = time.sleep, _sleep
     for names, name, _, new in swapped:
         names[name] = new
     try:
         yield module
     finally:
         settings.initialize = initialize
+        time.sleep = really_sleep
         for name in [name for name in sys.modules if name.startswith(DEPENDENT)]:
             del sys.modules[name]
         sys.modules.update(loaded)
