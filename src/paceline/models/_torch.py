@@ -578,8 +578,8 @@ def _random_states() -> tuple[Any, ...]:
     return torch.default_generator.get_state().numpy().tobytes(), random.getstate(), mine
 
 
-# What a module has of PyTorch's own: parameters, buffers and modules are known otherwise.
-_REGISTERED = frozenset({"_parameters", "_buffers", "_modules"})
+# What every module has: parameters, buffers and modules are known otherwise.
+_OF_MODULES = frozenset(vars(nn.Module()))
 # Levels of objects inside a module that are looked into.
 _DEPTH = 4
 
@@ -600,6 +600,13 @@ def _values(thing: Any, marks: list[Any], depth: int = _DEPTH) -> Any:
     if isinstance(thing, (list, tuple, set, frozenset, deque)):
         return [_values(value, marks, depth - 1) for value in thing]
     return type(thing).__name__, _values(getattr(thing, "__dict__", None), marks, depth - 1)
+
+
+def _is_foreign(part: Any) -> bool:
+    """Return True for a module or loss that may keep something of its own, or that has hooks."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    known = str(getattr(part, "__module__", "")).startswith(("torch.nn.", "paceline.models."))
+    return part is not None and (not known or any(getattr(part, name, None) for name in hooks))
 
 
 # Samples evaluated at once: enough to keep the cores busy, few enough to stay in the cache.
@@ -706,13 +713,12 @@ class TorchModel:
 
     def trace(self, *, seeded: bool = True) -> tuple[Any, Any]:
         """Return what passes could change besides `x`, `g` and `buffers`: see `paceline.models.leave_trace`."""
-        parts = [
-            part for _, root in self._roots() for part in root.modules() if type(part) is not GlobalDropout
-        ]
         values: list[Any] = []
         marks: list[Any] = []
-        for part in parts:
-            mine = {name: value for name, value in vars(part).items() if name not in _REGISTERED}
+        if not self._is_foreign:
+            return values, marks
+        for part in self._foreign:
+            mine = {name: value for name, value in vars(part).items() if name not in _OF_MODULES}
             values.append(_values(mine, marks))
         drawn = _random_states()
         return (values, drawn[1:]), (marks, None if seeded else drawn[0])
@@ -750,6 +756,8 @@ class TorchModel:
         self.buffers = {name: tensor.array for name, tensor in parts.state.items()}
         self._trained, self._state = parts.trained, parts.state
         self._ready_layers = ReadyLayers(parts.trained, parts.layers)
+        self._foreign = [part for _, root in self._roots() for part in root.modules() if _is_foreign(part)]
+        self._is_foreign = bool(self._foreign) or _is_foreign(self._loss.loss)
         self._begins = [
             part for _, root in self._roots() for part in root.modules() if hasattr(part, "begin")
         ]
@@ -1004,6 +1012,7 @@ class TorchModel:
         self._before()
         rebuilt = (
             "x", "_g", "_in_pass", "layers", "buffers", "_trained", "_state", "_begins", "_ready_layers",
+            "_foreign", "_is_foreign",
         )  # fmt: skip
         state = {name: value for name, value in vars(self).items() if name not in rebuilt}
         return {**state, "x": self.x} if any(one.mirrored for one in self._trained) else state
