@@ -51,7 +51,7 @@ NOT_HERE = ("batch_per_rank", "lr_scaling", "replay", "reproducible")
 SEARCHED = ("strategy", "batch", "lr", "threads")
 LEAST_BUDGET = 1.0
 # In less, nothing is left for runs once the costs of the work have been measured.
-FORECAST_FROM = 20.0
+FORECAST_FROM = 40.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

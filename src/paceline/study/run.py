@@ -399,11 +399,9 @@ def explain(ended: Ended, *, program: bool) -> str:
     how = f"signal {-ended.status}" if ended.status < 0 else f"exit status {ended.status}"
     if ended.status == 0 and program:
         return NO_RECORD
+    said = ended.said[-1].strip() if ended.said else ""
+    for start in ("paceline train: ", "paceline run: ", "paceline: "):
+        said = said.removeprefix(start)
     if ended.status in (0, 3):
-        return f"it ended with {how} and left no complete record"
-    said = (
-        ended.said[-1].strip().removeprefix("paceline train: ").removeprefix("paceline run: ")
-        if ended.said
-        else ""
-    )
+        return f"it ended with {how} and left no complete record{f': {said}' if said else ''}"
     return f"{said} ({how})" if said else f"it ended with {how}"
