@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from paceline import fit
 from paceline.cli import main
-from paceline.diagnosis import diagnose, next_step
+from paceline.diagnosis import Cause, diagnose, next_step
 from paceline.diagnosis.advice import settings_in
 from paceline.record import Run, find_runs
 from paceline.record.environment import describe_other_programs
@@ -88,6 +90,34 @@ def test_ranks_get_what_their_diagnosis_advises(tmp_path: Path) -> None:
         advised,
     )
     assert "--slow=2:4x" in words
+
+
+@pytest.mark.parametrize(
+    ("advice", "word"),
+    [
+        ("--seed 1 (one seed proves little), or --lr 0.1", "--seed=1"),
+        ("-n 1 --strategy serial --seed 2 (with nothing else running)", "--seed=2"),
+        ("--batch 60 (more computing), or --lr 0.1", "--batch=60"),
+        ("--batch-per-rank 15", "--batch-per-rank=15"),
+        ("--clip 1.5", "--clip=1.5"),
+        ("--draws 8", "--draws=8"),
+        ("--schedule warmup", "--schedule=warmup"),
+    ],
+)
+@pytest.mark.parametrize("per_rank", [False, True])
+def test_every_kind_of_advice_becomes_a_command(
+    advice: str, word: str, per_rank: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cause = Cause(rule="a rule", share=None, words="a reason", advice=advice)
+    monkeypatch.setattr(
+        sys.modules["paceline.diagnosis.next_step"], "sum_up", lambda case: SimpleNamespace(causes=[cause])
+    )
+    [run] = made(tmp_path, ("sync", 2), **LOOPBACK)
+    if per_rank:
+        run.config.update(batch=None, batch_per_rank=10)
+    words = shlex.split(next_step(run).partition(" (")[0])
+    assert word in words
+    assert sum(one.startswith("--batch") for one in words) == 1
 
 
 def ranks_alone(folder: Path, strategy: str, ranks: int, *, cores: int, **settings: Any) -> Run:

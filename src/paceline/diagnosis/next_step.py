@@ -46,6 +46,11 @@ GAIN = 1.1
 # The part of an exchange that is not messages and sums: calls, and waiting for each other.
 OVERHEAD = 5e-5
 NOTHING = "nothing"
+# The settings that are numbers; all others are texts.
+KINDS: dict[str, type] = {
+    **dict.fromkeys(("batch", "batch_per_rank", "epochs", "threads", "draws", "seed", "reproducible"), int),
+    **dict.fromkeys(("lr", "clip"), float),
+}
 
 
 def next_step(run: Run) -> str:
@@ -227,9 +232,12 @@ def _typed(run: Run, changes: dict[str, str], why: str) -> str:
     names = {setting.name for setting in fields(Config)} - {"replay"}
     values: dict[str, Any] = {name: run.config[name] for name in names if name in run.config}
     values["lr"] = (run.config.get("asked") or {}).get("lr", values.get("lr"))
-    kinds = {"batch": int, "batch_per_rank": int, "epochs": int, "threads": int, "draws": int, "lr": float}
     given = {name.replace("-", "_"): value for name, value in changes.items()}
-    values |= {name: kinds.get(name, str)(value) for name, value in given.items() if name in names}
+    if "batch" in given:  # one replaces the other
+        values |= {"batch_per_rank": None, "lr_scaling": "none"}
+    elif "batch_per_rank" in given:
+        values["batch"] = None
+    values |= {name: KINDS.get(name, str)(value) for name, value in given.items() if name in names}
     config = Config(**values)
     settings = as_arguments(config)
     chosen = f"--strategy={config.strategy}"
