@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,8 @@ from hypothesis import strategies as st
 
 from paceline import names as registry
 from paceline import names as spec
-from paceline import updates
 from paceline.errors import UsageError
-from paceline.updates import Clipped, Update
+from paceline.updates import Update
 from paceline.updates.adam import Adam
 from paceline.updates.momentum import Momentum
 from paceline.updates.nesterov import Nesterov
@@ -89,44 +87,6 @@ def test_slices_are_the_whole_to_the_bit(
         for part, own in zip(slices, states, strict=True):
             update.apply(parts[part], g[part], 0.1, own, 1 / 3)
     np.testing.assert_array_equal(parts, whole)
-
-
-@pytest.mark.parametrize("update", [*UPDATES, Clipped(Adam(), 0.1)], ids=str)
-@pytest.mark.parametrize("threads", [1, 3])
-def test_blocks_are_the_whole_to_the_bit(
-    update: Update, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(updates, "BLOCK", 16)
-    random = np.random.default_rng(0)
-    whole = random.normal(0, 1, 100).astype(np.float32)
-    parts = whole.copy()
-    state, own = update.start(whole), update.start(parts)
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(4):
-            g = random.normal(0, 1, 100).astype(np.float32)
-            update.apply(whole, g.copy(), 0.1, state, 1 / 3)
-            updates.apply_in_blocks(update, parts, g, 0.1, own, 1 / 3, pool if threads > 1 else None)
-    np.testing.assert_array_equal(parts, whole)
-    for name, value in state.items():
-        np.testing.assert_array_equal(own[name], value)
-
-
-@pytest.mark.parametrize("own", [{"shapes": np.zeros(7)}, {"by_place": True}], ids=["state", "start_at"])
-def test_an_update_that_cannot_be_cut_gets_the_whole_vector(
-    own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(updates, "BLOCK", 16)
-    sizes: list[int] = []
-
-    class Mine:
-        def apply(self, x: Any, g: Any, eta: float, state: Any, scale: float = 1.0) -> None:
-            sizes.append(x.size)
-
-    if "by_place" in own:
-        Mine.start_at = None  # type: ignore[attr-defined]
-        own = {}
-    updates.apply_in_blocks(Mine(), np.zeros(100), np.zeros(100), 0.1, own)
-    assert sizes == [100]
 
 
 @pytest.mark.parametrize("update", UPDATES, ids=str)

@@ -159,17 +159,6 @@ def set_thread_variables(ranks_here: int, given: int | None = None) -> None:
     os.environ.update(thread_variables(threads_per_rank(ranks_here, given)))
 
 
-def thread_limit() -> int:
-    """Return the number of threads to which this process is limited; 1 if nothing says so.
-
-    >>> with limit_threads(3):
-    ...     thread_limit()
-    3
-    """
-    given = os.environ.get(VARIABLES[0], "")
-    return int(given) if given.isdecimal() else 1
-
-
 def apply_threads(threads: int) -> None:
     """Limit this process's thread pools to `threads`, even if NumPy or torch have already been imported.
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import math
-from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -83,49 +82,6 @@ def start_update(update: Any, x: Array, first: int = 0) -> State:
     start_at = getattr(update, "start_at", None)
     state: State = update.start(x) if start_at is None else start_at(x, first)
     return state
-
-
-# Elements of a block: an update passes several times over its parameters, gradient and state, which then stay in the cache.
-BLOCK = 1 << 17
-
-
-def apply_in_blocks(
-    update: Any,
-    x: Array,
-    g: Array,
-    eta: float,
-    state: State,
-    scale: float = 1.0,
-    pool: Executor | None = None,
-) -> None:
-    """Apply an update block by block, on the threads of `pool` if there is one; same result, bit for bit.
-
-    A short vector, and an update that is not elementwise or whose state cannot be cut, is applied in one piece.
-
-    >>> from paceline.updates.adam import Adam
-    >>> x, update = np.zeros(3 * BLOCK), Adam()
-    >>> state = update.start(x)
-    >>> apply_in_blocks(update, x, np.ones_like(x), 0.5, state)
-    >>> x[0], x[-1], state["t"]
-    (np.float64(-0.5), np.float64(-0.5), array([1]))
-    """
-    whole = x.size < 2 * BLOCK or not is_elementwise(update) or hasattr(update, "start_at")
-    if whole or type(state) is not dict or any(each.size not in (1, x.size) for each in state.values()):
-        update.apply(x, g, eta, state, scale)
-        return
-    vectors = [name for name, each in state.items() if each.shape == x.shape]
-    before = {name: each.copy() for name, each in state.items() if each.shape != x.shape}
-
-    def apply(first: int) -> State:
-        part = slice(first, first + BLOCK)
-        own = {name: each.copy() for name, each in before.items()}
-        own |= {name: state[name][part] for name in vectors}
-        update.apply(x[part], g[part], eta, own, scale)
-        return own
-
-    after, *_ = (map if pool is None else pool.map)(apply, range(0, x.size, BLOCK))
-    for name in before:
-        state[name][...] = after[name]
 
 
 def describe_update(update: Any) -> str:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,6 @@ from paceline import updates
 from paceline.comm.clocks import Stopwatch, TracedStopwatch
 from paceline.comm.tracing import Events
 from paceline.data import Batch, Batches, Shares
-from paceline.launch import thread_limit
 from paceline.models import Model, Ready, layer_by_layer
 from paceline.record import STEP_COLUMNS, RowLog
 from paceline.schedules import Schedule
@@ -308,14 +305,7 @@ class Steps:
         x = self.model.x if x is None else x
         if part.start or part.stop not in (None, x.size):
             x = x[part]
-        apply_update(self.update, x, g, self.eta(), state, 1.0 / count, self._pool)
-
-    @cached_property
-    def _pool(self) -> Executor | None:
-        """The threads that apply the update, if this process may have several and its parameters are many."""
-        threads = thread_limit()
-        many = self.model.x.size >= 2 * updates.BLOCK
-        return ThreadPoolExecutor(threads, "paceline-update") if threads > 1 and many else None
+        apply_update(self.update, x, g, self.eta(), state, 1.0 / count)
 
     def descend(self, batch: Batch) -> float:
         """Take a step along the gradient of a batch: `gradient`, then `step` with all of it; return the summed loss.
@@ -370,12 +360,9 @@ def start_update(update: Update, x: Array, first: int = 0) -> State:
     return {} if is_unknown(x) else updates.start_update(update, np.asarray(x), first)
 
 
-def apply_update(
-    update: Update, x: Array, g: Array, eta: float, state: State, scale: float = 1.0,
-    pool: Executor | None = None,
-) -> None:  # fmt: skip
+def apply_update(update: Update, x: Array, g: Array, eta: float, state: State, scale: float = 1.0) -> None:
     """Apply one step of an update; the simulator charges it by the elements of x."""
     if type(x) is np.ndarray:
-        updates.apply_in_blocks(update, x, g, eta, state, scale, pool)
+        update.apply(x, g, eta, state, scale)
     else:
         charge_whole("update", x.size, update.apply, x, g, eta, state, scale)
