@@ -55,11 +55,7 @@ def core_variables(cores: list[int] | None) -> dict[str, str]:
 
 
 def take_cores() -> None:
-    """Bind this rank to its reserved cores, if there are any, with all threads that it has started.
-
-    A program may have started threads before, by importing PyTorch or making its model. Those that are left behind share
-    cores with other ranks, which wait for them at the end of every operation.
-    """
+    """Bind this rank to its reserved cores, if there are any; call it before threads are started."""
     here = world()
     if here is None or VARIABLE not in os.environ:
         return
@@ -67,9 +63,7 @@ def take_cores() -> None:
     share = len(cores) // here.local_size
     mine = cores[here.local_rank * share : (here.local_rank + 1) * share]
     if mine:
-        for thread in Path("/proc/self/task").iterdir():
-            with suppress(ProcessLookupError):  # it has ended
-                os.sched_setaffinity(int(thread.name), mine)
+        os.sched_setaffinity(0, mine)
 
 
 def machine_cores() -> int:
