@@ -9,7 +9,8 @@ NEWEST ?= $(shell for python in python3.14 python3.13 $(HOME)/.pyenv/versions/3.
 unexport PYTHONDONTWRITEBYTECODE
 # Run whole test modules in parallel: many tests wait for ranks to start.
 PARALLEL := -n 3
-# What conftest.py marks as `mpi` (to collect all the others, to run none of them, takes long).
+# The modules with tests that are marked `mpi` or `requires`: to collect all the others, to run none of them, takes long.
+REQUIRING = $(sort $(shell grep -lr --include='test_*.py' 'mark.requires' tests))
 STARTING_RANKS = $(sort $(shell grep -lrE --include='test_*.py' 'on_ranks|STARTS_RANKS|mark.mpi' tests))
 # A sample of all tests that does not need torch.
 SMOKE := tests/test_smoke.py tests/record tests/data/test_npz.py tests/data/test_images.py tests/report/test_writing.py
@@ -58,7 +59,7 @@ test-newest:  ## run a sample of the tests with Python 3.13 or newer, if install
 	else echo "test-newest: skipped, there is no Python 3.13 or newer on this machine"; fi
 
 test-bare: .venv/.done  ## check that tests are skipped and none fails without Chromium and Slurm (needs root)
-	tools/without_components .venv/bin/python -m pytest -m requires | tee /dev/stderr | \
+	tools/without_components .venv/bin/python -m pytest -m requires $(REQUIRING) | tee /dev/stderr | \
 	    tail -1 | grep -qE '^=+ ([0-9]+ passed, )?[1-9][0-9]* skipped, [0-9]+ deselected'
 
 conformance: .venv/.done  ## run mpi4py's own tests on 1 to 8 virtual ranks and print passed of all; downloads its archive

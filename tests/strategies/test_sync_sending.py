@@ -34,6 +34,14 @@ WAYS = [
 EXACT = [way for way in WAYS if "compress" not in way]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _machine(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Costs that are given need not be measured."""
+    path = tmp_path_factory.mktemp("machine") / "costs.json"
+    COSTS.save(path)
+    RUN["machine"] = str(path)
+
+
 def spell(way: str) -> str:
     return f"sync:{way}"
 
@@ -63,14 +71,12 @@ def test_the_bytes_are_those_of_the_formula(way: str, network: str, compute: boo
         assert run.bytes_sent < 0.7 * whole.bytes_sent
 
 
-def test_overlap_hides_the_exchange(tmp_path: Path) -> None:
+def test_overlap_hides_the_exchange() -> None:
     """Sending takes longer than computing here, and what is sent meanwhile is not waited for."""
-    machine = tmp_path / "costs.json"
-    COSTS.save(machine)
     settings = {**RUN, "model": "mlp:128,128,128", "data": "digits", "batch": 512, "epochs": 1}
 
     def seconds(way: str) -> float:
-        run = fit(**settings, strategy=spell(way), ranks=2, runs=None, machine=str(machine), compute=False)
+        run = fit(**settings, strategy=spell(way), ranks=2, runs=None, compute=False)
         return float(run.train_seconds)
 
     after, during = seconds("allreduce=ring"), seconds("allreduce=ring,overlap=true,bucket=0.01")
@@ -85,15 +91,13 @@ def test_overlap_hides_the_exchange(tmp_path: Path) -> None:
 )
 def test_buckets_are_chosen_from_measured_costs(allreduce: str, nodes: str, tmp_path: Path) -> None:
     """The longer a message takes at least, the larger are the buckets; what was measured is recorded, not counted."""
-    machine = tmp_path / "costs.json"
-    COSTS.save(machine)
     settings = {**RUN, "model": "mlp:128,128,128,128,128,128", "data": "digits", "batch": 64, "epochs": 1}
     found = []
     for latency in ("2us", "20us", "2ms"):
         network = ",".join([f"1gbe:latency={latency}", *([nodes] if nodes else [])])
         run = fit(
             **{**settings, "network": network}, strategy=f"sync:allreduce={allreduce},overlap=true", ranks=4,
-            runs=tmp_path, machine=str(machine), compute=False,
+            runs=tmp_path, compute=False,
         )  # fmt: skip
         record = Run(run.run)
         exchange = record.summary["findings"]["exchange"]

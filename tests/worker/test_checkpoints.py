@@ -13,13 +13,23 @@ from paceline import fit
 from paceline.errors import UsageError
 from paceline.record import Run, checkpoint
 from paceline.record.rows import unpack_rows
+from tests.simulate.costs import COSTS
 
 COMMON: dict[str, Any] = {
     "model": "mlp:12", "data": "iris", "epochs": 3, "batch": 10, "seed": 3, "lr": 0.05, "quiet": True,
     "on": "sim",
 }  # fmt: skip
+REAL = {**COMMON, "on": "mpi"}
 IN_STEP = ["sync:allreduce=ring", "sync:allreduce=shared-memory", "sync:allreduce=native", "main-worker", "weight-average",
            "local-sgd:every=4", "local-sgd:every=3,outer-momentum=0.9,outer-lr=0.7", "elastic:every=3"]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _machine(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Costs that are given need not be measured."""
+    path = tmp_path_factory.mktemp("machine") / "costs.json"
+    COSTS.save(path)
+    COMMON["machine"] = str(path)
 
 
 def saved(folder: Path, strategy: str, every: str, **more: Any) -> Any:
@@ -86,11 +96,11 @@ def test_others_go_on_with_the_samples_that_are_left(strategy: str, ranks: int, 
 
 
 def test_a_complete_run_is_trained_further(tmp_path: Path) -> None:
-    first = fit(**{**COMMON, "on": "mpi"}, strategy="serial", runs=tmp_path)
+    first = fit(**REAL, strategy="serial", runs=tmp_path)
     more = fit(resume=first.run, epochs=2, quiet=True)
     assert more.run == first.run
     assert [epoch.epoch for epoch in more.history] == [0, 1, 2, 3, 4]
-    five = fit(**{**COMMON, "on": "mpi", "epochs": 5}, strategy="serial", runs=None)
+    five = fit(**{**REAL, "epochs": 5}, strategy="serial", runs=None)
     assert np.array_equal(five.model.x, more.model.x)  # plain SGD has no other state
 
 
@@ -105,7 +115,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_runs_that_cannot_be_resumed_are_refused(tmp_path: Path) -> None:
-    done = fit(**{**COMMON, "on": "mpi"}, strategy="serial", runs=tmp_path)
+    done = fit(**REAL, strategy="serial", runs=tmp_path)
     assert done.run is not None
     with pytest.raises(UsageError, match="is complete; --epochs N"):
         fit(resume=done.run, quiet=True)
@@ -131,7 +141,7 @@ def test_arrays_are_checked_as_they_are_read(
     check = checkpoint.check_arrays
     monkeypatch.setattr(checkpoint, "check_arrays", lambda path: (checked.append(path), check(path)))
     plain = fit(
-        **{**COMMON, "on": "mpi"}, strategy="serial", runs=tmp_path / "runs", checkpoint_every="5 steps", checkpoints=99
+        **REAL, strategy="serial", runs=tmp_path / "runs", checkpoint_every="5 steps", checkpoints=99
     )  # fmt: skip
     assert plain.run is not None
     good, bad = (cut(plain.run, tmp_path / name, 2) for name in ("good", "bad"))

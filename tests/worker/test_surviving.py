@@ -14,10 +14,19 @@ from paceline.errors import UsageError
 from paceline.training.surviving import is_failure
 from paceline.vmpi.errors import mpi_error
 from paceline.worker import Worker
+from tests.simulate.costs import COSTS
 
 RUN: dict[str, Any] = {
     "model": "mlp:12", "data": "iris", "on": "sim", "ranks": 4, "batch": 8, "epochs": 4, "lr": 0.3, "quiet": True,
 }  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _machine(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Costs that are given need not be measured."""
+    path = tmp_path_factory.mktemp("machine") / "costs.json"
+    COSTS.save(path)
+    RUN["machine"] = str(path)
 
 
 def with_deaths(folder: Path, strategy: str, *deaths: tuple[int, int], **more: Any) -> Any:
