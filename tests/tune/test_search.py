@@ -236,6 +236,21 @@ def test_a_search_that_goes_on_knows_the_learning_rates_that_were_tried_besides(
     assert conclude(search).chosen == four_times
 
 
+def test_a_run_that_is_far_slower_than_predicted_shows_how_slow_others_like_it_are() -> None:
+    machine = four()
+    other = one_thread(threads=8, lr=0.2)
+    machine.seconds |= {THREADS: 60.0, other: 60.0}
+    machine.needs[other] = 10.0
+    search = search_on(machine, ALONE, THREADS, other, SYNC)
+    search.speeds = Exact({**machine.seconds, THREADS: 0.3, other: 0.3})
+    search.run()
+    assert search.trials[THREADS].failed.startswith("too slow")
+    assert (search.epoch_seconds(THREADS) or 0.0) > 1.0
+    assert [candidate for candidate, _, _ in machine.ran].count(THREADS) == 1
+    assert other not in [candidate for candidate, _, _ in machine.ran]
+    assert conclude(search).chosen == SYNC
+
+
 def test_no_run_is_started_that_would_be_ended_at_once() -> None:
     machine = four()
     limits: list[float] = []

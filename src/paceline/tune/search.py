@@ -820,6 +820,8 @@ class Search:
                 self._failures += 1
             if not found.late or patience < left:
                 trial.failed = f"{TOO_SLOW}: {found.why}" if found.late else found.why
+            if found.late and patience < left and self.space.program is None:  # others like it are as slow
+                self._note_speed(candidate, (patience - self._expected_start()) / epochs)
             self._give_up()
             return False
         self.note(candidate, seed, found)
