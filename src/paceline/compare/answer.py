@@ -26,6 +26,9 @@ from paceline.text import count, join, time_span
 # At most this many rows are named.
 NAMED = 2
 
+# In a search, a simpler candidate is as fast if it takes at most so many times as long.
+AS_FAST = 1.05
+
 # The beginning of the answer if no run reached the target.
 UNREACHED = "Nothing reached the target of"
 
@@ -131,8 +134,9 @@ def _first(when: Sequence[Reached], rows: Sequence[Row], target: Target) -> Answ
     """Answer with the row that reached the target first, or, within the noise, with the simplest."""
     alike = [one for one in when if one is when[0] or overlap(when[0], one)]
     serial = next((one for one in when if one.row.serial), None)
-    # Of rows whose differences are within the noise, one process is the simplest.
-    first = next((one for one in alike if one.row.serial), when[0])
+    # Of rows whose differences are within the noise, one process is the simplest. Searches give it only if it is as fast.
+    simple = (one for one in alike if one.row.setting is None or _mean(one) <= AS_FAST * _mean(when[0]))
+    first = next((one for one in simple if one.row.serial), when[0])
     row = first.row
     # What was tried on more ranks is of more interest than another serial row.
     beaten = [one for one in when if one is not first]

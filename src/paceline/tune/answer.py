@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from paceline.compare.answer import AS_FAST
 from paceline.study.run import command
 from paceline.text import count, table
 from paceline.text import seconds as spell_seconds
@@ -14,8 +15,6 @@ from paceline.tune.search import TOO_SLOW, Search, Trial
 from paceline.tune.space import Candidate
 from paceline.tune.timing import Timing, parted
 
-# A simpler candidate is given if it is at most this much slower than the fastest, and the difference is within the noise.
-AS_FAST = 1.05
 MOST_ROWS, MOST_REASONS = 15, 6
 
 
