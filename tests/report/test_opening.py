@@ -443,7 +443,9 @@ def test_the_candidates_of_a_search_are_rows_of_one_problem(runs: list[Run], tmp
     assert "*missed the target*" in markdown_page(page, "figures")
 
 
-def test_of_candidates_the_fastest_is_given_unless_a_simpler_one_is_as_fast(runs: list[Run], tmp_path: Path) -> None:
+def test_of_candidates_the_fastest_is_given_unless_a_simpler_one_is_as_fast(
+    runs: list[Run], tmp_path: Path
+) -> None:
     searched(
         runs, tmp_path, (64, 2.0, 6, 4.0, 0), (64, 2.0, 5, 5.0, 1), (64, 4.0, 6, 3.0, 0), (64, 4.0, 5, 4.5, 1),
     )  # fmt: skip
@@ -451,7 +453,9 @@ def test_of_candidates_the_fastest_is_given_unless_a_simpler_one_is_as_fast(runs
         rewrite(folder / "config.json", strategy="hogwild", ranks=2)
         rewrite(folder / "summary.json", ranks=2)
     found = opening(document_of(find_runs([tmp_path]), context=context_of([tmp_path]))).sentence
-    assert found.startswith("Use hogwild, 2 ranks, lr 4: it reaches 90.00 % first, after 3.75 s, 1.2 times as fast as serial")
+    assert found.startswith(
+        "Use hogwild, 2 ranks, lr 4: it reaches 90.00 % first, after 3.75 s, 1.2 times as fast as serial"
+    )
     assert found.endswith("the difference from serial, 1 rank, lr 2 is within the noise.")
 
 
