@@ -416,6 +416,26 @@ def test_threads_and_processes_change_no_bit_of_a_module(
     assert not caplog.messages
 
 
+def test_processes_are_started_before_the_first_gradient_where_pytorch_sees_gpus(
+    simulated: Any, fork: Callable[[], list[Forked]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gradient starts threads for GPUs, and PyTorch computes none in a process that is forked after that."""
+    engines = fork()
+    monkeypatch.setattr(forked, "WORTH", np.inf)
+    monkeypatch.setattr(forked, "sees_gpus", lambda: True)
+    spent, start = [], Forked.start
+
+    def noted(self: Forked) -> bool:
+        spent.append(self._spent)
+        return start(self)
+
+    monkeypatch.setattr(Forked, "start", noted)
+    one = simulated("local-sgd:every=2", 1, model=_module("norm"))
+    _assert_same(one, simulated("local-sgd:every=2", 3, model=_module("norm")))
+    assert spent == [0.0]
+    assert engines
+
+
 def test_a_module_that_keeps_something_of_its_own_is_computed_in_one_process(
     simulated: Any, fork: Callable[[], list[Forked]], caplog: pytest.LogCaptureFixture
 ) -> None:

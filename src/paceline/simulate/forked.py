@@ -77,6 +77,12 @@ def find_obstacle(model: Model, threads: int) -> str:
     return ""
 
 
+def sees_gpus() -> bool:
+    """Return True if PyTorch sees GPUs: its first gradient then starts threads for them, which do not survive a fork."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.device_count() > 0  # asks without using them, unlike is_available
+
+
 def scratch_pairs(processes: int, nbytes: int) -> int:
     """Return the number of pairs of vectors, of `nbytes` each, for passes whose own vectors are not shared.
 
@@ -132,6 +138,7 @@ class Forked:
         pairs = scratch_pairs(count, models[0].x.nbytes)
         self._free = [homes + 2 * number for number in range(pairs)]
         self._spent, self._worth = 0.0, WORTH
+        self._at_once = sees_gpus()
         self.processes: list[int] = []
         """The numbers of the processes."""
         self._refused = False
@@ -155,6 +162,9 @@ class Forked:
 
     def begin(self, work: Work) -> bool:
         """Let a process compute a pass as soon as one is free; False if it is to be computed here."""
+        if self._at_once and not self._refused:  # before the first gradient is computed here
+            self._at_once = False
+            self.start()
         if self._refused or work.read is None or self._threads.known(work) < SHORT:
             return False
         if work.step is not None and work.step.update is not self._update:
@@ -312,6 +322,7 @@ class Forked:
                     warnings.simplefilter("ignore", DeprecationWarning)
                     pid = os.fork()
                 if pid == 0:
+                    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # so that gradients start no threads for GPUs
                     for end in ours:
                         end.close()
                     _run(
