@@ -20,7 +20,7 @@ from paceline.cli import main
 from paceline.commands import watch
 from paceline.config import Config
 from paceline.record import STEP_COLUMNS
-from paceline.report.live import LiveRun, serve, state_of
+from paceline.report.live import LiveRun, State, serve, state_of
 from paceline.study.cells import Cell
 from paceline.study.folder import Folder
 from paceline.worker import worker
@@ -266,3 +266,22 @@ def test_the_table_of_the_terminal(tmp_path: Path) -> None:
     assert "[bold]a" in text
     assert "waiting, by rank" in text
     assert "1: 50 %" in text
+
+
+def test_the_table_of_a_narrow_terminal(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    runs = tuple(
+        LiveRun(
+            name=f"20260101-00000{number % 10}-sync-n8-s{number}", state="complete", epoch=1, epochs=1,
+            quality="accuracy 90.00 %, validation loss 0.3", waiting={rank: rank / 100 for rank in range(8)},
+        )
+        for number in range(30)
+    )  # fmt: skip
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(watch._table(State(runs=runs)))
+    text = console.export_text()
+    assert "0 % to 7 %" in text
+    assert "22 earlier runs" in text
+    assert "20260101" not in text
+    assert text.count("\n") <= 2 * 10

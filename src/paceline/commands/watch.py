@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from pathlib import Path
@@ -21,6 +22,8 @@ examples:
 The page is served to this machine alone, and refreshes itself; it works for complete runs, too. Ctrl-C ends it.
 """
 EVERY = 1.0  # seconds between two looks at the folders
+RANKS = 4  # more than these are not listed in the terminal
+SHOWN = 8  # runs at most in the terminal, besides those that go on
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,12 +70,22 @@ def _table(state: State) -> Table:
     from rich.text import Text
 
     from paceline.report.live import HEADINGS
+    from paceline.text import count, share
 
     table = Table(title=Text(state.plan) if state.plan else None, box=None, pad_edge=False)
     for name in HEADINGS:
-        table.add_column(name)
-    for run in state.runs:
-        table.add_row(*map(Text, run.cells()), style="bold" if run.state == "running" else "")
+        table.add_column(name, overflow="fold")
+    shown = max(SHOWN, sum(run.state == "running" for run in state.runs))
+    for run in state.runs[:shown]:
+        cells = dict(zip(HEADINGS, run.cells(), strict=True))
+        # The time would be all that a narrow terminal shows, and lines should not be many.
+        cells["run"] = re.sub(r"^\d{8}-\d{6}-", "", cells["run"])
+        cells["quality"] = cells["quality"].partition(", ")[0]
+        if len(run.waiting) > RANKS:
+            cells["waiting, by rank"] = " to ".join(share(end(run.waiting.values())) for end in (min, max))
+        table.add_row(*map(Text, cells.values()), style="bold" if run.state == "running" else "")
+    if len(state.runs) > shown:
+        table.caption = Text(count(len(state.runs) - shown, "earlier run"))
     return table
 
 
