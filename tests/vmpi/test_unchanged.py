@@ -167,3 +167,11 @@ def test_ranks_sleep_in_virtual_time() -> None:
     found = vmpi.run(program, ranks=3).values
     assert found == pytest.approx([2000.0, 1000.0, 2000.0], rel=1e-3)
     assert time.sleep is really
+
+
+def test_waiting_for_a_process_takes_no_virtual_time() -> None:
+    def program(comm: Any) -> float:
+        subprocess.run(["sleep", "0.05"], check=True, timeout=60)
+        return float(comm.Wtime())
+
+    assert vmpi.run(program, ranks=2).values == [0.0, 0.0]

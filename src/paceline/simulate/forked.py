@@ -155,7 +155,25 @@ class Forked:
         return self._threads.pays(work, outstanding)
 
     def __call__(self, works: Sequence[Work]) -> None:
-        """Compute work that was not begun, on threads."""
+        """Compute work that was not begun, on threads; begin all but the first if it is worth starting processes."""
+        if (
+            len(works) > 1
+            and works[0].read is not None
+            and not self._refused
+            and self._spent < self._worth < inf
+        ):
+            seconds = self._threads.known(works[0])
+            if seconds == inf:  # find out with one of them
+                self._compute(works[:1])
+                seconds, works = works[0].seconds, works[1:]
+            expected = 0.0 if seconds == inf else seconds * len(works)
+            if self._spent + expected >= self._worth:
+                self._spent += expected
+                works = [work for work in works if not self.begin(work)]
+        if works:
+            self._compute(works)
+
+    def _compute(self, works: Sequence[Work]) -> None:
         start = perf_counter()
         self._threads(works)
         self._spent += perf_counter() - start
@@ -172,6 +190,8 @@ class Forked:
         if not self.processes and (self._spent < self._worth or not self.start()):
             return False
         work.begun = True
+        if work.reads is not None:
+            work.reads.read_elsewhere(work.read)
         self._backlog.append(work)
         self._send()
         return True

@@ -234,11 +234,10 @@ class Costed:
             read = None
         make = None if batch is not None else Tally._make
         work = Work(
-            self.plain, function, batch, size, in_place=self._in_place, read=read, make=make, step=step
-        )
+            self.plain, function, batch, size, in_place=self._in_place, read=read, reads=self._reads, make=make,
+            step=step,
+        )  # fmt: skip
         outstanding.add(work)
-        if work.begun and read is not None:
-            self._reads.read_elsewhere(read)
 
         def result() -> Any:
             self._comm.LetOthersBegin()  # whose clock is earlier

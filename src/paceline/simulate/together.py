@@ -72,6 +72,7 @@ class Work:
         "make",
         "model",
         "read",
+        "reads",
         "seconds",
         "step",
         "value",
@@ -86,12 +87,15 @@ class Work:
         *,
         in_place: bool = False,
         read: Read | None = None,
+        reads: Reads | None = None,
         make: Callable[[Any], Any] | None = None,
         step: Descent | None = None,
     ) -> None:
         self.model, self.function = model, function
         self.read = read
         """The read whose samples the pass computes, if another process can compute it: a gradient or an evaluation."""
+        self.reads = reads
+        """Of which this is one: they note what is read elsewhere."""
         self.make = make
         """Makes the value of the pass from the tuple of its numbers; None if it is one number."""
         self.step = step
@@ -240,7 +244,7 @@ class Engine(Protocol):
         ...
 
     def __call__(self, works: Sequence[Work]) -> None:
-        """Compute all of these; each has a model of its own."""
+        """Compute all of these, or begin them; each has a model of its own."""
         ...
 
     def close(self) -> None:
@@ -286,15 +290,15 @@ class Outstanding:
 
     def result(self, work: Work) -> Any:
         """Return the result of some work, or raise its error; compute it if it is not known, and what else pays."""
-        if work.begun:
-            self._engine.wait(work)
-        elif not work.done:
+        if not work.done and not work.begun:
             if (work.in_place and not self._ours) or self._engine.pays(work, len(self._works)):
                 works, self._works = list(self._works), {}
             else:
                 del self._works[work]
                 works = [work]
             self._engine(works)
+        if work.begun:
+            self._engine.wait(work)
         return work.result()
 
     def close(self) -> None:

@@ -377,8 +377,13 @@ _really_sleep = time.sleep
 
 
 def _sleep(seconds: Any, /) -> None:
-    """Let a simulated rank sleep in virtual time; outside of ranks, as in other threads, really sleep."""
-    if getattr(getcurrent(), "paceline_world", None) is None:
+    """Let a simulated rank sleep in virtual time; outside of ranks, as in other threads, really sleep.
+
+    So do Python's own modules, which wait for something real: `subprocess` sleeps until a process has ended.
+    """
+    caller = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
+    waits = caller in sys.stdlib_module_names
+    if waits or getattr(getcurrent(), "paceline_world", None) is None:
         _really_sleep(seconds)
         return
     if not seconds >= 0:
