@@ -316,6 +316,37 @@ def test_neighbours_exchange_what_leaves_their_node() -> None:
         assert 1.0 < seconds / (crossing * N / Network.named("10gbe").bandwidth) < 1.8
 
 
+# ---- groups of ranks that share cards and uplinks
+
+
+def _in_groups(comm: Any, colour: Callable[[int], int]) -> None:
+    group = comm.Split(colour(comm.rank))
+    group.Allreduce(np.zeros(LONG, "b"), np.zeros(LONG, "b"))
+
+
+@pytest.mark.parametrize(
+    ("network", "ranks", "colour", "times"),
+    [
+        # Four groups of one rank on each of four nodes: 2 3/4 n each, all through one card, through two, through four.
+        ("10gbe:ranks-per-node=4", 16, lambda rank: rank % 4, 4 * 1.5),
+        ("10gbe:ranks-per-node=4,cards=2", 16, lambda rank: rank % 4, 2 * 1.5),
+        ("10gbe:ranks-per-node=4,cards=4", 16, lambda rank: rank % 4, 1.5),
+        # Groups on different nodes do not meet, nor do those behind different switches.
+        ("10gbe", 8, lambda rank: rank // 4, 1.5),
+        ("10gbe:nodes-per-switch=4,oversubscription=4", 8, lambda rank: rank // 4, 1.5),
+        # Four pairs across an uplink that carries one of them at a time, two, or all four.
+        ("10gbe:nodes-per-switch=4,oversubscription=4", 8, lambda rank: rank % 4, 4.0),
+        ("10gbe:nodes-per-switch=4,oversubscription=2", 8, lambda rank: rank % 4, 2.0),
+        ("10gbe:nodes-per-switch=4", 8, lambda rank: rank % 4, 1.0),
+    ],
+)
+def test_groups_share_cards_and_uplinks(
+    network: str, ranks: int, colour: Callable[[int], int], times: float
+) -> None:
+    seconds = vmpi.run(_in_groups, colour, ranks=ranks, network=network).seconds
+    assert 1.0 < seconds / (times * LONG / Network.named("10gbe").bandwidth) < 1.5
+
+
 # ---- non-blocking collectives behind computing
 
 NUMBERS = 1 << 18

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -698,13 +698,26 @@ WINDOW = 3  # a copy counts as concurrent for this many times its length after i
 MOST_TAKERS = 256
 
 
-class _Group(NamedTuple):
-    """The ranks of a collective: on how many nodes, how many on the one with the most, and the cards that they use."""
+class _Place(NamedTuple):
+    """Where the ranks of a collective are, as far as its cost depends on it."""
 
-    members: Sequence[int]
+    ranks: int
     nodes: int
     largest: int
+    """The ranks on the node with the most of them."""
+    lanes: int
+    """The cards of a node that they use."""
+    behind: int
+    """The nodes behind the switch with the most of them; 0 if all are behind one switch, so that none uses an uplink."""
+
+
+class _Group(NamedTuple):
+    """The ranks of a collective, where they are, and the cards and the uplinks that they use."""
+
+    members: Sequence[int]
+    place: _Place
     cards: Sequence[int]
+    switches: Sequence[int]
 
 
 class _Price(NamedTuple):
@@ -778,7 +791,7 @@ class Wires:
         # Until when each rank works on collectives that came before.
         self._engaged = [0.0] * ranks
         self._groups: dict[int, _Group] = {}
-        self._collectives: dict[tuple[str, int, int, int, int], _Price] = {}
+        self._collectives: dict[tuple[str, _Place, int], _Price] = {}
 
     @property
     def is_one_node(self) -> bool:
@@ -927,17 +940,26 @@ class Wires:
         It waits for the collectives of its members, and for all traffic through its cards, that came before; what follows
         waits for it. Only the latencies of operations in flight at the same time overlap.
         """
-        price, cards = self._price(name, members, nbytes), self._cards_of(members)
+        price, group = self._price(name, members, nbytes), self._group(members)
+        cards = group.cards
         begin = start
         for until in (self._engaged, *((self._out, self._in) if cards else ())):
             for place in members if until is self._engaged else cards:
                 if until[place] > begin:
                     begin = until[place]
+        until_done = begin + price.working
+        if group.switches:
+            # A ring crosses each uplink once, at the rate of a node, and leaves the rest of it to others.
+            part = min(1.0, group.place.lanes * self._network.bandwidth / self._network.uplink)
+            for until in (self._up, self._down):
+                for switch in group.switches:
+                    until[switch] = max(until[switch], begin) + part * price.working
+                    until_done = max(until_done, until[switch])
         for rank in members:
-            self._engaged[rank] = begin + price.working
+            self._engaged[rank] = until_done
         for card in cards:
-            self._out[card] = self._in[card] = begin + price.working
-        return begin + price.seconds
+            self._out[card] = self._in[card] = until_done
+        return begin + price.seconds + (until_done - (begin + price.working))
 
     def shares(self, members: int, nbytes: int) -> list[float]:
         """Return the parts of a non-blocking collective that its ranks' calls advance it by, from the one that starts it.
@@ -959,21 +981,24 @@ class Wires:
         known = self._groups.get(id(members))
         if known is None or known.members is not members:
             on_node: dict[int, int] = {}
+            behind: dict[int, set[int]] = {}
             for rank in members:
                 on_node[self.node[rank]] = on_node.get(self.node[rank], 0) + 1
+                behind.setdefault(self._switch[rank], set()).add(self.node[rank])
             cards = sorted({self._card[rank] for rank in members}) if len(on_node) > 1 else ()
-            known = _Group(members, len(on_node), max(on_node.values(), default=1), cards)
+            crosses = len(behind) > 1
+            place = _Place(
+                ranks=len(members), nodes=len(on_node), largest=max(on_node.values(), default=1),
+                lanes=min(Counter(card // self._network.cards for card in cards).values(), default=1),
+                behind=max(map(len, behind.values())) if crosses else 0,
+            )  # fmt: skip
+            known = _Group(members, place, cards, sorted(behind) if crosses else ())
             self._groups[id(members)] = known  # holding the members keeps their id from being reused
         return known
 
-    def _cards_of(self, members: Sequence[int]) -> Sequence[int]:
-        """Return the cards that a collective of these ranks uses: none if they are all on one node."""
-        return self._group(members).cards
-
     def _price(self, name: str, members: Sequence[int], nbytes: int) -> _Price:
-        group = self._group(members)
         name = COSTS_LIKE.get(name, name)
-        key = (name, len(members), group.nodes, group.largest, nbytes)
+        key = (name, self._group(members).place, nbytes)
         found = self._collectives.get(key)
         if found is None:
             seconds = self._collective(*key, latency=self.latency)
@@ -982,11 +1007,15 @@ class Wires:
             found = self._collectives[key] = _Price(seconds, working)
         return found
 
-    def _collective(
-        self, name: str, members: int, nodes: int, largest: int, nbytes: int, latency: float | None
-    ) -> float:
+    def _collective(self, name: str, place: _Place, nbytes: int, latency: float | None) -> float:
         """Return the seconds of a collective; without a latency (None), neither between nodes nor inside them."""
         network, costs = self._network, self._node
+        members, nodes, largest, lanes, behind = place
+        own = lanes * network.bandwidth
+        uplink = network.uplink if behind else math.inf
+        shared = min(
+            own, uplink / max(1, behind)
+        )  # of a node, if all behind its switch use the uplink at once
         sharing = self._sharing[0]
         flights = 0.0 if latency is None else 1.0
         latency = latency or 0.0
@@ -1001,9 +1030,7 @@ class Wires:
                 found -= (1 if eager else 2) * costs.link.flight.at(int(n), sharing)
             return found
 
-        def between(
-            n: float, rate: float = network.cards * network.bandwidth / network.oversubscription
-        ) -> float:
+        def between(n: float, rate: float = shared) -> float:
             copying, first, _ = self._parts(int(n))
             asked = 0.0 if n <= self.limit else 2 * (latency + self.overhead)
             return (
@@ -1015,7 +1042,7 @@ class Wires:
             )
 
         def to_neighbour(n: float) -> float:
-            return between(n, min(network.cards * network.bandwidth, network.uplink))
+            return between(n, min(own, uplink))
 
         def in_node(name: str, ranks: int, n: float) -> float:
             if ranks <= 1:
@@ -1032,12 +1059,12 @@ class Wires:
 
         if network.uses_nccl:
             hop = NCCL_HOP * flights + latency + 2 * self.overhead
-            rate = network.cards * min(network.bandwidth, network.stream, network.copy_bandwidth)
+            rate = lanes * min(network.bandwidth, network.stream, network.copy_bandwidth)
             slope = costs.link.take.at(1 << 24, 1) - costs.link.take.at(0, 1)
             found = nccl_seconds(
                 name, members, nodes, nbytes,
                 inside=Hop(inside(0), slope / (1 << 24)),
-                between=Hop(hop, 1 / min(rate, network.uplink)), crossing=network.oversubscription,
+                between=Hop(hop, 1 / min(rate, uplink)), crossing=own / shared,
                 start=NCCL_START * flights,
             )  # fmt: skip
             if found is not None:
