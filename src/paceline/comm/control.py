@@ -175,6 +175,14 @@ class Control:
         self._comm.Gather(np.ascontiguousarray(values), rows if self.rank == 0 else None, root=0)
         return rows
 
+    def scatter(self, rows: Array, mine: Array) -> Array:
+        """Copy this rank's row of rank 0's `rows`, one per rank, into `mine`; those of other ranks are ignored."""
+        if self._comm is None:
+            mine[...] = rows[0]
+        else:
+            self._comm.Scatter(rows if self.rank == 0 else None, mine, root=0)
+        return mine
+
     def vote(self, yes: bool) -> Votes:
         """Return the number of ranks that vote yes, and the first of them."""
         return vote(self._comm, yes)

@@ -558,25 +558,24 @@ def gather_rows(log: RowLog, control: Control, folder: Path | None, table: str) 
     counts = control.gather(np.array([[log.rows_written, log.kept, len(log)]]))
     logs: list[RowLog] = []
     rest: list[int] = []
-    plan = np.zeros(
-        control.size + 2, np.int64
-    )  # each rank's first row to send; the most rows of any, and at once
+    # For each rank, its first row to send; the most rows of any rank, and how many at once.
+    plan = np.zeros((control.size if control.rank == 0 else 0, 3), np.int64)
     if control.rank == 0:
         for rank, (written, kept, length) in enumerate(np.concatenate(counts).tolist()):
             if rank == 0:
                 logs.append(log)
-                plan[0] = kept
+                plan[0, 0] = kept
                 continue
             theirs = RowLog(log.columns, rows_path(folder, table, rank), chunk=max(16, PIECE // control.size))
             if _rows_in(theirs) >= written:
                 theirs._adopt(written)
-                plan[rank] = written
-            theirs._passed = length - (kept - int(plan[rank]))
+                plan[rank, 0] = written
+            rest.append(kept - int(plan[rank, 0]))
+            theirs._passed = length - rest[-1]
             logs.append(theirs)
-            rest.append(kept - int(plan[rank]))
-        plan[-2] = max(rest, default=0)
-        plan[-1] = plan[-2] if sum(rest) <= PIECE else max(1, PIECE // control.size)
-    first, most, each = control.broadcast(plan)[[control.rank, -2, -1]].tolist()
+        plan[:, 1] = max(rest, default=0)
+        plan[:, 2] = plan[0, 1] if sum(rest) <= PIECE else max(1, PIECE // control.size)
+    first, most, each = control.scatter(plan, np.empty(3, np.int64)).tolist()
     for start in range(0, most, max(1, each)):
         parts = control.gather(log.read(first + start, first + start + each))
         for theirs, part in zip(logs[1:], parts[1:], strict=True):

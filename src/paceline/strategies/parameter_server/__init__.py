@@ -227,7 +227,7 @@ class ParameterServer(Strategy):
             if saved is not None:
                 saved.give(master)
             me.before_saving(lambda: keep(me, master))
-        memory = Memory(np.zeros(me.steps, bool) if saved is None else saved.dealt.copy())
+        memory = Memory(None if saved is None else saved.dealt)
         me.when_ranks_die(Survival(me, pieces, memory, master))
         with me.preparation():
             comm = me.comm.Dup()
@@ -343,7 +343,7 @@ def work(
         memory.losses.append((batch.step, loss, batch.count))
         receive_values()
         header[LAST_STEP], header[LAST_LOSS], header[LAST_COUNT] = memory.losses[-1]
-        memory.done[batch.step] = True
+        memory.done.append(batch.step)
         memory.acknowledged += 1
         memory.received = me.elapsed
     prepare(NONE, 0)

@@ -12,6 +12,7 @@ received from it last, with the states of rule and update of the last checkpoint
 from __future__ import annotations
 
 import io
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -128,8 +129,10 @@ class Saved:
 class Memory:
     """What a worker remembers in case that masters die."""
 
-    done: Array
-    """The batches whose gradients all masters have applied, as far as this worker knows."""
+    before: Array | None
+    """The batches whose gradients had been applied when the run was resumed; None if it was not."""
+    done: array[int] = field(default_factory=lambda: array("q"))
+    """This worker's batches whose gradients all masters have applied; batches of all would take too much memory."""
     losses: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
     """Step, loss and count of its last batches."""
     acknowledged: int = 0
@@ -198,8 +201,11 @@ class Survival:
 
     def _done_by_workers(self, comm: Any) -> Array:
         """Return the batches that surviving workers know to be done; there is no master that could know."""
-        counts = np.empty(self.me.steps, np.uint8)
-        comm.Allreduce(self.memory.done.astype(np.uint8), counts, mpi_of(comm).MAX)
+        known, counts = np.zeros((2, self.me.steps), np.uint8)
+        if self.memory.before is not None:
+            known[:] = self.memory.before
+        known[np.array(self.memory.done, np.intp)] = 1
+        comm.Allreduce(known, counts, mpi_of(comm).MAX)
         return counts > 0
 
     def _restore(
