@@ -120,7 +120,7 @@ def run(
             return lambda: function(MPI.enter(world, rank))
         return lambda: function(MPI.enter(world, rank), *arguments)
 
-    with _rare_garbage_collection(), replace_mpi4py(function) as kernel.MPI:
+    with _rare_garbage_collection(ranks), replace_mpi4py(function) as kernel.MPI:
         kernel.run([body(rank) for rank in range(ranks)])
     if kernel.faults is not None:
         for sentence in kernel.faults.describe_unused():
@@ -159,10 +159,13 @@ def check_ranks(ranks: int) -> None:
 
 
 @contextmanager
-def _rare_garbage_collection() -> Iterator[None]:
-    """Collect garbage rarely: messages form no cycles, and searching the memory of thousands of ranks is slow."""
+def _rare_garbage_collection(ranks: int) -> Iterator[None]:
+    """Collect garbage rarely: messages form no cycles, and searching the memory of thousands of ranks is slow.
+
+    The more ranks there are, the more objects that are no garbage they make at their start.
+    """
     before = gc.get_threshold()
-    gc.set_threshold(200_000, 50, 100)
+    gc.set_threshold(200_000 + 200 * ranks, 50, 100)
     try:
         yield
     finally:
