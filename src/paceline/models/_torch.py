@@ -715,7 +715,7 @@ class TorchModel:
         """Return what passes could change besides `x`, `g` and `buffers`: see `paceline.models.leave_trace`."""
         values: list[Any] = []
         marks: list[Any] = []
-        if not self._is_foreign:
+        if not self._foreign and not _is_foreign(self._loss.loss):
             return values, marks
         for part in self._foreign:
             mine = {name: value for name, value in vars(part).items() if name not in _OF_MODULES}
@@ -757,7 +757,6 @@ class TorchModel:
         self._trained, self._state = parts.trained, parts.state
         self._ready_layers = ReadyLayers(parts.trained, parts.layers)
         self._foreign = [part for _, root in self._roots() for part in root.modules() if _is_foreign(part)]
-        self._is_foreign = bool(self._foreign) or _is_foreign(self._loss.loss)
         self._begins = [
             part for _, root in self._roots() for part in root.modules() if hasattr(part, "begin")
         ]
@@ -1012,7 +1011,7 @@ class TorchModel:
         self._before()
         rebuilt = (
             "x", "_g", "_in_pass", "layers", "buffers", "_trained", "_state", "_begins", "_ready_layers",
-            "_foreign", "_is_foreign",
+            "_foreign",
         )  # fmt: skip
         state = {name: value for name, value in vars(self).items() if name not in rebuilt}
         return {**state, "x": self.x} if any(one.mirrored for one in self._trained) else state
