@@ -128,8 +128,7 @@ def test_threads_and_processes_change_no_bit_and_no_time(
     ]
     engines = fork()
     found.append(simulated(strategy, 3, jitter=0.2, runs=folders[2]))
-    # With its ranks in one node, sync computes factors; with overlap, layers are ready one by one.
-    apart = strategy not in ("sync:allreduce=shared-memory", "sync:allreduce=ring,overlap=true")
+    apart = strategy != "sync:allreduce=shared-memory"  # which computes factors
     assert len(engines) >= (12 if apart else 4)  # evaluations, at least
     one = found[0]
     for other in found[1:]:
@@ -404,14 +403,21 @@ def _assert_same(one: Any, other: Any) -> None:
     assert one.train_seconds == other.train_seconds
 
 
-@pytest.mark.parametrize("kind", ["norm", "dropout"])
+@pytest.mark.parametrize(
+    ("kind", "strategy"),
+    [("norm", "local-sgd:every=2"), ("dropout", "local-sgd:every=2"), ("norm", "parameter-server")],
+)
 def test_threads_and_processes_change_no_bit_of_a_module(
-    simulated: Any, kind: str, fork: Callable[[], list[Forked]], caplog: pytest.LogCaptureFixture
+    simulated: Any,
+    kind: str,
+    strategy: str,
+    fork: Callable[[], list[Forked]],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    one, four = (simulated("local-sgd:every=2", threads, model=_module(kind)) for threads in (1, 4))
+    one, four = (simulated(strategy, threads, model=_module(kind)) for threads in (1, 4))
     _assert_same(one, four)
     engines = fork()
-    _assert_same(one, simulated("local-sgd:every=2", 3, model=_module(kind)))
+    _assert_same(one, simulated(strategy, 3, model=_module(kind)))
     assert len(engines) >= 12
     assert not caplog.messages
 

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from paceline.data import Batch, Dataset, Inputs, Split, buffers
 from paceline.launch import apply_threads
-from paceline.models import Model, can_run_apart, leave_trace, tally
+from paceline.models import Model, can_run_apart, layer_by_layer, leave_trace, tally
 from paceline.simulate.together import Descent, Threads, Work
 from paceline.updates import Update
 
@@ -275,6 +275,9 @@ class Forked:
             return
         if changed is not None:
             _put_buffers(work.model, changed)
+        if work.order is not None:
+            value, layers = value
+            work.order += layers
         work.value = value if work.make is None else work.make(value)
         work.seconds, work.done = seconds, True
         self._threads.note(work)
@@ -387,7 +390,8 @@ def _describe(number: int, work: Work, x: int, g: int) -> bytes:
     )
     state = [buffer.tobytes() for buffer in model.buffers.values()] if model.buffers else None
     step = None if work.step is None else (work.step.eta, work.step.scale)
-    return marshal.dumps((number, read.split, read.indices.astype(INDEX).tobytes(), where, step, x, g, state))
+    samples = read.indices.astype(INDEX).tobytes()
+    return marshal.dumps((number, read.split, samples, where, step, work.order is not None, x, g, state))
 
 
 def _put_buffers(model: Model, state: Sequence[bytes]) -> None:
@@ -412,6 +416,7 @@ class Computing:
         model.place(np.empty_like(model.x), np.zeros_like(model.x))
         self._trace = leave_trace(model)
         self._changed = ""
+        self._by_layer: Callable[[Batch, Callable[[int], None]], float] | None = None
 
     def serve(self, tasks: socket.socket, results: socket.socket) -> None:
         """Compute what comes."""
@@ -430,7 +435,7 @@ class Computing:
             results.send(marshal.dumps(answer))
 
     def compute(
-        self, split: str, indices: bytes, where: Any, step: Any, x: int, g: int, state: Any
+        self, split: str, indices: bytes, where: Any, step: Any, ordered: bool, x: int, g: int, state: Any
     ) -> tuple[Any, Any]:
         """Compute a pass; return its value, and the buffers if there are any."""
         model = self._model
@@ -444,13 +449,25 @@ class Computing:
             value = tuple(tally(model, inputs, labels))
             self._compare(before, leave_trace(model, seeded=False))
         else:
-            value = float(model.gradient(Batch(inputs, labels, *where)))
+            batch = Batch(inputs, labels, *where)
+            if ordered and self._by_layer is None:  # in its first pass a module finds out about its layers
+                self._by_layer = layer_by_layer(model)
+                self._by_layer(batch, lambda layer: None)
+                if state is not None:
+                    _put_buffers(model, state)
+            layers: list[int] = []
+            if ordered and self._by_layer is not None:
+                value = loss = float(self._by_layer(batch, layers.append))
+            else:
+                value = loss = float(model.gradient(batch))
+            if ordered:
+                value = (loss, layers)
             self._compare(self._trace, leave_trace(model))
         kept = None if state is None else [buffer.tobytes() for buffer in model.buffers.values()]
         if state is not None and kept is not None:
             self._compare([len(content) for content in state], [len(content) for content in kept])
         if where is not None and not self._changed:
-            self._write(value, step, x, g)
+            self._write(loss, step, x, g)
         return value, kept
 
     def _write(self, loss: float, step: Any, x: int, g: int) -> None:

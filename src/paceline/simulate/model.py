@@ -165,7 +165,11 @@ class Costed:
             return float(result())
         order: list[int] = []
         in_order = partial(self._compute, batch, order.append)
-        result = self._begin(self._kind, in_order, batch.inputs, batch.labels, batch, portable=False)
+        # The first pass of a module reports its layers in another order than the later ones.
+        portable = self._kind == "gradient" and self._by_layer is not None
+        result = self._begin(
+            self._kind, in_order, batch.inputs, batch.labels, batch, portable=portable, order=order
+        )
         compute = self._comm.kernel.compute
         seconds = 0.0 if compute is None else compute.seconds(self._kind, batch.count, self._comm.me.number)
         forward = getattr(self.plain, "forward_share", FORWARD)
@@ -215,12 +219,13 @@ class Costed:
 
     def _begin(
         self, kind: str, function: Callable[[], Any], inputs: Inputs, labels: Array, batch: Batch | None = None, *,
-        portable: bool = True, step: Descent | None = None,
+        portable: bool = True, step: Descent | None = None, order: list[int] | None = None,
     ) -> Callable[[], Any]:  # fmt: skip
         """Begin a pass; return what returns its result, to be called when the clock has advanced by the pass's cost.
 
         `batch`: that of a gradient; None for an evaluation. `portable`: the pass changes nothing but the gradient and
         buffers, so that another process can compute it. `step`: taken with the gradient, by `function` too.
+        `order`: to which the pass appends the layers whose gradients are ready.
         """
         size = len(labels) if batch is None else batch.count
         reads = self._reads.of(labels)
@@ -235,7 +240,7 @@ class Costed:
         make = None if batch is not None else Tally._make
         work = Work(
             self.plain, function, batch, size, in_place=self._in_place, read=read, reads=self._reads, make=make,
-            step=step,
+            step=step, order=order,
         )  # fmt: skip
         outstanding.add(work)
 

@@ -71,6 +71,7 @@ class Work:
         "kind",
         "make",
         "model",
+        "order",
         "read",
         "reads",
         "seconds",
@@ -90,6 +91,7 @@ class Work:
         reads: Reads | None = None,
         make: Callable[[Any], Any] | None = None,
         step: Descent | None = None,
+        order: list[int] | None = None,
     ) -> None:
         self.model, self.function = model, function
         self.read = read
@@ -100,6 +102,8 @@ class Work:
         """Makes the value of the pass from the tuple of its numbers; None if it is one number."""
         self.step = step
         """The step that is taken with the gradient; None if only the gradient is wanted."""
+        self.order = order
+        """To which the pass appends the layers whose gradients are ready; None if nobody wants to know."""
         self.begun = False
         """Whether it is being computed, in another process."""
         self.in_place = in_place
