@@ -459,6 +459,22 @@ def test_of_candidates_the_fastest_is_given_unless_a_simpler_one_is_as_fast(
     assert found.endswith("the difference from serial, 1 rank, lr 2 is within the noise.")
 
 
+def test_the_learning_rates_of_a_program_are_candidates_for_one_problem(
+    runs: list[Run], tmp_path: Path
+) -> None:
+    searched(runs, tmp_path, (64, 0.1, 6, 4.0, 0), (64, 0.2, 6, 3.0, 0))
+    for run in find_runs([tmp_path]):
+        rate = run.config["lr"]
+        rewrite(
+            run.folder / "config.json", program={"file": "own.py", "arguments": ["--lr", str(rate)]},
+            update=f"SGD(lr={rate})", objects=["data", "model", "update"],
+        )  # fmt: skip
+    page = document_of(find_runs([tmp_path]), context=context_of([tmp_path]))
+    assert [row[0] for row in table(page, "candidates-1").rows] == [
+        "serial, 1 rank, --lr 0.2", "serial, 1 rank, --lr 0.1",
+    ]  # fmt: skip
+
+
 def test_candidates_with_the_epochs_of_a_schedule_keep_them(runs: list[Run], tmp_path: Path) -> None:
     page = searched(runs, tmp_path, (64, 2.0, 6, 4.0, 0), (64, 4.0, 6, 2.0, 0))
     assert "--epochs 6" in opening(page).command

@@ -66,6 +66,9 @@ def problem_of(run: Run) -> Problem:
     update = ", ".join(filter(None, (f"{c['update']} {rate}".strip(), clip)))
     scaled = "lr not scaled" if c["lr_scaling"] == "none" else f"lr scaled by {c['lr_scaling']}"
     arguments = shlex.join((c.get("program") or {}).get("arguments") or ())
+    optimizer = (
+        "" if c.get("program") else c["update"]
+    )  # a program's has its learning rate, which its arguments give
     code = ", ".join(f"{part} code {_code(run)[part][:8]}" for part in PARTS if part in _code(run))
     return Problem(
         title=f"{data}, {c['model']}",
@@ -75,7 +78,7 @@ def problem_of(run: Run) -> Problem:
             c["schedule"], arguments, f"on {where}", code,
         ),
         task=(
-            samples.removesuffix(", "), parameters, c["dtype"], "", "", c["update"], "", clip, scaled, c["schedule"], "",
+            samples.removesuffix(", "), parameters, c["dtype"], "", "", optimizer, "", clip, scaled, c["schedule"], "",
             f"on {where}", code,
         ),
         choices=(batch, rate, arguments),
