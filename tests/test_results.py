@@ -244,9 +244,10 @@ def test_a_report_is_that_of_the_records(name: str) -> None:
     assert len(asked) == len(kept) == len(cells)
     # Settings that are newer than these records had their defaults.
     newer_settings = {each.name: each.default for each in dataclasses.fields(Config) if each.name in ADDED}
-    configs = [{"code": {}, **newer_settings, **run["config"]} for run in kept]
+    configs = [{**newer_settings, **run["config"]} for run in kept]
     for cell in cells:
-        wanted = cell.settings
+        # The digest of pictures.py is newer, too, and known only where another test has put its folder on the path.
+        wanted = {key: value for key, value in cell.settings.items() if key != "code"}
         assert any(all(config[key] == wanted[key] for key in wanted) for config in configs), str(cell)
     assert {asked_in(run["config"]) for run in kept} == {cell.key for cell in cells}
     for run in kept:

@@ -240,5 +240,7 @@ def prepare_sum(values: Array, comm: Any, algorithm: str, op: Any = np.add) -> C
     array([1., 1., 1.])
     """
     found = find_allreduce(algorithm)
-    prepare: Callable[..., Callable[[], None]] = getattr(found, "prepare", None) or partial(partial, found)
+    prepare: Callable[..., Callable[[], None]] | None = getattr(found, "prepare", None)
+    if prepare is None:  # a function of another package, which is given a communicator
+        return partial(found, values, values, comm.comm if isinstance(comm, Channel) else comm, op)
     return prepare(values, values, comm, op)

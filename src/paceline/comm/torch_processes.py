@@ -74,6 +74,10 @@ class Processes:
         if self._rank == root and rows is not None:
             _put(rows, everything)
 
+    def Scatter(self, rows: Array | None, mine: Array, root: int = 0) -> None:
+        parts = self._exchange(rows.tobytes() if self._rank == root and rows is not None else b"")
+        _put(mine, parts[root][self._rank * mine.nbytes : (self._rank + 1) * mine.nbytes])
+
     def Gatherv(self, values: Array, into: list[Any] | None, root: int = 0) -> None:
         everything = b"".join(self._exchange(values.tobytes()))
         if self._rank == root and into is not None:

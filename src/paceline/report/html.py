@@ -220,7 +220,7 @@ def breakable(text: str) -> str:
     '<span class="o">15\xa0x (p - 1) (2 n + 1)</span>: at every batch'
     """
     text = re.sub(
-        r"(?<=\d) (?=(?:%|s|ms|us|MB|x)(?!\w))|(?<=\bbatch) (?=\d)|(?<=\blr) (?=\d)", "\u00a0", text
+        r"(?<=\d) (?=(?:%|s|ms|us|MB|x)(?!\w))|(?<=[ ,]batch) (?=\d)|(?<=[ ,]lr) (?=\d)", "\u00a0", text
     )
     # After the punctuation of a long option, but not between thousands.
     broken = re.sub(r"(?!(?<=\d),\d{3}(?!\d))([:=,])(?=\S)", r"\1<wbr>", escape(text, quote=False))
