@@ -161,9 +161,8 @@ class Reads:
 
     def __init__(self) -> None:
         self._waiting: list[Read] = []
-        self._elsewhere: list[
-            Read
-        ] = []  # read by another process, so that a rank that needs them again must read them
+        self._elsewhere: list[Read] = []
+        """What another process has read, so that a rank that needs it again must read it."""
 
     def add(self, read: Read) -> None:
         """Note down a read."""

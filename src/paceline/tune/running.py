@@ -113,12 +113,13 @@ class Runs:
         if isinstance(found, Failed):
             self.tell(f"{candidate}: {found.why}")
             return None
-        starts = found.steps["start"][found.steps["rank"] == 0]
-        steps = np.diff(starts[len(starts) // 4 :])  # the first ones are slow: libraries and threads start
-        if not len(steps) or not steps.sum():
+        table = found.steps
+        starts = table["start"][table["rank"] == 0]
+        later = np.diff(starts[len(starts) // 4 :])  # the first steps are slow: libraries and threads start
+        step = float(np.median(later)) if len(later) else 0.0
+        if not step:
             return None
-        seconds = self.batches(candidate) * float(np.median(steps))
-        rate = (candidate.batch or 1) / float(np.median(steps))
+        seconds, rate = self.batches(candidate) * step, (candidate.batch or 1) / step
         self.tell(f"{candidate}: {rate:,.0f} samples/s, so an epoch takes {seconds:.3g} s")
         return seconds
 

@@ -338,11 +338,13 @@ class Search:
         """
         waiting, taken, before_any = list(alive), list[Candidate](), self._runs
         cheap = max(2 * PROBE, self.budget / FIRST_RUNG)
-        first = [one for one in self.trials if one.serial][:2] if self.space.program is None else []
         first = [
             one
-            for one in first
-            if one in waiting and one not in self._tried and (self._seconds(one) or 0.0) <= cheap
+            for one in [one for one in self.trials if one.serial][:2]
+            if self.space.program is None
+            and one in waiting
+            and one not in self._tried
+            and (self._seconds(one) or 0.0) <= cheap
         ]
         order: list[Candidate] = []
         while waiting:
@@ -657,17 +659,13 @@ class Search:
         least, _ = self._least_epochs(candidate)
         usual = self.space.candidates[0].batch or 1
         batch = candidate.batch or usual
-        if candidate.steps in self._learned:
-            needs, _, other = self._learned[candidate.steps]
-            found = max(needs, self._outlook_epochs(other))
-        else:
-            needs, _, other = min(
-                self._learned.values(),
-                key=lambda each: (not each[1], abs(math.log((each[2].batch or usual) / batch)), each[0]),
-                default=(1, False, self.space.candidates[0]),
-            )
-            found = max(needs, self._outlook_epochs(other))
-            found *= (CRITICAL_BATCH + batch) / (CRITICAL_BATCH + (other.batch or usual))
+        needs, _, other = self._learned.get(candidate.steps) or min(
+            self._learned.values(),
+            key=lambda each: (not each[1], abs(math.log((each[2].batch or usual) / batch)), each[0]),
+            default=(1, False, self.space.candidates[0]),
+        )
+        found = max(needs, self._outlook_epochs(other))
+        found *= (CRITICAL_BATCH + batch) / (CRITICAL_BATCH + (other.batch or usual))
         if not candidate.equals_serial:
             found *= OTHER_STEPS * math.sqrt(candidate.workers)
             found *= math.sqrt(max(1.0, (candidate.lr or 0.0) / self.space.rate))

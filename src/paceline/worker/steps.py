@@ -287,7 +287,7 @@ class Steps:
 
     def eta(self, step: int | None = None) -> float:
         """Return the learning rate of the current step of the run, or of the given one."""
-        return self.rate * self._schedule.factor(self._step if step is None else step, self.steps)
+        return self.rate * self.shape(step)
 
     def shape(self, step: int | None = None) -> float:
         """Return the schedule's factor on the learning rate for the current step of the run, or for the given one."""
@@ -312,10 +312,8 @@ class Steps:
 
         `model.g` is not defined afterwards. No message may be using `model.x` meanwhile.
         """
-        descend = getattr(
-            self.model, "descend", None
-        )  # a simulated rank's, which may do both in another process
-        update = self.update
+        # A simulated rank's model may do both in another process.
+        descend, update = getattr(self.model, "descend", None), self.update
         if (
             descend is None
             or not batch.count
