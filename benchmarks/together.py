@@ -125,13 +125,13 @@ def measure(name: str, cores: int) -> dict[str, Any]:
     import numpy as np
 
     import paceline
-    from paceline.simulate import forked, together, training
+    from paceline.simulate import together, training
 
     seconds, passes = [0.0, 0.0], [0, 0]
     run, costed, begin, compute = (
         training.Simulation.run,
         training.costed,
-        forked.Forked.begin,
+        together.Forked.begin,
         together.Threads.__call__,
     )
 
@@ -154,7 +154,7 @@ def measure(name: str, cores: int) -> dict[str, Any]:
         return costed(*given, **{**named, "outstanding": None})
 
     training.Simulation.run = timed_run  # type: ignore[method-assign]
-    forked.Forked.begin = counted_begin  # type: ignore[method-assign]
+    together.Forked.begin = counted_begin  # type: ignore[method-assign]
     together.Threads.__call__ = counted_compute  # type: ignore[method-assign]
     if cores == 0:
         training.costed, training.read_apart = at_once, lambda split: None

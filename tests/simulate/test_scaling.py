@@ -20,11 +20,17 @@ from paceline.data import load
 from paceline.errors import UsageError
 from paceline.machine import Costs, Machine, load_network
 from paceline.simulate.bottleneck import ScalingPoint, find_limit, main_reason
-from paceline.simulate.case import RunLength, Workload
-from paceline.simulate.jobs import Simulations, measure
-from paceline.simulate.measured import describe, find_measured, to_values
+from paceline.simulate.case import RunLength, Simulations, Workload, measure
 from paceline.simulate.options import Options
-from paceline.simulate.scaling import Growth, Prediction, Scaling, ScalingCurve
+from paceline.simulate.scaling import (
+    Growth,
+    Prediction,
+    Scaling,
+    ScalingCurve,
+    describe,
+    find_measured,
+    to_values,
+)
 from paceline.simulate.training import simulate
 from paceline.simulate.whatif import REASONS, Scenario
 from paceline.simulate.work import Layer, Work, work_load

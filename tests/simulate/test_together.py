@@ -20,10 +20,9 @@ from paceline.files import read_arrays
 from paceline.machine import Costs
 from paceline.models.mlp import MLP
 from paceline.record import find_runs
-from paceline.simulate import forked, together
-from paceline.simulate.forked import Forked, SharedVectors, scratch_pairs
+from paceline.simulate import together
 from paceline.simulate.options import Options
-from paceline.simulate.together import Outstanding, Threads, Work
+from paceline.simulate.together import Forked, Outstanding, SharedVectors, Threads, Work, scratch_pairs
 from paceline.vmpi import Curves
 from paceline.vmpi.errors import RankFailed
 from tests.simulate.costs import COSTS, WORK
@@ -78,7 +77,7 @@ def share_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Share even the shortest work among threads."""
     for name in ("SHORT", "LEAST", "LOCKED"):
         monkeypatch.setattr(together, name, 1e-12)
-    monkeypatch.setattr(forked, "WORTH", np.inf)
+    monkeypatch.setattr(together, "WORTH_FORKING", np.inf)
 
 
 @pytest.fixture
@@ -86,8 +85,8 @@ def fork(monkeypatch: pytest.MonkeyPatch, share_all: None) -> Callable[[], list[
     """A function that makes the following simulations compute in processes; it returns the engines that begin work."""
 
     def fork() -> list[Forked]:
-        monkeypatch.setattr(forked, "WORTH", 0.0)
-        monkeypatch.setattr(forked, "SHORT", 0.0)
+        monkeypatch.setattr(together, "WORTH_FORKING", 0.0)
+        monkeypatch.setattr(together, "WORTH_SENDING", 0.0)
         engines: list[Forked] = []
         begin = Forked.begin
 
@@ -252,7 +251,7 @@ def test_ranks_that_share_parameters_do_not_depend_on_threads(
     found = [simulated(program(), threads, machine=slow_machine) for threads in (1, 4)]
     for name in ("SHORT", "LEAST", "LOCKED"):
         monkeypatch.setattr(together, name, 1e-12)
-    monkeypatch.setattr(forked, "WORTH", 0.0)
+    monkeypatch.setattr(together, "WORTH_FORKING", 0.0)
     found.append(simulated(program(), 4, machine=slow_machine))
     assert len({np.asarray(one.model.x).tobytes() for one in found}) == 1
 
@@ -427,8 +426,8 @@ def test_processes_are_started_before_the_first_gradient_where_pytorch_sees_gpus
 ) -> None:
     """A gradient starts threads for GPUs, and PyTorch computes none in a process that is forked after that."""
     engines = fork()
-    monkeypatch.setattr(forked, "WORTH", np.inf)
-    monkeypatch.setattr(forked, "sees_gpus", lambda: True)
+    monkeypatch.setattr(together, "WORTH_FORKING", np.inf)
+    monkeypatch.setattr(together, "sees_gpus", lambda: True)
     spent, start = [], Forked.start
 
     def noted(self: Forked) -> bool:
@@ -484,7 +483,7 @@ def test_a_process_that_ends_or_hangs_is_done_without(
     one = simulated("gossip", 1, draws=24)
     engines = fork()
     begin, pids = Forked.begin, []
-    monkeypatch.setattr(forked, "PATIENCE", 1.0)
+    monkeypatch.setattr(together, "PATIENCE", 1.0)
 
     def begin_and_stop(self: Forked, work: Work) -> bool:
         begun = begin(self, work)

@@ -21,10 +21,19 @@ from paceline.models import Model
 from paceline.record import Run, release
 from paceline.record.checkpoint import latest
 from paceline.record.environment import environment
-from paceline.simulate.forked import Forked, SharedVectors, find_obstacle, scratch_pairs
 from paceline.simulate.model import PAYS, Costed, Pool, Room, copied, costed, kind_of, moved
 from paceline.simulate.options import Options
-from paceline.simulate.together import Engine, LateSplit, Outstanding, Reads, Threads
+from paceline.simulate.together import (
+    Engine,
+    Forked,
+    LateSplit,
+    Outstanding,
+    Reads,
+    SharedVectors,
+    Threads,
+    find_obstacle,
+    scratch_pairs,
+)
 from paceline.strategies import Strategy
 from paceline.training.job import Components, Job, strategy_of
 from paceline.training.rank import Fitted, Show, train_at

@@ -11,8 +11,7 @@ from pathlib import Path
 from paceline import text
 from paceline.figures import Axis, Curve, Lines, save
 from paceline.simulate.bottleneck import LITTLE, POINT, SHORT, ScalingPoint
-from paceline.simulate.measured import Measured
-from paceline.simulate.scaling import Prediction, ScalingCurve, Split
+from paceline.simulate.scaling import Measured, Prediction, ScalingCurve, Split
 
 WIDE = 110
 HEADINGS = {

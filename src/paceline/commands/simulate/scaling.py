@@ -110,8 +110,7 @@ def main(args: argparse.Namespace) -> int:
     from paceline.machine import load_network
     from paceline.record import find_runs
     from paceline.simulate.case import Workload, check_job, normalize_name
-    from paceline.simulate.measured import describe, find_measured, to_values
-    from paceline.simulate.scaling import Scaling
+    from paceline.simulate.scaling import Scaling, describe, find_measured, to_values
     from paceline.simulate.training import costs_for
     from paceline.simulate.work import Work, work_load
     from paceline.training.job import Job
