@@ -321,7 +321,6 @@ DROPPED = re.compile(
     rb"|pmix_ptl_base: send_msg: write failed"
     rb"|The selected '[^']*' module '[^']*' is (not|insuficiently) tested (for|in) post-failure"
     rb"|\[warn\] Epoll [A-Z]+\(\d+\) on fd \d+ failed\."
-    rb"|BAD TERMINATION"
     rb"|Sending Ctrl-C to processes as requested|Press Ctrl-C again to force abort"
     # What Hydra's processes print about each other's end, but not about a program that cannot be started.
     rb"|^\[(proxy:|mpiexec@)[^]]*\] \w+ \([^)]*\): (assert \(!\w*closed\) failed|(sock )?(read|write) error"
@@ -432,7 +431,7 @@ class Banners:
             return self._ended(f"rank {match[1].decode()} on {match[2].decode()}", int(match[3]))
         if match := CODES.search(block):
             return self._read_codes(match[1].decode(), [int(code) for code in match[2].split(b",")])
-        return b"" if DROPPED.search(block) else block
+        return b"" if block.lstrip(b"\n").startswith(EQUALS) or DROPPED.search(block) else block
 
     def _read_codes(self, host: str, codes: list[int]) -> bytes:
         """Read MPICH's list of wait statuses: which ranks ended by themselves, and which the launcher ended for that."""
