@@ -17,6 +17,7 @@ from paceline.record import Run
 from paceline.strategies.parameter_server._pieces import APPLIED, DROPPED
 from paceline.training.rank import Fitted
 from paceline.training.replaying import check as check_replay
+from paceline.worker.divergence import Guard
 from tests.simulate.costs import COSTS
 
 STEPS, EPOCHS = 48, 4
@@ -103,6 +104,18 @@ def test_a_worker_becomes_a_master_and_fewer_ranks_have_fewer_masters(train: Any
     check_that_it_ended_well(left, 2)
     assert [failure["ranks"] for failure in left.findings["failures"]] == [(1,), (0,), (3,)]
     assert {piece["master"] for piece in left.findings["staleness"]["pieces"]} == {0}
+
+
+def test_the_successors_of_master_0_know_the_first_loss(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float] = []
+    monkeypatch.setattr(Guard, "start_at", lambda _, first: told.append(first))
+    undisturbed = train("masters=1", 5, lr=0.5)
+    deaths = [(0, 0.5 * undisturbed.train_seconds), (1, 0.8 * undisturbed.train_seconds)]
+    check_that_it_ended_well(train("masters=1", 5, deaths, lr=0.5), 3)
+    first, second = told
+    assert second == pytest.approx(first)
+    losses = [epoch.train_loss for epoch in undisturbed.history]
+    assert losses[-1] < losses[0] < first
 
 
 def test_a_death_at_a_cut_and_several_at_once_are_survived(train: Any) -> None:

@@ -49,6 +49,13 @@ def test_a_plateau_must_last_as_long_as_the_horizon() -> None:
     assert seen[-1] == "the loss stays at 0.5, whatever the batch,"
 
 
+def test_a_guard_made_late_compares_with_the_beginning_of_the_run() -> None:
+    guard = Guard(horizon=8, first=2)
+    guard.start_at(2.0)
+    assert not any(guard.see(loss) for loss in (*[0.01] * 16, *[0.5] * 16))
+    assert [told for told in map(guard.see, [5.0] * 16) if told]
+
+
 def test_low_losses_may_stand_still() -> None:
     guard = Guard(horizon=8)
     assert not any(guard.see(loss) for loss in (1.0, *[0.2] * 20))

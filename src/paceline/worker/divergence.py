@@ -59,6 +59,11 @@ class Guard:
         """True if the problem is that the loss does not change."""
         self._first = self._best = math.inf
 
+    @property
+    def first(self) -> float:
+        """The initial value; infinite until it is known."""
+        return self._first
+
     def see(self, loss: float, *, same: bool = False) -> str | None:
         """Record a loss; return a description of the problem if training has diverged.
 
@@ -92,6 +97,11 @@ class Guard:
         """Continue from what another guard has seen."""
         self.mean, seen, self._level, alike, still, self._first, self._best = map(float, state)
         self._seen, self._alike, self.still = int(seen), int(alike), bool(still)
+
+    def start_at(self, first: float) -> None:
+        """Set the initial value, because the run had begun before this guard was made."""
+        self._first = self._best = self.mean = first
+        self._seen = max(self.horizon, self._begun)
 
     def forget(self) -> None:
         """Compare only with the best mean so far from now on, because the parameters have been restored."""

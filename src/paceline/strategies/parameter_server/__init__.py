@@ -227,7 +227,7 @@ class ParameterServer(Strategy):
             if saved is not None:
                 saved.give(master)
             me.before_saving(lambda: keep(me, master))
-        memory = Memory(None if saved is None else saved.dealt)
+        memory = Memory() if saved is None else Memory(saved.dealt, saved.first_loss)
         me.when_ranks_die(Survival(me, pieces, memory, master))
         with me.preparation():
             comm = me.comm.Dup()
@@ -341,6 +341,8 @@ def work(
         expect_values()
         gradient.send_rest()
         memory.losses.append((batch.step, loss, batch.count))
+        if memory.before is None and not memory.done:
+            memory.first_loss = loss / batch.count
         receive_values()
         header[LAST_STEP], header[LAST_LOSS], header[LAST_COUNT] = memory.losses[-1]
         memory.done.append(batch.step)

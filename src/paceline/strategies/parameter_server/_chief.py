@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -142,6 +143,7 @@ class Chief:
             "known": np.packbits(self._known),
             "done": self._done,
             "guard": self._guard.state(),
+            "first_loss": self._guard.first,
             "sums": {str(epoch): sums for epoch, sums in self._sums.items()},
             "waiting": waiting,
             "scores": {str(epoch): score.sums for epoch, score in self._scores.items()},
@@ -162,6 +164,8 @@ class Chief:
         self._known[: known.size] = known
         if "guard" in saved:
             self._guard.resume(saved["guard"])
+        elif math.isfinite(saved.get("first_loss", math.inf)):
+            self._guard.start_at(float(saved["first_loss"]))
         self._sums = {
             int(epoch): [float(loss), int(count), int(batches)]
             for epoch, (loss, count, batches) in saved["sums"].items()

@@ -12,6 +12,7 @@ received from it last, with the states of rule and update of the last checkpoint
 from __future__ import annotations
 
 import io
+import math
 from array import array
 from collections import deque
 from collections.abc import Sequence
@@ -61,6 +62,8 @@ class Saved:
     """Step, loss and count of batches whose losses master 0 may not know yet."""
     survived: bool = False
     """True if ranks have died; otherwise the run is resumed from a checkpoint."""
+    first_loss: float = math.inf
+    """The mean loss at the beginning of the run; infinite if it is not known."""
 
     @classmethod
     def of(cls, me: Worker) -> Saved | None:
@@ -83,12 +86,13 @@ class Saved:
         dealt = np.zeros(me.steps, bool)
         bits = np.unpackbits(chief["dealt"])[: me.steps]
         dealt[: bits.size] = bits
+        first_loss = float(chief.get("first_loss", math.inf))
         if resumption.same_ranks:
             parts = [parts[resumption.own]]
         pieces = [PieceState.of(piece) for part in parts for piece in part.get("pieces", ())]
         if "losses" in parts[0]:
             losses = [row for row in parts[0]["losses"] if me.rank == 0]
-            return cls(pieces, dealt, chief, True, parts[0]["epochs"], losses, survived=True)
+            return cls(pieces, dealt, chief, True, parts[0]["epochs"], losses, True, first_loss)
         known = resumption.same_ranks or me.rank == 0  # by the worker that computed them, or else by master 0
         last = [tuple(map(float, part.get("last", (-1, 0, 0)))) for part in parts if known]
         losses = [(step, loss, count) for step, loss, count in last if step >= 0]
@@ -97,7 +101,7 @@ class Saved:
         ends, count = bool(resumption.first["kept"][NAME]["ends"]), int(dealt.sum())
         if any(one.arrivals - len(one.skip) != count for one in pieces):
             raise ValueError(f"a master has not had the {count:,} gradients that were dealt")
-        return cls(pieces, dealt, chief, ends, count // me.steps_per_epoch, losses)
+        return cls(pieces, dealt, chief, ends, count // me.steps_per_epoch, losses, False, first_loss)
 
     def give(self, master: Master) -> None:
         """Let a master continue from here."""
@@ -129,8 +133,10 @@ class Saved:
 class Memory:
     """What a worker remembers in case that masters die."""
 
-    before: Array | None
+    before: Array | None = None
     """The batches whose gradients had been applied when the run was resumed; None if it was not."""
+    first_loss: float = math.inf
+    """The mean loss at the beginning of the run; infinite if it is not known."""
     done: array[int] = field(default_factory=lambda: array("q"))
     """This worker's batches whose gradients all masters have applied; batches of all would take too much memory."""
     losses: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -184,7 +190,7 @@ class Survival:
         recent[: len(self.memory.losses)] = list(self.memory.losses) or np.empty((0, 3))
         every = np.empty((size * RECENT, 3))
         comm.Allgather(recent, every)
-        chief = given[0]["chief"] if 0 in given else self._new_chief(run, first=comm.Get_rank() == 0)
+        chief = given[0]["chief"] if 0 in given else self._new_chief(comm, run)
         count, spent = int(done.sum()), int(np.unpackbits(chief["dealt"]).sum())
         epochs = max(one.arrivals for one in states) // me.steps_per_epoch
         state["x"] = x
@@ -245,15 +251,19 @@ class Survival:
             f"last, the state of its rule {rest}"
         )
 
-    def _new_chief(self, run: Path | None, *, first: bool) -> dict[str, Any]:
-        """Return the state of a master 0 that takes the place of a dead one."""
-        if first and run is not None:
+    def _new_chief(self, comm: Any, run: Path | None) -> dict[str, Any]:
+        """Return the state of a master 0 that takes the place of a dead one. Collective."""
+        losses = np.empty(comm.Get_size())
+        comm.Allgather(np.array([self.memory.first_loss]), losses)
+        known = losses[np.isfinite(losses)]
+        if comm.Get_rank() == 0 and run is not None:
             self.me.history[:] = [Epoch(**epoch) for epoch in Run(run).epochs]
         nothing = np.packbits(np.zeros(self.me.steps, bool))
         return {
             "dealt": nothing,
             "known": nothing,
             "done": 0,
+            "first_loss": float(known.mean()) if known.size else math.inf,
             "sums": {},
             "waiting": {},
             "scores": {},
