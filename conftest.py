@@ -8,8 +8,13 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 from tests.components import missing
+
+# The same examples every time, however slow the machine; `pytest --hypothesis-profile=default` looks for new ones.
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("same")
 
 # Folders whose tests run in one process: those of starting jobs, which look at idle cores and at processes that are left
 # over, and those of reports, whose runs take long to make.

@@ -114,7 +114,7 @@ def test_the_successors_of_master_0_know_the_first_loss(train: Any, monkeypatch:
     check_that_it_ended_well(train("masters=1", 5, deaths, lr=0.5), 3)
     first, second = told
     assert second == pytest.approx(first)
-    losses = [epoch.train_loss for epoch in undisturbed.history]
+    losses = [epoch.loss for epoch in undisturbed.history]
     assert losses[-1] < losses[0] < first
 
 
