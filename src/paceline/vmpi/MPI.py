@@ -22,16 +22,24 @@ import numpy as np
 from greenlet import getcurrent
 
 from paceline.vmpi import constants as _constants
-from paceline.vmpi.communicator import COMM_NULL, MESSAGE_NO_PROC, MESSAGE_NULL, Comm, current_comm, make_comm
+from paceline.vmpi.communicator import (
+    COMM_NULL,
+    MESSAGE_NO_PROC,
+    MESSAGE_NULL,
+    SESSION_NULL,
+    Comm,
+    Pickle,
+    Session,
+    current_comm,
+    make_comm,
+)
 from paceline.vmpi.communicator import MatchedMessage as Message
 from paceline.vmpi.constants import THREAD_MULTIPLE, special_numbers
 from paceline.vmpi.datatypes import DATATYPES, Datatype
 from paceline.vmpi.errors import MPIError as Exception  # noqa: A004 (mpi4py's name)
 from paceline.vmpi.errors import error_codes as _error_codes
 from paceline.vmpi.groups import GROUP_EMPTY, GROUP_NULL, CommState, Forming, Group, OwnState
-from paceline.vmpi.handles import Handle
-from paceline.vmpi.handles import constants as _objects
-from paceline.vmpi.information import (
+from paceline.vmpi.handles import (
     ERRHANDLER_NULL,
     ERRORS_ABORT,
     ERRORS_ARE_FATAL,
@@ -39,9 +47,11 @@ from paceline.vmpi.information import (
     INFO_ENV,
     INFO_NULL,
     Errhandler,
+    Handle,
     Info,
     raise_unsupported,
 )
+from paceline.vmpi.handles import constants as _objects
 from paceline.vmpi.intercommunicators import Intercomm
 from paceline.vmpi.memory import (
     BOTTOM,
@@ -53,13 +63,11 @@ from paceline.vmpi.memory import (
     buffer,
     get_address,
 )
-from paceline.vmpi.objects import Pickle
 from paceline.vmpi.operations import OPERATIONS, Op
 from paceline.vmpi.requests import REQUEST_NULL, Status
 from paceline.vmpi.requests import PublicGrequest as Grequest
 from paceline.vmpi.requests import PublicPrequest as Prequest
 from paceline.vmpi.requests import PublicRequest as Request
-from paceline.vmpi.sessions import SESSION_NULL, Session
 from paceline.vmpi.topologies import Cartcomm, Distgraphcomm, Graphcomm, Intracomm, Topocomm
 from paceline.vmpi.windows import WIN_NULL
 from paceline.vmpi.windows import Window as Win

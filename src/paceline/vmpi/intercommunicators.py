@@ -13,12 +13,18 @@ from typing import Any
 import numpy as np
 
 from paceline.vmpi.buffers import BufferMemory, RankParts, equal_blocks
-from paceline.vmpi.communicator import COMM_KINDS, Comm, current_comm, make_comm
+from paceline.vmpi.communicator import (
+    COMM_KINDS,
+    Comm,
+    current_comm,
+    make_comm,
+    pickle_object,
+    unpickle_object,
+)
 from paceline.vmpi.constants import ROOT, UNDEFINED
 from paceline.vmpi.errors import mpi_error
 from paceline.vmpi.groups import CollectiveRequest, CommState, Group
-from paceline.vmpi.matching import queue_of
-from paceline.vmpi.objects import pickle_object, unpickle_object
+from paceline.vmpi.kernel import queue_of
 from paceline.vmpi.operations import SUM, check_op, combine_all
 from paceline.vmpi.topologies import connect
 

@@ -29,7 +29,7 @@ from paceline.vmpi import MPI
 from paceline.vmpi.compute import Compute
 from paceline.vmpi.errors import Aborted
 from paceline.vmpi.groups import CommState
-from paceline.vmpi.information import raise_unsupported
+from paceline.vmpi.handles import raise_unsupported
 from paceline.vmpi.kernel import Kernel
 from paceline.vmpi.network import Network, parse_network
 from paceline.vmpi.rounds import can_evaluate

@@ -13,12 +13,19 @@ import numpy as np
 
 from paceline.vmpi import constants as c
 from paceline.vmpi.buffers import BufferMemory, RankParts, unpack_spec
-from paceline.vmpi.communicator import COMM_KINDS, Comm, add_persistent, current_comm, make_comm
+from paceline.vmpi.communicator import (
+    COMM_KINDS,
+    Comm,
+    add_persistent,
+    current_comm,
+    make_comm,
+    pickle_object,
+    unpickle_object,
+)
 from paceline.vmpi.constants import UNDEFINED
 from paceline.vmpi.errors import mpi_error
 from paceline.vmpi.groups import CollectiveRequest, CommState, Group
-from paceline.vmpi.information import raise_unsupported
-from paceline.vmpi.objects import pickle_object, unpickle_object
+from paceline.vmpi.handles import raise_unsupported
 
 Neighbours = list[int]
 
