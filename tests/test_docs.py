@@ -42,7 +42,7 @@ def test_links_and_files(page: Path) -> None:
     for path in re.findall(rf"(?<![\w/.])(?:{folders})/[\w./-]*\w", text):
         assert (ROOT / path).exists(), f"{page.name} names {path}"
     for path in re.findall(
-        r"`(?:paceline/)?((?:collectives|updates|schedules|strategies|models)/[\w.]*)`", text
+        r"`(?:paceline/)?((?:collectives|updates|strategies|models)/[\w.]*|schedules\.py)`", text
     ):
         assert (ROOT / "src/paceline" / path).exists(), f"{page.name} names {path}"
 

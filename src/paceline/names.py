@@ -1,7 +1,7 @@
 """The names that users type: strategies, collectives, models, data sets, updates, schedules and rules, with options.
 
 A name is a file: `strategies/local_sgd.py` is `local-sgd`. Files whose name starts with an underscore are not
-algorithms. Other packages add names through entry points in the groups `paceline.strategies`, `paceline.data` and so on.
+algorithms. Schedules are so short that one file holds them all, and a name is a dataclass. Other packages add names through entry points in the groups `paceline.strategies`, `paceline.data` and so on.
 There is no list to edit.
 
 `name:option=value,option=value` is the one spelling for the command line, the record and the legend. The options of a
@@ -35,7 +35,7 @@ from typing import Any, Literal, Union
 
 from paceline.errors import UntrustedError, UsageError, unknown
 
-# What a module of each folder provides: a function of this name, or (None) the class named like the file.
+# What a name stands for: the function of this name in the file, or (None) the class named like it.
 OFFERS: dict[str, str | None] = {
     "strategies": None,
     "updates": None,
@@ -87,7 +87,9 @@ def find(kind: str, name: str) -> Callable[..., Any]:
             raise UsageError(f"the {SINGULAR[kind]} {name!r} of {others[name].value} is not callable")
         return found  # type: ignore[no-any-return]
     stem = name.replace("-", "_")
-    module = importlib.import_module(f"{_package(kind)}.{stem}")
+    module = importlib.import_module(_package(kind))
+    if hasattr(module, "__path__"):
+        module = importlib.import_module(f"{module.__name__}.{stem}")
     attribute = OFFERS[kind]
     if attribute is None:
         wanted = stem.replace("_", "")
@@ -166,14 +168,18 @@ def users_own(kind: str, text: str) -> Callable[..., Any] | None:
 
 
 def _package(kind: str) -> str:
-    """Return the package whose modules are the names of one kind."""
+    """Return the package whose modules, or the module whose dataclasses, are the names of one kind."""
     return f"paceline.{FOLDERS.get(kind, kind)}"
 
 
 @cache
 def _own(kind: str) -> frozenset[str]:
-    folder = importlib.import_module(_package(kind)).__path__
-    stems = (module.name for module in pkgutil.iter_modules(folder))
+    module = importlib.import_module(_package(kind))
+    if not hasattr(module, "__path__"):
+        return frozenset(
+            name.lower() for name, found in vars(module).items() if dataclasses.is_dataclass(found)
+        )
+    stems = (inner.name for inner in pkgutil.iter_modules(module.__path__))
     return frozenset(stem.replace("_", "-") for stem in stems if not stem.startswith("_"))
 
 

@@ -13,11 +13,7 @@ from hypothesis import strategies as st
 from paceline import names as registry
 from paceline import names as spec
 from paceline.errors import UsageError
-from paceline.schedules import Schedule, scaled_rate
-from paceline.schedules.constant import Constant
-from paceline.schedules.cosine import Cosine
-from paceline.schedules.step import Step
-from paceline.schedules.warmup import Warmup
+from paceline.schedules import Constant, Cosine, Schedule, Step, Warmup, scaled_rate
 
 
 def factors(schedule: Schedule, steps: int) -> list[float]:

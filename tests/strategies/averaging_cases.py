@@ -12,7 +12,7 @@ from paceline import names as spec
 from paceline.config import Config
 from paceline.data import Batches, partition
 from paceline.launch import limit_threads
-from paceline.schedules.cosine import Cosine
+from paceline.schedules import Cosine
 from paceline.training.rank import Fitted, Job, train
 from paceline.worker.evaluation import score
 from tests.ranks import first

@@ -14,7 +14,7 @@ from paceline.comm.clocks import Stopwatch
 from paceline.data import Batches, load
 from paceline.models.mlp import build
 from paceline.record import RowLog
-from paceline.schedules.constant import Constant
+from paceline.schedules import Constant
 from paceline.simulate.model import costed, kind_of
 from paceline.strategies.parameter_server._chief import Dealer, first_batch
 from paceline.strategies.parameter_server._master import Outbox

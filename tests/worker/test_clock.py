@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline.data import Batches, load
 from paceline.models.mlp import build
-from paceline.schedules.constant import Constant
+from paceline.schedules import Constant
 from paceline.updates.sgd import Sgd
 from paceline.worker import Worker
 

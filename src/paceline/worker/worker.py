@@ -148,7 +148,7 @@ class Worker(Steps):
 
     >>> from paceline.data import load
     >>> from paceline.models.mlp import build
-    >>> from paceline.schedules.constant import Constant
+    >>> from paceline.schedules import Constant
     >>> from paceline.updates.sgd import Sgd
     >>> iris = load("iris")
     >>> me = Worker(comm=None, model=build(iris, 8), data=iris, batches=Batches(iris.train, batch=10), update=Sgd(),
