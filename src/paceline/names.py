@@ -1,8 +1,8 @@
 """The names that users type: strategies, collectives, models, data sets, updates, schedules and rules, with options.
 
 A name is a file: `strategies/local_sgd.py` is `local-sgd`. Files whose name starts with an underscore are not
-algorithms. Schedules are so short that one file holds them all, and a name is a dataclass. Other packages add names through entry points in the groups `paceline.strategies`, `paceline.data` and so on.
-There is no list to edit.
+algorithms. Schedules are so short that one file holds them all: there a name is a dataclass. Other packages add names
+through entry points in the groups `paceline.strategies`, `paceline.data` and so on. There is no list to edit.
 
 `name:option=value,option=value` is the one spelling for the command line, the record and the legend. The options of a
 thing are the parameters of its function, or the fields of its dataclass, with their types:

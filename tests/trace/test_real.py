@@ -9,8 +9,7 @@ import pytest
 
 from paceline.cli import main
 from paceline.record import Run
-from paceline.trace import timeline_of
-from paceline.trace.picture import _figure, typical_window
+from paceline.trace import _figure, timeline_of, typical_window
 from tests.ranks import on_ranks
 from tests.trace.cases import STRATEGIES
 from tests.trace.checks import check_all

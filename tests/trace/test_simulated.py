@@ -12,9 +12,7 @@ from paceline import UsageError, fit
 from paceline.cli import main
 from paceline.files import write_arrays
 from paceline.record import Run
-from paceline.trace import timeline_of
-from paceline.trace.picture import _figure, whole_window
-from paceline.trace.timeline import select_steps
+from paceline.trace import _figure, select_steps, timeline_of, whole_window
 from tests.trace.cases import SMALL, STRATEGIES, every_call
 from tests.trace.checks import check_all, check_format, check_nesting, check_seconds, written
 
