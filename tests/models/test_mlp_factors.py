@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.data import Batch, piece
 from paceline.models import FactoredModel
-from paceline.models._factors import PASSES, cut_rows
-from paceline.models.mlp import MLP
+from paceline.models.mlp import MLP, PASSES, cut_rows
 from tests.models.mlp_nets import VARIANTS, allocated, batch, name, net
 
 pytestmark = pytest.mark.filterwarnings("error")

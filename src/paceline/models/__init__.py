@@ -3,7 +3,7 @@
 | module | contents |
 |---|---|
 | `_model` | `Model`, the interface that strategies use; `make` and `as_model` create one from a spec, a module or a pair |
-| `mlp` | `mlp:128,64`: the fully connected network in NumPy, with `_passes` (forward and backward) and `_factors` |
+| `mlp` | `mlp:128,64`: the fully connected network in NumPy, its passes, and the factors of its gradient |
 | `cnn` | `cnn`: the reference convolutional network in PyTorch |
 | `_torch` | `TorchModel`: any `torch.nn.Module` as a model; `GlobalDropout`, and the module of `cnn` |
 
