@@ -17,7 +17,7 @@ from paceline.diagnosis import diagnose
 from paceline.figures import Bars, Lines, Points
 from paceline.record import Run, find_runs
 from paceline.report import document_of, write
-from paceline.report.command import command_of
+from paceline.report.contents import command_of
 from paceline.report.document import Document, Opening, Spread
 from paceline.report.html import html_page
 from paceline.report.pdf import pdf_bytes

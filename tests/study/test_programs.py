@@ -13,7 +13,7 @@ import pytest
 from paceline.cli import main
 from paceline.compare.rows import rows_of
 from paceline.record import find_runs, script_digest
-from paceline.report.command import command_of
+from paceline.report.contents import command_of
 from paceline.study.cells import asked_in, spell_cell, varying
 from paceline.study.file import BadStudyError, mistakes, read
 from paceline.study.run import command

@@ -1,25 +1,34 @@
-"""Records into a report: its sections and their order, the diagnosis, and the environment of the runs."""
+"""Records into a report: its sections and their order, what a reader sees first, the diagnosis, and the environment.
+
+The first screen of a problem (`opening_of`) has the answer, the command that repeats the run, and a figure of time to the
+target against quality.
+"""
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import groupby
 from typing import Any
 
+from paceline.compare.answer import answer
 from paceline.compare.metric import Goal, Metric, names_in
-from paceline.compare.rows import Row, candidates_of, compared_by, rows_of, titles_of
-from paceline.compare.target import target_in, target_of
-from paceline.compare.verdict import remarks
+from paceline.compare.rows import Row, candidates_of, compared_by, label, rows_of, titles_of
+from paceline.compare.target import Target, reached, target_in, target_of
+from paceline.compare.verdict import notes, real, remarks, standing
+from paceline.config import Config
 from paceline.diagnosis import Cause, Diagnosis, diagnose
 from paceline.errors import UsageError
+from paceline.figures import Axis, Point, Points
+from paceline.names import as_arguments
 from paceline.record import Run
-from paceline.report.document import Block, Column, Document, Section, Table, Text, Value, foldable
+from paceline.record.environment import shared_cores
+from paceline.report.document import Block, Column, Document, Opening, Section, Table, Text, Value, foldable
 from paceline.report.exchange import staleness, traffic
 from paceline.report.learning import end_quality, learning
-from paceline.report.opening import opening_of
 from paceline.report.results import candidates, costs, describe_search, results, summary, time_split, time_to
 from paceline.report.scaling import scaling
 from paceline.report.series import CURVES
@@ -31,11 +40,22 @@ from paceline.report.study import (
     published,
     published_for,
 )
+from paceline.simulate.options import NAMES, Options
 from paceline.study.context import Context, Failed
 
 TITLE = "paceline report"
 CAUSES = "Shown for each strategy: its main cause. The table has all causes."
 Machine = tuple[str, int]
+# If the slowest row takes this many times as long as the fastest, the time axis is logarithmic.
+FAR = 4.0
+# Accuracies further below the best than this, and other values worse than this many times the best, are not drawn to
+# scale: the others could not be distinguished.
+NEAR, WORSE = 0.1, 1.0
+CAPTION = "Each row is a point, at the mean of its runs; lines go from the lowest value to the highest. Upper left is best."
+# These are always given: a reader should see what is trained, and how.
+SHOWN = ("data", "model", "strategy")
+# More hosts than this are counted, not named.
+NAMED_HOSTS = 8
 
 
 def document_of(
@@ -183,6 +203,217 @@ def _problem(
     if searched and target is not None:
         return section, (describe_search(rows, target),)
     return section, summary(rows, target, failed, names)
+
+
+# ---- the opening
+
+
+def opening_of(rows: Sequence[Row], target: Target | None, number: int) -> Opening:
+    """Return what a reader sees first of one problem."""
+    found = answer(rows, target)
+    command = ""
+    if found.row is not None:
+        first = min(found.row.members, key=lambda run: run.config["seed"])
+        command = command_of(first, _epochs_needed(found.row, rows, target))
+    return Opening(
+        sentence=found.sentence,
+        sure=found.sure,
+        command=command,
+        figure=front(rows, target, number),
+        notices=notices(rows),
+    )
+
+
+def _epochs_needed(row: Row, rows: Sequence[Row], target: Target | None) -> int | None:
+    """Return the epochs after which all runs of a candidate of a search had reached the target; None: those that they had.
+
+    If all candidates had as many epochs, the schedule of the learning rate may depend on their number.
+    """
+    lengths = {run.config["epochs"] for one in rows for run in one.members}
+    if row.setting is None or target is None or len(lengths) == 1:
+        return None
+    metric = target.metric
+    counts = [
+        next(
+            (n for n, (_, value) in enumerate(metric.points(run), 1) if metric.reaches(value, target.value)),
+            0,
+        )
+        for run in row.members
+    ]
+    return max(counts, default=0) or None
+
+
+def notices(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Return what makes times or comparisons doubtful: other programs, implausible speedups, more ranks than cores."""
+    said = list(notes(rows))
+    disturbed = [row for row in rows if shared_cores(row.remarks)]
+    if disturbed:
+        who = (
+            "; ".join(map(label, disturbed))
+            if len(disturbed) <= 3
+            else f"{len(disturbed)} of {len(rows)} rows"
+        )
+        said.insert(0, f"Other programs were running during these runs, so their times are too long: {who}.")
+    crowded = sum(row.oversubscribed for row in rows)
+    if crowded:
+        ranks = "1 row has" if crowded == 1 else f"{crowded} rows have"
+        said.append(f"{ranks} more ranks than cores: their speedups say nothing about scaling.")
+    return tuple(said)
+
+
+# ---- the figure of an opening
+
+
+def front(rows: Sequence[Row], target: Target | None, number: int) -> Points | None:
+    """Return time to the target (or training time) against quality; None if fewer than two rows have a quality."""
+    known = [row for row in rows if row.score is not None]
+    if len(known) < 2:
+        return None
+    metric, where = known[0].metric, known[0].where
+    if target is not None and not any(reached(row, target).all for row in known):
+        target = None  # then times to it would be a single column
+    when = {row: _when(row, target) for row in known}
+    points = tuple(_point(row, rows, *when[row]) for row in known)
+    best = metric.best(point.y for point in points) or 0.0
+    room = NEAR if metric.percent else WORSE * abs(best)
+    worst = best - room if metric.higher else best + room
+    near = [point.y for point in points if metric.reaches(point.y, worst)]
+    beyond = len(near) < len(points)
+    bounds: tuple[float | None, float | None] = (None, None)
+    if beyond:
+        margin = max(0.25 * (max(near) - min(near)), 0.05 * room)
+        bounds = (min(near) - margin, None) if metric.higher else (None, max(near) + margin)
+    times = [point.x for point in points if point.x is not None]
+    far = " An arrow: far worse, beyond the axis." if beyond else ""
+    return Points(
+        name=f"front-{number}",
+        title=f"Time to {target.short} against quality"
+        if target is not None
+        else "Training time against quality",
+        caption=CAPTION + far,
+        x=Axis(
+            label="training time" if target is None else f"time to {target.short}",
+            seconds=True,
+            log=bool(times) and min(times) > 0 and max(times) > FAR * min(times),
+        ),
+        y=Axis(
+            label=metric.heading(where)
+            + (" (%)" if metric.percent else "" if metric.higher else " (lower is better)"),
+            percent=metric.percent,
+            bounds=bounds,
+        ),
+        points=points,
+        front=_front(points, known),
+        descending=not metric.higher,
+        outside="not reached",
+    )
+
+
+def _when(row: Row, target: Target | None) -> tuple[float | None, tuple[float, float] | None]:
+    """Return a row's mean time to the target and its spread; None if not every run reached it."""
+    if target is None:
+        return row.train_seconds, row.seconds_range if row.runs > 1 else None
+    found = reached(row, target)
+    if not found.all:
+        return None, None
+    return found.mean, (min(found.seconds), max(found.seconds)) if row.runs > 1 else None
+
+
+def _point(row: Row, rows: Sequence[Row], x: float | None, x_range: tuple[float, float] | None) -> Point:
+    wrong = standing(row, rows)
+    return Point(
+        label=label(row).replace(" *", "", 1) if row.oversubscribed else label(row),
+        strategy=row.strategy,
+        x=x,
+        y=row.score or 0.0,
+        x_range=x_range,
+        y_range=row.score_range if row.runs > 1 else None,
+        flag=wrong if wrong != "oversubscribed" else "",
+        simulated=bool(row.simulated),
+        oversubscribed=row.oversubscribed,
+    )
+
+
+def _front(points: Sequence[Point], rows: Sequence[Row]) -> tuple[int, ...]:
+    """Return the points that no other one beats in both time and quality; measured ones only, if there are any."""
+    metric, measured = rows[0].metric, bool(real(rows))
+    able = [
+        (point.x, metric.key(point.y), k)
+        for k, (point, row) in enumerate(zip(points, rows, strict=True))
+        if point.x is not None and not row.diverged and not row.guessed and bool(row.simulated) != measured
+    ]
+    found: list[int] = []
+    least = float("inf")
+    for _, key, k in sorted(able):
+        if key < least:
+            found.append(k)
+            least = key
+    return tuple(found)
+
+
+# ---- the command that repeats a run
+
+
+def command_of(run: Run, epochs: int | None = None) -> str:
+    """Return a line for a shell that trains once more as the run did; empty if its network or data are Python objects.
+
+    `epochs`: those of the command, if they are not those of the run. A name in it that begins with a minus sign, or has
+    blanks or quotes, is quoted as a shell needs it.
+    """
+    c = run.config if epochs is None or run.config.get("program") else {**run.config, "epochs": epochs}
+    asked: dict[str, Any] = c.get("asked") or {}
+    try:
+        simulation = (
+            Options(**{name: asked[name] for name in NAMES if name in asked}) if run.simulated else None
+        )
+        words = _program(c) if c.get("program") else _train(c, asked)
+    except (UsageError, TypeError, ValueError):  # of another version
+        return ""
+    if not words or (run.simulated and asked.get("on") != "sim"):
+        return ""
+    if simulation is not None:
+        words += ["--on=sim", *as_arguments(simulation)]
+    program = [str(c["program"]["file"]), *map(str, c["program"]["arguments"])] if c.get("program") else []
+    return " ".join([*map(_word, ["paceline", *words]), *map(shlex.quote, program)])
+
+
+def _train(c: dict[str, Any], asked: dict[str, Any]) -> list[str]:
+    """Return the words for `paceline train`; none if something was given as an object."""
+    if c.get("objects"):
+        return []
+    values = {setting.name: c[setting.name] for setting in fields(Config) if setting.name in c}
+    config = Config(**{**values, "lr": asked.get("lr", values.get("lr"))})
+    rest = [word for word in as_arguments(config) if word.partition("=")[0][2:] not in SHOWN]
+    ranks = [] if c["ranks"] == 1 else [f"-n={c['ranks']}"]
+    return ["train", *(f"--{name}={getattr(config, name)}" for name in SHOWN), *ranks, *rest]
+
+
+def _program(c: dict[str, Any]) -> list[str]:
+    """Return the words for `paceline run`, before the program itself."""
+    given = {name: c[name] for name in ("threads", "seed") if c.get(name)}
+    if any("{seed}" in str(word) for word in c["program"]["arguments"]):
+        given["seed"] = c["seed"]
+    if until := (c.get("asked") or {}).get("until"):
+        given["until"] = until
+    ranks = [f"-n={c['ranks']}"]
+    return [
+        "run",
+        *ranks,
+        f"--strategy={c['strategy']}",
+        *(f"--{name}={value}" for name, value in given.items()),
+    ]
+
+
+def _word(word: str) -> str:
+    """Quote a word for a shell; an option is apart from its value, unless that begins with a minus sign.
+
+    >>> _word("--lr=0.5"), _word("--data=my file.csv"), _word("--lr=-1")
+    ('--lr 0.5', "--data 'my file.csv'", '--lr=-1')
+    """
+    name, equals, value = word.partition("=")
+    if not name.startswith("-") or not equals or value.startswith("-") or not value:
+        return shlex.quote(word)
+    return f"{name} {shlex.quote(value)}"
 
 
 # ---- the diagnosis
@@ -338,10 +569,6 @@ def _facts(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("BLAS", str(found.get("blas") or "")),
         ("simulated", str(simulated["machine"]) if simulated else ""),
     ]
-
-
-# More hosts than this are counted, not named.
-NAMED_HOSTS = 8
 
 
 def _nodes(found: dict[str, Any]) -> str:
