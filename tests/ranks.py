@@ -33,7 +33,7 @@ MOST = 16  # ranks that stay, of all jobs together: with torch, each takes about
 
 
 def on_ranks(
-    case: str, ranks: int, *, time_limit: float = 120, alone: bool = False, **arguments: Any
+    case: str, ranks: int, *, time_limit: float = 280, alone: bool = False, **arguments: Any
 ) -> list[Any]:
     """Call a case on ranks. With `alone`, in a job of its own, which has ended when this returns."""
     surroundings = (Path.cwd(), {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"})
@@ -123,7 +123,7 @@ class Job:
         """Let the ranks end, as a program does that has done its work."""
         self.close()
         try:
-            status = self.process.wait(60)
+            status = self.process.wait(280)
         except subprocess.TimeoutExpired:
             self.fail("ranks whose cases were done did not end", patience=0)
         if status != 0:

@@ -27,7 +27,7 @@ KEYS = {
 }  # fmt: skip
 
 
-def paceline(*words: str, cwd: Path, time_limit: float = 60) -> subprocess.CompletedProcess[str]:
+def paceline(*words: str, cwd: Path, time_limit: float = 280) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         [sys.executable, "-m", "paceline", *words], cwd=cwd, env=environment, timeout=time_limit,
@@ -84,7 +84,7 @@ def test_under_mpiexec_its_ranks_are_used(tmp_path: Path) -> None:
     command, environment = mpiexec(
         2, [sys.executable, "-m", "paceline", "train", *SMALL, "--json", "--quiet"]
     )
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["ranks"] == 2
     assert len(list((tmp_path / "runs").iterdir())) == 1
@@ -173,7 +173,7 @@ def test_a_failing_rank_ends_all_and_is_named(tmp_path: Path) -> None:
 @pytest.mark.mpi
 def test_rank_0_is_not_confused_by_n_inside_a_job(tmp_path: Path) -> None:
     command, environment = mpiexec(2, [sys.executable, "-m", "paceline", "train", *SMALL, "-n", "3"])
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert done.returncode == 2
     assert "-n 3 is not allowed inside a job of 2 ranks: leave it out" in done.stderr
 
@@ -256,7 +256,7 @@ def test_ctrl_c_during_the_start_ends_without_a_word(tmp_path: Path, at: int, wo
     """At the first import of paceline's own and at later ones, before and after the command begins to work."""
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED.format(at=at, words=words)], cwd=tmp_path, capture_output=True,
-        text=True, timeout=120, stdin=subprocess.DEVNULL,
+        text=True, timeout=280, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert "Traceback" not in done.stderr
     assert "KeyboardInterrupt" not in done.stderr
@@ -283,7 +283,7 @@ def test_an_interrupt_that_was_handled_does_not_change_the_exit_status(tmp_path:
     """Even one inside exec of a text, after which `python -m` would end itself with SIGINT."""
     (tmp_path / "interrupted.py").write_text(INTERRUPTED_TEXT)
     done = subprocess.run(
-        [sys.executable, "-m", "interrupted"], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        [sys.executable, "-m", "interrupted"], cwd=tmp_path, capture_output=True, text=True, timeout=280,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (143, "")

@@ -27,7 +27,7 @@ def shell(line: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess
     """A line as a user types it, `paceline` being this one."""
     command = f'paceline() {{ "{sys.executable}" -m paceline "$@"; }}\n{line}'
     environment = {**os.environ, **variables}
-    return subprocess.run(["bash", "-c", command], cwd=cwd, env=environment, capture_output=True, timeout=60)
+    return subprocess.run(["bash", "-c", command], cwd=cwd, env=environment, capture_output=True, timeout=280)
 
 
 @contextmanager

@@ -298,7 +298,7 @@ def doctor(*words: str, launcher: tuple[str, ...] = (), **variables: str) -> sub
     _, environment = mpiexec(1, ["true"])
     return subprocess.run(
         [*launcher, sys.executable, "-m", "paceline", "doctor", "--seconds", "0.1", *words], cwd=ROOT,
-        env={**environment, **variables}, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
+        env={**environment, **variables}, capture_output=True, text=True, timeout=280, stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
 

@@ -93,7 +93,7 @@ def test_what_lies_beside_the_script_travels(tmp_path: Path) -> None:
         "fitted = paceline.fit('mlp:4', beside.Samples(), strategy=beside.train, ranks=2, batch=8, quiet=True, runs=None)\n"
         "print(fitted.strategy, fitted.ranks)\n"
     )
-    done = subprocess.run([sys.executable, str(script)], cwd="/", capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, str(script)], cwd="/", capture_output=True, text=True, timeout=280)
     assert done.stdout == "beside:train 2\n", done.stderr
 
 
@@ -190,7 +190,7 @@ def test_in_a_script_under_mpiexec(tmp_path: Path) -> None:
         "    sys.stdout.write('refused\\n')\n"
     )
     command, environment = mpiexec(3, [sys.executable, str(script)])
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     lines = sorted(done.stdout.splitlines())
     assert len(set(lines[:3])) == 1
@@ -231,7 +231,7 @@ def test_ranks_that_were_given_different_runs_do_not_wait_for_ever(tmp_path: Pat
         "        sys.stdout.write(f'{rank}: {error}\\n')\n"
     )
     command, environment = mpiexec(3, [sys.executable, str(script)])
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280)
     for said in (
         "rank 0 has epochs=5, rank 1 epochs=3",
         "rank 0 has record=False, rank 1 record=True",
@@ -272,7 +272,7 @@ def test_threads_hold_for_the_call_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["serial.py", "parallel.py", "own_strategy.py"])
 def test_examples_run(tmp_path: Path, name: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / name)], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        [sys.executable, str(ROOT / "examples" / name)], cwd=tmp_path, capture_output=True, text=True, timeout=280,
         env={**os.environ, "PYTHONWARNINGS": "default"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -73,7 +73,7 @@ def installed(tmp_path: Path) -> dict[str, str]:
 
 def paceline(environment: dict[str, str], cwd: Path, *words: str) -> str:
     command = [sys.executable, "-m", "paceline", *words]
-    done = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -50,7 +50,7 @@ def test_simulated_ranks() -> None:
 def paceline(folder: Path, *words: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "paceline", *words], cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=120, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+        timeout=280, capture_output=True, text=True, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout

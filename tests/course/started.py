@@ -17,14 +17,14 @@ def started(ranks: int, program: Path, *words: str) -> tuple[int, list[str]]:
     """`mpiexec -n RANKS python3 PROGRAM WORDS`: the exit status and all that was said."""
     lines: list[str] = []
     command = [sys.executable, "-W", "error", str(program), *words]
-    return run(ranks, command, on_line=lines.append, time_limit=120), lines
+    return run(ranks, command, on_line=lines.append, time_limit=280), lines
 
 
 def alone(program: Path, *words: str) -> tuple[int, list[str]]:
     """The same without mpiexec."""
     done = subprocess.run(
         [sys.executable, "-W", "error", str(program), *words],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=280,
     )  # fmt: skip
     return done.returncode, done.stdout.splitlines()
 
@@ -57,7 +57,7 @@ def each_alone(program: Path, commands: list[str]) -> dict[str, tuple[int, list[
     """The same for several commands that start nothing: one after the other in one process."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", EACH, str(program), *commands],
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return {words: (status, lines) for words, (status, lines) in json.loads(done.stdout).items()}

@@ -36,7 +36,7 @@ if KIND == "mpich":
 def test_srun(slurm: dict[str, str], tmp_path: Path, program: str, words: str) -> None:
     done = subprocess.run(
         ["srun", "-n", "4", "--mpi=pmi2", sys.executable, str(COURSE / program), *words.split()],
-        env=slurm, cwd=tmp_path, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL,
+        env=slurm, cwd=tmp_path, capture_output=True, text=True, timeout=280, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     if KIND == "mpich":
         assert done.returncode == 0, done.stderr

@@ -214,7 +214,7 @@ def test_many_processes_at_once_build_one_entry_and_map_the_same_file(cache: Pat
         racer.stdin.write("go\n")
         racer.stdin.flush()
     for racer in racers:
-        answers.add(racer.communicate(timeout=60)[0])
+        answers.add(racer.communicate(timeout=280)[0])
         assert racer.returncode == 0
     assert log.read_text() == "built\n"
     assert len(answers) == 1  # one device and inode: one copy in memory

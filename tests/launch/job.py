@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import AgreedError, UsageError
+from paceline.launch import guard
 
 
 def parent(what: str, ranks: int) -> int:
@@ -28,6 +29,10 @@ def parent(what: str, ranks: int) -> int:
 def rank(what: str) -> None:
     from paceline.launch import abort_on_error, mpi
 
+    if what.startswith(("all", "exits")):  # agree or fail together, however late one comes on a busy machine
+        guard.AGREEMENT = guard.PATIENCE = 100.0
+        guard.MOMENT = 0.5
+    guard.DELIVERY = 1.0
     MPI = mpi()
     comm = MPI.COMM_WORLD
     before = segments()
@@ -86,9 +91,7 @@ def _one(act: Any, who: int = 1) -> Any:
 
 def _leaves(comm: Any) -> None:
     """Rank 1 leaves, the others wait for it; patience is short, for the test's sake."""
-    from paceline.launch import guard as _guard
-
-    _guard.PATIENCE = 0.5
+    guard.PATIENCE = 0.5
     if comm.rank == 1:
         sys.exit(0)
     comm.Barrier()

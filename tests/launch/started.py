@@ -38,7 +38,7 @@ class Started:
 
     def end(self) -> tuple[int, str, str]:
         """The parent's exit status, and the rest of what was said."""
-        out, err = self.process.communicate(timeout=30)
+        out, err = self.process.communicate(timeout=280)
         return self.process.returncode, out, err
 
     def left(self) -> list[str]:
@@ -50,10 +50,10 @@ class Started:
             alive + [name for name in names if Path(name).exists()] + [str(p) for p in self.folder.iterdir()]
         )
 
-    def left_after(self, seconds: float = 10) -> list[str]:
-        """The same, after some time for an end that nobody waits for."""
-        until = time.monotonic() + seconds
-        while (left := self.left()) and time.monotonic() < until:
+    def left_after(self, kind: str = "") -> list[str]:
+        """What begins with this word of the same, after some time for an end that nobody waits for."""
+        until = time.monotonic() + 280
+        while (left := [name for name in self.left() if name.startswith(kind)]) and time.monotonic() < until:
             time.sleep(0.02)
         return left
 

@@ -99,7 +99,7 @@ def test_a_killed_supervisor_leaves_no_processes_and_its_folder_is_swept(
     assert err.endswith("the job's supervisor was ended by signal 9 (Killed); the job ended with it\n")
     rest = err.splitlines()[:-1]  # MPICH's mpiexec also tells what it did to the ranks then
     assert all(line.endswith("was ended by signal 15 (Terminated)") for line in rest)
-    assert [name for name in job.left_after(5) if name.startswith("process")] == []
+    assert job.left_after("process") == []
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_a_killed_caller_leaves_no_folder(short: Path) -> None:
         assert len(list(short.glob(PREFIX + "*"))) == 2
         caller.kill()
         caller.stdout.read()  # until the ranks have gone
-    until = time.monotonic() + 60
+    until = time.monotonic() + 280
     while list(short.iterdir()) and time.monotonic() < until:
         time.sleep(0.02)
     assert list(short.iterdir()) == []
@@ -185,7 +185,7 @@ def until(terminal: IO[bytes], end: bytes) -> bytes:
 
 
 def test_a_terminal_shows_unfinished_lines_at_once_and_after_a_signal_is_left_on_a_new_one() -> None:
-    rank = "import sys, time; sys.stderr.write('\\rhalf a bar'); sys.stderr.flush(); time.sleep(30)"
+    rank = "import sys, time; sys.stderr.write('\\rhalf a bar'); sys.stderr.flush(); time.sleep(600)"
     program = (
         f"import sys; from paceline.launch import run; sys.exit(run(1, [sys.executable, '-c', {rank!r}]))"
     )
@@ -198,7 +198,7 @@ def test_a_terminal_shows_unfinished_lines_at_once_and_after_a_signal_is_left_on
         assert until(terminal, b"bar") == b"\rhalf a bar"
         job.send_signal(signal.SIGINT)
         assert until(terminal, b")\r\n") == b"\r\nended by signal 2 (Interrupt)\r\n"
-        assert job.wait(20) == 130
+        assert job.wait(280) == 130
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_streams_that_are_closed_do_no_harm(tmp_path: Path, closed: str) -> None
         program,
         str(tmp_path / "told"),
     ]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(script, capture_output=True, text=True, timeout=280)
     assert (tmp_path / "told").read_text() == "0 True"
     assert done.stdout == ("" if "1>" in closed else "said\n")
     assert done.stderr == ("" if "2>" in closed else "warned\n")
@@ -255,10 +255,14 @@ def test_lines_come_as_they_are_said_and_a_time_limit_ends_the_job() -> None:
     program = (
         "import sys, time; print('said at once', flush=True); sys.stderr.write('no end'); sys.stderr.flush()"
     )
-    seen: list[str] = []
-    status = run(1, [sys.executable, "-c", program + "; time.sleep(60)"], on_line=seen.append, time_limit=2)
-    assert status == 124
-    assert sorted(filter(None, seen)) == ["no end", "said at once"]  # Hydra ends the unfinished line
+    command = [sys.executable, "-c", program + "; time.sleep(600)"]
+    for seconds in (2, 20, 200):  # a busy machine may not have started the rank by then
+        seen: list[str] = []
+        assert run(1, command, on_line=seen.append, time_limit=seconds) == 124
+        said = sorted(filter(None, seen))  # Hydra ends the unfinished line
+        if len(said) == 2:
+            break
+    assert said == ["no end", "said at once"]
 
 
 def test_ranks_read_nothing_and_get_their_threads_and_variables() -> None:
@@ -278,7 +282,7 @@ def test_an_error_of_the_callers_ends_the_job() -> None:
         raise RuntimeError("not that line")
 
     pids: list[int] = []
-    program = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    program = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     with pytest.raises(RuntimeError, match="not that line"):
         run(1, [sys.executable, "-c", program], on_line=refuse)
     assert not lives(pids[0])
@@ -288,10 +292,10 @@ def test_a_reader_that_goes_away_ends_the_job() -> None:
     program = (
         "import sys; from paceline.launch import run\n"
         "forever = [sys.executable, '-c', 'while True: print(1, flush=True)']\n"
-        "sys.exit(run(1, forever, time_limit=30))"
+        "sys.exit(run(1, forever, time_limit=280))"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as job:
         assert job.stdout is not None
         job.stdout.readline()
         job.stdout.close()
-        assert job.wait(20) == 141
+        assert job.wait(280) == 141

@@ -33,7 +33,7 @@ def slurm() -> Iterator[dict[str, str]]:
 
 def ask(slurm: dict[str, str], folder: Path, *command: str) -> str:
     done = subprocess.run(
-        command, env=slurm, cwd=folder, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+        command, env=slurm, cwd=folder, capture_output=True, text=True, timeout=280, stdin=subprocess.DEVNULL
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -41,7 +41,7 @@ def ask(slurm: dict[str, str], folder: Path, *command: str) -> str:
 
 def until(slurm: dict[str, str], folder: Path, what: str, true: Callable[[], bool]) -> None:
     """Wait until something has happened."""
-    late = time.monotonic() + 120
+    late = time.monotonic() + 280
     while not true():
         if time.monotonic() > late:
             said = [path.read_text() for path in folder.glob("*.out")]
@@ -109,7 +109,7 @@ def test_a_job_goes_on_after_a_signal_and_after_lost_nodes(slurm: dict[str, str]
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [run.name]
 
     alone = [*PACELINE, *TRAIN, "-n", "2", "--runs", "undisturbed", "--name", "run"]
-    done = subprocess.run(alone, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(alone, cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     there = Run(tmp_path / "undisturbed" / "run")
     np.testing.assert_allclose(

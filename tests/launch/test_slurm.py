@@ -38,7 +38,7 @@ def slurm() -> Iterator[dict[str, str]]:
 
 def submit(slurm: dict[str, str], folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, env=slurm, cwd=folder, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+        command, env=slurm, cwd=folder, capture_output=True, text=True, timeout=280, stdin=subprocess.DEVNULL
     )
 
 
@@ -46,7 +46,7 @@ def run_batch(slurm: dict[str, str], folder: Path, *words: str) -> int:
     """Submit a job, wait for its end and return its exit status (`sbatch --wait` looks only every ten seconds)."""
     sent = submit(slurm, folder, "sbatch", "-Q", "--parsable", *words)
     assert sent.returncode == 0, sent.stderr
-    late = time.monotonic() + 120
+    late = time.monotonic() + 280
     while True:
         shown = submit(slurm, folder, "scontrol", "show", "job", sent.stdout.strip()).stdout
         told = dict(re.findall(r"(\w+)=(\S+)", shown))

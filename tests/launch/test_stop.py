@@ -26,7 +26,7 @@ from paceline.training.resuming import requeued
 from tests.ranks import ROOT
 
 STARTS_RANKS = True
-PATIENCE = 120
+PATIENCE = 280
 HOST = os.uname().nodename
 LONG = ("--data=iris", "--model=mlp:4", "--batch=12", "--epochs=1000000", "--quiet", "--runs=runs")
 
@@ -365,7 +365,10 @@ elif sys.argv[1] in ("watched", "warn"):
     (folder / "watched" / "0").touch() if sys.argv[1] == "watched" else None
     while not process.exists() or not process.read_text():
         time.sleep(0.01)
-    time.sleep(4)
+    noticed = Path(os.environ["NOTICED"])
+    time.sleep(4) if sys.argv[1] == "watched" else None
+    while sys.argv[1] == "warn" and not noticed.exists():
+        time.sleep(0.01)
     os.kill(int(process.read_text()), signal.SIGCONT)
 """
 
@@ -380,13 +383,19 @@ elif sys.argv[1] in ("watched", "warn"):
     ],
 )
 def test_a_rank_that_is_stopped_before_or_after_training_is_noticed(
-    what: str, status: int, words: str | None
+    what: str, status: int, words: str | None, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    on_stall = "abort" if what in ("abort", "watched") else "warn"
+    noticed = tmp_path / "noticed"
+
+    def notice(line: str) -> None:
+        said.append(line)
+        noticed.touch()
+
     assert status == launch.run(
-        2, [sys.executable, "-c", STOPPED, what], on_line=said.append, stall_timeout=1.0, on_stall=on_stall
-    )
+        2, [sys.executable, "-c", STOPPED, what], on_line=notice, stall_timeout=1.0, time_limit=PATIENCE,
+        on_stall="abort" if what in ("abort", "watched") else "warn", environment={"NOTICED": str(noticed)},
+    )  # fmt: skip
     if words is None:
         assert not said
     else:

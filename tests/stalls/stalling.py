@@ -91,7 +91,7 @@ def relay(comm: Any, asked: int) -> list[Any]:
         watchdog.follow(me, relay)
         if comm.Get_rank() == asked:
             me.stop_asked = signal.SIGUSR1
-        until = time.monotonic() + 60
+        until = time.monotonic() + 280
         while not me.stop_asked and time.monotonic() < until:
             time.sleep(0.01)
         comm.Barrier()

@@ -53,7 +53,7 @@ class Run:
         self.lines += self.process.stderr
 
     def wait_for(self, words: str) -> None:
-        until = time.monotonic() + 120
+        until = time.monotonic() + 280
         while not any(words in line for line in [*self.lines]):
             assert time.monotonic() < until, "".join(self.lines)
             assert self.process.poll() is None, "".join(self.lines)
@@ -61,7 +61,7 @@ class Run:
 
     def end(self) -> tuple[int, str]:
         """The exit status, and everything that was printed."""
-        status = self.process.wait(120)
+        status = self.process.wait(280)
         self._reader.join()
         assert self.process.stderr is not None
         self.process.stderr.close()
@@ -69,7 +69,7 @@ class Run:
 
     def left(self) -> list[str]:
         """The stopped process and the files that are still there, some seconds after the end."""
-        until = time.monotonic() + 10
+        until = time.monotonic() + 280
         while True:
             numbers = [self.number.read_text()] if self.number.exists() else []
             left = [f"process {number}" for number in numbers if lives(int(number))]
@@ -147,7 +147,7 @@ def test_a_checkpoint_saved_without_the_stopped_rank_continues_bit_for_bit(start
     assert "step 10, paceline/strategies/sync.py:" in said
     assert json.loads((folder / "stopped.json").read_text())["stalled_ranks"] == "1"
     resume = [sys.executable, "-m", "paceline", "resume", str(folder), "--trust", "--quiet"]
-    subprocess.run(resume, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT, check=True, timeout=120)
+    subprocess.run(resume, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT, check=True, timeout=280)
     undisturbed = fit("mlp:8", "iris", ranks=2, epochs=2, batch=10, on="sim", runs=None, quiet=True)
     assert np.array_equal(load_model(folder, trust=True).x, undisturbed.model.x)
 

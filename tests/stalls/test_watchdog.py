@@ -148,7 +148,7 @@ class Case:
 
 def compute(case: Case) -> None:
     case.me.watch.switch("compute")
-    case.released.wait(60)
+    case.released.wait(280)
 
 
 def test_a_thread_that_hangs_in_its_own_code() -> None:

@@ -75,7 +75,7 @@ def nothing_left() -> Any:
 def test_without_mpi_close_to_serial_and_recorded_like_every_run(tmp_path: Path) -> None:
     serial = fit("mlp:32", "digits", strategy="serial", **DIGITS, runs=None, quiet=True)  # type: ignore[arg-type]
     words = [f"--{name}={value}" for name, value in DIGITS.items()]
-    out, err = train(tmp_path, "--data=digits", "--model=mlp:32", "--json", *words).communicate(timeout=100)
+    out, err = train(tmp_path, "--data=digits", "--model=mlp:32", "--json", *words).communicate(timeout=280)
     found = json.loads(out)
     assert serial.test_accuracy is not None
     assert serial.test_accuracy > 0.9
@@ -92,7 +92,7 @@ def test_without_mpi_close_to_serial_and_recorded_like_every_run(tmp_path: Path)
     for command in ("predict", "report"):
         done = subprocess.run(
             [sys.executable, "-m", "paceline", command, str(run.folder)], env=without_mpi(tmp_path), cwd=tmp_path,
-            capture_output=True, text=True, timeout=100,
+            capture_output=True, text=True, timeout=280,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
 
@@ -126,7 +126,7 @@ def test_a_module_and_arrays_from_a_script_without_a_guard(tmp_path: Path) -> No
         "print(fitted.ranks, serial.test_accuracy, fitted.test_accuracy, right)\n"
     )
     done = subprocess.run(
-        [sys.executable, str(script)], env=without_mpi(tmp_path), cwd="/", capture_output=True, text=True, timeout=100
+        [sys.executable, str(script)], env=without_mpi(tmp_path), cwd="/", capture_output=True, text=True, timeout=280
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     ranks, serial, accuracy, right = map(float, done.stdout.split())
@@ -170,7 +170,7 @@ def test_one_process_is_serial(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_failing_process_is_named_once_and_ends_the_run(tmp_path: Path) -> None:
     with train(tmp_path, "--data=iris", "--batch=10", f"--model={MODELS}:raises") as job:
-        out, err = job.communicate(timeout=100)
+        out, err = job.communicate(timeout=280)
     assert (job.returncode, out) == (1, "")
     assert err.count("Traceback") == 1
     assert err.startswith(("process 0 of 2 failed:\n", "process 1 of 2 failed:\n"))
@@ -180,7 +180,7 @@ def test_a_failing_process_is_named_once_and_ends_the_run(tmp_path: Path) -> Non
 @pytest.mark.usefixtures("nothing_left")
 def test_a_process_that_is_killed_ends_the_run(tmp_path: Path) -> None:
     with train(tmp_path, "--data=iris", "--batch=10", "--quiet", f"--model={MODELS}:kills") as job:
-        out, err = job.communicate(timeout=100)
+        out, err = job.communicate(timeout=280)
     assert (job.returncode, out) == (137, "")
     assert err == "process 1 of 2 was ended by signal 9 (Killed); the others were ended with it\n"
 
@@ -190,7 +190,7 @@ def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
         assert job.stdout is not None
         processes = [int(job.stdout.readline().split()[1]) for _ in range(2)]
         job.send_signal(signal.SIGINT)
-        out, err = job.communicate(timeout=100)
+        out, err = job.communicate(timeout=280)
     said = [
         "signal 2 (Interrupt): the ranks are asked to save a checkpoint and stop; a second one ends them at once",
         "ended before training began",
@@ -208,7 +208,7 @@ def lives(process: int) -> bool:
 
 def test_what_the_processes_refuse_is_one_line(tmp_path: Path) -> None:
     with train(tmp_path, "--data=iris", "--model=tests.failing:no_model") as job:
-        out, err = job.communicate(timeout=100)
+        out, err = job.communicate(timeout=280)
     assert (job.returncode, out) == (2, "")
     assert err == (
         "paceline train: a model must be a paceline model, a torch.nn.Module or a pair (module, loss); got a int\n"
@@ -219,7 +219,7 @@ def test_what_the_processes_refuse_is_one_line(tmp_path: Path) -> None:
 def test_an_mpi_job_is_refused(tmp_path: Path) -> None:
     words = ["-m", "paceline", "train", "--strategy", STRATEGY, "--data=iris", "--model=mlp:4", "--batch=10"]
     command, environment = mpiexec(2, [sys.executable, *words])
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert done.returncode == 2
     assert (
         "paceline train: hogwild:backend=torch starts its processes itself and cannot use the 2 ranks of an MPI job: "
@@ -254,7 +254,7 @@ def together(size: int, work: Any) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(280)
     return results
 
 

@@ -67,7 +67,7 @@ def test_uneven_turns_and_other_models() -> None:
 
 @pytest.mark.parametrize("strategy", ["hogwild", "gossip"])
 def test_nobody_waits_within_an_epoch(strategy: str) -> None:
-    for run in on_ranks(f"{CASES}:unhurried", 4, strategy=strategy, time_limit=60):
+    for run in on_ranks(f"{CASES}:unhurried", 4, strategy=strategy, time_limit=280):
         assert whole(run), run
         sound(strategy, run, updates=120)
         if strategy == "hogwild":
