@@ -122,6 +122,14 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _unsynced() -> Iterator[None]:
+    """Files are written without waiting for the disk: no test can cut the power, and processes see them all the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _ranks() -> Iterator[None]:
     """Ranks that tests have started end with the last test."""
     yield

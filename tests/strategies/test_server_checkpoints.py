@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,6 @@ CASES = [
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     machine = tmp_path / "costs.json"
     COSTS.save(machine)
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # nothing here depends on it
     monkeypatch.setattr(simulation, "is_ours", lambda _: False)  # check that MPI's rules are followed
 
     def train(strategy: str, ranks: int, *, stop_after: int | None = None, **settings: Any) -> Fitted:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,6 @@ CASES = [
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     machine, faults = tmp_path / "costs.json", tmp_path / "faults.py"
     COSTS.save(machine)
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # nothing here depends on it
 
     def train(strategy: str, ranks: int, deaths: Sequence[tuple[int, float]] = (), **settings: Any) -> Fitted:
         """`deaths`: ranks, and when each of them dies, in seconds."""
