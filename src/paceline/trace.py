@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.comm.clocks import KINDS
-from paceline.comm.counting import RECEIVES, SENDS, WAITS
+from paceline.comm.recording import RECEIVES, SENDS, WAITS
 from paceline.comm.tracing import CANCELLED, FENCE
 from paceline.errors import UsageError
 from paceline.figures.palette import FAINT, GREY, INK

@@ -12,8 +12,7 @@ from unittest.mock import patch
 import numpy as np
 
 from paceline.collectives import _buffers, _cost, allreduce, hierarchical, shared_memory
-from paceline.collectives._cost import cost
-from paceline.collectives._layout import Nodes
+from paceline.collectives._cost import Nodes, cost
 from paceline.comm import Recorded, pretend_nodes
 from tests.collectives.drawn import LAYOUTS, draw, laid_out
 from tests.ranks import first

@@ -10,8 +10,7 @@ import pytest
 from paceline import vmpi
 from paceline.collectives import Sending, make_exchange, parse_compression
 from paceline.collectives import _compression as compression
-from paceline.comm.background import Lane, Tasks
-from paceline.comm.channel import channel
+from paceline.comm.channel import Lane, Tasks, channel
 from paceline.errors import UsageError
 from tests.collectives import sendings
 from tests.ranks import on_ranks

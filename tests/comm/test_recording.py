@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.comm.counting import Counts, MessageCount, Recorded, nbytes
+from paceline.comm.recording import Counts, MessageCount, Recorded, nbytes
 from tests.ranks import on_ranks
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.comm import Recorded
 from paceline.comm.clocks import Stopwatch
-from paceline.comm.timing import Timer
+from paceline.comm.recording import Timer
 from paceline.vmpi import run
 
 LATE = 2.0

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from paceline.collectives import allreduce
-from paceline.collectives._cost import cost
-from paceline.collectives._layout import Nodes
+from paceline.collectives._cost import Nodes, cost
 from paceline.comm import Recorded
 from paceline.errors import UsageError
 from paceline.vmpi import run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.comm.clocks import TracedStopwatch
-from paceline.comm.counting import Recorded
+from paceline.comm.recording import Recorded
 from paceline.comm.tracing import Events
 from paceline.worker.worker import unrecorded
 from tests.ranks import on_ranks

@@ -28,7 +28,7 @@ import numpy as np
 
 from paceline.collectives._buffers import Array, collective, find_allreduce, prepare_sum
 from paceline.collectives._compression import parse_compression
-from paceline.collectives._cost import Case, Cost, CostModel, cost, has_cost
+from paceline.collectives._cost import Case, Cost, CostModel, Nodes, cost, cut, has_cost, length, one_node
 from paceline.collectives._exchange import (
     IN_ORDER,
     Divided,
@@ -42,7 +42,6 @@ from paceline.collectives._exchange import (
     make_exchange,
     refuse_one_node,
 )
-from paceline.collectives._layout import Nodes, cut, length, one_node
 from paceline.collectives._nodes import nodes, peers, require_room
 
 

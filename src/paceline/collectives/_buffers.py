@@ -3,25 +3,34 @@
 Below the decorator `collective`, `send` and `recv` are 1-D, contiguous, in native byte order and not empty, and they
 are either the same object or do not overlap; `comm` is the private channel of the caller's communicator, with at
 least two ranks; `op(a, b, out)` works in place.
+
+An algorithm may also describe its messages, of all ranks at once, round by round (`Whole`):
+
+    in each round a rank receives at most one message and sends at most one
+    Irecv; Isend; wait for what it receives; (combine); wait for what it sends; (combine)
+
+The simulator evaluates such rounds for all ranks with a few operations on arrays, instead of message by message. An
+algorithm's file that has `rounds` and `total` beside its `allreduce` describes the same messages and additions twice, and
+a test holds them together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial, wraps
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.collectives._cost import LONGEST
-from paceline.collectives._layout import cut
-from paceline.collectives._rounds import Whole
+from paceline.collectives._cost import LONGEST, cut
 from paceline.comm import Channel, Operation, channel
 from paceline.comm.operations import operation
 from paceline.names import find
 
 Array = NDArray[Any]
+
+
 Body = Callable[[Array, Array, Channel, Operation], None]
 Allreduce = Callable[..., None]
 
@@ -244,3 +253,30 @@ def prepare_sum(values: Array, comm: Any, algorithm: str, op: Any = np.add) -> C
     if prepare is None:  # a function of another package, which is given a communicator
         return partial(found, values, values, comm.comm if isinstance(comm, Channel) else comm, op)
     return prepare(values, values, comm, op)
+
+
+# ---- the messages of all ranks at once
+
+Ranks = NDArray[np.intp]
+
+
+class Round(NamedTuple):
+    """Message i goes from rank `senders[i]` to rank `receivers[i]`; both have each rank at most once."""
+
+    senders: Ranks
+    receivers: Ranks
+    elements: int | Ranks
+    """In each message."""
+    work: Sequence[tuple[str, Ranks | slice]] = ()
+    """Kinds of work on the elements that came, and the messages whose receivers do it."""
+    works_first: bool = False
+    """True if that is done before waiting for the message that was sent."""
+
+
+class Whole(NamedTuple):
+    """A collective as seen from outside."""
+
+    rounds: Callable[[int, int, bool], Iterator[Round]]
+    """The rounds for a number of ranks and of elements; whether the result replaces what was given."""
+    total: Callable[[Sequence[Array], Array, Operation], None]
+    """Combines the arrays of all ranks, in the same order of operations."""

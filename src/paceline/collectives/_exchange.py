@@ -39,11 +39,11 @@ from paceline.collectives._compression import (
     make_room,
     parse_compression,
 )
-from paceline.collectives._layout import Nodes, cut, length
+from paceline.collectives._cost import Nodes, cut, length
 from paceline.collectives._nodes import describe_room, has_room, nodes, peers, require_room
 from paceline.collectives.hierarchical import NETWORK, between
 from paceline.comm import Channel, channel
-from paceline.comm.background import Lane, Tasks
+from paceline.comm.channel import Lane, Tasks
 from paceline.comm.operations import TreeSum
 from paceline.comm.shared import CACHE_LINE, CommonFile, SharedMemory, make_common_file, padded
 from paceline.errors import AgreedError, UsageError

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from paceline.collectives import recursive_doubling
-from paceline.collectives._layout import Nodes, one_node
+from paceline.collectives._cost import Nodes, one_node
 from paceline.comm import Channel
 from paceline.comm.shared import free_room
 from paceline.errors import AgreedError

@@ -14,8 +14,7 @@ from types import ModuleType
 
 from paceline.collectives import hierarchical, native, ring, shared_memory
 from paceline.collectives._buffers import Array, collective
-from paceline.collectives._cost import Case, Cost
-from paceline.collectives._layout import Nodes
+from paceline.collectives._cost import Case, Cost, Nodes
 from paceline.collectives._nodes import describe_room, has_room, nodes
 from paceline.comm import Channel, Operation
 

@@ -17,8 +17,7 @@ from types import ModuleType
 
 from paceline.collectives import rabenseifner, recursive_doubling, ring, shared_memory
 from paceline.collectives._buffers import Array, collective, describe_array
-from paceline.collectives._cost import Case, Cost, CostModel
-from paceline.collectives._layout import cut, length
+from paceline.collectives._cost import Case, Cost, CostModel, cut, length
 from paceline.collectives._nodes import nodes, peers, require_room
 from paceline.comm import Channel, Operation
 from paceline.comm.shared import CACHE_LINE

@@ -13,8 +13,7 @@ Rabenseifner: Optimization of collective reduction operations (2004).
 from __future__ import annotations
 
 from paceline.collectives._buffers import Array, collective
-from paceline.collectives._cost import Case, Cost
-from paceline.collectives._layout import cut, length
+from paceline.collectives._cost import Case, Cost, cut, length
 from paceline.collectives.recursive_doubling import PowerOfTwo
 from paceline.comm import Channel, Operation
 

@@ -16,10 +16,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from paceline.collectives._buffers import Array, collective
-from paceline.collectives._cost import Case, Cost
-from paceline.collectives._layout import cut, length
-from paceline.collectives._rounds import Round, Whole
+from paceline.collectives._buffers import Array, Round, Whole, collective
+from paceline.collectives._cost import Case, Cost, cut, length
 from paceline.comm import Channel, Operation
 
 

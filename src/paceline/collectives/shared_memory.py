@@ -15,8 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from paceline.collectives._buffers import Array, collective, describe_array, refuse_mismatch
-from paceline.collectives._cost import Case, Cost
-from paceline.collectives._layout import cut
+from paceline.collectives._cost import Case, Cost, cut
 from paceline.collectives._nodes import require_room
 from paceline.comm import Channel, Operation
 from paceline.comm.shared import CACHE_LINE, SharedMemory

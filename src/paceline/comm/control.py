@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.comm.clocks import Stopwatch
-from paceline.comm.timing import Waiting
+from paceline.comm.recording import Waiting
 from paceline.errors import AgreedError, UsageError
 
 Made = TypeVar("Made")

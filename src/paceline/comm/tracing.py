@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from paceline.comm.clocks import KINDS
 from paceline.comm.control import Control
-from paceline.comm.counting import (
+from paceline.comm.operations import mpi_of
+from paceline.comm.recording import (
     COLLECTIVE_CALLS,
     RECEIVES,
     SENDS,
@@ -23,7 +24,6 @@ from paceline.comm.counting import (
     plain_name,
     sent_buffer,
 )
-from paceline.comm.operations import mpi_of
 
 Array = NDArray[Any]
 FENCE = "Fence"

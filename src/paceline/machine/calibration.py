@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from paceline.comm import Recorded, channel, mpi_of
 from paceline.comm.clocks import Stopwatch
+from paceline.comm.recording import Timer
 from paceline.comm.shared import CACHE_LINE, SharedMemory
-from paceline.comm.timing import Timer
 from paceline.errors import UsageError
 from paceline.launch.cores import VARIABLE
 from paceline.machine.profile import Machine

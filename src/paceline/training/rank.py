@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from paceline.collectives import Nodes
 from paceline.comm.clocks import KINDS, common_start
 from paceline.comm.control import Control, agree, broadcast_text, check_same
-from paceline.comm.counting import Recorded
+from paceline.comm.recording import Recorded
 from paceline.comm.torch_processes import Processes
 from paceline.comm.tracing import Events, Tracer, event_limit, gather_events
 from paceline.data import Batches, Dataset, fields_of, has_several

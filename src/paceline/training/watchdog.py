@@ -49,7 +49,7 @@ import paceline
 from paceline import launch, text
 from paceline.comm.clocks import machine
 from paceline.comm.control import broadcast_bytes
-from paceline.comm.counting import COLLECTIVE_CALLS, RECEIVES, SENDS, WAITS, argument
+from paceline.comm.recording import COLLECTIVE_CALLS, RECEIVES, SENDS, WAITS, argument
 from paceline.config import Safety
 from paceline.errors import StoppedError, UsageError
 from paceline.launch import STALLED
@@ -126,7 +126,7 @@ class Report:
 HOME = str(Path(paceline.__file__).parent) + os.sep
 COMMUNICATING = tuple(HOME + package + os.sep for package in ("comm", "collectives"))
 PIPES = str(Path(multiprocessing.__file__).parent) + os.sep
-WRAPPERS = tuple(f"{COMMUNICATING[0]}{name}.py" for name in ("timing", "counting", "tracing"))
+WRAPPERS = tuple(f"{COMMUNICATING[0]}{name}.py" for name in ("recording", "tracing"))
 MPI_CALLS = frozenset(
     {*SENDS, *RECEIVES, *COLLECTIVE_CALLS, *WAITS, "Mprobe", "Dup", "Split", "Split_type", "Fence", "Free"}
 )

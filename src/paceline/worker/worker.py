@@ -18,7 +18,7 @@ from paceline.collectives import Divided, Sending, make_exchange, prepare_sum
 from paceline.comm import Recorded, is_revoked, revoke
 from paceline.comm.clocks import Stopwatch
 from paceline.comm.control import Control
-from paceline.comm.timing import Timer
+from paceline.comm.recording import Timer
 from paceline.comm.tracing import Events
 from paceline.config import Interval
 from paceline.data import Batches, Dataset, Split
@@ -770,7 +770,7 @@ def unrecorded(comm: Any, watch: Stopwatch, events: Events | None) -> Iterator[N
     some machines. That belongs to the start of a run, like windows and communicators, and not to its first step. Requests
     must be completed before the block ends.
 
-    >>> from paceline.comm.counting import Recorded
+    >>> from paceline.comm.recording import Recorded
     >>> import numpy as np
     >>> class Loopback:
     ...     def Isend(self, buffer, dest, tag=0):
