@@ -14,7 +14,7 @@ from paceline.figures import Bars, Histogram, Lines
 from paceline.record import Run, find_runs
 from paceline.report import bench_section, document_of
 from paceline.report.document import Document, Table, Text
-from paceline.study.context import Context, context_of
+from paceline.study.folder import Context, context_of
 from tests.report.conftest import altered, on_two_ranks, rewrite, table
 from tests.simulate.costs import PROCESSOR
 

@@ -15,7 +15,7 @@ from paceline.record import Run
 from paceline.report import document_of
 from paceline.report.document import Document, Text
 from paceline.report.pdf import Pages
-from paceline.study.context import Context, Failed
+from paceline.study.folder import Context, Failed
 from tests.report.conftest import altered, rewrite, table
 
 LATE = "it exceeded the study's timeout of 2 s"

@@ -21,7 +21,7 @@ from paceline.record import Run
 from paceline.report import document_of
 from paceline.report.document import Document
 from paceline.study import file as study_file
-from paceline.study.context import context_of
+from paceline.study.folder import context_of
 from tests.report.conftest import table
 
 LATE = {"serial": [40.0, 20.0, 10.0], "sync": [50.0, 20.0, 10.4], "hogwild": [60.0, 50.0, 30.0]}

@@ -22,7 +22,7 @@ from paceline.report.document import Document, Opening, Spread
 from paceline.report.html import html_page
 from paceline.report.pdf import pdf_bytes
 from paceline.report.writing import csv_text, markdown_page
-from paceline.study.context import context_of
+from paceline.study.folder import context_of
 from tests.report.conftest import altered, rewrite, table
 
 WHY = "the loss has risen to 7.5, from 2.3 at first in epoch 1"

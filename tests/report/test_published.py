@@ -13,7 +13,7 @@ from paceline.report import document_of
 from paceline.report.document import Document, Table
 from paceline.report.study import STOPPED
 from paceline.report.writing import write, write_tables
-from paceline.study.context import Context, Published
+from paceline.study.folder import Context, Published
 from tests.report.conftest import altered, table
 
 SERVER = "parameter-server:masters=2,rule=plain"

@@ -16,9 +16,8 @@ from paceline.compare.rows import rows_of
 from paceline.config import Config
 from paceline.record import find_runs
 from paceline.study.cells import Cell
-from paceline.study.context import context_of
 from paceline.study.file import read
-from paceline.study.folder import Folder
+from paceline.study.folder import Folder, context_of
 from paceline.study.run import Trains, command, explain, open_folder
 from tests.simulate.test_training import COSTS
 from tests.study.studies import PART, SETTINGS, nobody, records, rest, study, write

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.study.context import Context, Published, context_of
+from paceline.study.folder import Context, Published, context_of
 
 GOOD = {"strategy": "sync", "ranks": 2, "seconds": 1.5}
 WHOLE: dict[str, Any] = {"title": "t", "question": "q?", "target_accuracy": 0.9, "published": [GOOD]}

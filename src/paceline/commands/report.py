@@ -86,7 +86,7 @@ def report_on(
     from paceline.record import Run, find_runs
     from paceline.report import bench_section, document_of
     from paceline.report.writing import check, write, write_figures, write_tables
-    from paceline.study.context import context_of
+    from paceline.study.folder import context_of
 
     check(outs, [folder for folder in (figures, tables) if folder is not None])
     damaged: list[str] = []
@@ -114,7 +114,7 @@ def report_on(
 
 def _studies_in(folders: Sequence[Path]) -> list[Path]:
     """Return the studies and searches in some folders, as for runs/."""
-    from paceline.study.context import STUDY
+    from paceline.study.folder import STUDY
 
     return sorted(path.parent for folder in folders for path in folder.glob(f"*/{STUDY}"))
 

@@ -41,7 +41,7 @@ from paceline.report.study import (
     published_for,
 )
 from paceline.simulate.options import NAMES, Options
-from paceline.study.context import Context, Failed
+from paceline.study.folder import Context, Failed
 
 TITLE = "paceline report"
 CAUSES = "Shown for each strategy: its main cause. The table has all causes."
@@ -68,7 +68,7 @@ def document_of(
 ) -> Document:
     """Return a report on some runs: a section for each problem, and the environment.
 
-    `context`: what a study says besides its runs (`paceline.study.context.context_of`): title, question, target, published
+    `context`: what a study says besides its runs (`paceline.study.folder.context_of`): title, question, target, published
     figures, failed cells. `target`: what to reach on the validation samples, such as "perplexity<=12", or the fraction of
     an accuracy; by default the study's, or one point below the best serial accuracy (another metric: a tenth worse).
     `cut`: runs that were cut; they are listed, and not compared.

@@ -27,7 +27,7 @@ from paceline.report.series import (
     series_of,
     variants_of,
 )
-from paceline.study.context import Published
+from paceline.study.folder import Published
 from paceline.text import count, seconds
 
 log = logging.getLogger(__name__)

@@ -31,8 +31,7 @@ from paceline.files import read_json
 from paceline.record import STEP_COLUMNS, Run, find_runs, is_held, rows_path
 from paceline.report.contents import document_of
 from paceline.report.html import html_page
-from paceline.study.context import STUDY, context_of
-from paceline.study.folder import RUNNING, Folder
+from paceline.study.folder import RUNNING, STUDY, Folder, context_of
 from paceline.text import clock_time, count, share
 from paceline.training.rank import excess
 

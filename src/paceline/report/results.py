@@ -23,7 +23,7 @@ from paceline.figures import Axis, Bar, Bars
 from paceline.report.document import Column, Spread, Table, Value
 from paceline.report.series import series_of
 from paceline.report.study import describe_cell
-from paceline.study.context import Failed
+from paceline.study.folder import Failed
 from paceline.text import count, megabytes, seconds, times
 
 # The most important columns come first: a narrow screen shows those.

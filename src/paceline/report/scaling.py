@@ -21,7 +21,7 @@ from paceline.report.series import (
     ranks_axis,
     series_of,
 )
-from paceline.study.context import Published
+from paceline.study.folder import Published
 
 TIME = (
     "Mean over the seeds; the band goes from the fastest run to the slowest. Both axes are logarithmic: perfect scaling "

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from paceline.compare.rows import Row, mark
 from paceline.compare.verdict import standing
 from paceline.figures import Axis, Curve, Origin
-from paceline.study.context import Published
+from paceline.study.folder import Published
 from paceline.text import count
 
 # More curves than these cannot be distinguished in one figure.

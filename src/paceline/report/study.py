@@ -16,7 +16,7 @@ from paceline.compare.verdict import divergence
 from paceline.record import Run
 from paceline.report.document import Column, Section, Table, Value
 from paceline.study.cells import PROBLEM, in_words
-from paceline.study.context import Failed, Published
+from paceline.study.folder import Failed, Published
 from paceline.text import count
 
 NOTE = (

@@ -22,9 +22,8 @@ from paceline.files import write_json
 from paceline.names import as_arguments
 from paceline.record import Run
 from paceline.study.cells import PROGRAM_SETTINGS, Cell
-from paceline.study.context import STUDY
 from paceline.study.file import Study
-from paceline.study.folder import Folder
+from paceline.study.folder import STUDY, Folder
 from paceline.text import clock_time
 from paceline.training.job import built_in
 

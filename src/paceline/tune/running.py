@@ -15,8 +15,7 @@ from paceline.errors import UsageError
 from paceline.files import write_json
 from paceline.record import Run
 from paceline.study.cells import Cell, asked_in
-from paceline.study.context import STUDY
-from paceline.study.folder import Folder, ends_with_checkpoint
+from paceline.study.folder import STUDY, Folder, ends_with_checkpoint
 from paceline.study.run import NO_RECORD, Ended, State, Trains, run_missing
 from paceline.text import count
 from paceline.tune.search import STOP, Failed, Observed
