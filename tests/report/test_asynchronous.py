@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
+from paceline.compare.answer import target_of
 from paceline.compare.rows import Row, rows_of
 from paceline.compare.staleness import BARS, Staleness, staleness_of
-from paceline.compare.target import target_of
 from paceline.compare.verdict import best, notes, remarks, verdict
 from paceline.figures import Bars, Histogram
 from paceline.record import Run

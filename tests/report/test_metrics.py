@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from paceline.compare.answer import Target, reached, target_of
 from paceline.compare.metric import Goal, Metric, direction
 from paceline.compare.rows import rows_of
-from paceline.compare.target import Target, reached, target_of
 from paceline.compare.verdict import best, verdict
 from paceline.diagnosis import diagnose
 from paceline.errors import UsageError

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
+from paceline.compare.answer import Target, first_time
 from paceline.compare.metric import Goal
-from paceline.compare.target import Target, first_time
 from paceline.config import Config, Program
 from paceline.record import Run, find_runs
 from paceline.study.cells import Cell

@@ -2,10 +2,9 @@
 
 rows        problems, and a row for each strategy on each number of ranks
 theory      the facts about a run's strategy, and its expected traffic
-answer      which row to use, in one sentence, and how sure that is
+answer      the target, when each row reached it, and which row to use, in one sentence
 verdict     the gains of the strategies, in sentences
 metric      measures of quality, such as accuracy: which way is better, and their values in a record
-target      a value of a metric to reach, and when each row reached it
 laws        Amdahl's and Gustafson's laws and lines, fitted
 staleness   the age of gradients when they were applied
 """

@@ -14,10 +14,9 @@ from dataclasses import fields, replace
 from itertools import groupby
 from typing import Any
 
-from paceline.compare.answer import answer
+from paceline.compare.answer import Target, answer, reached, target_in, target_of
 from paceline.compare.metric import Goal, Metric, names_in
 from paceline.compare.rows import Row, candidates_of, compared_by, label, rows_of, titles_of
-from paceline.compare.target import Target, reached, target_in, target_of
 from paceline.compare.verdict import notes, real, remarks, standing
 from paceline.config import Config
 from paceline.diagnosis import Cause, Diagnosis, diagnose

@@ -10,9 +10,9 @@ from statistics import fmean
 
 import numpy as np
 
+from paceline.compare.answer import Target, reached
 from paceline.compare.metric import ACCURACY, Metric, metric_named, names_in, read_epoch
 from paceline.compare.rows import Row, label
-from paceline.compare.target import Target, reached
 from paceline.compare.theory import workers
 from paceline.compare.verdict import divergence, standing
 from paceline.figures import Axis, Bar, Bars, Curve, Lines

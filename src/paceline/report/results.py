@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from paceline.compare.answer import answer
+from paceline.compare.answer import Reached, Target, answer, reached
 from paceline.compare.rows import KINDS, Row, label, mark
-from paceline.compare.target import Reached, Target, reached
 from paceline.compare.verdict import (
     as_good,
     best,
