@@ -27,7 +27,6 @@ from paceline.compare.verdict import (
 from paceline.record import Run
 from paceline.text import count, join, time_span
 
-
 # At most this many rows are named.
 NAMED = 2
 # In a search, a simpler candidate is as fast if it takes at most so many times as long.
